@@ -1,0 +1,189 @@
+"""The one tree of errors that a user of Tandem can meet.
+
+    TandemError
+    ├── InvalidRequest        400  the request breaks a stated limit
+    │   └── PromptTooLong     400  prompt or prompt + max_tokens does not fit
+    ├── Unauthenticated       401  no key, or an unknown one
+    ├── NotFound              404  a model or path that is not served
+    ├── QuotaExceeded         429  the tenant's share is used up
+    ├── Overloaded            429  refused at once rather than served late; carries `retry_after_s`
+    ├── DeadlineExceeded      504  the request's own deadline passed
+    ├── Cancelled             499  the client went away
+    ├── ModelMismatch         500  a worker serves another model or block layout
+    ├── TransferFailed        503  KV blocks did not arrive whole
+    ├── WorkerLost            503  a worker's session broke
+    ├── StoreUnavailable      503  the index or a tier does not answer
+    ├── ModelLoadError        500  the model folder cannot be served (start-up)
+    ├── ConfigError           500  a setting is out of bounds (start-up)
+    └── Internal              500  a bug of ours
+
+Each class states its gRPC status code (by name, so that this module needs no grpc), its HTTP status and the
+`type`/`code` pair of an OpenAI-shaped error body. `details` names the field and the limit that was broken.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+Detail = str | int | float | bool | None
+
+
+class TandemError(Exception):
+    """Base of all errors; `details` are plain scalars such as `field=`, `limit=`, `value=`."""
+
+    grpc_code: ClassVar[str] = "INTERNAL"
+    http_status: ClassVar[int] = 500
+    error_type: ClassVar[str] = "server_error"
+    code: ClassVar[str] = "internal_error"
+    retryable: ClassVar[bool] = False
+    """True where the router may try another worker without the client seeing it."""
+
+    def __init__(self, message: str, **details: Detail) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details: dict[str, Detail] = {k: v for k, v in details.items() if v is not None}
+
+    @property
+    def field(self) -> str | None:
+        """The request field or setting at fault, when there is one."""
+        value = self.details.get("field")
+        return value if isinstance(value, str) else None
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class InvalidRequest(TandemError):
+    """The request is malformed or breaks a stated limit."""
+
+    grpc_code = "INVALID_ARGUMENT"
+    http_status = 400
+    error_type = "invalid_request_error"
+    code = "invalid_value"
+
+
+class PromptTooLong(InvalidRequest):
+    """The prompt, or prompt plus max_tokens, exceeds the model's or the pool's limit."""
+
+    code = "context_length_exceeded"
+
+
+class Unauthenticated(TandemError):
+    """No credentials, or unknown ones."""
+
+    grpc_code = "UNAUTHENTICATED"
+    http_status = 401
+    error_type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class NotFound(TandemError):
+    """The named model or resource is not served here."""
+
+    grpc_code = "NOT_FOUND"
+    http_status = 404
+    error_type = "invalid_request_error"
+    code = "model_not_found"
+
+
+class QuotaExceeded(TandemError):
+    """The tenant used up its share."""
+
+    grpc_code = "RESOURCE_EXHAUSTED"
+    http_status = 429
+    error_type = "rate_limit_error"
+    code = "quota_exceeded"
+
+
+class Overloaded(TandemError):
+    """Refused now rather than served late; `retry_after_s` says when to come back."""
+
+    grpc_code = "RESOURCE_EXHAUSTED"
+    http_status = 429
+    error_type = "rate_limit_error"
+    code = "overloaded"
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, **details: Detail) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, **details)
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(TandemError):
+    """The deadline of the request or of a command passed."""
+
+    grpc_code = "DEADLINE_EXCEEDED"
+    http_status = 504
+    error_type = "timeout_error"
+    code = "deadline_exceeded"
+
+
+class Cancelled(TandemError):
+    """The client gave up; seen only in logs and metrics."""
+
+    grpc_code = "CANCELLED"
+    http_status = 499
+    error_type = "invalid_request_error"
+    code = "cancelled"
+
+
+class ModelMismatch(TandemError):
+    """A worker's model or block layout differs from the cluster's."""
+
+    code = "model_mismatch"
+    grpc_code = "FAILED_PRECONDITION"
+
+
+class TransferFailed(TandemError):
+    """KV blocks did not arrive whole."""
+
+    grpc_code = "UNAVAILABLE"
+    http_status = 503
+    code = "transfer_failed"
+    retryable = True
+
+
+class WorkerLost(TandemError):
+    """A worker's session broke, or no worker of the needed role is up."""
+
+    grpc_code = "UNAVAILABLE"
+    http_status = 503
+    code = "worker_lost"
+    retryable = True
+
+
+class StoreUnavailable(TandemError):
+    """The KV store or its Redis does not answer."""
+
+    grpc_code = "UNAVAILABLE"
+    http_status = 503
+    code = "store_unavailable"
+
+
+class ModelLoadError(TandemError):
+    """The model folder cannot be served: missing, unsupported or corrupt."""
+
+    code = "model_load_error"
+    grpc_code = "FAILED_PRECONDITION"
+
+
+class ConfigError(TandemError):
+    """A setting is out of bounds; `field` names it."""
+
+    code = "config_error"
+    grpc_code = "FAILED_PRECONDITION"
+
+
+class Internal(TandemError):
+    """A bug of ours: never the client's fault."""
+
+
+def error_classes() -> dict[str, type[TandemError]]:
+    """All classes by name: how an error that crossed a session becomes an exception again."""
+    found: dict[str, type[TandemError]] = {}
+    pending: list[type[TandemError]] = [TandemError]
+    while pending:
+        cls = pending.pop()
+        found[cls.__name__] = cls
+        pending.extend(cls.__subclasses__())
+    return found

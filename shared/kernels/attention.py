@@ -1,0 +1,146 @@
+"""Causal grouped-query attention over paged KV."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from shared.kernels.batch import AttentionBatch
+from shared.kernels.decode_groups import DecodeGroup, visible_blocks
+
+QUERY_TILE = 128  # query tokens of one prefill tile: bounds the mask, and skips the keys after the tile
+
+
+def paged_attention(
+    query: Tensor, kv_blocks: Tensor, layer: int, batch: AttentionBatch, *, scale: float, window: int | None
+) -> Tensor:
+    """Attend from each token of the step to its own sequence's keys up to itself.
+
+    A query at position p sees the keys j with `p - window < j <= p` (all `j <= p` without a window). Query
+    head h reads KV head `h // (num_heads // num_kv_heads)`. A sequence's result does not depend on its
+    batch mates beyond fp32 rounding; slots past a sequence's length may hold anything, NaN included.
+
+    Args:
+        query: [num_tokens, num_heads, head_dim], the dtype of `kv_blocks`.
+        kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous,
+            with this step's K and V already written.
+        layer: 0 <= layer < num_layers.
+        batch: the step's sequences.
+        scale: factor on query · key.
+        window: sliding window in tokens, or None.
+
+    Returns:
+        [num_tokens, num_heads * head_dim], query's dtype.
+    """
+    num_tokens, num_heads, head_dim = query.shape
+    assert num_tokens == batch.num_tokens
+    assert kv_blocks.dim() == 6
+    assert kv_blocks.is_contiguous()
+    assert kv_blocks.dtype == query.dtype
+    assert 0 <= layer < kv_blocks.shape[1]
+    assert kv_blocks.shape[2] == 2
+    assert num_heads % kv_blocks.shape[3] == 0
+    assert kv_blocks.shape[4] == batch.block_size
+    assert kv_blocks.shape[5] == head_dim
+    assert window is None or window >= 1
+    return paged_attention_reference(query, kv_blocks, layer, batch, scale=scale, window=window)
+
+
+def paged_attention_reference(
+    query: Tensor, kv_blocks: Tensor, layer: int, batch: AttentionBatch, *, scale: float, window: int | None
+) -> Tensor:
+    """Torch reference of `paged_attention`, same arguments.
+
+    Sequences with one query token run together, in groups of similar KV length; longer queries run one
+    sequence at a time.
+    """
+    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    start = 0
+    for index, query_len in enumerate(batch.query_lens):
+        if query_len > 1:
+            rows = slice(start, start + query_len)
+            output[rows] = _attend_chunk(query[rows], kv_blocks, layer, batch, index, scale, window)
+        start += query_len
+    for group in batch.decode_groups(window):
+        output[group.token_rows] = _attend_decodes(query[group.token_rows], kv_blocks, layer, group, scale)
+    return output.flatten(1)
+
+
+def _attend_decodes(
+    query: Tensor,  # [num_seqs, num_heads, head_dim], one token of each sequence of the group
+    kv_blocks: Tensor,
+    layer: int,
+    group: DecodeGroup,
+    scale: float,
+) -> Tensor:  # [num_seqs, num_heads, head_dim]
+    num_seqs, num_heads, head_dim = query.shape
+    num_kv_heads = kv_blocks.shape[3]
+    gathered = _gather(kv_blocks, layer, group.block_ids)
+    for row, used_len in enumerate(group.used_lens):
+        # A masked score is still added up, a masked weight still multiplied: stale NaN must not get there.
+        gathered[:, row, :, used_len:] = 0
+    keys, values = gathered  # [num_seqs, num_kv_heads, width * block_size, head_dim]
+    folded = query.view(num_seqs, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    attended = functional.scaled_dot_product_attention(
+        folded, keys, values, attn_mask=group.visible[:, None, None, :], scale=scale
+    )
+    return attended.reshape(num_seqs, num_heads, head_dim)
+
+
+def _attend_chunk(
+    query: Tensor,  # [query_len, num_heads, head_dim], one sequence's tokens
+    kv_blocks: Tensor,
+    layer: int,
+    batch: AttentionBatch,
+    index: int,  # row of the batch
+    scale: float,
+    window: int | None,
+) -> Tensor:  # [query_len, num_heads, head_dim]
+    query_len, num_heads, head_dim = query.shape
+    num_kv_heads, kv_len = kv_blocks.shape[3], batch.kv_lens[index]
+    group = num_heads // num_kv_heads
+    first, last = visible_blocks(kv_len - query_len, kv_len, batch.block_size, window)
+    keys, values = _gather(kv_blocks, layer, batch.block_tables[index, first:last].long())
+    base = first * batch.block_size  # position of keys[:, 0]
+
+    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    for tile_start in range(0, query_len, QUERY_TILE):
+        tile_end = min(tile_start + QUERY_TILE, query_len)
+        tile_len = tile_end - tile_start
+        begin = kv_len - query_len + tile_start  # position of the tile's first token
+        end = begin + tile_len
+        seen_from = 0 if window is None else max(0, begin - window + 1)
+        seen = slice(seen_from - base, end - base)
+
+        positions = torch.arange(begin, end, device=query.device)[:, None]
+        key_positions = torch.arange(seen_from, end, device=query.device)[None, :]
+        visible = key_positions <= positions
+        if window is not None:
+            visible &= key_positions > positions - window
+        # The group joins the query length: K and V are read once for all query heads that share them.
+        folded = query[tile_start:tile_end].view(tile_len, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
+        attended = functional.scaled_dot_product_attention(
+            folded.reshape(1, num_kv_heads, group * tile_len, head_dim),
+            keys[None, :, seen],
+            values[None, :, seen],
+            attn_mask=visible.expand(group, -1, -1).reshape(group * tile_len, -1),
+            scale=scale,
+        )
+        unfolded = attended.view(num_kv_heads, group, tile_len, head_dim).permute(2, 0, 1, 3)
+        output[tile_start:tile_end] = unfolded.reshape(tile_len, num_heads, head_dim)
+    return output
+
+
+def _gather(kv_blocks: Tensor, layer: int, block_ids: Tensor) -> Tensor:
+    """Copy blocks of one layer: ids [..., n] int64 to [2, ..., num_kv_heads, n * block_size, head_dim].
+
+    The pool is seen as rows of one head's block, so that one row selection also brings them into the order
+    that attention reads; any other order would cost a second copy.
+    """
+    _, num_layers, _, num_kv_heads, block_size, head_dim = kv_blocks.shape
+    heads = torch.arange(num_kv_heads, device=kv_blocks.device)[:, None]  # [num_kv_heads, 1]
+    key_rows = block_ids[..., None, :] * (num_layers * 2 * num_kv_heads) + (layer * 2 * num_kv_heads + heads)
+    rows = torch.stack((key_rows, key_rows + num_kv_heads))  # [2, ..., num_kv_heads, n]
+    flat = kv_blocks.view(-1, block_size * head_dim).index_select(0, rows.flatten())
+    return flat.view(*rows.shape[:-1], rows.shape[-1] * block_size, head_dim)

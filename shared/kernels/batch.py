@@ -1,0 +1,99 @@
+"""The tensors that tell attention which token of a step belongs where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from shared.kernels.decode_groups import DecodeGroup, build_decode_groups
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionBatch:
+    """One ragged step over paged KV: sequence i computes its last `query_lens[i]` of `kv_lens[i]` tokens.
+
+    Tokens of all sequences lie one after another in the step's `[num_tokens, ...]` tensors, in the order of
+    the sequences here. The two tuples repeat `query_start` and `seq_lens` on the host, so that planning on
+    the CPU never waits for the device.
+
+    Invariant, asserted: `1 <= query_lens[i] <= kv_lens[i] <= max_blocks * block_size`.
+    """
+
+    query_start: Tensor  # [num_seqs + 1] int32, cumulative query lengths, begins with 0
+    seq_lens: Tensor  # [num_seqs] int32, KV length including this step's tokens
+    block_tables: Tensor  # [num_seqs, max_blocks] int32, entries past a sequence's last block are not read
+    slots: Tensor  # [num_tokens] int64, block_id * block_size + offset where this step's K and V go
+    query_lens: tuple[int, ...]  # num_seqs lengths
+    kv_lens: tuple[int, ...]  # num_seqs lengths
+    block_size: int  # tokens
+    _decode_groups: dict[int | None, list[DecodeGroup]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        num_seqs = len(self.query_lens)
+        assert len(self.kv_lens) == num_seqs
+        assert self.query_start.shape == (num_seqs + 1,)
+        assert self.seq_lens.shape == (num_seqs,)
+        assert self.block_tables.dim() == 2
+        assert self.block_tables.shape[0] == num_seqs
+        assert self.slots.shape == (sum(self.query_lens),)
+        assert self.query_start.dtype == self.seq_lens.dtype == self.block_tables.dtype == torch.int32
+        assert self.slots.dtype == torch.int64
+        capacity = self.block_tables.shape[1] * self.block_size
+        for query_len, kv_len in zip(self.query_lens, self.kv_lens, strict=True):
+            assert 1 <= query_len <= kv_len <= capacity
+
+    @property
+    def num_seqs(self) -> int:
+        """Sequences in the step."""
+        return len(self.query_lens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step computes, over all sequences."""
+        return self.slots.shape[0]
+
+    def decode_groups(self, window: int | None) -> list[DecodeGroup]:
+        """How single-token sequences attend together under a window; worked out once, then remembered."""
+        groups = self._decode_groups.get(window)
+        if groups is None:
+            groups = build_decode_groups(
+                self.query_lens, self.kv_lens, self.block_tables, self.block_size, window
+            )
+            self._decode_groups[window] = groups
+        return groups
+
+    @classmethod
+    def from_lists(
+        cls,
+        query_lens: Sequence[int],
+        kv_lens: Sequence[int],
+        block_tables: Sequence[Sequence[int]],
+        block_size: int,
+        device: torch.device | str = "cpu",
+    ) -> AttentionBatch:
+        """Build the tensors from host lists; `block_tables[i]` covers at least `kv_lens[i]` tokens.
+
+        Shorter tables are padded with block 0, which attention never reads for that sequence.
+        """
+        width = max((len(table) for table in block_tables), default=0)
+        padded = [[*table, *([0] * (width - len(table)))] for table in block_tables]
+        slots = [
+            table[position // block_size] * block_size + position % block_size
+            for query_len, kv_len, table in zip(query_lens, kv_lens, block_tables, strict=True)
+            for position in range(kv_len - query_len, kv_len)
+        ]
+        return cls(
+            query_start=torch.tensor([0, *accumulate(query_lens)], dtype=torch.int32, device=device),
+            seq_lens=torch.tensor(list(kv_lens), dtype=torch.int32, device=device),
+            block_tables=torch.tensor(padded, dtype=torch.int32, device=device).view(len(padded), width),
+            slots=torch.tensor(slots, dtype=torch.int64, device=device),
+            query_lens=tuple(query_lens),
+            kv_lens=tuple(kv_lens),
+            block_size=block_size,
+        )

@@ -1,0 +1,165 @@
+"""Write checkpoints with random weights: every family and shape for tests, real sizes for benchmarks."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from shared.model.config import ModelConfig
+from shared.model.parameters import DecoderParameters
+from shared.model.safetensors_files import INDEX_FILE, SINGLE_FILE
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+_LOGIT_STD = 4.0  # far apart enough that rounding does not change the greedy choice
+_MODEL_TYPES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+
+
+def write_random_checkpoint(
+    folder: Path,
+    architecture: str = "LlamaForCausalLM",
+    *,
+    vocab_size: int = 128,
+    hidden_size: int = 32,
+    intermediate_size: int = 64,
+    num_layers: int = 2,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    head_dim: int = 8,
+    max_position_embeddings: int = 512,
+    rope: Mapping[str, object] | None = None,
+    tie: bool = False,
+    extra_config: Mapping[str, object] | None = None,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    max_shard_bytes: int | None = None,
+    tokenizer_from: Path | None = None,
+) -> ModelConfig:
+    """Write `config.json` and safetensors files in Hugging Face layout.
+
+    A tensor's values follow from the seed and its name, so sharding changes none of them. Logits come out
+    with a standard deviation of about four.
+
+    Args:
+        folder: created where missing.
+        architecture: one of `SUPPORTED_ARCHITECTURES`.
+        rope: content of `rope_parameters`; plain rotary positions where None.
+        tie: whether the embedding serves as output projection too.
+        extra_config: further fields of `config.json`, such as `attention_bias` or `sliding_window`; they win.
+        seed: of the random values.
+        dtype: of the stored tensors.
+        max_shard_bytes: start a new file before this many bytes; one file where None.
+        tokenizer_from: folder whose tokenizer files are copied in.
+
+    Returns:
+        The configuration, as `ModelConfig.load` reads it back.
+
+    Raises:
+        ModelLoadError: the fields given make no supported model.
+    """
+    fields: dict[str, object] = {
+        "architectures": [architecture],
+        "model_type": _MODEL_TYPES.get(architecture),
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": max_position_embeddings,
+        "rope_parameters": dict(rope or {"rope_type": "default", "rope_theta": 10_000.0}),
+        "tie_word_embeddings": tie,
+        "sliding_window": None,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "dtype": str(dtype).removeprefix("torch."),
+        **(extra_config or {}),
+    }
+    config = ModelConfig.parse(fields)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder / "config.json", fields)
+    shapes = _shapes(config)
+    shards = _plan_shards(shapes, dtype.itemsize, max_shard_bytes)
+    weight_map: dict[str, str] = {}
+    for index, names in enumerate(shards, start=1):
+        file_name = SINGLE_FILE if len(shards) == 1 else f"model-{index:05d}-of-{len(shards):05d}.safetensors"
+        tensors = {name: _random_tensor(name, shapes[name], config, seed).to(dtype) for name in names}
+        save_file(tensors, folder / file_name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(names, file_name)
+    if len(shards) > 1:
+        total_size = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
+        _write_json(folder / INDEX_FILE, {"metadata": {"total_size": total_size}, "weight_map": weight_map})
+    if tokenizer_from is not None:
+        for name in TOKENIZER_FILES:
+            if (tokenizer_from / name).is_file():
+                shutil.copyfile(tokenizer_from / name, folder / name)
+    return config
+
+
+def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    parameters = DecoderParameters.allocate(config, torch.float32, "meta")
+    return {name: tuple(view.shape) for name, view in parameters.checkpoint_views(config).items()}
+
+
+def _plan_shards(
+    shapes: Mapping[str, Sequence[int]], element_bytes: int, max_shard_bytes: int | None
+) -> list[list[str]]:
+    def fill() -> Iterator[list[str]]:
+        shard: list[str] = []
+        shard_bytes = 0
+        for name, shape in shapes.items():
+            num_bytes = math.prod(shape) * element_bytes
+            if shard and max_shard_bytes is not None and shard_bytes + num_bytes > max_shard_bytes:
+                yield shard
+                shard, shard_bytes = [], 0
+            shard.append(name)
+            shard_bytes += num_bytes
+        yield shard
+
+    return list(fill())
+
+
+def _random_tensor(name: str, shape: Sequence[int], config: ModelConfig, seed: int) -> Tensor:
+    """Scaled so that context decides the next token: blocks outweigh the embedding, attention is sharp."""
+    key = blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(key, "little"))
+    values = torch.randn(tuple(shape), generator=generator)
+    if name.endswith(("q_norm.weight", "k_norm.weight")):
+        return 2.0 + 0.1 * values
+    if name.endswith("norm.weight"):
+        return 1.0 + 0.1 * values
+    if name.endswith(".bias"):
+        return 0.1 * values
+    if name == "lm_head.weight" or (name == "model.embed_tokens.weight" and config.tie_word_embeddings):
+        return values.mul_(_LOGIT_STD / math.sqrt(config.hidden_size))
+    if name == "model.embed_tokens.weight":
+        return values
+    blocks_out, attention_in = ("o_proj.weight", "down_proj.weight"), ("q_proj.weight", "k_proj.weight")
+    gain = 3.0 if name.endswith(blocks_out) else 2.0 if name.endswith(attention_in) else 1.0
+    return values.mul_(gain / math.sqrt(shape[1]))
+
+
+def _write_json(path: Path, content: Mapping[str, object]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

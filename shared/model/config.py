@@ -1,0 +1,187 @@
+"""What a model is: its `config.json`, read once, checked, frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.errors import ModelLoadError
+from shared.model.json_fields import JsonFields, read_json_object
+from shared.model.rope_config import RopeConfig
+
+__all__ = ["SUPPORTED_ARCHITECTURES", "ModelConfig", "RopeConfig"]
+
+SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+SUPPORTED_DTYPES = ("float32", "bfloat16", "float16")
+
+_MISTRAL_DEFAULT_WINDOW = 4096  # first Mistral checkpoints leave the field out and mean this
+_QWEN3_DEFAULT_HEAD_DIM = 128
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A decoder-only transformer of one of the supported families.
+
+    The families differ only in what these fields say: which projections carry a bias, whether query and key
+    are normalised per head, and which layers see a sliding window.
+    """
+
+    architecture: str  # one of SUPPORTED_ARCHITECTURES
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int  # tokens
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    windows: tuple[int | None, ...]  # [num_layers] tokens that each layer sees, None for all
+    rope: RopeConfig
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    dtype: str  # one of SUPPORTED_DTYPES, as published
+
+    def window_of(self, layer: int) -> int | None:
+        """Sliding window of a layer in tokens, None where it sees the whole context."""
+        return self.windows[layer]
+
+    @classmethod
+    def load(cls, folder: Path) -> ModelConfig:
+        """Read `config.json` and, where there is one, `generation_config.json`.
+
+        Raises:
+            ModelLoadError: folder or file missing, or anything that `parse` refuses.
+        """
+        if not folder.is_dir():
+            raise ModelLoadError(f"model folder {folder} does not exist", field="model")
+        config = read_json_object(folder / "config.json")
+        generation_file = folder / "generation_config.json"
+        generation = read_json_object(generation_file) if generation_file.is_file() else {}
+        return cls.parse(config, generation)
+
+    @classmethod
+    def parse(
+        cls, config: Mapping[str, object], generation: Mapping[str, object] | None = None
+    ) -> ModelConfig:
+        """Read the content of `config.json` and of `generation_config.json`.
+
+        Raises:
+            ModelLoadError: unsupported architecture, quantization or activation, or a missing or wrong field;
+                `field` names it.
+        """
+        fields = JsonFields(config, "config.json")
+        generation_fields = JsonFields(generation or {}, "generation_config.json")
+        architecture = _architecture(fields)
+        _refuse_unsupported(fields)
+
+        hidden_size = fields.integer("hidden_size")
+        num_layers = fields.integer("num_hidden_layers")
+        num_heads = fields.integer("num_attention_heads")
+        max_positions = fields.integer("max_position_embeddings")
+        llama, qwen2, qwen3 = (
+            architecture == f"{family}ForCausalLM" for family in ("Llama", "Qwen2", "Qwen3")
+        )
+        attention_bias = (llama or qwen3) and fields.boolean("attention_bias", default=False)
+        # Llama 1 and 2 predate grouped queries and leave the field out.
+        num_kv_heads = fields.integer("num_key_value_heads", default=num_heads if llama else None)
+        if num_heads % num_kv_heads:
+            raise fields.fault("num_key_value_heads", f"must divide {num_heads} heads, found {num_kv_heads}")
+        eos_token_ids = (*generation_fields.token_ids("eos_token_id"), *fields.token_ids("eos_token_id"))
+        bos_token_ids = (*fields.token_ids("bos_token_id"), *generation_fields.token_ids("bos_token_id"))
+        return cls(
+            architecture=architecture,
+            vocab_size=fields.integer("vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=fields.integer("intermediate_size"),
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=_head_dim(fields, hidden_size, num_heads, qwen3),
+            rms_norm_eps=fields.number("rms_norm_eps", default=1e-6),
+            max_position_embeddings=max_positions,
+            tie_word_embeddings=fields.boolean("tie_word_embeddings", default=False),
+            qkv_bias=qwen2 or attention_bias,
+            o_bias=attention_bias,
+            mlp_bias=llama and fields.boolean("mlp_bias", default=False),
+            qk_norm=qwen3,
+            windows=_windows(fields, architecture, num_layers),
+            rope=RopeConfig.parse(fields, max_positions),
+            eos_token_ids=tuple(dict.fromkeys(eos_token_ids)),
+            bos_token_id=bos_token_ids[0] if bos_token_ids else None,
+            dtype=_dtype(fields),
+        )
+
+
+def _architecture(fields: JsonFields) -> str:
+    architectures = fields.optional_text_list("architectures") or []
+    for architecture in architectures:
+        if architecture in SUPPORTED_ARCHITECTURES:
+            return architecture
+    found = ", ".join(architectures) or "none"
+    raise fields.fault(
+        "architectures", f"{found} is not supported; supported: {', '.join(SUPPORTED_ARCHITECTURES)}"
+    )
+
+
+def _refuse_unsupported(fields: JsonFields) -> None:
+    if fields.has("quantization_config"):
+        raise fields.fault("quantization_config", "is not supported: publish the weights in 16 or 32 bits")
+    activation = fields.text("hidden_act", default="silu")
+    if activation != "silu":
+        raise fields.fault("hidden_act", f"{activation!r} is not supported; supported: silu")
+
+
+def _head_dim(fields: JsonFields, hidden_size: int, num_heads: int, qwen3: bool) -> int:
+    if not qwen3 and not fields.has("head_dim") and hidden_size % num_heads:
+        raise fields.fault("hidden_size", f"{hidden_size} is no multiple of {num_heads} heads")
+    implied = _QWEN3_DEFAULT_HEAD_DIM if qwen3 else hidden_size // num_heads
+    head_dim = fields.integer("head_dim", default=implied)
+    if head_dim % 2:
+        raise fields.fault("head_dim", f"must be even for rotary positions, found {head_dim}")
+    return head_dim
+
+
+def _windows(fields: JsonFields, architecture: str, num_layers: int) -> tuple[int | None, ...]:
+    """The families' own rules: Llama has none, Mistral one for all layers, Qwen one from some layer on."""
+    if architecture == "LlamaForCausalLM":
+        return (None,) * num_layers
+    layer_types = fields.optional_text_list("layer_types")
+    if layer_types is not None:
+        if len(layer_types) != num_layers:
+            raise fields.fault("layer_types", f"must name {num_layers} layers, found {len(layer_types)}")
+        unknown = sorted(set(layer_types) - {"full_attention", "sliding_attention"})
+        if unknown:
+            raise fields.fault("layer_types", f"{', '.join(unknown)} is not supported")
+    if architecture == "MistralForCausalLM":
+        if layer_types is not None and len(set(layer_types)) > 1:
+            raise fields.fault(
+                "layer_types", "mixing kinds of attention is not supported for this architecture"
+            )
+        absent = "sliding_window" not in fields
+        return (
+            _MISTRAL_DEFAULT_WINDOW if absent else fields.optional_integer("sliding_window"),
+        ) * num_layers
+
+    window = (
+        fields.optional_integer("sliding_window") if fields.boolean("use_sliding_window", False) else None
+    )
+    if layer_types is None:
+        full_layers = num_layers if window is None else fields.integer("max_window_layers", 28, minimum=0)
+        return tuple(None if layer < full_layers else window for layer in range(num_layers))
+    if window is None and "sliding_attention" in layer_types:
+        raise fields.fault("sliding_window", "is missing though layer_types names sliding_attention")
+    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+
+
+def _dtype(fields: JsonFields) -> str:
+    name = fields.text("dtype", default=fields.text("torch_dtype", default="float32")).removeprefix("torch.")
+    if name not in SUPPORTED_DTYPES:
+        raise fields.fault("dtype", f"{name!r} is not supported; supported: {', '.join(SUPPORTED_DTYPES)}")
+    return name

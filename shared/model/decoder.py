@@ -1,0 +1,98 @@
+"""A decoder-only transformer: token ids and paged KV in, logits out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from shared.kernels.batch import AttentionBatch
+from shared.kernels.rmsnorm import add_rms_norm, rms_norm
+from shared.model.attention_block import AttentionBlock
+from shared.model.config import ModelConfig
+from shared.model.mlp import Mlp
+from shared.model.parameters import DecoderParameters
+from shared.model.rope import Rotary
+from shared.model.weights import OnProgress, load_weights
+
+
+class Decoder:
+    """One model on one device, for inference alone: plain tensors, no autograd.
+
+    It keeps no state between calls; all a sequence's past lies in the KV blocks. Calls from two threads at
+    once are safe as long as their batches write to different blocks.
+    """
+
+    def __init__(self, config: ModelConfig, parameters: DecoderParameters) -> None:
+        """Assemble the layers around existing parameters, without copying them."""
+        self.config = config
+        self.dtype = parameters.embedding.dtype
+        self.device = parameters.embedding.device
+        self.rotary = Rotary(config, self.device, self.dtype)
+        self._parameters = parameters
+        self._attention = [
+            AttentionBlock(config, index, layer) for index, layer in enumerate(parameters.layers)
+        ]
+        self._mlp = [Mlp(layer) for layer in parameters.layers]
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        on_progress: OnProgress | None = None,
+    ) -> Decoder:
+        """Read a model folder in Hugging Face layout.
+
+        Args:
+            folder: holds `config.json` and safetensors files.
+            dtype: of the parameters and of the computation: float32, bfloat16 or float16.
+            device: where the parameters go.
+            on_progress: called with (loaded_bytes, total_bytes) after each tensor.
+
+        Raises:
+            ModelLoadError: the folder cannot be served; see `ModelConfig.load` and `load_weights`.
+        """
+        config = ModelConfig.load(folder)
+        parameters = DecoderParameters.allocate(config, dtype, device)
+        load_weights(folder, parameters.checkpoint_views(config), on_progress)
+        return cls(config, parameters)
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_blocks: Tensor,
+        batch: AttentionBatch,
+        logit_rows: Tensor,
+        rope_lengths: Tensor | None = None,
+    ) -> Tensor:
+        """Compute one step: write the K and V of all its tokens, return the logits of some.
+
+        Args:
+            token_ids: [num_tokens] int64, below `vocab_size`.
+            positions: [num_tokens] int64, each token's place in its sequence.
+            kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], changed in place.
+            batch: the step's sequences.
+            logit_rows: [num_logits] int64, rows of the step's tokens.
+            rope_lengths: [num_tokens] int64, needed where `rotary.needs_lengths`.
+
+        Returns:
+            [num_logits, vocab_size] fp32, computed in the model's dtype.
+        """
+        assert token_ids.shape == positions.shape == (batch.num_tokens,)
+        assert logit_rows.dim() == 1
+        weights, eps = self._parameters, self.config.rms_norm_eps
+        cos, sin = self.rotary.cos_sin(positions, rope_lengths)
+        residual = functional.embedding(token_ids, weights.embedding)
+        normed = rms_norm(residual, weights.layers[0].input_norm, eps)
+        next_norms = [*(layer.input_norm for layer in weights.layers[1:]), weights.norm]
+        layers = zip(weights.layers, self._attention, self._mlp, next_norms, strict=True)
+        for layer, attention, mlp, next_norm in layers:
+            attended = attention.forward(normed, cos, sin, kv_blocks, batch)
+            normed, residual = add_rms_norm(attended, residual, layer.post_norm, eps)
+            normed, residual = add_rms_norm(mlp.forward(normed), residual, next_norm, eps)
+        return functional.linear(normed[logit_rows], weights.lm_head).float()

@@ -1,0 +1,213 @@
+"""What `ModelConfig` makes of `config.json`, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+from shared.errors import ModelLoadError
+from shared.model.config import ModelConfig, RopeConfig
+
+BASE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+
+
+def _parse(**fields: Any) -> ModelConfig:
+    return ModelConfig.parse({**BASE, **fields})
+
+
+def test_minimal_llama_takes_the_families_defaults() -> None:
+    config = _parse()
+    assert config.head_dim == 8
+    assert config.rms_norm_eps == 1e-6
+    assert config.windows == (None,) * 4
+    assert config.rope == RopeConfig(type="default", theta=10_000.0)
+    assert (config.qkv_bias, config.o_bias, config.mlp_bias, config.qk_norm) == (False,) * 4
+    assert not config.tie_word_embeddings
+    assert config.eos_token_ids == ()
+    assert config.bos_token_id is None
+    assert config.dtype == "float32"
+
+
+@pytest.mark.parametrize("config_class", [LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config])
+def test_config_saved_by_transformers_reads_back_the_same(tmp_path: Path, config_class: type) -> None:
+    theirs = config_class(
+        vocab_size=100,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        rms_norm_eps=1e-5,
+        architectures=[config_class.__name__.replace("Config", "ForCausalLM")],
+        eos_token_id=[3, 4],
+        dtype="bfloat16",
+    )
+    theirs.save_pretrained(tmp_path)
+    ours = ModelConfig.load(tmp_path)
+    assert ours.num_kv_heads == 2
+    assert ours.head_dim == getattr(theirs, "head_dim", 8)
+    assert ours.max_position_embeddings == theirs.max_position_embeddings
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    assert ours.rms_norm_eps == 1e-5
+    assert ours.eos_token_ids == (3, 4)
+    assert ours.bos_token_id == theirs.bos_token_id
+    assert ours.dtype == "bfloat16"
+    window = None if config_class is LlamaConfig else theirs.sliding_window
+    assert ours.windows == (window,) * 4
+
+
+def test_families_differ_in_biases_and_norms() -> None:
+    qwen2 = _parse(architectures=["Qwen2ForCausalLM"])
+    assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.qk_norm) == (True, False, False)
+    qwen3 = _parse(architectures=["Qwen3ForCausalLM"], attention_bias=True)
+    assert (qwen3.qkv_bias, qwen3.o_bias, qwen3.qk_norm) == (True, True, True)
+    assert _parse(architectures=["Qwen3ForCausalLM"]).head_dim == 128
+    llama = _parse(attention_bias=True, mlp_bias=True)
+    assert (llama.qkv_bias, llama.o_bias, llama.mlp_bias) == (True, True, True)
+    mistral = _parse(architectures=["MistralForCausalLM"], attention_bias=True)
+    assert not mistral.qkv_bias
+
+
+def test_sliding_windows_by_family() -> None:
+    assert _parse(sliding_window=9).windows == (None,) * 4
+    mistral = {"architectures": ["MistralForCausalLM"]}
+    assert _parse(**mistral, sliding_window=9).window_of(3) == 9
+    assert _parse(**mistral, sliding_window=None).windows == (None,) * 4
+    assert _parse(**mistral).windows == (4096,) * 4
+    qwen = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 9}
+    assert _parse(**qwen).windows == (None,) * 4
+    assert _parse(**qwen, use_sliding_window=True, max_window_layers=3).windows == (None, None, None, 9)
+    assert _parse(**qwen, use_sliding_window=True).windows == (None,) * 4
+    kinds = ["sliding_attention", "full_attention"] * 2
+    assert _parse(**qwen, use_sliding_window=True, layer_types=kinds).windows == (9, None, 9, None)
+
+
+def test_rope_in_old_and_new_spelling() -> None:
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    old = _parse(
+        rope_theta=5e5,
+        rope_scaling={"rope_type": "llama3", "original_max_position_embeddings": 64, **scaling},
+    )
+    new = _parse(
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 5e5,
+            "original_max_position_embeddings": 64,
+            **scaling,
+        }
+    )
+    assert old.rope == new.rope
+    assert old.rope == RopeConfig("llama3", 5e5, 8.0, 64, low_freq_factor=1.0, high_freq_factor=4.0)
+    oldest = _parse(rope_scaling={"type": "linear", "factor": 2})
+    assert (oldest.rope.type, oldest.rope.factor) == ("linear", 2.0)
+    assert _parse(rope_scaling={"type": "dynamic", "factor": 2}).rope.original_max_position_embeddings == 256
+    yarn = {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 64}
+    assert _parse(rope_scaling=yarn).rope.factor == 4.0
+
+
+def test_end_tokens_of_both_files_are_joined(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**BASE, "eos_token_id": 7, "torch_dtype": "float16"}))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [8, 7], "bos_token_id": 1}))
+    config = ModelConfig.load(tmp_path)
+    assert config.eos_token_ids == (8, 7)
+    assert config.bos_token_id == 1
+    assert config.dtype == "float16"
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "words"),
+    [
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "architectures",
+            "GPT2LMHeadModel is not supported; supported: Llama",
+        ),
+        ({"architectures": None}, "architectures", "none is not supported"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config", "not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act", "'gelu' is not supported"),
+        ({"hidden_size": None}, "hidden_size", "is missing"),
+        ({"hidden_size": "64"}, "hidden_size", "must be an integer, found '64'"),
+        ({"hidden_size": 60}, "hidden_size", "no multiple of 8"),
+        ({"num_hidden_layers": True}, "num_hidden_layers", "must be an integer"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers", "at least 1"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads", "must divide 8"),
+        ({"head_dim": 9}, "head_dim", "even"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps", "above zero"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps", "must be a number"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings", "true or false"),
+        ({"eos_token_id": [1, "x"]}, "eos_token_id", "token id"),
+        ({"dtype": "float8"}, "dtype", "supported: float32"),
+        ({"rope_scaling": "linear"}, "rope_scaling", "must be an object"),
+        (
+            {"rope_scaling": {"rope_type": "longrope"}},
+            "rope_scaling.rope_type",
+            "'longrope' is not supported",
+        ),
+        ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor", "is missing"),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "factor": 2,
+                    "low_freq_factor": 4,
+                    "high_freq_factor": 1,
+                }
+            },
+            "rope_parameters.high_freq_factor",
+            "above low_freq_factor",
+        ),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor", "not supported"),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["full_attention"]},
+            "layer_types",
+            "must name 4 layers",
+        ),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["linear_attention"] * 4},
+            "layer_types",
+            "linear_attention is not supported",
+        ),
+        (
+            {"architectures": ["Qwen3ForCausalLM"], "layer_types": ["sliding_attention"] * 4},
+            "sliding_window",
+            "is missing though",
+        ),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": None},
+            "num_key_value_heads",
+            "is missing",
+        ),
+    ],
+)
+def test_unsupported_or_wrong_fields_are_named(fields: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(ModelLoadError, match=words) as caught:
+        _parse(**fields)
+    assert caught.value.field == field
+
+
+def test_missing_folder_and_broken_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="does not exist"):
+        ModelConfig.load(tmp_path / "nowhere")
+    with pytest.raises(ModelLoadError, match=r"config\.json is missing") as caught:
+        ModelConfig.load(tmp_path)
+    assert caught.value.details["file"] == "config.json"
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelLoadError, match="cannot be read as JSON"):
+        ModelConfig.load(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ModelLoadError, match="expected a JSON object"):
+        ModelConfig.load(tmp_path)

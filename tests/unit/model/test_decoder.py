@@ -1,0 +1,233 @@
+"""The decoder against transformers: every family and position encoding, however the tokens are split."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shared.kernels.batch import AttentionBatch
+from shared.model.checkpoints import write_random_checkpoint
+from shared.model.decoder import Decoder
+from shared.model.tokenizer import Tokenizer
+
+from .conftest import DEMO
+from .paged_run import BLOCK_SIZE, greedy, load_oracle, oracle_greedy, oracle_logits, prompt_logits
+
+PROMPT = [random.Random(1).randrange(128) for _ in range(40)]
+TOLERANCE = 1e-4
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"architecture": "LlamaForCausalLM"},
+    "llama-biased": {
+        "architecture": "LlamaForCausalLM",
+        "tie": True,
+        "extra_config": {"attention_bias": True, "mlp_bias": True},
+    },
+    "mistral-window": {"architecture": "MistralForCausalLM", "extra_config": {"sliding_window": 10}},
+    "qwen2-window-upper": {
+        "architecture": "Qwen2ForCausalLM",
+        "tie": True,
+        "extra_config": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    },
+    "qwen3-biased": {
+        "architecture": "Qwen3ForCausalLM",
+        "num_kv_heads": 4,
+        "extra_config": {"attention_bias": True},
+    },
+    "qwen3-layer-types": {
+        "architecture": "Qwen3ForCausalLM",
+        "num_kv_heads": 1,
+        "tie": True,
+        "extra_config": {
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    },
+}
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {"rope": {"rope_type": "default", "rope_theta": 500.0}},
+    "linear": {"rope": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1000.0}},
+    "dynamic-below": {"rope": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0}},
+    "dynamic-crossing": {
+        "rope": {"rope_type": "dynamic", "factor": 2.5, "rope_theta": 100.0},
+        "max_position_embeddings": 48,  # the prompt lies below, the greedy continuation above
+    },
+    "dynamic-above": {
+        "rope": {"rope_type": "dynamic", "factor": 2.5, "rope_theta": 100.0},
+        "max_position_embeddings": 16,
+    },
+    "llama3": {
+        "rope": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "rope_theta": 300.0,
+        }
+    },
+    "yarn": {
+        "rope": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "rope_theta": 200.0,
+        }
+    },
+    "yarn-mscale": {
+        "rope": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "rope_theta": 200.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.7,
+            "beta_fast": 16,
+            "beta_slow": 2,
+            "truncate": False,
+        }
+    },
+}
+
+
+def _write(folder: Path, family: str, rope: str, **extra: Any) -> None:
+    write_random_checkpoint(folder, **{**FAMILIES[family], **ROPES[rope], **extra})
+
+
+def _assert_same_logits(folder: Path) -> None:
+    expected = oracle_logits(load_oracle(folder), PROMPT)
+    decoder = Decoder.load(folder, torch.float32, "cpu")
+    assert 2.0 < expected.std() < 8.0
+    for chunk_len in (len(PROMPT), 7, 1):
+        logits = prompt_logits(decoder, PROMPT, chunk_len)
+        assert (logits - expected).abs().max() < TOLERANCE, f"chunks of {chunk_len}"
+
+
+def _assert_same_greedy(folder: Path) -> int:
+    """Returns how many different tokens were chosen."""
+    expected_tokens, expected_logits = oracle_greedy(load_oracle(folder), PROMPT, 64)
+    tokens, logits = greedy(Decoder.load(folder, torch.float32, "cpu"), PROMPT, 64)
+    assert tokens == expected_tokens
+    assert (logits - expected_logits).abs().max() < TOLERANCE
+    return len(set(tokens))
+
+
+FAST_PAIRS = [
+    *((family, "default") for family in FAMILIES),
+    *(("llama", rope) for rope in ROPES if rope != "default"),
+    ("mistral-window", "dynamic-above"),
+    ("qwen2-window-upper", "yarn"),
+    ("qwen3-layer-types", "llama3"),
+]
+FAST_GREEDY = [
+    ("llama", "llama3"),
+    ("llama-biased", "dynamic-crossing"),
+    ("mistral-window", "linear"),
+    ("qwen2-window-upper", "default"),
+    ("qwen3-layer-types", "yarn"),
+]
+
+
+@pytest.mark.parametrize(("family", "rope"), FAST_PAIRS)
+def test_prompt_logits_equal_transformers_in_one_shot_chunks_and_single_tokens(
+    tmp_path: Path, family: str, rope: str
+) -> None:
+    _write(tmp_path, family, rope)
+    _assert_same_logits(tmp_path)
+
+
+@pytest.mark.parametrize(("family", "rope"), FAST_GREEDY)
+def test_64_greedy_tokens_equal_transformers_generate(tmp_path: Path, family: str, rope: str) -> None:
+    _write(tmp_path, family, rope, tie=False)  # tied random weights soon repeat one token
+    assert _assert_same_greedy(tmp_path) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rope", ROPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_with_every_position_encoding_equals_transformers(
+    tmp_path: Path, family: str, rope: str
+) -> None:
+    for seed, tie in ((1, False), (2, True)):
+        folder = tmp_path / str(seed)
+        _write(folder, family, rope, tie=tie, seed=seed)
+        _assert_same_logits(folder)
+        _assert_same_greedy(folder)
+
+
+def test_one_batch_of_prefill_chunks_and_decodes_gives_each_sequence_its_own_logits(tmp_path: Path) -> None:
+    _write(tmp_path, "qwen3-layer-types", "default")
+    decoder = Decoder.load(tmp_path, torch.float32, "cpu")
+    config = decoder.config
+    rng = random.Random(3)
+    # (tokens already computed, tokens in this step)
+    plan = [(0, 13), (30, 1), (5, 1), (16, 7), (0, 1), (11, 1)]
+    prompts = [[rng.randrange(128) for _ in range(past + new)] for past, new in plan]
+    blocks = rng.sample(range(64), 64)
+    tables = [[blocks.pop() for _ in range(-(-len(prompt) // BLOCK_SIZE))] for prompt in prompts]
+    shape = (64, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
+    kv_blocks = torch.full(shape, float("nan"))
+
+    def run(query_lens: list[int], kv_lens: list[int], rows: list[int]) -> torch.Tensor:
+        batch = AttentionBatch.from_lists(query_lens, kv_lens, [tables[row] for row in rows], BLOCK_SIZE)
+        spans = [
+            range(kv_len - query_len, kv_len) for query_len, kv_len in zip(query_lens, kv_lens, strict=True)
+        ]
+        positions = torch.tensor([position for span in spans for position in span])
+        owned = zip(rows, spans, strict=True)
+        ids = torch.tensor([prompts[row][position] for row, span in owned for position in span])
+        last = torch.tensor(query_lens).cumsum(0) - 1
+        return decoder.forward(ids, positions, kv_blocks, batch, last)
+
+    started = [row for row, (past, _) in enumerate(plan) if past]
+    run([plan[row][0] for row in started], [plan[row][0] for row in started], started)
+    logits = run([new for _, new in plan], [past + new for past, new in plan], list(range(len(plan))))
+    for row, prompt in enumerate(prompts):
+        alone = prompt_logits(decoder, prompt, len(prompt))[-1]
+        assert (logits[row] - alone).abs().max() < 5e-5  # logits reach ten
+
+
+def test_step_without_logits_still_writes_its_keys_and_values(tmp_path: Path) -> None:
+    _write(tmp_path, "llama", "default")
+    decoder = Decoder.load(tmp_path, torch.float32, "cpu")
+    shape = (
+        2,
+        decoder.config.num_layers,
+        2,
+        decoder.config.num_kv_heads,
+        BLOCK_SIZE,
+        decoder.config.head_dim,
+    )
+    kv_blocks = torch.zeros(shape)
+    batch = AttentionBatch.from_lists([3], [3], [[1]], BLOCK_SIZE)
+    no_rows = torch.empty(0, dtype=torch.int64)
+    logits = decoder.forward(torch.tensor([5, 6, 7]), torch.arange(3), kv_blocks, batch, no_rows)
+    assert logits.shape == (0, decoder.config.vocab_size)
+    assert bool((kv_blocks[1, :, :, :, :3] != 0).all())
+    assert bool((kv_blocks[0] == 0).all())
+
+
+def test_demo_model_answers_like_transformers() -> None:
+    prompt = Tokenizer.load(DEMO).encode("Once upon a time there was")
+    expected, _ = oracle_greedy(load_oracle(DEMO), prompt, 24)
+    tokens, _ = greedy(Decoder.load(DEMO, torch.float32, "cpu"), prompt, 24)
+    assert tokens[: len(expected)] == expected  # the oracle stops at the end token
+
+
+def test_bfloat16_decoder_stays_close_to_float32(tmp_path: Path) -> None:
+    _write(tmp_path, "qwen3-biased", "yarn")
+    wide = prompt_logits(Decoder.load(tmp_path, torch.float32, "cpu"), PROMPT, 40)
+    narrow = prompt_logits(Decoder.load(tmp_path, torch.bfloat16, "cpu"), PROMPT, 7)
+    assert narrow.dtype == torch.float32
+    assert (narrow - wide).std() < 0.05 * wide.std()
+
+
+def test_tied_decoder_holds_the_embedding_once(tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path, tie=True)
+    parameters = Decoder.load(tmp_path, torch.float32, "cpu")._parameters
+    assert parameters.lm_head is parameters.embedding

@@ -1,0 +1,238 @@
+"""Loading safetensors: every fault has a name, and the fingerprint sees the content alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from shared.errors import ModelLoadError
+from shared.model.checkpoints import write_random_checkpoint
+from shared.model.config import ModelConfig
+from shared.model.decoder import Decoder
+from shared.model.parameters import DecoderParameters
+from shared.model.weights import fingerprint, load_weights
+
+
+def _views(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    config = ModelConfig.load(folder)
+    return DecoderParameters.allocate(config, dtype, "cpu").checkpoint_views(config)
+
+
+def _edit(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Change the tensors of a single-file checkpoint."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_random_checkpoint(tmp_path, "Qwen2ForCausalLM")
+    return tmp_path
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    write_random_checkpoint(tmp_path, max_shard_bytes=20_000)
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    return tmp_path
+
+
+def test_every_tensor_lands_in_its_part_of_the_fused_matrices(folder: Path) -> None:
+    config = ModelConfig.load(folder)
+    parameters = DecoderParameters.allocate(config, torch.float32, "cpu")
+    load_weights(folder, parameters.checkpoint_views(config))
+    stored = load_file(folder / "model.safetensors")
+    prefix = "model.layers.1.self_attn."
+    qkv = torch.cat([stored[f"{prefix}{name}_proj.weight"] for name in "qkv"])
+    assert torch.equal(parameters.layers[1].qkv, qkv)
+    bias = torch.cat([stored[f"{prefix}{name}_proj.bias"] for name in "qkv"])
+    assert parameters.layers[1].qkv_bias is not None
+    assert torch.equal(parameters.layers[1].qkv_bias, bias)
+    gate_up = torch.cat([stored[f"model.layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up")])
+    assert torch.equal(parameters.layers[0].gate_up, gate_up)
+    assert torch.equal(parameters.lm_head, stored["lm_head.weight"])
+
+
+def test_views_cover_every_parameter_exactly_once(folder: Path) -> None:
+    config = ModelConfig.load(folder)
+    parameters = DecoderParameters.allocate(config, torch.float32, "cpu")
+    for view in parameters.checkpoint_views(config).values():
+        view.fill_(0)
+    for view in parameters.checkpoint_views(config).values():
+        view.add_(1)
+    layers = [tensor for layer in parameters.layers for tensor in vars(layer).values() if tensor is not None]
+    for tensor in (parameters.embedding, parameters.norm, parameters.lm_head, *layers):
+        assert torch.equal(tensor, torch.ones_like(tensor))
+
+
+def test_shards_hold_the_same_model_as_one_file(
+    sharded: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    whole = tmp_path_factory.mktemp("whole")
+    write_random_checkpoint(whole)
+    one, many = _views(whole), _views(sharded)
+    load_weights(whole, one)
+    load_weights(sharded, many)
+    assert all(torch.equal(one[name], many[name]) for name in one)
+
+
+def test_progress_counts_stored_bytes_up_to_the_total(sharded: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    Decoder.load(sharded, torch.bfloat16, "cpu", lambda loaded, total: seen.append((loaded, total)))
+    stored = [tensor for file in sharded.glob("*.safetensors") for tensor in load_file(file).values()]
+    total = sum(tensor.nbytes for tensor in stored)
+    assert {entry[1] for entry in seen} == {total}
+    assert [entry[0] for entry in seen] == sorted({entry[0] for entry in seen})
+    assert seen[-1] == (total, total)
+    assert len(seen) == len(stored)
+
+
+def test_weights_are_converted_to_the_wanted_dtype(folder: Path) -> None:
+    wide, narrow = _views(folder), _views(folder, torch.bfloat16)
+    load_weights(folder, wide)
+    load_weights(folder, narrow)
+    assert all(torch.equal(narrow[name], wide[name].bfloat16()) for name in wide)
+
+
+def test_no_safetensors_is_named(folder: Path) -> None:
+    views = _views(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"neither model\.safetensors nor model\.safetensors\.index"):
+        load_weights(folder, views)
+
+
+def test_missing_shard_is_named(sharded: Path) -> None:
+    shard = sorted(sharded.glob("model-*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(ModelLoadError, match=shard.name) as caught:
+        load_weights(sharded, _views(sharded))
+    assert caught.value.details["file"] == shard.name
+
+
+@pytest.mark.parametrize("index", ["{", '{"weight_map": []}', '{"weight_map": {"a": "../a.safetensors"}}'])
+def test_broken_index_is_named(sharded: Path, index: str) -> None:
+    (sharded / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelLoadError) as caught:
+        load_weights(sharded, _views(sharded))
+    assert caught.value.details["file"] == "model.safetensors.index.json"
+
+
+@pytest.mark.parametrize("keep", [0, 5, 200, -1])
+def test_truncated_file_is_named_before_anything_is_copied(sharded: Path, keep: int) -> None:
+    shard = sorted(sharded.glob("model-*.safetensors"))[-1]
+    shard.write_bytes(shard.read_bytes()[:keep])
+    views = _views(sharded)
+    for view in views.values():
+        view.fill_(7)
+    with pytest.raises(ModelLoadError, match="corrupt or truncated") as caught:
+        load_weights(sharded, views)
+    assert caught.value.details["file"] == shard.name
+    assert all(bool((view == 7).all()) for view in views.values())
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"not json",
+        b'{"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}',
+        b'{"a": {"dtype": "F32", "shape": [2]}}',
+        b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [8, 0]}}',
+        b"[1]",
+    ],
+)
+def test_corrupt_header_is_named(folder: Path, header: bytes) -> None:
+    content = len(header).to_bytes(8, "little") + header + bytes(8)
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelLoadError, match="corrupt or truncated") as caught:
+        load_weights(folder, _views(folder))
+    assert caught.value.details["file"] == "model.safetensors"
+
+
+def test_missing_tensors_are_counted_and_the_first_named(folder: Path) -> None:
+    gone = [f"model.layers.1.self_attn.{name}_proj.{kind}" for name in "qkv" for kind in ("weight", "bias")]
+    _edit(folder, lambda tensors: [tensors.pop(name) for name in gone])
+    with pytest.raises(ModelLoadError, match=r"6 tensor.* is missing .*q_proj.weight.*…") as caught:
+        load_weights(folder, _views(folder))
+    assert caught.value.details["count"] == 6
+
+
+def test_leftover_tensors_are_refused_but_rotary_buffers_ignored(folder: Path) -> None:
+    _edit(
+        folder,
+        lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}),
+    )
+    load_weights(folder, _views(folder))
+    _edit(folder, lambda tensors: tensors.update({"model.layers.9.mlp.up_proj.weight": torch.ones(4)}))
+    with pytest.raises(ModelLoadError, match=r"not expected .*layers\.9"):
+        load_weights(folder, _views(folder))
+
+
+def test_wrong_shape_names_tensor_expected_and_found(folder: Path) -> None:
+    _edit(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(31)}))
+    with pytest.raises(ModelLoadError, match=r"model\.norm\.weight has shape \[31\].*\[32\]") as caught:
+        load_weights(folder, _views(folder))
+    assert caught.value.details == {"tensor": "model.norm.weight", "expected": "[32]", "found": "[31]"}
+
+
+def test_integer_weights_are_refused(folder: Path) -> None:
+    _edit(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(32, dtype=torch.int8)}))
+    with pytest.raises(ModelLoadError, match="stored as I8"):
+        load_weights(folder, _views(folder))
+
+
+def test_output_projection_beside_a_tied_embedding_must_equal_it(tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path, tie=True)
+    copy = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"].clone()
+    _edit(tmp_path, lambda tensors: tensors.update({"lm_head.weight": copy}))
+    Decoder.load(tmp_path, torch.bfloat16, "cpu")
+    _edit(tmp_path, lambda tensors: tensors.update({"lm_head.weight": copy + 1}))
+    with pytest.raises(ModelLoadError, match="differs") as caught:
+        Decoder.load(tmp_path, torch.float32, "cpu")
+    assert caught.value.field == "tie_word_embeddings"
+
+
+def test_fingerprint_is_the_same_for_a_copy_with_other_times_and_path(sharded: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(sharded, tmp_path / "copy")
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(dict(reversed(config.items()))))
+    assert fingerprint(copy, "float32") == fingerprint(sharded, "float32")
+    assert len(fingerprint(copy, "float32")) == 32
+
+
+def test_fingerprint_sees_dtype_config_and_one_changed_value(folder: Path) -> None:
+    seen = {fingerprint(folder, "float32"), fingerprint(folder, "bfloat16")}
+
+    def nudge(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.1.mlp.down_proj.weight"][3, 5] += 1e-3
+
+    _edit(folder, nudge)
+    seen.add(fingerprint(folder, "float32"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-5}))
+    seen.add(fingerprint(folder, "float32"))
+    assert len(seen) == 4
+
+
+def test_fingerprint_samples_head_middle_and_tail_of_a_large_tensor(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    values = torch.zeros(1 << 20)
+    seen = set()
+    for position in (None, 0, 1 << 19, (1 << 20) - 1):
+        if position is not None:
+            values[position] += 1
+        save_file({"a": values}, tmp_path / "model.safetensors")
+        seen.add(fingerprint(tmp_path, "float32"))
+    assert len(seen) == 4
+
+
+def test_copied_tokenizer_files_come_with_the_checkpoint(tmp_path: Path, byte_level_folder: Path) -> None:
+    write_random_checkpoint(tmp_path, tokenizer_from=byte_level_folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / name).read_bytes() == (byte_level_folder / name).read_bytes()

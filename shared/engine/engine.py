@@ -1,0 +1,213 @@
+"""The step loop: one thread that owns scheduler, runner and pool."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+
+from shared.engine.messages import (
+    AbortSequence,
+    AddSequence,
+    Command,
+    EngineDied,
+    EngineLoad,
+    Event,
+    FirstScheduled,
+    JoinSequence,
+    PoolChanged,
+    ReleaseBlocks,
+    ReserveSequence,
+    SequenceFailed,
+    SequenceReserved,
+    ShippedBlock,
+    Stepped,
+)
+from shared.engine.plan import BlockToShip
+from shared.engine.runner import Runner
+from shared.engine.scheduler import Scheduler
+from shared.errors import PromptTooLong, TandemError
+
+INTEGRITY_CHECK_INTERVAL_S = 5.0
+"""An idle engine checks pool and sequences at most so often: the check walks every block."""
+
+
+class Engine:
+    """Commands in, events out. `emit` is called from the engine thread, with events in order."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, emit: Callable[[Event], None]) -> None:
+        """Takes ownership of both; nothing runs before `start()`."""
+        self._scheduler = scheduler
+        self._runner = runner
+        self._emit = emit
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._num_bad_blocks = 0
+        self._blocked = False  # the last step could plan nothing
+        self._next_check = 0.0  # time.monotonic() of the next integrity check
+        self._last_load: EngineLoad | None = None
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, command: Command) -> None:
+        """Hands over a command; any thread, never blocks."""
+        self._commands.put(command)
+
+    def close(self) -> None:
+        """Ends the thread after the step under way; sequences left are dropped. Twice is fine."""
+        if self._thread is not None:
+            self._commands.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def block_bytes(self, block_id: int) -> memoryview:
+        """A block's memory, for the transfer; valid while the caller's reference to the block is."""
+        return self._runner.block_bytes(block_id)
+
+    # --- the engine thread
+
+    def _run(self) -> None:
+        try:
+            with torch.inference_mode():
+                while self._take_commands():
+                    self._step()
+        except BaseException as error:
+            self._emit(EngineDied(error))
+            raise
+
+    def _take_commands(self) -> bool:
+        """Handles what is queued, and waits for more while there is nothing to compute; False to end."""
+        idle = not self._scheduler.has_work
+        if idle and time.monotonic() >= self._next_check:
+            self._scheduler.check_integrity()
+            self._next_check = time.monotonic() + INTEGRITY_CHECK_INTERVAL_S
+        block = idle or self._blocked
+        while True:
+            try:
+                command = self._commands.get(block=block)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            self._handle(command)
+            self._report_pool()
+            block = False
+
+    def _step(self) -> None:
+        plan = self._scheduler.schedule()
+        if not plan.sequences:
+            # Every block is held by others (receives, sends): only a command can change that.
+            self._blocked = True
+            return
+        self._blocked = False
+        started = self._first_scheduled()
+        result = self._runner.execute(plan)
+        outcome = self._scheduler.apply(plan, result)
+        ships = self._with_checksums(outcome.ships)
+        if started or outcome.tokens or ships:
+            self._emit(Stepped(started, outcome.tokens, ships))
+        self._report_pool()
+
+    def _handle(self, command: Command) -> None:
+        match command:
+            case AddSequence(sequence):
+                self._guarded(sequence.sequence_id, lambda: self._add(command))
+            case ReserveSequence(sequence):
+                self._guarded(sequence.sequence_id, lambda: self._reserve(command))
+            case JoinSequence():
+                self._join(command)
+            case AbortSequence(sequence_id):
+                self._scheduler.abort(sequence_id)
+            case ReleaseBlocks(block_ids):
+                self._scheduler.release(block_ids)
+
+    def _guarded(self, sequence_id: str, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except TandemError as error:
+            self._emit(SequenceFailed(sequence_id, error))
+
+    def _add(self, command: AddSequence) -> None:
+        self._check_fits(command.sequence.max_kv_tokens)
+        self._scheduler.add(command.sequence)
+
+    def _reserve(self, command: ReserveSequence) -> None:
+        sequence = command.sequence
+        self._check_fits(sequence.max_kv_tokens)
+        needed = self._scheduler.reserve(sequence)
+        pairs = tuple((index, sequence.block_ids[index]) for index in needed)
+        self._emit(SequenceReserved(sequence.sequence_id, pairs, sequence.num_cached_tokens))
+
+    def _check_fits(self, max_kv_tokens: int) -> None:
+        pool = self._scheduler.pool
+        capacity = pool.num_blocks * pool.block_size
+        if max_kv_tokens > capacity:
+            raise PromptTooLong(
+                f"the request takes {max_kv_tokens} tokens, this worker's KV pool holds {capacity}",
+                field="max_tokens",
+                limit=capacity,
+            )
+
+    def _join(self, command: JoinSequence) -> None:
+        sequence = self._scheduler.sequence(command.sequence_id)
+        if sequence is None:
+            return  # cancelled meanwhile
+        indexes = sorted(command.checksums)
+        arrived = self._runner.checksums([sequence.block_ids[index] for index in indexes])
+        bad = [i for i, found in zip(indexes, arrived, strict=True) if found != command.checksums[i]]
+        self._num_bad_blocks += len(bad)
+        self._scheduler.join(
+            command.sequence_id, command.first_token, command.checksums, min(bad) if bad else None
+        )
+
+    def _first_scheduled(self) -> tuple[FirstScheduled, ...]:
+        now = time.perf_counter()
+        return tuple(
+            FirstScheduled(name, num_cached, now) for name, num_cached in self._scheduler.take_started()
+        )
+
+    def _with_checksums(self, ships: tuple[BlockToShip, ...]) -> tuple[ShippedBlock, ...]:
+        """Adds each block's checksum; a sealed block's is computed once and kept in the pool."""
+        pool = self._scheduler.pool
+        missing = [ship.block_id for ship in ships if pool.checksum_of(ship.block_id) is None]
+        computed = dict(zip(missing, self._runner.checksums(missing), strict=True)) if missing else {}
+        result = []
+        for ship in ships:
+            checksum = computed.get(ship.block_id)
+            if checksum is None:
+                checksum = pool.checksum_of(ship.block_id)
+                assert checksum is not None
+            elif pool.hash_of(ship.block_id) is not None:
+                pool.set_checksum(ship.block_id, checksum)
+            result.append(ShippedBlock(ship.sequence_id, ship.index, ship.block_id, checksum))
+        return tuple(result)
+
+    def _report_pool(self) -> None:
+        events = self._scheduler.pool.drain_events()
+        if events.sealed or events.evicted:
+            self._emit(PoolChanged(tuple(events.sealed), tuple(events.evicted)))
+        load = self._load()
+        if load != self._last_load:
+            self._last_load = load
+            self._emit(load)
+
+    def _load(self) -> EngineLoad:
+        scheduler = self._scheduler
+        return EngineLoad(
+            num_free_blocks=scheduler.pool.num_free,
+            num_total_blocks=scheduler.pool.num_blocks,
+            num_cached_blocks=scheduler.pool.num_cached,
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_queued_tokens=scheduler.num_queued_tokens,
+            num_prompt_tokens=scheduler.counters.num_prompt_tokens,
+            num_prefix_hit_tokens=scheduler.counters.num_prefix_hit_tokens,
+            num_preemptions=scheduler.counters.num_preemptions,
+            num_bad_blocks=self._num_bad_blocks,
+        )

@@ -1,0 +1,131 @@
+"""What crosses between the engine thread and the world: commands in, events out, one queue each way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.engine.plan import NewToken
+from shared.engine.sequence import Sequence
+from shared.errors import TandemError
+
+
+@dataclass(frozen=True, slots=True)
+class AddSequence:
+    """Compute a sequence here. Answer: its tokens in `Stepped`, or `SequenceFailed`."""
+
+    sequence: Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveSequence:
+    """Take blocks for a sequence whose KV will arrive. Answer: `SequenceReserved` or `SequenceFailed`."""
+
+    sequence: Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class JoinSequence:
+    """Every block of a reserved sequence has arrived; `checksums` by block index as the sender computed them.
+
+    Blocks whose checksum differs are recomputed here, with all that follow. No answer but the next tokens.
+    """
+
+    sequence_id: str
+    first_token: int
+    checksums: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class AbortSequence:
+    """Forget a sequence; its blocks are free when the command was handled. Unknown ids are ignored."""
+
+    sequence_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseBlocks:
+    """The shipper is done with these blocks."""
+
+    block_ids: tuple[int, ...]
+
+
+Command = AddSequence | ReserveSequence | JoinSequence | AbortSequence | ReleaseBlocks
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceReserved:
+    """Blocks are taken; `needed` are (block index, block id) pairs that must arrive, by index."""
+
+    sequence_id: str
+    needed: tuple[tuple[int, int], ...]
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceFailed:
+    """The command for this sequence could not be carried out; the sequence holds nothing."""
+
+    sequence_id: str
+    error: TandemError
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedBlock:
+    """A block to send: its reference is the shipper's, until `ReleaseBlocks`."""
+
+    sequence_id: str
+    index: int
+    block_id: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class FirstScheduled:
+    """A sequence's first turn: how much of its prompt was cached, and when it began (time.perf_counter())."""
+
+    sequence_id: str
+    num_cached_tokens: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """One engine step."""
+
+    started: tuple[FirstScheduled, ...]
+    tokens: tuple[NewToken, ...]
+    ships: tuple[ShippedBlock, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolChanged:
+    """Hashes that became findable in this worker's pool, and those that left it, since the last such event."""
+
+    sealed: tuple[bytes, ...]
+    evicted: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """The engine's state after a step or a command."""
+
+    num_free_blocks: int
+    num_total_blocks: int
+    num_cached_blocks: int
+    num_running: int
+    num_waiting: int
+    num_queued_tokens: int
+    num_prompt_tokens: int
+    num_prefix_hit_tokens: int
+    num_preemptions: int
+    num_bad_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDied:
+    """The engine thread ended on an error that is not a request's: the worker cannot go on."""
+
+    error: BaseException
+
+
+Event = SequenceReserved | SequenceFailed | Stepped | PoolChanged | EngineLoad | EngineDied

@@ -1,0 +1,89 @@
+"""What the scheduler and the runner say to each other: an immutable plan, a result. Nothing else passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.engine.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSpec:
+    """How to choose one token from one row of logits."""
+
+    params: SamplingParams
+    position: int  # index of the token to be produced, in the sequence
+    prompt_token_ids: tuple[int, ...] = ()  # these two only where penalties need them
+    output_token_ids: tuple[int, ...] = ()
+    banned_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSequence:
+    """A sequence's share of one step: compute `token_ids` at positions start … start + len - 1."""
+
+    sequence_id: str
+    token_ids: tuple[int, ...]
+    start: int  # = num_computed_tokens before the step
+    block_ids: tuple[int, ...]  # block table, covering every position up to the last computed one
+    num_prompt_tokens: int
+    sample: SampleSpec | None  # set where the step reaches the sequence's last token
+
+    @property
+    def end(self) -> int:
+        """num_computed_tokens after the step."""
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One engine step: decodes first, then chunks of prompts."""
+
+    sequences: tuple[PlannedSequence, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step, over all sequences."""
+        return sum(len(item.token_ids) for item in self.sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """The token chosen for one row of logits. Log-probabilities are of the unmodified logits."""
+
+    token_id: int
+    logprob: float | None = None  # None unless asked for
+    top: tuple[tuple[int, float], ...] = ()  # (token id, log-probability), likeliest first
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Tokens of the planned sequences that had a SampleSpec, in plan order."""
+
+    sampled: tuple[SampledToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NewToken:
+    """A token that a step produced for one sequence."""
+
+    sequence_id: str
+    token: SampledToken
+    finish: str | None  # None, "stop" or "length"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockToShip:
+    """A block that a decode worker waits for; the scheduler holds a reference for the shipper until it is released."""
+
+    sequence_id: str
+    index: int  # in the sequence's block table
+    block_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What a step changed, for the world outside the engine."""
+
+    tokens: tuple[NewToken, ...]
+    ships: tuple[BlockToShip, ...]

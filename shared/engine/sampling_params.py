@@ -1,0 +1,112 @@
+"""How a request wants its tokens chosen: one frozen value object, validated where it is built."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from shared.errors import InvalidRequest
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_LEN = 256
+MAX_STOP_TOKEN_IDS = 256
+MAX_LOGPROBS = 20
+
+
+def _check(ok: bool, field: str, value: object, limit: str) -> None:
+    if not ok:
+        raise InvalidRequest(f"{field} must be {limit}, got {value!r}", field=field, limit=limit)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling settings under their usual names; raises InvalidRequest naming the field and its limit.
+
+    The defaults leave the model's distribution as it is. `temperature=0` is greedy. `max_tokens=None` and
+    `seed=None` are filled in by the router (`resolved`) before a worker sees them.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 = off
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # number of alternatives; 0 = the chosen token only
+
+    def __post_init__(self) -> None:
+        for name in (
+            "temperature",
+            "top_p",
+            "min_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+        ):
+            _check(math.isfinite(getattr(self, name)), name, getattr(self, name), "a finite number")
+        _check(0.0 <= self.temperature <= 100.0, "temperature", self.temperature, "between 0 and 100")
+        _check(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "in (0, 1]")
+        _check(0 <= self.top_k < 2**31, "top_k", self.top_k, "at least 0 (0 = off)")
+        _check(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "in [0, 1]")
+        _check(
+            0.0 < self.repetition_penalty <= 2.0, "repetition_penalty", self.repetition_penalty, "in (0, 2]"
+        )
+        for name in ("presence_penalty", "frequency_penalty"):
+            _check(-2.0 <= getattr(self, name) <= 2.0, name, getattr(self, name), "in [-2, 2]")
+        _check(self.seed is None or 0 <= self.seed < 2**64, "seed", self.seed, "in [0, 2^64)")
+        _check(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
+        _check(self.min_tokens >= 0, "min_tokens", self.min_tokens, "at least 0")
+        if self.max_tokens is not None:
+            _check(
+                self.min_tokens <= self.max_tokens,
+                "min_tokens",
+                self.min_tokens,
+                f"at most max_tokens ({self.max_tokens})",
+            )
+        _check(
+            len(self.stop) <= MAX_STOP_STRINGS, "stop", len(self.stop), f"at most {MAX_STOP_STRINGS} strings"
+        )
+        for text in self.stop:
+            _check(
+                0 < len(text) <= MAX_STOP_STRING_LEN,
+                "stop",
+                text,
+                f"1 to {MAX_STOP_STRING_LEN} characters each",
+            )
+        _check(
+            len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS,
+            "stop_token_ids",
+            len(self.stop_token_ids),
+            f"at most {MAX_STOP_TOKEN_IDS} ids",
+        )
+        _check(
+            self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
+            "logprobs",
+            self.logprobs,
+            f"between 0 and {MAX_LOGPROBS}",
+        )
+
+    @property
+    def is_greedy(self) -> bool:
+        """True where the likeliest token is taken."""
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        """True where earlier tokens change the logits."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    def resolved(self, *, seed: int, max_tokens: int) -> SamplingParams:
+        """Fills in `seed` and `max_tokens` where the client left them open; raises where min_tokens then breaks."""
+        return replace(
+            self,
+            seed=self.seed if self.seed is not None else seed,
+            max_tokens=self.max_tokens if self.max_tokens is not None else max_tokens,
+        )

@@ -1,0 +1,128 @@
+"""A request's tokens and block table on one worker. Plain numbers: no tensors here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from shared.engine.sampling_params import SamplingParams
+
+
+class Goal(Enum):
+    """How far a worker takes a sequence."""
+
+    FIRST_TOKEN = auto()
+    """Compute the prompt, sample one token, ship the blocks: a prefill worker's part."""
+    COMPLETION = auto()
+    """Produce tokens until a stop condition: a decode worker's part."""
+
+
+class Status(Enum):
+    """Where a sequence stands on its worker."""
+
+    RECEIVING = auto()
+    """Its blocks are reserved and filled by a prefill worker."""
+    WAITING = auto()
+    """Not computed yet, or preempted; holds no blocks."""
+    RUNNING = auto()
+    """Holds blocks; each step computes some of its tokens."""
+    FINISHED = auto()
+    """Left the worker; holds nothing."""
+
+
+class StopCause(Enum):
+    """Why a sequence produced its last token."""
+
+    STOP = auto()
+    LENGTH = auto()
+
+
+@dataclass(slots=True)
+class Sequence:
+    """One request on one worker.
+
+    0 <= num_cached_tokens <= num_computed_tokens <= num_tokens <= max_tokens_total holds at all times. The newest
+    token of a running sequence is known before its KV is, so num_computed_tokens < num_tokens between steps.
+    """
+
+    sequence_id: str
+    token_ids: list[int]  # the prompt, then what was produced
+    num_prompt_tokens: int  # the client's prompt; what a retried request had produced before follows it
+    sampling: SamplingParams
+    hash_root: bytes
+    goal: Goal
+    max_tokens_total: int
+    eos_token_ids: frozenset[int]
+    ship_blocks: frozenset[int] = frozenset()  # block indexes that a decode worker waits for
+    arrival: int = 0  # order of arrival on this worker, set by the scheduler
+    status: Status = Status.WAITING
+    block_ids: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks, as far as hashed
+    num_cached_tokens: int = 0  # prefix found in the pool when it was first scheduled
+    num_computed_tokens: int = 0
+    num_shipped_blocks: int = 0  # blocks below this index were handed to the shipper
+    started: bool = False  # was scheduled at least once
+
+    def __post_init__(self) -> None:
+        assert 0 < self.num_prompt_tokens <= len(self.token_ids), "a sequence has a prompt"
+        assert self.sampling.max_tokens is not None, "max_tokens is resolved"
+        assert self.sampling.seed is not None, "seed is resolved"
+        self.check()
+
+    def check(self) -> None:
+        """Asserts the order of the lengths."""
+        assert (
+            0
+            <= self.num_cached_tokens
+            <= self.num_computed_tokens
+            <= self.num_tokens
+            <= self.max_tokens_total
+        ), (
+            f"{self.sequence_id}: cached {self.num_cached_tokens}, computed {self.num_computed_tokens}, "
+            f"tokens {self.num_tokens}, total {self.max_tokens_total}"
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known so far: prompt and output."""
+        return len(self.token_ids)
+
+    @property
+    def max_kv_tokens(self) -> int:
+        """Most tokens whose KV this worker will hold for the sequence."""
+        return self.num_tokens if self.goal is Goal.FIRST_TOKEN else self.max_tokens_total
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens produced so far, on whichever worker."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens whose KV is still to be computed."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    def stop_cause(self) -> StopCause | None:
+        """Whether the newest token ends the sequence; stop strings are the router's to find."""
+        sampling = self.sampling
+        num_output = self.num_output_tokens
+        if num_output >= max(1, sampling.min_tokens):
+            newest = self.token_ids[-1]
+            if newest in sampling.stop_token_ids or (
+                not sampling.ignore_eos and newest in self.eos_token_ids
+            ):
+                return StopCause.STOP
+        max_tokens = sampling.max_tokens
+        assert max_tokens is not None
+        if num_output >= max_tokens or self.num_tokens >= self.max_tokens_total:
+            return StopCause.LENGTH
+        return None
+
+    def banned_token_ids(self) -> tuple[int, ...]:
+        """Tokens that must not be sampled next: the ends, until min_tokens is reached."""
+        if self.num_output_tokens >= self.sampling.min_tokens:
+            return ()
+        ends = set(self.sampling.stop_token_ids)
+        if not self.sampling.ignore_eos:
+            ends |= self.eos_token_ids
+        return tuple(sorted(ends))

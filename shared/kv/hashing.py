@@ -1,0 +1,85 @@
+"""Content addresses of KV blocks: chained hashes over token ids.
+
+A sealed block is named by `block_hash(parent, its tokens)`; the parent of the first block is a root that
+stands for everything else the KV depends on. Equal hashes therefore mean equal prefixes under the same model,
+and the longest shared prefix of two sequences is the longest common head of their chains.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from shared.errors import InvalidRequest
+
+HASH_BYTES = 16
+"""Length of every root and block hash."""
+
+_ROOT_PERSON = b"tandem-kv-root"
+"""Separates roots from block hashes: no token sequence can produce a root."""
+
+
+def root_hash(
+    model_fingerprint: str, kv_dtype: str, layout_version: int, adapter: str = "", salt: str = ""
+) -> bytes:
+    """The 16-byte root of all chains of one (model, KV dtype, layout, adapter, tenant salt).
+
+    Every field is length-prefixed, so no two different tuples hash the same bytes.
+    """
+    state = blake2b(digest_size=HASH_BYTES, person=_ROOT_PERSON)
+    for field in (model_fingerprint, kv_dtype, str(layout_version), adapter, salt):
+        data = field.encode()
+        state.update(len(data).to_bytes(8, "little"))
+        state.update(data)
+    return state.digest()
+
+
+def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """`blake2b(parent ‖ token ids as little-endian u32, digest_size=16)`.
+
+    Raises InvalidRequest when a token id is not an integer in [0, 2^32).
+    """
+    return blake2b(parent + _little_endian_u32(token_ids).tobytes(), digest_size=HASH_BYTES).digest()
+
+
+def chain(root: bytes, token_ids: Sequence[int], block_size: int) -> list[bytes]:
+    """Hashes of all full blocks of `token_ids`, first block first; a last partial block has none.
+
+    Raises InvalidRequest when a token id is not an integer in [0, 2^32).
+    """
+    hashes: list[bytes] = []
+    extend_chain(hashes, root, token_ids, block_size)
+    return hashes
+
+
+def extend_chain(hashes: list[bytes], root: bytes, token_ids: Sequence[int], block_size: int) -> None:
+    """Append to `hashes` the hashes of the blocks of `token_ids` that it does not cover yet.
+
+    `hashes` is the chain of the first `len(hashes) * block_size` tokens; those tokens are not read again, so
+    a call after every generated token costs nothing until a block fills up.
+    """
+    start = len(hashes) * block_size
+    num_new = len(token_ids) // block_size - len(hashes)
+    if num_new <= 0:
+        return
+    tokens = memoryview(_little_endian_u32(token_ids[start : start + num_new * block_size])).cast("B")
+    block_bytes = 4 * block_size
+    parent = hashes[-1] if hashes else root
+    for offset in range(0, num_new * block_bytes, block_bytes):
+        parent = blake2b(parent + tokens[offset : offset + block_bytes], digest_size=HASH_BYTES).digest()
+        hashes.append(parent)
+
+
+def _little_endian_u32(token_ids: Sequence[int]) -> array[int]:
+    """The ids as an array of 4-byte little-endian words, converted in C and not id by id."""
+    try:
+        words = array("I", token_ids)
+    except (OverflowError, TypeError) as error:
+        raise InvalidRequest(
+            f"token_ids: every id must be an integer in [0, 2^32): {error}", field="token_ids"
+        ) from error
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words

@@ -1,0 +1,285 @@
+"""Who owns which block, and which cached block goes first when memory runs out. Policy only: no tensors.
+
+A block is in one of three states:
+
+    used    num_refs ≥ 1; writable while num_refs == 1 and it is not sealed
+    cached  num_refs == 0, sealed, findable by its hash; `acquire` revives it
+    blank   num_refs == 0 and nothing worth keeping
+
+Blank and cached blocks stand in one free list, blank ones first, then cached ones from the least to the most
+recently released. `allocate` takes from the head, so no cached block is lost while a blank one is left. The
+list is intrusive, two arrays of neighbours and a sentinel: reviving a block from its middle must be O(1),
+which a deque cannot do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class OutOfBlocks(Exception):  # noqa: N818 - a condition that the scheduler handles by preempting
+    """`needed` blocks were asked for and only `free` are neither in use nor reserved."""
+
+    def __init__(self, needed: int, free: int) -> None:
+        super().__init__(f"needed {needed} blocks, {free} are free")
+        self.needed = needed
+        self.free = free
+
+
+@dataclass(frozen=True, slots=True)
+class PoolEvents:
+    """What became findable and what ceased to be since the last drain, net of changes undone in between.
+
+    Applied in any order to the set of hashes held before, they give `cached_hashes()`.
+    """
+
+    sealed: list[bytes]
+    evicted: list[bytes]
+
+
+class BlockPool:
+    """Reference counts, LRU free list and prefix cache over block ids `0 … num_blocks - 1`.
+
+    Not thread-safe: one engine thread owns it. Misuse (releasing a free block, writing state of a sealed one)
+    is a bug of the caller and raises ValueError before anything has changed.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(
+                f"num_blocks and block_size must be at least 1, not {num_blocks} and {block_size}"
+            )
+        self._num_blocks = num_blocks
+        self._block_size = block_size
+        self._num_refs = [0] * num_blocks
+        self._hashes: list[bytes | None] = [None] * num_blocks  # None: not sealed
+        self._checksums: list[int | None] = [None] * num_blocks
+        self._findable: dict[bytes, int] = {}  # hash -> the one block that match() returns for it
+        # Free list: neighbours of each free block; index num_blocks is the sentinel before the head.
+        self._next: list[int] = [*range(1, num_blocks + 1), 0]
+        self._prev: list[int] = [num_blocks, *range(num_blocks)]
+        self._num_free = num_blocks
+        # Insertion-ordered sets of the changes since the last drain.
+        self._newly_findable: dict[bytes, None] = {}
+        self._newly_evicted: dict[bytes, None] = {}
+
+    @property
+    def num_blocks(self) -> int:
+        """All blocks."""
+        return self._num_blocks
+
+    @property
+    def block_size(self) -> int:
+        """Tokens a block."""
+        return self._block_size
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `allocate` could hand out: blank and cached ones."""
+        return self._num_free
+
+    @property
+    def num_used(self) -> int:
+        """Blocks with at least one reference."""
+        return self._num_blocks - self._num_free
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks findable by hash, in use or not; equals `len(cached_hashes())`."""
+        return len(self._findable)
+
+    def match(self, hashes: Sequence[bytes]) -> list[int]:
+        """Block ids of the longest cached prefix of `hashes`.
+
+        Changes nothing: `acquire` what it found before the next `allocate` may evict it.
+        """
+        found: list[int] = []
+        for block_hash in hashes:
+            block_id = self._findable.get(block_hash)
+            if block_id is None:
+                break
+            found.append(block_id)
+        return found
+
+    def acquire(self, block_ids: Sequence[int]) -> None:
+        """Take one more reference on each block; a cached block leaves the free list.
+
+        Raises ValueError for a blank block: its bytes mean nothing.
+        """
+        for block_id in block_ids:
+            if self._num_refs[block_id] == 0 and not self._is_findable(block_id):
+                raise ValueError(f"block {block_id} is free and holds no cached prefix")
+        for block_id in block_ids:
+            if self._num_refs[block_id] == 0:
+                self._unlink(block_id)
+            self._num_refs[block_id] += 1
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        """`num_blocks` writable blocks with one reference each, or OutOfBlocks and no change.
+
+        Blank blocks go first, then cached ones, least recently released first; those lose their hash.
+        """
+        if num_blocks < 0:
+            raise ValueError(f"cannot allocate {num_blocks} blocks")
+        if num_blocks > self._num_free:
+            raise OutOfBlocks(num_blocks, self._num_free)
+        block_ids = [self._take_head() for _ in range(num_blocks)]
+        for block_id in block_ids:
+            self._num_refs[block_id] = 1
+        return block_ids
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """Give back one reference on each block, in the order of a sequence's block table.
+
+        Findable blocks join the free list's tail, last block of the sequence first: so later blocks are
+        evicted before earlier ones, and what remains of a prefix is still a prefix. Blocks that nobody can
+        find (not sealed, or a duplicate) join its head. Raises ValueError, changing nothing, on a double
+        release.
+        """
+        for block_id, count in Counter(block_ids).items():
+            if count > self._num_refs[block_id]:
+                raise ValueError(
+                    f"block {block_id} released {count} times with {self._num_refs[block_id]} references"
+                )
+        for block_id in reversed(block_ids):
+            self._num_refs[block_id] -= 1
+            if self._num_refs[block_id] > 0:
+                continue
+            if self._is_findable(block_id):
+                self._link_after(self._prev[self._num_blocks], block_id)
+            else:
+                self._link_after(self._num_blocks, block_id)
+
+    def seal(self, block_id: int, block_hash: bytes) -> None:
+        """Declare a full block immutable and make it findable under `block_hash`.
+
+        When another block already holds that hash, that one stays the findable copy; this one is sealed all
+        the same, and is reused first once free. Sealing again with the same hash does nothing. Raises
+        ValueError for a block that is shared or free, or sealed with another hash.
+        """
+        if self._hashes[block_id] is not None:
+            if self._hashes[block_id] == block_hash:
+                return
+            raise ValueError(f"block {block_id} is sealed with another hash")
+        if self._num_refs[block_id] != 1:
+            raise ValueError(
+                f"block {block_id} has {self._num_refs[block_id]} references; only a sole owner seals"
+            )
+        self._hashes[block_id] = block_hash
+        if block_hash not in self._findable:
+            self._findable[block_hash] = block_id
+            if block_hash in self._newly_evicted:
+                del self._newly_evicted[block_hash]
+            else:
+                self._newly_findable[block_hash] = None
+
+    def is_writable(self, block_id: int) -> bool:
+        """True when the block has one owner and is not sealed."""
+        return self._num_refs[block_id] == 1 and self._hashes[block_id] is None
+
+    def hash_of(self, block_id: int) -> bytes | None:
+        """The hash a block was sealed with, or None."""
+        return self._hashes[block_id]
+
+    def checksum_of(self, block_id: int) -> int | None:
+        """The checksum of a sealed block, once someone has set it."""
+        return self._checksums[block_id]
+
+    def set_checksum(self, block_id: int, checksum: int) -> None:
+        """Record the checksum of a sealed block, computed once where the block was made.
+
+        Raises ValueError for an unsealed block or when a different checksum is on record.
+        """
+        if self._hashes[block_id] is None:
+            raise ValueError(f"block {block_id} is not sealed, its bytes may still change")
+        if self._checksums[block_id] not in (None, checksum):
+            raise ValueError(f"block {block_id} already has another checksum")
+        self._checksums[block_id] = checksum
+
+    def cached_hashes(self) -> list[bytes]:
+        """All findable hashes, in the order in which they became so."""
+        return list(self._findable)
+
+    def drain_events(self) -> PoolEvents:
+        """The net changes of `cached_hashes()` since the last call, and start afresh."""
+        events = PoolEvents(sealed=list(self._newly_findable), evicted=list(self._newly_evicted))
+        self._newly_findable = {}
+        self._newly_evicted = {}
+        return events
+
+    def clear_cache(self) -> None:
+        """Forget every cached prefix. Blocks in use stay sealed, but nobody finds them any more."""
+        for block_hash, block_id in list(self._findable.items()):
+            self._forget(block_hash)
+            if self._num_refs[block_id] == 0:
+                self._hashes[block_id] = None
+                self._checksums[block_id] = None
+
+    def check_integrity(self) -> None:
+        """Walk everything; raises AssertionError naming the invariant that does not hold. O(num_blocks)."""
+        free = self._free_list()
+        assert len(free) == self._num_free, "num_free equals the free list's length"
+        assert len(set(free)) == len(free), "no block stands twice in the free list"
+        assert all(refs >= 0 for refs in self._num_refs), "no negative reference count"
+        unreferenced = {block_id for block_id, refs in enumerate(self._num_refs) if refs == 0}
+        assert set(free) == unreferenced, "exactly the blocks without references are free"
+        findable_flags = [self._is_findable(block_id) for block_id in free]
+        assert findable_flags == sorted(findable_flags), "blank blocks precede cached ones in the free list"
+        for block_hash, block_id in self._findable.items():
+            assert self._hashes[block_id] == block_hash, "a findable block holds the hash it is found by"
+        for block_id, sealed_as in enumerate(self._hashes):
+            if sealed_as is None:
+                assert self._checksums[block_id] is None, "only sealed blocks have a checksum"
+        assert not self._newly_findable.keys() & self._newly_evicted.keys(), "events are net changes"
+        assert self._newly_findable.keys() <= self._findable.keys(), "a hash reported as sealed is findable"
+        assert not self._newly_evicted.keys() & self._findable.keys(), "a hash reported as evicted is gone"
+
+    def _is_findable(self, block_id: int) -> bool:
+        block_hash = self._hashes[block_id]
+        return block_hash is not None and self._findable.get(block_hash) == block_id
+
+    def _forget(self, block_hash: bytes) -> None:
+        """Make a findable hash unfindable and note it for the index."""
+        del self._findable[block_hash]
+        if block_hash in self._newly_findable:
+            del self._newly_findable[block_hash]
+        else:
+            self._newly_evicted[block_hash] = None
+
+    def _take_head(self) -> int:
+        """Unlink the free list's first block and wipe what it held."""
+        block_id = self._next[self._num_blocks]
+        self._unlink(block_id)
+        block_hash = self._hashes[block_id]
+        if block_hash is not None:
+            if self._findable.get(block_hash) == block_id:
+                self._forget(block_hash)
+            self._hashes[block_id] = None
+            self._checksums[block_id] = None
+        return block_id
+
+    def _unlink(self, block_id: int) -> None:
+        before, after = self._prev[block_id], self._next[block_id]
+        self._next[before] = after
+        self._prev[after] = before
+        self._num_free -= 1
+
+    def _link_after(self, before: int, block_id: int) -> None:
+        """Insert a block behind `before`, a free block or the sentinel (which makes it the head)."""
+        after = self._next[before]
+        self._next[before] = self._prev[after] = block_id
+        self._prev[block_id] = before
+        self._next[block_id] = after
+        self._num_free += 1
+
+    def _free_list(self) -> list[int]:
+        """Free block ids from head to tail, bounded so that a broken link cannot loop."""
+        found: list[int] = []
+        block_id = self._next[self._num_blocks]
+        while block_id != self._num_blocks and len(found) <= self._num_blocks:
+            assert self._prev[self._next[block_id]] == block_id, "free list links agree in both directions"
+            found.append(block_id)
+            block_id = self._next[block_id]
+        return found

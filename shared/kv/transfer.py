@@ -1,0 +1,96 @@
+"""The transfer plane: how KV blocks get from one worker's pool into another's.
+
+Two-sided: the receiver posts a receive straight into pool memory for every block it waits for, the sender sends
+straight from its own. A message's tag is the hand-off's ticket and the block's index; a ticket is drawn at random,
+and knowing it is the right to write.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+TICKET_BITS = 48
+INDEX_BITS = 16
+TRAILER_INDEX = (1 << INDEX_BITS) - 1
+"""The block index that stands for the trailer; blocks have lower ones."""
+
+
+def new_ticket() -> int:
+    """48 random bits."""
+    return secrets.randbits(TICKET_BITS)
+
+
+def tag(ticket: int, index: int) -> int:
+    """The 64-bit tag of one message."""
+    assert 0 <= ticket < 1 << TICKET_BITS, f"ticket {ticket:#x} has more than {TICKET_BITS} bits"
+    assert 0 <= index <= TRAILER_INDEX, f"block index {index} has more than {INDEX_BITS} bits"
+    return ticket << INDEX_BITS | index
+
+
+@dataclass(slots=True)
+class TransferCounters:
+    """Sums since start. Blocks alone: trailers are not counted."""
+
+    blocks_sent: int = 0
+    bytes_sent: int = 0
+    blocks_received: int = 0
+    bytes_received: int = 0
+
+
+class Incoming(Protocol):
+    """The receives of one hand-off."""
+
+    async def trailer(self) -> bytes:
+        """The trailer, once it has arrived; it may overtake blocks. Raises TransferFailed."""
+        ...
+
+    async def blocks(self, indexes: Sequence[int]) -> None:
+        """Returns when the blocks with these indexes lie in their memory. Raises TransferFailed."""
+        ...
+
+
+class KVTransfer(Protocol):
+    """One worker's access to the transfer plane. All methods are for one event loop; none blocks it.
+
+    Memory given to `expect` and `send` stays the caller's: it must stay allocated and, until the calls named below
+    return, be used for nothing else.
+    """
+
+    counters: TransferCounters
+    address: bytes
+    """Opaque; a peer needs it to send here. Set by `start`."""
+
+    async def start(self) -> None:
+        """Opens the plane. Raises TransferFailed where it cannot be had on this machine."""
+        ...
+
+    def expect(self, ticket: int, buffers: Sequence[tuple[int, memoryview]], trailer_bytes: int) -> Incoming:
+        """Posts a receive for each (block index, memory) and one for a trailer of exactly `trailer_bytes`.
+
+        From now on until `cancel(ticket)` returns, a sender that knows the ticket may write to the memory.
+        """
+        ...
+
+    async def send(self, address: bytes, ticket: int, index: int, memory: memoryview) -> None:
+        """Sends one block (or, at TRAILER_INDEX, a trailer); returns when the memory may be reused.
+
+        Waits for as long as the receiver lives and has not taken it. Raises TransferFailed when the peer is dropped
+        or unreachable. Must not be cancelled: that would leave open whether the memory is still read.
+        """
+        ...
+
+    async def cancel(self, ticket: int) -> None:
+        """Ends a hand-off: when this returns, no receive of the ticket can write any more. Due after every `expect`;
+        unknown tickets are ignored."""
+        ...
+
+    def drop_peer(self, address: bytes) -> None:
+        """The process at that address is gone: sends to it fail now, its endpoint is forgotten."""
+        ...
+
+    async def close(self) -> None:
+        """Ends everything; sends and receives under way raise TransferFailed. Twice is fine."""
+        ...

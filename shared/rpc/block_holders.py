@@ -1,0 +1,76 @@
+"""Who holds which block: the words that the KV store, its clients and the router's placement share. No grpc here.
+
+Enum values are the numbers of `tandem.v1.WorkerRole` and `tandem.v1.Tier`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from shared.errors import InvalidRequest
+
+BLOCK_HASH_BYTES = 16
+"""Length of one block hash."""
+
+
+class WorkerRole(IntEnum):
+    """What a worker does in the fleet."""
+
+    PREFILL = 1
+    DECODE = 2
+
+
+class Tier(IntEnum):
+    """Where a holder keeps a block, fastest first."""
+
+    DEVICE = 1
+    HOST = 2
+    DISK = 3
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """One engine process; (name, incarnation) never repeats."""
+
+    name: str
+    incarnation: int  # random, 1 .. 2**64 - 1
+    role: WorkerRole
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """One worker's tier that holds a block."""
+
+    worker_name: str
+    incarnation: int
+    role: WorkerRole
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """The longest prefix of a chain of blocks that is held somewhere.
+
+    `blocks[i]` are the holders of block i, never empty, in the order in which they published it.
+    """
+
+    blocks: tuple[tuple[Holder, ...], ...] = ()
+
+    @property
+    def num_blocks(self) -> int:
+        """Length of the prefix in blocks."""
+        return len(self.blocks)
+
+
+def join_hashes(hashes: Sequence[bytes]) -> bytes:
+    """The hashes one behind the other, as they travel; raises InvalidRequest unless each has 16 bytes."""
+    joined = b"".join(hashes)
+    if len(joined) != len(hashes) * BLOCK_HASH_BYTES or any(len(h) != BLOCK_HASH_BYTES for h in hashes):
+        raise InvalidRequest(
+            f"every block hash must have {BLOCK_HASH_BYTES} bytes",
+            field="block_hashes",
+            limit=BLOCK_HASH_BYTES,
+        )
+    return joined

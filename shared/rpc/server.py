@@ -1,0 +1,98 @@
+"""Starting gRPC servers the same way everywhere: health, reflection, message limits, keepalive, typed port errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from shared.errors import ConfigError
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+KEEPALIVE_MS = 10_000
+KEEPALIVE_TIMEOUT_MS = 5_000
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # A silent host (power, cable) shows no FIN: pings find it within KEEPALIVE_MS + KEEPALIVE_TIMEOUT_MS.
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A restarted worker is found again within seconds, not after gRPC's default backoff of minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # With SO_REUSEPORT a second server on a taken port would silently share it.
+    ("grpc.so_reuseport", 0),
+)
+
+
+class RpcServer:
+    """One gRPC server with health and reflection. `start()` returns once it serves; `stop()` twice is fine."""
+
+    def __init__(
+        self, bind: str, register: Callable[[grpc.aio.Server], None], service_names: Sequence[str]
+    ) -> None:
+        """`bind` is host:port, port 0 = any free one; `register` adds the servicers; names are full proto names."""
+        self._bind = bind
+        self._register = register
+        self._service_names = tuple(service_names)
+        self._server: grpc.aio.Server | None = None
+        self._health: HealthServicer | None = None
+        self.address = ""
+        """host:port that the server listens on, once started."""
+
+    async def start(self) -> None:
+        """Binds and serves; raises ConfigError (field `bind`) when the port is taken or the host unknown."""
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._health = HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        self._register(server)
+        names = (*self._service_names, reflection.SERVICE_NAME, "grpc.health.v1.Health")
+        reflection.enable_server_reflection(names, server)
+        try:
+            port = server.add_insecure_port(self._bind)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"cannot listen on {self._bind}: the port is in use or the address is not this machine's",
+                field="bind",
+                value=self._bind,
+            ) from error
+        await server.start()
+        self._server = server
+        self.address = f"{self._bind.rpartition(':')[0]}:{port}"
+
+    async def set_serving(self, serving: bool) -> None:
+        """What the health service answers for the server as a whole and for each service."""
+        if self._health is None:
+            return
+        status = (
+            health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        for name in ("", *self._service_names):
+            await self._health.set(name, status)
+
+    async def stop(self, grace_s: float = 1.0) -> None:
+        """Refuses new calls at once, gives running ones `grace_s` seconds, then ends them."""
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.stop(grace_s)
+
+
+def channel(address: str) -> grpc.aio.Channel:
+    """A client channel with the keepalive, limits and reconnect backoff that the servers expect."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)

@@ -1,0 +1,108 @@
+"""Running whole prompts through engines, also through two with a hand-off between them."""
+
+from __future__ import annotations
+
+import queue
+from pathlib import Path
+
+import torch
+
+from shared.engine.engine import Engine
+from shared.engine.messages import (
+    AddSequence,
+    EngineDied,
+    JoinSequence,
+    ReleaseBlocks,
+    ReserveSequence,
+    SequenceFailed,
+    SequenceReserved,
+    Stepped,
+)
+from shared.engine.runner import Runner
+from shared.engine.sampling_params import SamplingParams
+from shared.engine.scheduler import Scheduler, SchedulerConfig
+from shared.engine.sequence import Goal, Sequence
+from shared.kv.layout import BlockLayout
+from shared.kv.pool import BlockPool
+from shared.model.decoder import Decoder
+
+DEADLINE_S = 60
+BLOCK_SIZE = 16
+
+
+class EngineRun:
+    """An engine over its own pool, driven synchronously."""
+
+    def __init__(self, folder: Path, num_blocks: int = 64, max_step_tokens: int = 24) -> None:
+        self.decoder = Decoder.load(folder, torch.float32, "cpu")
+        config = self.decoder.config
+        self.layout = BlockLayout(
+            config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, "float32"
+        )
+        self.pool = BlockPool(num_blocks, BLOCK_SIZE)
+        self.scheduler = Scheduler(self.pool, SchedulerConfig(8, max_step_tokens))
+        self.runner = Runner(self.decoder, self.layout, num_blocks)
+        self.events: queue.Queue = queue.Queue()
+        self.engine = Engine(self.scheduler, self.runner, self.events.put)
+        self.engine.start()
+        self.names = 0
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def sequence(self, token_ids, max_tokens, goal=Goal.COMPLETION, ship=frozenset(), **sampling) -> Sequence:
+        self.names += 1
+        params = SamplingParams(**{"temperature": 0.0, "seed": 0, "max_tokens": max_tokens, **sampling})
+        return Sequence(
+            f"s{self.names}", list(token_ids), len(token_ids), params, b"root-of-a-model!", goal,
+            len(token_ids) + max_tokens, frozenset(), ship,
+        )  # fmt: skip
+
+    def next(self, *kinds):
+        while True:
+            event = self.events.get(timeout=DEADLINE_S)
+            if isinstance(event, (EngineDied, SequenceFailed)):
+                raise event.error
+            if isinstance(event, kinds):
+                return event
+
+    def generate(self, *prompts, max_tokens=64, **sampling) -> list[list[int]]:
+        """Output tokens of prompts that run together."""
+        sequences = [self.sequence(prompt, max_tokens, **sampling) for prompt in prompts]
+        for item in sequences:
+            self.engine.submit(AddSequence(item))
+        return self.collect([item.sequence_id for item in sequences])
+
+    def collect(self, names) -> list[list[int]]:
+        outputs = {name: [] for name in names}
+        left = set(names)
+        while left:
+            for token in self.next(Stepped).tokens:
+                outputs[token.sequence_id].append(token.token.token_id)
+                if token.finish:
+                    left.discard(token.sequence_id)
+        return [outputs[name] for name in names]
+
+
+def hand_off(prefill: EngineRun, decode: EngineRun, prompt, max_tokens=64, corrupt=None, **sampling) -> list[int]:
+    """One prompt over both engines, its blocks copied from pool to pool; returns its output tokens."""
+    receiving = decode.sequence(prompt, max_tokens, **sampling)
+    decode.engine.submit(ReserveSequence(receiving))
+    reserved = decode.next(SequenceReserved)
+    targets = dict(reserved.needed)
+    sending = prefill.sequence(prompt, max_tokens, Goal.FIRST_TOKEN, frozenset(targets), **sampling)
+    prefill.engine.submit(AddSequence(sending))
+    checksums, first = {}, None
+    while first is None:
+        stepped = prefill.next(Stepped)
+        for ship in stepped.ships:
+            decode.engine.block_bytes(targets[ship.index])[:] = prefill.engine.block_bytes(ship.block_id)
+            checksums[ship.index] = ship.checksum
+            prefill.engine.submit(ReleaseBlocks((ship.block_id,)))
+        for token in stepped.tokens:
+            first = token.token.token_id
+    assert set(checksums) == set(targets)
+    if corrupt is not None:
+        decode.engine.block_bytes(targets[corrupt])[5] ^= 1
+    decode.engine.submit(JoinSequence(receiving.sequence_id, first, checksums))
+    return [first, *decode.collect([receiving.sequence_id])[0]]

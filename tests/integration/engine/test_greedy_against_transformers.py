@@ -1,0 +1,101 @@
+"""64 greedy tokens, fp32: collocated = prefix-cached = disaggregated = transformers, for every family."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from shared.model.checkpoints import write_random_checkpoint
+from tests.integration.engine.engine_run import EngineRun, hand_off
+
+DEMO = Path(__file__).parents[3] / "models" / "demo"
+FAMILIES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
+NUM_TOKENS = 64
+
+
+def write_family(folder: Path, architecture: str) -> Path:
+    write_random_checkpoint(
+        folder, architecture, vocab_size=211, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4,
+        num_kv_heads=2, head_dim=16, max_position_embeddings=512, seed=FAMILIES.index(architecture),
+    )  # fmt: skip
+    return folder
+
+
+def transformers_greedy(folder: Path, prompt: list[int]) -> list[int]:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokens = torch.tensor([prompt])
+    with torch.inference_mode():
+        output = model.generate(
+            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS,
+            do_sample=False, eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+    return output[0, len(prompt) :].tolist()
+
+
+@pytest.fixture(params=[*FAMILIES, "demo"])
+def folder(request, tmp_path):
+    if request.param == "demo":
+        return DEMO
+    return write_family(tmp_path / "model", request.param)
+
+
+def test_every_way_through_the_engine_gives_the_tokens_of_transformers(folder):
+    prompt = [7 + (i * 37) % 190 for i in range(53)]
+    expected = transformers_greedy(folder, prompt)
+    prefill, decode = EngineRun(folder), EngineRun(folder)
+    try:
+        collocated = decode.generate(prompt, max_tokens=NUM_TOKENS)[0]
+        cached = decode.generate(prompt, max_tokens=NUM_TOKENS)[0]
+        assert decode.scheduler.counters.num_prefix_hit_tokens == 48
+        decode.pool.clear_cache()
+        disaggregated = hand_off(prefill, decode, prompt, max_tokens=NUM_TOKENS)
+        again = hand_off(prefill, decode, prompt, max_tokens=NUM_TOKENS)
+        decode.pool.clear_cache()
+        repaired = hand_off(prefill, decode, prompt, max_tokens=NUM_TOKENS, corrupt=1)
+    finally:
+        prefill.close()
+        decode.close()
+    assert collocated == expected
+    assert cached == expected
+    assert disaggregated == expected
+    assert again == expected
+    assert repaired == expected
+
+
+def test_batch_mates_chunks_and_preemption_do_not_change_tokens(tmp_path):
+    folder = write_family(tmp_path / "model", "LlamaForCausalLM")
+    prompts = [[5 + (i * k) % 200 for i in range(20 + 9 * k)] for k in range(1, 5)]
+    roomy = EngineRun(folder, num_blocks=64, max_step_tokens=512)
+    tight = EngineRun(folder, num_blocks=16, max_step_tokens=17)
+    try:
+        alone = [roomy.generate(prompt, max_tokens=40)[0] for prompt in prompts]
+        together = tight.generate(*prompts, max_tokens=40)
+        preemptions = tight.scheduler.counters.num_preemptions
+    finally:
+        roomy.close()
+        tight.close()
+    assert together == alone
+    assert preemptions > 0
+
+
+def test_sampled_tokens_are_the_same_by_any_way(tmp_path):
+    folder = write_family(tmp_path / "model", "LlamaForCausalLM")
+    prompt = [5 + (i * 3) % 200 for i in range(40)]
+    settings = {"temperature": 0.9, "top_p": 0.95, "seed": 1234, "repetition_penalty": 1.1}
+    prefill, decode = EngineRun(folder), EngineRun(folder)
+    try:
+        collocated = decode.generate(prompt, max_tokens=32, **settings)[0]
+        decode.pool.clear_cache()
+        disaggregated = hand_off(prefill, decode, prompt, max_tokens=32, **settings)
+        other = decode.generate(prompt, max_tokens=32, **{**settings, "seed": 99})[0]
+    finally:
+        prefill.close()
+        decode.close()
+    assert disaggregated == collocated
+    assert other != collocated

@@ -1,0 +1,98 @@
+"""Each way to choose a token, against small distributions that can be worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from shared.engine.plan import SampleSpec
+from shared.engine.sampler import sample
+from shared.engine.sampling_params import SamplingParams
+
+
+def logits(*probabilities: float) -> torch.Tensor:
+    return torch.tensor([probabilities]).log()
+
+
+def spec(position=0, prompt=(), output=(), banned=(), **params) -> SampleSpec:
+    return SampleSpec(SamplingParams(**{"seed": 3, **params}), position, tuple(prompt), tuple(output), tuple(banned))
+
+
+def drawn(row: torch.Tensor, num: int = 400, **params) -> Counter:
+    return Counter(sample(row, [spec(position, **params)])[0].token_id for position in range(num))
+
+
+def test_greedy_takes_the_likeliest():
+    assert [t.token_id for t in sample(logits(0.1, 0.6, 0.3).repeat(2, 1), [spec(temperature=0)] * 2)] == [1, 1]
+
+
+def test_samples_follow_the_distribution():
+    counts = drawn(logits(0.5, 0.3, 0.2), num=3000)
+    for token, probability in enumerate((0.5, 0.3, 0.2)):
+        deviation = math.sqrt(3000 * probability * (1 - probability))
+        assert abs(counts[token] - 3000 * probability) < 4 * deviation
+
+
+def test_a_row_depends_on_its_own_seed_and_position_not_on_its_batch():
+    torch.manual_seed(0)
+    rows = torch.randn(5, 50)
+    specs = [spec(position=i, seed=i) for i in range(5)]
+    together = [t.token_id for t in sample(rows, specs)]
+    alone = [sample(rows[i : i + 1], [specs[i]])[0].token_id for i in range(5)]
+    assert together == alone
+
+
+def test_top_k_keeps_k():
+    assert set(drawn(logits(0.4, 0.3, 0.2, 0.1), top_k=2)) == {0, 1}
+
+
+def test_top_p_keeps_the_token_that_crosses_it():
+    assert set(drawn(logits(0.4, 0.3, 0.2, 0.1), top_p=0.5)) == {0, 1}
+    assert set(drawn(logits(0.4, 0.3, 0.2, 0.1), top_p=0.01)) == {0}
+
+
+def test_min_p_keeps_those_near_the_likeliest():
+    assert set(drawn(logits(0.5, 0.3, 0.15, 0.05), min_p=0.25)) == {0, 1, 2}
+
+
+def test_a_low_temperature_sharpens():
+    assert drawn(logits(0.5, 0.3, 0.2), temperature=0.05)[0] == 400
+
+
+def test_banned_tokens_never_come():
+    assert sample(logits(0.1, 0.6, 0.3), [spec(temperature=0, banned=(1,))])[0].token_id == 2
+    assert 0 not in drawn(logits(0.9, 0.05, 0.05), banned=(0,))
+
+
+@pytest.mark.parametrize(
+    ("params", "prompt", "output", "expected"),
+    [
+        ({"presence_penalty": 1.0}, (), (0,), 1),
+        ({"presence_penalty": 1.0}, (0,), (), 0),  # the prompt does not count
+        ({"frequency_penalty": 0.3}, (), (0, 0, 0), 1),
+        ({"frequency_penalty": 0.3}, (), (0,), 0),
+        ({"repetition_penalty": 1.5}, (0,), (), 1),
+    ],
+)
+def test_penalties(params, prompt, output, expected):
+    row = torch.tensor([[2.0, 1.6, 0.1]])
+    assert sample(row, [spec(temperature=0, prompt=prompt, output=output, **params)])[0].token_id == expected
+
+
+def test_repetition_penalty_pushes_negative_logits_further_down():
+    row = torch.tensor([[-1.0, -1.2]])
+    assert sample(row, [spec(temperature=0, prompt=(0,), repetition_penalty=1.5)])[0].token_id == 1
+
+
+def test_logprobs_are_of_the_unmodified_logits_and_the_input_is_left_alone():
+    row = logits(0.5, 0.3, 0.2)
+    before = row.clone()
+    token = sample(row, [spec(temperature=0, banned=(0,), logprobs=2)])[0]
+    assert token.token_id == 1
+    assert token.logprob == pytest.approx(math.log(0.3), abs=1e-6)
+    assert [i for i, _ in token.top] == [0, 1]
+    assert torch.equal(row, before)
+    assert sample(row, [spec(temperature=0)])[0].logprob is None

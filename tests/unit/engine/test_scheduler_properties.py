@@ -1,0 +1,142 @@
+"""Any order of add, reserve, join, step, abort and release leaves pool and sequences sound, and ends with none used."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+
+from shared.engine.plan import SampledToken, StepPlan, StepResult
+from shared.engine.scheduler import Scheduler, SchedulerConfig
+from shared.engine.sequence import Goal, Status
+from shared.errors import Overloaded
+from shared.kv.pool import BlockPool
+from tests.unit.engine.builders import sequence
+
+BLOCK = 4
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Prompts share prefixes on purpose: tokens are drawn from a few values."""
+
+    receiving = Bundle("receiving")
+
+    @initialize(num_blocks=st.integers(8, 24), max_seqs=st.integers(1, 6), budget=st.integers(1, 20))
+    def start(self, num_blocks, max_seqs, budget):
+        self.pool = BlockPool(num_blocks, BLOCK)
+        self.scheduler = Scheduler(self.pool, SchedulerConfig(max_seqs, budget))
+        self.max_tokens_total = (num_blocks - 1) * BLOCK
+        self.count = 0
+        self.live: dict[str, object] = {}
+        self.shipped: list[int] = []
+
+    def new(self, tokens, max_tokens, **kwargs):
+        self.count += 1
+        tokens = tokens[: self.max_tokens_total - 1]
+        item = sequence(
+            f"s{self.count}", tokens, max_tokens=min(max_tokens, self.max_tokens_total - len(tokens)), **kwargs
+        )
+        return item
+
+    @rule(tokens=st.lists(st.integers(2, 3), min_size=1, max_size=30), max_tokens=st.integers(1, 12))
+    def add(self, tokens, max_tokens):
+        item = self.new(tokens, max_tokens)
+        self.scheduler.add(item)
+        self.live[item.sequence_id] = item
+
+    @rule(tokens=st.lists(st.integers(2, 3), min_size=1, max_size=30))
+    def add_prefill(self, tokens):
+        item = self.new(tokens, 4, goal=Goal.FIRST_TOKEN, ship_blocks=frozenset(range(1, 8)))
+        self.scheduler.add(item)
+        self.live[item.sequence_id] = item
+
+    @rule(target=receiving, tokens=st.lists(st.integers(2, 3), min_size=1, max_size=30))
+    def reserve(self, tokens):
+        item = self.new(tokens, 6)
+        used = self.pool.num_used
+        try:
+            needed = self.scheduler.reserve(item)
+        except Overloaded:
+            assert self.pool.num_used == used
+            return multiple()
+        self.live[item.sequence_id] = item
+        held = item.num_computed_tokens // BLOCK
+        assert needed == list(range(held, -(-len(item.token_ids) // BLOCK)))
+        assert all(self.pool.is_writable(item.block_ids[index]) for index in needed)
+        return item
+
+    @rule(item=consumes(receiving), token=st.integers(1, 5), bad=st.booleans())
+    def join(self, item, token, bad):
+        if item.status is not Status.RECEIVING:
+            return  # aborted before
+        first = item.num_computed_tokens // BLOCK
+        needed = range(first, -(-item.num_tokens // BLOCK))
+        worst = first if bad and len(needed) else None
+        self.scheduler.join(item.sequence_id, token, dict.fromkeys(needed, 7), worst)
+
+    @rule(data=st.data())
+    def abort(self, data):
+        if self.live:
+            sequence_id = data.draw(st.sampled_from(sorted(self.live)))
+            self.scheduler.abort(sequence_id)
+            assert not self.scheduler.abort(sequence_id)
+
+    @rule(tokens=st.lists(st.integers(1, 6), min_size=1, max_size=8))
+    def step(self, tokens):
+        self.run_step(tokens)
+
+    def run_step(self, tokens) -> StepPlan:
+        plan = self.scheduler.schedule()
+        assert plan.num_tokens <= self.scheduler.config.max_step_tokens
+        written: set[int] = set()
+        for item in plan.sequences:
+            assert item.token_ids
+            assert len(item.block_ids) * BLOCK >= item.end
+            for index in range(item.start // BLOCK, -(-item.end // BLOCK)):
+                block_id = item.block_ids[index]
+                assert self.pool.is_writable(block_id), "a step writes to a shared or sealed block"
+                assert block_id not in written, "two sequences write to one block"
+                written.add(block_id)
+        count = sum(item.sample is not None for item in plan.sequences)
+        sampled = tuple(SampledToken(tokens[i % len(tokens)]) for i in range(count))
+        outcome = self.scheduler.apply(plan, StepResult(sampled))
+        for ship in outcome.ships:
+            assert ship.index in range(1, 8)
+            self.shipped.append(ship.block_id)
+        return plan
+
+    @rule()
+    def release_one(self):
+        if self.shipped:
+            self.scheduler.release([self.shipped.pop()])
+
+    @invariant()
+    def sound(self):
+        if not hasattr(self, "scheduler"):
+            return
+        self.scheduler.check_integrity()
+        for item in list(self.live.values()):
+            if item.status is Status.FINISHED:
+                assert not item.block_ids
+                del self.live[item.sequence_id]
+
+    def teardown(self):
+        if not hasattr(self, "scheduler"):
+            return
+        for item in list(self.live.values()):
+            if item.status is Status.RECEIVING:
+                self.scheduler.abort(item.sequence_id)
+        for _ in range(2000):
+            while self.shipped:
+                self.scheduler.release([self.shipped.pop()])
+            if not self.scheduler.has_work:
+                break
+            assert self.run_step([3]).sequences, "work is left and nothing holds blocks, but no step was planned"
+        while self.shipped:
+            self.scheduler.release([self.shipped.pop()])
+        assert not self.scheduler.has_work, "a sequence never ended"
+        assert self.pool.num_used == 0, "a block leaked"
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

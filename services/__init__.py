@@ -1,0 +1,1 @@
+"""The processes of a Tandem cluster. Services import `shared`, never each other; the launcher alone knows all."""

@@ -1,0 +1,1 @@
+"""Blocks in, tokens out: reservation, receiving, continuous batching."""

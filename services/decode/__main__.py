@@ -1,0 +1,45 @@
+"""`python -m services.decode`: one decode worker."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+
+from services.decode.role import DecodeRole
+from services.worker.service import WorkerService, start_worker
+from services.worker.session import SessionServer
+from shared.process import run_service
+from shared.rpc.pb.tandem.v1 import decode_pb2, decode_pb2_grpc
+
+
+class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
+    """gRPC's view of the role."""
+
+    def __init__(self, sessions: SessionServer[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]) -> None:
+        self._sessions = sessions
+
+    async def Session(  # type: ignore[override]  # noqa: N802 - gRPC's name; grpc.aio also takes a coroutine
+        self,
+        request_iterator: AsyncIterator[decode_pb2.DecodeCommand],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        """See proto/tandem/v1/decode.proto."""
+        await self._sessions.serve(context)
+
+
+async def start() -> WorkerService:
+    """Starts the worker that the flags describe."""
+    return await start_worker(
+        DecodeRole,
+        lambda server, sessions: decode_pb2_grpc.add_DecodeServiceServicer_to_server(
+            DecodeServicer(sessions), server
+        ),
+        "tandem.v1.DecodeService",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run_service(start))

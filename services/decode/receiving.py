@@ -1,0 +1,54 @@
+"""One hand-off as its receiver sees it: receives posted into pool memory, then the trailer's word on what came."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from shared.errors import TransferFailed
+from shared.kv.transfer import Incoming, KVTransfer
+from shared.rpc.handoff import decode_trailer
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A hand-off that ended as it should: every needed block is in place (its checksum is not checked yet)."""
+
+    first_token: int
+    checksums: dict[int, int]
+    """By block index."""
+    finished: bool
+    """The first token ended the request."""
+
+
+async def receive(
+    transfer: KVTransfer,
+    ticket: int,
+    incoming: Incoming,
+    needed: frozenset[int],
+    num_tokens: int,
+    timeout_s: float,
+) -> Arrived | None:
+    """Waits for the trailer and for every block it names; None where the sender gave up.
+
+    However this ends, also by an exception or a cancel of the task, no receive of the ticket can write to the pool
+    any more when it does. Raises TransferFailed.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            trailer = decode_trailer(await incoming.trailer())
+            await incoming.blocks(list(trailer.block_indexes))
+        if trailer.aborted:
+            return None
+        missing = needed - set(trailer.block_indexes)
+        if missing or trailer.num_computed_tokens != num_tokens:
+            raise TransferFailed(
+                f"the hand-off ended with {len(missing)} of {len(needed)} blocks missing and "
+                f"{trailer.num_computed_tokens} of {num_tokens} tokens computed"
+            )
+        checksums = dict(zip(trailer.block_indexes, trailer.checksums, strict=True))
+        return Arrived(trailer.first_token, checksums, trailer.finished)
+    except TimeoutError as error:
+        raise TransferFailed(f"the hand-off did not end within {timeout_s:g} s", limit=timeout_s) from error
+    finally:
+        await asyncio.shield(transfer.cancel(ticket))

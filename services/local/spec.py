@@ -1,0 +1,79 @@
+"""What a local cluster should be: one frozen value, checked where it is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from services.local.addresses import split_address
+from shared.errors import ConfigError
+
+Mode = Literal["disaggregated", "collocated"]
+Dtype = Literal["auto", "fp32", "bf16", "fp16"]
+
+MAX_WORKERS = 64
+"""Most workers of one role on one machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """Sizes, addresses and places of a local cluster; raises ConfigError naming the setting that is wrong."""
+
+    model: Path
+    """Model folder in Hugging Face layout."""
+    num_prefill: int = 1
+    """Prefill workers; 0 in collocated mode."""
+    num_decode: int = 1
+    """Decode workers; in collocated mode they prefill too."""
+    mode: Mode = "disaggregated"
+    dtype: Dtype = "auto"
+    """Of weights, computation and KV; auto = the checkpoint's."""
+    http: str = "127.0.0.1:8000"
+    """host:port of the OpenAI API; port 0 = any free one."""
+    grpc: str = "127.0.0.1:50051"
+    """host:port of tandem.v1.InferenceService; port 0 = any free one."""
+    served_model_name: str = ""
+    """What clients call the model; empty = the folder's name."""
+    num_kv_blocks: int = 0
+    """Blocks in each worker's KV pool; 0 = from free memory."""
+    max_model_len: int = 0
+    """Longest sequence in tokens; 0 = the model's own limit."""
+    state_dir: Path = Path(".tandem")
+    """Holds logs/."""
+    start_timeout_s: float = 600.0
+    """How long one process may take until it is ready, seconds."""
+    stop_timeout_s: float = 30.0
+    """How long one process may take to drain before it is killed, seconds."""
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (
+            ("mode", self.mode, get_args(Mode)),
+            ("dtype", self.dtype, get_args(Dtype)),
+        ):
+            if value not in allowed:
+                raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {value!r}", field=name)
+        fewest = 0 if self.mode == "collocated" else 1
+        most = 0 if self.mode == "collocated" else MAX_WORKERS
+        _check_range("prefill", self.num_prefill, fewest, most, f" in {self.mode} mode")
+        _check_range("decode", self.num_decode, 1, MAX_WORKERS)
+        _check_range("num_kv_blocks", self.num_kv_blocks, 0, 2**31 - 1)
+        _check_range("max_model_len", self.max_model_len, 0, 2**31 - 1)
+        split_address(self.http, "http")
+        split_address(self.grpc, "grpc")
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model."""
+        return self.served_model_name or self.model.resolve().name
+
+    @property
+    def log_dir(self) -> Path:
+        """Where each process's stderr goes, NAME.log."""
+        return self.state_dir / "logs"
+
+
+def _check_range(field: str, value: int, low: int, high: int, where: str = "") -> None:
+    if not low <= value <= high:
+        limit = f"{low}" if low == high else f"between {low} and {high}"
+        raise ConfigError(f"{field} must be {limit}{where}, got {value}", field=field, value=value)

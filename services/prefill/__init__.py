@@ -1,0 +1,1 @@
+"""Prompt in, sealed blocks out: chunked prefill and shipping."""

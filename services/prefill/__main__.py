@@ -1,0 +1,45 @@
+"""`python -m services.prefill`: one prefill worker."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+
+from services.prefill.role import PrefillRole
+from services.worker.service import WorkerService, start_worker
+from services.worker.session import SessionServer
+from shared.process import run_service
+from shared.rpc.pb.tandem.v1 import prefill_pb2, prefill_pb2_grpc
+
+
+class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
+    """gRPC's view of the role."""
+
+    def __init__(self, sessions: SessionServer[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]) -> None:
+        self._sessions = sessions
+
+    async def Session(  # type: ignore[override]  # noqa: N802 - gRPC's name; grpc.aio also takes a coroutine
+        self,
+        request_iterator: AsyncIterator[prefill_pb2.PrefillCommand],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        """See proto/tandem/v1/prefill.proto."""
+        await self._sessions.serve(context)
+
+
+async def start() -> WorkerService:
+    """Starts the worker that the flags describe."""
+    return await start_worker(
+        PrefillRole,
+        lambda server, sessions: prefill_pb2_grpc.add_PrefillServiceServicer_to_server(
+            PrefillServicer(sessions), server
+        ),
+        "tandem.v1.PrefillService",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run_service(start))

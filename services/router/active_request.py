@@ -1,0 +1,141 @@
+"""One request in the router's core: what it has produced, its timings, its deltas on the way to the client."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+
+from services.router.decode_link import DecodeLink
+from services.router.prefill_link import PrefillLink
+from services.router.request import (
+    FinishReason,
+    Request,
+    RequestSummary,
+    TokenDelta,
+    TokenLogprobs,
+)
+from services.router.worker_link import Inbox
+from shared.errors import TandemError
+from shared.rpc.pb.tandem.v1 import types_pb2
+
+_FINISH = {
+    types_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    types_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The workers that a request was given to."""
+
+    decode: DecodeLink
+    prefill: PrefillLink | None
+    num_uncached_tokens: int
+    """What the prefill worker (or the decode worker itself) is expected to compute."""
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Moments of a request's first attempt that led to a token, time.perf_counter() seconds."""
+
+    accepted: float
+    matched: float = 0.0
+    placed: float = 0.0
+    reserved: float = 0.0
+    first_token: float = 0.0
+
+
+class ActiveRequest:
+    """State of one request from submit to its last token; implements `RunningRequest` for the edge.
+
+    The dispatcher fills it, the edge reads it; both on the event loop.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.summary = RequestSummary()
+        self.inbox: Inbox = asyncio.Queue()
+        self.num_attempts = 0
+        self.produced: list[int] = []
+        """Output tokens so far: a retry continues behind them."""
+        self.hit_tokens: Mapping[str, int] = {}
+        """Prompt tokens that each worker holds, by name, from the index."""
+        self.assignment: asyncio.Future[Assignment] | None = None
+        """Set while it waits for workers."""
+        self.timeline = Timeline(accepted=request.arrived_at or time.perf_counter())
+        self.task: asyncio.Task[None] | None = None
+        self.finished = False
+        self._deltas: asyncio.Queue[TokenDelta | TandemError] = asyncio.Queue()
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Prompt and output so far."""
+        return [*self.request.prompt_token_ids, *self.produced]
+
+    @property
+    def wire_id(self) -> str:
+        """The request's name on its workers: one an attempt, so that no late word of an earlier one is taken for new."""
+        return f"{self.request.request_id}#{self.num_attempts}"
+
+    # --- the dispatcher's side
+
+    def begin_attempt(self) -> None:
+        """A fresh name and inbox for the workers of the next attempt."""
+        self.num_attempts += 1
+        self.inbox = asyncio.Queue()
+
+    def emit(self, tokens: types_pb2.SequenceTokens) -> None:
+        """Passes new tokens on to the client."""
+        self.produced.extend(tokens.token_ids)
+        finish = _FINISH.get(tokens.finish_reason)
+        self.finished = finish is not None
+        logprobs = tuple(
+            TokenLogprobs(item.logprob, tuple((top.token_id, top.logprob) for top in item.top))
+            for item in tokens.logprobs
+        )
+        self._deltas.put_nowait(TokenDelta(tuple(tokens.token_ids), logprobs, finish))
+
+    def fail(self, error: TandemError) -> None:
+        """Ends the client's stream with an error."""
+        self._deltas.put_nowait(error)
+
+    def on_first_token(self, tokens: types_pb2.SequenceTokens, now: float) -> None:
+        """Notes the TTFT split; called once, for the first token of the request's life."""
+        line, split = self.timeline, self.summary.ttft
+        line.first_token = now
+        split.placement_ms = (line.matched - line.accepted) * 1e3
+        split.queue_ms = (line.placed - line.matched) * 1e3
+        split.reserve_ms = (line.reserved - line.placed) * 1e3
+        split.prefill_queue_ms = tokens.prefill_queue_ms
+        split.prefill_compute_ms = tokens.prefill_compute_ms
+        on_worker_ms = tokens.prefill_queue_ms + tokens.prefill_compute_ms
+        split.return_ms = max(0.0, (now - line.reserved) * 1e3 - on_worker_ms)
+        split.ttft_ms = (now - line.accepted) * 1e3
+        self.summary.num_cached_tokens = tokens.num_cached_tokens
+
+    def on_second_token(self, tokens: types_pb2.SequenceTokens, now: float) -> None:
+        """Notes what lay between the first two tokens of a handed-off request."""
+        between_ms = (now - self.timeline.first_token) * 1e3
+        self.summary.ttft.first_decode_step_ms = tokens.first_decode_step_ms
+        self.summary.ttft.ship_exposed_ms = max(0.0, between_ms - tokens.first_decode_step_ms)
+
+    # --- the edge's side
+
+    async def __aiter__(self) -> AsyncIterator[TokenDelta]:
+        """See `RunningRequest`."""
+        while True:
+            item = await self._deltas.get()
+            if isinstance(item, TandemError):
+                raise item
+            yield item
+            if item.finish_reason is not None:
+                return
+
+    async def aclose(self) -> None:
+        """See `RunningRequest`: cancels the dispatcher's task, which frees what the workers hold."""
+        task, self.task = self.task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait((task,))

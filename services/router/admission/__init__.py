@@ -1,0 +1,1 @@
+"""Who waits, in what order, and who is refused. Pure policy."""

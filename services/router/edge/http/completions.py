@@ -1,0 +1,184 @@
+"""`POST /v1/completions`: OpenAI's text completions."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+
+from services.router.edge.frontend import Prompt, TextPrompt, TokensPrompt
+from services.router.edge.generation import OutputDelta
+from services.router.edge.http.call import Call
+from services.router.edge.http.envelope import DONE, Envelope, Totals, choice_end, tandem_member
+from services.router.edge.http.logprobs import CompletionLogprobs
+from services.router.edge.http.schemas import CompletionRequest, parse_completion
+from services.router.request import Request
+from shared.errors import InvalidRequest
+from shared.model.tokenizer import Tokenizer
+
+_DEFAULT_MAX_TOKENS = 16
+_KIND = "text_completion"
+
+
+class Completions:
+    """The endpoint's dialect: parses bodies into calls."""
+
+    def __init__(self, tokenizer: Tokenizer, model_name: str) -> None:
+        self._tokenizer = tokenizer
+        self.model_name = model_name
+
+    def parse(self, body: bytes) -> Call:
+        """Raises InvalidRequest naming the field."""
+        request = parse_completion(body)
+        prompts = _prompts(request)
+        return Call(
+            prompts=prompts,
+            n=request.n or 1,
+            sampling=request.sampling_params(request.max_tokens, request.logprobs),
+            default_max_tokens=_DEFAULT_MAX_TOKENS,
+            model=request.model or "",
+            request_id=request.request_id or "",
+            stream=bool(request.stream),
+            stream_writer=lambda plan, rid: CompletionStream(self, request, plan, rid),
+            body_writer=lambda plan, rid: CompletionBody(self, request, plan, rid),
+        )
+
+    def echoes(self, request: CompletionRequest, plan: Sequence[Request]) -> list[str]:
+        """The text each choice begins with."""
+        if not request.echo:
+            return [""] * len(plan)
+        texts = [
+            prompt.text
+            if isinstance(prompt, TextPrompt)
+            else self._tokenizer.decode(plan[i * (request.n or 1)].prompt_token_ids)
+            for i, prompt in enumerate(_prompts(request))
+        ]
+        return [texts[i // (request.n or 1)] for i in range(len(plan))]
+
+    def logprobs(self, request: CompletionRequest, plan: Sequence[Request]) -> list[CompletionLogprobs]:
+        """One builder a choice; empty where none were asked for."""
+        if request.logprobs is None:
+            return []
+        return [CompletionLogprobs(self._tokenizer) for _ in plan]
+
+
+class CompletionStream:
+    """A completion as server-sent events."""
+
+    def __init__(
+        self, dialect: Completions, request: CompletionRequest, plan: Sequence[Request], request_id: str
+    ) -> None:
+        self._request = request
+        self._plan = plan
+        self._echoes = dialect.echoes(request, plan)
+        self._logprobs = dialect.logprobs(request, plan)
+        self._totals = Totals(len(plan), request.n or 1)
+        self._envelope = Envelope(f"cmpl-{request_id}", _KIND, dialect.model_name, request.include_usage)
+        self._detailed = bool(request.return_token_ids) or bool(self._logprobs)
+        self._begun = [False] * len(plan)
+        self._before = [f'{self._envelope.head}{{"index": {i}, "text": ' for i in range(len(plan))]
+        self._behind = f', "logprobs": null, "finish_reason": null}}]{self._envelope.tail}'
+
+    def events(self, index: int, delta: OutputDelta) -> bytes:
+        """One event, or none for text that is still held back."""
+        if self._begun[index] and not self._detailed and delta.finish is None:
+            if not delta.text:
+                return b""
+            return f"{self._before[index]}{json.dumps(delta.text)}{self._behind}".encode()
+        text = delta.text
+        choice: dict[str, object] = {"index": index}
+        if not self._begun[index]:
+            self._begun[index] = True
+            text = self._echoes[index] + text
+            if self._request.return_token_ids:
+                choice["prompt_token_ids"] = self._plan[index].prompt_token_ids
+        choice["text"] = text
+        choice["logprobs"] = (
+            self._logprobs[index].part(delta.token_ids, delta.logprobs) if self._logprobs else None
+        )
+        if self._request.return_token_ids:
+            choice["token_ids"] = delta.token_ids
+        choice.update(choice_end(delta.finish))
+        if delta.finish is None:
+            return self._envelope.chunk(choice)
+        self._totals.add(index, delta.finish)
+        return self._envelope.chunk(choice, tandem_member(delta.finish.summary))
+
+    def closing(self) -> bytes:
+        """The usage chunk where asked for, and [DONE]."""
+        if not self._request.include_usage:
+            return DONE
+        return self._envelope.usage_chunk(self._totals.usage(), self._totals.extension()) + DONE
+
+
+class CompletionBody:
+    """A completion as one JSON body."""
+
+    def __init__(
+        self, dialect: Completions, request: CompletionRequest, plan: Sequence[Request], request_id: str
+    ) -> None:
+        self._request = request
+        self._plan = plan
+        self._model_name = dialect.model_name
+        self._id = f"cmpl-{request_id}"
+        self._texts = [[echo] for echo in dialect.echoes(request, plan)]
+        self._logprobs = dialect.logprobs(request, plan)
+        self._token_ids: list[list[int]] = [[] for _ in plan]
+        self._parts: list[dict[str, list[object]]] = [{} for _ in plan]
+        self._ends: list[dict[str, object]] = [{} for _ in plan]
+        self._totals = Totals(len(plan), request.n or 1)
+
+    def add(self, index: int, delta: OutputDelta) -> None:
+        """Takes a delta."""
+        self._texts[index].append(delta.text)
+        self._token_ids[index] += delta.token_ids
+        if self._logprobs:
+            for name, values in self._logprobs[index].part(delta.token_ids, delta.logprobs).items():
+                self._parts[index].setdefault(name, []).extend(values)
+        if delta.finish is not None:
+            self._totals.add(index, delta.finish)
+            self._ends[index] = choice_end(delta.finish)
+
+    def body(self) -> bytes:
+        """OpenAI's `text_completion` object."""
+        response = {
+            "id": self._id,
+            "object": _KIND,
+            "created": int(time.time()),
+            "model": self._model_name,
+            "choices": [self._choice(index) for index in range(len(self._plan))],
+            "usage": self._totals.usage(),
+            **self._totals.extension(),
+        }
+        return json.dumps(response).encode()
+
+    def _choice(self, index: int) -> dict[str, object]:
+        choice: dict[str, object] = {
+            "index": index,
+            "text": "".join(self._texts[index]),
+            "logprobs": self._parts[index] or None,
+            **self._ends[index],
+        }
+        if self._request.return_token_ids:
+            choice["token_ids"] = self._token_ids[index]
+            choice["prompt_token_ids"] = self._plan[index].prompt_token_ids
+        return {**choice, **self._totals.choice_extension(index)}
+
+
+def _prompts(request: CompletionRequest) -> list[Prompt]:
+    """The prompts of the four shapes that OpenAI allows."""
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return [TextPrompt(prompt)]
+    if not prompt:
+        raise InvalidRequest("prompt must not be empty", field="prompt", limit="at least 1")
+    prompts: list[Prompt] = []
+    token_ids: list[int] = []
+    for item in prompt:
+        if isinstance(item, int):
+            token_ids.append(item)
+        elif isinstance(item, str):
+            prompts.append(TextPrompt(item))
+        else:
+            prompts.append(TokensPrompt(item))
+    return prompts or [TokensPrompt(token_ids)]

@@ -1,0 +1,123 @@
+"""One inference endpoint: from the request's bytes to the last byte of its reply, whichever way it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from services.router.edge.auth import ApiKeys
+from services.router.edge.fan_out import interleave, sub_requests
+from services.router.edge.frontend import CallInfo, Frontend, checked_request_id
+from services.router.edge.generation import Generation, OutputDelta
+from services.router.edge.http.call import BodyWriter, Call, StreamWriter
+from services.router.edge.http.connection import BodyTooLarge, Reply, ended_by_disconnect, read_body
+from services.router.edge.http.errors import as_tandem_error
+from services.router.edge.settings import EdgeSettings
+from services.router.request import Request
+from shared.errors import Cancelled, InvalidRequest
+
+_TRACE_HEADERS = ("traceparent", "tracestate")
+
+
+class Dialect(Protocol):
+    """One of OpenAI's request shapes."""
+
+    def parse(self, body: bytes) -> Call:
+        """Raises InvalidRequest naming the field."""
+        ...
+
+
+class InferenceEndpoint:
+    """An ASGI application. Frees everything in the cluster when the client leaves, in streams and without."""
+
+    def __init__(self, frontend: Frontend, dialect: Dialect, keys: ApiKeys, settings: EdgeSettings) -> None:
+        self._frontend = frontend
+        self._dialect = dialect
+        self._keys = keys
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request. Never raises for what a client or the cluster did."""
+        arrived_at = time.perf_counter()
+        headers = Headers(scope=scope)
+        reply = Reply(send, checked_request_id(""))
+        try:
+            reply.request_id = checked_request_id(headers.get("x-request-id", ""))
+            self._keys.check(headers.get("authorization"))
+            call = self._dialect.parse(await read_body(receive, headers, self._settings.max_body_bytes))
+            reply.request_id = checked_request_id(call.request_id or reply.request_id)
+            info = CallInfo(
+                model=call.model,
+                request_id=reply.request_id,
+                arrived_at=arrived_at,
+                trace={name: headers[name] for name in _TRACE_HEADERS if name in headers},
+            )
+            async with ended_by_disconnect(receive):
+                await self._serve(call, info, reply)
+        except Cancelled as error:
+            # Nobody reads this where the client left; it ends the exchange where the cluster cancelled it.
+            await reply.error(error)
+        except BodyTooLarge as error:
+            await reply.error(error.error, status=413)
+        except Exception as error:
+            await reply.error(as_tandem_error(error, reply.request_id))
+
+    async def _serve(self, call: Call, info: CallInfo, reply: Reply) -> None:
+        plan = await self._plan(call, info)
+        async with contextlib.AsyncExitStack() as stack:
+            generations: list[Generation] = []
+            for request in plan:
+                generation = self._frontend.start(request)
+                stack.push_async_callback(generation.aclose)
+                generations.append(generation)
+            deltas = await stack.enter_async_context(contextlib.aclosing(interleave(generations)))
+            if call.stream:
+                await _stream(deltas, call.stream_writer(plan, info.request_id), reply)
+            else:
+                await _collect(deltas, call.body_writer(plan, info.request_id), reply)
+
+    async def _plan(self, call: Call, info: CallInfo) -> Sequence[Request]:
+        """All sub-requests, validated, before any of them starts."""
+        num_choices = len(call.prompts) * call.n
+        if num_choices > self._settings.max_choices:
+            raise InvalidRequest(
+                f"n: {num_choices} answers (prompts times n) are more than {self._settings.max_choices}",
+                field="n",
+                limit=self._settings.max_choices,
+                value=num_choices,
+            )
+        prepared = [
+            await self._frontend.prepare(prompt, call.sampling, info, call.default_max_tokens)
+            for prompt in call.prompts
+        ]
+        return sub_requests(prepared, call.n)
+
+
+async def _stream(
+    deltas: AsyncGenerator[tuple[int, OutputDelta], None], writer: StreamWriter, reply: Reply
+) -> None:
+    """The head goes out with the first delta: until then an error still has its own status."""
+    pending = b""
+    async for index, delta in deltas:
+        if not reply.streaming:
+            await reply.open_stream()
+        elif pending:
+            await reply.events(pending)
+        pending = writer.events(index, delta)
+        if pending and delta.finish is None:
+            await reply.events(pending)
+            pending = b""
+    await reply.events(pending + writer.closing(), last=True)
+
+
+async def _collect(
+    deltas: AsyncGenerator[tuple[int, OutputDelta], None], writer: BodyWriter, reply: Reply
+) -> None:
+    async for index, delta in deltas:
+        writer.add(index, delta)
+    await reply.json(writer.body())

@@ -1,0 +1,95 @@
+"""What all chunks of one response share, serialized once: a token must cost a string join, not a JSON tree."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from services.router.edge.generation import OutputFinish
+from services.router.request import RequestSummary
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Envelope:
+    """Builds the server-sent events of one streamed response."""
+
+    def __init__(self, response_id: str, kind: str, model: str, include_usage: bool) -> None:
+        """`kind` is OpenAI's `object`; with `include_usage` every chunk but the usage chunk says `"usage": null`."""
+        fields = {"id": response_id, "object": kind, "created": int(time.time()), "model": model}
+        self._fields = "data: " + json.dumps(fields)[:-1]
+        self.head = self._fields + ', "choices": ['
+        self.tail = ', "usage": null}\n\n' if include_usage else "}\n\n"
+
+    def chunk(self, choice: Mapping[str, object], extra: Mapping[str, object] | None = None) -> bytes:
+        """An event with one choice; `extra` goes to the top level."""
+        more = "" if not extra else ", " + json.dumps(extra)[1:-1]
+        return f"{self.head}{json.dumps(choice)}]{more}{self.tail}".encode()
+
+    def usage_chunk(self, usage: Mapping[str, object], extra: Mapping[str, object]) -> bytes:
+        """The event behind the last choice's: no choices, the counts."""
+        more = json.dumps({"usage": usage, **extra})[1:]
+        return f"{self.head}], {more}\n\n".encode()
+
+
+class Totals:
+    """Sums the usage of a response's choices and keeps how each ended."""
+
+    def __init__(self, num_choices: int, n: int) -> None:
+        """`n` choices a prompt: a prompt's tokens count once, however many answers it gets."""
+        self._n = n
+        self._finishes: list[OutputFinish | None] = [None] * num_choices
+
+    def add(self, index: int, finish: OutputFinish) -> None:
+        """Notes how choice `index` ended."""
+        self._finishes[index] = finish
+
+    def usage(self) -> dict[str, object]:
+        """OpenAI's `usage`; call it when every choice has ended."""
+        ends = self._ends()
+        num_prompt = sum(end.usage.num_prompt_tokens for end in ends[:: self._n])
+        num_output = sum(end.usage.num_output_tokens for end in ends)
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_output,
+            "total_tokens": num_prompt + num_output,
+            "prompt_tokens_details": {
+                "cached_tokens": sum(end.usage.num_cached_tokens for end in ends[:: self._n])
+            },
+        }
+
+    def extension(self) -> dict[str, object]:
+        """Our `tandem` member of a response with one choice; {} where there are several, each with its own."""
+        ends = self._ends()
+        return tandem_member(ends[0].summary) if len(ends) == 1 else {}
+
+    def choice_extension(self, index: int) -> dict[str, object]:
+        """Our `tandem` member of one of several choices; {} where the response has it."""
+        ends = self._ends()
+        return tandem_member(ends[index].summary) if len(ends) > 1 else {}
+
+    def _ends(self) -> Sequence[OutputFinish]:
+        ends = [finish for finish in self._finishes if finish is not None]
+        assert len(ends) == len(self._finishes), "a choice has not ended"
+        return ends
+
+
+def tandem_member(summary: RequestSummary) -> dict[str, object]:
+    """`{"tandem": {...}}`: where the time to the first token went, and which workers served."""
+    ttft = {name: round(value, 3) for name, value in asdict(summary.ttft).items()}
+    return {
+        "tandem": {
+            "ttft": ttft,
+            "prefill_worker": summary.prefill_worker,
+            "decode_worker": summary.decode_worker,
+        }
+    }
+
+
+def choice_end(finish: OutputFinish | None) -> dict[str, object]:
+    """How a choice ended, if it did; `stop_reason` is vLLM's: the stop string or stop token id."""
+    if finish is None:
+        return {"finish_reason": None}
+    return {"finish_reason": finish.reason.value, "stop_reason": finish.stop_reason}

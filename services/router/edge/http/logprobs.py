@@ -1,0 +1,62 @@
+"""Log-probabilities in the shapes of OpenAI's two endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.router.request import TokenLogprobs
+from shared.model.tokenizer import Tokenizer
+
+_FLOOR = -9999.0
+"""JSON has no infinity; OpenAI's value for a token that cannot be."""
+
+
+class CompletionLogprobs:
+    """`logprobs` of one completion choice, in parts; offsets are characters from the start of its text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._offset = 0
+
+    def part(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, list[object]]:
+        """The four parallel lists for the next tokens; a top list has the chosen token beside the likeliest."""
+        part: dict[str, list[object]] = {
+            "text_offset": [],
+            "token_logprobs": [],
+            "tokens": [],
+            "top_logprobs": [],
+        }
+        for token_id, entry in zip(token_ids, logprobs, strict=True):
+            token = self._tokenizer.token_text(token_id)
+            chosen = max(entry.logprob, _FLOOR)
+            # Two ids may share a text: the likelier one, listed first, keeps its value.
+            top: dict[str, float] = {}
+            for t, value in entry.top:
+                top.setdefault(self._tokenizer.token_text(t), max(value, _FLOOR))
+            top[token] = chosen
+            part["text_offset"].append(self._offset)
+            part["token_logprobs"].append(chosen)
+            part["tokens"].append(token)
+            part["top_logprobs"].append(top)
+            self._offset += len(token)
+        return part
+
+
+def chat_logprobs(
+    tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
+) -> list[object]:
+    """`logprobs.content` for some tokens."""
+    return [
+        {
+            **_chat_entry(tokenizer, token_id, entry.logprob),
+            "top_logprobs": [_chat_entry(tokenizer, t, value) for t, value in entry.top],
+        }
+        for token_id, entry in zip(token_ids, logprobs, strict=True)
+    ]
+
+
+def _chat_entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, object]:
+    """A token that is only a part of a character has no bytes here: OpenAI allows null."""
+    token = tokenizer.token_text(token_id)
+    spelled = None if "\ufffd" in token else list(token.encode())
+    return {"token": token, "logprob": max(logprob, _FLOOR), "bytes": spelled}

@@ -1,0 +1,27 @@
+"""Settings of the edge, a part of the router's."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+ApiKey = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[\x21-\x7e]+$")]
+
+
+class EdgeSettings(BaseModel):
+    """What the HTTP and gRPC front doors let in."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    api_keys: tuple[ApiKey, ...] = Field(default=(), repr=False)
+    """Bearer keys that are let in, over HTTP and gRPC alike; none = open to everyone."""
+
+    max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1024, le=1024 * 1024 * 1024)
+    """Longest HTTP request body, bytes."""
+
+    max_choices: int = Field(default=128, ge=1, le=4096)
+    """Most answers (prompts times `n`) that one HTTP request may ask for."""
+
+    request_timeout_s: float = Field(default=0.0, ge=0.0, le=86400.0)
+    """Deadline of a whole request, seconds; 0 = none. A gRPC client's own, shorter deadline wins."""

@@ -1,0 +1,122 @@
+"""The router's view of its workers: links by role, one model and layout for all, what placement may know."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+
+from services.router.decode_link import DecodeLink
+from services.router.placement.views import WorkerView
+from services.router.prefill_link import PrefillLink
+from shared.errors import ModelMismatch
+from shared.kv.hashing import root_hash
+from shared.kv.layout import LAYOUT_VERSION, BlockLayout
+from shared.rpc.convert import layout_from_proto
+from shared.rpc.pb.tandem.v1 import types_pb2
+
+
+AnyLink = PrefillLink | DecodeLink
+
+
+class Fleet:
+    """All workers of a static list. `start()` begins to connect; it does not wait for any worker."""
+
+    def __init__(
+        self,
+        router_name: str,
+        prefills: Mapping[str, str],
+        decodes: Mapping[str, str],
+        on_change: Callable[[], None],
+    ) -> None:
+        """`prefills` and `decodes` map names to host:port; `on_change` is called when any worker's state moved."""
+        self.layout: BlockLayout | None = None
+        self.model_fingerprint = ""
+        self.model_name = ""
+        self._tasks: list[asyncio.Task[None]] = []
+        self.prefills = {
+            name: PrefillLink(name, address, router_name, self._check, on_change)
+            for name, address in prefills.items()
+        }
+        self.decodes = {
+            name: DecodeLink(name, address, router_name, self._check, on_change)
+            for name, address in decodes.items()
+        }
+
+    def start(self) -> None:
+        """Begins to connect to all workers, and goes on for ever."""
+        self._tasks = [asyncio.create_task(link.run(), name=f"link-{link.name}") for link in self.links]
+
+    async def close(self) -> None:
+        """Ends all sessions; workers free what this router held."""
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self._tasks = []
+
+    @property
+    def links(self) -> tuple[AnyLink, ...]:
+        """All workers, prefill first."""
+        return (*self.prefills.values(), *self.decodes.values())
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence in tokens that every connected decode worker can hold; 0 while there is none."""
+        return min((link.max_model_len for link in self.decodes.values() if link.connected), default=0)
+
+    def not_ready_reason(self) -> str:
+        """Empty when a prompt can be served."""
+        for role, links in (("decode", self.decodes), ("prefill", self.prefills)):
+            if links and not any(link.connected and not link.load.draining for link in links.values()):
+                reasons = "; ".join(
+                    f"{link.name}: {link.mismatch or 'connecting'}" for link in links.values()
+                )
+                return f"no {role} worker is ready ({reasons})"
+        return ""
+
+    def hash_root(self, salt: str) -> bytes:
+        """Root of the block hash chain of a tenant's prompts; needs a worker to have connected once."""
+        assert self.layout is not None
+        return root_hash(self.model_fingerprint, self.layout.dtype, LAYOUT_VERSION, salt=salt)
+
+    @staticmethod
+    def views(
+        links: Mapping[str, PrefillLink] | Mapping[str, DecodeLink], hit_tokens: Mapping[str, int]
+    ) -> list[WorkerView]:
+        """What placement sees of these workers; `hit_tokens` by worker name."""
+        return [
+            WorkerView(
+                name=link.name,
+                num_free_blocks=max(0, link.load.num_free_blocks - link.num_committed_blocks),
+                num_total_blocks=link.load.num_total_blocks,
+                num_requests=max(link.num_requests, link.load.num_running + link.load.num_waiting),
+                max_num_seqs=link.welcome.max_num_seqs,
+                num_queued_tokens=max(link.num_committed_tokens, link.load.num_queued_tokens),
+                num_hit_tokens=hit_tokens.get(link.name, 0),
+                accepting=not link.load.draining and not link.refused,
+            )
+            for link in links.values()
+            if link.welcome is not None
+        ]
+
+    def _check(self, welcome: types_pb2.Welcome) -> None:
+        """The first worker to connect sets the fleet's model and layout; while one is there, others must have the same."""
+        layout = layout_from_proto(welcome.layout)
+        if welcome.layout.layout_version != LAYOUT_VERSION:
+            raise ModelMismatch(
+                f"block layout version {welcome.layout.layout_version}, the router's is {LAYOUT_VERSION}",
+                field="layout_version",
+            )
+        if self.layout is None or not any(link.connected for link in self.links):
+            self.layout = layout
+            self.model_fingerprint = welcome.model_fingerprint
+            self.model_name = welcome.model_name
+            return
+        if welcome.model_fingerprint != self.model_fingerprint:
+            raise ModelMismatch(
+                f"serves model {welcome.model_fingerprint}, the fleet {self.model_fingerprint}",
+                field="model_fingerprint",
+            )
+        self.layout.ensure_compatible(layout)

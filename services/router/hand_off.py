@@ -1,0 +1,131 @@
+"""One attempt at a request: the router's conversation with a decode worker and a prefill worker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from services.router.active_request import ActiveRequest, Assignment
+from services.router.decode_link import DecodeLink
+from services.router.prefill_link import PrefillLink
+from services.router.worker_link import Message
+from shared.errors import TandemError, WorkerLost
+from shared.rpc.convert import sampling_to_proto
+from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
+
+
+class HandOff:
+    """One attempt: the conversation with a decode worker and, unless it prefills itself, a prefill worker."""
+
+    def __init__(self, active: ActiveRequest, assignment: Assignment, worker_timeout_s: float) -> None:
+        self._active = active
+        self._request = active.request
+        self._decode = assignment.decode
+        self._prefill = assignment.prefill
+        self._uncached = assignment.num_uncached_tokens
+        self._timeout_s = worker_timeout_s
+        self._submitted = False
+        self._first_here = False  # this attempt's first token has come
+
+    async def run(self) -> None:
+        """Returns when the request ended; raises the TandemError that ended the attempt."""
+        self._reserve()
+        if self._prefill is not None:
+            reserved = await self._next()
+            while not isinstance(reserved, decode_pb2.Reserved):
+                reserved = await self._next()
+            self._active.timeline.reserved = time.perf_counter()
+            self._submit(self._prefill, self._decode, reserved)
+        else:
+            self._active.timeline.reserved = self._active.timeline.placed
+        early: list[types_pb2.SequenceTokens] = []  # steps that overtook the first token
+        while not self._active.finished:
+            message = await self._next()
+            if isinstance(message, prefill_pb2.FirstToken):
+                self._tokens(message.tokens)
+                for tokens in early:
+                    self._tokens(tokens)
+            elif isinstance(message, types_pb2.SequenceTokens):
+                if self._prefill is not None and not self._first_here:
+                    early.append(message)
+                else:
+                    self._tokens(message)
+
+    def release(self) -> None:
+        """Tells the workers, by message, that the request is over for them."""
+        request_id = self._active.wire_id
+        self._first_token_came()
+        ended = self._active.finished
+        sender_active = self._submitted and self._prefill is not None and self._prefill.connected
+        if self._prefill is not None:
+            self._prefill.close(request_id)
+            if not ended:
+                self._prefill.cancel(request_id, receiver_active=self._decode.connected)
+        self._decode.close(request_id)
+        if not ended:
+            self._decode.cancel(request_id, sender_active=sender_active)
+
+    def _reserve(self) -> None:
+        request = self._request
+        self._decode.reserve(
+            decode_pb2.Reserve(
+                request_id=self._active.wire_id,
+                token_ids=self._active.token_ids,
+                num_prompt_tokens=request.num_prompt_tokens,
+                sampling=sampling_to_proto(request.sampling),
+                salt=request.tenant,
+                prefill_here=self._prefill is None,
+                trace=request.trace,
+            )
+        )
+        self._active.summary.decode_worker = self._decode.name
+        self._active.summary.prefill_worker = self._prefill.name if self._prefill is not None else ""
+
+    def _submit(self, prefill: PrefillLink, decode: DecodeLink, reserved: decode_pb2.Reserved) -> None:
+        if decode.welcome is None:
+            raise WorkerLost(f"worker {decode.name} was lost")
+        request = self._request
+        prefill.submit(
+            prefill_pb2.Submit(
+                request_id=self._active.wire_id,
+                token_ids=self._active.token_ids,
+                num_prompt_tokens=request.num_prompt_tokens,
+                sampling=sampling_to_proto(request.sampling),
+                salt=request.tenant,
+                ticket=reserved.ticket,
+                transfer_address=decode.welcome.transfer_address,
+                needed_blocks=reserved.needed_blocks,
+                trace=request.trace,
+            )
+        )
+        self._submitted = True
+
+    async def _next(self) -> Message:
+        """The next message about this attempt; raises what a worker said went wrong."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                message = await self._active.inbox.get()
+        except TimeoutError:
+            raise WorkerLost(
+                f"nothing heard of the request for {self._timeout_s:g} s", limit=self._timeout_s
+            ) from None
+        if isinstance(message, TandemError):
+            raise message
+        return message
+
+    def _tokens(self, tokens: types_pb2.SequenceTokens) -> None:
+        now = time.perf_counter()
+        if not self._first_here:
+            self._first_token_came()
+            if not self._active.produced:
+                self._active.on_first_token(tokens, now)
+        elif len(self._active.produced) == 1 and self._prefill is not None:
+            self._active.on_second_token(tokens, now)
+        self._active.emit(tokens)
+
+    def _first_token_came(self) -> None:
+        """The prompt's tokens are no longer queued on the worker that computed them."""
+        if not self._first_here:
+            self._first_here = True
+            computing = self._prefill or self._decode
+            computing.num_committed_tokens = max(0, computing.num_committed_tokens - self._uncached)

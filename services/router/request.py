@@ -1,0 +1,112 @@
+"""What the router's edge (HTTP, gRPC) and its core (admission, placement, dispatch) say to each other."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from shared.engine.sampling_params import SamplingParams
+
+
+class FinishReason(Enum):
+    """Why a request ended; the values are OpenAI's."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One validated client request, tokenized, with sampling resolved (seed and max_tokens set)."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    tenant: str = "default"
+    arrived_at: float = 0.0  # time.perf_counter() when the edge accepted it, seconds
+    timeout_s: float = 0.0  # 0 = none
+    trace: dict[str, str] = field(default_factory=dict)  # W3C trace context
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the client's prompt in tokens."""
+        return len(self.prompt_token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probability of one output token and of the likeliest alternatives, from the unmodified logits."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # (token id, log-probability), likeliest first
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """New tokens of one request; `finish_reason` is set on the last delta."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()  # as many as token_ids where asked for
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(slots=True)
+class TtftSplit:
+    """Where the time to the first token went, milliseconds; see proto TtftSplit for each part's meaning."""
+
+    queue_ms: float = 0.0
+    placement_ms: float = 0.0
+    reserve_ms: float = 0.0
+    prefix_fetch_ms: float = 0.0
+    prefill_queue_ms: float = 0.0
+    prefill_compute_ms: float = 0.0
+    return_ms: float = 0.0
+    ttft_ms: float = 0.0
+    ship_exposed_ms: float = 0.0
+    first_decode_step_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class RequestSummary:
+    """What is known of a request's cost so far; final once its last delta was read."""
+
+    num_cached_tokens: int = 0  # prompt tokens whose KV was not recomputed
+    ttft: TtftSplit = field(default_factory=TtftSplit)
+    prefill_worker: str = ""  # empty: the decode worker prefilled
+    decode_worker: str = ""
+
+
+class RunningRequest(Protocol):
+    """One request in the core. Iterate it once; always `aclose()` it."""
+
+    def __aiter__(self) -> AsyncIterator[TokenDelta]:
+        """Deltas in order, the last one with a finish reason; raises a TandemError on failure."""
+        ...
+
+    @property
+    def summary(self) -> RequestSummary:
+        """Timings and cache hits so far; never None, complete after the last delta."""
+        ...
+
+    async def aclose(self) -> None:
+        """Frees everything the request holds in the whole cluster; cancels it if it still runs. Idempotent."""
+        ...
+
+
+class Core(Protocol):
+    """The router behind its edge."""
+
+    def submit(self, request: Request) -> RunningRequest:
+        """Queues a request; raises Overloaded when the queue is full, InvalidRequest on a duplicate running id."""
+        ...
+
+    def max_prompt_tokens(self) -> int:
+        """Longest sequence (prompt + output) in tokens that the connected workers can hold; 0 before any connects."""
+        ...
+
+    def not_ready_reason(self) -> str:
+        """Empty when a prompt can be served now; else what is missing, in words."""
+        ...

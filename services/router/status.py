@@ -1,0 +1,52 @@
+"""The cluster as one router sees it."""
+
+from __future__ import annotations
+
+from services.router.dispatcher import Dispatcher
+from services.router.fleet import AnyLink, Fleet
+from services.router.metrics import RouterMetrics
+from services.router.prefix_lookup import PrefixLookup
+from services.router.settings import RouterSettings
+from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
+
+
+def cluster_status(
+    settings: RouterSettings,
+    model_name: str,
+    fleet: Fleet,
+    dispatcher: Dispatcher,
+    lookup: PrefixLookup,
+    metrics: RouterMetrics,
+) -> inference_pb2.ClusterStatus:
+    """Everything `tandem status` shows."""
+    reason = dispatcher.not_ready_reason()
+    counts = metrics.counts
+    return inference_pb2.ClusterStatus(
+        router_name=settings.name,
+        model_name=model_name,
+        ready=not reason,
+        not_ready_reason=reason,
+        workers=[_worker(link) for link in fleet.links],
+        queue_len=dispatcher.num_waiting,
+        queue_limit=settings.queue_limit,
+        num_running=dispatcher.num_active - dispatcher.num_waiting,
+        num_finished=counts.num_finished,
+        num_failed=counts.num_failed,
+        num_prompt_tokens=counts.num_prompt_tokens,
+        num_cached_tokens=counts.num_cached_tokens,
+        store_available=lookup.available,
+        num_store_errors=lookup.num_errors,
+        mode=settings.mode,
+    )
+
+
+def _worker(link: AnyLink) -> inference_pb2.WorkerStatus:
+    worker = link.welcome.worker if link.welcome is not None else types_pb2.WorkerId(name=link.name)
+    return inference_pb2.WorkerStatus(
+        worker=worker,
+        role=link.role,
+        address=link.address,
+        connected=link.connected,
+        load=link.load if link.connected else None,
+        num_requests=link.num_requests,
+    )

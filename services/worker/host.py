@@ -1,0 +1,147 @@
+"""One engine process: loads the model, owns engine, transfer plane and index publisher."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from services.worker.settings import WorkerSettings
+from shared.engine.engine import Engine
+from shared.engine.messages import Event
+from shared.engine.runner import Runner
+from shared.engine.scheduler import Scheduler, SchedulerConfig
+from shared.errors import ConfigError
+from shared.kv.layout import BlockLayout
+from shared.kv.pool import BlockPool
+from shared.kv.transfer import KVTransfer
+from shared.kv.ucx import UcxTransfer
+from shared.model.config import ModelConfig
+from shared.model.decoder import Decoder
+from shared.model.weights import fingerprint
+
+AUTO_POOL_SEQUENCES = 32
+"""With num_kv_blocks = 0, the pool holds so many sequences of full length, memory allowing."""
+AUTO_POOL_MEMORY_SHARE = 0.1
+"""… but takes at most this share of the memory that is free at the start."""
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What loading found out."""
+
+    decoder: Decoder
+    layout: BlockLayout
+    fingerprint: str
+    num_blocks: int
+    max_model_len: int
+    name: str
+
+
+class EngineHost:
+    """Engine and transfer plane of one process. `start()` returns when both work; `close()` twice is fine."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        """Nothing is loaded before `start()`."""
+        self.settings = settings
+        self.incarnation = secrets.randbits(64)
+        self.transfer: KVTransfer = UcxTransfer()
+        self.engine: Engine
+        self.model: LoadedModel
+
+    async def start(
+        self, on_event: Callable[[Event], None], on_progress: Callable[[float, str], None]
+    ) -> None:
+        """Loads the model and starts the engine thread and the transfer plane.
+
+        `on_event` gets the engine's events on the event loop, in order; `on_progress` gets (fraction, what).
+        Raises ModelLoadError, ConfigError.
+        """
+        _pin(self.settings)
+        loop = asyncio.get_running_loop()
+
+        def progress(loaded: int, total: int) -> None:
+            loop.call_soon_threadsafe(on_progress, loaded / max(1, total), "loading weights")
+
+        self.model = await asyncio.to_thread(load_model, self.settings, progress)
+        await self.transfer.start()
+        pool = BlockPool(self.model.num_blocks, self.model.layout.block_size)
+        config = SchedulerConfig(self.settings.max_num_seqs, self.settings.max_step_tokens)
+        runner = Runner(self.model.decoder, self.model.layout, self.model.num_blocks)
+
+        def emit(event: Event) -> None:
+            loop.call_soon_threadsafe(on_event, event)
+
+        self.engine = Engine(Scheduler(pool, config), runner, emit)
+        self.engine.start()
+
+    async def close(self) -> None:
+        """Stops the engine, then the transfer plane."""
+        if hasattr(self, "engine"):
+            await asyncio.to_thread(self.engine.close)
+        await self.transfer.close()
+
+
+def load_model(settings: WorkerSettings, on_progress: Callable[[int, int], None]) -> LoadedModel:
+    """Reads the folder and sizes the pool. Blocking. Raises ModelLoadError, ConfigError."""
+    config = ModelConfig.load(settings.model)
+    dtype = choose_dtype(settings.dtype, config)
+    decoder = Decoder.load(settings.model, dtype, settings.device, on_progress)
+    dtype_name = str(dtype).removeprefix("torch.")
+    layout = BlockLayout(
+        config.num_layers, config.num_kv_heads, config.head_dim, settings.block_size, dtype_name
+    )
+    wanted_len = settings.max_model_len or config.max_position_embeddings
+    num_blocks = settings.num_kv_blocks or _auto_num_blocks(layout, wanted_len)
+    if num_blocks < 2:
+        raise ConfigError(
+            f"num_kv_blocks must be at least 2, got {num_blocks}: a block takes {layout.block_bytes} bytes",
+            field="num_kv_blocks",
+            limit=2,
+        )
+    return LoadedModel(
+        decoder=decoder,
+        layout=layout,
+        fingerprint=fingerprint(settings.model, dtype_name),
+        num_blocks=num_blocks,
+        # One block stays aside, so that a sequence of full length can also grow by its next token.
+        max_model_len=min(wanted_len, (num_blocks - 1) * layout.block_size),
+        name=Path(settings.model).resolve().name,
+    )
+
+
+def choose_dtype(wanted: str, config: ModelConfig) -> torch.dtype:
+    """`auto` is the checkpoint's dtype where the processor computes in it, else fp32."""
+    if wanted != "auto":
+        return DTYPES[wanted]
+    if config.dtype == "bfloat16" and torch.cpu._is_avx512_bf16_supported():
+        return torch.bfloat16
+    return torch.float32
+
+
+def _auto_num_blocks(layout: BlockLayout, max_len: int) -> int:
+    wanted = AUTO_POOL_SEQUENCES * -(-max_len // layout.block_size) + 1
+    affordable = int(psutil.virtual_memory().available * AUTO_POOL_MEMORY_SHARE) // layout.block_bytes
+    return min(wanted, affordable)
+
+
+def _pin(settings: WorkerSettings) -> None:
+    """Keeps this process on its cores. Two engines whose threads share a core stall at every barrier."""
+    if settings.cpu_affinity:
+        try:
+            cores = {int(core) for core in settings.cpu_affinity.split(",")}
+            os.sched_setaffinity(0, cores)
+        except (ValueError, OSError) as error:
+            raise ConfigError(
+                f"cpu_affinity {settings.cpu_affinity!r} does not name cores of this machine: {error}",
+                field="cpu_affinity",
+            ) from error
+    torch.set_num_threads(settings.num_threads or len(os.sched_getaffinity(0)))

@@ -1,0 +1,64 @@
+"""Telling routers how loaded a worker is: the newest state, at most once an interval."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from shared.engine.messages import EngineLoad
+from shared.kv.transfer import TransferCounters
+from shared.rpc.pb.tandem.v1 import types_pb2
+
+REPORT_INTERVAL_S = 0.005
+"""Several steps' changes within this time make one report."""
+
+
+class LoadReporter:
+    """Coalesces engine loads into `Load` messages."""
+
+    def __init__(self, counters: TransferCounters, publish: Callable[[types_pb2.Load], None]) -> None:
+        """`publish` sends a report to every session."""
+        self._counters = counters
+        self._publish = publish
+        self._newest: EngineLoad | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.draining = False
+
+    def update(self, load: EngineLoad) -> None:
+        """Takes a new state; it is published within REPORT_INTERVAL_S."""
+        self._newest = load
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(REPORT_INTERVAL_S, self.flush)
+
+    def flush(self) -> None:
+        """Publishes the newest state now."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._publish(self.message())
+
+    def message(self) -> types_pb2.Load:
+        """The newest state."""
+        load = self._newest
+        message = types_pb2.Load(
+            draining=self.draining,
+            kv_bytes_sent=self._counters.bytes_sent,
+            kv_bytes_received=self._counters.bytes_received,
+        )
+        if load is not None:
+            message.num_free_blocks = load.num_free_blocks
+            message.num_total_blocks = load.num_total_blocks
+            message.num_running = load.num_running
+            message.num_waiting = load.num_waiting
+            message.num_queued_tokens = load.num_queued_tokens
+            message.num_cached_blocks = load.num_cached_blocks
+            message.num_prompt_tokens = load.num_prompt_tokens
+            message.num_prefix_hit_tokens = load.num_prefix_hit_tokens
+            message.num_preemptions = load.num_preemptions
+        return message
+
+    def close(self) -> None:
+        """Drops a pending report."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,114 @@
+"""A worker process from start to drain; prefill and decode differ in their role alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import grpc.aio
+
+from services.worker.host import EngineHost
+from services.worker.role import WorkerRole
+from services.worker.session import SessionServer
+from services.worker.settings import WorkerSettings
+from shared.config import load_settings
+from shared.engine.messages import Event
+from shared.process import progress_event
+from shared.rpc.index_publisher import IndexPublisher
+from shared.rpc.kvstore_client import KVStoreClient
+from shared.rpc.server import RpcServer
+
+logger = logging.getLogger(__name__)
+
+DRAIN_POLL_S = 0.02
+
+
+class WorkerService:
+    """Implements `shared.process.Service`."""
+
+    def __init__(
+        self, host: EngineHost, role: WorkerRole[Any, Any], publisher: IndexPublisher | None
+    ) -> None:
+        self._host = host
+        self._role = role
+        self._publisher = publisher
+        self._watch: asyncio.Task[None] | None = None
+        self.server: RpcServer
+
+    @property
+    def address(self) -> str:
+        """host:port of the session server."""
+        return self.server.address
+
+    async def serve(self, register: Callable[[grpc.aio.Server], None], service_name: str) -> None:
+        """Opens the session server. Raises ConfigError where the port is taken."""
+        self.server = RpcServer(self._host.settings.bind, register, (service_name,))
+        await self.server.start()
+        await self.server.set_serving(True)
+        self._watch = asyncio.create_task(self._end_with_engine())
+
+    async def close(self) -> None:
+        """Drains: no new work, what runs is finished within the drain timeout, then everything is closed."""
+        self._role.drain()
+        await self.server.set_serving(False)
+        deadline = asyncio.get_running_loop().time() + self._host.settings.drain_timeout_s
+        while not self._role.is_idle and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(DRAIN_POLL_S)
+        await self.server.stop(grace_s=0.2)
+        if self._watch is not None:
+            self._watch.cancel()
+        self._role.load.close()
+        if self._publisher is not None:
+            await self._publisher.close()
+        await self._host.close()
+
+    async def _end_with_engine(self) -> None:
+        """Without its engine the process ends at once: broken sessions tell every router."""
+        await self._role.died.wait()
+        logging.shutdown()
+        os._exit(1)
+
+
+async def start_worker(
+    role_class: type[WorkerRole[Any, Any]],
+    register: Callable[[grpc.aio.Server, SessionServer[Any, Any]], None],
+    service_name: str,
+) -> WorkerService:
+    """Reads the settings, loads the model, serves sessions. Raises ConfigError, ModelLoadError."""
+    settings = load_settings(WorkerSettings)
+    host = EngineHost(settings)
+    events: list[Event] = []  # until the role exists; the engine says little before its first command
+    handle: Callable[[Event], None] = events.append
+
+    def on_event(event: Event) -> None:
+        handle(event)
+
+    await host.start(on_event, progress_event)
+    publisher = None
+    if settings.kvstore:
+        publisher = IndexPublisher(
+            KVStoreClient(settings.kvstore), settings.name, host.incarnation, role_class.worker_role
+        )
+        publisher.start()
+    role = role_class(host, publisher)
+    handle = role.on_event
+    for event in events:
+        role.on_event(event)
+    service = WorkerService(host, role, publisher)
+    sessions: SessionServer[Any, Any] = SessionServer(role)
+    await service.serve(lambda server: register(server, sessions), service_name)
+    model = host.model
+    logger.info(
+        "%s serves %s on %s: %s, %d blocks of %d bytes, sequences up to %d tokens",
+        settings.name,
+        model.name,
+        service.address,
+        model.layout.dtype,
+        model.num_blocks,
+        model.layout.block_bytes,
+        model.max_model_len,
+    )
+    return service

@@ -1,0 +1,52 @@
+"""Settings that both kinds of worker have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from shared.config import ServiceSettings
+
+
+class WorkerSettings(ServiceSettings):
+    """One engine process. The environment prefix is TANDEM_WORKER_, for both roles."""
+
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
+        **{**ServiceSettings.model_config, "env_prefix": "TANDEM_WORKER_"}
+    )
+
+    name: str = Field(min_length=1, max_length=128)
+    """Unique among the workers of a cluster; stays the same over restarts."""
+    bind: str = "127.0.0.1:0"
+    """host:port of the session server; port 0 = any free one."""
+    model: Path
+    """Model folder in Hugging Face layout."""
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Of weights, computation and KV. auto: the checkpoint's, or fp32 where the processor lacks it."""
+    device: Literal["cpu"] = "cpu"
+    """Where the engine runs."""
+    num_threads: int = Field(default=0, ge=0, le=1024)
+    """Compute threads; 0 = one for each core of the affinity."""
+    cpu_affinity: str = ""
+    """Cores to stay on, comma-separated; empty = all."""
+    kvstore: str = ""
+    """host:port of the KV store; empty = no fleet index."""
+    num_kv_blocks: int = Field(default=0, ge=0)
+    """Blocks of the KV pool; 0 = from free memory."""
+    block_size: Literal[16, 32, 64] = 16
+    """Tokens in a block."""
+    max_model_len: int = Field(default=0, ge=0)
+    """Longest sequence in tokens; 0 = the model's own limit. Cut to what the pool holds."""
+    max_num_seqs: int = Field(default=64, ge=1, le=4096)
+    """Most sequences that hold blocks at once."""
+    max_step_tokens: int = Field(default=512, ge=16, le=65536)
+    """Token budget of one step: the size of a prompt's chunks."""
+    handoff_timeout_s: float = Field(default=60.0, gt=0)
+    """Net beneath the protocol: a hand-off that has not ended by then failed. Seconds."""
+    drain_timeout_s: float = Field(default=30.0, ge=0)
+    """How long running requests may take after SIGTERM. Seconds."""
+    die_with_parent: bool = False
+    """End when the launcher does (Linux)."""

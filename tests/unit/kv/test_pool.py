@@ -1,0 +1,201 @@
+"""The block pool: exact orders by hand, and a state machine against a model made of plain lists."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from shared.kv.pool import BlockPool, OutOfBlocks
+
+NUM_BLOCKS = 6
+
+
+def named(name: int) -> bytes:
+    return bytes([name]) * 16
+
+
+def sealed_sequence(pool: BlockPool, *names: int) -> list[int]:
+    block_ids = pool.allocate(len(names))
+    for block_id, name in zip(block_ids, names, strict=True):
+        pool.seal(block_id, named(name))
+    return block_ids
+
+
+def test_later_blocks_of_a_sequence_are_evicted_before_earlier_ones() -> None:
+    pool = BlockPool(4, 16)
+    block_ids = sealed_sequence(pool, 1, 2, 3, 4)
+    pool.release(block_ids)
+    assert pool.allocate(3) == block_ids[:0:-1]
+    assert pool.match([named(1), named(2)]) == block_ids[:1]
+
+
+def test_blank_blocks_go_before_any_cached_one() -> None:
+    pool = BlockPool(4, 16)
+    cached = sealed_sequence(pool, 1, 2)
+    unsealed = pool.allocate(1)
+    pool.release(cached)
+    pool.release(unsealed)
+    assert set(pool.allocate(2)).isdisjoint(cached)
+    assert pool.match([named(1), named(2)]) == cached
+
+
+def test_a_revived_block_is_safe_from_eviction() -> None:
+    pool = BlockPool(3, 16)
+    first, second = sealed_sequence(pool, 1, 2)
+    pool.release([first, second])
+    pool.acquire(pool.match([named(1)]))
+    assert pool.num_free == 2
+    assert first not in pool.allocate(2)
+    with pytest.raises(OutOfBlocks) as caught:
+        pool.allocate(1)
+    assert (caught.value.needed, caught.value.free) == (1, 0)
+
+
+def test_a_duplicate_is_not_the_findable_copy_and_is_reused_first() -> None:
+    pool = BlockPool(2, 16)
+    original, duplicate = sealed_sequence(pool, 1, 1)
+    assert pool.num_cached == 1
+    pool.release([original, duplicate])
+    assert pool.allocate(1) == [duplicate]
+    assert pool.match([named(1)]) == [original]
+
+
+def test_events_are_net_of_what_was_undone_in_between() -> None:
+    pool = BlockPool(1, 16)
+    pool.release(sealed_sequence(pool, 1))
+    pool.release(pool.allocate(1))
+    assert pool.drain_events().sealed == pool.drain_events().evicted == []
+    pool.release(sealed_sequence(pool, 2))
+    assert pool.drain_events().sealed == [named(2)]
+    pool.release(sealed_sequence(pool, 2))  # evicted, then sealed again: the index need not know
+    events = pool.drain_events()
+    assert (events.sealed, events.evicted) == ([], [])
+
+
+def test_misuse_raises_and_changes_nothing() -> None:
+    pool = BlockPool(3, 16)
+    first, second = pool.allocate(2)
+    with pytest.raises(ValueError, match="released 2 times"):
+        pool.release([second, first, first])
+    with pytest.raises(ValueError, match="no cached prefix"):
+        pool.acquire([first, 2])
+    pool.acquire([first])
+    with pytest.raises(ValueError, match="sole owner"):
+        pool.seal(first, named(1))
+    pool.seal(second, named(1))
+    with pytest.raises(ValueError, match="another hash"):
+        pool.seal(second, named(2))
+    with pytest.raises(ValueError, match="not sealed"):
+        pool.set_checksum(first, 7)
+    pool.set_checksum(second, 7)
+    with pytest.raises(ValueError, match="another checksum"):
+        pool.set_checksum(second, 8)
+    assert (pool.checksum_of(second), pool.num_used) == (7, 2)
+    pool.release([first, first, second])
+    pool.check_integrity()
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """The model: references by block, hashes by block, and the cached blocks in eviction order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(NUM_BLOCKS, 16)
+        self.refs: dict[int, int] = {}
+        self.sealed: dict[int, bytes] = {}
+        self.findable: dict[bytes, int] = {}
+        self.cached: list[int] = []
+        self.indexed: set[bytes] = set()
+
+    @rule(count=st.integers(0, NUM_BLOCKS))
+    def allocate(self, count: int) -> None:
+        num_free = NUM_BLOCKS - len(self.refs)
+        if count > num_free:
+            with pytest.raises(OutOfBlocks):
+                self.pool.allocate(count)
+            return
+        num_evicted = max(0, count - (num_free - len(self.cached)))
+        evicted, self.cached = self.cached[:num_evicted], self.cached[num_evicted:]
+        got = self.pool.allocate(count)
+        assert got[count - num_evicted :] == evicted
+        for block_id in got:
+            assert block_id not in self.refs
+            block_hash = self.sealed.pop(block_id, None)
+            if block_hash is not None and self.findable.get(block_hash) == block_id:
+                del self.findable[block_hash]
+            self.refs[block_id] = 1
+            assert self.pool.is_writable(block_id)
+
+    @precondition(lambda self: self.refs)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        chosen = data.draw(st.lists(st.sampled_from(sorted(self.refs)), unique=True, min_size=1))
+        self.pool.release(chosen)
+        for block_id in reversed(chosen):
+            self.refs[block_id] -= 1
+            if self.refs[block_id] == 0:
+                del self.refs[block_id]
+                if self.findable.get(self.sealed.get(block_id, b"")) == block_id:
+                    self.cached.append(block_id)
+
+    @rule(block_id=st.integers(0, NUM_BLOCKS - 1))
+    def release_once_too_often(self, block_id: int) -> None:
+        with pytest.raises(ValueError, match="released"):
+            self.pool.release([block_id] * (self.refs.get(block_id, 0) + 1))
+
+    @precondition(lambda self: self.refs)
+    @rule(data=st.data(), name=st.integers(0, 8))
+    def seal(self, data: st.DataObject, name: int) -> None:
+        block_id = data.draw(st.sampled_from(sorted(self.refs)))
+        if self.sealed.get(block_id, named(name)) != named(name) or (
+            block_id not in self.sealed and self.refs[block_id] > 1
+        ):
+            with pytest.raises(ValueError, match=f"block {block_id}"):
+                self.pool.seal(block_id, named(name))
+            return
+        self.pool.seal(block_id, named(name))
+        if block_id not in self.sealed:
+            self.sealed[block_id] = named(name)
+            self.findable.setdefault(named(name), block_id)
+
+    @rule(names=st.lists(st.integers(0, 8), max_size=4, unique=True))
+    def acquire_matched(self, names: list[int]) -> None:
+        expected = []
+        for name in names:
+            if named(name) not in self.findable:
+                break
+            expected.append(self.findable[named(name)])
+        found = self.pool.match([named(name) for name in names])
+        assert found == expected
+        self.pool.acquire(found)
+        for block_id in found:
+            if block_id in self.cached:
+                self.cached.remove(block_id)
+            self.refs[block_id] = self.refs.get(block_id, 0) + 1
+
+    @rule()
+    def drain(self) -> None:
+        events = self.pool.drain_events()
+        self.indexed = (self.indexed - set(events.evicted)) | set(events.sealed)
+        assert self.indexed == set(self.pool.cached_hashes())
+
+    @rule()
+    def clear(self) -> None:
+        self.pool.clear_cache()
+        self.findable.clear()
+        self.cached.clear()
+
+    @invariant()
+    def agrees_with_the_model(self) -> None:
+        self.pool.check_integrity()
+        assert self.pool.num_used == len(self.refs)
+        assert self.pool.num_free == NUM_BLOCKS - len(self.refs)
+        assert set(self.pool.cached_hashes()) == set(self.findable)
+        for block_id, count in self.refs.items():
+            assert self.pool.is_writable(block_id) == (count == 1 and block_id not in self.sealed)
+
+
+PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPoolAgainstModel = PoolMachine.TestCase

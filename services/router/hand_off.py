@@ -59,7 +59,7 @@ class HandOff:
         sender_active = self._submitted and self._prefill is not None and self._prefill.connected
         if self._prefill is not None:
             self._prefill.close(request_id)
-            if not ended:
+            if self._submitted and not ended:
                 self._prefill.cancel(request_id, receiver_active=self._decode.connected)
         self._decode.close(request_id)
         if not ended:

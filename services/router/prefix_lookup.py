@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from services.router.fleet import Fleet
 from shared.errors import StoreUnavailable
 from shared.kv.hashing import chain
-from shared.rpc.kvstore_client import KVStoreClient
+
+if TYPE_CHECKING:
+    from shared.rpc.kvstore_client import KVStoreClient
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,328 @@
+"""A request's life in the router, against scripted workers over real gRPC sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from services.router.dispatcher import DispatchConfig, Dispatcher
+from services.router.fleet import Fleet
+from services.router.placement.policy import Placement, PlacementConfig
+from services.router.prefix_lookup import PrefixLookup
+from services.router.request import FinishReason, Request
+from shared.engine.sampling_params import SamplingParams
+from shared.errors import InvalidRequest, Overloaded, PromptTooLong, TandemError, TransferFailed, WorkerLost
+from shared.rpc.errors import to_proto
+from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
+from tests.integration.router.scripted_worker import DEADLINE_S, ScriptedWorker
+
+STOP = types_pb2.FINISH_REASON_STOP
+PROMPT = tuple(range(5, 13))
+
+
+class NoMetrics:
+    """Keeps what the dispatcher tells."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[str] = []
+
+    def finished(self, active) -> None:
+        self.outcomes.append("finished")
+
+    def failed(self, error: TandemError) -> None:
+        self.outcomes.append(error.code)
+
+    def cancelled(self) -> None:
+        self.outcomes.append("cancelled")
+
+    def retried(self, error: TandemError) -> None:
+        self.outcomes.append(f"retried {error.code}")
+
+
+class Router:
+    """The core over a fleet of scripted workers."""
+
+    def __init__(self, prefills, decodes, **config) -> None:
+        self.workers = {worker.name: worker for worker in (*prefills, *decodes)}
+        self._prefills, self._decodes = prefills, decodes
+        self._config = config
+
+    async def __aenter__(self) -> Router:
+        for worker in self.workers.values():
+            await worker.start()
+        self.changed = asyncio.Event()
+        self.fleet = Fleet(
+            "router-under-test",
+            {worker.name: worker.address for worker in self._prefills},
+            {worker.name: worker.address for worker in self._decodes},
+            self._on_change,
+        )
+        self.metrics = NoMetrics()
+        lookup = PrefixLookup(None, self.fleet)
+        placement = Placement(PlacementConfig())
+        config = DispatchConfig(collocated=not self._prefills, **self._config)
+        self.dispatcher = Dispatcher(self.fleet, placement, lookup, self.metrics, config)
+        self.fleet.start()
+        await self.until(lambda: all(link.connected or link.mismatch for link in self.fleet.links))
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        await self.fleet.close()
+        for worker in self.workers.values():
+            await worker.stop()
+
+    def _on_change(self) -> None:
+        self.changed.set()
+        self.dispatcher.pump()
+
+    async def until(self, condition) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():
+                self.changed.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.changed.wait(), 0.02)
+
+    def submit(self, request_id="r", **sampling):
+        params = SamplingParams(**{"seed": 1, "max_tokens": 8, **sampling})
+        return self.dispatcher.submit(Request(request_id, PROMPT, params))
+
+
+def prefill_worker(name="p0", **kwargs) -> ScriptedWorker:
+    return ScriptedWorker(name, types_pb2.WORKER_ROLE_PREFILL, **kwargs)
+
+
+def decode_worker(name="d0", **kwargs) -> ScriptedWorker:
+    return ScriptedWorker(name, types_pb2.WORKER_ROLE_DECODE, **kwargs)
+
+
+async def read(running) -> list[int]:
+    async with asyncio.timeout(DEADLINE_S):
+        return [token async for delta in running for token in delta.token_ids]
+
+
+async def to_submit(prefill, decode):
+    """Reserve → Reserved → Submit."""
+    reserve = await decode.expect(decode_pb2.Reserve)
+    await decode.reserved(reserve.request_id, ticket=99, needed=(0, 1))
+    return await prefill.expect(prefill_pb2.Submit)
+
+
+async def test_a_request_goes_reserve_submit_first_token_steps():
+    prefill, decode = prefill_worker(), decode_worker()
+    async with Router([prefill], [decode]) as router:
+        running = router.submit()
+        submit = await to_submit(prefill, decode)
+        assert (submit.ticket, list(submit.needed_blocks)) == (99, [0, 1])
+        assert submit.transfer_address == b"d0"
+        assert list(submit.token_ids) == list(PROMPT)
+        await prefill.first_token(submit.request_id, 50, num_cached_tokens=4, prefill_compute_ms=0.01)
+        await decode.step(submit.request_id, 51, first_decode_step_ms=0.001)
+        await decode.step(submit.request_id, 52, 53, finish=STOP)
+        assert await read(running) == [50, 51, 52, 53]
+        summary = running.summary
+        assert (summary.prefill_worker, summary.decode_worker) == ("p0", "d0")
+        assert summary.num_cached_tokens == 4
+        split = summary.ttft
+        parts = split.placement_ms + split.queue_ms + split.reserve_ms + split.prefill_compute_ms + split.return_ms
+        assert split.ttft_ms == pytest.approx(parts, abs=0.1)
+        assert router.metrics.outcomes == ["finished"]
+        assert router.dispatcher.num_active == 0
+
+
+async def test_steps_that_overtake_the_first_token_wait_for_it():
+    prefill, decode = prefill_worker(), decode_worker()
+    async with Router([prefill], [decode]) as router:
+        running = router.submit()
+        submit = await to_submit(prefill, decode)
+        await decode.step(submit.request_id, 51)
+        await decode.step(submit.request_id, 52, finish=STOP)
+        await prefill.first_token(submit.request_id, 50)
+        assert await read(running) == [50, 51, 52]
+
+
+async def test_a_first_token_that_ends_the_request_cancels_nothing():
+    prefill, decode = prefill_worker(), decode_worker()
+    async with Router([prefill], [decode]) as router:
+        running = router.submit()
+        submit = await to_submit(prefill, decode)
+        await prefill.first_token(submit.request_id, 2, finish=STOP)
+        assert await read(running) == [2]
+        running = router.submit("next")
+        assert (await decode.expect(decode_pb2.Reserve)).request_id == "next#1"
+        await running.aclose()
+
+
+async def test_collocated_reserves_with_prefill_here():
+    decode = decode_worker()
+    async with Router([], [decode]) as router:
+        running = router.submit()
+        reserve = await decode.expect(decode_pb2.Reserve)
+        assert reserve.prefill_here
+        await decode.step(reserve.request_id, 50, num_cached_tokens=4)
+        await decode.step(reserve.request_id, 51, finish=STOP)
+        assert await read(running) == [50, 51]
+        assert running.summary.num_cached_tokens == 4
+
+
+async def test_a_client_that_leaves_cancels_on_both_pools():
+    prefill, decode = prefill_worker(), decode_worker()
+    async with Router([prefill], [decode]) as router:
+        running = router.submit()
+        submit = await to_submit(prefill, decode)
+        await running.aclose()
+        await running.aclose()
+        cancel = await prefill.expect(types_pb2.Cancel)
+        assert (cancel.request_id, cancel.peer_active) == (submit.request_id, True)
+        cancel = await decode.expect(types_pb2.Cancel)
+        assert (cancel.request_id, cancel.peer_active) == (submit.request_id, True)
+        assert router.dispatcher.num_active == 0
+
+
+async def test_a_cancel_before_the_submit_says_that_no_sender_knows():
+    prefill, decode = prefill_worker(), decode_worker()
+    async with Router([prefill], [decode]) as router:
+        running = router.submit()
+        await decode.expect(decode_pb2.Reserve)
+        await running.aclose()
+        assert not (await decode.expect(types_pb2.Cancel)).peer_active
+
+
+async def test_a_lost_decode_worker_is_replaced_and_no_token_is_repeated_or_dropped():
+    prefill, first, second = prefill_worker(), decode_worker("d0"), decode_worker("d1")
+    second.num_blocks = 60
+    async with Router([prefill], [first, second]) as router:
+        running = router.submit()
+        submit = await to_submit(prefill, first)
+        await prefill.first_token(submit.request_id, 50)
+        await first.step(submit.request_id, 51)
+        await router.until(lambda: len(running.produced) == 2)
+        await first.stop()
+        cancel = await prefill.expect(types_pb2.Cancel)
+        assert not cancel.peer_active
+        again = await to_submit(prefill, second)
+        assert again.request_id != submit.request_id
+        assert list(again.token_ids) == [*PROMPT, 50, 51]
+        assert again.num_prompt_tokens == len(PROMPT)
+        await prefill.first_token(again.request_id, 52)
+        await second.step(again.request_id, 53, finish=STOP)
+        assert await read(running) == [50, 51, 52, 53]
+        assert router.metrics.outcomes == ["retried worker_lost", "finished"]
+
+
+async def test_a_lost_prefill_worker_is_replaced_and_the_reservation_is_freed_at_once():
+    first, second, decode = prefill_worker("p0"), prefill_worker("p1"), decode_worker()
+    async with Router([first, second], [decode]) as router:
+        running = router.submit()
+        reserve = await decode.expect(decode_pb2.Reserve)
+        await decode.reserved(reserve.request_id)
+        await router.until(lambda: first.commands.qsize() + second.commands.qsize() == 1)
+        lost, other = (first, second) if first.commands.qsize() else (second, first)
+        await lost.stop()
+        assert not (await decode.expect(types_pb2.Cancel)).peer_active
+        submit = await to_submit(other, decode)
+        await other.first_token(submit.request_id, 50, finish=STOP)
+        assert await read(running) == [50]
+
+
+async def test_a_failed_transfer_is_tried_again_and_gives_up_in_the_end():
+    prefill, decode = prefill_worker(), decode_worker()
+    async with Router([prefill], [decode], max_attempts=2) as router:
+        running = router.submit()
+        for _ in range(2):
+            submit = await to_submit(prefill, decode)
+            await prefill.failed(submit.request_id, to_proto(TransferFailed("gone")))
+            await prefill.expect(types_pb2.Cancel)
+            await decode.expect(types_pb2.Cancel)
+        with pytest.raises(TransferFailed):
+            await read(running)
+        assert router.metrics.outcomes == ["retried transfer_failed", "transfer_failed"]
+
+
+async def test_a_worker_that_is_full_against_our_view_is_asked_again_after_its_next_report():
+    prefill, decode = prefill_worker(), decode_worker()
+    async with Router([prefill], [decode]) as router:
+        running = router.submit()
+        reserve = await decode.expect(decode_pb2.Reserve)
+        await decode.failed(reserve.request_id, to_proto(Overloaded("full")))
+        await decode.expect(types_pb2.Cancel)
+        await router.until(lambda: router.dispatcher.num_waiting == 1)
+        assert decode.commands.empty()
+        await decode.report(num_free_blocks=50, num_total_blocks=100)
+        submit = await to_submit(prefill, decode)
+        await prefill.first_token(submit.request_id, 50, finish=STOP)
+        assert await read(running) == [50]
+
+
+async def test_an_error_that_no_other_worker_could_mend_goes_to_the_client():
+    prefill, decode = prefill_worker(), decode_worker()
+    async with Router([prefill], [decode]) as router:
+        running = router.submit()
+        reserve = await decode.expect(decode_pb2.Reserve)
+        await decode.failed(reserve.request_id, to_proto(PromptTooLong("long", field="max_tokens", limit=9)))
+        with pytest.raises(PromptTooLong) as refused:
+            await read(running)
+        assert refused.value.field == "max_tokens"
+
+
+async def test_requests_wait_until_a_worker_has_room_and_a_full_queue_refuses():
+    prefill, decode = prefill_worker(), decode_worker()
+    async with Router([prefill], [decode], queue_limit=2) as router:
+        await decode.report(num_free_blocks=0, num_total_blocks=100)
+        await router.until(lambda: router.fleet.decodes["d0"].load.num_total_blocks == 100)
+        waiting = [router.submit("a"), router.submit("b")]
+        await router.until(lambda: router.dispatcher.num_waiting == 2)
+        with pytest.raises(Overloaded):
+            router.submit("c")
+        await decode.report(num_free_blocks=90, num_total_blocks=100)
+        names = {(await decode.expect(decode_pb2.Reserve)).request_id for _ in waiting}
+        assert names == {"a#1", "b#1"}
+        for running in waiting:
+            await running.aclose()
+
+
+async def test_a_running_id_is_refused():
+    async with Router([prefill_worker()], [decode_worker()]) as router:
+        running = router.submit("same")
+        with pytest.raises(InvalidRequest) as refused:
+            router.submit("same")
+        assert refused.value.field == "request_id"
+        await running.aclose()
+
+
+async def test_a_worker_with_another_model_is_not_used_and_said_so():
+    async with Router([prefill_worker()], [decode_worker(fingerprint="other")]) as router:
+        reason = router.dispatcher.not_ready_reason()
+        if not reason:  # the odd one came first: then the prefill worker is the one that does not fit
+            pytest.fail("a fleet of two models is ready")
+        assert "model" in reason
+        with pytest.raises(WorkerLost):
+            router.submit()
+
+
+async def test_a_deadline_ends_the_request_and_frees_the_workers():
+    prefill, decode = prefill_worker(), decode_worker()
+    async with Router([prefill], [decode]) as router:
+        params = SamplingParams(seed=1, max_tokens=8)
+        running = router.dispatcher.submit(Request("r", PROMPT, params, timeout_s=0.05))
+        await decode.expect(decode_pb2.Reserve)
+        with pytest.raises(TandemError) as late:
+            await read(running)
+        assert late.value.code == "deadline_exceeded"
+        await decode.expect(types_pb2.Cancel)
+
+
+async def test_logprobs_and_finish_reach_the_client():
+    prefill, decode = prefill_worker(), decode_worker()
+    async with Router([prefill], [decode]) as router:
+        running = router.submit(logprobs=1)
+        submit = await to_submit(prefill, decode)
+        assert submit.sampling.logprobs == 1
+        position = types_pb2.PositionLogprobs(
+            logprob=-0.5, top=[types_pb2.TokenLogprob(token_id=50, logprob=-0.5)]
+        )
+        await prefill.first_token(submit.request_id, 50, finish=STOP, logprobs=[position])
+        (delta,) = [delta async for delta in running]
+        assert delta.finish_reason is FinishReason.STOP
+        assert delta.logprobs[0].top == ((50, -0.5),)

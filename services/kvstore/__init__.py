@@ -1,0 +1,1 @@
+"""The fleet's index of sealed blocks in Redis, behind gRPC."""

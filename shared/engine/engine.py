@@ -75,6 +75,7 @@ class Engine:
     def _run(self) -> None:
         try:
             with torch.inference_mode():
+                self._report_pool()  # a worker knows its free blocks before its first router asks
                 while self._take_commands():
                     self._step()
         except BaseException as error:

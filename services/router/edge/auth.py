@@ -19,7 +19,7 @@ class ApiKeys:
     def check(self, authorization: str | None) -> None:
         """Passes or raises Unauthenticated; `authorization` is the header's or metadata entry's value.
 
-        Compares with every key in constant time, so that neither the time nor its order tells anything of one.
+        Compares with every key in constant time, so that the time taken tells nothing of any.
         """
         if not self._keys:
             return

@@ -11,11 +11,11 @@ from services.router.edge.generation import Generation, OutputDelta
 from services.router.request import Request
 
 _QUEUE_LEN = 64
-"""Deltas that may wait for a slow client, all choices together, before the choices wait in the core instead."""
+"""Deltas that may wait for a slow client, all choices together; beyond that they wait in the core."""
 
 
 def derived_seed(seed: int, index: int) -> int:
-    """Seed of the answer `index` to one prompt, 64 bits: the request's own for the first, hashed for the others."""
+    """Seed of answer `index` to one prompt, 64 bits: the request's own for the first, else hashed from it."""
     if index == 0:
         return seed
     digest = blake2b(seed.to_bytes(8, "little") + index.to_bytes(8, "little"), digest_size=8).digest()

@@ -185,7 +185,8 @@ class Frontend:
             raise WorkerLost(f"nothing can be served now: {reason}")
         if num_prompt_tokens >= limit:
             raise PromptTooLong(
-                f"{prompt_field}: {num_prompt_tokens} tokens, but at most {limit} fit with at least 1 of answer",
+                f"{prompt_field} is too long: {num_prompt_tokens} tokens, "
+                f"but {limit} fit in all and 1 must be left for the answer",
                 field=prompt_field,
                 limit=limit - 1,
                 value=num_prompt_tokens,

@@ -50,8 +50,8 @@ class OutputDelta:
 class Generation:
     """Iterates one submitted request's output; always `aclose()` it (`contextlib.aclosing`).
 
-    Any failure and any cancellation while it is read frees the request in the cluster before it is raised;
-    so does the end. One reader at a time.
+    Any failure and any cancellation while it is read frees the request in the cluster before it is raised,
+    and a stop string before its delta is returned: what it cut off must not run on. One reader at a time.
     """
 
     def __init__(self, request: Request, running: RunningRequest, detokenizer: Detokenizer) -> None:
@@ -69,6 +69,7 @@ class Generation:
     async def __anext__(self) -> OutputDelta:
         """The next delta; raises the core's TandemError, Internal where the core ends without saying why."""
         if self._ended:
+            await self.aclose()
             raise StopAsyncIteration
         try:
             if self._source is None:
@@ -81,8 +82,9 @@ class Generation:
             await self.aclose()
             raise
         if output.finish is not None:
-            # Before the client hears of the end: what a stop string cut off must not run on.
-            await self.aclose()
+            self._ended = True
+            if delta.finish_reason is None:
+                await self.aclose()
         return output
 
     async def aclose(self) -> None:

@@ -38,7 +38,7 @@ class BodyWriter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request to an inference endpoint; the writers take the sub-requests in choice order and a base id."""
+    """One request to an endpoint; the writers take the sub-requests, in choice order, and a base id."""
 
     prompts: Sequence[Prompt]
     n: int  # answers a prompt

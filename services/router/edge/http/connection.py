@@ -1,4 +1,4 @@
-"""One HTTP exchange at the ASGI level: the body in, within its limit; the reply out; the client's going away."""
+"""One HTTP exchange at the ASGI level: the body in, the reply out, and the client's going away."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.router.edge.http.errors import error_headers, error_json
 from shared.errors import Cancelled, InvalidRequest, TandemError, WorkerLost
 
 
-class BodyTooLarge(Exception):
+class BodyTooLargeError(Exception):
     """The body passes its limit; answered with 413, which no error class of the tree stands for."""
 
     def __init__(self, limit: int) -> None:
@@ -21,10 +21,10 @@ class BodyTooLarge(Exception):
 
 
 async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
-    """The whole body; raises BodyTooLarge without reading past the limit, Cancelled when the client left."""
+    """The whole body; raises BodyTooLargeError without reading past the limit, Cancelled when the client left."""
     announced = headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > max_bytes:
-        raise BodyTooLarge(max_bytes)
+        raise BodyTooLargeError(max_bytes)
     parts: list[bytes] = []
     num_bytes = 0
     while True:
@@ -34,16 +34,66 @@ async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes
         parts.append(message.get("body", b""))
         num_bytes += len(parts[-1])
         if num_bytes > max_bytes:
-            raise BodyTooLarge(max_bytes)
+            raise BodyTooLargeError(max_bytes)
         if not message.get("more_body", False):
             return b"".join(parts)
 
 
+class Reply:
+    """What goes back to the client: one JSON body, or an event stream."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self.request_id = request_id
+        self.streaming = False
+        """Whether the head of an event stream is out: from then on an error can only be an event."""
+        self.done = False
+        """Whether the reply is complete."""
+
+    async def json(
+        self, body: bytes, status: int = 200, headers: list[tuple[bytes, bytes]] | None = None
+    ) -> None:
+        """Sends a complete JSON response."""
+        self.done = True
+        head = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"x-request-id", self.request_id.encode()),
+        ]
+        await self._send({"type": "http.response.start", "status": status, "headers": head + (headers or [])})
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def open_stream(self) -> None:
+        """Sends the head of an event stream."""
+        self.streaming = True
+        head = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),  # reverse proxies: pass every event on at once
+            (b"x-request-id", self.request_id.encode()),
+        ]
+        await self._send({"type": "http.response.start", "status": 200, "headers": head})
+
+    async def events(self, data: bytes, last: bool = False) -> None:
+        """Sends ready-made events; `last` ends the response."""
+        self.done = last
+        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+
+    async def error(self, error: TandemError, status: int | None = None) -> None:
+        """Tells the client: by status before the first byte, in mid-stream as the last event (no [DONE])."""
+        if self.done:
+            return
+        if self.streaming:
+            await self.events(b"data: " + error_json(error) + b"\n\n", last=True)
+        else:
+            await self.json(error_json(error), status or error.http_status, error_headers(error))
+
+
 @contextlib.asynccontextmanager
-async def ended_by_disconnect(receive: Receive) -> AsyncIterator[None]:
+async def ended_by_disconnect(receive: Receive, reply: Reply) -> AsyncIterator[None]:
     """Cancels the body of the `async with` when the client goes away, and raises Cancelled then.
 
-    A cancellation from elsewhere means that the server stops: it becomes WorkerLost, which the client can be told.
+    A cancellation from elsewhere means that the server stops: it becomes WorkerLost, to be told to the client.
     Needs the request's body to have been read, and nobody else to call `receive` meanwhile.
     """
     task = asyncio.current_task()
@@ -54,8 +104,9 @@ async def ended_by_disconnect(receive: Receive) -> AsyncIterator[None]:
         nonlocal gone
         while (await receive())["type"] != "http.disconnect":
             pass
-        gone = True
-        task.cancel()
+        if not reply.done:  # a server says "disconnect" after a complete reply, too
+            gone = True
+            task.cancel()
 
     watcher = asyncio.create_task(watch())
     try:
@@ -67,51 +118,3 @@ async def ended_by_disconnect(receive: Receive) -> AsyncIterator[None]:
         raise WorkerLost("the router is shutting down") from None
     finally:
         watcher.cancel()
-
-
-class Reply:
-    """What goes back to the client: one JSON body, or an event stream."""
-
-    def __init__(self, send: Send, request_id: str) -> None:
-        self._send = send
-        self.request_id = request_id
-        self._streaming = False
-        self._done = False
-
-    async def json(
-        self, body: bytes, status: int = 200, headers: list[tuple[bytes, bytes]] | None = None
-    ) -> None:
-        """Sends a complete JSON response."""
-        self._done = True
-        head = [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(body)),
-            (b"x-request-id", self.request_id.encode()),
-        ]
-        await self._send({"type": "http.response.start", "status": status, "headers": head + (headers or [])})
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
-
-    async def open_stream(self) -> None:
-        """Sends the head of an event stream."""
-        self._streaming = True
-        head = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
-            (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),  # reverse proxies: pass every event on at once
-            (b"x-request-id", self.request_id.encode()),
-        ]
-        await self._send({"type": "http.response.start", "status": 200, "headers": head})
-
-    async def events(self, data: bytes, last: bool = False) -> None:
-        """Sends ready-made events; `last` ends the response."""
-        self._done = last
-        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
-
-    async def error(self, error: TandemError, status: int | None = None) -> None:
-        """Tells the client: with a status before the first byte, as the last event in mid-stream (no [DONE])."""
-        if self._done:
-            return
-        if self._streaming:
-            await self.events(b"data: " + error_json(error) + b"\n\n", last=True)
-        else:
-            await self.json(error_json(error), status or error.http_status, error_headers(error))

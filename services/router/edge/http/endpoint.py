@@ -15,11 +15,11 @@ from services.router.edge.fan_out import interleave, sub_requests
 from services.router.edge.frontend import CallInfo, Frontend, checked_request_id
 from services.router.edge.generation import Generation, OutputDelta
 from services.router.edge.http.call import BodyWriter, Call, StreamWriter
-from services.router.edge.http.connection import BodyTooLarge, Reply, ended_by_disconnect, read_body
+from services.router.edge.http.connection import BodyTooLargeError, Reply, ended_by_disconnect, read_body
 from services.router.edge.http.errors import as_tandem_error
 from services.router.edge.settings import EdgeSettings
 from services.router.request import Request
-from shared.errors import Cancelled, InvalidRequest
+from shared.errors import InvalidRequest
 
 _TRACE_HEADERS = ("traceparent", "tracestate")
 
@@ -57,12 +57,9 @@ class InferenceEndpoint:
                 arrived_at=arrived_at,
                 trace={name: headers[name] for name in _TRACE_HEADERS if name in headers},
             )
-            async with ended_by_disconnect(receive):
+            async with ended_by_disconnect(receive, reply):
                 await self._serve(call, info, reply)
-        except Cancelled as error:
-            # Nobody reads this where the client left; it ends the exchange where the cluster cancelled it.
-            await reply.error(error)
-        except BodyTooLarge as error:
+        except BodyTooLargeError as error:
             await reply.error(error.error, status=413)
         except Exception as error:
             await reply.error(as_tandem_error(error, reply.request_id))
@@ -77,7 +74,7 @@ class InferenceEndpoint:
                 generations.append(generation)
             deltas = await stack.enter_async_context(contextlib.aclosing(interleave(generations)))
             if call.stream:
-                await _stream(deltas, call.stream_writer(plan, info.request_id), reply)
+                await _stream(deltas, len(plan), call.stream_writer(plan, info.request_id), reply)
             else:
                 await _collect(deltas, call.body_writer(plan, info.request_id), reply)
 
@@ -99,20 +96,24 @@ class InferenceEndpoint:
 
 
 async def _stream(
-    deltas: AsyncGenerator[tuple[int, OutputDelta], None], writer: StreamWriter, reply: Reply
+    deltas: AsyncGenerator[tuple[int, OutputDelta], None],
+    num_choices: int,
+    writer: StreamWriter,
+    reply: Reply,
 ) -> None:
     """The head goes out with the first delta: until then an error still has its own status."""
-    pending = b""
+    num_open = num_choices
     async for index, delta in deltas:
         if not reply.streaming:
             await reply.open_stream()
-        elif pending:
-            await reply.events(pending)
-        pending = writer.events(index, delta)
-        if pending and delta.finish is None:
-            await reply.events(pending)
-            pending = b""
-    await reply.events(pending + writer.closing(), last=True)
+        events = writer.events(index, delta)
+        if delta.finish is not None:
+            num_open -= 1
+            if num_open == 0:
+                await reply.events(events + writer.closing(), last=True)
+                return
+        if events:
+            await reply.events(events)
 
 
 async def _collect(

@@ -1,4 +1,4 @@
-"""What all chunks of one response share, serialized once: a token must cost a string join, not a JSON tree."""
+"""What all chunks of one response share, serialized once: a token costs a string join, not a JSON tree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Envelope:
     """Builds the server-sent events of one streamed response."""
 
     def __init__(self, response_id: str, kind: str, model: str, include_usage: bool) -> None:
-        """`kind` is OpenAI's `object`; with `include_usage` every chunk but the usage chunk says `"usage": null`."""
+        """`kind` is OpenAI's `object`; with `include_usage` all chunks but the last say `"usage": null`."""
         fields = {"id": response_id, "object": kind, "created": int(time.time()), "model": model}
         self._fields = "data: " + json.dumps(fields)[:-1]
         self.head = self._fields + ', "choices": ['
@@ -61,7 +61,7 @@ class Totals:
         }
 
     def extension(self) -> dict[str, object]:
-        """Our `tandem` member of a response with one choice; {} where there are several, each with its own."""
+        """Our `tandem` member of a response with one choice; {} where each of several has its own."""
         ends = self._ends()
         return tandem_member(ends[0].summary) if len(ends) == 1 else {}
 

@@ -19,7 +19,7 @@ class CompletionLogprobs:
         self._offset = 0
 
     def part(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, list[object]]:
-        """The four parallel lists for the next tokens; a top list has the chosen token beside the likeliest."""
+        """The four parallel lists for the next tokens; tops hold the chosen token beside the likeliest."""
         part: dict[str, list[object]] = {
             "text_offset": [],
             "token_logprobs": [],

@@ -1,0 +1,155 @@
+"""Starts, watches and stops a whole cluster on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from services.kvstore.embedded import EmbeddedValkey
+from services.local.addresses import check_free, reserved_address
+from services.local.child import Child
+from services.local.commands import Role, ServiceCommands, TandemCommands, WorkerPlan, plan_workers
+from services.local.cores import share_cores
+from services.local.events import Progress, Ready
+from services.local.spec import ClusterSpec
+from shared.errors import ModelLoadError
+
+ProgressCallback = Callable[[str, Progress], None]
+
+_GIVE_UP_TIMEOUT_S = 2.0
+"""What a process may take to end when the start failed: it serves nobody yet."""
+
+
+class LocalCluster:
+    """Index (Valkey), KV store, workers and router as child processes; an asynchronous context manager.
+
+    `start()` returns when prompts are served. The workers load while the KV store starts: its address is reserved
+    beforehand. The router comes last, since it is told every worker's address. Use it on the main thread's event
+    loop (see Child).
+    """
+
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        *,
+        on_progress: ProgressCallback | None = None,
+        commands: ServiceCommands | None = None,
+    ) -> None:
+        """`on_progress(process name, progress)` is called on the event loop, with fraction 1 once it is ready."""
+        self.spec = spec
+        self.http = ""
+        """host:port of the OpenAI API, once started."""
+        self.grpc = ""
+        """host:port of tandem.v1.InferenceService, once started."""
+        self.children: dict[str, Child] = {}
+        """All child processes by name (pid, log_path), in the order in which they started."""
+        self._commands = commands if commands is not None else TandemCommands(spec)
+        self._on_progress = on_progress if on_progress is not None else _ignore
+        self._index: EmbeddedValkey | None = None
+        self._workers: list[WorkerPlan] = []
+        self._exits: asyncio.Queue[Child] = asyncio.Queue()
+        self._stopping: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> LocalCluster:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Starts everything; where that fails or is cancelled, stops what had started and raises.
+
+        Raises ModelLoadError or ConfigError for a folder or an address that cannot be used, before any process
+        starts; else the error of the first process that could not start (see `Child.ready`).
+        """
+        self._check()
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop(_GIVE_UP_TIMEOUT_S)
+            raise
+
+    async def stop(self, timeout_s: float | None = None) -> None:
+        """SIGTERM to the router, then the workers, the KV store, the index; idempotent, and safe to call twice at once.
+
+        Each process may take `timeout_s` seconds (default: the spec's) to drain, then it gets SIGKILL.
+        """
+        if self._stopping is None:
+            limit = self.spec.stop_timeout_s if timeout_s is None else timeout_s
+            self._stopping = asyncio.create_task(self._stop(limit))
+        await asyncio.shield(self._stopping)
+
+    def kill(self) -> None:
+        """SIGKILL to every child at once; `stop()` then returns without waiting for a drain."""
+        for child in self.children.values():
+            child.kill()
+
+    async def next_exit(self) -> Child:
+        """Waits for the next child that ends although nobody stopped it."""
+        return await self._exits.get()
+
+    def _check(self) -> None:
+        model = self.spec.model
+        if not (model / "config.json").is_file():
+            missing = "has no config.json" if model.is_dir() else "does not exist"
+            raise ModelLoadError(f"model folder {model} {missing}", field="model", value=str(model))
+        check_free(self.spec.http, "http")
+        check_free(self.spec.grpc, "grpc")
+
+    async def _start(self) -> None:
+        cores = sorted(os.sched_getaffinity(0))
+        num_workers = self.spec.num_prefill + self.spec.num_decode
+        self._workers = plan_workers(self.spec, share_cores(cores, num_workers))
+        self._index = EmbeddedValkey()
+        await self._index.start()
+        with reserved_address() as kvstore:
+            await self._spawn("kvstore", self._commands.kvstore(kvstore, self._index.url))
+            for plan in self._workers:
+                await self._spawn(plan.name, self._commands.worker(plan, kvstore))
+            ready = await self._all_ready()
+        workers: dict[Role, dict[str, str]] = {"prefill": {}, "decode": {}}
+        for plan in self._workers:
+            workers[plan.role][plan.name] = ready[plan.name].address
+        await self._spawn("router", self._commands.router(workers, kvstore))
+        router = (await self._all_ready())["router"]
+        self.http, self.grpc = router.http, router.grpc
+
+    async def _spawn(self, name: str, command: Sequence[str]) -> None:
+        child = Child(name, command, self.spec.log_dir / f"{name}.log", self._on_progress, self._on_exit)
+        self.children[name] = child
+        await child.start()
+
+    async def _all_ready(self) -> dict[str, Ready]:
+        """What every child said when it was ready, by name; raises the first error of any."""
+        waits = [asyncio.create_task(self._ready(child)) for child in self.children.values()]
+        try:
+            return dict(zip(self.children, await asyncio.gather(*waits), strict=True))
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _ready(self, child: Child) -> Ready:
+        ready = await child.ready(self.spec.start_timeout_s)
+        self._on_progress(child.name, Progress(1.0, "ready"))
+        return ready
+
+    def _on_exit(self, child: Child) -> None:
+        if self._stopping is None:
+            self._exits.put_nowait(child)
+
+    async def _stop(self, timeout_s: float) -> None:
+        workers = [plan.name for plan in self._workers]
+        for stage in (["router"], workers, ["kvstore"]):
+            children = [self.children[name] for name in stage if name in self.children]
+            await asyncio.gather(*(child.stop(timeout_s) for child in children))
+        if self._index is not None:
+            await self._index.close()
+
+
+def _ignore(name: str, progress: Progress) -> None:
+    """Progress that nobody asked for."""

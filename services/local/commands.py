@@ -1,0 +1,95 @@
+"""The command line of each process of a local cluster."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from services.local.spec import ClusterSpec
+
+Role = Literal["prefill", "decode"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    """One worker before it starts."""
+
+    role: Role
+    name: str
+    cores: tuple[int, ...]
+
+
+class ServiceCommands(Protocol):
+    """Turns a place in the cluster into a command; tests put scripted processes in the services' places."""
+
+    def kvstore(self, bind: str, redis_url: str) -> Sequence[str]:
+        """The KV store on `bind`, its index in `redis_url`."""
+
+    def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
+        """One worker on any free port, `kvstore` being the store's host:port."""
+
+    def router(self, workers: Mapping[Role, Mapping[str, str]], kvstore: str) -> Sequence[str]:
+        """The router before the workers, for each role name → host:port."""
+
+
+class TandemCommands:
+    """The real services, by the interpreter that runs the launcher."""
+
+    def __init__(self, spec: ClusterSpec) -> None:
+        self._spec = spec
+
+    def kvstore(self, bind: str, redis_url: str) -> Sequence[str]:
+        """See ServiceCommands."""
+        return _module("kvstore", bind=bind, redis_url=redis_url)
+
+    def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
+        """See ServiceCommands. As many compute threads as cores, pinned to them."""
+        spec = self._spec
+        return _module(
+            plan.role,
+            name=plan.name,
+            bind="127.0.0.1:0",
+            model=spec.model,
+            dtype=spec.dtype,
+            device="cpu",
+            num_threads=len(plan.cores),
+            cpu_affinity=",".join(map(str, plan.cores)),
+            kvstore=kvstore,
+            num_kv_blocks=spec.num_kv_blocks,
+            max_model_len=spec.max_model_len,
+        )
+
+    def router(self, workers: Mapping[Role, Mapping[str, str]], kvstore: str) -> Sequence[str]:
+        """See ServiceCommands."""
+        spec = self._spec
+        lists = {
+            role: ",".join(f"{name}={address}" for name, address in addresses.items())
+            for role, addresses in workers.items()
+            if addresses
+        }
+        return _module(
+            "router",
+            http=spec.http,
+            grpc=spec.grpc,
+            model=spec.model,
+            served_model_name=spec.model_name,
+            mode=spec.mode,
+            kvstore=kvstore,
+            **lists,
+        )
+
+
+def plan_workers(spec: ClusterSpec, shares: Sequence[tuple[int, ...]]) -> list[WorkerPlan]:
+    """All workers by name (`prefill-0`, `decode-0`, …), prefill first; `shares` are their cores in that order."""
+    names: list[tuple[Role, str]] = [("prefill", f"prefill-{i}") for i in range(spec.num_prefill)]
+    names += [("decode", f"decode-{i}") for i in range(spec.num_decode)]
+    return [WorkerPlan(role, name, cores) for (role, name), cores in zip(names, shares, strict=True)]
+
+
+def _module(service: str, **flags: object) -> list[str]:
+    command = [sys.executable, "-m", f"services.{service}"]
+    for name, value in flags.items():
+        command += [f"--{name.replace('_', '-')}", str(value)]
+    return command

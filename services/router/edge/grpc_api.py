@@ -1,0 +1,163 @@
+"""`tandem.v1.InferenceService`: what clients call over gRPC."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc.aio
+
+from services.router.edge.auth import ApiKeys
+from services.router.edge.frontend import CallInfo, ChatPrompt, Frontend, Prompt, TextPrompt, TokensPrompt
+from services.router.edge.generation import OutputDelta, OutputFinish
+from services.router.edge.settings import EdgeSettings
+from services.router.request import FinishReason, RequestSummary
+from shared.engine.sampling_params import SamplingParams
+from shared.errors import DeadlineExceeded, Internal, InvalidRequest, TandemError
+from shared.rpc.errors import abort
+from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+
+logger = logging.getLogger(__name__)
+
+SERVICE_NAME = "tandem.v1.InferenceService"
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_FINISH = {
+    FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
+}
+_TRACE_KEYS = ("traceparent", "tracestate")
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """Serves `Generate` and `GetStatus`; a call that its client ends frees everything in the cluster."""
+
+    def __init__(
+        self,
+        frontend: Frontend,
+        settings: EdgeSettings,
+        status: Callable[[], inference_pb2.ClusterStatus],
+    ) -> None:
+        self._frontend = frontend
+        self._keys = ApiKeys(settings.api_keys)
+        self._status = status
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """What `RpcServer` takes as `register`."""
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, server)
+
+    async def Generate(  # type: ignore[override]  # noqa: N802  # writes by hand: see `_generate`
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> None:
+        """Streams one answer; errors become a status with the typed error as trailer."""
+        arrived_at = time.perf_counter()
+        error: TandemError
+        try:
+            await self._generate(request, context, arrived_at)
+            return
+        except TandemError as known:
+            error = known
+        except Exception as unknown:
+            logger.exception("request %s failed", request.request_id)
+            error = Internal(f"internal error ({type(unknown).__name__})")
+        await abort(context, error)
+
+    async def GetStatus(  # noqa: N802
+        self,
+        request: inference_pb2.GetStatusRequest,  # noqa: ARG002  # an empty message
+        context: Context,
+    ) -> inference_pb2.ClusterStatus:
+        """The cluster as this router sees it."""
+        try:
+            self._keys.check(_metadata(context).get("authorization"))
+        except TandemError as error:
+            await abort(context, error)
+        return self._status()
+
+    async def _generate(
+        self, request: inference_pb2.GenerateRequest, context: Context, arrived_at: float
+    ) -> None:
+        """One coroutine, no generator: a cancelled call unwinds all of it at once."""
+        metadata = _metadata(context)
+        self._keys.check(metadata.get("authorization"))
+        time_left = context.time_remaining()
+        if time_left is not None and time_left <= 0:
+            raise DeadlineExceeded("the call's deadline passed before it began")
+        info = CallInfo(
+            model=request.model,
+            request_id=request.request_id,
+            arrived_at=arrived_at,
+            timeout_s=time_left or 0.0,
+            trace={key: metadata[key] for key in _TRACE_KEYS if key in metadata},
+        )
+        prepared = await self._frontend.prepare(_prompt(request), sampling_params(request.sampling), info)
+        async with contextlib.aclosing(self._frontend.start(prepared)) as generation:
+            async for delta in generation:
+                await context.write(_response(prepared.request_id, delta))
+
+
+def sampling_params(message: types_pb2.SamplingParams) -> SamplingParams:
+    """The wire's sampling fields, absent ones at their defaults; raises InvalidRequest naming the field."""
+    given: dict[str, Any] = {}
+    for field, value in message.ListFields():
+        given[field.name] = tuple(value) if field.name in ("stop", "stop_token_ids") else value
+    return SamplingParams(**given)
+
+
+def _metadata(context: Context) -> dict[str, str]:
+    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+
+
+def _prompt(request: inference_pb2.GenerateRequest) -> Prompt:
+    kind = request.WhichOneof("prompt")
+    if kind == "text":
+        return TextPrompt(request.text)
+    if kind == "tokens":
+        return TokensPrompt(request.tokens.ids)
+    if kind == "chat":
+        return ChatPrompt([{"role": m.role, "content": m.content} for m in request.chat.messages])
+    raise InvalidRequest("prompt is missing: set text, tokens or chat", field="prompt")
+
+
+def _response(request_id: str, delta: OutputDelta) -> inference_pb2.GenerateResponse:
+    response = inference_pb2.GenerateResponse(
+        request_id=request_id, text=delta.text, token_ids=delta.token_ids
+    )
+    for entry in delta.logprobs:
+        response.logprobs.add(
+            logprob=entry.logprob,
+            top=[types_pb2.TokenLogprob(token_id=t, logprob=value) for t, value in entry.top],
+        )
+    if delta.finish is not None:
+        _add_finish(response, delta.finish)
+    return response
+
+
+def _add_finish(response: inference_pb2.GenerateResponse, finish: OutputFinish) -> None:
+    response.finish_reason = _FINISH[finish.reason]
+    response.usage.num_prompt_tokens = finish.usage.num_prompt_tokens
+    response.usage.num_output_tokens = finish.usage.num_output_tokens
+    response.usage.num_cached_tokens = finish.usage.num_cached_tokens
+    response.ttft.CopyFrom(_ttft(finish.summary))
+    response.prefill_worker = finish.summary.prefill_worker
+    response.decode_worker = finish.summary.decode_worker
+
+
+def _ttft(summary: RequestSummary) -> types_pb2.TtftSplit:
+    split = summary.ttft
+    return types_pb2.TtftSplit(
+        queue_ms=split.queue_ms,
+        placement_ms=split.placement_ms,
+        reserve_ms=split.reserve_ms,
+        prefix_fetch_ms=split.prefix_fetch_ms,
+        prefill_queue_ms=split.prefill_queue_ms,
+        prefill_compute_ms=split.prefill_compute_ms,
+        return_ms=split.return_ms,
+        ttft_ms=split.ttft_ms,
+        ship_exposed_ms=split.ship_exposed_ms,
+        first_decode_step_ms=split.first_decode_step_ms,
+    )

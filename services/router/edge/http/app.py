@@ -1,0 +1,59 @@
+"""Which path leads where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from services.router.edge.auth import ApiKeys
+from services.router.edge.frontend import Frontend
+from services.router.edge.http.chat import Chat
+from services.router.edge.http.completions import Completions
+from services.router.edge.http.endpoint import InferenceEndpoint
+from services.router.edge.http.pages import Pages, on_error, on_http_exception
+from services.router.edge.settings import EdgeSettings
+from shared.errors import TandemError
+from shared.rpc.pb.tandem.v1 import inference_pb2
+
+
+def build_app(
+    frontend: Frontend,
+    settings: EdgeSettings,
+    metrics: Callable[[], bytes],
+    status: Callable[[], inference_pb2.ClusterStatus],
+) -> Starlette:
+    """The ASGI application; `metrics` gives Prometheus text, `status` the cluster's state."""
+    keys = ApiKeys(settings.api_keys)
+    completions = Completions(frontend.tokenizer, frontend.model_name)
+    chat = Chat(frontend.tokenizer, frontend.model_name)
+    pages = Pages(frontend, keys, metrics, status)
+    return Starlette(
+        routes=[
+            Route(
+                "/v1/completions",
+                InferenceEndpoint(frontend, completions, keys, settings),
+                methods=["POST"],
+                name="completions",
+            ),
+            Route(
+                "/v1/chat/completions",
+                InferenceEndpoint(frontend, chat, keys, settings),
+                methods=["POST"],
+                name="chat_completions",
+            ),
+            Route("/v1/models", pages.models),
+            Route("/v1/models/{model:path}", pages.model),
+            Route("/healthz", pages.healthz),
+            Route("/readyz", pages.readyz),
+            Route("/metrics", pages.metrics),
+            Route("/status", pages.status),
+        ],
+        exception_handlers={
+            HTTPException: on_http_exception,
+            TandemError: on_error,
+            Exception: on_error,
+        },
+    )

@@ -1,0 +1,101 @@
+"""The endpoints beside inference: models, health, readiness, metrics, status, and what is not there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from google.protobuf.json_format import MessageToDict
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from services.router.edge.auth import ApiKeys
+from services.router.edge.frontend import Frontend
+from services.router.edge.http.errors import as_tandem_error, error_headers, error_json
+from shared.errors import InvalidRequest, NotFound, TandemError
+from shared.rpc.pb.tandem.v1 import inference_pb2
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Pages:
+    """Handlers of the plain GET endpoints. `/v1/*` and `/status` ask for an API key, the probes do not."""
+
+    def __init__(
+        self,
+        frontend: Frontend,
+        keys: ApiKeys,
+        metrics: Callable[[], bytes],
+        status: Callable[[], inference_pb2.ClusterStatus],
+    ) -> None:
+        self._frontend = frontend
+        self._keys = keys
+        self._metrics = metrics
+        self._status = status
+        self._created = int(time.time())
+
+    async def models(self, request: Request) -> Response:
+        """`GET /v1/models`."""
+        self._keys.check(request.headers.get("authorization"))
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        """`GET /v1/models/{model}`."""
+        self._keys.check(request.headers.get("authorization"))
+        self._frontend.check_model(request.path_params["model"])
+        return JSONResponse(self._model())
+
+    async def healthz(self, _: Request) -> Response:
+        """The process answers."""
+        return JSONResponse({"status": "ok"})
+
+    async def readyz(self, _: Request) -> Response:
+        """200 when a prompt can be served now, else 503 with the reason."""
+        reason = self._frontend.core.not_ready_reason()
+        return JSONResponse({"ready": not reason, "reason": reason}, status_code=503 if reason else 200)
+
+    async def metrics(self, _: Request) -> Response:
+        """Prometheus text."""
+        return Response(self._metrics(), headers={"content-type": _METRICS_TYPE})
+
+    async def status(self, request: Request) -> Response:
+        """The cluster's state as protobuf's JSON, all fields present (64-bit numbers are strings there)."""
+        self._keys.check(request.headers.get("authorization"))
+        return JSONResponse(
+            MessageToDict(
+                self._status(), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+            )
+        )
+
+    def _model(self) -> dict[str, object]:
+        return {
+            "id": self._frontend.model_name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "tandem",
+            "max_model_len": self._frontend.core.max_prompt_tokens(),
+        }
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """Unknown paths and methods, in OpenAI's error shape."""
+    assert isinstance(error, HTTPException)
+    where = f"{request.method} {request.url.path}"
+    if error.status_code == 404:
+        return _error_page(NotFound(f"there is no {where}"), 404, "not_found", {})
+    known = InvalidRequest(f"{where}: {error.detail}")
+    return _error_page(known, error.status_code, "method_not_allowed", error.headers or {})
+
+
+async def on_error(request: Request, error: Exception) -> Response:
+    """Whatever a page raised."""
+    known = as_tandem_error(error, request.headers.get("x-request-id", request.url.path))
+    headers = {name.decode(): value.decode() for name, value in error_headers(known)}
+    return _error_page(known, known.http_status, known.code, headers)
+
+
+def _error_page(error: TandemError, status: int, code: str, headers: Mapping[str, str]) -> Response:
+    return Response(
+        error_json(error, code), status_code=status, headers=headers, media_type="application/json"
+    )

@@ -1,0 +1,50 @@
+"""Children that end with their parent, even when the parent is killed: Linux's parent death signal.
+
+In a Python process of ours: `die_with_parent(...)`. For a foreign program, this file is also a launcher that sets
+the signal and becomes the program, because a `preexec_fn` is not safe in a process with threads:
+
+    python -I -S shared/parent_death.py PARENT_PID SIGNAL PROGRAM ARGUMENTS...
+
+The kernel ties the signal to the *thread* that started the child: start children from a thread that lives as long
+as the process (the event loop's). It imports only the standard library, so that the launcher starts in milliseconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def die_with_parent(parent_pid: int, signal_number: int = signal.SIGTERM) -> bool:
+    """Asks the kernel to send this process `signal_number` when process `parent_pid`, its parent, ends.
+
+    Returns False where the system has no such thing (not Linux); ends this process at once where the parent is
+    gone already.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, int(signal_number), 0, 0, 0) != 0:
+        return False
+    if os.getppid() != parent_pid:  # it died before the request took effect: no signal will come
+        os.kill(os.getpid(), signal_number)
+    return True
+
+
+def command_dying_with_parent(command: list[str], signal_number: int = signal.SIGKILL) -> list[str]:
+    """`command` wrapped so that it gets `signal_number` when the calling process ends."""
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(int(signal_number)), *command]
+
+
+def _main() -> None:
+    parent_pid, signal_number, *command = sys.argv[1:]
+    die_with_parent(int(parent_pid), int(signal_number))
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    _main()

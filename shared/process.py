@@ -1,0 +1,113 @@
+"""One way to be a process of Tandem: events for the launcher on stdout, logs on stderr, drain on SIGTERM.
+
+stdout carries one JSON object a line and nothing else:
+
+    {"event": "progress", "fraction": 0.4, "text": "loading weights"}       any number of times
+    {"event": "ready", "address": "127.0.0.1:50070"}                        once, when the service serves
+    {"event": "error", "kind": "ConfigError", "message": …, "field": …}     instead, when it cannot start
+
+Exit status: 0 after a drain, 2 when a TandemError stopped the start, 1 on a bug.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import uvloop
+
+from shared.errors import Internal, TandemError
+
+logger = logging.getLogger(__name__)
+
+EXIT_REFUSED = 2
+"""Exit status when the start failed for a reason that the operator can act on."""
+
+
+class Service(Protocol):
+    """What `run_service` runs."""
+
+    @property
+    def address(self) -> str:
+        """host:port that it serves on."""
+
+    async def close(self) -> None:
+        """Drains and frees everything; called once."""
+
+
+def ready_event(address: str) -> None:
+    """Tells the launcher that `address` serves."""
+    _emit(event="ready", address=address)
+
+
+def error_event(error: TandemError) -> None:
+    """Tells the launcher why this process could not start."""
+    _emit(event="error", kind=type(error).__name__, message=error.message, field=error.field)
+
+
+def progress_event(fraction: float, text: str) -> None:
+    """Tells the launcher how far the start has come; `fraction` in [0, 1]."""
+    _emit(event="progress", fraction=round(min(max(fraction, 0.0), 1.0), 3), text=text)
+
+
+def run_service(start: Callable[[], Awaitable[Service]]) -> int:
+    """Runs one service until SIGTERM or SIGINT and returns the process's exit status.
+
+    `start` returns the service once it serves; it runs on the event loop and is cancelled when a signal comes
+    first. It reads the settings too, so that a bad one is reported like any other reason not to start. A second
+    signal ends the process without waiting for the drain.
+    """
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(start))
+    except TandemError as error:
+        logger.error("cannot start: %s", error)
+        error_event(error)
+        return EXIT_REFUSED
+    except Exception as error:
+        logger.exception("a bug stopped the service")
+        error_event(Internal(f"{type(error).__name__}: {error}"))
+        return 1
+
+
+async def _serve(start: Callable[[], Awaitable[Service]]) -> int:
+    loop = asyncio.get_running_loop()
+    this_task = asyncio.current_task()
+    assert this_task is not None
+    stop = asyncio.Event()
+    starting = True
+
+    def on_signal(signal_number: int) -> None:
+        logger.info("%s: draining", signal.Signals(signal_number).name)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+        stop.set()
+        if starting:
+            this_task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        service = await start()
+    except asyncio.CancelledError:
+        if stop.is_set():
+            return 0
+        raise
+    starting = False
+    ready_event(service.address)
+    await stop.wait()
+    await service.close()
+    return 0
+
+
+def _emit(**fields: object) -> None:
+    print(json.dumps(fields, ensure_ascii=False), flush=True)

@@ -16,7 +16,7 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 import uvloop
@@ -36,13 +36,17 @@ class Service(Protocol):
     def address(self) -> str:
         """host:port that it serves on."""
 
+    @property
+    def endpoints(self) -> Mapping[str, str]:
+        """host:port by name of API, where there are several beside `address`; else empty."""
+
     async def close(self) -> None:
         """Drains and frees everything; called once."""
 
 
-def ready_event(address: str) -> None:
-    """Tells the launcher that `address` serves."""
-    _emit(event="ready", address=address)
+def ready_event(address: str, endpoints: Mapping[str, str]) -> None:
+    """Tells the launcher that `address` serves, and which `endpoints` by name beside it."""
+    _emit(event="ready", address=address, **endpoints)
 
 
 def error_event(error: TandemError) -> None:
@@ -103,7 +107,7 @@ async def _serve(start: Callable[[], Awaitable[Service]]) -> int:
             return 0
         raise
     starting = False
-    ready_event(service.address)
+    ready_event(service.address, service.endpoints)
     await stop.wait()
     await service.close()
     return 0

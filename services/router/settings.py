@@ -48,8 +48,6 @@ class RouterSettings(ServiceSettings):
     """Times a request is tried when workers are lost under it."""
     edge: EdgeSettings = EdgeSettings()
     """What the front doors let in."""
-    die_with_parent: bool = False
-    """End when the launcher does (Linux)."""
 
 
 def parse_workers(text: str, field: str) -> dict[str, str]:

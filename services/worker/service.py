@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc.aio
@@ -42,6 +42,11 @@ class WorkerService:
     def address(self) -> str:
         """host:port of the session server."""
         return self.server.address
+
+    @property
+    def endpoints(self) -> Mapping[str, str]:
+        """None beside `address`."""
+        return {}
 
     async def serve(self, register: Callable[[grpc.aio.Server], None], service_name: str) -> None:
         """Opens the session server. Raises ConfigError where the port is taken."""

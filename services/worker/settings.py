@@ -48,5 +48,3 @@ class WorkerSettings(ServiceSettings):
     """Net beneath the protocol: a hand-off that has not ended by then failed. Seconds."""
     drain_timeout_s: float = Field(default=30.0, ge=0)
     """How long running requests may take after SIGTERM. Seconds."""
-    die_with_parent: bool = False
-    """End when the launcher does (Linux)."""

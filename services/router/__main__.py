@@ -1,0 +1,119 @@
+"""`python -m services.router`: one router replica."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from services.router.dispatcher import DispatchConfig, Dispatcher
+from services.router.edge.frontend import Frontend
+from services.router.edge.grpc_api import InferenceServicer
+from services.router.edge.http.app import build_app
+from services.router.edge.http.server import HttpServer
+from services.router.fleet import Fleet
+from services.router.metrics import RouterMetrics
+from services.router.placement.policy import Placement, PlacementConfig
+from services.router.prefix_lookup import PrefixLookup
+from services.router.settings import RouterSettings, parse_workers
+from services.router.status import cluster_status
+from shared.config import load_settings
+from shared.errors import ConfigError
+from shared.model.chat_template import ChatTemplate
+from shared.model.tokenizer import Tokenizer
+from shared.process import run_service
+from shared.rpc.kvstore_client import KVStoreClient
+from shared.rpc.pb.tandem.v1 import inference_pb2
+from shared.rpc.server import RpcServer
+
+logger = logging.getLogger(__name__)
+
+
+class RouterService:
+    """Implements `shared.process.Service`."""
+
+    def __init__(self, settings: RouterSettings) -> None:
+        """Reads tokenizer and template and composes the parts; raises ConfigError, ModelLoadError."""
+        prefills = parse_workers(settings.prefill, "prefill")
+        decodes = parse_workers(settings.decode, "decode")
+        _check_pools(settings, prefills, decodes)
+        tokenizer = Tokenizer.load(settings.model)
+        template = ChatTemplate.load(settings.model, tokenizer.special_tokens)
+        model_name = settings.served_model_name or settings.model.resolve().name
+        self._store = KVStoreClient(settings.kvstore) if settings.kvstore else None
+        self._metrics = RouterMetrics(model_name)
+        self._fleet = Fleet(settings.name, prefills, decodes, self._on_change)
+        lookup = PrefixLookup(self._store, self._fleet)
+        self._dispatcher = Dispatcher(
+            self._fleet,
+            Placement(PlacementConfig(max_queued_tokens=settings.max_queued_tokens)),
+            lookup,
+            self._metrics,
+            DispatchConfig(
+                collocated=settings.mode == "collocated",
+                queue_limit=settings.queue_limit,
+                queue_timeout_s=settings.queue_timeout_s,
+                max_attempts=settings.max_attempts,
+            ),
+        )
+
+        def status() -> inference_pb2.ClusterStatus:
+            return cluster_status(settings, model_name, self._fleet, self._dispatcher, lookup, self._metrics)
+
+        frontend = Frontend(self._dispatcher, tokenizer, template, model_name, settings.edge)
+        servicer = InferenceServicer(frontend, settings.edge, status)
+        self.grpc = RpcServer(settings.grpc, servicer.register, ("tandem.v1.InferenceService",))
+        self.http = HttpServer(settings.http, build_app(frontend, settings.edge, self._metrics.page, status))
+
+    @property
+    def address(self) -> str:
+        """host:port of the HTTP API."""
+        return self.http.address
+
+    @property
+    def endpoints(self) -> dict[str, str]:
+        """All addresses, for the launcher."""
+        return {"http": self.http.address, "grpc": self.grpc.address}
+
+    async def start(self) -> None:
+        """Opens both front doors and begins to connect to the workers; raises ConfigError where a port is taken."""
+        await self.http.start()
+        await self.grpc.start()
+        await self.grpc.set_serving(True)
+        self._fleet.start()
+
+    async def close(self) -> None:
+        """Ends both front doors, then the sessions."""
+        await self.grpc.set_serving(False)
+        await self.http.stop()
+        await self.grpc.stop()
+        await self._fleet.close()
+        if self._store is not None:
+            await self._store.close()
+        self._metrics.close()
+
+    def _on_change(self) -> None:
+        self._dispatcher.pump()
+
+
+def _check_pools(settings: RouterSettings, prefills: dict[str, str], decodes: dict[str, str]) -> None:
+    if not decodes:
+        raise ConfigError("decode must name at least one worker", field="decode")
+    if settings.mode == "disaggregated" and not prefills:
+        raise ConfigError("prefill must name at least one worker, or mode be collocated", field="prefill")
+    if settings.mode == "collocated" and prefills:
+        raise ConfigError("prefill must be empty in collocated mode: the decode workers prefill", field="prefill")
+    both = prefills.keys() & decodes.keys()
+    if both:
+        raise ConfigError(f"worker {min(both)!r} is named in both pools", field="prefill")
+
+
+async def start() -> RouterService:
+    """Starts the router that the flags describe."""
+    service = RouterService(load_settings(RouterSettings))
+    await service.start()
+    logger.info("HTTP on %s, gRPC on %s", service.http.address, service.grpc.address)
+    return service
+
+
+if __name__ == "__main__":
+    sys.exit(run_service(start))

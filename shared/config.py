@@ -60,9 +60,7 @@ def load_settings(cls: type[S], argv: Sequence[str] | None = None) -> S:
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"]) or cls.__name__
-        raise ConfigError(
-            f"setting {name}: {first['msg']} (got {first.get('input')!r})", field=name
-        ) from error
+        raise ConfigError(f"setting {name}: {first['msg']} (got {first.get('input')!r})", field=name) from error
     except SettingsError as error:
         raise ConfigError(str(error), field=cls.__name__) from error
 
@@ -89,9 +87,7 @@ def _read_yaml(path: Path | None) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
-        raise ConfigError(
-            f"cannot read the configuration file {path}: {error.strerror}", field="config"
-        ) from error
+        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}", field="config") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}", field="config") from error
     if content is None:

@@ -3,7 +3,8 @@
 stdout carries one JSON object a line and nothing else:
 
     {"event": "progress", "fraction": 0.4, "text": "loading weights"}       any number of times
-    {"event": "ready", "address": "127.0.0.1:50070"}                        once, when the service serves
+    {"event": "ready", "address": "127.0.0.1:50070"}                        once, when the service serves; more
+                                                                            addresses by name, where it has them
     {"event": "error", "kind": "ConfigError", "message": …, "field": …}     instead, when it cannot start
 
 Exit status: 0 after a drain, 2 when a TandemError stopped the start, 1 on a bug.
@@ -66,9 +67,7 @@ def run_service(start: Callable[[], Awaitable[Service]]) -> int:
     first. It reads the settings too, so that a bad one is reported like any other reason not to start. A second
     signal ends the process without waiting for the drain.
     """
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(start))

@@ -1,0 +1,1 @@
+"""The `tandem` command: start a cluster on this machine, talk to one anywhere."""

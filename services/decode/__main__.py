@@ -34,9 +34,7 @@ async def start() -> WorkerService:
     """Starts the worker that the flags describe."""
     return await start_worker(
         DecodeRole,
-        lambda server, sessions: decode_pb2_grpc.add_DecodeServiceServicer_to_server(
-            DecodeServicer(sessions), server
-        ),
+        lambda server, sessions: decode_pb2_grpc.add_DecodeServiceServicer_to_server(DecodeServicer(sessions), server),
         "tandem.v1.DecodeService",
     )
 

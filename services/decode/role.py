@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 
+from shared.rpc.index_publisher import IndexPublisher
+
 from services.decode.receiving import Arrived, receive
 from services.worker.host import EngineHost
 from services.worker.role import WorkerRole
@@ -31,7 +33,6 @@ from shared.kv.transfer import new_ticket
 from shared.rpc.convert import logprobs_to_proto
 from shared.rpc.errors import to_proto
 from shared.rpc.handoff import trailer_bytes
-from shared.rpc.index_publisher import IndexPublisher
 from shared.rpc.pb.tandem.v1 import decode_pb2, types_pb2
 
 logger = logging.getLogger(__name__)
@@ -71,10 +72,6 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
     def __init__(self, host: EngineHost, publisher: IndexPublisher | None) -> None:
         super().__init__(host, publisher)
         self._requests: dict[str, _Request] = {}
-
-    @property
-    def is_idle(self) -> bool:
-        return not self._requests
 
     # --- commands
 
@@ -120,6 +117,7 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             self._send_failed(item, error)
             return
         self._requests[sequence_id] = item
+        self.idle.clear()
         self.host.engine.submit(AddSequence(sequence) if reserve.prefill_here else ReserveSequence(sequence))
 
     def _cancel(self, sequence_id: str, sender_active: bool) -> None:
@@ -127,7 +125,7 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         if item is None:
             return
         if item.receiving is None:  # running, waiting or not reserved yet: the engine alone holds it
-            del self._requests[sequence_id]
+            self._forget(sequence_id)
             self.host.engine.submit(AbortSequence(sequence_id))
         else:
             item.cancelled = True
@@ -141,7 +139,7 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             case SequenceReserved():
                 self._on_reserved(event)
             case SequenceFailed(sequence_id, error):
-                item = self._requests.pop(sequence_id, None)
+                item = self._forget(sequence_id)
                 if item is not None:
                     self._send_failed(item, error)
             case Stepped(started, tokens, _):
@@ -181,9 +179,7 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         )
         item.session.send(decode_pb2.DecodeEvent(reserved=message))
 
-    async def _join(
-        self, sequence_id: str, item: _Request, arrival: Coroutine[None, None, Arrived | None]
-    ) -> None:
+    async def _join(self, sequence_id: str, item: _Request, arrival: Coroutine[None, None, Arrived | None]) -> None:
         """Ends the receiving of one sequence: it joins the batch, or its blocks are freed."""
         arrived: Arrived | None = None
         try:
@@ -201,7 +197,7 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             else:
                 self.host.engine.submit(AbortSequence(sequence_id))
             if not keep or (arrived is not None and arrived.finished):
-                self._requests.pop(sequence_id, None)
+                self._forget(sequence_id)
 
     def _on_tokens(self, tokens: tuple[NewToken, ...]) -> None:
         """One Step message for each router that has sequences in this engine step."""
@@ -221,7 +217,7 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             if not item.reported:
                 self._report_first(item, message)
             if token.finish is not None:
-                del self._requests[token.sequence_id]
+                self._forget(token.sequence_id)
             steps[item.session].append(message)
         for session, sequences in steps.items():
             session.send(decode_pb2.DecodeEvent(step=decode_pb2.Step(sequences=sequences)))
@@ -235,6 +231,12 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             message.num_cached_tokens = item.scheduled.num_cached_tokens
             message.prefill_queue_ms = (item.scheduled.at - item.reserved_at) * 1e3
             message.prefill_compute_ms = (time.perf_counter() - item.scheduled.at) * 1e3
+
+    def _forget(self, sequence_id: str) -> _Request | None:
+        item = self._requests.pop(sequence_id, None)
+        if not self._requests:
+            self.idle.set()
+        return item
 
     def _send_failed(self, item: _Request, error: TandemError) -> None:
         failed = types_pb2.Failed(request_id=item.request_id, error=to_proto(error))

@@ -46,4 +46,4 @@ class BlockIndex(Protocol):
         """Size of the index. Cheap: it also serves as the probe."""
 
     async def close(self) -> None:
-        """Frees the connections; twice is fine."""
+        """Frees what it owns; twice is fine."""

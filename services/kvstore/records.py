@@ -30,9 +30,7 @@ BOOKKEEPING_KEYS = (VERSION_KEY, HOLDERS_KEY, RETIRED_KEY)
 
 def block_keys(hashes: bytes) -> list[bytes]:
     """The keys of concatenated 16-byte block hashes, in order."""
-    return [
-        BLOCK_PREFIX + hashes[start : start + HASH_BYTES] for start in range(0, len(hashes), HASH_BYTES)
-    ]
+    return [BLOCK_PREFIX + hashes[start : start + HASH_BYTES] for start in range(0, len(hashes), HASH_BYTES)]
 
 
 def unpack_records(value: bytes) -> list[tuple[int, Tier]]:

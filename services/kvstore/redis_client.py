@@ -21,6 +21,7 @@ from services.kvstore.scripts import LuaScript
 from shared.errors import ConfigError, StoreUnavailable
 
 SCHEMES = ("redis", "rediss", "unix")
+_REFUSALS = (AuthenticationError, AuthenticationWrongNumberOfArgsError)
 
 
 class RedisClient:
@@ -45,18 +46,19 @@ class RedisClient:
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._redis.ping()
-        except (AuthenticationError, AuthenticationWrongNumberOfArgsError) as error:
-            raise ConfigError(
-                f"Redis at {self.address} refuses the credentials: {error}", field="redis_url"
-            ) from error
         except (RedisError, OSError) as error:
+            # On a unix socket redis-py wraps what the server said into a plain ConnectionError.
+            if isinstance(error, _REFUSALS) or isinstance(error.__cause__, _REFUSALS):
+                raise ConfigError(
+                    f"Redis at {self.address} refuses the credentials: {error}", field="redis_url"
+                ) from error
             raise self._unavailable(error) from error
 
     async def command(self, *parts: bytes | str | int) -> Any:
         """One command, one round trip; the reply as Redis gives it."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._redis.execute_command(*parts)
+                return await self._redis.execute_command(*parts)  # type: ignore[no-untyped-call]
         except (RedisError, OSError) as error:
             raise self._unavailable(error) from error
 
@@ -80,7 +82,7 @@ class RedisClient:
             try:
                 return await self._pipeline(commands, False)
             except NoScriptError:
-                loaded, *replies = await self._pipeline([("SCRIPT LOAD", script.source), *commands], False)
+                _, *replies = await self._pipeline([("SCRIPT LOAD", script.source), *commands], False)
                 return replies
         except (RedisError, OSError) as error:
             raise self._unavailable(error) from error

@@ -67,22 +67,21 @@ class Sweeper:
     async def _walk(self, table: HolderTable) -> int:
         """Over all keys once, then the dead leave the table: nothing can name them any more."""
         started = time.monotonic()
-        cursor, num_pruned = "0", 0
+        cursor = "0"
+        num_pruned = 0
         while True:
             [(cursor_bytes, pruned)] = await self._redis.scripts(
                 SWEEP, (table.version.epoch, cursor, KEYS_PER_STEP, *table.dead)
             )
             if pruned == OTHER_EPOCH:
                 return num_pruned
-            num_pruned += pruned
+            num_pruned += int(pruned)
             cursor = cursor_bytes.decode()
             if cursor == "0":
                 break
             await asyncio.sleep(PAUSE_S)
         now = int(time.time())
-        await self._redis.scripts(
-            RETIRE, (table.version.epoch, now, now - RETIRED_MAX_AGE_S, *table.dead.values())
-        )
+        await self._redis.scripts(RETIRE, (table.version.epoch, now, now - RETIRED_MAX_AGE_S, *table.dead.values()))
         logger.info(
             "pruned %d records of %d superseded workers in %.1f s",
             num_pruned,

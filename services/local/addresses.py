@@ -35,7 +35,7 @@ def check_free(address: str, field: str) -> None:
             probe.listen()
         except OSError as error:
             raise ConfigError(
-                f"{field}: cannot listen on {address}: {error.strerror}", field=field, value=address
+                f"cannot listen on {address} ({field}): {error.strerror}", field=field, value=address
             ) from error
 
 

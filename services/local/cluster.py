@@ -6,15 +6,19 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from services.kvstore.embedded import EmbeddedValkey
 from services.local.addresses import check_free, reserved_address
 from services.local.child import Child
 from services.local.commands import Role, ServiceCommands, TandemCommands, WorkerPlan, plan_workers
 from services.local.cores import share_cores
 from services.local.events import Progress, Ready
+from services.local.readiness import wait_until_serving
 from services.local.spec import ClusterSpec
 from shared.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    from services.kvstore.embedded import EmbeddedValkey
 
 ProgressCallback = Callable[[str, Progress], None]
 
@@ -102,6 +106,9 @@ class LocalCluster:
         check_free(self.spec.grpc, "grpc")
 
     async def _start(self) -> None:
+        # Imported here: it brings the Redis client, most of the time that `tandem status` would take to start.
+        from services.kvstore.embedded import EmbeddedValkey
+
         cores = sorted(os.sched_getaffinity(0))
         num_workers = self.spec.num_prefill + self.spec.num_decode
         self._workers = plan_workers(self.spec, share_cores(cores, num_workers))
@@ -115,17 +122,22 @@ class LocalCluster:
         workers: dict[Role, dict[str, str]] = {"prefill": {}, "decode": {}}
         for plan in self._workers:
             workers[plan.role][plan.name] = ready[plan.name].address
-        await self._spawn("router", self._commands.router(workers, kvstore))
-        router = (await self._all_ready())["router"]
-        self.http, self.grpc = router.http, router.grpc
+        router = await self._spawn("router", self._commands.router(workers, kvstore))
+        doors = await router.ready(self.spec.start_timeout_s)
+        self._on_progress(router.name, Progress(0.9, "connecting to the workers"))
+        await wait_until_serving(router, doors.http, self.spec.start_timeout_s)
+        self._on_progress(router.name, Progress(1.0, "ready"))
+        self.http, self.grpc = doors.http, doors.grpc
 
-    async def _spawn(self, name: str, command: Sequence[str]) -> None:
+    async def _spawn(self, name: str, command: Sequence[str]) -> Child:
         child = Child(name, command, self.spec.log_dir / f"{name}.log", self._on_progress, self._on_exit)
         self.children[name] = child
+        self._on_progress(name, Progress(0.0, "starting"))
         await child.start()
+        return child
 
     async def _all_ready(self) -> dict[str, Ready]:
-        """What every child said when it was ready, by name; raises the first error of any."""
+        """What every child so far said when it was ready, by name; raises the first error of any."""
         waits = [asyncio.create_task(self._ready(child)) for child in self.children.values()]
         try:
             return dict(zip(self.children, await asyncio.gather(*waits), strict=True))
@@ -148,7 +160,7 @@ class LocalCluster:
             children = [self.children[name] for name in stage if name in self.children]
             await asyncio.gather(*(child.stop(timeout_s) for child in children))
         if self._index is not None:
-            await self._index.close()
+            await self._index.stop()
 
 
 def _ignore(name: str, progress: Progress) -> None:

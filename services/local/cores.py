@@ -13,7 +13,8 @@ def share_cores(cores: Sequence[int], num_workers: int) -> list[tuple[int, ...]]
     With W > C every worker gets one core, and neighbours share: no core has two workers more than another.
     Router, KV store and index stay unpinned: they are idle while a step runs.
     """
-    assert cores and num_workers >= 1, (cores, num_workers)
+    assert cores, "no cores"
+    assert num_workers >= 1, num_workers
     num_cores = len(cores)
     if num_workers > num_cores:
         return [(cores[i * num_cores // num_workers],) for i in range(num_workers)]

@@ -12,6 +12,8 @@ from shared.errors import ConfigError
 Mode = Literal["disaggregated", "collocated"]
 Dtype = Literal["auto", "fp32", "bf16", "fp16"]
 
+DEFAULT_HTTP = "127.0.0.1:8000"
+DEFAULT_GRPC = "127.0.0.1:50051"
 MAX_WORKERS = 64
 """Most workers of one role on one machine."""
 
@@ -29,9 +31,9 @@ class ClusterSpec:
     mode: Mode = "disaggregated"
     dtype: Dtype = "auto"
     """Of weights, computation and KV; auto = the checkpoint's."""
-    http: str = "127.0.0.1:8000"
+    http: str = DEFAULT_HTTP
     """host:port of the OpenAI API; port 0 = any free one."""
-    grpc: str = "127.0.0.1:50051"
+    grpc: str = DEFAULT_GRPC
     """host:port of tandem.v1.InferenceService; port 0 = any free one."""
     served_model_name: str = ""
     """What clients call the model; empty = the folder's name."""

@@ -8,6 +8,8 @@ import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 
+from shared.rpc.index_publisher import IndexPublisher
+
 from services.prefill.shipment import Shipment
 from services.worker.host import EngineHost
 from services.worker.role import WorkerRole
@@ -27,7 +29,6 @@ from shared.engine.sequence import Goal
 from shared.errors import TandemError
 from shared.rpc.convert import logprobs_to_proto
 from shared.rpc.errors import to_proto
-from shared.rpc.index_publisher import IndexPublisher
 from shared.rpc.pb.tandem.v1 import prefill_pb2, types_pb2
 
 logger = logging.getLogger(__name__)
@@ -60,10 +61,6 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
         self._submitted: dict[str, _Submitted] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._shipments: dict[str, Shipment] = {}  # until the trailer left
-
-    @property
-    def is_idle(self) -> bool:
-        return not self._submitted and not self._shipments
 
     # --- commands
 
@@ -106,6 +103,7 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
         item = _Submitted(session, submit.request_id, len(submit.token_ids), shipment)
         self._submitted[sequence_id] = item
         self._shipments[sequence_id] = shipment
+        self.idle.clear()
         try:
             sequence = self.build_sequence(
                 sequence_id,
@@ -191,9 +189,7 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
     async def _finish(self, token: NewToken, item: _Submitted) -> None:
         """Closes the hand-off behind its first token."""
         try:
-            await item.shipment.finish(
-                token.token.token_id, item.num_tokens, finished=token.finish is not None
-            )
+            await item.shipment.finish(token.token.token_id, item.num_tokens, finished=token.finish is not None)
         except TandemError as error:
             failed = types_pb2.Failed(request_id=item.request_id, error=to_proto(error))
             item.session.send(prefill_pb2.PrefillEvent(failed=failed))
@@ -216,5 +212,7 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
         def closed(task: asyncio.Task[None]) -> None:
             self._closing.discard(task)
             del self._shipments[sequence_id]
+            if not self._shipments:
+                self.idle.set()
 
         task.add_done_callback(closed)

@@ -101,9 +101,7 @@ class Shipment:
         trailer.block_indexes.extend(block.index for block in self._sent)
         trailer.checksums.extend(block.checksum for block in self._sent)
         data = bytearray(encode_trailer(trailer, self._num_needed))
-        sending = asyncio.create_task(
-            self._transfer.send(self._address, self._ticket, TRAILER_INDEX, memoryview(data))
-        )
+        sending = asyncio.create_task(self._transfer.send(self._address, self._ticket, TRAILER_INDEX, memoryview(data)))
         _, stuck = await asyncio.wait((sending,), timeout=self._timeout_s)
         if stuck:
             self.drop_receiver()

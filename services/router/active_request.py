@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from services.router.decode_link import DecodeLink
 from services.router.prefill_link import PrefillLink
@@ -76,7 +76,7 @@ class ActiveRequest:
 
     @property
     def wire_id(self) -> str:
-        """The request's name on its workers: one an attempt, so that no late word of an earlier one is taken for new."""
+        """The request's name on its workers: one an attempt, so that no late word of an earlier one counts."""
         return f"{self.request.request_id}#{self.num_attempts}"
 
     # --- the dispatcher's side

@@ -111,9 +111,7 @@ class Dispatcher:
                 await self._run_attempts(active)
             self._metrics.finished(active)
         except TimeoutError:
-            self._fail(
-                active, DeadlineExceeded(f"not done within {request.timeout_s:g} s", limit=request.timeout_s)
-            )
+            self._fail(active, DeadlineExceeded(f"not done within {request.timeout_s:g} s", limit=request.timeout_s))
         except TandemError as error:
             self._fail(active, error)
         except asyncio.CancelledError:

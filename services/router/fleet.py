@@ -15,7 +15,6 @@ from shared.kv.layout import LAYOUT_VERSION, BlockLayout
 from shared.rpc.convert import layout_from_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
 
-
 AnyLink = PrefillLink | DecodeLink
 
 
@@ -35,12 +34,10 @@ class Fleet:
         self.model_name = ""
         self._tasks: list[asyncio.Task[None]] = []
         self.prefills = {
-            name: PrefillLink(name, address, router_name, self._check, on_change)
-            for name, address in prefills.items()
+            name: PrefillLink(name, address, router_name, self._check, on_change) for name, address in prefills.items()
         }
         self.decodes = {
-            name: DecodeLink(name, address, router_name, self._check, on_change)
-            for name, address in decodes.items()
+            name: DecodeLink(name, address, router_name, self._check, on_change) for name, address in decodes.items()
         }
 
     def start(self) -> None:
@@ -70,9 +67,7 @@ class Fleet:
         """Empty when a prompt can be served."""
         for role, links in (("decode", self.decodes), ("prefill", self.prefills)):
             if links and not any(link.connected and not link.load.draining for link in links.values()):
-                reasons = "; ".join(
-                    f"{link.name}: {link.mismatch or 'connecting'}" for link in links.values()
-                )
+                reasons = "; ".join(f"{link.name}: {link.mismatch or 'connecting'}" for link in links.values())
                 return f"no {role} worker is ready ({reasons})"
         return ""
 
@@ -102,7 +97,7 @@ class Fleet:
         ]
 
     def _check(self, welcome: types_pb2.Welcome) -> None:
-        """The first worker to connect sets the fleet's model and layout; while one is there, others must have the same."""
+        """The first worker to connect sets the fleet's model and layout; while one is there, others must match."""
         layout = layout_from_proto(welcome.layout)
         if welcome.layout.layout_version != LAYOUT_VERSION:
             raise ModelMismatch(

@@ -106,9 +106,7 @@ class HandOff:
             async with asyncio.timeout(self._timeout_s):
                 message = await self._active.inbox.get()
         except TimeoutError:
-            raise WorkerLost(
-                f"nothing heard of the request for {self._timeout_s:g} s", limit=self._timeout_s
-            ) from None
+            raise WorkerLost(f"nothing heard of the request for {self._timeout_s:g} s", limit=self._timeout_s) from None
         if isinstance(message, TandemError):
             raise message
         return message

@@ -45,11 +45,7 @@ class PrefixLookup:
         if not self.available:
             logger.info("the KV store answers again")
             self.available = True
-        live = {
-            (link.name, link.welcome.worker.incarnation)
-            for link in self._fleet.links
-            if link.welcome is not None
-        }
+        live = {(link.name, link.welcome.worker.incarnation) for link in self._fleet.links if link.welcome is not None}
         hits: dict[str, int] = {}
         for index, holders in enumerate(match.blocks):
             for holder in holders:

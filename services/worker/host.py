@@ -57,9 +57,7 @@ class EngineHost:
         self.engine: Engine
         self.model: LoadedModel
 
-    async def start(
-        self, on_event: Callable[[Event], None], on_progress: Callable[[float, str], None]
-    ) -> None:
+    async def start(self, on_event: Callable[[Event], None], on_progress: Callable[[float, str], None]) -> None:
         """Loads the model and starts the engine thread and the transfer plane.
 
         `on_event` gets the engine's events on the event loop, in order; `on_progress` gets (fraction, what).
@@ -96,9 +94,7 @@ def load_model(settings: WorkerSettings, on_progress: Callable[[int, int], None]
     dtype = choose_dtype(settings.dtype, config)
     decoder = Decoder.load(settings.model, dtype, settings.device, on_progress)
     dtype_name = str(dtype).removeprefix("torch.")
-    layout = BlockLayout(
-        config.num_layers, config.num_kv_heads, config.head_dim, settings.block_size, dtype_name
-    )
+    layout = BlockLayout(config.num_layers, config.num_kv_heads, config.head_dim, settings.block_size, dtype_name)
     wanted_len = settings.max_model_len or config.max_position_embeddings
     num_blocks = settings.num_kv_blocks or _auto_num_blocks(layout, wanted_len)
     if num_blocks < 2:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Sequence as Seq
 from typing import Generic, TypeVar
+
+from shared.rpc.index_publisher import IndexPublisher
 
 from services.worker.host import EngineHost
 from services.worker.load import LoadReporter
 from services.worker.session import Session
 from shared.engine.messages import EngineDied, EngineLoad, Event, PoolChanged
 from shared.engine.sequence import Goal, Sequence
-from shared.errors import Overloaded, PromptTooLong
+from shared.errors import InvalidRequest, Overloaded, PromptTooLong
 from shared.kv.hashing import root_hash
 from shared.kv.layout import LAYOUT_VERSION
 from shared.rpc.convert import layout_to_proto, sampling_from_proto
-from shared.rpc.index_publisher import IndexPublisher
 from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.rpc.protocol import PROTOCOL_VERSION
 
@@ -36,6 +38,9 @@ class WorkerRole(ABC, Generic[CommandT, EventT]):
         self.sessions: set[Session[EventT]] = set()
         self.died = asyncio.Event()
         """Set when the engine cannot go on."""
+        self.idle = asyncio.Event()
+        """Set while no request is left."""
+        self.idle.set()
         self._publisher = publisher
         self.load = LoadReporter(host.transfer.counters, self._publish_load)
 
@@ -78,11 +83,6 @@ class WorkerRole(ABC, Generic[CommandT, EventT]):
     @abstractmethod
     def on_closed(self, session: Session[EventT]) -> None:
         """The router is gone: free everything it holds."""
-
-    @property
-    @abstractmethod
-    def is_idle(self) -> bool:
-        """True where no request is left."""
 
     # --- sessions
 
@@ -136,6 +136,16 @@ class WorkerRole(ABC, Generic[CommandT, EventT]):
         model = self.host.model
         params = sampling_from_proto(sampling)
         assert params.max_tokens is not None
+        vocab_size = model.decoder.config.vocab_size
+        # An id that the model has no row for would not fail this request alone: it would end the engine.
+        if not 0 < num_prompt_tokens <= len(token_ids):
+            raise InvalidRequest(
+                f"prompt must hold at least one token, num_prompt_tokens is {num_prompt_tokens} of {len(token_ids)}",
+                field="prompt",
+                limit=1,
+            )
+        _check_ids("prompt", token_ids, vocab_size)
+        _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
         total = num_prompt_tokens + params.max_tokens
         # A prefill worker holds the tokens it is given; where the answer may grow is the decode worker's to check.
         held = len(token_ids) if goal is Goal.FIRST_TOKEN else total
@@ -161,4 +171,13 @@ class WorkerRole(ABC, Generic[CommandT, EventT]):
             max_tokens_total=max(total, len(token_ids) + 1),
             eos_token_ids=frozenset(model.decoder.config.eos_token_ids),
             ship_blocks=ship_blocks,
+        )
+
+
+def _check_ids(field: str, token_ids: Seq[int], vocab_size: int) -> None:
+    if token_ids and max(token_ids) >= vocab_size:
+        raise InvalidRequest(
+            f"{field} holds token id {max(token_ids)}, the model's are below {vocab_size}",
+            field=field,
+            limit=vocab_size - 1,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -17,22 +18,28 @@ from services.worker.settings import WorkerSettings
 from shared.config import load_settings
 from shared.engine.messages import Event
 from shared.process import progress_event
+from shared.rpc.block_holders import WorkerIdentity
+from shared.rpc.block_holders import WorkerRole as HolderRole
 from shared.rpc.index_publisher import IndexPublisher
 from shared.rpc.kvstore_client import KVStoreClient
 from shared.rpc.server import RpcServer
 
 logger = logging.getLogger(__name__)
 
-DRAIN_POLL_S = 0.02
-
 
 class WorkerService:
     """Implements `shared.process.Service`."""
 
     def __init__(
-        self, host: EngineHost, role: WorkerRole[Any, Any], publisher: IndexPublisher | None
+        self,
+        host: EngineHost,
+        role: WorkerRole[Any, Any],
+        store: KVStoreClient | None,
+        publisher: IndexPublisher | None,
     ) -> None:
+        """Owns all of them."""
         self._host = host
+        self._store = store
         self._role = role
         self._publisher = publisher
         self._watch: asyncio.Task[None] | None = None
@@ -59,15 +66,16 @@ class WorkerService:
         """Drains: no new work, what runs is finished within the drain timeout, then everything is closed."""
         self._role.drain()
         await self.server.set_serving(False)
-        deadline = asyncio.get_running_loop().time() + self._host.settings.drain_timeout_s
-        while not self._role.is_idle and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(DRAIN_POLL_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._role.idle.wait(), self._host.settings.drain_timeout_s)
         await self.server.stop(grace_s=0.2)
         if self._watch is not None:
             self._watch.cancel()
         self._role.load.close()
         if self._publisher is not None:
             await self._publisher.close()
+        if self._store is not None:
+            await self._store.close()
         await self._host.close()
 
     async def _end_with_engine(self) -> None:
@@ -92,17 +100,17 @@ async def start_worker(
         handle(event)
 
     await host.start(on_event, progress_event)
-    publisher = None
+    store, publisher = None, None
     if settings.kvstore:
-        publisher = IndexPublisher(
-            KVStoreClient(settings.kvstore), settings.name, host.incarnation, role_class.worker_role
-        )
-        publisher.start()
+        store = KVStoreClient(settings.kvstore)
+        identity = WorkerIdentity(settings.name, host.incarnation, HolderRole(role_class.worker_role))
+        publisher = IndexPublisher(store, identity)
+        await publisher.start()
     role = role_class(host, publisher)
     handle = role.on_event
     for event in events:
         role.on_event(event)
-    service = WorkerService(host, role, publisher)
+    service = WorkerService(host, role, store, publisher)
     sessions: SessionServer[Any, Any] = SessionServer(role)
     await service.serve(lambda server: register(server, sessions), service_name)
     model = host.model

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from shared.errors import InvalidRequest
-
-BLOCK_HASH_BYTES = 16
-"""Length of one block hash."""
+from shared.kv.hashing import HASH_BYTES
 
 
 class WorkerRole(IntEnum):
@@ -67,10 +65,10 @@ class PrefixMatch:
 def join_hashes(hashes: Sequence[bytes]) -> bytes:
     """The hashes one behind the other, as they travel; raises InvalidRequest unless each has 16 bytes."""
     joined = b"".join(hashes)
-    if len(joined) != len(hashes) * BLOCK_HASH_BYTES or any(len(h) != BLOCK_HASH_BYTES for h in hashes):
+    if len(joined) != len(hashes) * HASH_BYTES or any(len(h) != HASH_BYTES for h in hashes):
         raise InvalidRequest(
-            f"every block hash must have {BLOCK_HASH_BYTES} bytes",
+            f"every block hash must have {HASH_BYTES} bytes",
             field="block_hashes",
-            limit=BLOCK_HASH_BYTES,
+            limit=HASH_BYTES,
         )
     return joined

@@ -44,9 +44,7 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 class RpcServer:
     """One gRPC server with health and reflection. `start()` returns once it serves; `stop()` twice is fine."""
 
-    def __init__(
-        self, bind: str, register: Callable[[grpc.aio.Server], None], service_names: Sequence[str]
-    ) -> None:
+    def __init__(self, bind: str, register: Callable[[grpc.aio.Server], None], service_names: Sequence[str]) -> None:
         """`bind` is host:port, port 0 = any free one; `register` adds the servicers; names are full proto names."""
         self._bind = bind
         self._register = register
@@ -80,9 +78,7 @@ class RpcServer:
         """What the health service answers for the server as a whole and for each service."""
         if self._health is None:
             return
-        status = (
-            health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        )
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", *self._service_names):
             await self._health.set(name, status)
 

@@ -24,9 +24,7 @@ class ApiKeys:
         if not self._keys:
             return
         if authorization is None:
-            raise Unauthenticated(
-                "an API key is needed: send `Authorization: Bearer KEY`", field="authorization"
-            )
+            raise Unauthenticated("an API key is needed: send `Authorization: Bearer KEY`", field="authorization")
         if authorization[: len(_SCHEME)].lower() != _SCHEME:
             raise Unauthenticated("the authorization must be `Bearer KEY`", field="authorization")
         offered = authorization[len(_SCHEME) :].strip().encode()

@@ -106,9 +106,7 @@ class Generation:
             return OutputDelta(text, delta.token_ids, delta.logprobs)
         return self._finished(text + self._detokenizer.flush(), delta)
 
-    def _convert_stopping(
-        self, delta: TokenDelta, visible: tuple[int, ...], stops: StopStrings
-    ) -> OutputDelta:
+    def _convert_stopping(self, delta: TokenDelta, visible: tuple[int, ...], stops: StopStrings) -> OutputDelta:
         """Token by token, so that the count ends with the token that completed the stop string."""
         certain: list[str] = []
         before = self._num_output_tokens
@@ -147,9 +145,7 @@ class Generation:
         if delta.finish_reason is FinishReason.STOP and delta.token_ids:
             last = delta.token_ids[-1]
             stop_reason = last if last in self.request.sampling.stop_token_ids else None
-        return OutputDelta(
-            text, delta.token_ids, delta.logprobs, self._finish(delta.finish_reason, stop_reason)
-        )
+        return OutputDelta(text, delta.token_ids, delta.logprobs, self._finish(delta.finish_reason, stop_reason))
 
     def _finish(self, reason: FinishReason, stop_reason: str | int | None) -> OutputFinish:
         summary = self._running.summary

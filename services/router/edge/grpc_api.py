@@ -78,9 +78,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             await abort(context, error)
         return self._status()
 
-    async def _generate(
-        self, request: inference_pb2.GenerateRequest, context: Context, arrived_at: float
-    ) -> None:
+    async def _generate(self, request: inference_pb2.GenerateRequest, context: Context, arrived_at: float) -> None:
         """One coroutine, no generator: a cancelled call unwinds all of it at once."""
         metadata = _metadata(context)
         self._keys.check(metadata.get("authorization"))
@@ -124,9 +122,7 @@ def _prompt(request: inference_pb2.GenerateRequest) -> Prompt:
 
 
 def _response(request_id: str, delta: OutputDelta) -> inference_pb2.GenerateResponse:
-    response = inference_pb2.GenerateResponse(
-        request_id=request_id, text=delta.text, token_ids=delta.token_ids
-    )
+    response = inference_pb2.GenerateResponse(request_id=request_id, text=delta.text, token_ids=delta.token_ids)
     for entry in delta.logprobs:
         response.logprobs.add(
             logprob=entry.logprob,

@@ -9,9 +9,7 @@ def can_hold(view: WorkerView, need: Need) -> bool:
     """Filter: a place in the batch, and free blocks for what it does not hold yet plus one a running request."""
     missing = need.num_blocks - view.num_hit_tokens // need.block_size
     return (
-        view.accepting
-        and view.num_requests < view.max_num_seqs
-        and missing + view.num_requests <= view.num_free_blocks
+        view.accepting and view.num_requests < view.max_num_seqs and missing + view.num_requests <= view.num_free_blocks
     )
 
 

@@ -8,9 +8,7 @@ from services.router.placement.views import Need, WorkerView
 def has_turn(view: WorkerView, need: Need, max_queued_tokens: int) -> bool:
     """Filter: an idle worker always; a busy one while its queue with this request stays within the limit."""
     uncached = need.num_tokens - view.num_hit_tokens
-    return view.accepting and (
-        view.num_queued_tokens == 0 or view.num_queued_tokens + uncached <= max_queued_tokens
-    )
+    return view.accepting and (view.num_queued_tokens == 0 or view.num_queued_tokens + uncached <= max_queued_tokens)
 
 
 def prefill_load(view: WorkerView, need: Need, max_queued_tokens: int) -> float:

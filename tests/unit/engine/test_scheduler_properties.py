@@ -33,10 +33,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def new(self, tokens, max_tokens, **kwargs):
         self.count += 1
         tokens = tokens[: self.max_tokens_total - 1]
-        item = sequence(
+        return sequence(
             f"s{self.count}", tokens, max_tokens=min(max_tokens, self.max_tokens_total - len(tokens)), **kwargs
         )
-        return item
 
     @rule(tokens=st.lists(st.integers(2, 3), min_size=1, max_size=30), max_tokens=st.integers(1, 12))
     def add(self, tokens, max_tokens):

@@ -32,9 +32,7 @@ class Chat:
         return Call(
             prompts=[ChatPrompt([message.for_template() for message in request.messages])],
             n=request.n or 1,
-            sampling=request.sampling_params(
-                max_tokens, (request.top_logprobs or 0) if request.logprobs else None
-            ),
+            sampling=request.sampling_params(max_tokens, (request.top_logprobs or 0) if request.logprobs else None),
             default_max_tokens=None,
             model=request.model or "",
             request_id=request.request_id or "",
@@ -61,9 +59,7 @@ class ChatStream:
         )
         self._detailed = bool(request.return_token_ids) or bool(request.logprobs)
         self._begun = [False] * len(plan)
-        self._before = [
-            f'{self._envelope.head}{{"index": {i}, "delta": {{"content": ' for i in range(len(plan))
-        ]
+        self._before = [f'{self._envelope.head}{{"index": {i}, "delta": {{"content": ' for i in range(len(plan))]
         self._behind = f'}}, "logprobs": null, "finish_reason": null}}]{self._envelope.tail}'
 
     def events(self, index: int, delta: OutputDelta) -> bytes:
@@ -79,9 +75,7 @@ class ChatStream:
         choice: dict[str, object] = {
             "index": index,
             "delta": {"content": delta.text} if delta.text else {},
-            "logprobs": {"content": self._dialect.logprobs(delta), "refusal": None}
-            if self._request.logprobs
-            else None,
+            "logprobs": {"content": self._dialect.logprobs(delta), "refusal": None} if self._request.logprobs else None,
             **choice_end(delta.finish),
         }
         if self._request.return_token_ids:

@@ -93,9 +93,7 @@ class CompletionStream:
             if self._request.return_token_ids:
                 choice["prompt_token_ids"] = self._plan[index].prompt_token_ids
         choice["text"] = text
-        choice["logprobs"] = (
-            self._logprobs[index].part(delta.token_ids, delta.logprobs) if self._logprobs else None
-        )
+        choice["logprobs"] = self._logprobs[index].part(delta.token_ids, delta.logprobs) if self._logprobs else None
         if self._request.return_token_ids:
             choice["token_ids"] = delta.token_ids
         choice.update(choice_end(delta.finish))

@@ -21,7 +21,7 @@ class BodyTooLargeError(Exception):
 
 
 async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
-    """The whole body; raises BodyTooLargeError without reading past the limit, Cancelled when the client left."""
+    """The whole body; raises BodyTooLargeError (never reads past it), Cancelled when the client left."""
     announced = headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > max_bytes:
         raise BodyTooLargeError(max_bytes)
@@ -50,9 +50,7 @@ class Reply:
         self.done = False
         """Whether the reply is complete."""
 
-    async def json(
-        self, body: bytes, status: int = 200, headers: list[tuple[bytes, bytes]] | None = None
-    ) -> None:
+    async def json(self, body: bytes, status: int = 200, headers: list[tuple[bytes, bytes]] | None = None) -> None:
         """Sends a complete JSON response."""
         self.done = True
         head = [
@@ -93,7 +91,7 @@ class Reply:
 async def ended_by_disconnect(receive: Receive, reply: Reply) -> AsyncIterator[None]:
     """Cancels the body of the `async with` when the client goes away, and raises Cancelled then.
 
-    A cancellation from elsewhere means that the server stops: it becomes WorkerLost, to be told to the client.
+    A cancellation from elsewhere means that the server stops: it becomes WorkerLost, for the client to hear.
     Needs the request's body to have been read, and nobody else to call `receive` meanwhile.
     """
     task = asyncio.current_task()

@@ -116,9 +116,7 @@ async def _stream(
             await reply.events(events)
 
 
-async def _collect(
-    deltas: AsyncGenerator[tuple[int, OutputDelta], None], writer: BodyWriter, reply: Reply
-) -> None:
+async def _collect(deltas: AsyncGenerator[tuple[int, OutputDelta], None], writer: BodyWriter, reply: Reply) -> None:
     async for index, delta in deltas:
         writer.add(index, delta)
     await reply.json(writer.body())

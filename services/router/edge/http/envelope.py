@@ -55,9 +55,7 @@ class Totals:
             "prompt_tokens": num_prompt,
             "completion_tokens": num_output,
             "total_tokens": num_prompt + num_output,
-            "prompt_tokens_details": {
-                "cached_tokens": sum(end.usage.num_cached_tokens for end in ends[:: self._n])
-            },
+            "prompt_tokens_details": {"cached_tokens": sum(end.usage.num_cached_tokens for end in ends[:: self._n])},
         }
 
     def extension(self) -> dict[str, object]:

@@ -42,9 +42,7 @@ class CompletionLogprobs:
         return part
 
 
-def chat_logprobs(
-    tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
-) -> list[object]:
+def chat_logprobs(tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[object]:
     """`logprobs.content` for some tokens."""
     return [
         {

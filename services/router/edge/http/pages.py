@@ -63,9 +63,7 @@ class Pages:
         """The cluster's state as protobuf's JSON, all fields present (64-bit numbers are strings there)."""
         self._keys.check(request.headers.get("authorization"))
         return JSONResponse(
-            MessageToDict(
-                self._status(), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-            )
+            MessageToDict(self._status(), preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
         )
 
     def _model(self) -> dict[str, object]:
@@ -96,6 +94,4 @@ async def on_error(request: Request, error: Exception) -> Response:
 
 
 def _error_page(error: TandemError, status: int, code: str, headers: Mapping[str, str]) -> Response:
-    return Response(
-        error_json(error, code), status_code=status, headers=headers, media_type="application/json"
-    )
+    return Response(error_json(error, code), status_code=status, headers=headers, media_type="application/json")

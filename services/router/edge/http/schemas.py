@@ -189,9 +189,7 @@ def parse_completion(body: bytes) -> CompletionRequest:
     request = _parse(CompletionRequest, body)
     request.check_supported(COMPLETION_FIELDS)
     if request.echo and request.logprobs is not None:
-        raise InvalidRequest(
-            "echo with logprobs is not supported: prompt tokens have none here", field="echo"
-        )
+        raise InvalidRequest("echo with logprobs is not supported: prompt tokens have none here", field="echo")
     return request
 
 

@@ -48,7 +48,7 @@ class HttpServer:
         """host:port that the server listens on, once started."""
 
     async def start(self) -> None:
-        """Listens and serves; raises ConfigError (`http_bind`) when the port is taken or the host unknown."""
+        """Listens and serves; raises ConfigError (`http`) when the port is taken or the host unknown."""
         listener = _listen(self._bind)
         config = uvicorn.Config(
             self._app,
@@ -85,13 +85,11 @@ class HttpServer:
 
 def _listen(bind: str) -> socket.socket:
     host, _, port = bind.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"{bind!r} is not host:port", field="http", value=bind)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        host = host.removeprefix("[").removesuffix("]")
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, int(port)), family=family, backlog=_BACKLOG)
-    except (OSError, OverflowError, ValueError) as error:
-        raise ConfigError(
-            f"cannot listen on {bind!r}: {getattr(error, 'strerror', None) or error}",
-            field="http_bind",
-            value=bind,
-        ) from error
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {bind}: {error.strerror or error}", field="http", value=bind) from error

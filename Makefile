@@ -1,0 +1,93 @@
+# Tandem. `make` lists what there is; `make run` and `make test` install what they need on their first call.
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+
+# make run
+MODEL   ?= models/demo
+PREFILL ?= 1
+DECODE  ?= 1
+DTYPE   ?= auto
+HTTP    ?= 127.0.0.1:8000
+GRPC    ?= 127.0.0.1:50051
+MODE    ?= disaggregated
+# more flags for pytest (make test) or tandem (make run): ARGS="-k transfer"
+ARGS    ?=
+
+# Python compiles what is imported, once, and keeps it; pip would compile thousands of modules that nothing imports.
+unexport PYTHONDONTWRITEBYTECODE
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-fast lint format proto lock demo-model clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(BIN)/.project shared/rpc/pb/__init__.py  ## install everything into .venv (done by the others when needed)
+
+run: setup  ## serve a model: MODEL=path PREFILL=n DECODE=n DTYPE=bf16|fp32|auto HTTP=host:port GRPC=host:port MODE=disaggregated|collocated
+	@exec $(BIN)/tandem up --model "$(MODEL)" --prefill "$(PREFILL)" --decode "$(DECODE)" --dtype "$(DTYPE)" \
+		--http "$(HTTP)" --grpc "$(GRPC)" --mode "$(MODE)" $(ARGS)
+
+test: setup  ## all tests that need neither a GPU nor Kubernetes
+	$(PYTEST) -m "not gpu and not k8s" $(ARGS)
+
+test-fast: setup  ## the tests of a few seconds only
+	$(PYTEST) -m "not gpu and not k8s and not slow" $(ARGS)
+
+lint: setup  ## formatting, lint, types, lock
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/python .ci/lock.py --check
+
+format: setup  ## format, and fix what ruff can fix
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+proto: shared/rpc/pb/__init__.py  ## generate the gRPC stubs from proto/
+
+lock: $(BIN)/.project  ## resolve pyproject.toml anew into requirements.lock
+	$(BIN)/python .ci/lock.py
+
+demo-model: setup  ## train models/demo from nothing
+	$(BIN)/python models/recipe/train.py $(ARGS)
+
+clean:  ## remove what was made here, except .venv
+	rm -rf .tandem .mypy_cache .ruff_cache .pytest_cache .hypothesis build out tandem_llm.egg-info shared/rpc/pb
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+# --- what setup is made of: each step leaves a file, and is done again when what it depends on changes ---
+
+$(VENV)/pyvenv.cfg:
+	@found=; for python in $${PYTHON:-python3.11 python3 python}; do \
+		if "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+			found="$$python"; break; \
+		fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+		echo "Tandem needs Python 3.11 or newer with its venv module (Debian: apt-get install python3-venv)." >&2; \
+		echo "Neither python3.11 nor python3 is one; name yours: make PYTHON=/path/to/python3" >&2; \
+		exit 1; \
+	fi; \
+	echo "== $(VENV) with $$("$$found" --version)"; \
+	rm -rf $(VENV) && "$$found" -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+# torch first and with its own dependencies (a CUDA build brings its libraries), all else without any: nothing replaces torch.
+$(BIN)/.packages: requirements.lock $(VENV)/pyvenv.cfg
+	@echo "== $$(grep '^torch==' requirements.lock), by far the largest package"
+	@$(PIP) install --no-compile --constraint requirements.lock "$$(grep '^torch==' requirements.lock)"
+	@echo "== the other packages of requirements.lock"
+	@$(PIP) install --quiet --no-compile --no-deps --requirement requirements.lock
+	@touch $@
+
+$(BIN)/.project: pyproject.toml $(BIN)/.packages
+	@echo "== tandem itself"
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+shared/rpc/pb/__init__.py: $(wildcard proto/tandem/v1/*.proto) shared/rpc/generate.py $(BIN)/.packages
+	@echo "== gRPC stubs"
+	@$(BIN)/python shared/rpc/generate.py >/dev/null

@@ -1,0 +1,121 @@
+"""`tandem generate`: one prompt, one streamed answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Annotated
+
+import typer
+from google.protobuf.json_format import MessageToDict
+from rich.console import Console
+
+from services.cli.answer import Answer, stream_answer
+from services.cli.client import InferenceClient
+from services.cli.options import DEFAULT_TARGET, ApiKey, MaxTokens, Seed, Target, Temperature, TopK, TopP
+from services.cli.split_view import print_summary
+from shared.errors import InvalidRequest
+from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from stdin.")],
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = 1.0,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    seed: Seed = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Ends the answer; repeatable.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past end tokens.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is: no chat template.")] = False,
+    token_ids: Annotated[bool, typer.Option("--token-ids", help="The prompt is token ids, such as 1,15,9.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end instead of text.")] = False,
+    model: Annotated[str, typer.Option(help="Served name; empty = whatever is served.")] = "",
+    target: Target = DEFAULT_TARGET,
+    api_key: ApiKey = "",
+) -> None:
+    """Stream an answer to stdout; where the time went goes to stderr."""
+    request = inference_pb2.GenerateRequest(
+        model=model,
+        sampling=types_pb2.SamplingParams(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=_at_least_zero("top_k", top_k),
+            seed=None if seed is None else _at_least_zero("seed", seed),
+            max_tokens=_at_least_zero("max_tokens", max_tokens),
+            stop=stop or [],
+            ignore_eos=ignore_eos,
+        ),
+    )
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if token_ids:
+        request.tokens.ids.extend(_parse_token_ids(text))
+    elif raw:
+        request.text = text
+    else:
+        request.chat.messages.add(role="user", content=text)
+    answer = Answer()
+    try:
+        asyncio.run(_generate(InferenceClient(target, api_key), request, answer, quiet=as_json))
+    finally:
+        if answer.text and not as_json:
+            print(flush=True)
+    if as_json:
+        print(answer_json(answer))
+    else:
+        print_summary(Console(stderr=True), answer)
+
+
+def answer_json(answer: Answer) -> str:
+    """The answer as one line of JSON; parts of the split that are 0 are there too."""
+    return json.dumps(
+        {
+            "request_id": answer.request_id,
+            "text": answer.text,
+            "token_ids": answer.token_ids,
+            "finish_reason": answer.finish_reason,
+            "usage": _fields(answer.usage),
+            "ttft_ms": round(answer.ttft_ms, 3),
+            "tpot_ms": round(answer.tpot_ms, 3),
+            "router_split": {name: round(value, 3) for name, value in _fields(answer.split).items()},
+            "prefill_worker": answer.prefill_worker,
+            "decode_worker": answer.decode_worker,
+        },
+        ensure_ascii=False,
+    )
+
+
+async def _generate(
+    client: InferenceClient, request: inference_pb2.GenerateRequest, answer: Answer, quiet: bool
+) -> None:
+    async with client:
+        await stream_answer(client, request, answer, _discard if quiet else write_text)
+
+
+def write_text(text: str) -> None:
+    """Puts a piece of an answer on stdout at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _discard(text: str) -> None:
+    """Text that is printed at the end."""
+
+
+def _fields(message: types_pb2.Usage | types_pb2.TtftSplit) -> dict[str, float]:
+    return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+
+
+def _parse_token_ids(text: str) -> list[int]:
+    try:
+        return [_at_least_zero("token_ids", int(part)) for part in text.replace(",", " ").split()]
+    except ValueError as error:
+        raise InvalidRequest(f"token ids are numbers with commas between, got {text!r}", field="token_ids") from error
+
+
+def _at_least_zero(field: str, value: int) -> int:
+    """The wire has no negative numbers here; all other limits are the cluster's to check."""
+    if not 0 <= value < (2**64 if field == "seed" else 2**32):
+        raise InvalidRequest(f"{field} must not be negative or past the wire's range, got {value}", field=field)
+    return value

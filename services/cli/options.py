@@ -1,0 +1,26 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from services.local.spec import DEFAULT_GRPC
+
+Target = Annotated[
+    str,
+    typer.Option("--target", "-t", envvar="TANDEM_TARGET", help="host:port of a router's gRPC API."),
+]
+ApiKey = Annotated[
+    str,
+    typer.Option("--api-key", envvar="TANDEM_API_KEY", help="Bearer key, where the cluster asks for one."),
+]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="Most tokens of an answer.")]
+Temperature = Annotated[float, typer.Option("--temperature", help="0 is greedy, 1 the model's own.")]
+TopP = Annotated[float, typer.Option("--top-p", help="Nucleus sampling.")]
+TopK = Annotated[int, typer.Option("--top-k", help="Only the k likeliest tokens; 0 = all.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same answer.")]
+
+DEFAULT_TARGET = DEFAULT_GRPC
+"""Where `tandem up` serves gRPC unless told otherwise."""

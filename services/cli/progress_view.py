@@ -1,0 +1,48 @@
+"""How a cluster's start looks: a bar for each process on a terminal, a line for each change elsewhere."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from services.local import events
+
+
+class ProgressView:
+    """Shows `update`s while it is entered; the bars vanish at the end."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bars = Progress(
+            TextColumn("{task.fields[process]:<10}"),
+            BarColumn(bar_width=28),
+            TextColumn("{task.description}", style="dim"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._said: dict[str, str] = {}
+
+    def __enter__(self) -> ProgressView:
+        if self._console.is_terminal:
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def update(self, process: str, progress: events.Progress) -> None:
+        """Takes what LocalCluster reports."""
+        if not self._console.is_terminal:
+            if self._said.get(process) != progress.text:
+                self._said[process] = progress.text
+                self._console.print(f"{process}: {progress.text}", markup=False, soft_wrap=True)
+            return
+        if process not in self._tasks:
+            self._tasks[process] = self._bars.add_task("", total=1.0, process=process)
+        self._bars.update(self._tasks[process], completed=progress.fraction, description=progress.text, refresh=True)

@@ -1,0 +1,90 @@
+"""`tandem status`: the cluster as its router sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+from google.protobuf.json_format import MessageToJson
+from rich.console import Console
+from rich.table import Table
+
+from services.cli.client import InferenceClient
+from services.cli.options import DEFAULT_TARGET, ApiKey, Target
+from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
+
+_ROLES = {types_pb2.WORKER_ROLE_PREFILL: "prefill", types_pb2.WORKER_ROLE_DECODE: "decode"}
+
+
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="All that the router says, as JSON.")] = False,
+    target: Target = DEFAULT_TARGET,
+    api_key: ApiKey = "",
+) -> None:
+    """Show workers, free blocks, queue and prefix hits."""
+    cluster = asyncio.run(_ask(InferenceClient(target, api_key)))
+    if as_json:
+        print(MessageToJson(cluster, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
+        return
+    console = Console(highlight=False)
+    for line in summary_lines(cluster):
+        console.print(line, markup=False)
+    console.print()
+    console.print(worker_table(cluster))
+
+
+def summary_lines(cluster: inference_pb2.ClusterStatus) -> list[str]:
+    """The cluster as a whole, in words."""
+    state = "ready" if cluster.ready else f"not ready: {cluster.not_ready_reason}"
+    lines = [
+        f"{cluster.model_name}, {cluster.mode}, {state}",
+        f"queue {cluster.queue_len} of {cluster.queue_limit}, running {cluster.num_running}, "
+        f"finished {cluster.num_finished}, failed {cluster.num_failed}",
+        f"prefix hits {_share(cluster.num_cached_tokens, cluster.num_prompt_tokens)} "
+        f"of {cluster.num_prompt_tokens} prompt tokens",
+    ]
+    if not cluster.store_available:
+        lines.append(f"the KV store does not answer ({cluster.num_store_errors} errors): local caches only")
+    return lines
+
+
+def worker_table(cluster: inference_pb2.ClusterStatus) -> Table:
+    """One row a worker."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for header in ("worker", "role", "address", "state"):
+        table.add_column(header, no_wrap=True)
+    for header in ("running", "waiting", "queued tokens", "free blocks", "prefix hits"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for worker in cluster.workers:
+        load = worker.load
+        figures = (
+            f"{load.num_running}",
+            f"{load.num_waiting}",
+            f"{load.num_queued_tokens}",
+            f"{load.num_free_blocks}/{load.num_total_blocks}",
+            _share(load.num_prefix_hit_tokens, load.num_prompt_tokens),
+        )
+        table.add_row(
+            worker.worker.name,
+            _ROLES.get(worker.role, "?"),
+            worker.address,
+            _state(worker),
+            *(figures if worker.connected else ()),
+        )
+    return table
+
+
+def _state(worker: inference_pb2.WorkerStatus) -> str:
+    if not worker.connected:
+        return "[red]lost[/red]"
+    return "[yellow]draining[/yellow]" if worker.load.draining else "[green]up[/green]"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f} %" if whole else "-"
+
+
+async def _ask(client: InferenceClient) -> inference_pb2.ClusterStatus:
+    async with client:
+        return await client.status()

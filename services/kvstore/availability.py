@@ -1,0 +1,74 @@
+"""Whether the index answers: known to every call at once, so that only the first one waits for a dead Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+from shared.errors import StoreUnavailable
+
+
+class Availability:
+    """Probes every `interval_s` seconds, and at once when a call failed. `start()`/`close()`; twice is fine."""
+
+    def __init__(
+        self,
+        probe: Callable[[], Awaitable[object]],
+        on_change: Callable[[StoreUnavailable | None], Awaitable[None]],
+        interval_s: float,
+    ) -> None:
+        """`probe` raises StoreUnavailable while the index is gone; `on_change` gets that error, or None when the
+        index is back, once a change, the state after `start()` included."""
+        self._probe = probe
+        self._on_change = on_change
+        self._interval_s = interval_s
+        self._error: StoreUnavailable | None = StoreUnavailable("the index was not looked for yet")
+        self._suspected = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def available(self) -> bool:
+        """What the last probe saw."""
+        return self._error is None
+
+    def require(self) -> None:
+        """Raises StoreUnavailable at once while the index is known to be gone."""
+        if self._error is not None:
+            raise StoreUnavailable(self._error.message, **self._error.details)
+
+    def suspect(self) -> None:
+        """A call has failed: probe now. The probe decides, so one slow answer does not shut the store."""
+        self._suspected.set()
+
+    async def start(self) -> None:
+        """Returns after the first probe."""
+        if self._task is None:
+            self._error = await self._look()
+            await self._on_change(self._error)
+            self._task = asyncio.create_task(self._run(), name="index probe")
+
+    async def close(self) -> None:
+        """Stops to probe."""
+        if self._task is not None:
+            task, self._task = self._task, None
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _look(self) -> StoreUnavailable | None:
+        try:
+            await self._probe()
+        except StoreUnavailable as error:
+            return error
+        return None
+
+    async def _run(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_s):
+                    await self._suspected.wait()
+            self._suspected.clear()
+            before, self._error = self._error, await self._look()
+            if (before is None) != (self._error is None):
+                await self._on_change(self._error)

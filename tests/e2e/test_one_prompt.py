@@ -1,0 +1,241 @@
+"""One prompt through the whole cluster: router → prefill → UCX → decode → client, index in a real Valkey."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import openai
+import pytest
+import pytest_asyncio
+import torch
+
+from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, DEMO, Running, block_bytes, loads, running
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ROOT = Path(__file__).parents[2]
+NUM_TOKENS = 64
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory):
+    async with running(tmp_path_factory.mktemp("cluster")) as run:
+        yield run
+
+
+def prompt_of(length: int, salt: int) -> list[int]:
+    """Token ids that no other test uses."""
+    return [20 + (i * 37 + salt * 101) % 2000 for i in range(length)]
+
+
+async def test_kv_bytes_cross_ucx_block_by_block_and_a_repeat_recomputes_only_its_last_partial_block(
+    cluster: Running,
+):
+    before = loads(await cluster.idle())
+    prompt = prompt_of(7 * BLOCK_SIZE + 5, salt=1)
+    first = await cluster.generate(prompt, max_tokens=8, ignore_eos=True)
+    sent = 8 * block_bytes(DEMO)
+    after = loads(
+        await cluster.until(
+            lambda s: loads(s)["decode-0"].kv_bytes_received == before["decode-0"].kv_bytes_received + sent
+        )
+    )
+    assert after["prefill-0"].kv_bytes_sent - before["prefill-0"].kv_bytes_sent == sent
+    assert first[-1].usage.num_cached_tokens == 0
+
+    again = await cluster.generate(prompt, max_tokens=8, ignore_eos=True)
+    last = again[-1]
+    assert [t for m in again for t in m.token_ids] == [t for m in first for t in m.token_ids]
+    assert last.usage.num_prompt_tokens == len(prompt)
+    assert last.usage.num_cached_tokens == 7 * BLOCK_SIZE
+    assert last.usage.num_output_tokens == 8
+    repeated = loads(
+        await cluster.until(lambda s: loads(s)["decode-0"].kv_bytes_received > after["decode-0"].kv_bytes_received)
+    )
+    # The decode worker holds the seven sealed blocks itself: only the partial one travels.
+    assert repeated["decode-0"].kv_bytes_received - after["decode-0"].kv_bytes_received == block_bytes(DEMO)
+
+
+async def test_the_final_message_splits_the_ttft(cluster: Running):
+    last = (await cluster.generate(prompt_of(40, salt=2), max_tokens=4, ignore_eos=True))[-1]
+    split = last.ttft
+    assert (last.prefill_worker, last.decode_worker) == ("prefill-0", "decode-0")
+    parts = (
+        split.queue_ms + split.placement_ms + split.reserve_ms + split.prefix_fetch_ms
+        + split.prefill_queue_ms + split.prefill_compute_ms + split.return_ms
+    )  # fmt: skip
+    assert split.prefill_compute_ms > 0
+    assert split.first_decode_step_ms > 0
+    assert split.ttft_ms == pytest.approx(parts, rel=0.05, abs=0.5)
+
+
+async def test_the_index_knows_the_blocks(cluster: Running):
+    from shared.rpc.kvstore_client import KVStoreClient
+
+    from shared.kv.hashing import chain, root_hash
+    from shared.kv.layout import LAYOUT_VERSION
+    from shared.model.weights import fingerprint
+
+    prompt = prompt_of(3 * BLOCK_SIZE + 1, salt=3)
+    await cluster.generate(prompt, max_tokens=1)
+    root = root_hash(fingerprint(DEMO, "float32"), "float32", LAYOUT_VERSION, salt="default")
+    hashes = chain(root, prompt, BLOCK_SIZE)
+    log = (cluster.cluster.spec.log_dir / "kvstore.log").read_text()
+    assert "rror" not in log
+    client = KVStoreClient(kvstore_address(cluster))
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                match = await client.match(hashes)
+                names = {holder.worker_name for holders in match.blocks for holder in holders}
+                if match.num_blocks == 3 and names == {"prefill-0", "decode-0"}:
+                    break
+                await asyncio.sleep(0.02)
+    finally:
+        await client.close()
+
+
+def kvstore_address(cluster: Running) -> str:
+    """From the router's own command line."""
+    arguments = Path(f"/proc/{cluster.cluster.children['router'].pid}/cmdline").read_bytes().split(b"\0")
+    return arguments[arguments.index(b"--kvstore") + 1].decode()
+
+
+async def test_greedy_tokens_are_those_of_transformers_also_from_the_cache(cluster: Running):
+    from transformers import AutoModelForCausalLM
+
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    prompt = (await cluster.complete("And God said, Let there be", max_tokens=1))["choices"][0]["prompt_token_ids"]
+    prompt = prompt * 5
+    model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        tokens = torch.tensor([prompt])
+        output = model.generate(
+            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS,
+            do_sample=False, eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+    expected = output[0, len(prompt) :].tolist()
+    for _ in range(2):
+        assert await cluster.tokens(prompt, max_tokens=NUM_TOKENS, ignore_eos=True) == expected
+
+
+async def test_the_official_openai_client_streams_a_chat(cluster: Running):
+    client = openai.AsyncOpenAI(base_url=f"http://{cluster.cluster.http}/v1", api_key="none")
+    try:
+        stream = await client.chat.completions.create(
+            model="demo", messages=[{"role": "user", "content": "Tell me about the king."}], max_tokens=12,
+            temperature=0, stream=True, stream_options={"include_usage": True}, extra_body={"ignore_eos": True},
+        )  # fmt: skip
+        chunks = [chunk async for chunk in stream]
+    finally:
+        await client.close()
+    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    assert text.strip()
+    assert chunks[-1].usage.completion_tokens == 12
+
+
+async def test_a_plain_grpc_client_generated_from_the_protos_streams(cluster: Running, tmp_path):
+    """In a process of its own, with stubs of its own and none of our code."""
+    protos = sorted(map(str, (ROOT / "proto").rglob("*.proto")))
+    subprocess.run(
+        [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'proto'}", f"--python_out={tmp_path}",
+         f"--grpc_python_out={tmp_path}", *protos],
+        check=True, timeout=DEADLINE_S,
+    )  # fmt: skip
+    script = tmp_path / "client.py"
+    script.write_text(
+        "import sys, grpc\n"
+        "from tandem.v1 import inference_pb2 as pb, inference_pb2_grpc, types_pb2\n"
+        "stub = inference_pb2_grpc.InferenceServiceStub(grpc.insecure_channel(sys.argv[1]))\n"
+        "sampling = types_pb2.SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)\n"
+        "for m in stub.Generate(pb.GenerateRequest(text='In the beginning', sampling=sampling)):\n"
+        "    print(m.text, end='')\n"
+        "print('|', m.usage.num_output_tokens)\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(script), cluster.cluster.grpc, cwd=tmp_path, stdout=subprocess.PIPE
+    )
+    async with asyncio.timeout(DEADLINE_S):
+        output, _ = await process.communicate()
+    assert process.returncode == 0
+    assert output.decode().endswith("| 10\n")
+
+
+async def test_a_client_that_disconnects_frees_its_blocks_on_both_pools(cluster: Running):
+    await cluster.idle()
+    body = {"prompt": prompt_of(300, salt=4), "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    async with cluster.http.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.aiter_lines()
+        await anext(lines)
+        assert (await cluster.status()).num_running == 1
+    await cluster.idle()
+    call = cluster.stub.Generate(_long_request(), timeout=DEADLINE_S)
+    await call.read()
+    call.cancel()
+    status = await cluster.idle()
+    assert status.num_running == 0
+
+
+def _long_request():
+    from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
+
+    return inference_pb2.GenerateRequest(
+        tokens=inference_pb2.TokenIds(ids=prompt_of(300, salt=5)),
+        sampling=types_pb2.SamplingParams(max_tokens=1500, ignore_eos=True),
+    )
+
+
+async def test_sixteen_prompts_at_once_get_what_each_gets_alone(cluster: Running):
+    prompts = [prompt_of(30 + 7 * i, salt=10 + i) for i in range(16)]
+    fields = {"max_tokens": 24, "ignore_eos": True}
+    together = await asyncio.gather(*(cluster.tokens(prompt, **fields) for prompt in prompts))
+    for prompt, tokens in list(zip(prompts, together, strict=True))[::5]:
+        assert await cluster.tokens(prompt, **fields) == tokens
+    await cluster.idle()
+
+
+async def test_a_seed_gives_the_same_answer_again_and_another_one_another(cluster: Running):
+    fields = {"max_tokens": 24, "ignore_eos": True, "temperature": 1.0}
+    prompt = prompt_of(20, salt=40)
+    first = await cluster.tokens(prompt, seed=1, **fields)
+    assert await cluster.tokens(prompt, seed=1, **fields) == first
+    assert await cluster.tokens(prompt, seed=2, **fields) != first
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"prompt": ""}, 400, "prompt"),
+        ({"prompt": []}, 400, "prompt"),
+        ({"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
+        ({"prompt": "x", "max_tokens": "many"}, 400, "max_tokens"),
+        ({"prompt": "x", "temperature": -1}, 400, "temperature"),
+        ({"prompt": "x", "top_p": 2}, 400, "top_p"),
+        ({"prompt": "x", "model": "other"}, 404, "model"),
+        ({"prompt": [10**9]}, 400, "prompt"),
+        ({"prompt": [5] * 5000}, 400, None),
+        ({"prompt": [5] * 100, "max_tokens": 100_000}, 400, "max_tokens"),
+        ({}, 400, "prompt"),
+    ],
+)
+async def test_bad_input_is_an_openai_error_and_the_cluster_serves_on(cluster: Running, fields, status, param):
+    response = await cluster.http.post("/v1/completions", json=fields)
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    if param is not None:
+        assert error["param"] == param
+    assert len(await cluster.tokens([5, 6, 7], max_tokens=2, ignore_eos=True)) == 2
+
+
+async def test_ready_models_health_and_metrics_answer(cluster: Running):
+    for path in ("/readyz", "/healthz"):
+        assert (await cluster.http.get(path)).status_code == 200
+    models = (await cluster.http.get("/v1/models")).json()
+    assert [model["id"] for model in models["data"]] == ["demo"]
+    assert "gen_ai_server_time_to_first_token" in (await cluster.http.get("/metrics")).text

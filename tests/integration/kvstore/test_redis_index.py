@@ -1,0 +1,287 @@
+"""RedisIndex on a real server: what it answers, what that costs, and what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from services.kvstore.embedded import EmbeddedValkey
+from services.kvstore.redis_client import RedisClient
+from services.kvstore.redis_index import SCRIPT_HASHES, RedisIndex
+from services.kvstore.sweeper import Sweeper
+from shared.errors import ConfigError, InvalidRequest, StoreUnavailable
+from shared.rpc.block_holders import Tier, WorkerRole
+from tests.integration.kvstore.workers import hashes, holder, worker
+
+A, B = worker("prefill-0", 2**64 - 1), worker("decode-0", 7, WorkerRole.DECODE)
+
+
+async def block_values(admin: Redis) -> dict[bytes, bytes]:
+    keys = await admin.keys("b:*")
+    return dict(zip(keys, await admin.mget(keys), strict=True)) if keys else {}
+
+
+async def test_match_ends_at_the_first_block_that_nobody_holds(index: RedisIndex) -> None:
+    chain = hashes(6)
+    await index.publish(A, Tier.DEVICE, b"".join(chain[:3]))
+    await index.publish(B, Tier.DEVICE, b"".join(chain[:2]))
+    await index.publish(B, Tier.DEVICE, b"".join(chain[4:]))
+    match = await index.match(b"".join(chain))
+    assert match.blocks == ((holder(A), holder(B)), (holder(A), holder(B)), (holder(A),))
+    assert match.num_blocks == 3
+
+
+async def test_one_worker_holds_a_block_in_two_tiers(index: RedisIndex) -> None:
+    [block] = hashes(1)
+    await index.publish(A, Tier.DEVICE, block)
+    await index.publish(A, Tier.HOST, block)
+    assert (await index.match(block)).blocks == ((holder(A, Tier.DEVICE), holder(A, Tier.HOST)),)
+    await index.remove(A.name, A.incarnation, Tier.DEVICE, block)
+    assert (await index.match(block)).blocks == ((holder(A, Tier.HOST),),)
+
+
+async def test_match_of_an_empty_chain_and_of_an_empty_index(index: RedisIndex) -> None:
+    assert (await index.match(b"")).num_blocks == 0
+    assert (await index.match(hashes(1)[0])).num_blocks == 0
+
+
+@pytest.mark.parametrize("num_blocks", [1, 512, 5000])
+async def test_match_is_one_round_trip_whatever_the_length(index: RedisIndex, admin: Redis, num_blocks: int) -> None:
+    chain = b"".join(hashes(num_blocks))
+    await index.publish(A, Tier.DEVICE, chain)
+    await index.match(chain)  # reads the holder table
+    await admin.config_resetstat()
+    assert (await index.match(chain)).num_blocks == num_blocks
+    commands = await admin.info("commandstats")
+    commands.pop("cmdstat_config|resetstat")
+    assert {name: stats["calls"] for name, stats in commands.items()} == {"cmdstat_mget": 1}
+
+
+async def test_publish_is_one_call_a_thousand_blocks(index: RedisIndex, admin: Redis) -> None:
+    await index.publish(A, Tier.DEVICE, b"")  # the server knows the script now
+    await admin.config_resetstat()
+    await index.publish(A, Tier.DEVICE, b"".join(hashes(2 * SCRIPT_HASHES + 1)))
+    assert (await admin.info("commandstats"))["cmdstat_evalsha"]["calls"] == 3
+
+
+async def test_publishing_again_changes_no_value(index: RedisIndex, admin: Redis) -> None:
+    chain = b"".join(hashes(300))
+    assert await index.publish(A, Tier.DEVICE, chain) == 300
+    assert await index.publish(B, Tier.DEVICE, chain) == 300
+    before = await block_values(admin)
+    for _ in range(3):
+        assert await index.publish(A, Tier.DEVICE, chain) == 0
+        assert await index.publish(A, Tier.DEVICE, chain + chain) == 0
+    assert await block_values(admin) == before
+    assert {len(value) for value in before.values()} == {10}
+
+
+async def test_remove_deletes_the_key_with_its_last_holder(index: RedisIndex, admin: Redis) -> None:
+    chain = b"".join(hashes(300))
+    await index.publish(A, Tier.DEVICE, chain)
+    await index.publish(B, Tier.DEVICE, chain)
+    assert await index.remove(A.name, A.incarnation, Tier.DEVICE, chain) == 300
+    assert await index.remove(A.name, A.incarnation, Tier.DEVICE, chain) == 0
+    assert (await index.match(chain)).blocks == ((holder(B),),) * 300
+    assert await index.remove(B.name, B.incarnation, Tier.DEVICE, chain) == 300
+    assert await block_values(admin) == {}
+    assert (await index.stats()).num_blocks == 0
+
+
+async def test_removing_what_was_never_published_does_nothing(index: RedisIndex) -> None:
+    chain = b"".join(hashes(3))
+    await index.publish(A, Tier.DEVICE, chain)
+    assert await index.remove("nobody", 1, Tier.DEVICE, chain) == 0
+    assert await index.remove(A.name, A.incarnation, Tier.DISK, chain) == 0
+    assert (await index.match(chain)).num_blocks == 3
+
+
+async def test_records_are_compared_whole_not_by_bytes_that_happen_to_match(index: RedisIndex) -> None:
+    """257 holders of one block: ids share bytes with their neighbours' at every offset."""
+    [block] = hashes(1)
+    fleet = [worker(f"w{i}", i + 1) for i in range(257)]
+    for member in fleet:
+        assert await index.publish(member, Tier.DEVICE, block) == 1
+    for member in fleet[::2]:
+        assert await index.remove(member.name, member.incarnation, Tier.DEVICE, block) == 1
+    assert (await index.match(block)).blocks == (tuple(holder(member) for member in fleet[1::2]),)
+
+
+async def test_a_superseded_incarnation_is_ignored_at_once_also_by_other_stores(
+    index: RedisIndex, valkey_url: str
+) -> None:
+    other_client = RedisClient(valkey_url, timeout_s=5.0, max_connections=1)
+    other = RedisIndex(other_client)
+    chain = b"".join(hashes(4))
+    await index.publish(worker("w", 100), Tier.DEVICE, chain)
+    assert (await other.match(chain)).num_blocks == 4
+    await index.publish(worker("w", 99), Tier.DEVICE, b"")
+    assert (await other.match(chain)).num_blocks == 0
+    assert (await index.match(chain)).num_blocks == 0
+    with pytest.raises(InvalidRequest, match="superseded") as caught:
+        await other.publish(worker("w", 100), Tier.DEVICE, chain)
+    assert caught.value.field == "worker.incarnation"
+    await other_client.close()
+
+
+async def test_a_changed_role_shows_in_blocks_published_before(index: RedisIndex) -> None:
+    [block] = hashes(1)
+    await index.publish(worker("w", 1, WorkerRole.DECODE), Tier.DEVICE, block)
+    assert (await index.match(block)).blocks[0][0].role is WorkerRole.DECODE
+    await index.publish(worker("w", 1, WorkerRole.PREFILL), Tier.DEVICE, b"")
+    assert (await index.match(block)).blocks[0][0].role is WorkerRole.PREFILL
+
+
+async def test_a_sweep_prunes_the_dead_and_only_them(index: RedisIndex, client: RedisClient, admin: Redis) -> None:
+    shared, alone = hashes(700), hashes(700, seed="alone")
+    await index.publish(worker("w", 1), Tier.DEVICE, b"".join(shared + alone))
+    await index.publish(A, Tier.DEVICE, b"".join(shared))
+    sweeper = Sweeper(client, interval_s=60)
+    assert await sweeper.sweep() == 0
+    await index.publish(worker("w", 2), Tier.DEVICE, b"".join(shared[:1]))
+    assert await sweeper.sweep() == 1400
+    values = await block_values(admin)
+    assert len(values) == 700
+    assert sorted(len(value) for value in values.values()) == [5] * 699 + [10]
+    assert (await index.match(b"".join(shared[:2]))).blocks == ((holder(A), holder(worker("w", 2))), (holder(A),))
+    assert await sweeper.sweep() == 0
+    with pytest.raises(InvalidRequest, match="superseded"):
+        await index.publish(worker("w", 1), Tier.DEVICE, b"".join(alone))
+
+
+async def test_a_sweep_does_not_touch_an_index_that_was_emptied_meanwhile(
+    index: RedisIndex, valkey_url: str, admin: Redis
+) -> None:
+    """Ids start anew in an emptied index: those that were dead may be alive."""
+    chain = b"".join(hashes(3))
+
+    class EmptiedBeforeTheWalk(RedisClient):
+        async def scripts(self, *arguments: Any) -> list[Any]:
+            await admin.flushall()
+            await index.publish(A, Tier.DEVICE, chain)
+            return await super().scripts(*arguments)
+
+    await index.publish(worker("w", 1), Tier.DEVICE, chain)
+    await index.publish(worker("w", 2), Tier.DEVICE, chain)
+    client = EmptiedBeforeTheWalk(valkey_url, timeout_s=5.0, max_connections=1)
+    assert await Sweeper(client, interval_s=60).sweep() == 0
+    assert (await index.match(chain)).blocks == ((holder(A),),) * 3
+    await client.close()
+
+
+async def test_holder_ids_of_an_emptied_index_are_not_mistaken_for_its_successors(
+    index: RedisIndex, admin: Redis
+) -> None:
+    [block] = hashes(1)
+    await index.publish(A, Tier.DEVICE, block)
+    assert (await index.match(block)).blocks == ((holder(A),),)
+    await admin.flushall()
+    await index.publish(B, Tier.DEVICE, block)
+    assert (await index.match(block)).blocks == ((holder(B),),)
+
+
+async def test_concurrent_publishers_of_the_same_blocks_lose_nothing(valkey_url: str, admin: Redis) -> None:
+    chain, extra = hashes(200), hashes(200, seed="extra")
+    clients = [RedisClient(valkey_url, timeout_s=5.0, max_connections=2) for _ in range(4)]
+    fleet = [worker(f"w{i}", i + 1) for i in range(8)]
+
+    async def run(number: int) -> None:
+        mine, index = fleet[number], RedisIndex(clients[number % 4])
+        for start in range(0, 200, 40):
+            await asyncio.gather(
+                index.publish(mine, Tier.DEVICE, b"".join(chain[start : start + 40])),
+                index.publish(mine, Tier.HOST, b"".join(extra[start : start + 40])),
+            )
+            await index.remove(mine.name, mine.incarnation, Tier.HOST, b"".join(extra[start : start + 20]))
+
+    await asyncio.gather(*(run(number) for number in range(8)))
+    values = await block_values(admin)
+    assert sorted(len(value) for value in values.values()) == [8 * 5] * 300
+    match = await RedisIndex(clients[0]).match(b"".join(chain))
+    assert [set(holders) for holders in match.blocks] == [{holder(member) for member in fleet}] * 200
+    for client in clients:
+        await client.close()
+
+
+async def test_stats_count_blocks_and_hide_credentials(valkey_url: str, index: RedisIndex, admin: Redis) -> None:
+    await admin.execute_command("ACL", "SETUSER", "tandem", "on", ">s3cret", "~b:*", "~tandem:*", "+@all")
+    client = RedisClient(f"{valkey_url}?username=tandem&password=s3cret", timeout_s=5.0, max_connections=1)
+    mine = RedisIndex(client)
+    await mine.start()
+    await mine.publish(A, Tier.DEVICE, b"".join(hashes(5)))
+    stats = await mine.stats()
+    assert stats.num_blocks == 5
+    assert stats.index_bytes > 100_000
+    assert stats.address == valkey_url
+    await client.close()
+
+
+async def test_refused_credentials_are_a_config_error_without_the_password(valkey_url: str, admin: Redis) -> None:
+    client = RedisClient(f"{valkey_url}?username=nobody&password=s3cret", timeout_s=5.0, max_connections=1)
+    with pytest.raises(ConfigError) as caught:
+        await RedisIndex(client).start()
+    assert caught.value.field == "redis_url"
+    assert "s3cret" not in str(caught.value)
+    await client.close()
+
+
+@pytest.mark.parametrize("url", ["http://localhost", "localhost:6379", "redis://user:s3cret@host:port", ""])
+def test_an_url_that_is_none_is_refused_without_naming_a_password(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        RedisClient(url, timeout_s=1.0, max_connections=1)
+    assert caught.value.field == "redis_url"
+    assert "s3cret" not in str(caught.value)
+
+
+async def test_a_killed_redis_is_unavailable_at_once_and_back_after_a_restart(tmp_path: Path) -> None:
+    server = EmbeddedValkey(tmp_path)
+    await server.start()
+    client = RedisClient(server.url, timeout_s=5.0, max_connections=2)
+    index = RedisIndex(client)
+    chain = b"".join(hashes(3))
+    await index.publish(A, Tier.DEVICE, chain)
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGKILL)
+    for _ in range(3):
+        started = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            await index.match(chain)
+        assert time.monotonic() - started < 1.0
+    await server.stop()
+    await server.start()
+    assert (await index.match(chain)).num_blocks == 0  # nothing is kept on disk
+    assert await index.publish(A, Tier.DEVICE, chain) == 3
+    assert (await index.match(chain)).num_blocks == 3
+    await client.close()
+    await server.stop()
+
+
+async def test_a_hung_redis_is_unavailable_after_the_timeout(tmp_path: Path) -> None:
+    server = EmbeddedValkey(tmp_path)
+    await server.start()
+    client = RedisClient(server.url, timeout_s=0.2, max_connections=1)
+    index = RedisIndex(client)
+    await index.start()
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        with pytest.raises(StoreUnavailable, match=r"0\.2 s|[Tt]imeout"):
+            await index.match(hashes(1)[0])
+        with pytest.raises(StoreUnavailable):
+            await index.publish(A, Tier.DEVICE, hashes(1)[0])
+        assert time.monotonic() - started < 2.0
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    client_after = RedisClient(server.url, timeout_s=5.0, max_connections=1)
+    assert await RedisIndex(client_after).publish(A, Tier.DEVICE, hashes(1)[0]) in (0, 1)
+    await client.close()
+    await client_after.close()
+    await server.stop()

@@ -1,0 +1,1 @@
+"""The demo model (``demo``: finished files) and the recipe that makes it (``recipe``)."""

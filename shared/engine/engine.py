@@ -163,15 +163,11 @@ class Engine:
         arrived = self._runner.checksums([sequence.block_ids[index] for index in indexes])
         bad = [i for i, found in zip(indexes, arrived, strict=True) if found != command.checksums[i]]
         self._num_bad_blocks += len(bad)
-        self._scheduler.join(
-            command.sequence_id, command.first_token, command.checksums, min(bad) if bad else None
-        )
+        self._scheduler.join(command.sequence_id, command.first_token, command.checksums, min(bad) if bad else None)
 
     def _first_scheduled(self) -> tuple[FirstScheduled, ...]:
         now = time.perf_counter()
-        return tuple(
-            FirstScheduled(name, num_cached, now) for name, num_cached in self._scheduler.take_started()
-        )
+        return tuple(FirstScheduled(name, num_cached, now) for name, num_cached in self._scheduler.take_started())
 
     def _with_checksums(self, ships: tuple[BlockToShip, ...]) -> tuple[ShippedBlock, ...]:
         """Adds each block's checksum; a sealed block's is computed once and kept in the pool."""

@@ -32,9 +32,7 @@ class Runner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Computes the plan's tokens, writes their K and V into the pool, samples where the plan says so."""
         items = plan.sequences
-        token_ids = torch.tensor(
-            list(chain.from_iterable(item.token_ids for item in items)), dtype=torch.int64
-        )
+        token_ids = torch.tensor(list(chain.from_iterable(item.token_ids for item in items)), dtype=torch.int64)
         positions = torch.cat([torch.arange(item.start, item.end, dtype=torch.int64) for item in items])
         query_lens = [len(item.token_ids) for item in items]
         batch = AttentionBatch.from_lists(
@@ -74,9 +72,5 @@ def _rope_lengths(items: tuple[PlannedSequence, ...]) -> Tensor:
     A prompt token takes its prompt's length, an output token its own position + 1, so that the rotation of a token
     depends on neither chunking nor the worker.
     """
-    lengths = [
-        max(item.num_prompt_tokens, position + 1)
-        for item in items
-        for position in range(item.start, item.end)
-    ]
+    lengths = [max(item.num_prompt_tokens, position + 1) for item in items for position in range(item.start, item.end)]
     return torch.tensor(lengths, dtype=torch.int64)

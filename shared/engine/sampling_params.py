@@ -55,9 +55,7 @@ class SamplingParams:
         _check(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "in (0, 1]")
         _check(0 <= self.top_k < 2**31, "top_k", self.top_k, "at least 0 (0 = off)")
         _check(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "in [0, 1]")
-        _check(
-            0.0 < self.repetition_penalty <= 2.0, "repetition_penalty", self.repetition_penalty, "in (0, 2]"
-        )
+        _check(0.0 < self.repetition_penalty <= 2.0, "repetition_penalty", self.repetition_penalty, "in (0, 2]")
         for name in ("presence_penalty", "frequency_penalty"):
             _check(-2.0 <= getattr(self, name) <= 2.0, name, getattr(self, name), "in [-2, 2]")
         _check(self.seed is None or 0 <= self.seed < 2**64, "seed", self.seed, "in [0, 2^64)")
@@ -70,9 +68,7 @@ class SamplingParams:
                 self.min_tokens,
                 f"at most max_tokens ({self.max_tokens})",
             )
-        _check(
-            len(self.stop) <= MAX_STOP_STRINGS, "stop", len(self.stop), f"at most {MAX_STOP_STRINGS} strings"
-        )
+        _check(len(self.stop) <= MAX_STOP_STRINGS, "stop", len(self.stop), f"at most {MAX_STOP_STRINGS} strings")
         for text in self.stop:
             _check(
                 0 < len(text) <= MAX_STOP_STRING_LEN,

@@ -100,9 +100,7 @@ class Scheduler:
         sequence.started = True
         return list(range(len(cached), -(-sequence.num_tokens // block_size)))
 
-    def join(
-        self, sequence_id: str, first_token: int, checksums: dict[int, int], first_bad_block: int | None
-    ) -> None:
+    def join(self, sequence_id: str, first_token: int, checksums: dict[int, int], first_bad_block: int | None) -> None:
         """A reserved sequence's blocks have arrived: it runs from the next step on, or is done if `first_token`
         ended it. Blocks from `first_bad_block` on are not trusted: their tokens are computed again here.
         """
@@ -242,9 +240,7 @@ class Scheduler:
             assert held or not sequence.block_ids, f"{sequence.sequence_id} waits but holds blocks"
             if held:
                 capacity = len(sequence.block_ids) * self.pool.block_size
-                assert sequence.num_computed_tokens <= capacity, (
-                    f"{sequence.sequence_id}: computed beyond its blocks"
-                )
+                assert sequence.num_computed_tokens <= capacity, f"{sequence.sequence_id}: computed beyond its blocks"
         assert [s.arrival for s in self._running] == sorted(s.arrival for s in self._running)
         assert len(self._sequences) == self.num_running + self.num_waiting
 
@@ -342,9 +338,7 @@ class Scheduler:
 
     def _sample_spec(self, sequence: Sequence) -> SampleSpec:
         if not sequence.sampling.has_penalties:
-            return SampleSpec(
-                sequence.sampling, sequence.num_tokens, banned_token_ids=sequence.banned_token_ids()
-            )
+            return SampleSpec(sequence.sampling, sequence.num_tokens, banned_token_ids=sequence.banned_token_ids())
         return SampleSpec(
             sequence.sampling,
             sequence.num_tokens,

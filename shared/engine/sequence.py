@@ -71,13 +71,7 @@ class Sequence:
 
     def check(self) -> None:
         """Asserts the order of the lengths."""
-        assert (
-            0
-            <= self.num_cached_tokens
-            <= self.num_computed_tokens
-            <= self.num_tokens
-            <= self.max_tokens_total
-        ), (
+        assert 0 <= self.num_cached_tokens <= self.num_computed_tokens <= self.num_tokens <= self.max_tokens_total, (
             f"{self.sequence_id}: cached {self.num_cached_tokens}, computed {self.num_computed_tokens}, "
             f"tokens {self.num_tokens}, total {self.max_tokens_total}"
         )
@@ -108,9 +102,7 @@ class Sequence:
         num_output = self.num_output_tokens
         if num_output >= max(1, sampling.min_tokens):
             newest = self.token_ids[-1]
-            if newest in sampling.stop_token_ids or (
-                not sampling.ignore_eos and newest in self.eos_token_ids
-            ):
+            if newest in sampling.stop_token_ids or (not sampling.ignore_eos and newest in self.eos_token_ids):
                 return StopCause.STOP
         max_tokens = sampling.max_tokens
         assert max_tokens is not None

@@ -165,6 +165,7 @@ class IndexPublisher:
             self._put_back(batch)
             raise
         except TandemError as error:
+            self._came_back()
             self._refused(error, len(batch))
             return True
         self._came_back()

@@ -28,14 +28,14 @@ def match_to_proto(match: PrefixMatch) -> kvstore_pb2.MatchResponse:
 def match_from_proto(message: kvstore_pb2.MatchResponse) -> PrefixMatch:
     """What `match_to_proto` was given. Raises ValueError or IndexError for a message that is no answer of ours."""
     holders = [_from_proto(holder) for holder in message.holders]
-    converted: dict[tuple[int, ...], tuple[Holder, ...]] = {}
     blocks: list[tuple[Holder, ...]] = []
+    previous: kvstore_pb2.BlockHolders | None = None
     for block in message.blocks:
-        numbers = tuple(block.holders)
-        known = converted.get(numbers)
-        if known is None:
-            known = converted[numbers] = tuple(holders[number] for number in numbers)
-        blocks.append(known)
+        if block == previous:  # in C, where reading the numbers is not
+            blocks.append(blocks[-1])
+            continue
+        blocks.append(tuple(holders[number] for number in block.holders))
+        previous = block
     return PrefixMatch(tuple(blocks))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -78,6 +79,12 @@ class Generation:
             if delta is None:
                 raise Internal(f"request {self.request.request_id} ended without a finish reason")
             output = self._convert(delta)
+        except asyncio.CancelledError:
+            await self.aclose()
+            if _is_cancelled():
+                raise
+            # Not the reader was cancelled but something that it waited for: to the client that is a failure.
+            raise Internal(f"request {self.request.request_id} was abandoned by the router") from None
         except BaseException:
             await self.aclose()
             raise
@@ -151,3 +158,8 @@ class Generation:
         summary = self._running.summary
         usage = Usage(self.request.num_prompt_tokens, self._num_output_tokens, summary.num_cached_tokens)
         return OutputFinish(reason, stop_reason, usage, summary)
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

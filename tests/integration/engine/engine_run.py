@@ -36,9 +36,7 @@ class EngineRun:
     def __init__(self, folder: Path, num_blocks: int = 64, max_step_tokens: int = 24) -> None:
         self.decoder = Decoder.load(folder, torch.float32, "cpu")
         config = self.decoder.config
-        self.layout = BlockLayout(
-            config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, "float32"
-        )
+        self.layout = BlockLayout(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, "float32")
         self.pool = BlockPool(num_blocks, BLOCK_SIZE)
         self.scheduler = Scheduler(self.pool, SchedulerConfig(8, max_step_tokens))
         self.runner = Runner(self.decoder, self.layout, num_blocks)

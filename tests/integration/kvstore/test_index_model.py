@@ -117,6 +117,6 @@ def test_the_index_is_what_the_model_says(valkey_url: str) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=20, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

@@ -83,20 +83,14 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServiceServicer, decode_pb2_grpc.De
     # --- what a worker of the role says
 
     async def reserved(self, request_id: str, ticket: int = 7, needed=(0, 1)) -> None:
-        await self.send(
-            reserved=decode_pb2.Reserved(request_id=request_id, ticket=ticket, needed_blocks=needed)
-        )
+        await self.send(reserved=decode_pb2.Reserved(request_id=request_id, ticket=ticket, needed_blocks=needed))
 
     async def first_token(self, request_id: str, token: int, finish=0, **more) -> None:
-        tokens = types_pb2.SequenceTokens(
-            request_id=request_id, token_ids=[token], finish_reason=finish, **more
-        )
+        tokens = types_pb2.SequenceTokens(request_id=request_id, token_ids=[token], finish_reason=finish, **more)
         await self.send(first_token=prefill_pb2.FirstToken(tokens=tokens))
 
     async def step(self, request_id: str, *tokens: int, finish=0, **more) -> None:
-        sequence = types_pb2.SequenceTokens(
-            request_id=request_id, token_ids=tokens, finish_reason=finish, **more
-        )
+        sequence = types_pb2.SequenceTokens(request_id=request_id, token_ids=tokens, finish_reason=finish, **more)
         await self.send(step=decode_pb2.Step(sequences=[sequence]))
 
     async def failed(self, request_id: str, error: types_pb2.Error) -> None:

@@ -319,9 +319,7 @@ async def test_logprobs_and_finish_reach_the_client():
         running = router.submit(logprobs=1)
         submit = await to_submit(prefill, decode)
         assert submit.sampling.logprobs == 1
-        position = types_pb2.PositionLogprobs(
-            logprob=-0.5, top=[types_pb2.TokenLogprob(token_id=50, logprob=-0.5)]
-        )
+        position = types_pb2.PositionLogprobs(logprob=-0.5, top=[types_pb2.TokenLogprob(token_id=50, logprob=-0.5)])
         await prefill.first_token(submit.request_id, 50, finish=STOP, logprobs=[position])
         (delta,) = [delta async for delta in running]
         assert delta.finish_reason is FinishReason.STOP

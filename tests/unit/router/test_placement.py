@@ -17,7 +17,9 @@ NEED = Need(num_tokens=64, block_size=16)
 
 
 def view(name="w", **changes) -> WorkerView:
-    idle = WorkerView(name, num_free_blocks=100, num_total_blocks=100, num_requests=0, max_num_seqs=8, num_queued_tokens=0)
+    idle = WorkerView(
+        name, num_free_blocks=100, num_total_blocks=100, num_requests=0, max_num_seqs=8, num_queued_tokens=0
+    )
     return replace(idle, **changes)
 
 

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Send
 
 from services.router.edge.http.errors import error_headers, error_json
-from shared.errors import Cancelled, InvalidRequest, TandemError, WorkerLost
+from shared.errors import Cancelled, InvalidRequest, TandemError
 
 
 class BodyTooLargeError(Exception):
@@ -91,7 +91,6 @@ class Reply:
 async def ended_by_disconnect(receive: Receive, reply: Reply) -> AsyncIterator[None]:
     """Cancels the body of the `async with` when the client goes away, and raises Cancelled then.
 
-    A cancellation from elsewhere means that the server stops: it becomes WorkerLost, for the client to hear.
     Needs the request's body to have been read, and nobody else to call `receive` meanwhile.
     """
     task = asyncio.current_task()
@@ -110,9 +109,9 @@ async def ended_by_disconnect(receive: Receive, reply: Reply) -> AsyncIterator[N
     try:
         yield
     except asyncio.CancelledError:
+        if not gone:
+            raise
         task.uncancel()
-        if gone:
-            raise Cancelled("the client went away") from None
-        raise WorkerLost("the router is shutting down") from None
+        raise Cancelled("the client went away") from None
     finally:
         watcher.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -19,7 +20,7 @@ from services.router.edge.http.connection import BodyTooLargeError, Reply, ended
 from services.router.edge.http.errors import as_tandem_error
 from services.router.edge.settings import EdgeSettings
 from services.router.request import Request
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, WorkerLost
 
 _TRACE_HEADERS = ("traceparent", "tracestate")
 
@@ -59,6 +60,9 @@ class InferenceEndpoint:
             )
             async with ended_by_disconnect(receive, reply):
                 await self._serve(call, info, reply)
+        except asyncio.CancelledError:
+            # Only a server that stops cancels this task: the client hears of it, and the task ends here.
+            await reply.error(WorkerLost("the router is shutting down"))
         except BodyTooLargeError as error:
             await reply.error(error.error, status=413)
         except Exception as error:

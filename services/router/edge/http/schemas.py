@@ -142,7 +142,7 @@ class ChatRequest(CommonRequest):
     """Body of `POST /v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
 
@@ -199,6 +199,8 @@ def parse_chat(body: bytes) -> ChatRequest:
     request.check_supported(CHAT_FIELDS)
     for i, message in enumerate(request.messages):
         refuse_unsupported(message.model_extra, MESSAGE_FIELDS, f"messages[{i}].")
+    if None not in (request.max_tokens, request.max_completion_tokens):
+        raise InvalidRequest("max_tokens and max_completion_tokens exclude each other", field="max_tokens")
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", field="top_logprobs")
     return request

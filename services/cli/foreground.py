@@ -1,0 +1,141 @@
+"""A local cluster that lives as long as the command that started it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Coroutine
+
+from rich.console import Console
+
+from services.cli.answer import Answer, stream_answer
+from services.cli.client import InferenceClient
+from services.cli.failures import EXIT_INTERRUPTED, report
+from services.cli.progress_view import ProgressView
+from services.cli.split_view import print_summary
+from services.local.cluster import LocalCluster
+from services.local.commands import ServiceCommands
+from services.local.spec import ClusterSpec
+from shared.errors import TandemError, WorkerLost
+from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
+
+EXAMPLE_PROMPT = "In the beginning"
+EXAMPLE_TOKENS = 48
+
+
+class Foreground:
+    """Starts a cluster, shows it, waits for Ctrl-C or SIGTERM, stops it. `run()` once, on the main thread."""
+
+    def __init__(
+        self, spec: ClusterSpec, console: Console, *, example: bool, commands: ServiceCommands | None = None
+    ) -> None:
+        """`example`: stream one answer when the cluster is up; `commands` as in LocalCluster."""
+        self._spec = spec
+        self._example = example
+        self._console = console
+        self._view = ProgressView(console)
+        self._cluster = LocalCluster(spec, on_progress=self._view.update, commands=commands)
+        self._stop = asyncio.Event()
+
+    async def run(self) -> int:
+        """The command's exit status: 0 after a stop that was asked for, 130 where it came before the start ended.
+
+        Raises the TandemError that kept the cluster from starting, or ended it.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            return await self._run()
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    async def _run(self) -> int:
+        started_at = time.perf_counter()
+        try:
+            with self._view:
+                if not await self._until_stop(self._cluster.start()):
+                    return EXIT_INTERRUPTED
+            self._announce(time.perf_counter() - started_at)
+            if not self._example or await self._until_stop(self._stream_example()):
+                self._print("Ctrl-C stops the cluster.")
+                await self._until_stop(self._watch())
+            return 0
+        finally:
+            await self._cluster.stop()
+            if self._stop.is_set():
+                self._print("stopped")
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._cluster.kill()
+            return
+        self._stop.set()
+        self._print("\nstopping; once more kills")
+
+    async def _until_stop(self, work: Coroutine[None, None, None]) -> bool:
+        """Runs `work`; False where a signal came first and it was cancelled."""
+        task = asyncio.create_task(work)
+        stop = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+                return True
+            return False
+        finally:
+            for each in (task, stop):
+                each.cancel()
+            await asyncio.gather(task, stop, return_exceptions=True)
+
+    def _announce(self, took_s: float) -> None:
+        spec, cluster = self._spec, self._cluster
+        pools = f"{spec.num_prefill} prefill + {spec.num_decode} decode"
+        workers = pools if spec.mode == "disaggregated" else f"{spec.num_decode} decode, collocated"
+        self._print(f"Tandem serves {spec.model_name} after {took_s:.1f} s: {workers}")
+        self._print(f"  OpenAI API  http://{cluster.http}/v1")
+        self._print(f"  gRPC        {cluster.grpc} (tandem.v1.InferenceService)")
+        self._print(f"  logs        {spec.log_dir}/")
+
+    async def _stream_example(self) -> None:
+        """One greedy answer, streamed the way a client sees it; a failure is shown and the cluster goes on."""
+        request = inference_pb2.GenerateRequest(
+            text=EXAMPLE_PROMPT,
+            sampling=types_pb2.SamplingParams(temperature=0.0, max_tokens=EXAMPLE_TOKENS),
+        )
+        answer = Answer()
+        self._print("\nAn example, the model continues a text:\n")
+        self._write(f"  {EXAMPLE_PROMPT}")
+        try:
+            async with InferenceClient(self._cluster.grpc) as client:
+                await stream_answer(client, request, answer, self._write)
+        except TandemError as error:
+            self._print("")
+            report(error)
+            return
+        self._print("\n")
+        print_summary(self._console, answer)
+        self._print("")
+
+    async def _watch(self) -> None:
+        """Tells of each process that ends by itself. Returns never; raises WorkerLost where it is the router."""
+        while True:
+            child = await self._cluster.next_exit()
+            error = WorkerLost(
+                f"{child.name} ended ({child.end_in_words()})",
+                process=child.name,
+                log=str(child.log_path),
+                log_tail=child.log_tail(),
+            )
+            if child.name == "router":
+                raise error
+            report(error)
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, soft_wrap=True)
+
+    def _write(self, text: str) -> None:
+        self._console.file.write(text)
+        self._console.file.flush()

@@ -1,0 +1,1 @@
+"""Tests of the router's edge, with a scripted core behind it."""

@@ -1,0 +1,1 @@
+"""Tests of the OpenAI HTTP API's parts."""

@@ -1,0 +1,176 @@
+"""Deltas in OpenAI's response shapes, before any server is involved."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from services.router.edge.generation import OutputDelta, OutputFinish, Usage
+from services.router.edge.http.chat import Chat
+from services.router.edge.http.completions import Completions
+from services.router.edge.http.logprobs import CompletionLogprobs, chat_logprobs
+from services.router.request import FinishReason, Request, RequestSummary, TokenLogprobs
+from shared.model.tokenizer import Tokenizer
+
+
+def parsed(events: bytes) -> list[Any]:
+    lines = events.decode().split("\n\n")
+    assert lines.pop() == ""
+    return [line if line == "data: [DONE]" else json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def finish(reason: FinishReason = FinishReason.LENGTH, stop: str | None = None) -> OutputFinish:
+    return OutputFinish(reason, stop, Usage(3, 2, 1), RequestSummary(prefill_worker="p0", decode_worker="d0"))
+
+
+def plan(tokenizer: Tokenizer, dialect: Completions | Chat, body: dict[str, Any]) -> tuple[Any, list[Request]]:
+    call = dialect.parse(json.dumps(body).encode())
+    requests = [Request(f"r-{i}", (70, 71), call.sampling) for i in range(len(call.prompts) * call.n)]
+    return call, requests
+
+
+def completion_stream(tokenizer: Tokenizer, **fields: Any) -> Any:
+    call, requests = plan(tokenizer, Completions(tokenizer, "m"), {"prompt": "hi", "stream": True, **fields})
+    return call.stream_writer(requests, "r")
+
+
+def test_a_plain_chunk_is_what_a_json_library_would_have_written(tokenizer: Tokenizer) -> None:
+    writer = completion_stream(tokenizer)
+    text = 'a"\\\n\u2028🎉\x00'
+    first, second = (parsed(writer.events(0, OutputDelta(text, (5,))))[0] for _ in range(2))
+    assert first == second  # the first is built the general way, the second from the prefix
+    assert first["choices"] == [{"index": 0, "text": text, "logprobs": None, "finish_reason": None}]
+    assert (first["id"], first["object"], first["model"]) == ("cmpl-r", "text_completion", "m")
+    assert set(first) == {"id", "object", "created", "model", "choices"}
+
+
+def test_text_held_back_makes_no_event_but_tokens_asked_for_do(tokenizer: Tokenizer) -> None:
+    writer = completion_stream(tokenizer)
+    writer.events(0, OutputDelta("a", (5,)))
+    assert writer.events(0, OutputDelta("", (6,))) == b""
+    writer = completion_stream(tokenizer, return_token_ids=True)
+    writer.events(0, OutputDelta("a", (5,)))
+    (chunk,) = parsed(writer.events(0, OutputDelta("", (6,))))
+    assert chunk["choices"][0]["token_ids"] == [6]
+    assert "prompt_token_ids" not in chunk["choices"][0]
+
+
+def test_a_completion_stream_ends_with_finish_usage_and_done(tokenizer: Tokenizer) -> None:
+    writer = completion_stream(tokenizer, stream_options={"include_usage": True}, return_token_ids=True)
+    (first,) = parsed(writer.events(0, OutputDelta("a", (5,))))
+    assert first["usage"] is None
+    assert first["choices"][0]["prompt_token_ids"] == [70, 71]
+    (last,) = parsed(writer.events(0, OutputDelta("b", (6,), (), finish(FinishReason.STOP, "##"))))
+    assert last["choices"][0]["finish_reason"] == "stop"
+    assert last["choices"][0]["stop_reason"] == "##"
+    assert last["tandem"]["decode_worker"] == "d0"
+    usage, done = parsed(writer.closing())
+    assert usage["choices"] == []
+    assert usage["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        "total_tokens": 5,
+        "prompt_tokens_details": {"cached_tokens": 1},
+    }
+    assert usage["tandem"]["prefill_worker"] == "p0"
+    assert done == "data: [DONE]"
+
+
+def test_echo_comes_before_the_first_text_of_each_choice(tokenizer: Tokenizer) -> None:
+    writer = completion_stream(tokenizer, echo=True, prompt=["one ", "two "], n=2)
+    texts = [parsed(writer.events(i, OutputDelta("x", (5,))))[0]["choices"][0]["text"] for i in range(4)]
+    assert texts == ["one x", "one x", "two x", "two x"]
+
+
+def test_echo_of_a_token_prompt_is_its_text(tokenizer: Tokenizer) -> None:
+    writer = completion_stream(tokenizer, echo=True, prompt=[70, 71])
+    (chunk,) = parsed(writer.events(0, OutputDelta("x", (5,))))
+    assert chunk["choices"][0]["text"] == tokenizer.decode([70, 71]) + "x"
+
+
+def test_a_prompts_tokens_count_once_for_its_n_answers(tokenizer: Tokenizer) -> None:
+    call, requests = plan(tokenizer, Completions(tokenizer, "m"), {"prompt": ["a", "b"], "n": 3})
+    writer = call.body_writer(requests, "r")
+    for index in (5, 0, 3, 1, 4, 2):
+        writer.add(index, OutputDelta(str(index), (5,), (), finish()))
+    body = json.loads(writer.body())
+    assert [(c["index"], c["text"]) for c in body["choices"]] == [(i, str(i)) for i in range(6)]
+    assert body["usage"]["prompt_tokens"] == 2 * 3
+    assert body["usage"]["completion_tokens"] == 6 * 2
+    assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 2
+    assert "tandem" not in body
+    assert body["choices"][4]["tandem"]["decode_worker"] == "d0"
+
+
+def test_the_role_opens_each_chat_choice_once(tokenizer: Tokenizer) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "n": 2, "return_token_ids": True}
+    call, requests = plan(tokenizer, Chat(tokenizer, "m"), body)
+    writer = call.stream_writer(requests, "r")
+    for index in (0, 1):
+        opening, content = parsed(writer.events(index, OutputDelta("a", (5,))))
+        assert opening["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+        assert opening["prompt_token_ids"] == [70, 71]
+        assert content["choices"][0]["delta"] == {"content": "a"}
+        assert content["choices"][0]["token_ids"] == [5]
+        (again,) = parsed(writer.events(index, OutputDelta("b", (6,))))
+        assert again["choices"][0]["index"] == index
+    (last,) = parsed(writer.events(0, OutputDelta("", (7,), (), finish())))
+    assert last["choices"][0]["delta"] == {}
+    assert last["choices"][0]["finish_reason"] == "length"
+
+
+def test_an_answer_of_no_text_at_all_still_has_role_and_finish(tokenizer: Tokenizer) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+    call, requests = plan(tokenizer, Chat(tokenizer, "m"), body)
+    writer = call.stream_writer(requests, "r")
+    opening, end = parsed(writer.events(0, OutputDelta("", (257,), (), finish(FinishReason.STOP))))
+    assert opening["choices"][0]["delta"]["role"] == "assistant"
+    assert end["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_plain_chat_chunk_is_what_a_json_library_would_have_written(tokenizer: Tokenizer) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "stream_options": {"include_usage": True}}
+    call, requests = plan(tokenizer, Chat(tokenizer, "m"), body)
+    writer = call.stream_writer(requests, "r")
+    _, chunk = parsed(writer.events(0, OutputDelta('"🎉', (5,))))
+    assert chunk["choices"] == [{"index": 0, "delta": {"content": '"🎉'}, "logprobs": None, "finish_reason": None}]
+    assert chunk["usage"] is None
+
+
+def test_completion_logprobs_are_four_parallel_lists_with_running_offsets(tokenizer: Tokenizer) -> None:
+    a, b, c = tokenizer.encode("abc", add_special_tokens=False)
+    builder = CompletionLogprobs(tokenizer)
+    first = builder.part((a,), (TokenLogprobs(-3.0, ((b, -0.5), (c, -1.0))),))
+    second = builder.part((b,), (TokenLogprobs(-0.5, ((b, -0.5),)),))
+    assert first == {
+        "text_offset": [0],
+        "token_logprobs": [-3.0],
+        "tokens": ["a"],
+        "top_logprobs": [{"b": -0.5, "c": -1.0, "a": -3.0}],
+    }
+    assert (second["text_offset"], second["top_logprobs"]) == ([1], [{"b": -0.5}])
+
+
+def test_chat_logprobs_have_bytes_except_for_parts_of_characters(tokenizer: Tokenizer) -> None:
+    a, half = tokenizer.encode("aé", add_special_tokens=False)[:2]
+    (entry,) = chat_logprobs(tokenizer, (a,), (TokenLogprobs(-0.1, ((a, -0.1), (half, -2.0))),))
+    assert entry == {
+        "token": "a",
+        "logprob": -0.1,
+        "bytes": [97],
+        "top_logprobs": [
+            {"token": "a", "logprob": -0.1, "bytes": [97]},
+            {"token": "\ufffd", "logprob": -2.0, "bytes": None},
+        ],
+    }
+
+
+@pytest.mark.parametrize("logprob", [-math.inf, -1e30])
+def test_an_impossible_token_is_a_number_json_knows(tokenizer: Tokenizer, logprob: float) -> None:
+    entry = TokenLogprobs(logprob, ((5, logprob),))
+    for found in (CompletionLogprobs(tokenizer).part((5,), (entry,)), chat_logprobs(tokenizer, (5,), (entry,))):
+        assert "Infinity" not in json.dumps(found)
+        assert "-9999.0" in json.dumps(found)

@@ -1,0 +1,218 @@
+"""Request bodies: what is taken, what is refused, and under which field's name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from services.router.edge.http.completions import Completions
+from services.router.edge.http.schemas import parse_chat, parse_completion
+from shared.errors import InvalidRequest
+from shared.model.tokenizer import Tokenizer
+
+
+def completion(**fields: Any) -> bytes:
+    return json.dumps({"prompt": "hi", **fields}).encode()
+
+
+def chat(**fields: Any) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": "hi"}], **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("prompt", 5),
+        ("prompt", [1, "a"]),
+        ("prompt", [1.5]),
+        ("prompt", [[1], ["a"]]),
+        ("prompt", None),
+        ("model", 5),
+        ("stream", "true"),
+        ("stream", 1),
+        ("stream_options", True),
+        ("max_tokens", "5"),
+        ("max_tokens", 5.5),
+        ("max_tokens", True),
+        ("temperature", "hot"),
+        ("temperature", True),
+        ("top_p", [1]),
+        ("n", 0),
+        ("n", 129),
+        ("n", 1.5),
+        ("seed", "7"),
+        ("stop", 5),
+        ("stop", [5]),
+        ("stop_token_ids", "5"),
+        ("stop_token_ids", ["5"]),
+        ("logprobs", 21),
+        ("logprobs", True),
+        ("echo", "yes"),
+        ("ignore_eos", 1),
+        ("user", 5),
+        ("request_id", 5),
+        ("return_token_ids", "no"),
+    ],
+)
+def test_a_wrong_type_is_refused_by_field(field: str, value: object) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_completion(completion(**{field: value}))
+    assert caught.value.field == field
+    assert field in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("messages", "place"),
+    [
+        ("hi", "messages"),
+        ([], "messages"),
+        (["hi"], "messages[0]"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"content": "hi"}], "messages[0].role"),
+        ([{"role": "user", "content": None}], "messages[0].content"),
+        ([{"role": "user", "content": 5}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content"),
+    ],
+)
+def test_a_wrong_message_is_refused_with_its_place(messages: object, place: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_chat(chat(messages=messages))
+    assert caught.value.field == "messages"
+    assert place in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("best_of", 2),
+        ("suffix", "x"),
+        ("logit_bias", {"5": 1}),
+        ("response_format", {"type": "json_object"}),
+        ("prompt_logprobs", 1),
+        ("include_stop_str_in_output", True),
+        ("truncate_prompt_tokens", 10),
+    ],
+)
+def test_a_known_field_that_completions_do_not_honour_is_refused(field: str, value: object) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_completion(completion(**{field: value}))
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tools", [{"type": "function"}]),
+        ("tool_choice", "required"),
+        ("functions", [{}]),
+        ("response_format", {"type": "json_schema", "json_schema": {}}),
+        ("modalities", ["text", "audio"]),
+        ("logit_bias", {"5": 1}),
+        ("store", True),
+        ("reasoning_effort", "high"),
+        ("echo", True),
+        ("service_tier", "priority"),
+    ],
+)
+def test_a_known_field_that_chat_does_not_honour_is_refused(field: str, value: object) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_chat(chat(**{field: value}))
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("field", ["tool_calls", "tool_call_id", "function_call", "audio"])
+def test_a_message_part_that_would_be_lost_is_refused_with_its_place(field: str) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", field: ["x"]}]
+    with pytest.raises(InvalidRequest) as caught:
+        parse_chat(chat(messages=messages))
+    assert caught.value.field == f"messages[1].{field}"
+
+
+def test_harmless_values_of_unsupported_fields_nulls_and_unknown_fields_pass() -> None:
+    parse_completion(
+        completion(best_of=1, suffix=None, logit_bias={}, temperature=None, stop=None, my_own_field={"a": 1})
+    )
+    parse_chat(chat(tools=[], tool_choice="none", response_format={"type": "text"}, store=False, user="u"))
+
+
+def test_stream_options_need_a_stream() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_chat(chat(stream_options={"include_usage": True}))
+    assert caught.value.field == "stream_options"
+    assert parse_chat(chat(stream=True, stream_options={"include_usage": True})).include_usage
+    with pytest.raises(InvalidRequest) as caught:
+        parse_chat(chat(stream=True, stream_options={"continuous_usage_stats": True}))
+    assert caught.value.field == "stream_options.continuous_usage_stats"
+
+
+def test_top_logprobs_need_logprobs() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_chat(chat(top_logprobs=3))
+    assert caught.value.field == "top_logprobs"
+
+
+def test_two_limits_of_the_answer_are_refused() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_chat(chat(max_tokens=5, max_completion_tokens=6))
+    assert caught.value.field == "max_tokens"
+    with pytest.raises(InvalidRequest) as caught:
+        parse_chat(chat(max_completion_tokens=0))
+    assert caught.value.field == "max_completion_tokens"
+
+
+def test_echo_with_logprobs_is_refused() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_completion(completion(echo=True, logprobs=0))
+    assert caught.value.field == "echo"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b'{"prompt": "a"', b"\xff", b'{"prompt": "\\ud800"}', b"[" * 10**5])
+def test_what_is_not_json_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="not valid JSON"):
+        parse_completion(body)
+
+
+@pytest.mark.parametrize("body", [b"[1]", b'"x"', b"5"])
+def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="must be a JSON object"):
+        parse_completion(body)
+
+
+def test_a_million_wrong_elements_are_one_error() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_completion(completion(prompt=[True] * 10**6))
+    assert len(caught.value.message) < 1000
+
+
+def test_sampling_fields_reach_the_core_and_minus_one_top_k_is_off() -> None:
+    request = parse_completion(
+        completion(
+            temperature=0, top_p=0.5, top_k=-1, min_p=0.1, repetition_penalty=1.1, presence_penalty=1,
+            frequency_penalty=-1, seed=3, min_tokens=2, ignore_eos=True, stop="x", stop_token_ids=[4],
+        )
+    )  # fmt: skip
+    sampling = request.sampling_params(5, 2)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0, 0.5, 0, 0.1)
+    assert (sampling.repetition_penalty, sampling.presence_penalty) == (1.1, 1)
+    assert (sampling.frequency_penalty, sampling.seed, sampling.min_tokens) == (-1, 3, 2)
+    assert (sampling.ignore_eos, sampling.stop, sampling.stop_token_ids) == (True, ("x",), (4,))
+    assert (sampling.max_tokens, sampling.logprobs) == (5, 2)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("temperature", -1), ("top_p", 0), ("seed", -1), ("stop", ""), ("stop", ["x"] * 17), ("max_tokens", 0)],
+)
+def test_a_value_out_of_bounds_is_refused_by_field(tokenizer: Tokenizer, field: str, value: object) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        Completions(tokenizer, "m").parse(completion(**{field: value}))
+    assert caught.value.field == field
+
+
+def test_text_parts_are_joined_and_names_are_kept() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    request = parse_chat(chat(messages=[{"role": "user", "content": parts, "name": "Ada"}]))
+    assert request.messages[0].for_template() == {"role": "user", "content": "a\nb", "name": "Ada"}

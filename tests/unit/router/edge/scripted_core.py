@@ -1,0 +1,121 @@
+"""A core that plays back what a test wrote down, and a byte-level tokenizer in which every byte is a token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+
+from services.router.edge.frontend import Frontend
+from services.router.edge.settings import EdgeSettings
+from services.router.request import FinishReason, Request, RequestSummary, TokenDelta, TokenLogprobs, TtftSplit
+from shared.model.chat_template import ChatTemplate
+from shared.model.tokenizer import Tokenizer
+
+MODEL = "acme/tiny"
+BOS, EOS = "<|bos|>", "<|eos|>"
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'wizard' %}{{ raise_exception('no wizards') }}"
+    "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+)
+
+Step = TokenDelta | Exception | asyncio.Event
+"""What a running request does next: give a delta, fail, or wait for the test."""
+
+
+def byte_tokenizer(folder: Path) -> Tokenizer:
+    """258 tokens: every byte, a begin and an end token."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Backend(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(BOS, special=True), AddedToken(EOS, special=True)])
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, backend.token_to_id(BOS))]
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(f'{{"bos_token": "{BOS}", "eos_token": "{EOS}"}}')
+    return Tokenizer.load(folder)
+
+
+class ScriptedRequest:
+    """Plays its steps; `closed` is set by `aclose`."""
+
+    def __init__(self, request: Request, steps: Iterable[Step]) -> None:
+        self.request = request
+        self.summary = RequestSummary()
+        self.closed = asyncio.Event()
+        self.num_read = 0
+        self._steps = list(steps)
+
+    async def __aiter__(self) -> AsyncIterator[TokenDelta]:
+        for step in self._steps:
+            if isinstance(step, asyncio.Event):
+                await step.wait()
+            elif isinstance(step, Exception):
+                raise step
+            else:
+                self.num_read += 1
+                if step.finish_reason is not None:
+                    self.summary.num_cached_tokens = 1
+                    self.summary.ttft = TtftSplit(queue_ms=1.5, ttft_ms=12.25)
+                    self.summary.prefill_worker = "p0"
+                    self.summary.decode_worker = "d0"
+                yield step
+
+    async def aclose(self) -> None:
+        self.closed.set()
+
+
+class ScriptedCore:
+    """Answers every request by `script(request)`; an exception from it is what `submit` raises."""
+
+    def __init__(self, script: Callable[[Request], Iterable[Step]]) -> None:
+        self.script = script
+        self.limit = 100
+        self.reason = ""
+        self.running: list[ScriptedRequest] = []
+        self.submitted = asyncio.Event()
+
+    def submit(self, request: Request) -> ScriptedRequest:
+        running = ScriptedRequest(request, self.script(request))
+        self.running.append(running)
+        self.submitted.set()
+        return running
+
+    def max_prompt_tokens(self) -> int:
+        return self.limit
+
+    def not_ready_reason(self) -> str:
+        return self.reason
+
+    @property
+    def requests(self) -> list[Request]:
+        """What was submitted, in order."""
+        return [running.request for running in self.running]
+
+
+def make_frontend(core: ScriptedCore, tokenizer: Tokenizer, settings: EdgeSettings | None = None) -> Frontend:
+    """A frontend over the scripted core."""
+    template = ChatTemplate({"default": TEMPLATE}, tokenizer.special_tokens)
+    return Frontend(core, tokenizer, template, MODEL, settings or EdgeSettings())
+
+
+def text_steps(
+    tokenizer: Tokenizer, text: str, finish: FinishReason = FinishReason.LENGTH, logprobs: int | None = None
+) -> list[Step]:
+    """`text` as one delta a token; ending by STOP appends the end token."""
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    if finish is FinishReason.STOP:
+        assert tokenizer.eos_token_id is not None
+        ids.append(tokenizer.eos_token_id)
+    deltas: list[Step] = []
+    for i, token_id in enumerate(ids):
+        top = tuple(((token_id + k) % 256, -0.5 - k) for k in range(logprobs or 0))
+        entries = () if logprobs is None else (TokenLogprobs(-0.5, top),)
+        deltas.append(TokenDelta((token_id,), entries, finish if i == len(ids) - 1 else None))
+    return deltas

@@ -63,7 +63,7 @@ def test_exactly_the_longest_beginning_of_a_stop_string_is_held_back(
 
 
 def test_a_match_may_begin_inside_a_failed_one() -> None:
-    assert StopStrings(["aabaaa"]).push("aabaabaaa") == ("aab", "aabaaa")
+    assert StopStrings(["aabaaaa"]).push("aabaaabaaaa") == ("aaba", "aabaaaa")
 
 
 def test_a_stop_string_completed_too_early_is_text_and_stays_text() -> None:

@@ -1,0 +1,128 @@
+"""The edge on loopback: real HTTP and gRPC servers, a scripted core."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc.aio
+import httpx
+import openai
+import pytest
+import uvloop
+
+from services.router.edge.grpc_api import SERVICE_NAME, InferenceServicer
+from services.router.edge.http.app import build_app
+from services.router.edge.http.server import HttpServer
+from services.router.edge.settings import EdgeSettings
+from services.router.request import Request
+from shared.model.tokenizer import Tokenizer
+from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
+from shared.rpc.server import RpcServer, channel
+from tests.unit.router.edge.scripted_core import (
+    MODEL,
+    ScriptedCore,
+    Step,
+    byte_tokenizer,
+    make_frontend,
+    text_steps,
+)
+
+DEADLINE_S = 10.0
+DEMO = Path(__file__).parents[3] / "models" / "demo"
+
+
+@dataclass
+class Edge:
+    """Running servers and clients of them."""
+
+    core: ScriptedCore
+    tokenizer: Tokenizer
+    http: HttpServer
+    client: httpx.AsyncClient
+    openai: openai.AsyncOpenAI
+    channel: grpc.aio.Channel
+
+    def says(self, text: str, **options: object) -> None:
+        """From now on every request is answered with `text`."""
+        self.core.script = lambda request: text_steps(
+            self.tokenizer,
+            text,
+            logprobs=request.sampling.logprobs,
+            **options,  # type: ignore[arg-type]
+        )
+
+    @property
+    def grpc(self) -> inference_pb2_grpc.InferenceServiceAsyncStub:
+        """A stub on the gRPC API."""
+        return inference_pb2_grpc.InferenceServiceStub(self.channel)
+
+    async def closed(self, index: int = 0) -> None:
+        """Returns when the core's request `index` was freed; fails after the deadline."""
+        await asyncio.wait_for(self.core.submitted.wait(), DEADLINE_S)
+        await asyncio.wait_for(self.core.running[index].closed.wait(), DEADLINE_S)
+
+
+StartEdge = Callable[..., Awaitable[Edge]]
+
+
+def cluster_status() -> inference_pb2.ClusterStatus:
+    return inference_pb2.ClusterStatus(router_name="router-0", model_name=MODEL, ready=True, num_finished=3)
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The event loop that the router runs on in earnest."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(scope="session")
+def edge_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """The demo model's own tokenizer where it lies beside the code: merges, not single bytes."""
+    if (DEMO / "tokenizer.json").is_file():
+        return Tokenizer.load(DEMO)
+    return byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+async def start_edge(edge_tokenizer: Tokenizer) -> AsyncIterator[StartEdge]:
+    """Starts an edge with the given settings; everything ends with the test."""
+    async with AsyncExitStack() as stack:
+
+        async def start(script: Callable[[Request], Iterable[Step]] = lambda request: [], **settings: object) -> Edge:
+            tokenizer = edge_tokenizer
+            core = ScriptedCore(script)
+            options = EdgeSettings(**settings)  # type: ignore[arg-type]
+            frontend = make_frontend(core, tokenizer, options)
+            app = build_app(frontend, options, lambda: b"tandem_up 1\n", cluster_status)
+            http = HttpServer("127.0.0.1:0", app)
+            await http.start()
+            stack.push_async_callback(http.stop, 0)
+            servicer = InferenceServicer(frontend, options, cluster_status)
+            rpc = RpcServer("127.0.0.1:0", servicer.register, (SERVICE_NAME,))
+            await rpc.start()
+            stack.push_async_callback(rpc.stop, 0)
+            url = f"http://{http.address}"
+            # No TLS here: `verify=False` spares the clients the reading of certificates.
+            client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=DEADLINE_S, verify=False))
+            sdk = await stack.enter_async_context(
+                openai.AsyncOpenAI(
+                    base_url=f"{url}/v1",
+                    api_key=options.api_keys[0] if options.api_keys else "none",
+                    max_retries=0,
+                    timeout=DEADLINE_S,
+                    http_client=openai.DefaultAsyncHttpxClient(verify=False),
+                )
+            )
+            grpc_channel = await stack.enter_async_context(channel(rpc.address))
+            return Edge(core, tokenizer, http, client, sdk, grpc_channel)
+
+        yield start
+
+
+@pytest.fixture
+async def edge(start_edge: StartEdge) -> Edge:
+    """An open edge with default settings."""
+    return await start_edge()

@@ -21,9 +21,7 @@ _ROOT_PERSON = b"tandem-kv-root"
 """Separates roots from block hashes: no token sequence can produce a root."""
 
 
-def root_hash(
-    model_fingerprint: str, kv_dtype: str, layout_version: int, adapter: str = "", salt: str = ""
-) -> bytes:
+def root_hash(model_fingerprint: str, kv_dtype: str, layout_version: int, adapter: str = "", salt: str = "") -> bytes:
     """The 16-byte root of all chains of one (model, KV dtype, layout, adapter, tenant salt).
 
     Every field is length-prefixed, so no two different tuples hash the same bytes.

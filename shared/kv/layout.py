@@ -36,14 +36,10 @@ class BlockLayout:
         for name in ("num_layers", "num_kv_heads", "head_dim", "block_size"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InvalidRequest(
-                    f"{name} must be an integer of at least 1, not {value!r}", field=name, limit=1
-                )
+                raise InvalidRequest(f"{name} must be an integer of at least 1, not {value!r}", field=name, limit=1)
         if self.dtype not in BYTES_PER_ELEMENT:
             known = ", ".join(BYTES_PER_ELEMENT)
-            raise InvalidRequest(
-                f"dtype must be one of {known}, not {self.dtype!r}", field="dtype", limit=known
-            )
+            raise InvalidRequest(f"dtype must be one of {known}, not {self.dtype!r}", field="dtype", limit=known)
         if self.block_bytes % CHECKSUM_WORD_BYTES:
             raise InvalidRequest(
                 f"block_size {self.block_size} gives blocks of {self.block_bytes} bytes, "

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
-class OutOfBlocks(Exception):  # noqa: N818 - a condition that the scheduler handles by preempting
+class OutOfBlocks(Exception):
     """`needed` blocks were asked for and only `free` are neither in use nor reserved."""
 
     def __init__(self, needed: int, free: int) -> None:
@@ -48,9 +48,7 @@ class BlockPool:
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 1 or block_size < 1:
-            raise ValueError(
-                f"num_blocks and block_size must be at least 1, not {num_blocks} and {block_size}"
-            )
+            raise ValueError(f"num_blocks and block_size must be at least 1, not {num_blocks} and {block_size}")
         self._num_blocks = num_blocks
         self._block_size = block_size
         self._num_refs = [0] * num_blocks
@@ -140,9 +138,7 @@ class BlockPool:
         """
         for block_id, count in Counter(block_ids).items():
             if count > self._num_refs[block_id]:
-                raise ValueError(
-                    f"block {block_id} released {count} times with {self._num_refs[block_id]} references"
-                )
+                raise ValueError(f"block {block_id} released {count} times with {self._num_refs[block_id]} references")
         for block_id in reversed(block_ids):
             self._num_refs[block_id] -= 1
             if self._num_refs[block_id] > 0:
@@ -164,9 +160,7 @@ class BlockPool:
                 return
             raise ValueError(f"block {block_id} is sealed with another hash")
         if self._num_refs[block_id] != 1:
-            raise ValueError(
-                f"block {block_id} has {self._num_refs[block_id]} references; only a sole owner seals"
-            )
+            raise ValueError(f"block {block_id} has {self._num_refs[block_id]} references; only a sole owner seals")
         self._hashes[block_id] = block_hash
         if block_hash not in self._findable:
             self._findable[block_hash] = block_id

@@ -1,0 +1,205 @@
+"""The transfer plane within one process, without UCX: for tests of what uses a `KVTransfer`."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shared.errors import TransferFailed
+from shared.kv.transfer import TRAILER_INDEX, Incoming, TransferCounters
+
+
+class LocalPlane:
+    """Who can reach whom: the transfers that were started on it."""
+
+    def __init__(self) -> None:
+        self._transfers: dict[bytes, LocalTransfer] = {}
+        self._numbers = itertools.count()
+
+    def join(self, transfer: LocalTransfer) -> bytes:
+        """Returns the transfer's address."""
+        address = b"local-%d" % next(self._numbers)
+        self._transfers[address] = transfer
+        return address
+
+    def leave(self, address: bytes) -> None:
+        """Nobody reaches that address any more."""
+        self._transfers.pop(address, None)
+
+    def at(self, address: bytes) -> LocalTransfer:
+        """Raises TransferFailed where nobody is there."""
+        transfer = self._transfers.get(address)
+        if transfer is None:
+            raise TransferFailed("nobody is at the peer's transfer address", field="transfer_address")
+        return transfer
+
+
+@dataclass(slots=True, eq=False)
+class _Message:
+    """A send that has not been taken."""
+
+    target: bytes
+    memory: memoryview
+    taken: asyncio.Future[None]
+
+
+@dataclass(slots=True, eq=False)
+class _Receive:
+    """A receive, ended or not; `ended` never has an exception, `error` says why it failed."""
+
+    memory: memoryview
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    error: str | None = None
+
+    def end(self, error: str | None = None) -> None:
+        if not self.ended.is_set():
+            self.error = error
+            self.ended.set()
+
+    async def wait(self) -> None:
+        await self.ended.wait()
+        if self.error is not None:
+            raise TransferFailed(self.error)
+
+
+class _Incoming:
+    """Implements `Incoming`."""
+
+    def __init__(self, buffers: Sequence[tuple[int, memoryview]], trailer_bytes: int) -> None:
+        self._trailer = bytearray(trailer_bytes)
+        self.receives = {index: _Receive(memory) for index, memory in buffers}
+        assert len(self.receives) == len(buffers), "a block index twice"
+        assert TRAILER_INDEX not in self.receives, f"block index {TRAILER_INDEX}"
+        self.receives[TRAILER_INDEX] = _Receive(memoryview(self._trailer))
+
+    async def trailer(self) -> bytes:
+        """See `Incoming`."""
+        await self.receives[TRAILER_INDEX].wait()
+        return bytes(self._trailer)
+
+    async def blocks(self, indexes: Sequence[int]) -> None:
+        """See `Incoming`."""
+        for index in indexes:
+            receive = self.receives.get(index)
+            if receive is None:
+                raise TransferFailed(f"the sender names block {index}, which nobody asked for")
+            await receive.wait()
+
+
+class LocalTransfer:
+    """Implements `KVTransfer`; a message is copied at the moment when it meets its receive."""
+
+    def __init__(self, plane: LocalPlane) -> None:
+        self.counters = TransferCounters()
+        self.address = b""
+        self._plane = plane
+        self._open = False
+        self._incoming: dict[int, _Incoming] = {}
+        self._untaken: dict[tuple[int, int], list[_Message]] = {}
+        """Messages that came here before their receive, by ticket and block index."""
+        self._cancelled: set[int] = set()
+        self._sends: set[_Message] = set()
+
+    async def start(self) -> None:
+        """See `KVTransfer`."""
+        self.address = self._plane.join(self)
+        self._open = True
+
+    def expect(self, ticket: int, buffers: Sequence[tuple[int, memoryview]], trailer_bytes: int) -> Incoming:
+        """See `KVTransfer`."""
+        self._check_open()
+        assert ticket not in self._incoming, "a ticket names one hand-off"
+        incoming = self._incoming[ticket] = _Incoming(buffers, trailer_bytes)
+        for index in incoming.receives:
+            self._match(ticket, index)
+        return incoming
+
+    async def send(self, address: bytes, ticket: int, index: int, memory: memoryview) -> None:
+        """See `KVTransfer`."""
+        self._check_open()
+        target = self._plane.at(address)
+        message = _Message(address, memory, asyncio.get_running_loop().create_future())
+        self._sends.add(message)
+        try:
+            target._untaken.setdefault((ticket, index), []).append(message)
+            target._match(ticket, index)
+            await message.taken
+        finally:
+            self._sends.discard(message)
+        if index != TRAILER_INDEX:
+            self.counters.blocks_sent += 1
+            self.counters.bytes_sent += memory.nbytes
+
+    async def cancel(self, ticket: int) -> None:
+        """See `KVTransfer`."""
+        self._end(ticket, "the hand-off was cancelled")
+
+    def drop_peer(self, address: bytes) -> None:
+        """See `KVTransfer`."""
+        for message in self._sends:
+            if message.target == address:
+                _fail(message, "the peer is gone")
+
+    async def close(self) -> None:
+        """See `KVTransfer`."""
+        if not self._open:
+            return
+        self._open = False
+        self._plane.leave(self.address)
+        for message in self._sends:
+            _fail(message, "the transfer plane is closed")
+        for ticket in list(self._incoming):
+            self._end(ticket, "the transfer plane is closed")
+        for message in itertools.chain.from_iterable(self._untaken.values()):
+            _fail(message, "the peer is gone")
+        self._untaken.clear()
+
+    # --- inside
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise TransferFailed("the transfer plane is not open")
+
+    def _end(self, ticket: int, reason: str) -> None:
+        incoming = self._incoming.pop(ticket, None)
+        if incoming is None or all(receive.ended.is_set() for receive in incoming.receives.values()):
+            return
+        for receive in incoming.receives.values():
+            receive.end(reason)
+        self._cancelled.add(ticket)
+        for late in [key for key in self._untaken if key[0] == ticket]:
+            self._match(*late)
+
+    def _match(self, ticket: int, index: int) -> None:
+        """Brings the messages with this tag and their receive together."""
+        messages = self._untaken.get((ticket, index), [])
+        while messages:
+            if messages[0].taken.done():  # given up by its sender
+                del messages[0]
+                continue
+            if ticket not in self._cancelled:
+                incoming = self._incoming.get(ticket)
+                receive = incoming.receives.get(index) if incoming is not None else None
+                if receive is None or receive.ended.is_set():
+                    return
+                self._copy(messages[0].memory, receive, is_block=index != TRAILER_INDEX)
+            messages.pop(0).taken.set_result(None)
+        self._untaken.pop((ticket, index), None)
+
+    def _copy(self, source: memoryview, receive: _Receive, *, is_block: bool) -> None:
+        if source.nbytes > receive.memory.nbytes:
+            receive.end(f"a message of {source.nbytes} bytes for memory of {receive.memory.nbytes}")
+            return
+        receive.memory.cast("B")[: source.nbytes] = source.cast("B")
+        if is_block:
+            self.counters.blocks_received += 1
+            self.counters.bytes_received += receive.memory.nbytes
+        receive.end()
+
+
+def _fail(message: _Message, reason: str) -> None:
+    if not message.taken.done():
+        message.taken.set_exception(TransferFailed(reason))
+        message.taken.exception()  # its waiter may be gone

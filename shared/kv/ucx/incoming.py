@@ -1,0 +1,125 @@
+"""What others send here: the receives of one hand-off, and what is left of hand-offs that were cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from shared.errors import TransferFailed
+from shared.kv.transfer import INDEX_BITS, TRAILER_INDEX, TransferCounters, tag
+from shared.kv.ucx.request import Request
+from shared.kv.ucx.worker import FULL_MASK, UcxWorker
+
+_TICKET_MASK = FULL_MASK ^ ((1 << INDEX_BITS) - 1)
+_LATE_S = 300.0
+_MAX_LATE_TICKETS = 256
+_SCRATCH_BYTES = 8
+
+
+class UcxIncoming:
+    """Implements `Incoming`."""
+
+    def __init__(self, worker: UcxWorker, ticket: int, counters: TransferCounters) -> None:
+        self._worker = worker
+        self._ticket = ticket
+        self._counters = counters
+        self._receives: dict[int, Request] = {}
+        self._trailer = bytearray()
+        self._cancelled = False
+
+    def post(self, buffers: Sequence[tuple[int, memoryview]], trailer_bytes: int) -> None:
+        """Posts every receive."""
+        for index, memory in buffers:
+            assert index < TRAILER_INDEX, f"block index {index}"
+            assert index not in self._receives, f"block index {index} twice"
+            self._receives[index] = self._worker.receive(tag(self._ticket, index), memory, self._count)
+        self._trailer = bytearray(trailer_bytes)
+        self._receives[TRAILER_INDEX] = self._worker.receive(
+            tag(self._ticket, TRAILER_INDEX), memoryview(self._trailer), lambda _: None
+        )
+
+    async def trailer(self) -> bytes:
+        """See `Incoming`."""
+        await self._receives[TRAILER_INDEX].wait()
+        return bytes(self._trailer)
+
+    async def blocks(self, indexes: Sequence[int]) -> None:
+        """See `Incoming`."""
+        for index in indexes:
+            receive = self._receives.get(index)
+            if receive is None:
+                raise TransferFailed(f"the sender names block {index}, which nobody asked for")
+            await receive.wait()
+
+    def cancel(self, reason: str) -> bool:
+        """Fails whoever waits and ends the receives that have no message yet.
+
+        False where every receive has ended. Leaves empty messages for `LateSenders`; twice is fine.
+        """
+        pending = [(index, receive) for index, receive in self._receives.items() if receive.open]
+        if not self._cancelled:
+            self._cancelled = True
+            for index, receive in pending:
+                receive.fail(reason)
+                self._worker.end_receive(tag(self._ticket, index))
+        return bool(pending)
+
+    async def closed(self) -> None:
+        """Returns when UCX writes to none of the memory any more."""
+        for receive in self._receives.values():
+            await receive.closed()
+
+    @property
+    def num_open(self) -> int:
+        """Receives that UCX may still write to."""
+        return sum(receive.open for receive in self._receives.values())
+
+    def _count(self, receive: Request) -> None:
+        if receive.error is None:
+            self._counters.blocks_received += 1
+            self._counters.bytes_received += receive.num_bytes
+
+
+class LateSenders:
+    """Lets senders finish that do not know yet that their hand-off was cancelled.
+
+    One receive a ticket takes whatever still comes for it into a few bytes: UCX tells the sender that its message
+    was taken, and moves no data. A ticket is looked after for `_LATE_S`; later messages wait in UCX, as those for
+    an unknown ticket do, until their sender gives up.
+    """
+
+    def __init__(self, worker: UcxWorker) -> None:
+        self._worker = worker
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._receives: dict[int, Request] = {}
+
+    def add(self, ticket: int) -> None:
+        """Looks after a cancelled ticket; twice is fine."""
+        if ticket in self._timers:
+            return
+        if len(self._timers) >= _MAX_LATE_TICKETS:
+            self.remove(next(iter(self._timers)))
+        self._timers[ticket] = asyncio.get_running_loop().call_later(_LATE_S, self.remove, ticket)
+        self._post(ticket)
+
+    def remove(self, ticket: int) -> None:
+        """Stops looking after a ticket."""
+        self._timers.pop(ticket).cancel()
+        self._worker.end_receive(tag(ticket, 0))
+
+    async def close(self) -> None:
+        """Stops looking after all."""
+        for ticket in list(self._timers):
+            self.remove(ticket)
+        for receive in list(self._receives.values()):
+            await receive.closed()
+
+    def _post(self, ticket: int) -> None:
+        def taken(_: Request) -> None:
+            if ticket in self._timers:
+                self._post(ticket)
+            else:
+                self._receives.pop(ticket, None)
+
+        scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self._receives[ticket] = self._worker.receive(tag(ticket, 0), scratch, taken, _TICKET_MASK)

@@ -1,0 +1,63 @@
+"""One process that we send to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shared.errors import TransferFailed
+from shared.kv.ucx.address import PeerAddress
+from shared.kv.ucx.request import Request
+from shared.kv.ucx.watch import ProcessWatch
+from shared.kv.ucx.worker import UcxWorker
+
+
+class Peer:
+    """An endpoint, the sends under way on it, and how we learn that the peer is gone.
+
+    UCX can use shared memory and CMA only with endpoint error handling off. So endpoints within a host have it off,
+    and a pidfd tells of the peer's death; endpoints between hosts have it on, and UCX tells.
+    """
+
+    def __init__(self, worker: UcxWorker, address: PeerAddress, same_host: bool, on_death: Callable[[], None]) -> None:
+        """`on_death` is called at most once; it should call `drop`."""
+        self._worker = worker
+        self._address = address
+        self._same_host = same_host
+        self._watch = ProcessWatch(address.pid, address.started, on_death) if same_host else None
+        self._endpoint: Any = None
+        self._sends: set[Request] = set()
+
+    @property
+    def alive(self) -> bool:
+        """False once UCX has found the peer dead."""
+        return self._endpoint is not None and bool(self._endpoint.alive)
+
+    def connect(self) -> None:
+        """Raises TransferFailed where the peer is known to be gone."""
+        if self._watch is not None:
+            try:
+                self._watch.start()
+            except ProcessLookupError as error:
+                raise TransferFailed("the peer's process has ended") from error
+        try:
+            self._endpoint = self._worker.connect(self._address.worker, not self._same_host)
+        except TransferFailed:
+            self.drop("no endpoint")
+            raise
+
+    async def send(self, tag: int, memory: memoryview) -> None:
+        """Returns when the memory may be reused. Raises TransferFailed."""
+        request = self._worker.send(self._endpoint, tag, memory, self._sends.discard)
+        self._sends.add(request)
+        await request.wait()
+
+    def drop(self, reason: str) -> None:
+        """Sends under way fail; twice is fine."""
+        if self._watch is not None:
+            self._watch.close()
+        for request in list(self._sends):
+            request.fail(reason)
+        if self._endpoint is not None:
+            endpoint, self._endpoint = self._endpoint, None
+            self._worker.disconnect(endpoint)

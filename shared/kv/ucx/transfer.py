@@ -1,0 +1,146 @@
+"""`KVTransfer` over UCX.
+
+What ends a receive that already has its message, which nobody can take back any more:
+
+- A sender on the same host: UCX reads its memory from here (CMA), so the receive ends by itself. When the sender
+  dies before or meanwhile, the read fails, and so does the receive.
+- A sender on another host that dies: its TCP connection breaks, and UCX fails the receive.
+- A sender on another host that lives but is silent (stopped, or cut off from the network; or it dropped this peer
+  with a message on its way that nobody had asked for yet): nothing. `cancel` waits for
+  `cancel_timeout_s` and then raises TransferFailed; the memory must be considered lost until the transfer is
+  closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Sequence
+
+from shared.errors import TransferFailed
+from shared.kv.transfer import TRAILER_INDEX, Incoming, TransferCounters, tag
+from shared.kv.ucx.address import PeerAddress, process_started, this_host
+from shared.kv.ucx.incoming import LateSenders, UcxIncoming
+from shared.kv.ucx.peer import Peer
+from shared.kv.ucx.worker import UcxWorker
+
+_CLOSE_TIMEOUT_S = 0.5
+
+
+class UcxTransfer:
+    """Implements `KVTransfer`. Nothing of UCX is imported or opened before `start()`."""
+
+    def __init__(self, host_id: bytes | None = None, cancel_timeout_s: float = 5.0) -> None:
+        """`host_id`: 16 bytes; peers with the same one share memory with this process. None: found out.
+
+        `cancel_timeout_s`: how long `cancel` waits for a sender that is silent in the middle of a message.
+        """
+        self.counters = TransferCounters()
+        self.address = b""
+        self._host_id = host_id
+        self._cancel_timeout_s = cancel_timeout_s
+        self._worker = UcxWorker()
+        self._late = LateSenders(self._worker)
+        self._peers: dict[bytes, Peer] = {}
+        self._incoming: dict[int, UcxIncoming] = {}
+        self._open = False
+        self._closing = asyncio.Lock()
+
+    async def start(self) -> None:
+        """See `KVTransfer`."""
+        self._host_id = self._host_id or this_host()
+        worker = self._worker.start()
+        self.address = PeerAddress(self._host_id, os.getpid(), process_started(os.getpid()), worker).encode()
+        self._open = True
+
+    def expect(self, ticket: int, buffers: Sequence[tuple[int, memoryview]], trailer_bytes: int) -> Incoming:
+        """See `KVTransfer`."""
+        self._check_open()
+        assert ticket not in self._incoming, "a ticket names one hand-off"
+        incoming = self._incoming[ticket] = UcxIncoming(self._worker, ticket, self.counters)
+        incoming.post(buffers, trailer_bytes)
+        return incoming
+
+    async def send(self, address: bytes, ticket: int, index: int, memory: memoryview) -> None:
+        """See `KVTransfer`."""
+        self._check_open()
+        peer = self._peer(address)
+        try:
+            await peer.send(tag(ticket, index), memory)
+        except TransferFailed:
+            # An endpoint that failed once stays failed; the next send gets a new one.
+            if self._peers.get(address) is peer:
+                self._forget(address, "another send to the peer failed")
+            raise
+        if index != TRAILER_INDEX:
+            self.counters.blocks_sent += 1
+            self.counters.bytes_sent += memory.nbytes
+
+    async def cancel(self, ticket: int) -> None:
+        """See `KVTransfer`. Raises TransferFailed with `details["memory_lost"]` where a sender fell silent in the
+        middle of a message."""
+        incoming = self._incoming.get(ticket)
+        if incoming is None:
+            return
+        try:
+            if incoming.cancel("the hand-off was cancelled"):
+                self._late.add(ticket)
+                self._worker.deliver()
+                async with asyncio.timeout(self._cancel_timeout_s):
+                    await incoming.closed()
+        except TimeoutError as error:
+            raise TransferFailed(
+                f"{incoming.num_open} blocks may still be written after {self._cancel_timeout_s:g} s: "
+                "their memory must not be used again",
+                limit=self._cancel_timeout_s,
+                memory_lost=True,
+            ) from error
+        finally:
+            self._incoming.pop(ticket, None)
+
+    def drop_peer(self, address: bytes) -> None:
+        """See `KVTransfer`."""
+        self._forget(address, "the peer is gone")
+
+    async def close(self) -> None:
+        """See `KVTransfer`."""
+        async with self._closing:
+            if not self._open:
+                return
+            self._open = False
+            reason = "the transfer plane is closed"
+            for address in list(self._peers):
+                self._forget(address, reason)
+            pending = [incoming for incoming in self._incoming.values() if incoming.cancel(reason)]
+            self._incoming.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                    await self._late.close()
+                    for incoming in pending:
+                        await incoming.closed()
+            await self._worker.close()
+
+    # --- inside
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise TransferFailed("the transfer plane is not open")
+
+    def _peer(self, address: bytes) -> Peer:
+        """One a process: an address is as unique as its incarnation."""
+        peer = self._peers.get(address)
+        if peer is not None and not peer.alive:
+            self._forget(address, "the peer is gone")
+            peer = None
+        if peer is None:
+            place = PeerAddress.decode(address)
+            peer = Peer(self._worker, place, place.host == self._host_id, lambda: self.drop_peer(address))
+            peer.connect()
+            self._peers[address] = peer
+        return peer
+
+    def _forget(self, address: bytes, reason: str) -> None:
+        peer = self._peers.pop(address, None)
+        if peer is not None:
+            peer.drop(reason)

@@ -1,0 +1,164 @@
+"""The one UCX worker of a process's transfer plane, and its two threads.
+
+UCXX's progress thread moves the data while the event loop and the engine do other things. It is native code;
+progress driven from Python moved 2.5 times less. A second thread waits for ended requests and wakes the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from shared.errors import TransferFailed
+from shared.kv.ucx.request import Request
+
+FULL_MASK = (1 << 64) - 1
+_WAKE_PERIOD_S = 0.0005
+_DRAIN_TIMEOUT_S = 0.2
+_CLOSE_PERIOD_NS = 10_000_000
+_CLOSE_ATTEMPTS = 3
+
+
+class UcxWorker:
+    """Posts messages. Nothing of UCX is imported or opened before `start()`."""
+
+    def __init__(self) -> None:
+        self._api: Any = None
+        self._array: Any = None
+        self._context: Any = None
+        self._worker: Any = None
+        self._loopback: Any = None
+        self._notifier: threading.Thread | None = None
+        self._notifying = False
+
+    def start(self) -> bytes:
+        """Opens it for the running event loop and returns its address. Raises TransferFailed."""
+        # UCX reads these when it is loaded. Its log goes to stdout by default, where our processes speak JSON; and
+        # UCXX sets a variable for CUDA machines that UCX, elsewhere, warns that nothing reads.
+        os.environ.setdefault("UCX_LOG_FILE", "stderr")
+        os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
+        try:
+            from ucxx._lib import libucxx
+            from ucxx._lib.arr import Array
+        except ImportError as error:
+            raise TransferFailed(f"UCXX is not installed: {error}") from error
+        self._api = libucxx
+        self._array = Array
+        try:
+            self._context = libucxx.UCXContext({})
+            worker = libucxx.UCXWorker(self._context, enable_delayed_submission=False, enable_python_future=True)
+            worker.start_progress_thread(polling_mode=False, epoll_timeout=1)
+            address: bytes = worker.address.tobytes()
+        except Exception as error:
+            raise TransferFailed(f"UCX cannot be opened: {type(error).__name__}: {error}") from error
+        self._worker = worker
+        self._loopback = self.connect(address, error_handling=False)
+        self._notifier = threading.Thread(
+            target=self._notify,
+            args=(worker, asyncio.get_running_loop(), libucxx.PythonRequestNotifierWaitState.Ready),
+            name="ucx-notifier",
+            daemon=True,
+        )
+        self._notifier.start()
+        return address
+
+    async def close(self) -> None:
+        """Ends the threads and gives the worker back. All endpoints must be closed; twice is fine.
+
+        A send that its peer never took stays within UCX until the process ends, and with it the memory of the
+        worker and a thread of UCX that sleeps: UCX has no way to end it.
+        """
+        if self._worker is None or self._notifier is None:
+            return
+        worker = self._worker
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_TIMEOUT_S):
+                for request in self._drain(worker):
+                    await request.closed()
+        self.disconnect(self._loopback)
+        worker.stop_request_notifier_thread()
+        self._notifier.join()
+        worker.stop_progress_thread()
+        self._drain(worker)
+        worker.run_request_notifier()
+        # The notifier forgets that it was stopped when it is asked again, and would warn that it was not.
+        while worker.wait_request_notifier(period_ns=1) != self._api.PythonRequestNotifierWaitState.Timeout:
+            pass
+        worker.stop_request_notifier_thread()
+        worker.clear_python_futures_pool()
+        self._worker = self._context = self._loopback = self._notifier = None
+        await asyncio.sleep(0)  # the last ends of requests reach their callbacks
+
+    def receive(
+        self, tag: int, memory: memoryview, on_end: Callable[[Request], None], mask: int = FULL_MASK
+    ) -> Request:
+        """Posts a receive for the next message whose tag equals `tag` in the bits of `mask`."""
+        self._worker.populate_python_futures_pool()
+        ucx = self._worker.tag_recv(self._array(memory), self._api.UCXXTag(tag), tag_mask=self._api.UCXXTagMask(mask))
+        return Request(ucx, memory, on_end)
+
+    def send(self, endpoint: Any, tag: int, memory: memoryview, on_end: Callable[[Request], None]) -> Request:
+        """Posts a send. Raises TransferFailed."""
+        self._worker.populate_python_futures_pool()
+        try:
+            ucx = endpoint.tag_send(self._array(memory), self._api.UCXXTag(tag))
+        except Exception as error:
+            raise TransferFailed(f"UCX: {type(error).__name__}: {error}") from error
+        return Request(ucx, memory, on_end)
+
+    def end_receive(self, tag: int) -> None:
+        """Ends a receive for `tag` that has no message yet; where it has one, an empty message is left over.
+
+        An empty message to ourselves matches the receive, and changes no memory. Cancelling is not an option: see
+        `Request`.
+        """
+        self.send(self._loopback, tag, memoryview(b""), lambda _: None)
+
+    def connect(self, address: bytes, error_handling: bool) -> Any:
+        """An endpoint to the worker at a UCX worker address. Raises TransferFailed."""
+        try:
+            return self._api.UCXEndpoint.create_from_worker_address(
+                self._worker, self._api.UCXAddress.create_from_buffer(address), error_handling
+            )
+        except Exception as error:
+            raise TransferFailed(f"no UCX endpoint: {type(error).__name__}: {error}") from error
+
+    def disconnect(self, endpoint: Any) -> None:
+        """Closes an endpoint; where it handles errors, what it was sending ends. Takes a millisecond."""
+        endpoint.close_blocking(_CLOSE_PERIOD_NS, _CLOSE_ATTEMPTS)
+
+    def deliver(self) -> None:
+        """Hands out the ends of requests that are known now, sooner than the notifier thread would."""
+        self._notifying = False
+        if self._worker is not None:
+            self._worker.run_request_notifier()
+
+    def _drain(self, worker: Any) -> list[Request]:
+        """Takes what nobody asked for, a few bytes of each.
+
+        UCXX would receive it whole before it lets go of the worker, and wait for ever where its sender is gone.
+        """
+        taken: list[Request] = []
+        anything, mask = self._api.UCXXTag(0), self._api.UCXXTagMask(0)
+        while (found := worker.tag_probe(anything, tag_mask=mask, remove=True)).matched:
+            worker.populate_python_futures_pool()
+            scratch = memoryview(bytearray(8))
+            ucx = worker.tag_recv_with_handle(self._array(scratch), found)
+            taken.append(Request(ucx, scratch, lambda _: None))
+        return taken
+
+    def _notify(self, worker: Any, loop: asyncio.AbstractEventLoop, ready: Any) -> None:
+        last_s = 0.0
+        while worker.wait_request_notifier() == ready:
+            # Ends come in crowds; a wake-up of the loop for each would cost more than moving a small block.
+            time.sleep(max(last_s + _WAKE_PERIOD_S - time.monotonic(), 0.0))
+            last_s = time.monotonic()
+            # `deliver` clears the flag before it looks: what ended up to then is delivered by that call.
+            if not self._notifying:
+                self._notifying = True
+                loop.call_soon_threadsafe(self.deliver)

@@ -1,0 +1,1 @@
+"""The transfer plane, between real processes."""

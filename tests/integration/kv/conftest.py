@@ -1,0 +1,182 @@
+"""Two sides of a transfer plane: near in the test's process, far in it too (local) or in another one (UCX)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from shared.errors import TransferFailed
+from shared.kv.local import LocalPlane, LocalTransfer
+from shared.kv.transfer import KVTransfer
+from shared.kv.ucx import UcxTransfer
+from tests.integration.kv.far_side import FarSide
+
+NEAR_HOST = b"near host: 16 B."
+FAR_HOST = b"far host:  16 B."
+DEADLINE_S = 5.0
+
+Call = Callable[..., Any]
+"""`await far("send", ticket=…)` runs a command of `FarSide`."""
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Tests run on both event loops."""
+    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the six pairs of loop and implementation, four see everything that the two loops can differ in."""
+    spared = [item for item in items if item.name.endswith(("[uvloop-local]", "[asyncio-tcp]"))]
+    spared += [item for item in items if "[uvloop-local-" in item.name or "[asyncio-tcp-" in item.name]
+    items[:] = [item for item in items if item not in spared]
+    config.hook.pytest_deselected(items=spared)
+
+
+class FarProcess:
+    """A process that runs `far_side`; tests connect to it one after the other."""
+
+    def __init__(self, host_id: bytes | None) -> None:
+        arguments = [] if host_id is None else [host_id.decode()]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.integration.kv.far_side", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=Path(__file__).parents[3],
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        )
+        self.pid = self._process.pid
+        self._numbers = itertools.count()
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[Call]:
+        """Commands for it."""
+        loop = asyncio.get_running_loop()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        answers = asyncio.StreamReader()
+        pipe = os.fdopen(os.dup(self._process.stdout.fileno()), "rb")
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(answers), pipe)
+        commands = self._process.stdin
+        waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+
+        async def read() -> None:
+            while line := await answers.readline():
+                answer = json.loads(line)
+                waiting.pop(answer["number"]).set_result(answer)
+
+        async def call(op: str, **arguments: Any) -> Any:
+            number = next(self._numbers)
+            waiting[number] = loop.create_future()
+            commands.write(json.dumps({"number": number, "op": op, **arguments}).encode() + b"\n")
+            commands.flush()
+            answer = await waiting[number]
+            if "failed" in answer:
+                raise TransferFailed(answer["failed"])
+            return answer["result"]
+
+        reading = asyncio.create_task(read())
+        try:
+            yield call
+        finally:
+            reading.cancel()
+            transport.close()
+            pipe.close()
+
+    def end(self, *, killed: bool) -> None:
+        """Waits for its end, or kills it; UCX must not have complained."""
+        if killed:
+            self._process.kill()
+        try:
+            _, complaints = self._process.communicate(timeout=DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+            raise
+        assert killed or (self._process.returncode, complaints) == (0, b"")
+
+
+class Sides:
+    """What a test gets."""
+
+    def __init__(self, near: KVTransfer, far: Call, address: bytes, process: FarProcess | None) -> None:
+        self.near = near
+        self.far = far
+        self.address = address
+        """Of the far side."""
+        self.process = process
+
+
+@asynccontextmanager
+async def _ucx_sides(process: FarProcess, near_host: bytes | None) -> AsyncIterator[Sides]:
+    near = UcxTransfer(host_id=near_host, cancel_timeout_s=0.3)
+    await near.start()
+    try:
+        async with process.connected() as far:
+            yield Sides(near, far, bytes.fromhex(await far("address")), process)
+    finally:
+        await near.close()
+
+
+@pytest.fixture(scope="session")
+def ucx_process() -> Iterator[FarProcess]:
+    """On this host."""
+    process = FarProcess(None)
+    yield process
+    process.end(killed=False)
+
+
+@pytest.fixture(scope="session")
+def tcp_process() -> Iterator[FarProcess]:
+    """On another host, so it says."""
+    process = FarProcess(FAR_HOST)
+    yield process
+    process.end(killed=False)
+
+
+@pytest.fixture(params=["local", "ucx", "tcp"])
+async def sides(request: pytest.FixtureRequest) -> AsyncIterator[Sides]:
+    """Both sides of every implementation; the far process serves many tests."""
+    if request.param == "local":
+        plane = LocalPlane()
+        near, far = LocalTransfer(plane), LocalTransfer(plane)
+        await near.start()
+        await far.start()
+        side = FarSide(far)
+
+        async def call(op: str, **arguments: Any) -> Any:
+            return await side.handle({"op": op, **arguments})
+
+        yield Sides(near, call, far.address, None)
+        await near.close()
+        await far.close()
+    else:
+        process = request.getfixturevalue(f"{request.param}_process")
+        async with _ucx_sides(process, NEAR_HOST if request.param == "tcp" else None) as sides:
+            yield sides
+            await sides.far("drop_peer", address=sides.near.address.hex())
+
+
+@pytest.fixture(params=["ucx", "tcp"])
+async def doomed(request: pytest.FixtureRequest) -> AsyncIterator[Sides]:
+    """UCX sides whose far process is there to be killed."""
+    tcp = request.param == "tcp"
+    process = FarProcess(FAR_HOST if tcp else None)
+    try:
+        async with _ucx_sides(process, NEAR_HOST if tcp else None) as sides:
+            yield sides
+    finally:
+        process.end(killed=True)

@@ -1,0 +1,128 @@
+"""The far side of a transfer under test: commands for a `KVTransfer`, in this process or over the pipes of another.
+
+As a program (`python -m tests.integration.kv.far_side [HOST_ID]`) it reads one JSON command a line from stdin, runs
+them concurrently, and writes an answer for each to stdout; it ends with stdin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import uvloop
+
+from shared.errors import TransferFailed
+from shared.kv.transfer import TRAILER_INDEX, Incoming, KVTransfer
+from shared.kv.ucx import UcxTransfer
+
+TRAILER_BYTES = 40
+UNTOUCHED = 0x55
+Sizes = Sequence[tuple[int, int]]
+"""(block index, bytes) of each block."""
+
+
+def content(ticket: int, index: int, num_bytes: int) -> bytes:
+    """What a sender sends as this block of this ticket."""
+    return hashlib.shake_128(f"{ticket}:{index}".encode()).digest(num_bytes)
+
+
+class Memory:
+    """A receiver's memory for one ticket, by block index."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.blocks = {index: bytearray([UNTOUCHED]) * num_bytes for index, num_bytes in sizes}
+
+    @property
+    def buffers(self) -> list[tuple[int, memoryview]]:
+        """As `expect` wants it."""
+        return [(index, memoryview(block)) for index, block in self.blocks.items()]
+
+    def holding(self, ticket: int) -> list[int]:
+        """The blocks that hold what a sender sends."""
+        return [i for i, block in self.blocks.items() if block == content(ticket, i, len(block))]
+
+    def untouched(self) -> list[int]:
+        """The blocks that nobody has written a byte to."""
+        return [i for i, block in self.blocks.items() if block == bytes([UNTOUCHED]) * len(block)]
+
+
+class FarSide:
+    """Runs commands: `await handle({"op": ..., ...})` returns the answer."""
+
+    def __init__(self, transfer: KVTransfer) -> None:
+        self._transfer = transfer
+        self._memory: dict[int, Memory] = {}
+        self._incoming: dict[int, Incoming] = {}
+
+    async def handle(self, command: dict[str, Any]) -> Any:
+        """Raises TransferFailed as the transfer does."""
+        arguments = {name: value for name, value in command.items() if name != "op"}
+        return await getattr(self, command["op"])(**arguments)
+
+    async def address(self) -> str:
+        """In hex."""
+        return self._transfer.address.hex()
+
+    async def expect(self, ticket: int, sizes: Sizes) -> None:
+        """Posts receives."""
+        memory = self._memory[ticket] = Memory(sizes)
+        self._incoming[ticket] = self._transfer.expect(ticket, memory.buffers, TRAILER_BYTES)
+
+    async def arrived(self, ticket: int, indexes: list[int]) -> list[int]:
+        """Waits for trailer and blocks; the indexes that hold what they should."""
+        await self._incoming[ticket].trailer()
+        await self._incoming[ticket].blocks(indexes)
+        return self._memory[ticket].holding(ticket)
+
+    async def send(self, address: str, ticket: int, sizes: Sizes, trailer: bool = False) -> None:
+        """Sends blocks at once, then a trailer."""
+        sends = [(index, memoryview(content(ticket, index, num_bytes))) for index, num_bytes in sizes]
+        to = bytes.fromhex(address)
+        await asyncio.gather(*(self._transfer.send(to, ticket, index, memory) for index, memory in sends))
+        if trailer:
+            data = content(ticket, TRAILER_INDEX, TRAILER_BYTES)
+            await self._transfer.send(to, ticket, TRAILER_INDEX, memoryview(data))
+
+    async def cancel(self, ticket: int) -> None:
+        """Ends a hand-off."""
+        await self._transfer.cancel(ticket)
+
+    async def untouched(self, ticket: int) -> list[int]:
+        """The blocks of a ticket that were not written to."""
+        return self._memory[ticket].untouched()
+
+    async def drop_peer(self, address: str) -> None:
+        """Forgets a peer."""
+        self._transfer.drop_peer(bytes.fromhex(address))
+
+
+async def _answer(far: FarSide, command: dict[str, Any]) -> None:
+    number = command.pop("number")
+    try:
+        answer = {"number": number, "result": await far.handle(command)}
+    except TransferFailed as error:
+        answer = {"number": number, "failed": error.message}
+    print(json.dumps(answer), flush=True)
+
+
+async def _serve(host_id: bytes | None) -> None:
+    loop = asyncio.get_running_loop()
+    commands = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
+    transfer = UcxTransfer(host_id=host_id)
+    await transfer.start()
+    far = FarSide(transfer)
+    running: set[asyncio.Task[None]] = set()
+    while line := await commands.readline():
+        task = asyncio.create_task(_answer(far, json.loads(line)))
+        running.add(task)
+        task.add_done_callback(running.discard)
+    await transfer.close()
+
+
+if __name__ == "__main__":
+    uvloop.run(_serve(sys.argv[1].encode() if len(sys.argv) > 1 else None))

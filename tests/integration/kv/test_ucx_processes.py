@@ -1,0 +1,103 @@
+"""What becomes of UCX transfers when a process dies, falls silent or closes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+
+import pytest
+
+from shared.errors import TransferFailed
+from shared.kv.transfer import new_ticket
+from shared.kv.ucx import UcxTransfer
+from tests.integration.kv.conftest import Sides
+from tests.integration.kv.far_side import TRAILER_BYTES, Memory
+from tests.integration.kv.test_transfer_conformance import blocks, send_blocks
+
+pytestmark = pytest.mark.timeout(10)
+
+BIG = 300_000
+
+
+async def announce(sides: Sides, ticket: int, sizes: list[tuple[int, int]]) -> asyncio.Task[None]:
+    """Has the far side send; returns when the announcements of its messages are here, their data still there."""
+    to = sides.near.address.hex()
+    sending = asyncio.create_task(sides.far("send", address=to, ticket=ticket, sizes=sizes))
+    await asyncio.sleep(0)
+    after = new_ticket()
+    incoming = sides.near.expect(after, Memory([]).buffers, TRAILER_BYTES)
+    await sides.far("send", address=to, ticket=after, sizes=[], trailer=True)
+    await incoming.trailer()
+    return sending
+
+
+async def test_a_killed_peer_fails_sends_to_it_and_frees_receives_from_it(doomed: Sides) -> None:
+    assert doomed.process is not None
+    announced, awaited = new_ticket(), new_ticket()
+    sending = [await announce(doomed, announced, [(0, BIG), (1, BIG)])]
+    memory = Memory(blocks(4))
+    waiting = doomed.near.expect(awaited, memory.buffers, TRAILER_BYTES)
+    sends = [send_blocks(doomed, new_ticket(), [(i, BIG)]) for i in range(3)]
+    await doomed.far("address")
+    os.kill(doomed.process.pid, signal.SIGKILL)
+    for send in sends:
+        with pytest.raises(TransferFailed):
+            await send
+    with pytest.raises(TransferFailed):
+        await send_blocks(doomed, new_ticket(), [(0, BIG)])
+    await doomed.near.cancel(awaited)
+    assert memory.untouched() == [0, 1, 2, 3]
+    with pytest.raises(TransferFailed):
+        await waiting.trailer()
+
+    too_late = doomed.near.expect(announced, Memory([(0, BIG), (1, BIG)]).buffers, TRAILER_BYTES)
+    with pytest.raises(TransferFailed):
+        await too_late.blocks([0, 1])
+    await doomed.near.cancel(announced)
+    for task in sending:
+        task.cancel()
+
+
+@pytest.mark.parametrize("doomed", ["tcp"], indirect=True)
+@pytest.mark.asyncio(loop_factories=["uvloop"])
+async def test_a_sender_that_is_silent_in_the_middle_of_a_message_does_not_hang_cancel(doomed: Sides) -> None:
+    assert doomed.process is not None
+    ticket = new_ticket()
+    sending = await announce(doomed, ticket, [(0, BIG)])
+    os.kill(doomed.process.pid, signal.SIGSTOP)
+    incoming = doomed.near.expect(ticket, Memory([(0, BIG)]).buffers, TRAILER_BYTES)
+    with pytest.raises(TransferFailed) as failure:
+        await doomed.near.cancel(ticket)
+    assert failure.value.details == {"limit": 0.3, "memory_lost": True}
+    with pytest.raises(TransferFailed):
+        await incoming.blocks([0])
+    sending.cancel()
+
+
+async def test_close_gives_back_threads_and_descriptors() -> None:
+    def held() -> tuple[int, int, int]:
+        return threading.active_count(), len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+    async def use() -> None:
+        one, other = UcxTransfer(), UcxTransfer()
+        await one.start()
+        await other.start()
+        ticket, sizes = new_ticket(), blocks(8)
+        memory = Memory(sizes)
+        incoming = one.expect(ticket, memory.buffers, TRAILER_BYTES)
+        await other.send(one.address, ticket, 3, memoryview(bytes(BIG)))
+        await incoming.blocks([3])
+        await one.cancel(ticket)
+        await other.close()
+        await one.close()
+
+    await use()  # what imports leave behind
+    before = held()
+    await use()
+    assert held() == before
+
+
+async def test_a_transfer_that_was_never_started_can_be_closed() -> None:
+    await UcxTransfer().close()

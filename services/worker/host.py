@@ -92,7 +92,7 @@ def load_model(settings: WorkerSettings, on_progress: Callable[[int, int], None]
     """Reads the folder and sizes the pool. Blocking. Raises ModelLoadError, ConfigError."""
     config = ModelConfig.load(settings.model)
     dtype = choose_dtype(settings.dtype, config)
-    decoder = Decoder.load(settings.model, dtype, settings.device, on_progress)
+    decoder = Decoder.load(settings.model, dtype, settings.device, on_progress, settings.kernels)
     dtype_name = str(dtype).removeprefix("torch.")
     layout = BlockLayout(config.num_layers, config.num_kv_heads, config.head_dim, settings.block_size, dtype_name)
     wanted_len = settings.max_model_len or config.max_position_embeddings

@@ -28,6 +28,8 @@ class WorkerSettings(ServiceSettings):
     """Of weights, computation and KV. auto: the checkpoint's, or fp32 where the processor lacks it."""
     device: Literal["cpu"] = "cpu"
     """Where the engine runs."""
+    kernels: str = "auto"
+    """Backend of the model's ops: cpu (C++), torch, or auto, which takes the first that this machine can have."""
     num_threads: int = Field(default=0, ge=0, le=1024)
     """Compute threads; 0 = one for each core of the affinity."""
     cpu_affinity: str = ""

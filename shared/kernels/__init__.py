@@ -1,1 +1,5 @@
-"""Tensor operations: one op a file, each a torch reference and a launcher that asserts shapes."""
+"""Tensor operations, one folder an op: torch reference, Triton functions (`jit.py`), launcher, benchmark.
+
+`backend.py` holds the contracts, `registry.py` chooses who fulfils them on a device. Only `jit.py` files and the
+launchers beside them import triton, and nothing imports those where it is missing.
+"""

@@ -9,7 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from shared.kernels.decode_groups import DecodeGroup, build_decode_groups
+from shared.kernels.attention.decode_groups import DecodeGroup, build_decode_groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,9 +62,7 @@ class AttentionBatch:
         """How single-token sequences attend together under a window; worked out once, then remembered."""
         groups = self._decode_groups.get(window)
         if groups is None:
-            groups = build_decode_groups(
-                self.query_lens, self.kv_lens, self.block_tables, self.block_size, window
-            )
+            groups = build_decode_groups(self.query_lens, self.kv_lens, self.block_tables, self.block_size, window)
             self._decode_groups[window] = groups
         return groups
 

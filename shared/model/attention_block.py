@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from shared.kernels.attention import paged_attention
+from shared.kernels.backend import DecoderOps
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.kv_write import write_kv
-from shared.kernels.rmsnorm import rms_norm
-from shared.kernels.rotary import apply_rotary
 from shared.model.config import ModelConfig
 from shared.model.parameters import LayerParameters
 
@@ -18,16 +14,15 @@ from shared.model.parameters import LayerParameters
 class AttentionBlock:
     """Grouped-query attention with rotary positions over paged KV, for every supported family."""
 
-    def __init__(self, config: ModelConfig, layer: int, parameters: LayerParameters) -> None:
+    def __init__(self, config: ModelConfig, layer: int, parameters: LayerParameters, kernels: DecoderOps) -> None:
         """Keeps a reference to the parameters; `layer` counts from 0."""
         self._config = config
+        self._kernels = kernels
         self._layer = layer
         self._parameters = parameters
         self._sizes = [config.num_heads * config.head_dim] + [config.num_kv_heads * config.head_dim] * 2
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch
-    ) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch) -> Tensor:
         """Write this step's K and V into `kv_blocks` and attend.
 
         Args:
@@ -41,21 +36,29 @@ class AttentionBlock:
             [num_tokens, hidden_size].
         """
         config, weights = self._config, self._parameters
-        qkv = functional.linear(x, weights.qkv, weights.qkv_bias)
+        qkv = self._kernels.linear(x, weights.qkv, weights.qkv_bias)
         query, key, value = (
             part.view(x.shape[0], -1, config.head_dim) for part in torch.split(qkv, self._sizes, dim=-1)
         )  # each [num_tokens, num_heads or num_kv_heads, head_dim]
-        if weights.q_norm is not None and weights.k_norm is not None:
-            query = rms_norm(query, weights.q_norm, config.rms_norm_eps)
-            key = rms_norm(key, weights.k_norm, config.rms_norm_eps)
-        query, key = apply_rotary(query, key, cos, sin)
-        write_kv(key, value, kv_blocks, self._layer, batch.slots)
-        attended = paged_attention(
+        placed = self._kernels.rotate_and_write(
             query,
+            key,
+            value,
+            cos,
+            sin,
+            kv_blocks,
+            self._layer,
+            batch.slots,
+            q_norm=weights.q_norm,
+            k_norm=weights.k_norm,
+            eps=config.rms_norm_eps,
+        )
+        attended = self._kernels.paged_attention(
+            placed,
             kv_blocks,
             self._layer,
             batch,
             scale=config.head_dim**-0.5,
             window=config.window_of(self._layer),
         )
-        return functional.linear(attended, weights.o, weights.o_bias)
+        return self._kernels.linear(attended, weights.o, weights.o_bias)

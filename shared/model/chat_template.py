@@ -107,14 +107,10 @@ class ChatTemplate:
         try:
             return template.render(values)
         except jinja2.TemplateError as error:
-            raise InvalidRequest(
-                f"messages do not fit the chat template: {error}", field="messages"
-            ) from error
+            raise InvalidRequest(f"messages do not fit the chat template: {error}", field="messages") from error
         except Exception as error:  # templates fail in Python's ways on content they do not expect
             kind = type(error).__name__
-            raise InvalidRequest(
-                f"messages do not fit the chat template: {kind}: {error}", field="messages"
-            ) from error
+            raise InvalidRequest(f"messages do not fit the chat template: {kind}: {error}", field="messages") from error
 
     def _template_for(self, tools: object) -> jinja2.Template:
         template = self._templates.get(TOOL_TEMPLATE) if tools is not None else None
@@ -143,9 +139,7 @@ def _template_files(folder: Path) -> dict[str, str]:
     try:
         return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelLoadError(
-            f"chat template of {folder} cannot be read: {error}", field="chat_template"
-        ) from error
+        raise ModelLoadError(f"chat template of {folder} cannot be read: {error}", field="chat_template") from error
 
 
 def _configured_templates(folder: Path) -> dict[str, str]:
@@ -198,9 +192,7 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON as models saw it in training: Jinja's own filter would escape it for HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> NoReturn:

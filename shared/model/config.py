@@ -67,9 +67,7 @@ class ModelConfig:
         return cls.parse(config, generation)
 
     @classmethod
-    def parse(
-        cls, config: Mapping[str, object], generation: Mapping[str, object] | None = None
-    ) -> ModelConfig:
+    def parse(cls, config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelConfig:
         """Read the content of `config.json` and of `generation_config.json`.
 
         Raises:
@@ -85,9 +83,7 @@ class ModelConfig:
         num_layers = fields.integer("num_hidden_layers")
         num_heads = fields.integer("num_attention_heads")
         max_positions = fields.integer("max_position_embeddings")
-        llama, qwen2, qwen3 = (
-            architecture == f"{family}ForCausalLM" for family in ("Llama", "Qwen2", "Qwen3")
-        )
+        llama, qwen2, qwen3 = (architecture == f"{family}ForCausalLM" for family in ("Llama", "Qwen2", "Qwen3"))
         attention_bias = (llama or qwen3) and fields.boolean("attention_bias", default=False)
         # Llama 1 and 2 predate grouped queries and leave the field out.
         num_kv_heads = fields.integer("num_key_value_heads", default=num_heads if llama else None)
@@ -125,9 +121,7 @@ def _architecture(fields: JsonFields) -> str:
         if architecture in SUPPORTED_ARCHITECTURES:
             return architecture
     found = ", ".join(architectures) or "none"
-    raise fields.fault(
-        "architectures", f"{found} is not supported; supported: {', '.join(SUPPORTED_ARCHITECTURES)}"
-    )
+    raise fields.fault("architectures", f"{found} is not supported; supported: {', '.join(SUPPORTED_ARCHITECTURES)}")
 
 
 def _refuse_unsupported(fields: JsonFields) -> None:
@@ -161,17 +155,11 @@ def _windows(fields: JsonFields, architecture: str, num_layers: int) -> tuple[in
             raise fields.fault("layer_types", f"{', '.join(unknown)} is not supported")
     if architecture == "MistralForCausalLM":
         if layer_types is not None and len(set(layer_types)) > 1:
-            raise fields.fault(
-                "layer_types", "mixing kinds of attention is not supported for this architecture"
-            )
+            raise fields.fault("layer_types", "mixing kinds of attention is not supported for this architecture")
         absent = "sliding_window" not in fields
-        return (
-            _MISTRAL_DEFAULT_WINDOW if absent else fields.optional_integer("sliding_window"),
-        ) * num_layers
+        return (_MISTRAL_DEFAULT_WINDOW if absent else fields.optional_integer("sliding_window"),) * num_layers
 
-    window = (
-        fields.optional_integer("sliding_window") if fields.boolean("use_sliding_window", False) else None
-    )
+    window = fields.optional_integer("sliding_window") if fields.boolean("use_sliding_window", False) else None
     if layer_types is None:
         full_layers = num_layers if window is None else fields.integer("max_window_layers", 28, minimum=0)
         return tuple(None if layer < full_layers else window for layer in range(num_layers))

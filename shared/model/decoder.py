@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shared.kernels.backend import Kernels
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.rmsnorm import add_rms_norm, rms_norm
+from shared.kernels.registry import AUTO, choose_kernels
 from shared.model.attention_block import AttentionBlock
 from shared.model.config import ModelConfig
 from shared.model.mlp import Mlp
@@ -25,17 +26,21 @@ class Decoder:
     once are safe as long as their batches write to different blocks.
     """
 
-    def __init__(self, config: ModelConfig, parameters: DecoderParameters) -> None:
-        """Assemble the layers around existing parameters, without copying them."""
+    def __init__(self, config: ModelConfig, parameters: DecoderParameters, kernels: Kernels | None = None) -> None:
+        """Assemble the layers around existing parameters, without copying them.
+
+        Without `kernels`, those that `choose_kernels` takes for the parameters' device and dtype.
+        """
         self.config = config
         self.dtype = parameters.embedding.dtype
         self.device = parameters.embedding.device
         self.rotary = Rotary(config, self.device, self.dtype)
+        self.kernels = kernels or choose_kernels(self.device, self.dtype)
         self._parameters = parameters
         self._attention = [
-            AttentionBlock(config, index, layer) for index, layer in enumerate(parameters.layers)
+            AttentionBlock(config, index, layer, self.kernels) for index, layer in enumerate(parameters.layers)
         ]
-        self._mlp = [Mlp(layer) for layer in parameters.layers]
+        self._mlp = [Mlp(layer, self.kernels) for layer in parameters.layers]
 
     @classmethod
     def load(
@@ -44,6 +49,7 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device | str,
         on_progress: OnProgress | None = None,
+        kernels: str = AUTO,
     ) -> Decoder:
         """Read a model folder in Hugging Face layout.
 
@@ -52,14 +58,17 @@ class Decoder:
             dtype: of the parameters and of the computation: float32, bfloat16 or float16.
             device: where the parameters go.
             on_progress: called with (loaded_bytes, total_bytes) after each tensor.
+            kernels: a backend's name, or `auto`; see `choose_kernels`.
 
         Raises:
+            ConfigError: those kernels cannot serve this device or dtype.
             ModelLoadError: the folder cannot be served; see `ModelConfig.load` and `load_weights`.
         """
+        chosen = choose_kernels(device, dtype, kernels)
         config = ModelConfig.load(folder)
         parameters = DecoderParameters.allocate(config, dtype, device)
         load_weights(folder, parameters.checkpoint_views(config), on_progress)
-        return cls(config, parameters)
+        return cls(config, parameters, chosen)
 
     def forward(
         self,
@@ -85,14 +94,14 @@ class Decoder:
         """
         assert token_ids.shape == positions.shape == (batch.num_tokens,)
         assert logit_rows.dim() == 1
-        weights, eps = self._parameters, self.config.rms_norm_eps
+        weights, eps, kernels = self._parameters, self.config.rms_norm_eps, self.kernels
         cos, sin = self.rotary.cos_sin(positions, rope_lengths)
         residual = functional.embedding(token_ids, weights.embedding)
-        normed = rms_norm(residual, weights.layers[0].input_norm, eps)
+        normed = kernels.rms_norm(residual, weights.layers[0].input_norm, eps)
         next_norms = [*(layer.input_norm for layer in weights.layers[1:]), weights.norm]
         layers = zip(weights.layers, self._attention, self._mlp, next_norms, strict=True)
         for layer, attention, mlp, next_norm in layers:
             attended = attention.forward(normed, cos, sin, kv_blocks, batch)
-            normed, residual = add_rms_norm(attended, residual, layer.post_norm, eps)
-            normed, residual = add_rms_norm(mlp.forward(normed), residual, next_norm, eps)
-        return functional.linear(normed[logit_rows], weights.lm_head).float()
+            normed, residual = kernels.add_rms_norm(attended, residual, layer.post_norm, eps)
+            normed, residual = kernels.add_rms_norm(mlp.forward(normed), residual, next_norm, eps)
+        return kernels.linear(normed[logit_rows], weights.lm_head, None).float()

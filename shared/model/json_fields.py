@@ -18,9 +18,7 @@ def read_json_object(path: Path) -> dict[str, object]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ModelLoadError(
-            f"{path.name} is missing from the model folder {path.parent}", file=path.name
-        ) from None
+        raise ModelLoadError(f"{path.name} is missing from the model folder {path.parent}", file=path.name) from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ModelLoadError(f"{path} cannot be read as JSON: {error}", file=path.name) from error
     if not isinstance(value, dict):

@@ -38,9 +38,7 @@ class DecoderParameters:
     lm_head: Tensor  # [vocab_size, hidden_size]
 
     @classmethod
-    def allocate(
-        cls, config: ModelConfig, dtype: torch.dtype, device: torch.device | str
-    ) -> DecoderParameters:
+    def allocate(cls, config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> DecoderParameters:
         """Uninitialised tensors of the right shapes (on `device="meta"`, the shapes alone)."""
 
         def empty(*shape: int) -> Tensor:

@@ -87,9 +87,7 @@ def _exponents(head_dim: int) -> Tensor:
 
 def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
     """Slow pairs are stretched, fast ones kept, with a linear blend between (Llama 3.1 model card)."""
-    turns = (
-        rope.original_max_position_embeddings * plain / (2 * math.pi)
-    )  # full turns over the trained length
+    turns = rope.original_max_position_embeddings * plain / (2 * math.pi)  # full turns over the trained length
     kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     kept = kept.clamp(0, 1)
     return kept * plain + (1 - kept) * plain / rope.factor

@@ -39,9 +39,7 @@ class RopeConfig:
         Raises:
             ModelLoadError: unsupported type, partial rotation, or a missing or wrong field; `field` names it.
         """
-        rope = (
-            config.child("rope_scaling") or config.child("rope_parameters") or JsonFields({}, "config.json")
-        )
+        rope = config.child("rope_scaling") or config.child("rope_parameters") or JsonFields({}, "config.json")
         theta = rope.number("rope_theta", default=config.number("rope_theta", default=DEFAULT_THETA))
         rope_type = rope.text("rope_type", default=rope.text("type", default="default"))
         if rope_type not in get_args(RopeType):

@@ -174,6 +174,4 @@ def _byte_of_char() -> dict[str, int]:
         *range(ord("®"), ord("ÿ") + 1),
     ]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + index): byte for index, byte in enumerate(others)
-    }
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}

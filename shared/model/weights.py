@@ -58,9 +58,7 @@ def load_weights(folder: Path, targets: Mapping[str, Tensor], on_progress: OnPro
                     if on_progress is not None:
                         on_progress(loaded_bytes, total_bytes)
         except (SafetensorError, OSError) as error:
-            raise ModelLoadError(
-                f"{file.path} is corrupt or truncated: {error}", file=file.path.name
-            ) from error
+            raise ModelLoadError(f"{file.path} is corrupt or truncated: {error}", file=file.path.name) from error
     if tied_duplicate:
         _check_tied_duplicate(files, targets[TIED_SOURCE])
 
@@ -116,9 +114,7 @@ def _wanted(files: Iterable[SafetensorsFile], targets: Mapping[str, Tensor]) -> 
             found[entry.name] = entry
     _refuse_names("is missing from", [name for name in targets if name not in found])
     ignored = {name for name in found if name.endswith("rotary_emb.inv_freq")} | {TIED_NAME}
-    _refuse_names(
-        "is not expected in", [name for name in found if name not in targets and name not in ignored]
-    )
+    _refuse_names("is not expected in", [name for name in found if name not in targets and name not in ignored])
     for name, target in targets.items():
         entry = found[name]
         if entry.shape != tuple(target.shape):
@@ -129,9 +125,7 @@ def _wanted(files: Iterable[SafetensorsFile], targets: Mapping[str, Tensor]) -> 
                 found=str(list(entry.shape)),
             )
         if entry.dtype not in _FLOAT_DTYPES:
-            raise ModelLoadError(
-                f"{name} is stored as {entry.dtype}, expected one of {_FLOAT_DTYPES}", tensor=name
-            )
+            raise ModelLoadError(f"{name} is stored as {entry.dtype}, expected one of {_FLOAT_DTYPES}", tensor=name)
     return {name: found[name] for name in targets}
 
 

@@ -42,9 +42,7 @@ def generate() -> list[Path]:
     if status != 0:
         raise SystemExit(status)
     for folder in (OUT, OUT / "tandem", OUT / "tandem" / "v1"):
-        (folder / "__init__.py").write_text(
-            '"""Generated from proto/ by `make proto`; not edited by hand."""\n'
-        )
+        (folder / "__init__.py").write_text('"""Generated from proto/ by `make proto`; not edited by hand."""\n')
     written = sorted(OUT.rglob("*_pb2*.py*"))
     for path in written:
         path.write_text(_IMPORT.sub(r"\1 shared.rpc.pb.tandem.v1", path.read_text()))

@@ -7,10 +7,9 @@ import torch
 from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from shared.kernels.activation import silu_mul
-from shared.kernels.kv_write import write_kv
-from shared.kernels.rmsnorm import add_rms_norm, rms_norm
-from shared.kernels.rotary import apply_rotary
+from shared.kernels.activation.reference import silu_mul
+from shared.kernels.rmsnorm.reference import add_rms_norm, rms_norm
+from shared.kernels.rotary.reference import rotate, rotate_and_write, write_kv
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -46,7 +45,7 @@ def test_rotary_rounds_exactly_like_transformers(dtype: torch.dtype) -> None:
     angles = torch.rand(5, 4, generator=torch.Generator().manual_seed(0)).repeat(1, 2) * 6
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
     expected = apply_rotary_pos_emb(query, key, cos, sin)
-    assert all(map(torch.equal, apply_rotary(query, key, cos, sin), expected))
+    assert all(map(torch.equal, (rotate(query, cos, sin), rotate(key, cos, sin)), expected))
 
 
 def test_silu_mul_takes_the_gate_first() -> None:
@@ -78,8 +77,9 @@ def test_launchers_refuse_wrong_shapes_and_dtypes() -> None:
     with pytest.raises(AssertionError):
         silu_mul(x[:, :3])
     heads = x.view(4, 2, 8)
+    pool, slots = torch.zeros(2, 1, 2, 2, 4, 8), torch.arange(4)
     with pytest.raises(AssertionError):
-        apply_rotary(heads, heads, x[:, :4], x[:, :4])
+        rotate_and_write(heads, heads, heads, x[:, :4], x[:, :4], pool, 0, slots, q_norm=None, k_norm=None, eps=1e-6)
     with pytest.raises(AssertionError):
         write_kv(heads, heads, torch.zeros(2, 1, 2, 2, 4, 8), 1, torch.arange(4))
     with pytest.raises(AssertionError):

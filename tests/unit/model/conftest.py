@@ -64,9 +64,7 @@ def byte_fallback_backend() -> Tokenizer:
             decoders.Strip(content=" ", left=1),
         ]
     )
-    trainer = BpeTrainer(
-        vocab_size=420, special_tokens=["<unk>", "<s>", "</s>", *byte_tokens], show_progress=False
-    )
+    trainer = BpeTrainer(vocab_size=420, special_tokens=["<unk>", "<s>", "</s>", *byte_tokens], show_progress=False)
     backend.train_from_iterator([text.encode("ascii", "ignore").decode() for text in CORPUS], trainer)
     # Byte tokens are ordinary vocabulary in such models: keep only the three as special.
     state = json.loads(backend.to_str())
@@ -101,10 +99,6 @@ def byte_fallback_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session", params=["byte_level", "byte_fallback", "demo"])
-def tokenizer_folder(
-    request: pytest.FixtureRequest, byte_level_folder: Path, byte_fallback_folder: Path
-) -> Path:
+def tokenizer_folder(request: pytest.FixtureRequest, byte_level_folder: Path, byte_fallback_folder: Path) -> Path:
     """Each kind of tokenizer in turn, the demo model's among them."""
-    return {"byte_level": byte_level_folder, "byte_fallback": byte_fallback_folder, "demo": DEMO}[
-        request.param
-    ]
+    return {"byte_level": byte_level_folder, "byte_fallback": byte_fallback_folder, "demo": DEMO}[request.param]

@@ -143,9 +143,7 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
         {
             "role": "assistant",
             "content": None,
-            "tool_calls": [
-                {"type": "function", "function": {"name": "wetter", "arguments": {"city": "Köln"}}}
-            ],
+            "tool_calls": [{"type": "function", "function": {"name": "wetter", "arguments": {"city": "Köln"}}}],
         },
         {"role": "tool", "content": {"degrees": 7.5, "rain": True}},
     ],
@@ -163,9 +161,7 @@ def _load(folder: Path) -> ChatTemplate:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("templates")
-    return {name: _folder(root / name, chat_template=source) for name, source in TEMPLATES.items()} | {
-        "demo": DEMO
-    }
+    return {name: _folder(root / name, chat_template=source) for name, source in TEMPLATES.items()} | {"demo": DEMO}
 
 
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
@@ -186,9 +182,7 @@ def test_render_equals_apply_chat_template_or_both_refuse(
         variables = {key: value for key, value in options.items() if key in ("enable_thinking", "bos_token")}
         expected, refusal = _render_theirs(theirs, messages, options)
         if refusal is None:
-            assert (
-                ours.render(messages, add_generation_prompt=prompt, variables=variables, **named) == expected
-            )
+            assert ours.render(messages, add_generation_prompt=prompt, variables=variables, **named) == expected
             continue
         with pytest.raises(InvalidRequest) as caught:
             ours.render(messages, add_generation_prompt=prompt, variables=variables, **named)
@@ -196,9 +190,7 @@ def test_render_equals_apply_chat_template_or_both_refuse(
         assert refusal in str(caught.value)
 
 
-def _render_theirs(
-    tokenizer: Any, messages: list[dict[str, Any]], options: dict[str, Any]
-) -> tuple[str, str | None]:
+def _render_theirs(tokenizer: Any, messages: list[dict[str, Any]], options: dict[str, Any]) -> tuple[str, str | None]:
     """The oracle's prompt, and why it refused where it did."""
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, **options), None

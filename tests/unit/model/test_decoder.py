@@ -150,9 +150,7 @@ def test_64_greedy_tokens_equal_transformers_generate(tmp_path: Path, family: st
 @pytest.mark.slow
 @pytest.mark.parametrize("rope", ROPES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_with_every_position_encoding_equals_transformers(
-    tmp_path: Path, family: str, rope: str
-) -> None:
+def test_every_family_with_every_position_encoding_equals_transformers(tmp_path: Path, family: str, rope: str) -> None:
     for seed, tie in ((1, False), (2, True)):
         folder = tmp_path / str(seed)
         _write(folder, family, rope, tie=tie, seed=seed)
@@ -175,9 +173,7 @@ def test_one_batch_of_prefill_chunks_and_decodes_gives_each_sequence_its_own_log
 
     def run(query_lens: list[int], kv_lens: list[int], rows: list[int]) -> torch.Tensor:
         batch = AttentionBatch.from_lists(query_lens, kv_lens, [tables[row] for row in rows], BLOCK_SIZE)
-        spans = [
-            range(kv_len - query_len, kv_len) for query_len, kv_len in zip(query_lens, kv_lens, strict=True)
-        ]
+        spans = [range(kv_len - query_len, kv_len) for query_len, kv_len in zip(query_lens, kv_lens, strict=True)]
         positions = torch.tensor([position for span in spans for position in span])
         owned = zip(rows, spans, strict=True)
         ids = torch.tensor([prompts[row][position] for row, span in owned for position in span])

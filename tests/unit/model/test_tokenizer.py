@@ -33,16 +33,12 @@ _load = cache(Tokenizer.load)
 
 def _per_folder(test: Callable[..., None]) -> Callable[..., None]:
     """Let hypothesis run inside a test that is parametrised by a folder, which never changes."""
-    return settings(
-        max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-    )(test)
+    return settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])(test)
 
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("add_special_tokens", [True, False])
-def test_encode_and_decode_equal_auto_tokenizer(
-    tokenizer_folder: Path, text: str, add_special_tokens: bool
-) -> None:
+def test_encode_and_decode_equal_auto_tokenizer(tokenizer_folder: Path, text: str, add_special_tokens: bool) -> None:
     ours, theirs = _load(tokenizer_folder), _oracle(tokenizer_folder)
     ids = ours.encode(text, add_special_tokens)
     assert ids == theirs.encode(text, add_special_tokens=add_special_tokens)
@@ -62,9 +58,7 @@ def test_special_tokens_and_sizes_equal_auto_tokenizer(tokenizer_folder: Path) -
 
 @_per_folder
 @given(data=st.data())
-def test_streamed_pieces_of_any_ids_join_to_the_decoded_whole(
-    tokenizer_folder: Path, data: st.DataObject
-) -> None:
+def test_streamed_pieces_of_any_ids_join_to_the_decoded_whole(tokenizer_folder: Path, data: st.DataObject) -> None:
     tokenizer = _load(tokenizer_folder)
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 1), max_size=40))
     skip = data.draw(st.booleans())
@@ -78,9 +72,7 @@ def test_streamed_pieces_of_any_ids_join_to_the_decoded_whole(
 
 @_per_folder
 @given(text=st.text(max_size=30))
-def test_streamed_text_is_never_taken_back_and_never_shows_half_a_character(
-    tokenizer_folder: Path, text: str
-) -> None:
+def test_streamed_text_is_never_taken_back_and_never_shows_half_a_character(tokenizer_folder: Path, text: str) -> None:
     tokenizer = _load(tokenizer_folder)
     ids = tokenizer.encode(text, add_special_tokens=False)
     whole = tokenizer.decode(ids)
@@ -147,9 +139,7 @@ def test_truncation_and_padding_saved_with_the_tokenizer_do_not_cut_prompts(tmp_
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_tokens_declared_only_in_the_config_become_units_as_in_auto_tokenizer(
-    tmp_path: Path, legacy: bool
-) -> None:
+def test_tokens_declared_only_in_the_config_become_units_as_in_auto_tokenizer(tmp_path: Path, legacy: bool) -> None:
     declared = {
         "eos_token": {"content": "<|new-end|>", "lstrip": False, "rstrip": True, "normalized": False},
         "additional_special_tokens": ["<|extra|>"],

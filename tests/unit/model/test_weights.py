@@ -72,9 +72,7 @@ def test_views_cover_every_parameter_exactly_once(folder: Path) -> None:
         assert torch.equal(tensor, torch.ones_like(tensor))
 
 
-def test_shards_hold_the_same_model_as_one_file(
-    sharded: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_shards_hold_the_same_model_as_one_file(sharded: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     whole = tmp_path_factory.mktemp("whole")
     write_random_checkpoint(whole)
     one, many = _views(whole), _views(sharded)

@@ -1,4 +1,4 @@
-"""Causal grouped-query attention over paged KV."""
+"""Paged attention in plain torch: what the kernels are held against, and the CPU's fallback."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shared.kernels.attention.contract import check_paged_attention
+from shared.kernels.attention.decode_groups import DecodeGroup, visible_blocks
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.decode_groups import DecodeGroup, visible_blocks
 
 QUERY_TILE = 128  # query tokens of one prefill tile: bounds the mask, and skips the keys after the tile
 
@@ -15,46 +16,12 @@ QUERY_TILE = 128  # query tokens of one prefill tile: bounds the mask, and skips
 def paged_attention(
     query: Tensor, kv_blocks: Tensor, layer: int, batch: AttentionBatch, *, scale: float, window: int | None
 ) -> Tensor:
-    """Attend from each token of the step to its own sequence's keys up to itself.
-
-    A query at position p sees the keys j with `p - window < j <= p` (all `j <= p` without a window). Query
-    head h reads KV head `h // (num_heads // num_kv_heads)`. A sequence's result does not depend on its
-    batch mates beyond fp32 rounding; slots past a sequence's length may hold anything, NaN included.
-
-    Args:
-        query: [num_tokens, num_heads, head_dim], the dtype of `kv_blocks`.
-        kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous,
-            with this step's K and V already written.
-        layer: 0 <= layer < num_layers.
-        batch: the step's sequences.
-        scale: factor on query · key.
-        window: sliding window in tokens, or None.
-
-    Returns:
-        [num_tokens, num_heads * head_dim], query's dtype.
-    """
-    num_tokens, num_heads, head_dim = query.shape
-    assert num_tokens == batch.num_tokens
-    assert kv_blocks.dim() == 6
-    assert kv_blocks.is_contiguous()
-    assert kv_blocks.dtype == query.dtype
-    assert 0 <= layer < kv_blocks.shape[1]
-    assert kv_blocks.shape[2] == 2
-    assert num_heads % kv_blocks.shape[3] == 0
-    assert kv_blocks.shape[4] == batch.block_size
-    assert kv_blocks.shape[5] == head_dim
-    assert window is None or window >= 1
-    return paged_attention_reference(query, kv_blocks, layer, batch, scale=scale, window=window)
-
-
-def paged_attention_reference(
-    query: Tensor, kv_blocks: Tensor, layer: int, batch: AttentionBatch, *, scale: float, window: int | None
-) -> Tensor:
-    """Torch reference of `paged_attention`, same arguments.
+    """`DecoderOps.paged_attention`.
 
     Sequences with one query token run together, in groups of similar KV length; longer queries run one
     sequence at a time.
     """
+    check_paged_attention(query, kv_blocks, layer, batch, window)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     start = 0
     for index, query_len in enumerate(batch.query_lens):

@@ -1,0 +1,33 @@
+"""The gated activation in Triton."""
+
+# mypy: disable-error-code="import-untyped, no-untyped-def, no-untyped-call, untyped-decorator"
+# ruff: noqa: N803  # compile-time arguments are upper case
+
+import triton
+import triton.language as tl
+
+from shared.kernels.rounding_jit import rounded
+
+
+@triton.jit
+def silu(x):
+    """x · sigmoid(x), fp32."""
+    return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def silu_mul_tiles(
+    gate_up,  # [num_tokens, 2 * size]
+    output,  # [num_tokens, size]
+    size,
+    TILE: tl.constexpr,
+):
+    """Grid (num_tokens * ceil(size / TILE),): a stretch of one token."""
+    num_tiles = (size + TILE - 1) // TILE
+    token = (tl.program_id(0) // num_tiles).to(tl.int64)
+    columns = tl.program_id(0) % num_tiles * TILE + tl.arange(0, TILE)
+    real = columns < size
+    dtype = output.dtype.element_ty
+    gate = tl.load(gate_up + token * 2 * size + columns, mask=real, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + token * 2 * size + size + columns, mask=real, other=0.0).to(tl.float32)
+    tl.store(output + token * size + columns, (rounded(silu(gate), dtype) * up).to(dtype), mask=real)

@@ -1,0 +1,27 @@
+"""Launcher of Triton's gated activation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shared.kernels.activation.jit import silu_mul_tiles
+from shared.kernels.activation.reference import check_silu_mul
+from shared.kernels.device import next_power_of_2
+
+MAX_TILE = 2048
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """`DecoderOps.silu_mul`."""
+    check_silu_mul(gate_up)
+    assert gate_up.is_contiguous()
+    num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
+    output = torch.empty((num_tokens, size), dtype=gate_up.dtype, device=gate_up.device)
+    if output.numel() == 0:
+        return output
+    tile = min(MAX_TILE, next_power_of_2(size))
+    silu_mul_tiles[(num_tokens * -(-size // tile),)](
+        gate_up, output, size, TILE=tile, num_warps=4, enable_fp_fusion=False
+    )
+    return output

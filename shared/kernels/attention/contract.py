@@ -1,0 +1,24 @@
+"""What every backend's paged attention asserts of its arguments."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from shared.kernels.batch import AttentionBatch
+
+
+def check_paged_attention(
+    query: Tensor, kv_blocks: Tensor, layer: int, batch: AttentionBatch, window: int | None
+) -> None:
+    """Assert the shapes, dtypes and strides that `DecoderOps.paged_attention` promises."""
+    num_tokens, num_heads, head_dim = query.shape
+    assert num_tokens == batch.num_tokens
+    assert kv_blocks.dim() == 6
+    assert kv_blocks.is_contiguous()
+    assert kv_blocks.dtype == query.dtype
+    assert 0 <= layer < kv_blocks.shape[1]
+    assert kv_blocks.shape[2] == 2
+    assert num_heads % kv_blocks.shape[3] == 0
+    assert kv_blocks.shape[4] == batch.block_size
+    assert kv_blocks.shape[5] == head_dim
+    assert window is None or window >= 1

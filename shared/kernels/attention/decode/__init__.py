@@ -1,0 +1,1 @@
+"""Attention of single-token queries, split over the sequence (flash-decoding)."""

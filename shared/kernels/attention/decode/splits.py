@@ -1,0 +1,58 @@
+"""How decode attention cuts its work into parts: numbers alone, no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """Sizes that a launch is compiled for."""
+
+    tile: int  # tokens of one step of a part
+    min_tiles: int  # tiles of a part, at least: a shorter one costs more in the merge than it gains
+    parts_per_multiprocessor: int  # parts to aim at; several even out their lengths
+    num_warps: int
+    num_stages: int  # tiles in flight
+
+
+def decode_config(head_dim: int, element_bytes: int) -> DecodeConfig:
+    """Tiles whose stages fill a multiprocessor's shared memory with two parts side by side.
+
+    A stage holds K and V: `2 * tile * head_dim * element_bytes`, 32 KiB for 64 tokens of 128 dims in 16 bits.
+    """
+    row_bytes = head_dim * element_bytes
+    tile = 128 if row_bytes <= 128 else 64 if row_bytes <= 256 else 32 if row_bytes <= 512 else 16
+    return DecodeConfig(tile=tile, min_tiles=max(1, 256 // tile), parts_per_multiprocessor=8, num_warps=4, num_stages=3)
+
+
+@dataclass(frozen=True)
+class DecodeGrid:
+    """The static shape of a launch: it depends on the batch and its capacity, never on the current lengths."""
+
+    num_items: int  # parts to aim at for each KV head, beyond one for each sequence
+    num_slots: int  # parts that there can be for each KV head
+    has_merge: bool  # whether any sequence can have several parts
+
+
+def decode_grid(
+    num_seqs: int, capacity: int, num_kv_heads: int, num_multiprocessors: int, config: DecodeConfig
+) -> DecodeGrid:
+    """Choose the number of parts.
+
+    The kernel makes each part `ceil(tiles of the batch / num_items)` tiles long, `min_tiles` at least, so a batch
+    of long sequences is cut into about `parts_per_multiprocessor` parts for each multiprocessor, a batch of short
+    ones into fewer.
+
+    Args:
+        num_seqs: rows of the batch.
+        capacity: keys that a sequence can come to see, at most.
+        num_kv_heads: each makes a column of the grid.
+        num_multiprocessors: of the device.
+        config: the launch's sizes.
+    """
+    most_parts = max(1, -(-capacity // (config.tile * config.min_tiles)))  # of one sequence
+    wanted = -(-config.parts_per_multiprocessor * num_multiprocessors // num_kv_heads)
+    num_items = max(1, min(wanted, num_seqs * most_parts))
+    num_slots = min(num_items + num_seqs, num_seqs * most_parts)
+    return DecodeGrid(num_items, num_slots, has_merge=most_parts > 1)

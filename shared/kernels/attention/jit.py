@@ -1,0 +1,86 @@
+"""What the two attention kernels share: finding one's sequence, reading paged tiles, online softmax."""
+
+# mypy: disable-error-code="import-untyped, no-untyped-def, no-untyped-call, untyped-decorator"
+# ruff: noqa: N803  # compile-time arguments are upper case
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def find_sequence(counts, item):
+    """Which sequence work item `item` belongs to, where sequence i has `counts[i]` items: (row, item within it).
+
+    counts: [SEQS] int32, zero for the padding. Past the last item, row is SEQS.
+    """
+    ends = tl.cumsum(counts, 0)
+    passed = ends <= item
+    row = tl.sum(passed.to(tl.int32), 0)
+    return row, item - tl.max(tl.where(passed, ends, 0), 0)
+
+
+@triton.jit
+def query_lens(query_start, num_seqs, SEQS: tl.constexpr):
+    """[SEQS] int32 lengths of the queries, zero for the padding; query_start: [num_seqs + 1] int32."""
+    rows = tl.arange(0, SEQS)
+    live = rows < num_seqs
+    ends = tl.load(query_start + rows + 1, mask=live, other=0)
+    return ends - tl.load(query_start + rows, mask=live, other=0)
+
+
+@triton.jit
+def slot_offsets(
+    table,  # [max_blocks] int32, one sequence's block ids
+    positions,  # [TILE] int32
+    kv_len,
+    block_stride,  # elements from block to block
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WHOLE: tl.constexpr,  # all positions are below kv_len
+):
+    """[TILE] int64: where each position's row lies, counted from its head's row 0 in block 0.
+
+    64 bits, because a pool passes 2^31 elements. Past kv_len the table may hold anything: block 0 stands in.
+    """
+    if WHOLE:
+        block_ids = tl.load(table + positions // BLOCK_SIZE)
+    else:
+        block_ids = tl.load(table + positions // BLOCK_SIZE, mask=positions < kv_len, other=0)
+    return block_ids.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * HEAD_DIM
+
+
+@triton.jit
+def load_rows(base, offsets, positions, kv_len, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, WHOLE: tl.constexpr):
+    """[TILE, DIMS] rows of K or V; zeros past kv_len and past HEAD_DIM, where memory may hold NaN."""
+    dims = tl.arange(0, DIMS)
+    pointers = base + offsets[:, None] + dims[None, :]
+    if WHOLE and HEAD_DIM == DIMS:
+        return tl.load(pointers)
+    if WHOLE:
+        return tl.load(pointers, mask=(dims < HEAD_DIM)[None, :], other=0.0)
+    if HEAD_DIM == DIMS:
+        return tl.load(pointers, mask=(positions < kv_len)[:, None], other=0.0)
+    return tl.load(pointers, mask=(positions < kv_len)[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
+
+
+@triton.jit
+def absorb(accumulator, peak, total, scores, values):
+    """One step of online softmax, in base 2 (Milakov and Gimelshein 2018, arXiv:1805.02867).
+
+    accumulator: [ROWS, DIMS] fp32, Σ 2^(score - peak) · value so far; peak, total: [ROWS] fp32;
+    scores: [ROWS, TILE] fp32, -inf where unseen; values: [TILE, DIMS].
+    A row that has seen nothing yet keeps peak = -inf and total = 0, without NaN.
+    """
+    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    weights = tl.exp2(scores - shift[:, None])
+    decay = tl.exp2(peak - shift)
+    total = total * decay + tl.sum(weights, 1)
+    accumulator = tl.dot(weights.to(values.dtype), values, accumulator * decay[:, None], input_precision="ieee")
+    return accumulator, new_peak, total
+
+
+@triton.jit
+def normalised(accumulator, total):
+    """[ROWS, DIMS]: the weighted mean; zeros for a row that saw nothing."""
+    return accumulator / tl.where(total > 0.0, total, 1.0)[:, None]

@@ -1,0 +1,22 @@
+"""Paged attention in Triton: each sequence of a step by the kernel that suits its query."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shared.kernels.attention.decode.launch import decode_attention
+from shared.kernels.attention.prefill.launch import prefill_attention
+from shared.kernels.batch import AttentionBatch
+
+
+def paged_attention(
+    query: Tensor, kv_blocks: Tensor, layer: int, batch: AttentionBatch, *, scale: float, window: int | None
+) -> Tensor:
+    """`DecoderOps.paged_attention`, on the device, without waiting for it."""
+    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    if 1 in batch.query_lens:
+        decode_attention(query, kv_blocks, layer, batch, output, scale=scale, window=window)
+    if any(query_len > 1 for query_len in batch.query_lens):
+        prefill_attention(query, kv_blocks, layer, batch, output, scale=scale, window=window)
+    return output.flatten(1)

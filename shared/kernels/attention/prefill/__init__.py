@@ -1,0 +1,1 @@
+"""Attention of ragged prompt chunks, with online softmax (FlashAttention-2)."""

@@ -1,0 +1,132 @@
+"""Prefill attention in Triton: tiles of queries against their own sequence's paged keys.
+
+FlashAttention-2 (Dao 2023, arXiv:2307.08691). The query heads that share a KV head lie side by side in one tile's
+rows, so short chunks still fill it and the causal edge is finer than the tile.
+"""
+
+# mypy: disable-error-code="import-untyped, no-untyped-def, no-untyped-call, untyped-decorator"
+# ruff: noqa: N803, N806  # compile-time arguments are upper case
+
+import triton
+import triton.language as tl
+
+from shared.kernels.attention.jit import absorb, find_sequence, load_rows, normalised, query_lens, slot_offsets
+
+
+@triton.jit
+def attend_tiles(
+    accumulator,  # [ROWS, DIMS] fp32
+    peak,  # [ROWS] fp32
+    total,  # [ROWS] fp32
+    q,  # [ROWS, DIMS]
+    query_positions,  # [ROWS] int32
+    keys,  # pointer to this layer's and head's row 0 of K in block 0
+    values,
+    table,  # [max_blocks] int32
+    begin,  # first position, a multiple of TILE
+    end,  # position to stop before
+    kv_len,
+    block_stride,
+    log2_scale,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    DIMS: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    WHOLE: tl.constexpr,  # every key of these tiles is seen by every query
+):
+    """Absorb the keys from begin to end into (accumulator, peak, total)."""
+    columns = tl.arange(0, TILE)
+    for start in range(begin, end, TILE):
+        positions = start + columns
+        offsets = slot_offsets(table, positions, kv_len, block_stride, BLOCK_SIZE, HEAD_DIM, WHOLE)
+        k = load_rows(keys, offsets, positions, kv_len, HEAD_DIM, DIMS, WHOLE)
+        v = load_rows(values, offsets, positions, kv_len, HEAD_DIM, DIMS, WHOLE)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale
+        if not WHOLE:
+            # Positions past kv_len are hidden too, though a padding row would come after them.
+            seen = (positions[None, :] <= query_positions[:, None]) & (positions < kv_len)[None, :]
+            if WINDOW > 0:
+                seen &= positions[None, :] > query_positions[:, None] - WINDOW
+            scores = tl.where(seen, scores, float("-inf"))
+        accumulator, peak, total = absorb(accumulator, peak, total, scores, v)
+    return accumulator, peak, total
+
+
+@triton.jit(do_not_specialize=["layer", "num_seqs"])
+def prefill_tiles(
+    query,  # [num_tokens, num_kv_heads * GROUP, HEAD_DIM]
+    kv_blocks,  # [num_blocks, num_layers, 2, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
+    block_tables,  # [num_seqs, table_stride] int32
+    query_start,  # [num_seqs + 1] int32
+    seq_lens,  # [num_seqs] int32
+    output,  # [num_tokens, num_kv_heads * GROUP, HEAD_DIM]
+    layer,
+    num_seqs,
+    table_stride,
+    block_stride,
+    log2_scale,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SEQS: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIMS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Grid (num_kv_heads, tiles): ROWS // GROUP tokens of one sequence, all query heads of one KV head."""
+    TOKENS: tl.constexpr = ROWS // GROUP
+    kv_head = tl.program_id(0)
+    num_kv_heads = tl.num_programs(0)
+    lens = query_lens(query_start, num_seqs, SEQS)
+    tiles = tl.where(lens > 1, (lens + TOKENS - 1) // TOKENS, 0)
+    # The last tiles of a prompt see the most keys: they start first.
+    seq, tile = find_sequence(tiles, tl.num_programs(1) - 1 - tl.program_id(1))
+    if seq >= num_seqs:
+        return
+    first_token = tl.load(query_start + seq)
+    query_len = tl.load(query_start + seq + 1) - first_token
+    kv_len = tl.load(seq_lens + seq)
+
+    rows, dims = tl.arange(0, ROWS), tl.arange(0, DIMS)
+    tokens = tile * TOKENS + rows // GROUP
+    heads = kv_head * GROUP + rows % GROUP
+    real = ((rows < TOKENS * GROUP) & (tokens < query_len))[:, None] & (dims < HEAD_DIM)[None, :]
+    places = (first_token + tokens).to(tl.int64) * (num_kv_heads * GROUP) + heads
+    places = places[:, None] * HEAD_DIM + dims[None, :]
+    q = tl.load(query + places, mask=real, other=0.0)
+    query_positions = kv_len - query_len + tokens
+    first_position = kv_len - query_len + tile * TOKENS
+    last_position = tl.minimum(first_position + TOKENS, kv_len) - 1
+
+    head_rows = num_kv_heads.to(tl.int64) * BLOCK_SIZE * HEAD_DIM  # elements from K to V of one layer
+    keys = kv_blocks + layer * 2 * head_rows + kv_head * BLOCK_SIZE * HEAD_DIM
+    values = keys + head_rows
+    table = block_tables + seq.to(tl.int64) * table_stride
+    accumulator = tl.zeros([ROWS, DIMS], tl.float32)
+    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+
+    # Keys in order: those that only the first queries' window reaches, those that all see, the causal edge.
+    begin = kv_len * 0
+    whole_end = (first_position + 1) // TILE * TILE
+    if WINDOW > 0:
+        begin = tl.maximum(first_position - WINDOW + 1, 0) // TILE * TILE
+        whole_begin = (tl.maximum(last_position - WINDOW + 1, 0) + TILE - 1) // TILE * TILE
+        edge_end = tl.minimum(whole_begin, last_position + 1)
+        accumulator, peak, total = attend_tiles(
+            accumulator, peak, total, q, query_positions, keys, values, table, begin, edge_end, kv_len,
+            block_stride, log2_scale, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, False,
+        )  # fmt: skip
+        begin = whole_begin
+        whole_end = tl.maximum(whole_end, whole_begin)
+    accumulator, peak, total = attend_tiles(
+        accumulator, peak, total, q, query_positions, keys, values, table, begin, whole_end, kv_len,
+        block_stride, log2_scale, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, True,
+    )  # fmt: skip
+    accumulator, peak, total = attend_tiles(
+        accumulator, peak, total, q, query_positions, keys, values, table, whole_end, last_position + 1, kv_len,
+        block_stride, log2_scale, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, False,
+    )  # fmt: skip
+    tl.store(output + places, normalised(accumulator, total).to(output.dtype.element_ty), mask=real)

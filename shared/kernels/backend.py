@@ -1,0 +1,209 @@
+"""What a backend computes: each op's contract, said once for all of them.
+
+A consumer takes the protocol that it needs; a backend offers all three. Every op asserts the shapes, dtypes and
+strides given here, and works on the device of its arguments without waiting for it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from shared.kernels.batch import AttentionBatch
+from shared.kernels.sampling.rows import SamplingRows
+
+
+class DecoderOps(Protocol):
+    """What a decoder is made of."""
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """`x weight^T + bias`, summed in fp32.
+
+        Args:
+            x: [num_tokens, in_size].
+            weight: [out_size, in_size], x's dtype, contiguous.
+            bias: [out_size], or None.
+
+        Returns:
+            [num_tokens, out_size], x's dtype.
+        """
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """`weight * (x / rms(x))`, the mean taken in fp32, the quotient rounded to x's dtype before the weight.
+
+        That order of rounding is the one the checkpoints of the Llama family were trained and published with
+        (Zhang and Sennrich 2019, arXiv:1910.07467).
+
+        Args:
+            x: [..., size].
+            weight: [size], x's dtype.
+            eps: added to the mean square.
+
+        Returns:
+            [..., size], x's dtype.
+        """
+        ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """Add a layer's output to the residual stream and normalise the sum.
+
+        Args:
+            x: [num_tokens, size], output of a block.
+            residual: [num_tokens, size], x's dtype.
+            weight: [size], x's dtype.
+            eps: added to the mean square.
+
+        Returns:
+            (normed, new_residual), both [num_tokens, size]; neither argument is changed.
+        """
+        ...
+
+    def rotate_and_write(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kv_blocks: Tensor,
+        layer: int,
+        slots: Tensor,
+        *,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        """Place query and key, and remember key and value: what lies between the projection and attention.
+
+        Each head of query and key is normalised where weights are given, then rotated by its token's position
+        (RoPE, Su et al. 2021, arXiv:2104.09864): the pairs (i, i + head_dim / 2), as in Hugging Face weights.
+
+        Args:
+            query: [num_tokens, num_heads, head_dim]; may be a strided view, as may key and value.
+            key: [num_tokens, num_kv_heads, head_dim], query's dtype.
+            value: [num_tokens, num_kv_heads, head_dim], query's dtype.
+            cos: [num_tokens, head_dim], query's dtype, both halves equal.
+            sin: [num_tokens, head_dim], likewise.
+            kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous, query's dtype,
+                changed in place.
+            layer: 0 <= layer < num_layers.
+            slots: [num_tokens] int64, block_id * block_size + offset, no two equal.
+            q_norm: [head_dim], weight of the query heads' RMS norm, or None.
+            k_norm: [head_dim], likewise for the key heads.
+            eps: of those norms.
+
+        Returns:
+            [num_tokens, num_heads, head_dim], the query placed, contiguous.
+        """
+        ...
+
+    def paged_attention(
+        self,
+        query: Tensor,
+        kv_blocks: Tensor,
+        layer: int,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        """Attend from each token of the step to its own sequence's keys up to itself.
+
+        A query at position p sees the keys j with `p - window < j <= p` (all `j <= p` without a window). Query
+        head h reads KV head `h // (num_heads // num_kv_heads)`. A sequence's result does not depend on its
+        batch mates beyond fp32 rounding; slots past a sequence's length may hold anything, NaN included.
+
+        Args:
+            query: [num_tokens, num_heads, head_dim], contiguous, the dtype of `kv_blocks`.
+            kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous,
+                with this step's K and V already written.
+            layer: 0 <= layer < num_layers.
+            batch: the step's sequences.
+            scale: factor on query · key.
+            window: sliding window in tokens, or None.
+
+        Returns:
+            [num_tokens, num_heads * head_dim], query's dtype.
+        """
+        ...
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """`silu(gate) * up` for the two halves of the last dimension (SwiGLU, Shazeer 2020, arXiv:2002.05202).
+
+        Args:
+            gate_up: [num_tokens, 2 * intermediate_size], gate first, contiguous.
+
+        Returns:
+            [num_tokens, intermediate_size], same dtype.
+        """
+        ...
+
+
+class BlockOps(Protocol):
+    """Whole blocks, between a pool and other memory of its device."""
+
+    def gather_blocks(self, pool: Tensor, block_ids: Tensor) -> Tensor:
+        """Copy blocks out of a pool into one contiguous tensor.
+
+        Args:
+            pool: [num_blocks, …], contiguous, a block a multiple of 8 bytes.
+            block_ids: [n] int64, each below num_blocks.
+
+        Returns:
+            [n, …], the pool's dtype.
+        """
+        ...
+
+    def scatter_blocks(self, blocks: Tensor, pool: Tensor, block_ids: Tensor) -> None:
+        """Copy blocks into a pool: the opposite of `gather_blocks`.
+
+        Args:
+            blocks: [n, …], contiguous.
+            pool: [num_blocks, …], contiguous, a block a multiple of 8 bytes, changed in place.
+            block_ids: [n] int64, each below num_blocks, no two equal.
+        """
+        ...
+
+    def block_checksums(self, pool: Tensor, block_ids: Tensor) -> Tensor:
+        """The checksum of `shared.kv.checksum` over each of some blocks.
+
+        Args:
+            pool: [num_blocks, …], contiguous, a block a multiple of 8 bytes.
+            block_ids: [n] int64, each below num_blocks.
+
+        Returns:
+            [n] int64 with the bits of the unsigned checksum.
+        """
+        ...
+
+
+class SamplingOps(Protocol):
+    """From logits to tokens."""
+
+    def sample_tokens(self, logits: Tensor, rows: SamplingRows) -> Tensor:
+        """One token for each row of logits, by temperature, min-p, top-k and top-p, in this order.
+
+        The tokens that remain are laid side by side in order of falling probability (equal ones by token id),
+        each as long as its probability; the row's random number, a function of (seed, position) alone, points
+        at one. Temperature 0 takes the likeliest token, of equal ones the lowest id.
+
+        Args:
+            logits: [num_rows, vocab_size] fp32, contiguous, penalties already applied, -inf where banned.
+            rows: how to choose in each row.
+
+        Returns:
+            [num_rows] int64; -1 for a row with a NaN or +inf, without any finite logit, or with a temperature so low
+            that the quotient overflows.
+        """
+        ...
+
+
+class Kernels(DecoderOps, BlockOps, SamplingOps, Protocol):
+    """A backend whole."""
+
+    @property
+    def name(self) -> str:
+        """As the registry knows it."""
+        ...

@@ -1,0 +1,1 @@
+"""Whole blocks: gathered from a pool, scattered into it, checked."""

@@ -1,0 +1,70 @@
+"""Launchers of Triton's block copies and checksum."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shared.kernels.blocks.jit import checksum_stretches, copy_blocks
+from shared.kernels.blocks.reference import check_blocks, check_scatter_blocks
+from shared.kernels.device import next_power_of_2
+from shared.kv.checksum import as_words
+
+COPY_TILE = 2048  # words of a program: 16 KiB
+CHECKSUM_TILE = 512  # words a block at once
+CHECKSUM_STRETCH = 8192  # words a block of a program: 64 KiB
+CHECKSUM_BLOCKS = 4  # blocks of a program
+
+
+def gather_blocks(pool: Tensor, block_ids: Tensor) -> Tensor:
+    """`BlockOps.gather_blocks`."""
+    check_blocks(pool, block_ids)
+    blocks = torch.empty((block_ids.shape[0], *pool.shape[1:]), dtype=pool.dtype, device=pool.device)
+    _copy(pool, blocks, block_ids, gathers=True)
+    return blocks
+
+
+def scatter_blocks(blocks: Tensor, pool: Tensor, block_ids: Tensor) -> None:
+    """`BlockOps.scatter_blocks`."""
+    check_scatter_blocks(blocks, pool, block_ids)
+    _copy(blocks, pool, block_ids, gathers=False)
+
+
+def block_checksums(pool: Tensor, block_ids: Tensor) -> Tensor:
+    """`BlockOps.block_checksums`."""
+    check_blocks(pool, block_ids)
+    assert block_ids.is_contiguous()
+    words = as_words(pool)
+    num_blocks, num_words = block_ids.shape[0], words.shape[1]
+    num_stretches = -(-num_words // CHECKSUM_STRETCH)
+    sums = torch.empty((num_blocks, num_stretches), dtype=torch.int64, device=pool.device)
+    if num_blocks:
+        blocks = min(CHECKSUM_BLOCKS, next_power_of_2(num_blocks))
+        checksum_stretches[(num_stretches, -(-num_blocks // blocks))](
+            words,
+            block_ids,
+            sums,
+            num_blocks,
+            num_words,
+            BLOCKS=blocks,
+            TILE=CHECKSUM_TILE,
+            STRETCH=CHECKSUM_STRETCH,
+            num_warps=4,
+            enable_fp_fusion=False,
+        )
+    return sums.sum(dim=1)
+
+
+def _copy(source: Tensor, target: Tensor, block_ids: Tensor, *, gathers: bool) -> None:
+    """Between a pool and a contiguous tensor, both [any, …] of equal blocks."""
+    assert block_ids.is_contiguous()
+    num_blocks = block_ids.shape[0]
+    if num_blocks == 0:
+        return
+    source_words, target_words = as_words(source), as_words(target)
+    num_words = source_words.shape[1]
+    grid = (num_blocks * -(-num_words // COPY_TILE),)
+    copy_blocks[grid](
+        source_words, target_words, block_ids, num_words,
+        GATHERS=gathers, TILE=COPY_TILE, num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip

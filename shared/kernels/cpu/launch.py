@@ -1,0 +1,229 @@
+"""Launchers of the C++ kernels: assert what they need, take pointers, fall back where a shape does not fit vectors."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int, c_int64, c_void_p
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from shared.kernels.activation import reference as activation
+from shared.kernels.attention import reference as attention
+from shared.kernels.attention.contract import check_paged_attention
+from shared.kernels.batch import AttentionBatch
+from shared.kernels.rmsnorm import reference as rmsnorm
+from shared.kernels.rotary import reference as rotary
+
+LANES = 16
+"""fp32 numbers in a vector: sizes must be multiples of it."""
+FEW_ROWS = 48
+"""Up to so many rows reading the weights bounds a product; above, arithmetic does, and a blocked product wins."""
+WIDE_CHUNK = 512
+"""Rows of a bf16 weight that are widened to fp32 at a time, to stay in the cache."""
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """The library with its functions' argument types declared."""
+    library = ctypes.CDLL(str(path))
+    p, n = c_void_p, c_int64
+    library.tandem_linear.argtypes = [p, p, p, p, p, n, n, n, c_int]
+    library.tandem_rms_norm.argtypes = [p, p, p, p, p, n, n, c_float, c_int]
+    library.tandem_silu_mul.argtypes = [p, p, n, n, c_int]
+    library.tandem_rotate_and_write.argtypes = [p, p, p, p, p, p, p, p, p, p, c_float, p, p, c_int]
+    library.tandem_paged_attention.argtypes = [p, p, p, p, p, p, c_float, p, c_int]
+    for name in ("linear", "rms_norm", "silu_mul", "rotate_and_write", "paged_attention"):
+        getattr(library, f"tandem_{name}").restype = None
+    return library
+
+
+class CpuOps:
+    """`DecoderOps` on the CPU in fp32 or bf16. Every product and sum is taken in fp32, whatever the dtype."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self._native_bf16 = bool(torch.cpu._is_avx512_bf16_supported())
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """See `DecoderOps`. Few rows: one pass over the weights. Many: a blocked fp32 product."""
+        num_rows, size = x.shape
+        if num_rows == 0 or size % (2 * LANES) or not x.is_contiguous() or not weight.is_contiguous():
+            return functional.linear(x, weight, bias)
+        if num_rows > FEW_ROWS:
+            if x.dtype == torch.bfloat16 and not self._native_bf16:
+                return _wide_linear(x, weight, bias)
+            return functional.linear(x, weight, bias)
+        assert x.dtype == weight.dtype, f"{x.dtype} times {weight.dtype}"
+        assert weight.shape[1] == size, f"{tuple(x.shape)} times {tuple(weight.shape)} transposed"
+        out = torch.empty((num_rows, weight.shape[0]), dtype=x.dtype)
+        scratch = torch.empty(2 * num_rows * size, dtype=torch.float32)
+        self._library.tandem_linear(
+            x.data_ptr(),
+            weight.data_ptr(),
+            _pointer(bias),
+            out.data_ptr(),
+            scratch.data_ptr(),
+            num_rows,
+            size,
+            weight.shape[0],
+            _is_bf16(x),
+        )
+        return out
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `DecoderOps`."""
+        if x.shape[-1] % LANES or not x.is_contiguous():
+            return rmsnorm.rms_norm(x, weight, eps)
+        out = torch.empty_like(x)
+        self._norm(x, None, weight, out, None, eps)
+        return out
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """See `DecoderOps`."""
+        assert x.shape == residual.shape, f"{tuple(x.shape)} and {tuple(residual.shape)}"
+        if x.shape[-1] % LANES or not x.is_contiguous() or not residual.is_contiguous():
+            return rmsnorm.add_rms_norm(x, residual, weight, eps)
+        out, total = torch.empty_like(x), torch.empty_like(x)
+        self._norm(x, residual, weight, out, total, eps)
+        return out, total
+
+    def _norm(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, total: Tensor | None, eps: float
+    ) -> None:
+        size = x.shape[-1]
+        assert weight.shape == (size,), f"weight {tuple(weight.shape)} for rows of {size}"
+        assert weight.dtype == x.dtype, f"weight {weight.dtype} for {x.dtype}"
+        rows = x.numel() // size
+        pointers = (x.data_ptr(), _pointer(residual), weight.data_ptr(), out.data_ptr(), _pointer(total))
+        self._library.tandem_rms_norm(*pointers, rows, size, eps, _is_bf16(x))
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """See `DecoderOps`."""
+        rows, both = gate_up.shape
+        if both % (2 * LANES):
+            return activation.silu_mul(gate_up)
+        assert gate_up.is_contiguous(), "gate_up is strided"
+        out = torch.empty((rows, both // 2), dtype=gate_up.dtype)
+        self._library.tandem_silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, both // 2, _is_bf16(gate_up))
+        return out
+
+    def rotate_and_write(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kv_blocks: Tensor,
+        layer: int,
+        slots: Tensor,
+        *,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        """See `DecoderOps`."""
+        num_tokens, num_heads, head_dim = query.shape
+        if head_dim % (2 * LANES) or head_dim > 512:
+            return rotary.rotate_and_write(
+                query, key, value, cos, sin, kv_blocks, layer, slots, q_norm=q_norm, k_norm=k_norm, eps=eps
+            )
+        rotary.check_rotate_and_write(query, key, value, cos, sin, kv_blocks, layer, slots, q_norm, k_norm)
+        for part in (query, key, value):
+            assert part.stride()[1:] == (head_dim, 1), "the heads of a token are not contiguous"
+        assert kv_blocks.is_contiguous(), "the pool is strided"
+        assert cos.is_contiguous(), "cos is strided"
+        assert sin.is_contiguous(), "sin is strided"
+        out = torch.empty((num_tokens, num_heads, head_dim), dtype=query.dtype)
+        strides = (c_int64 * 3)(query.stride(0), key.stride(0), value.stride(0))
+        num_layers, num_kv_heads, block_size = kv_blocks.shape[1], kv_blocks.shape[3], kv_blocks.shape[4]
+        sizes = (c_int64 * 7)(num_tokens, num_heads, num_kv_heads, head_dim, block_size, num_layers, layer)
+        self._library.tandem_rotate_and_write(
+            query.data_ptr(),
+            key.data_ptr(),
+            value.data_ptr(),
+            strides,
+            cos.data_ptr(),
+            sin.data_ptr(),
+            kv_blocks.data_ptr(),
+            slots.data_ptr(),
+            _pointer(q_norm),
+            _pointer(k_norm),
+            eps,
+            out.data_ptr(),
+            sizes,
+            _is_bf16(query),
+        )
+        return out
+
+    def paged_attention(
+        self,
+        query: Tensor,
+        kv_blocks: Tensor,
+        layer: int,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        """See `DecoderOps`."""
+        num_tokens, num_heads, head_dim = query.shape
+        num_kv_heads = kv_blocks.shape[3]
+        if head_dim % LANES or num_heads // num_kv_heads > 64:
+            return attention.paged_attention(query, kv_blocks, layer, batch, scale=scale, window=window)
+        check_paged_attention(query, kv_blocks, layer, batch, window)
+        assert query.is_contiguous(), "the query is strided"
+        out = torch.empty((num_tokens, num_heads * head_dim), dtype=query.dtype)
+        sizes = (c_int64 * 9)(
+            batch.num_seqs,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            batch.block_size,
+            kv_blocks.shape[1],
+            layer,
+            batch.block_tables.shape[1],
+            window or 0,
+        )
+        self._library.tandem_paged_attention(
+            query.data_ptr(),
+            kv_blocks.data_ptr(),
+            batch.block_tables.data_ptr(),
+            batch.query_start.data_ptr(),
+            batch.seq_lens.data_ptr(),
+            out.data_ptr(),
+            scale,
+            sizes,
+            _is_bf16(query),
+        )
+        return out
+
+
+def _wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A bf16 product on a processor without bf16 arithmetic: fp32, the weights widened a cache-sized chunk at a time.
+
+    x: [num_rows, size]; weight: [out_size, size]; returns [num_rows, out_size] bf16.
+    """
+    wide_x = x.float()
+    out = torch.empty((x.shape[0], weight.shape[0]), dtype=torch.float32)
+    chunk = torch.empty((min(WIDE_CHUNK, weight.shape[0]), weight.shape[1]), dtype=torch.float32)
+    for start in range(0, weight.shape[0], WIDE_CHUNK):
+        rows = weight[start : start + WIDE_CHUNK]
+        wide = chunk[: rows.shape[0]].copy_(rows)
+        torch.mm(wide_x, wide.t(), out=out[:, start : start + rows.shape[0]])
+    if bias is not None:
+        out += bias
+    return out.to(x.dtype)
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _is_bf16(tensor: Tensor) -> int:
+    assert tensor.dtype in DTYPES, f"{tensor.dtype} is neither fp32 nor bf16"
+    return int(tensor.dtype == torch.bfloat16)

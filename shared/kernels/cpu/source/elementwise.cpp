@@ -1,0 +1,125 @@
+// What lies between the matrix products, each in one pass over its rows. Rounding follows shared/kernels' references.
+#include "simd.h"
+
+#include <cmath>
+
+namespace {
+
+template <typename T>
+void norm_row(const T* x, const T* weight, T* y, int64_t size, float eps) {
+  __m512 squares = _mm512_setzero_ps();
+  for (int64_t i = 0; i < size; i += 16) {
+    __m512 v = load16(x + i);
+    squares = _mm512_fmadd_ps(v, v, squares);
+  }
+  __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / float(size) + eps));
+  for (int64_t i = 0; i < size; i += 16)
+    store16(y + i, _mm512_mul_ps(rounded_as(y, _mm512_mul_ps(load16(x + i), scale)), load16(weight + i)));
+}
+
+template <typename T>
+void rms_norm(const T* x, const T* residual, const T* weight, T* y, T* sum, int64_t rows, int64_t size, float eps) {
+#pragma omp parallel for schedule(static) if (rows > 8)
+  for (int64_t r = 0; r < rows; r++) {
+    const T* row = x + r * size;
+    if (residual) {
+      for (int64_t i = 0; i < size; i += 16)
+        store16(sum + r * size + i, _mm512_add_ps(load16(row + i), load16(residual + r * size + i)));
+      row = sum + r * size;
+    }
+    norm_row(row, weight, y + r * size, size, eps);
+  }
+}
+
+template <typename T>
+void silu_mul(const T* gate_up, T* y, int64_t rows, int64_t size) {
+  const __m512 one = _mm512_set1_ps(1.0f);
+#pragma omp parallel for schedule(static) if (rows > 4)
+  for (int64_t r = 0; r < rows; r++) {
+    const T *gate = gate_up + 2 * r * size, *up = gate + size;
+    for (int64_t i = 0; i < size; i += 16) {
+      __m512 g = load16(gate + i);
+      __m512 negated = _mm512_max_ps(_mm512_sub_ps(_mm512_setzero_ps(), g), _mm512_set1_ps(-87.0f));
+      __m512 e = exp16(_mm512_min_ps(negated, _mm512_set1_ps(104.0f)));  // infinite, and silu 0, from 88.7 on
+      __m512 silu = rounded_as(y, _mm512_div_ps(g, _mm512_add_ps(one, e)));
+      store16(y + r * size + i, _mm512_mul_ps(silu, load16(up + i)));
+    }
+  }
+}
+
+// One head, head_dim a multiple of 32: pairs (i, i + head_dim / 2), each product rounded as torch rounds it.
+template <typename T>
+void rotate_head(const T* x, const T* cos, const T* sin, T* y, int64_t dim) {
+  for (int64_t i = 0; i < dim / 2; i += 16) {
+    __m512 a = load16(x + i), b = load16(x + dim / 2 + i);
+    __m512 c = load16(cos + i), s = load16(sin + i);
+    __m512 first = _mm512_sub_ps(rounded_as(y, _mm512_mul_ps(a, c)), rounded_as(y, _mm512_mul_ps(b, s)));
+    __m512 second = _mm512_add_ps(rounded_as(y, _mm512_mul_ps(b, c)), rounded_as(y, _mm512_mul_ps(a, s)));
+    store16(y + i, first);
+    store16(y + dim / 2 + i, second);
+  }
+}
+
+template <typename T>
+void rotate_and_write(
+    const T* query, const T* key, const T* value, const int64_t* strides, const T* cos, const T* sin, T* blocks,
+    const int64_t* slots, const T* q_norm, const T* k_norm, float eps, T* out, const int64_t* sizes) {
+  const int64_t tokens = sizes[0], heads = sizes[1], kv_heads = sizes[2], dim = sizes[3], block_size = sizes[4];
+  const int64_t num_layers = sizes[5], layer = sizes[6], half = kv_heads * block_size * dim;
+#pragma omp parallel for schedule(static) if (tokens > 8)
+  for (int64_t t = 0; t < tokens; t++) {
+    T normed[512];
+    const T *c = cos + t * dim, *s = sin + t * dim;
+    for (int64_t h = 0; h < heads; h++) {
+      const T* x = query + t * strides[0] + h * dim;
+      if (q_norm) norm_row(x, q_norm, normed, dim, eps), x = normed;
+      rotate_head(x, c, s, out + (t * heads + h) * dim, dim);
+    }
+    int64_t block = slots[t] / block_size, offset = slots[t] % block_size;
+    T* keys = blocks + (block * num_layers + layer) * 2 * half;
+    for (int64_t h = 0; h < kv_heads; h++) {
+      const T* x = key + t * strides[1] + h * dim;
+      if (k_norm) norm_row(x, k_norm, normed, dim, eps), x = normed;
+      T* place = keys + (h * block_size + offset) * dim;
+      rotate_head(x, c, s, place, dim);
+      std::memcpy(place + half, value + t * strides[2] + h * dim, dim * sizeof(T));
+    }
+  }
+}
+
+}  // namespace
+
+// x, y, residual, sum [rows, size], weight [size]; residual and sum may be null together; size a multiple of 16.
+extern "C" void tandem_rms_norm(
+    const void* x, const void* residual, const void* weight, void* y, void* sum, int64_t rows, int64_t size, float eps,
+    int is_bf16) {
+  if (is_bf16)
+    rms_norm((const bf16*)x, (const bf16*)residual, (const bf16*)weight, (bf16*)y, (bf16*)sum, rows, size, eps);
+  else
+    rms_norm((const float*)x, (const float*)residual, (const float*)weight, (float*)y, (float*)sum, rows, size, eps);
+}
+
+// gate_up [rows, 2 size], y [rows, size]; size a multiple of 16.
+extern "C" void tandem_silu_mul(const void* gate_up, void* y, int64_t rows, int64_t size, int is_bf16) {
+  if (is_bf16)
+    silu_mul((const bf16*)gate_up, (bf16*)y, rows, size);
+  else
+    silu_mul((const float*)gate_up, (float*)y, rows, size);
+}
+
+// query [tokens, heads, dim] (and key, value with kv_heads) with strides[] elements between tokens; cos, sin
+// [tokens, dim]; blocks as in shared/kernels/backend.py; out [tokens, heads, dim];
+// sizes: tokens, heads, kv_heads, dim (a multiple of 32, at most 512), block_size, num_layers, layer.
+extern "C" void tandem_rotate_and_write(
+    const void* query, const void* key, const void* value, const int64_t* strides, const void* cos, const void* sin,
+    void* blocks, const int64_t* slots, const void* q_norm, const void* k_norm, float eps, void* out,
+    const int64_t* sizes, int is_bf16) {
+  if (is_bf16)
+    rotate_and_write(
+        (const bf16*)query, (const bf16*)key, (const bf16*)value, strides, (const bf16*)cos, (const bf16*)sin,
+        (bf16*)blocks, slots, (const bf16*)q_norm, (const bf16*)k_norm, eps, (bf16*)out, sizes);
+  else
+    rotate_and_write(
+        (const float*)query, (const float*)key, (const float*)value, strides, (const float*)cos, (const float*)sin,
+        (float*)blocks, slots, (const float*)q_norm, (const float*)k_norm, eps, (float*)out, sizes);
+}

@@ -1,0 +1,37 @@
+"""The CPU's tuned backend: C++ kernels for the decoder, torch for the rest."""
+
+from __future__ import annotations
+
+import torch
+
+from shared.kernels.cpu.build import CannotBuild, library
+from shared.kernels.cpu.launch import DTYPES, CpuOps, load
+from shared.kernels.torch_backend import TorchKernels
+
+
+class CpuKernels(CpuOps):
+    """`Kernels` for x86-64 processors with AVX-512."""
+
+    name = "cpu"
+
+    gather_blocks = staticmethod(TorchKernels.gather_blocks)
+    scatter_blocks = staticmethod(TorchKernels.scatter_blocks)
+    block_checksums = staticmethod(TorchKernels.block_checksums)
+    sample_tokens = staticmethod(TorchKernels.sample_tokens)
+
+    def __init__(self) -> None:
+        """Loads the library; `refusal` has made sure that it exists."""
+        super().__init__(load(library()))
+
+
+def refusal(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why these kernels cannot serve a device and dtype, or None. Compiles them where they are not yet."""
+    if device.type != "cpu":
+        return f"device {device} is not the CPU"
+    if dtype not in DTYPES:
+        return f"they compute in {' and '.join(str(d).removeprefix('torch.') for d in DTYPES)}, not in {dtype}"
+    try:
+        library()
+    except CannotBuild as error:
+        return str(error)
+    return None

@@ -1,0 +1,95 @@
+"""Which backend serves a device: a short ordered list, each entry with the reason why it may be refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from shared.errors import ConfigError
+from shared.kernels import cpu_backend
+from shared.kernels.backend import Kernels
+from shared.kernels.torch_backend import TorchKernels
+
+AUTO = "auto"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One entry of the registry."""
+
+    name: str
+    devices: tuple[str, ...]
+    """Device types that `auto` offers it; to be named outright, `refusal` decides alone."""
+    refusal: Callable[[torch.device, torch.dtype], str | None]
+    """Why it cannot serve this device and dtype, or None."""
+    load: Callable[[], Kernels]
+    """Imports what it needs. Called once `refusal` returned None."""
+
+
+def backends() -> tuple[Backend, ...]:
+    """All there are, the most specialised first: the order in which `auto` tries them."""
+    return (
+        Backend("triton", ("cuda",), _triton_refusal, _load_triton),
+        Backend("cpu", ("cpu",), cpu_backend.refusal, cpu_backend.CpuKernels),
+        Backend("torch", ("cuda", "cpu"), lambda _device, _dtype: None, TorchKernels),
+    )
+
+
+def choose_kernels(device: torch.device | str, dtype: torch.dtype, wanted: str = AUTO) -> Kernels:
+    """The backend named `wanted`, or with `auto` the first that takes the device; says in the log what it passed over.
+
+    Raises:
+        ConfigError: `wanted` is unknown or refuses this device or dtype; the message gives its reason.
+    """
+    device = torch.device(device)
+    candidates = backends()
+    if wanted != AUTO:
+        by_name = {backend.name: backend for backend in candidates}
+        if wanted not in by_name:
+            known = ", ".join((AUTO, *by_name))
+            raise ConfigError(f"kernels must be one of {known}, not {wanted!r}", field="kernels", limit=known)
+        reason = by_name[wanted].refusal(device, dtype)
+        if reason is not None:
+            raise ConfigError(f"kernels {wanted!r} cannot serve this worker: {reason}", field="kernels")
+        return by_name[wanted].load()
+    for backend in candidates:
+        if device.type not in backend.devices:
+            continue
+        reason = backend.refusal(device, dtype)
+        if reason is None:
+            return backend.load()
+        _log.warning("kernels %r passed over for %s: %s", backend.name, device, reason)
+    raise ConfigError(f"no kernels for device {device}", field="device")
+
+
+def _triton_refusal(device: torch.device, dtype: torch.dtype) -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        if major < 8:
+            return f"{device} has compute capability {major}.{minor}, Triton's kernels need 8.0"
+        return None
+    if not _is_interpreting():
+        return f"device {device} is not a CUDA device, and Triton does not run as an interpreter"
+    if dtype == torch.bfloat16:
+        return "Triton's interpreter computes wrong bfloat16 products: take float32 or float16"
+    return None
+
+
+def _is_interpreting() -> bool:
+    from triton import knobs  # type: ignore[import-untyped, unused-ignore]
+
+    return bool(knobs.runtime.interpret)
+
+
+def _load_triton() -> Kernels:
+    from shared.kernels.triton_backend import TritonKernels
+
+    return TritonKernels()

@@ -1,0 +1,1 @@
+"""Root mean square layer normalisation, alone and with the residual added first."""

@@ -1,0 +1,34 @@
+"""RMS norm in plain torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def check_rms_norm(x: Tensor, weight: Tensor) -> None:
+    """Assert what `DecoderOps.rms_norm` asks of its arguments."""
+    assert x.shape[-1:] == weight.shape
+    assert x.dtype == weight.dtype
+
+
+def check_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor) -> None:
+    """Assert what `DecoderOps.add_rms_norm` asks of its arguments."""
+    check_rms_norm(x, weight)
+    assert x.shape == residual.shape
+    assert x.dtype == residual.dtype
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`DecoderOps.rms_norm`."""
+    check_rms_norm(x, weight)
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+    return (wide * scale).to(x.dtype) * weight
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`DecoderOps.add_rms_norm`."""
+    check_add_rms_norm(x, residual, weight)
+    new_residual = residual + x
+    return rms_norm(new_residual, weight, eps), new_residual

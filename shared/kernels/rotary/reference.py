@@ -1,0 +1,105 @@
+"""Placing a step's queries, keys and values, in plain torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shared.kernels.rmsnorm.reference import rms_norm
+
+
+def check_rotate_and_write(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    kv_blocks: Tensor,
+    layer: int,
+    slots: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+) -> None:
+    """Assert what `DecoderOps.rotate_and_write` asks of its arguments."""
+    num_tokens, _, head_dim = query.shape
+    assert head_dim % 2 == 0
+    assert cos.shape == sin.shape == (num_tokens, head_dim)
+    assert query.dtype == cos.dtype == sin.dtype
+    check_write_kv(key, value, kv_blocks, layer, slots)
+    assert slots.shape == (num_tokens,)
+    assert query.dtype == key.dtype
+    assert kv_blocks.shape[5] == head_dim
+    for norm in (q_norm, k_norm):
+        assert norm is None or norm.shape == (head_dim,)
+        assert norm is None or norm.dtype == query.dtype
+
+
+def check_write_kv(key: Tensor, value: Tensor, kv_blocks: Tensor, layer: int, slots: Tensor) -> None:
+    """Assert what `write_kv` asks of its arguments."""
+    assert kv_blocks.dim() == 6
+    assert kv_blocks.shape[2] == 2
+    assert 0 <= layer < kv_blocks.shape[1]
+    assert key.shape == value.shape == (slots.shape[0], kv_blocks.shape[3], kv_blocks.shape[5])
+    assert key.dtype == value.dtype == kv_blocks.dtype
+    assert slots.dtype == torch.int64
+
+
+def rotate_and_write(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    kv_blocks: Tensor,
+    layer: int,
+    slots: Tensor,
+    *,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """`DecoderOps.rotate_and_write`."""
+    check_rotate_and_write(query, key, value, cos, sin, kv_blocks, layer, slots, q_norm, k_norm)
+    if q_norm is not None:
+        query = rms_norm(query, q_norm, eps)
+    if k_norm is not None:
+        key = rms_norm(key, k_norm, eps)
+    write_kv(rotate(key, cos, sin), value, kv_blocks, layer, slots)
+    return rotate(query, cos, sin)
+
+
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the pairs (i, i + head_dim / 2) of each head.
+
+    Args:
+        heads: [num_tokens, num_heads, head_dim].
+        cos: [num_tokens, head_dim], the same dtype, both halves equal.
+        sin: [num_tokens, head_dim], likewise.
+
+    Returns:
+        A new tensor of the same shape.
+    """
+    half = heads.shape[-1] // 2
+    cos = cos[:, None, :half]
+    sin = sin[:, None, :half]
+    first, second = heads[..., :half], heads[..., half:]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def write_kv(key: Tensor, value: Tensor, kv_blocks: Tensor, layer: int, slots: Tensor) -> None:
+    """Write K and V of one layer into `kv_blocks`, in place.
+
+    Args:
+        key: [num_tokens, num_kv_heads, head_dim], the dtype of `kv_blocks`; may be a strided view.
+        value: [num_tokens, num_kv_heads, head_dim].
+        kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim].
+        layer: 0 <= layer < num_layers.
+        slots: [num_tokens] int64, block_id * block_size + offset, no two equal.
+    """
+    check_write_kv(key, value, kv_blocks, layer, slots)
+    block_size = kv_blocks.shape[4]
+    blocks = torch.div(slots, block_size, rounding_mode="floor")
+    offsets = slots % block_size
+    # Two index tensors with a slice between them: the tokens become the leading dimension of the target.
+    kv_blocks[blocks, layer, 0, :, offsets] = key
+    kv_blocks[blocks, layer, 1, :, offsets] = value

@@ -1,0 +1,1 @@
+"""Tokens from logits, with random numbers that depend on (seed, position) alone."""

@@ -1,0 +1,72 @@
+"""Sampling in plain torch, by sorting: the definition that the kernel is held to."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shared.kernels.sampling.rows import SamplingRows
+
+_MASK = 0xFFFFFFFF
+
+
+def check_sample_tokens(logits: Tensor, rows: SamplingRows) -> None:
+    """Assert what `SamplingOps.sample_tokens` asks of its arguments."""
+    assert logits.dim() == 2
+    assert logits.shape[0] == rows.num_rows
+    assert logits.shape[1] >= 1
+    assert logits.dtype == torch.float32
+    assert logits.is_contiguous()
+    assert logits.device == rows.temperatures.device
+
+
+def probabilities(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """[num_rows, vocab_size] fp32: softmax at each row's temperature; greedy rows at temperature 1."""
+    divisors = torch.where(rows.temperatures > 0, rows.temperatures, 1.0)
+    return torch.softmax(logits / divisors[:, None], dim=-1)
+
+
+def sample_tokens(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """`SamplingOps.sample_tokens`."""
+    check_sample_tokens(logits, rows)
+    vocab_size = logits.shape[1]
+    unsorted = probabilities(logits, rows)
+    sorted_probabilities, order = unsorted.sort(dim=-1, descending=True, stable=True)
+    places = torch.arange(vocab_size, device=logits.device)
+    likely = sorted_probabilities >= rows.min_ps[:, None] * sorted_probabilities[:, :1]
+    kept = likely.sum(dim=-1)
+    kept = torch.where(rows.top_ks > 0, torch.minimum(kept, rows.top_ks), kept).clamp(min=1)
+    cumulative = sorted_probabilities.double().cumsum(dim=-1)
+    mass = cumulative.gather(1, kept[:, None] - 1)
+    # The token that crosses top_p is still in: keep those with less than top_p before them.
+    inside = (cumulative - sorted_probabilities.double() < rows.top_ps[:, None] * mass) & (places < kept[:, None])
+    kept = torch.where(rows.top_ps < 1.0, inside.sum(dim=-1).clamp(min=1), kept)
+    mass = cumulative.gather(1, kept[:, None] - 1)
+    points = uniform(rows.seeds, rows.positions)[:, None] * mass
+    drawn = torch.minimum((cumulative <= points).sum(dim=-1), kept - 1)
+    tokens = order.gather(1, drawn[:, None])[:, 0]
+    peaks = logits.amax(dim=-1)
+    likeliest = torch.where(logits == peaks[:, None], places, vocab_size).amin(dim=-1)
+    tokens = torch.where(unsorted[:, 0].isnan(), -1, tokens)  # one such probability makes all of them NaN
+    tokens = torch.where(rows.temperatures > 0, tokens, likeliest)
+    return torch.where(logits.isnan().any(dim=-1) | peaks.isinf(), -1, tokens)
+
+
+def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
+    """[n] int64 seeds and positions to [n] fp64 in [0, 1): the numbers of `shared.engine.philox.uniform`.
+
+    Philox 4x32-10 (Salmon, Moraes, Dror, Shaw, SC 2011). A product of two 32-bit numbers wraps around in int64,
+    which leaves its bits right; the masks undo the sign.
+    """
+    counter = [positions & _MASK, (positions >> 32) & _MASK, torch.zeros_like(seeds), torch.zeros_like(seeds)]
+    key = [seeds & _MASK, (seeds >> 32) & _MASK]
+    for _ in range(10):
+        first, second = counter[0] * 0xD2511F53, counter[2] * 0xCD9E8D57
+        counter = [
+            ((second >> 32) & _MASK) ^ counter[1] ^ key[0],
+            second & _MASK,
+            ((first >> 32) & _MASK) ^ counter[3] ^ key[1],
+            first & _MASK,
+        ]
+        key = [(key[0] + 0x9E3779B9) & _MASK, (key[1] + 0xBB67AE85) & _MASK]
+    return ((counter[0] << 21) | (counter[1] >> 11)).double() / float(1 << 53)

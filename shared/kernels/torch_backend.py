@@ -1,0 +1,29 @@
+"""Every op in plain torch: the reference, and what serves where no other backend does."""
+
+from __future__ import annotations
+
+from torch.nn import functional
+
+from shared.kernels.activation import reference as activation
+from shared.kernels.attention import reference as attention
+from shared.kernels.blocks import reference as blocks
+from shared.kernels.rmsnorm import reference as rmsnorm
+from shared.kernels.rotary import reference as rotary
+from shared.kernels.sampling import reference as sampling
+
+
+class TorchKernels:
+    """`Kernels` for any device that torch knows."""
+
+    name = "torch"
+
+    linear = staticmethod(functional.linear)
+    rms_norm = staticmethod(rmsnorm.rms_norm)
+    add_rms_norm = staticmethod(rmsnorm.add_rms_norm)
+    rotate_and_write = staticmethod(rotary.rotate_and_write)
+    paged_attention = staticmethod(attention.paged_attention)
+    silu_mul = staticmethod(activation.silu_mul)
+    gather_blocks = staticmethod(blocks.gather_blocks)
+    scatter_blocks = staticmethod(blocks.scatter_blocks)
+    block_checksums = staticmethod(blocks.block_checksums)
+    sample_tokens = staticmethod(sampling.sample_tokens)

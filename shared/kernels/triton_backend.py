@@ -1,0 +1,29 @@
+"""Every op as a Triton kernel. Importing this imports triton; the registry does so only where it will run."""
+
+from __future__ import annotations
+
+from torch.nn import functional
+
+from shared.kernels.activation import launch as activation
+from shared.kernels.attention import paged
+from shared.kernels.blocks import launch as blocks
+from shared.kernels.rmsnorm import launch as rmsnorm
+from shared.kernels.rotary import launch as rotary
+from shared.kernels.sampling import launch as sampling
+
+
+class TritonKernels:
+    """`Kernels` for CUDA devices, and for the CPU under Triton's interpreter."""
+
+    name = "triton"
+
+    linear = staticmethod(functional.linear)
+    rms_norm = staticmethod(rmsnorm.rms_norm)
+    add_rms_norm = staticmethod(rmsnorm.add_rms_norm)
+    rotate_and_write = staticmethod(rotary.rotate_and_write)
+    paged_attention = staticmethod(paged.paged_attention)
+    silu_mul = staticmethod(activation.silu_mul)
+    gather_blocks = staticmethod(blocks.gather_blocks)
+    scatter_blocks = staticmethod(blocks.scatter_blocks)
+    block_checksums = staticmethod(blocks.block_checksums)
+    sample_tokens = staticmethod(sampling.sample_tokens)

@@ -1,0 +1,68 @@
+"""Random sequences over a shuffled pool, and what attention over them must give."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from torch import Tensor
+
+from shared.kernels.batch import AttentionBatch
+from shared.kernels.rotary.reference import write_kv
+
+NUM_LAYERS, LAYER = 3, 1
+
+
+class AttentionCase:
+    """All other slots of the pool are NaN, all other entries of the block tables ids that no pool has."""
+
+    def __init__(
+        self,
+        plan: list[tuple[int, int]],  # (query_len, kv_len) of each sequence
+        heads: tuple[int, int] = (4, 2),  # query heads, KV heads
+        head_dim: int = 8,
+        block_size: int = 4,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        num_heads, num_kv_heads = heads
+
+        def values(num_tokens: int, num_heads: int) -> Tensor:
+            return torch.randn(num_tokens, num_heads, head_dim, generator=generator).to(device, dtype)
+
+        self.plan = plan
+        self.group = num_heads // num_kv_heads
+        self.keys = [values(kv, num_kv_heads) for _, kv in plan]
+        self.values = [values(kv, num_kv_heads) for _, kv in plan]
+        self.query = values(sum(query_len for query_len, _ in plan), num_heads)
+        widths = [-(-kv // block_size) for _, kv in plan]
+        num_blocks = sum(widths) + 2
+        free = random.Random(seed).sample(range(num_blocks), num_blocks)
+        self.tables = [[free.pop() for _ in range(width)] for width in widths]
+        query_lens, kv_lens = [q for q, _ in plan], [kv for _, kv in plan]
+        self.batch = AttentionBatch.from_lists(query_lens, kv_lens, self.tables, block_size, device)
+        for row, table in enumerate(self.tables):
+            self.batch.block_tables[row, len(table) :] = 1 << 30
+        shape = (num_blocks, NUM_LAYERS, 2, num_kv_heads, block_size, head_dim)
+        self.kv_blocks = torch.full(shape, float("nan"), dtype=dtype, device=device)
+        for (_, kv), table, key, value in zip(plan, self.tables, self.keys, self.values, strict=True):
+            slots = [table[position // block_size] * block_size + position % block_size for position in range(kv)]
+            write_kv(key, value, self.kv_blocks, LAYER, torch.tensor(slots, device=device))
+
+    def expected(self, window: int | None = None, scale: float = 0.3) -> Tensor:
+        """The formula in float64: [num_tokens, num_heads * head_dim], on the CPU."""
+        chunks = []
+        queries = self.query.double().cpu().split([query_len for query_len, _ in self.plan])
+        for (query_len, kv_len), query, key, value in zip(self.plan, queries, self.keys, self.values, strict=True):
+            key = key.double().cpu().repeat_interleave(self.group, dim=1)
+            value = value.double().cpu().repeat_interleave(self.group, dim=1)
+            positions = torch.arange(kv_len - query_len, kv_len)[:, None]
+            seen = torch.arange(kv_len) <= positions
+            if window is not None:
+                seen &= torch.arange(kv_len) > positions - window
+            scores = torch.einsum("qhd,khd->hqk", query, key) * scale
+            weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+            chunks.append(torch.einsum("hqk,khd->qhd", weights, value).flatten(1))
+        return torch.cat(chunks)

@@ -1,0 +1,268 @@
+"""Each Triton op against its torch reference, on any device: run interpreted here, on a GPU in `tests/gpu`.
+
+Only functions that are called in the right process import triton.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from shared.kernels.attention import reference as attention_reference
+from shared.kernels.sampling.rows import SamplingRows
+from shared.kernels.torch_backend import TorchKernels
+from shared.kv.checksum import BlockChecksum
+
+from .attention_case import LAYER, AttentionCase
+from .sampling_case import SamplingCase, broken_rows
+
+if TYPE_CHECKING:
+    from shared.kernels.triton_backend import TritonKernels
+
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 2e-2}
+SCALE = 0.3
+
+
+def triton_kernels() -> TritonKernels:
+    from shared.kernels.triton_backend import TritonKernels
+
+    return TritonKernels()
+
+
+def random_tensor(*shape: int, dtype: torch.dtype, device: str, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(shape, generator=generator).to(device, dtype)
+
+
+def assert_near(actual: Tensor, expected: Tensor) -> None:
+    """Within the tolerance of actual's dtype, absolute and relative; NaN never passes."""
+    tolerance = TOLERANCES[actual.dtype]
+    torch.testing.assert_close(actual.cpu().float(), expected.cpu().float(), rtol=tolerance, atol=tolerance)
+
+
+def expected_attention(case: AttentionCase, window: int | None) -> Tensor:
+    """The torch reference on the CPU in fp32, whatever the case's device and dtype."""
+    batch = replace(case.batch, **{name: value.cpu() for name, value in _tensors(case.batch).items()})
+    query, kv_blocks = case.query.cpu().float(), case.kv_blocks.cpu().float()
+    return attention_reference.paged_attention(query, kv_blocks, LAYER, batch, scale=SCALE, window=window)
+
+
+def _tensors(batch: object) -> dict[str, Tensor]:
+    return {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
+
+
+def check_attention(
+    plan: list[tuple[int, int]],
+    *,
+    window: int | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    **shape: Any,
+) -> None:
+    """A mix of chunks and single tokens; `shape` are `AttentionCase`'s sizes."""
+    case = AttentionCase(plan, dtype=dtype, device=device, **shape)
+    output = triton_kernels().paged_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=SCALE, window=window)
+    assert output.dtype == dtype
+    assert_near(output, expected_attention(case, window))
+
+
+def check_split_decode(
+    kv_lens: list[int],
+    *,
+    tile: int,
+    min_tiles: int = 1,
+    parts_per_multiprocessor: int = 8,
+    window: int | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    **shape: Any,
+) -> None:
+    """Single tokens with a chosen way to cut sequences, short parts too."""
+    from shared.kernels.attention.decode.launch import decode_attention
+    from shared.kernels.attention.decode.splits import DecodeConfig
+
+    case = AttentionCase([(1, kv_len) for kv_len in kv_lens], dtype=dtype, device=device, **shape)
+    output = torch.full_like(case.query, float("nan"))
+    config = DecodeConfig(tile, min_tiles, parts_per_multiprocessor, num_warps=4, num_stages=2)
+    decode_attention(case.query, case.kv_blocks, LAYER, case.batch, output, scale=SCALE, window=window, config=config)
+    assert_near(output.flatten(1), expected_attention(case, window))
+
+
+def check_lengths_come_from_the_device(device: str = "cpu") -> None:
+    """A launch planned for long sequences serves the shorter ones that the device tensors now hold."""
+    from shared.kernels.attention.decode.launch import decode_attention
+
+    case = AttentionCase([(1, 90), (1, 64), (1, 300), (1, 7)], block_size=16, head_dim=16, device=device)
+    output = torch.full_like(case.query, float("nan"))
+    short = [33, 64, 1, 0]
+    case.batch.seq_lens.copy_(torch.tensor(short, dtype=torch.int32))
+    decode_attention(case.query, case.kv_blocks, LAYER, case.batch, output, scale=SCALE, window=None)
+    case.batch = replace(case.batch, kv_lens=(33, 64, 1, 7))
+    expected = expected_attention(case, None)
+    assert_near(output[:3].flatten(1), expected[:3])
+    assert torch.equal(output[3], torch.zeros_like(output[3]))
+
+
+def check_prefill_tiles(
+    plan: list[tuple[int, int]], *, rows: int, tile: int, window: int | None, device: str = "cpu", **shape: Any
+) -> None:
+    """Chunks with chosen tiles, single tokens left alone."""
+    from shared.kernels.attention.prefill.launch import PrefillConfig, prefill_attention
+
+    case = AttentionCase(plan, device=device, **shape)
+    output = torch.full_like(case.query, float("nan"))
+    prefill_attention(
+        case.query, case.kv_blocks, LAYER, case.batch, output, scale=SCALE, window=window,
+        config=PrefillConfig(rows, tile, num_warps=4, num_stages=2),
+    )  # fmt: skip
+    long = torch.tensor([query_len > 1 for query_len, _ in plan for _ in range(query_len)], device=device)
+    assert_near(output[long].flatten(1), expected_attention(case, window)[long.cpu()])
+    assert bool(output[~long].isnan().all())
+
+
+def check_rms_norm(shape: tuple[int, ...], *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+    kernels, reference = triton_kernels(), TorchKernels()
+    x = random_tensor(*shape, dtype=dtype, device=device) * 3
+    weight = random_tensor(shape[-1], dtype=dtype, device=device)
+    assert_near(kernels.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+    if len(shape) == 2:
+        residual = random_tensor(*shape, dtype=dtype, device=device, seed=1)
+        kept = x.clone(), residual.clone()
+        for actual, expected in zip(
+            kernels.add_rms_norm(x, residual, weight, 1e-5),
+            reference.add_rms_norm(x, residual, weight, 1e-5),
+            strict=True,
+        ):
+            assert_near(actual, expected)
+        assert torch.equal(x, kept[0])
+        assert torch.equal(residual, kept[1])
+
+
+def check_silu_mul(num_tokens: int, size: int, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+    gate_up = random_tensor(num_tokens, 2 * size, dtype=dtype, device=device) * 4
+    assert_near(triton_kernels().silu_mul(gate_up), TorchKernels().silu_mul(gate_up))
+
+
+def check_rotate_and_write(
+    *,
+    num_tokens: int,
+    heads: tuple[int, int],
+    head_dim: int,
+    block_size: int,
+    norms: bool,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Strided inputs, a pool that must keep every other slot, and the placed query."""
+    num_heads, num_kv_heads = heads
+    sizes = [num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim]
+    qkv = random_tensor(num_tokens, sum(sizes), dtype=dtype, device=device)
+    query, key, value = (part.unflatten(1, (-1, head_dim)) for part in qkv.split(sizes, dim=-1))
+    angles = 6 * torch.rand(num_tokens, head_dim // 2, generator=torch.Generator().manual_seed(0)).repeat(1, 2)
+    cos, sin = angles.cos().to(device, dtype), angles.sin().to(device, dtype)
+    q_norm, k_norm = (random_tensor(head_dim, dtype=dtype, device=device, seed=s) if norms else None for s in (1, 2))
+    num_blocks = num_tokens + 2
+    order = torch.randperm(num_blocks * block_size, generator=torch.Generator().manual_seed(1))
+    slots = order[:num_tokens].to(device)
+    shape = (num_blocks, 3, 2, num_kv_heads, block_size, head_dim)
+    pools = [random_tensor(*shape, dtype=dtype, device=device) for _ in range(2)]
+    placed = [
+        kernels.rotate_and_write(query, key, value, cos, sin, pool, 1, slots, q_norm=q_norm, k_norm=k_norm, eps=1e-6)
+        for kernels, pool in zip((triton_kernels(), TorchKernels()), pools, strict=True)
+    ]
+    assert placed[0].is_contiguous()
+    assert_near(placed[0], placed[1])
+    assert_near(pools[0], pools[1])
+    untouched = torch.ones(num_blocks * block_size, dtype=torch.bool)
+    untouched[slots.cpu()] = False
+    rows = [pool.cpu()[:, 1].permute(0, 3, 1, 2, 4).flatten(0, 1) for pool in pools]
+    assert torch.equal(rows[0][untouched], rows[1][untouched])
+
+
+def check_negative_slots_are_not_written(device: str = "cpu") -> None:
+    heads = random_tensor(3, 2, 8, dtype=torch.float32, device=device)
+    angles = torch.ones(3, 8, device=device)
+    pool = torch.zeros(2, 1, 2, 2, 4, 8, device=device)
+    slots = torch.tensor([5, -1, -1], device=device)
+    triton_kernels().rotate_and_write(
+        heads, heads, heads, angles, angles, pool, 0, slots, q_norm=None, k_norm=None, eps=1e-6
+    )
+    assert torch.equal(pool[1, 0, 1, :, 1], heads[0])
+    assert int((pool != 0).any(dim=-1).sum()) == 4
+
+
+def check_blocks(
+    num_blocks: int,
+    block_shape: tuple[int, ...],
+    block_ids: list[int],
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Gathered, scattered and checked, bit for bit."""
+    kernels = triton_kernels()
+    pool = random_tensor(num_blocks, *block_shape, dtype=dtype, device=device)
+    ids = torch.tensor(block_ids, dtype=torch.int64, device=device)
+    gathered = kernels.gather_blocks(pool, ids)
+    assert torch.equal(gathered, pool[ids])
+    checksums = kernels.block_checksums(pool, ids)
+    host = BlockChecksum(pool[:1].nbytes // 8).checksum_blocks(pool.cpu(), block_ids)
+    assert [value % 2**64 for value in checksums.tolist()] == host
+    assert torch.equal(TorchKernels().block_checksums(pool, ids), checksums)
+    if len(set(block_ids)) == len(block_ids):
+        target, expected = torch.zeros_like(pool), torch.zeros_like(pool)
+        kernels.scatter_blocks(gathered, target, ids)
+        expected[ids] = gathered
+        assert torch.equal(target, expected)
+
+
+def check_slot_offsets_pass_32_bits(device: str = "cpu") -> None:
+    """A pool of 2^21 blocks of 2^12 elements: the last rows lie past 2^32."""
+    from .probes import store_offsets
+
+    table = torch.tensor([2**21 - 1, 3, -7], dtype=torch.int32, device=device)
+    offsets = torch.empty(64, dtype=torch.int64, device=device)
+    store_offsets[(1,)](table, offsets, 20, 4096, TILE=64, BLOCK_SIZE=16, HEAD_DIM=8)
+    first = [(2**21 - 1) * 4096 + position * 8 for position in range(16)]
+    second = [3 * 4096 + position * 8 for position in range(4)]
+    assert offsets[:20].tolist() == first + second
+    assert int(offsets[20:].max()) < 4096  # past the length, block 0 stands in for what the table holds
+
+
+def check_uniform(pairs: list[tuple[int, int]], device: str = "cpu") -> list[float]:
+    """The kernel's random numbers of (seed, position) pairs."""
+    from .probes import store_uniform
+
+    signed = [(seed - (1 << 64) if seed >> 63 else seed, position) for seed, position in pairs]
+    inputs = torch.tensor(signed, dtype=torch.int64, device=device)
+    numbers = torch.empty(len(pairs), dtype=torch.float64, device=device)
+    store_uniform[(len(pairs),)](inputs, numbers)
+    return [float(number) for number in numbers]
+
+
+def check_sampling(num_rows: int, vocab_size: int, seed: int, *, ties: bool, device: str = "cpu") -> None:
+    """Token for token what the reference chooses from the same probabilities."""
+    case = SamplingCase(num_rows, vocab_size, seed, ties, device)
+    tokens = triton_kernels().sample_tokens(case.logits, case.rows)
+    assert tokens.tolist() == TorchKernels().sample_tokens(case.logits, case.rows).tolist()
+    if device == "cpu":
+        assert tokens.tolist() == case.tokens_of_the_engine()
+
+
+def check_broken_logits(device: str = "cpu") -> None:
+    logits, rows, tokens = broken_rows(device)
+    assert triton_kernels().sample_tokens(logits, rows).tolist() == tokens
+
+
+def check_banned_tokens_are_never_drawn(device: str = "cpu") -> None:
+    """A row of -inf but for a few tokens, many draws."""
+    allowed = [3, 17, 40]
+    logits = torch.full((12, 50), float("-inf"), device=device)
+    logits[:, allowed] = 0.0
+    rows = SamplingRows.from_lists(
+        [1.0] * 12, [0] * 12, [1.0] * 12, [0.0] * 12, list(range(12)), list(range(12)), device
+    )
+    assert set(triton_kernels().sample_tokens(logits, rows).tolist()) == set(allowed)

@@ -1,0 +1,48 @@
+"""Where Triton's functions run in these tests: interpreted in one child process, compiled in another.
+
+Triton decides at its first import which of the two it is, so neither may happen in the process of the tests.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+DEADLINE_S = 110
+
+
+@pytest.fixture(scope="session")
+def interpreted() -> Iterator[Run]:
+    """Calls a module's function in a process whose Triton interprets; errors come back as they were raised."""
+    yield from _child(_interpret)
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Calls a module's function in a process whose Triton compiles, into a cache of its own."""
+    yield from _child(partial(_compile, str(tmp_path_factory.mktemp("triton"))))
+
+
+def _child(initializer: Callable[[], None]) -> Iterator[Run]:
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("the package triton is not installed")
+    with ProcessPoolExecutor(1, get_context("spawn"), initializer) as pool:
+        yield lambda function, *args, **kwargs: pool.submit(function, *args, **kwargs).result(DEADLINE_S)
+
+
+def _interpret() -> None:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+def _compile(cache_folder: str) -> None:
+    os.environ.pop("TRITON_INTERPRET", None)
+    os.environ["TRITON_CACHE_DIR"] = cache_folder

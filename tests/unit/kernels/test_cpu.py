@@ -1,0 +1,162 @@
+"""The C++ kernels against their torch references, and what is said where they cannot be had."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import pytest
+import torch
+
+from shared.errors import ConfigError
+from shared.kernels import cpu_backend
+from shared.kernels.cpu import build
+from shared.kernels.registry import choose_kernels
+from shared.kernels.torch_backend import TorchKernels
+
+from .attention_case import LAYER, AttentionCase
+
+REFUSAL = cpu_backend.refusal(torch.device("cpu"), torch.float32)
+needs_library = pytest.mark.skipif(REFUSAL is not None, reason=f"no C++ kernels here: {REFUSAL}")
+REFERENCE = TorchKernels()
+DTYPES = [torch.float32, torch.bfloat16]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture(scope="module")
+def cpu() -> cpu_backend.CpuKernels:
+    return cpu_backend.CpuKernels()
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert found.dtype == expected.dtype
+    tolerance = TOLERANCE[found.dtype]
+    scale = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
+    torch.testing.assert_close(found.float(), expected.float(), rtol=tolerance, atol=tolerance * scale)
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 7, 33, 48, 49, 130])
+@pytest.mark.parametrize(("in_size", "out_size"), [(64, 96), (96, 35), (256, 1), (40, 24)])
+def test_linear(cpu, dtype, rows, in_size, out_size):
+    x, weight = random(rows, in_size, dtype=dtype), random(out_size, in_size, dtype=dtype, seed=1)
+    for bias in (None, random(out_size, dtype=dtype, seed=2)):
+        exact = (x.double() @ weight.double().t() + (0 if bias is None else bias.double())).to(dtype)
+        close(cpu.linear(x, weight, bias), exact)
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "size"), [(1, 16), (5, 256), (40, 688), (3, 24)])
+def test_norms_and_silu(cpu, dtype, rows, size):
+    x, residual = random(rows, size, dtype=dtype), random(rows, size, dtype=dtype, seed=1)
+    weight = random(size, dtype=dtype, seed=2)
+    close(cpu.rms_norm(x, weight, 1e-5), REFERENCE.rms_norm(x, weight, 1e-5))
+    for found, expected in zip(
+        cpu.add_rms_norm(x, residual, weight, 1e-5), REFERENCE.add_rms_norm(x, residual, weight, 1e-5), strict=True
+    ):
+        close(found, expected)
+    gate_up = 8 * random(rows, 2 * size, dtype=dtype, seed=3)
+    close(cpu.silu_mul(gate_up), REFERENCE.silu_mul(gate_up))
+
+
+@needs_library
+def test_silu_at_the_ends_of_its_range(cpu):
+    gate = torch.tensor([-1e30, -200.0, -88.0, -1e-30, 0.0, 1e-30, 88.0, 1e30] * 4)
+    gate_up = torch.cat((gate, torch.ones(32)))[None]
+    torch.testing.assert_close(cpu.silu_mul(gate_up), REFERENCE.silu_mul(gate_up), rtol=1e-5, atol=1e-30)
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize(("heads", "head_dim"), [((4, 2), 64), ((6, 1), 128), ((3, 3), 32), ((4, 2), 80)])
+def test_rotate_and_write(cpu, dtype, norms, heads, head_dim):
+    num_heads, num_kv_heads = heads
+    tokens, width = 11, (num_heads + 2 * num_kv_heads) * head_dim
+    qkv = random(tokens, width, dtype=dtype)
+    parts = torch.split(qkv, [num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim], dim=-1)
+    query, key, value = (part.view(tokens, -1, head_dim) for part in parts)
+    angles = random(tokens, head_dim // 2, dtype=torch.float32, seed=1)
+    cos, sin = (f(torch.cat((angles, angles), dim=-1)).to(dtype) for f in (torch.cos, torch.sin))
+    norm = {"q_norm": random(head_dim, dtype=dtype), "k_norm": random(head_dim, dtype=dtype, seed=3)}
+    norm = {name: weight if norms else None for name, weight in norm.items()}
+    slots = torch.randperm(5 * 16, generator=torch.Generator().manual_seed(4))[:tokens]
+    pools = [torch.zeros(5, 2, 2, num_kv_heads, 16, head_dim, dtype=dtype) for _ in range(2)]
+    placed = [
+        kernels.rotate_and_write(query, key, value, cos, sin, pool, 1, slots, **norm, eps=1e-5)
+        for kernels, pool in zip((cpu, REFERENCE), pools, strict=True)
+    ]
+    close(*placed)
+    close(*pools)
+
+
+PLANS = {
+    "decodes": [(1, 1), (1, 2), (1, 16), (1, 17), (1, 130)],
+    "prompts": [(1, 1), (33, 33), (64, 64), (65, 65), (7, 7)],
+    "chunks": [(5, 40), (1, 90), (64, 200), (31, 63), (40, 41)],
+}
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 1, 9, 70])
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
+@pytest.mark.parametrize(("heads", "head_dim"), [((4, 2), 64), ((16, 1), 32), ((3, 3), 80), ((8, 2), 24)])
+def test_paged_attention(cpu, dtype, window, plan, heads, head_dim):
+    case = AttentionCase(plan, heads, head_dim, block_size=16, dtype=dtype)
+    found = cpu.paged_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=0.3, window=window)
+    close(found, case.expected(window).to(dtype))
+
+
+@needs_library
+def test_threads_do_not_change_a_result(cpu):
+    case = AttentionCase(PLANS["chunks"] * 3, (8, 4), 64, block_size=16)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            results.append(cpu.paged_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=0.3, window=None))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        ({"_cpu_flags": lambda: frozenset({"sse2"})}, "the processor lacks avx512f"),
+        ({"shutil": type("Nothing", (), {"which": staticmethod(lambda name: None)})}, "g++ is not installed"),
+    ],
+)
+def test_without_processor_or_compiler_the_reason_is_given_and_torch_serves(monkeypatch, caplog, broken, reason):
+    if "shutil" in broken:
+        monkeypatch.setattr(build, "_cpu_flags", lambda: frozenset(build.NEEDED_FLAGS))
+    for name, value in broken.items():
+        monkeypatch.setattr(build, name, value)
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        choose_kernels("cpu", torch.float32, "cpu")
+    with caplog.at_level(logging.WARNING):
+        assert choose_kernels("cpu", torch.float32).name == "torch"
+    assert "'cpu' passed over" in caplog.text
+
+
+@needs_library
+def test_the_library_is_compiled_once(monkeypatch, tmp_path):
+    monkeypatch.setattr(build, "_cache_folder", lambda: tmp_path / "cache")
+    first = build.library()
+    monkeypatch.setattr(build, "_compile", lambda *_: pytest.fail("it was compiled again"))
+    assert build.library() == first
+
+
+@needs_library
+def test_fp16_is_left_to_torch():
+    with pytest.raises(ConfigError, match=r"float32 and bfloat16, not in torch.float16"):
+        choose_kernels("cpu", torch.float16, "cpu")
+    assert choose_kernels("cpu", torch.float16).name == "torch"

@@ -1,0 +1,71 @@
+"""Who serves a device, and what is said where somebody does not."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from shared.errors import ConfigError
+from shared.kernels import registry
+from shared.kernels.registry import Backend, choose_kernels
+from shared.kernels.torch_backend import TorchKernels
+
+from .conftest import Run
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="the package triton is not installed"
+)
+
+
+def test_auto_never_interprets() -> None:
+    assert choose_kernels("cpu", torch.float32).name != "triton"
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"must be one of auto, triton, .*torch, not 'cuda'") as caught:
+        choose_kernels("cpu", torch.float32, "cuda")
+    assert caught.value.field == "kernels"
+
+
+@needs_triton
+def test_triton_is_refused_on_a_cpu_without_its_interpreter() -> None:
+    with pytest.raises(ConfigError, match=r"cpu is not a CUDA device"):
+        choose_kernels("cpu", torch.float32, "triton")
+
+
+def test_triton_is_refused_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="triton is not installed"):
+        choose_kernels("cpu", torch.float32, "triton")
+
+
+def refuse_bfloat16_while_interpreting() -> str:
+    assert choose_kernels("cpu", torch.float32, "triton").name == "triton"
+    with pytest.raises(ConfigError) as caught:
+        choose_kernels("cpu", torch.bfloat16, "triton")
+    return str(caught.value)
+
+
+def test_the_interpreter_is_refused_for_bfloat16(interpreted: Run) -> None:
+    assert "bfloat16" in interpreted(refuse_bfloat16_while_interpreting)
+
+
+def test_auto_passes_over_who_refuses_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    picky = Backend("picky", ("cpu",), lambda _device, _dtype: "it is raining", TorchKernels)
+    plain = Backend("plain", ("cpu",), lambda _device, _dtype: None, TorchKernels)
+    monkeypatch.setattr(registry, "backends", lambda: (picky, plain))
+    with caplog.at_level(logging.WARNING):
+        assert choose_kernels("cpu", torch.float32).name in ("cpu", "torch")
+    assert "'picky' passed over for cpu: it is raining" in caplog.text
+
+
+def test_decoder_and_registry_import_without_triton() -> None:
+    code = "import sys; sys.modules['triton'] = None; import shared.kernels.registry, shared.model.decoder"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,50 @@
+"""The vectorised torch sampling against the engine's sampler, which works row by row."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.engine.philox import uniform as engine_uniform
+from shared.kernels.sampling.reference import sample_tokens, uniform
+from shared.kernels.sampling.rows import SamplingRows
+
+from .sampling_case import SamplingCase, broken_rows
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    num_rows=st.integers(1, 8),
+    vocab_size=st.sampled_from([1, 2, 10, 300]),
+    seed=st.integers(0, 10_000),
+    ties=st.booleans(),
+)
+def test_tokens_equal_those_of_the_engine(num_rows: int, vocab_size: int, seed: int, ties: bool) -> None:
+    case = SamplingCase(num_rows, vocab_size, seed, ties)
+    assert sample_tokens(case.logits, case.rows).tolist() == case.tokens_of_the_engine()
+
+
+def test_rows_without_a_choice_give_minus_one() -> None:
+    logits, rows, tokens = broken_rows()
+    assert sample_tokens(logits, rows).tolist() == tokens
+
+
+def test_random_numbers_equal_the_engines() -> None:
+    choose = random.Random(1)
+    pairs = [(choose.getrandbits(64), choose.getrandbits(40)) for _ in range(200)] + [(2**64 - 1, 0)]
+    rows = SamplingRows.from_lists([1.0] * 201, [0] * 201, [1.0] * 201, [0.0] * 201, *zip(*pairs, strict=True))
+    assert uniform(rows.seeds, rows.positions).tolist() == [engine_uniform(*pair) for pair in pairs]
+
+
+def test_wrong_shapes_and_dtypes_are_refused() -> None:
+    case = SamplingCase(3, 10, 0)
+    with pytest.raises(AssertionError):
+        sample_tokens(case.logits[1:], case.rows)
+    with pytest.raises(AssertionError):
+        sample_tokens(case.logits.half(), case.rows)
+    with pytest.raises(AssertionError):
+        SamplingRows(*(torch.zeros(2) for _ in range(6)))

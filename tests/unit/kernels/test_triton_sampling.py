@@ -1,0 +1,44 @@
+"""Triton's sampling, token for token, against the torch reference and the engine's sampler, interpreted."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from shared.engine.philox import uniform
+
+from . import checks
+from .conftest import Run
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize(
+    ("num_rows", "vocab_size", "seed"), [(8, 100, 0), (8, 100, 1), (6, 3000, 2), (4, 5000, 3), (3, 1, 4), (0, 9, 5)]
+)
+def test_tokens_equal_those_of_the_reference(
+    interpreted: Run, num_rows: int, vocab_size: int, seed: int, ties: bool
+) -> None:
+    interpreted(checks.check_sampling, num_rows, vocab_size, seed, ties=ties)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_many_tokens_equal_those_of_the_reference(interpreted: Run, seed: int) -> None:
+    for vocab_size, ties in ((300, False), (300, True), (2049, seed % 2 == 0)):
+        interpreted(checks.check_sampling, 24, vocab_size, 100 + seed, ties=ties)
+
+
+def test_rows_without_a_choice_give_minus_one(interpreted: Run) -> None:
+    interpreted(checks.check_broken_logits)
+
+
+def test_banned_tokens_are_never_drawn(interpreted: Run) -> None:
+    interpreted(checks.check_banned_tokens_are_never_drawn)
+
+
+def test_random_numbers_equal_the_engines(interpreted: Run) -> None:
+    choose = random.Random(0)
+    pairs = [(choose.getrandbits(64), choose.getrandbits(40)) for _ in range(20)]
+    pairs += [(0, 0), (2**64 - 1, 2**40), (2**63, 1), (2**32, 2**32)]
+    assert interpreted(checks.check_uniform, pairs) == [uniform(*pair) for pair in pairs]

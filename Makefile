@@ -5,16 +5,13 @@ BIN    := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-# make run
-MODEL   ?= models/demo
-PREFILL ?= 1
-DECODE  ?= 1
-DTYPE   ?= auto
-HTTP    ?= 127.0.0.1:8000
-GRPC    ?= 127.0.0.1:50051
-MODE    ?= disaggregated
-# more flags for pytest (make test) or tandem (make run): ARGS="-k transfer"
-ARGS    ?=
+# Further flags for what a target calls, such as make test ARGS="-k transfer".
+ARGS   ?=
+
+# What make run hands to tandem up: the settings given on make's command line; tandem up knows the defaults.
+SETTINGS = MODEL PREFILL DECODE DTYPE HTTP GRPC MODE
+UP_FLAGS = $(foreach name,$(SETTINGS),$(if $(findstring command,$(origin $(name))),\
+	--$(shell echo $(name) | tr A-Z a-z) "$($(name))"))
 
 # Python compiles what is imported, once, and keeps it; pip would compile thousands of modules that nothing imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -27,9 +24,8 @@ help:  ## list the targets
 
 setup: $(BIN)/.project shared/rpc/pb/__init__.py  ## install everything into .venv (done by the others when needed)
 
-run: setup  ## serve a model: MODEL=path PREFILL=n DECODE=n DTYPE=bf16|fp32|auto HTTP=host:port GRPC=host:port MODE=disaggregated|collocated
-	@exec $(BIN)/tandem up --model "$(MODEL)" --prefill "$(PREFILL)" --decode "$(DECODE)" --dtype "$(DTYPE)" \
-		--http "$(HTTP)" --grpc "$(GRPC)" --mode "$(MODE)" $(ARGS)
+run: setup  ## serve a model here; settings: MODEL=path PREFILL=n DECODE=n DTYPE=bf16 HTTP=host:port GRPC=host:port MODE=collocated
+	@exec $(BIN)/tandem up $(UP_FLAGS) $(ARGS)
 
 test: setup  ## all tests that need neither a GPU nor Kubernetes
 	$(PYTEST) -m "not gpu and not k8s" $(ARGS)

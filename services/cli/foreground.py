@@ -21,7 +21,8 @@ from shared.errors import TandemError, WorkerLost
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 
 EXAMPLE_PROMPT = "In the beginning"
-EXAMPLE_TOKENS = 48
+EXAMPLE_SAMPLING = types_pb2.SamplingParams(temperature=0.5, seed=1, max_tokens=40)
+"""Cool enough to make sense and warm enough not to repeat itself; the same answer each time."""
 
 
 class Foreground:
@@ -60,7 +61,7 @@ class Foreground:
                     return EXIT_INTERRUPTED
             self._announce(time.perf_counter() - started_at)
             if not self._example or await self._until_stop(self._stream_example()):
-                self._print("Ctrl-C stops the cluster.")
+                self._print("Serving. Ctrl-C stops the cluster.")
                 await self._until_stop(self._watch())
             return 0
         finally:
@@ -100,14 +101,11 @@ class Foreground:
         self._print(f"  logs        {spec.log_dir}/")
 
     async def _stream_example(self) -> None:
-        """One greedy answer, streamed the way a client sees it; a failure is shown and the cluster goes on."""
-        request = inference_pb2.GenerateRequest(
-            text=EXAMPLE_PROMPT,
-            sampling=types_pb2.SamplingParams(temperature=0.0, max_tokens=EXAMPLE_TOKENS),
-        )
+        """One answer, streamed the way a client sees it; a failure is shown and the cluster goes on."""
+        request = inference_pb2.GenerateRequest(text=EXAMPLE_PROMPT, sampling=EXAMPLE_SAMPLING)
         answer = Answer()
-        self._print("\nAn example, the model continues a text:\n")
-        self._write(f"  {EXAMPLE_PROMPT}")
+        self._print("\nFor example:\n")
+        self._write(EXAMPLE_PROMPT)
         try:
             async with InferenceClient(self._cluster.grpc) as client:
                 await stream_answer(client, request, answer, self._write)
@@ -115,7 +113,7 @@ class Foreground:
             self._print("")
             report(error)
             return
-        self._print("\n")
+        self._print(" …\n" if answer.finish_reason == "length" else "\n")
         print_summary(self._console, answer)
         self._print("")
 

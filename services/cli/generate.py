@@ -64,7 +64,10 @@ def generate(
     if as_json:
         print(answer_json(answer))
     else:
-        print_summary(Console(stderr=True), answer)
+        console = Console(stderr=True)
+        if console.is_terminal:
+            console.print()
+        print_summary(console, answer)
 
 
 def answer_json(answer: Answer) -> str:

@@ -34,10 +34,11 @@ class ProgressView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bars.stop()
+        if self._console.is_terminal:
+            self._bars.stop()
 
     def update(self, process: str, progress: events.Progress) -> None:
-        """Takes what LocalCluster reports."""
+        """Takes what LocalCluster reports. A process that has said nothing of itself yet has a moving bar."""
         if not self._console.is_terminal:
             if self._said.get(process) != progress.text:
                 self._said[process] = progress.text

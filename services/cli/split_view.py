@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -52,24 +53,22 @@ def summary_line(answer: Answer) -> str:
 def _drawing(answer: Answer) -> RenderableType:
     split = answer.split
     headline = Text.assemble(
-        ("first token ", "dim"),
         (f"{answer.ttft_ms:.1f} ms", "bold"),
-        (f"  of them {split.ttft_ms:.1f} in the router  ", "dim"),
-        (_route(answer), "cyan"),
+        f" to the first token, {split.ttft_ms:.1f} of them in the router ",
+        (f"({_route(answer)})", "cyan"),
     )
-    table = Table.grid(padding=(0, 1, 0, 1))
-    table.add_column(style="dim", min_width=13)
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(min_width=13)
     table.add_column(justify="right", min_width=8)
     table.add_column()
     start = 0.0
     for name, value in split_parts(split):
         table.add_row(name, f"{value:.1f} ms", _bar(start, value, split.ttft_ms))
         start += value
-    then = f"tpot {answer.tpot_ms:.1f} ms  "
+    footer = f"{answer.tpot_ms:.1f} ms a token after it; {_tokens(answer)}"
     if answer.prefill_worker:
-        then += f"after the first token: blocks there +{split.ship_exposed_ms:.1f} ms, "
-        then += f"second token +{split.first_decode_step_ms:.1f} ms  "
-    return Group(headline, table, Text(f"{then}{_tokens(answer)}", style="dim"))
+        footer += f"; last KV block +{split.ship_exposed_ms:.1f} ms"
+    return Group(headline, Padding(table, (0, 0, 0, 2)), Text(footer, style="dim"))
 
 
 def _bar(start_ms: float, length_ms: float, total_ms: float) -> Text:

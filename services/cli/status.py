@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Annotated
 
 import typer
@@ -14,6 +15,8 @@ from services.cli.client import InferenceClient
 from services.cli.options import DEFAULT_TARGET, ApiKey, Target
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 
+_PIPED_WIDTH = 200
+"""Columns where no terminal sets a limit: nothing is cut."""
 _ROLES = {types_pb2.WORKER_ROLE_PREFILL: "prefill", types_pb2.WORKER_ROLE_DECODE: "decode"}
 
 
@@ -27,7 +30,7 @@ def status(
     if as_json:
         print(MessageToJson(cluster, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
         return
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
     for line in summary_lines(cluster):
         console.print(line, markup=False)
     console.print()
@@ -50,11 +53,11 @@ def summary_lines(cluster: inference_pb2.ClusterStatus) -> list[str]:
 
 
 def worker_table(cluster: inference_pb2.ClusterStatus) -> Table:
-    """One row a worker."""
+    """One row a worker: sequences running and waiting, prompt tokens to compute, free blocks, prefix hits."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for header in ("worker", "role", "address", "state"):
         table.add_column(header, no_wrap=True)
-    for header in ("running", "waiting", "queued tokens", "free blocks", "prefix hits"):
+    for header in ("run", "wait", "queued", "free blocks", "hits"):
         table.add_column(header, justify="right", no_wrap=True)
     for worker in cluster.workers:
         load = worker.load

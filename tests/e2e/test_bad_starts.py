@@ -40,6 +40,7 @@ async def test_a_missing_model_folder(tmp_path):
     assert "nowhere" in error.message
 
 
+@pytest.mark.slow
 async def test_an_unsupported_architecture_is_named_with_the_supported_ones(tmp_path, model):
     edit_config(model, architectures=["MambaForCausalLM"])
     error = await start_error(tmp_path, model)

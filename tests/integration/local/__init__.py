@@ -1,0 +1,1 @@
+"""The launcher with the real services."""

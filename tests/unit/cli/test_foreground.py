@@ -1,0 +1,119 @@
+"""`tandem up` from start to Ctrl-C, with real processes in the services' places."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from services.cli.foreground import Foreground
+from services.local.spec import ClusterSpec
+from shared.errors import ModelLoadError, WorkerLost
+from tests.unit.local.fakes import FakeCommands, fake_spec
+
+
+class Screen(io.StringIO):
+    """What was printed; wakes whoever waits for a text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._printed = asyncio.Event()
+
+    def write(self, text: str) -> int:
+        self._printed.set()
+        return super().write(text)
+
+    async def shows(self, text: str) -> None:
+        """Returns once `text` was printed; a deadline is the test's."""
+        while text not in self.getvalue():
+            self._printed.clear()
+            await self._printed.wait()
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> FakeCommands:
+    return FakeCommands(tmp_path / "journal")
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> ClusterSpec:
+    return replace(fake_spec(tmp_path), served_model_name="tiny")
+
+
+@contextmanager
+def running(spec: ClusterSpec, commands: FakeCommands) -> Iterator[tuple[Screen, asyncio.Task[int]]]:
+    """The command without an example, on a screen that is no terminal."""
+    screen = Screen()
+    foreground = Foreground(spec, Console(file=screen, width=200), example=False, commands=commands)
+    yield screen, asyncio.create_task(foreground.run())
+
+
+async def test_ctrl_c_stops_everything_in_order_and_exits_0(spec: ClusterSpec, commands: FakeCommands) -> None:
+    with running(spec, commands) as (screen, command):
+        await screen.shows("Serving.")
+        os.kill(os.getpid(), signal.SIGINT)
+        assert await command == 0
+    printed = screen.getvalue()
+    assert "decode-0: loading weights" in printed
+    assert "Tandem serves tiny after" in printed
+    assert "gRPC        127.0.0.1:2" in printed
+    assert printed.endswith("stopped\n")
+    assert commands.events()[-4] == "router stop"
+    assert commands.events()[-1] == "kvstore stop"
+    assert not commands.index_is_there()
+
+
+async def test_a_second_ctrl_c_kills_what_will_not_stop(spec: ClusterSpec, commands: FakeCommands) -> None:
+    commands.behaviours["decode-0"] = "stubborn"
+    with running(spec, commands) as (screen, command):
+        await screen.shows("Serving.")
+        os.kill(os.getpid(), signal.SIGINT)
+        await screen.shows("once more kills")
+        os.kill(os.getpid(), signal.SIGINT)
+        assert await asyncio.wait_for(command, 10.0) == 0
+
+
+async def test_ctrl_c_while_weights_load_exits_130(spec: ClusterSpec, commands: FakeCommands) -> None:
+    commands.behaviours["decode-0"] = "never ready"
+    with running(spec, commands) as (screen, command):
+        await screen.shows("prefill-0: ready")
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await command == 130
+
+
+async def test_a_worker_that_dies_is_told_and_the_rest_goes_on(
+    spec: ClusterSpec, commands: FakeCommands, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(spec, commands) as (screen, command):
+        await screen.shows("Serving.")
+        pid = int(commands.routed["decode"]["decode-0"].rpartition(":")[2])
+        os.kill(pid, signal.SIGKILL)
+        err = ""
+        while "decode-0 ended (SIGKILL)" not in err:
+            await asyncio.sleep(0.01)
+            err += capsys.readouterr().err
+        assert not command.done()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert await command == 0
+
+
+async def test_without_its_router_the_cluster_is_stopped(spec: ClusterSpec, commands: FakeCommands) -> None:
+    commands.behaviours["router"] = "router that dies"
+    with running(spec, commands) as (_, command), pytest.raises(WorkerLost, match=r"router ended \(exit status 4\)"):
+        await command
+    assert commands.events()[-1] == "kvstore stop"
+
+
+async def test_a_start_that_fails_says_nothing_of_stopping(spec: ClusterSpec, commands: FakeCommands) -> None:
+    commands.behaviours["prefill-0"] = "refuses"
+    with running(spec, commands) as (screen, command), pytest.raises(ModelLoadError):
+        await command
+    assert "stopped" not in screen.getvalue()

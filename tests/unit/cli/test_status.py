@@ -1,0 +1,85 @@
+"""`tandem status` shows each worker and the cluster as a whole."""
+
+from __future__ import annotations
+
+import json
+
+from shared.errors import Unauthenticated
+from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
+from tests.unit.cli.conftest import RunTandem
+from tests.unit.cli.scripted_router import ScriptedRouter
+
+
+def some_status() -> inference_pb2.ClusterStatus:
+    """A worker that is up and one that is lost."""
+    status = inference_pb2.ClusterStatus(
+        model_name="demo",
+        mode="disaggregated",
+        ready=False,
+        not_ready_reason="no decode worker is connected",
+        queue_len=3,
+        queue_limit=1024,
+        num_running=2,
+        num_finished=40,
+        num_failed=1,
+        num_prompt_tokens=1000,
+        num_cached_tokens=250,
+        store_available=True,
+    )
+    status.workers.add(
+        worker=types_pb2.WorkerId(name="prefill-0", incarnation=7),
+        role=types_pb2.WORKER_ROLE_PREFILL,
+        address="127.0.0.1:4001",
+        connected=True,
+        load=types_pb2.Load(
+            num_free_blocks=90,
+            num_total_blocks=128,
+            num_running=2,
+            num_queued_tokens=640,
+            num_prefix_hit_tokens=10,
+            num_prompt_tokens=40,
+        ),
+    )
+    status.workers.add(
+        worker=types_pb2.WorkerId(name="decode-0"), role=types_pb2.WORKER_ROLE_DECODE, address="127.0.0.1:4002"
+    )
+    return status
+
+
+def test_the_table_has_a_row_for_each_worker(tandem: RunTandem, router: ScriptedRouter) -> None:
+    router.status = some_status()
+    result = tandem("status")
+    assert result.status == 0
+    lines = [line.split() for line in result.out.splitlines()]
+    assert ["prefill-0", "prefill", "127.0.0.1:4001", "up", "2", "0", "640", "90/128", "25", "%"] in lines
+    assert ["decode-0", "decode", "127.0.0.1:4002", "lost"] in lines
+    assert "demo, disaggregated, not ready: no decode worker is connected" in result.out
+    assert "queue 3 of 1024, running 2, finished 40, failed 1" in result.out
+    assert "prefix hits 25 % of 1000 prompt tokens" in result.out
+    assert "store" not in result.out
+
+
+def test_a_store_that_is_gone_is_said(tandem: RunTandem, router: ScriptedRouter) -> None:
+    router.status = some_status()
+    router.status.store_available, router.status.num_store_errors = False, 4
+    assert "the KV store does not answer (4 errors): local caches only" in tandem("status").out
+
+
+def test_json_has_every_field(tandem: RunTandem, router: ScriptedRouter) -> None:
+    router.status = some_status()
+    status = json.loads(tandem("status", "--json").out)
+    assert status["queue_len"] == 3
+    assert status["num_store_errors"] == "0"
+    assert status["workers"][0]["load"]["num_free_blocks"] == 90
+
+
+def test_a_target_on_the_command_line_comes_before_the_environment(tandem: RunTandem) -> None:
+    result = tandem("status", "--target", "127.0.0.1:1")
+    assert (result.status, result.out) == (1, "")
+    assert "nothing listens at 127.0.0.1:1:" in result.err
+
+
+def test_a_missing_key_is_said_in_a_line(tandem: RunTandem, router: ScriptedRouter) -> None:
+    router.error = Unauthenticated("an API key is needed")
+    result = tandem("status")
+    assert (result.status, result.err) == (1, "tandem: an API key is needed\n")

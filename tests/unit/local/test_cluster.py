@@ -1,0 +1,149 @@
+"""The launcher's order, its failures and its end, with real processes in the services' places."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from services.local.cluster import LocalCluster
+from services.local.events import Progress
+from services.local.spec import ClusterSpec
+from shared.errors import ConfigError, DeadlineExceeded, ModelLoadError
+from tests.unit.local.fakes import FakeCommands
+from tests.unit.local.processes import wait_for_end
+
+
+async def test_everyone_is_told_where_the_others_are(spec: ClusterSpec, commands: FakeCommands) -> None:
+    spec = replace(spec, num_prefill=2, num_decode=1)
+    async with LocalCluster(spec, commands=commands) as cluster:
+        assert list(cluster.children) == ["kvstore", "prefill-0", "prefill-1", "decode-0", "router"]
+        assert commands.redis_url.startswith("unix:///")
+        assert len(commands.kvstores) == 1  # bound by the store, told to workers and router
+        assert commands.routed == {
+            "prefill": {name: f"127.0.0.1:{cluster.children[name].pid}" for name in ("prefill-0", "prefill-1")},
+            "decode": {"decode-0": f"127.0.0.1:{cluster.children['decode-0'].pid}"},
+        }
+        assert cluster.http.startswith("127.0.0.1:")
+        assert cluster.grpc == "127.0.0.1:2"
+        assert all(child.log_path.parent == spec.log_dir for child in cluster.children.values())
+
+
+async def test_cores_are_shared_out_among_the_workers(spec: ClusterSpec, commands: FakeCommands) -> None:
+    async with LocalCluster(spec, commands=commands):
+        used = [core for plan in commands.workers for core in plan.cores]
+        assert set(used) == os.sched_getaffinity(0)
+
+
+async def test_a_collocated_cluster_has_decode_workers_alone(spec: ClusterSpec, commands: FakeCommands) -> None:
+    spec = replace(spec, mode="collocated", num_prefill=0, num_decode=2)
+    async with LocalCluster(spec, commands=commands):
+        assert commands.routed["prefill"] == {}
+        assert list(commands.routed["decode"]) == ["decode-0", "decode-1"]
+
+
+async def test_it_stops_the_router_first_then_the_workers_then_the_store(
+    spec: ClusterSpec, commands: FakeCommands
+) -> None:
+    cluster = LocalCluster(replace(spec, num_prefill=2), commands=commands)
+    await cluster.start()
+    await asyncio.gather(cluster.stop(), cluster.stop())
+    stops = [line.removesuffix(" stop") for line in commands.events() if line.endswith(" stop")]
+    assert stops[0] == "router"
+    assert sorted(stops[1:4]) == ["decode-0", "prefill-0", "prefill-1"]
+    assert stops[4:] == ["kvstore"]
+    assert [child.returncode for child in cluster.children.values()] == [0] * 5
+    assert not commands.index_is_there()
+
+
+async def test_progress_of_every_process_ends_with_ready(spec: ClusterSpec, commands: FakeCommands) -> None:
+    seen: dict[str, list[Progress]] = {}
+    async with LocalCluster(
+        spec, commands=commands, on_progress=lambda name, step: seen.setdefault(name, []).append(step)
+    ):
+        assert set(seen) == {"kvstore", "prefill-0", "decode-0", "router"}
+        assert Progress(0.5, "loading weights") in seen["decode-0"]
+        assert all(steps[0] == Progress(0.0, "starting") for steps in seen.values())
+        assert all(steps[-1] == Progress(1.0, "ready") for steps in seen.values())
+
+
+async def test_one_workers_error_is_raised_and_everything_is_stopped(spec: ClusterSpec, commands: FakeCommands) -> None:
+    commands.behaviours["decode-0"] = "refuses"
+    commands.behaviours["prefill-0"] = "never ready"
+    cluster = LocalCluster(spec, commands=commands)
+    with pytest.raises(ModelLoadError, match="no model_type") as caught:
+        await cluster.start()
+    assert caught.value.details["process"] == "decode-0"
+    assert "router" not in cluster.children
+    assert all(child.returncode is not None for child in cluster.children.values())
+
+
+async def test_a_start_that_is_cancelled_leaves_no_process(spec: ClusterSpec, commands: FakeCommands) -> None:
+    commands.behaviours["decode-0"] = "never ready"
+    waiting = asyncio.Event()
+    cluster = LocalCluster(
+        spec,
+        commands=commands,
+        on_progress=lambda name, step: waiting.set() if (name, step.text) == ("prefill-0", "ready") else None,
+    )
+    start = asyncio.create_task(cluster.start())
+    await waiting.wait()
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    assert all(child.returncode is not None for child in cluster.children.values())
+
+
+async def test_a_router_that_never_reaches_its_workers_says_why(spec: ClusterSpec, commands: FakeCommands) -> None:
+    commands.behaviours["router"] = "router without workers"
+    cluster = LocalCluster(replace(spec, start_timeout_s=5.0), commands=commands)
+    with pytest.raises(DeadlineExceeded, match="no decode worker"):
+        await cluster.start()
+
+
+async def test_a_child_that_ends_by_itself_is_reported(spec: ClusterSpec, commands: FakeCommands) -> None:
+    async with LocalCluster(spec, commands=commands) as cluster:
+        os.kill(cluster.children["decode-0"].pid, signal.SIGKILL)
+        child = await asyncio.wait_for(cluster.next_exit(), 20.0)
+        assert child.name == "decode-0"
+        assert child.end_in_words() == "SIGKILL"
+        assert cluster.children["router"].returncode is None
+
+
+async def test_kill_ends_even_what_ignores_sigterm(spec: ClusterSpec, commands: FakeCommands) -> None:
+    commands.behaviours["prefill-0"] = "stubborn"
+    cluster = LocalCluster(spec, commands=commands)
+    await cluster.start()
+    pids = [child.pid for child in cluster.children.values()]
+    stopping = asyncio.create_task(cluster.stop())
+    cluster.kill()
+    await stopping
+    assert all(wait_for_end(pid) for pid in pids)
+
+
+@pytest.mark.parametrize("content", [None, "an empty folder"])
+async def test_a_folder_without_a_model_stops_it_before_any_process(
+    spec: ClusterSpec, commands: FakeCommands, content: str | None, tmp_path: Path
+) -> None:
+    folder = tmp_path / "nothing"
+    if content is not None:
+        folder.mkdir()
+    with pytest.raises(ModelLoadError) as caught:
+        await LocalCluster(replace(spec, model=folder), commands=commands).start()
+    assert caught.value.field == "model"
+    assert str(folder) in caught.value.message
+    assert commands.events() == []
+
+
+async def test_a_taken_port_stops_it_before_any_process(spec: ClusterSpec, commands: FakeCommands) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=taken) as caught:
+            await LocalCluster(replace(spec, http=taken), commands=commands).start()
+    assert caught.value.field == "http"
+    assert commands.events() == []

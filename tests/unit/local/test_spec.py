@@ -1,0 +1,68 @@
+"""A spec that cannot be a cluster is refused with the setting's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.local.commands import TandemCommands, WorkerPlan, plan_workers
+from services.local.spec import ClusterSpec
+from shared.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("field", "settings"),
+    [
+        ("prefill", {"num_prefill": 0}),
+        ("prefill", {"num_prefill": 65}),
+        ("prefill", {"num_prefill": 1, "mode": "collocated"}),
+        ("decode", {"num_decode": 0}),
+        ("mode", {"mode": "both"}),
+        ("dtype", {"dtype": "int8"}),
+        ("http", {"http": "8000"}),
+        ("grpc", {"grpc": "localhost:x"}),
+        ("num_kv_blocks", {"num_kv_blocks": -1}),
+        ("max_model_len", {"max_model_len": -1}),
+    ],
+)
+def test_a_wrong_setting_is_named(field: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ClusterSpec(model=Path("m"), **settings)
+    assert caught.value.field == field
+    assert field in caught.value.message
+
+
+def test_the_model_is_called_like_its_folder_unless_named(tmp_path: Path) -> None:
+    assert ClusterSpec(model=tmp_path / "tiny" / ".").model_name == "tiny"
+    assert ClusterSpec(model=tmp_path, served_model_name="x").model_name == "x"
+
+
+def test_prefill_workers_come_first_and_get_their_cores() -> None:
+    spec = ClusterSpec(model=Path("m"), num_prefill=2, num_decode=1)
+    assert plan_workers(spec, [(0, 1), (2,), (3,)]) == [
+        WorkerPlan("prefill", "prefill-0", (0, 1)),
+        WorkerPlan("prefill", "prefill-1", (2,)),
+        WorkerPlan("decode", "decode-0", (3,)),
+    ]
+
+
+def test_a_worker_is_pinned_to_its_cores_with_a_thread_each() -> None:
+    spec = ClusterSpec(model=Path("m"), dtype="bf16", num_kv_blocks=64)
+    command = list(TandemCommands(spec).worker(WorkerPlan("decode", "decode-0", (2, 3)), "127.0.0.1:9"))
+    flags = dict(zip(command[3::2], command[4::2], strict=True))
+    assert command[1:3] == ["-m", "services.decode"]
+    assert flags["--num-threads"] == "2"
+    assert flags["--cpu-affinity"] == "2,3"
+    assert flags["--dtype"] == "bf16"
+    assert flags["--kvstore"] == "127.0.0.1:9"
+
+
+def test_a_collocated_router_is_given_decode_workers_alone() -> None:
+    spec = ClusterSpec(model=Path("m"), mode="collocated", num_prefill=0, num_decode=2)
+    workers = {"prefill": {}, "decode": {"decode-0": "127.0.0.1:1", "decode-1": "127.0.0.1:2"}}
+    command = list(TandemCommands(spec).router(workers, "127.0.0.1:9"))  # type: ignore[arg-type]
+    assert "--prefill" not in command
+    assert command[command.index("--decode") + 1] == "decode-0=127.0.0.1:1,decode-1=127.0.0.1:2"
+    assert command[command.index("--mode") + 1] == "collocated"

@@ -10,6 +10,10 @@ from shared.kv.transfer import Incoming, KVTransfer
 from shared.rpc.handoff import decode_trailer
 
 
+class MemoryLost(TransferFailed):
+    """A silent sender may still write to the blocks: they must not be used again while this process lives."""
+
+
 @dataclass(frozen=True, slots=True)
 class Arrived:
     """A hand-off that ended as it should: every needed block is in place (its checksum is not checked yet)."""
@@ -32,7 +36,7 @@ async def receive(
     """Waits for the trailer and for every block it names; None where the sender gave up.
 
     However this ends, also by an exception or a cancel of the task, no receive of the ticket can write to the pool
-    any more when it does. Raises TransferFailed.
+    any more when it does, unless it raises MemoryLost. Raises TransferFailed.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -51,4 +55,7 @@ async def receive(
     except TimeoutError as error:
         raise TransferFailed(f"the hand-off did not end within {timeout_s:g} s", limit=timeout_s) from error
     finally:
-        await asyncio.shield(transfer.cancel(ticket))
+        try:
+            await asyncio.shield(transfer.cancel(ticket))
+        except TransferFailed as error:
+            raise MemoryLost(error.message) from error

@@ -9,9 +9,7 @@ from collections import defaultdict
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 
-from shared.rpc.index_publisher import IndexPublisher
-
-from services.decode.receiving import Arrived, receive
+from services.decode.receiving import Arrived, MemoryLost, receive
 from services.worker.host import EngineHost
 from services.worker.role import WorkerRole
 from services.worker.session import Session
@@ -33,6 +31,7 @@ from shared.kv.transfer import new_ticket
 from shared.rpc.convert import logprobs_to_proto
 from shared.rpc.errors import to_proto
 from shared.rpc.handoff import trailer_bytes
+from shared.rpc.index_publisher import IndexPublisher
 from shared.rpc.pb.tandem.v1 import decode_pb2, types_pb2
 
 logger = logging.getLogger(__name__)
@@ -182,8 +181,14 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
     async def _join(self, sequence_id: str, item: _Request, arrival: Coroutine[None, None, Arrived | None]) -> None:
         """Ends the receiving of one sequence: it joins the batch, or its blocks are freed."""
         arrived: Arrived | None = None
+        lost = False
         try:
             arrived = await arrival
+        except MemoryLost as error:
+            lost = True
+            logger.critical("the blocks of %d tokens are lost until a restart: %s", item.num_tokens, error)
+            if not item.cancelled:
+                self._send_failed(item, error)
         except TandemError as error:
             if not item.cancelled:
                 self._send_failed(item, error)
@@ -194,7 +199,7 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
                 assert arrived is not None
                 item.joined_at = time.perf_counter()
                 self.host.engine.submit(JoinSequence(sequence_id, arrived.first_token, arrived.checksums))
-            else:
+            elif not lost:
                 self.host.engine.submit(AbortSequence(sequence_id))
             if not keep or (arrived is not None and arrived.finished):
                 self._forget(sequence_id)

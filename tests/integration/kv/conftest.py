@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -95,6 +96,11 @@ class FarProcess:
             reading.cancel()
             transport.close()
             pipe.close()
+
+    def stop(self) -> None:
+        """Returns when all its threads have stopped; all it can do from then on is to be killed."""
+        os.kill(self.pid, signal.SIGSTOP)
+        os.waitpid(self.pid, os.WUNTRACED)
 
     def end(self, *, killed: bool) -> None:
         """Waits for its end, or kills it; UCX must not have complained."""

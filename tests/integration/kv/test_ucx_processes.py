@@ -66,7 +66,7 @@ async def test_a_sender_that_is_silent_in_the_middle_of_a_message_does_not_hang_
     assert doomed.process is not None
     ticket = new_ticket()
     sending = await announce(doomed, ticket, [(0, BIG)])
-    os.kill(doomed.process.pid, signal.SIGSTOP)
+    doomed.process.stop()
     incoming = doomed.near.expect(ticket, Memory([(0, BIG)]).buffers, TRAILER_BYTES)
     with pytest.raises(TransferFailed) as failure:
         await doomed.near.cancel(ticket)

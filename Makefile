@@ -17,12 +17,17 @@ UP_FLAGS = $(foreach name,$(SETTINGS),$(if $(findstring command,$(origin $(name)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast lint format proto lock demo-model clean
+# make bench-engine: MODEL is a folder or one of the random-weight shapes 125m and 1b; OUT is where the JSON goes
+BENCH_MODEL = $(if $(filter file,$(origin MODEL)),125m,$(MODEL))
+BENCH_DTYPE = $(if $(filter file,$(origin DTYPE)),bf16,$(DTYPE))
+OUT     ?=
+
+.PHONY: help setup run test test-fast lint format proto lock demo-model bench bench-engine clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(BIN)/.project shared/rpc/pb/__init__.py  ## install everything into .venv (done by the others when needed)
+setup: $(BIN)/.project shared/rpc/pb/__init__.py $(BIN)/.kernels  ## install everything into .venv (done by the others when needed)
 
 run: setup  ## serve a model here; settings: MODEL=path PREFILL=n DECODE=n DTYPE=bf16 HTTP=host:port GRPC=host:port MODE=collocated
 	@exec $(BIN)/tandem up $(UP_FLAGS) $(ARGS)
@@ -50,6 +55,11 @@ lock: $(BIN)/.project  ## resolve pyproject.toml anew into requirements.lock
 
 demo-model: setup  ## train models/demo from nothing
 	$(BIN)/python models/recipe/train.py $(ARGS)
+
+bench: bench-engine  ## all benchmarks
+
+bench-engine: setup  ## prefill and decode beside the limits of the hardware: MODEL=125m|1b|path DTYPE=bf16|fp32 OUT=file
+	$(BIN)/python -m shared.bench.engine --model "$(BENCH_MODEL)" --dtype "$(BENCH_DTYPE)" $(if $(OUT),--out "$(OUT)") $(ARGS)
 
 clean:  ## remove what was made here, except .venv
 	rm -rf .tandem .mypy_cache .ruff_cache .pytest_cache .hypothesis build out tandem_llm.egg-info shared/rpc/pb
@@ -87,3 +97,9 @@ $(BIN)/.project: pyproject.toml $(BIN)/.packages
 shared/rpc/pb/__init__.py: $(wildcard proto/tandem/v1/*.proto) shared/rpc/generate.py $(BIN)/.packages
 	@echo "== gRPC stubs"
 	@$(BIN)/python shared/rpc/generate.py >/dev/null
+
+# Where they cannot be compiled, the reason is printed and torch's own ops serve.
+$(BIN)/.kernels: $(wildcard shared/kernels/cpu/source/*) shared/kernels/cpu/build.py $(BIN)/.project
+	@echo "== C++ kernels"
+	@$(BIN)/python -m shared.kernels.cpu.build
+	@touch $@

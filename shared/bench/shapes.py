@@ -1,0 +1,47 @@
+"""Checkpoints of real shapes with random weights, for speed alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shared.model.checkpoints import write_random_checkpoint
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "125m": {
+        "vocab_size": 32000,
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "num_layers": 12,
+        "num_heads": 12,
+        "num_kv_heads": 4,
+        "head_dim": 64,
+    },
+    "1b": {
+        "vocab_size": 32000,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_layers": 22,
+        "num_heads": 32,
+        "num_kv_heads": 4,
+        "head_dim": 64,
+    },
+}
+"""125m: a small GQA Llama; 1b: TinyLlama's shape."""
+
+
+def checkpoint(name: str) -> Path:
+    """The folder of a shape's bf16 checkpoint, written to the user's cache where it is not there yet."""
+    folder = Path.home() / ".cache" / "tandem" / "checkpoints" / name
+    if not (folder / "config.json").exists():
+        write_random_checkpoint(
+            folder,
+            "LlamaForCausalLM",
+            max_position_embeddings=16384,
+            dtype=torch.bfloat16,
+            tie=False,
+            **SHAPES[name],
+        )
+    return folder

@@ -13,15 +13,14 @@ SETTINGS = MODEL PREFILL DECODE DTYPE HTTP GRPC MODE
 UP_FLAGS = $(foreach name,$(SETTINGS),$(if $(findstring command,$(origin $(name))),\
 	--$(shell echo $(name) | tr A-Z a-z) "$($(name))"))
 
+# Flags of make bench-engine, likewise; MODEL is a folder or one of the random-weight shapes 125m and 1b.
+BENCH_FLAGS = $(foreach name,MODEL DTYPE OUT,$(if $(findstring command,$(origin $(name))),\
+	--$(shell echo $(name) | tr A-Z a-z) "$($(name))"))
+
 # Python compiles what is imported, once, and keeps it; pip would compile thousands of modules that nothing imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-# make bench-engine: MODEL is a folder or one of the random-weight shapes 125m and 1b; OUT is where the JSON goes
-BENCH_MODEL = $(if $(filter file,$(origin MODEL)),125m,$(MODEL))
-BENCH_DTYPE = $(if $(filter file,$(origin DTYPE)),bf16,$(DTYPE))
-OUT     ?=
-
 .PHONY: help setup run test test-fast lint format proto lock demo-model bench bench-engine clean
 
 help:  ## list the targets
@@ -59,7 +58,7 @@ demo-model: setup  ## train models/demo from nothing
 bench: bench-engine  ## all benchmarks
 
 bench-engine: setup  ## prefill and decode beside the limits of the hardware: MODEL=125m|1b|path DTYPE=bf16|fp32 OUT=file
-	$(BIN)/python -m shared.bench.engine --model "$(BENCH_MODEL)" --dtype "$(BENCH_DTYPE)" $(if $(OUT),--out "$(OUT)") $(ARGS)
+	$(BIN)/python -m shared.bench.engine $(BENCH_FLAGS) $(ARGS)
 
 clean:  ## remove what was made here, except .venv
 	rm -rf .tandem .mypy_cache .ruff_cache .pytest_cache .hypothesis build out tandem_llm.egg-info shared/rpc/pb

@@ -21,7 +21,7 @@ BENCH_FLAGS = $(foreach name,MODEL DTYPE OUT,$(if $(findstring command,$(origin 
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast lint format proto lock demo-model bench bench-engine clean
+.PHONY: help setup run test test-fast test-timing lint format proto lock demo-model bench bench-engine clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,10 +32,13 @@ run: setup  ## serve a model here; settings: MODEL=path PREFILL=n DECODE=n DTYPE
 	@exec $(BIN)/tandem up $(UP_FLAGS) $(ARGS)
 
 test: setup  ## all tests that need neither a GPU nor Kubernetes
-	$(PYTEST) -m "not gpu and not k8s" $(ARGS)
+	$(PYTEST) -m "not gpu and not k8s and not timing" $(ARGS)
 
 test-fast: setup  ## the tests of a few seconds only
-	$(PYTEST) -m "not gpu and not k8s and not slow" $(ARGS)
+	$(PYTEST) -m "not gpu and not k8s and not timing and not slow" $(ARGS)
+
+test-timing: setup  ## the tests that hold on a quiet machine only
+	$(PYTEST) -m timing $(ARGS)
 
 lint: setup  ## formatting, lint, types, lock
 	$(BIN)/ruff format --check

@@ -84,7 +84,7 @@ def _triton_refusal(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def _is_interpreting() -> bool:
-    from triton import knobs  # type: ignore[import-untyped, unused-ignore]
+    from triton import knobs  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
     return bool(knobs.runtime.interpret)
 

@@ -1,6 +1,6 @@
 """Rounding in the middle of an fp32 computation, where the reference rounds."""
 
-# mypy: disable-error-code="import-untyped, no-untyped-def, no-untyped-call, untyped-decorator"
+# mypy: disable-error-code="import-untyped, import-not-found, no-untyped-def, no-untyped-call, untyped-decorator"
 
 import triton
 import triton.language as tl

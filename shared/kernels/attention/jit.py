@@ -1,6 +1,6 @@
 """What the two attention kernels share: finding one's sequence, reading paged tiles, online softmax."""
 
-# mypy: disable-error-code="import-untyped, no-untyped-def, no-untyped-call, untyped-decorator"
+# mypy: disable-error-code="import-untyped, import-not-found, no-untyped-def, no-untyped-call, untyped-decorator"
 # ruff: noqa: N803  # compile-time arguments are upper case
 
 import triton
@@ -36,22 +36,21 @@ def slot_offsets(
     block_stride,  # elements from block to block
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    WHOLE: tl.constexpr,  # all positions are below kv_len
 ):
     """[TILE] int64: where each position's row lies, counted from its head's row 0 in block 0.
 
     64 bits, because a pool passes 2^31 elements. Past kv_len the table may hold anything: block 0 stands in.
     """
-    if WHOLE:
-        block_ids = tl.load(table + positions // BLOCK_SIZE)
-    else:
-        block_ids = tl.load(table + positions // BLOCK_SIZE, mask=positions < kv_len, other=0)
+    block_ids = tl.load(table + positions // BLOCK_SIZE, mask=positions < kv_len, other=0)
     return block_ids.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * HEAD_DIM
 
 
 @triton.jit
 def load_rows(base, offsets, positions, kv_len, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, WHOLE: tl.constexpr):
-    """[TILE, DIMS] rows of K or V; zeros past kv_len and past HEAD_DIM, where memory may hold NaN."""
+    """[TILE, DIMS] rows of K or V; zeros past kv_len (not where the tile is WHOLE) and past HEAD_DIM.
+
+    Zeros, because memory there may hold NaN, and a weight of zero would not hide it.
+    """
     dims = tl.arange(0, DIMS)
     pointers = base + offsets[:, None] + dims[None, :]
     if WHOLE and HEAD_DIM == DIMS:

@@ -1,6 +1,6 @@
 """Whole blocks in Triton, as runs of 64-bit words."""
 
-# mypy: disable-error-code="import-untyped, no-untyped-def, no-untyped-call, untyped-decorator"
+# mypy: disable-error-code="import-untyped, import-not-found, no-untyped-def, no-untyped-call, untyped-decorator"
 # ruff: noqa: N803  # compile-time arguments are upper case
 
 import triton

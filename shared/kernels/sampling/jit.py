@@ -5,7 +5,7 @@ the row gives the mass and the number of the tokens at or above it, which is all
 ask of the sorted row. Masses are added up in fp64, as in the reference.
 """
 
-# mypy: disable-error-code="import-untyped, no-untyped-def, no-untyped-call, untyped-decorator"
+# mypy: disable-error-code="import-untyped, import-not-found, no-untyped-def, no-untyped-call, untyped-decorator"
 # ruff: noqa: N803  # compile-time arguments are upper case
 
 import triton

@@ -17,26 +17,27 @@ import pytest
 
 Run = Callable[..., Any]
 
-DEADLINE_S = 110
+INTERPRETING_S = 110
+COMPILING_S = 580
 
 
 @pytest.fixture(scope="session")
 def interpreted() -> Iterator[Run]:
     """Calls a module's function in a process whose Triton interprets; errors come back as they were raised."""
-    yield from _child(_interpret)
+    yield from _child(_interpret, INTERPRETING_S)
 
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Calls a module's function in a process whose Triton compiles, into a cache of its own."""
-    yield from _child(partial(_compile, str(tmp_path_factory.mktemp("triton"))))
+    yield from _child(partial(_compile, str(tmp_path_factory.mktemp("triton"))), COMPILING_S)
 
 
-def _child(initializer: Callable[[], None]) -> Iterator[Run]:
+def _child(initializer: Callable[[], None], deadline_s: float) -> Iterator[Run]:
     if importlib.util.find_spec("triton") is None:
         pytest.skip("the package triton is not installed")
     with ProcessPoolExecutor(1, get_context("spawn"), initializer) as pool:
-        yield lambda function, *args, **kwargs: pool.submit(function, *args, **kwargs).result(DEADLINE_S)
+        yield lambda function, *args, **kwargs: pool.submit(function, *args, **kwargs).result(deadline_s)
 
 
 def _interpret() -> None:

@@ -15,7 +15,7 @@ def store_offsets(
 ):
     """One program: `slot_offsets` of the positions 0 … TILE - 1 into offsets [TILE] int64."""
     positions = tl.arange(0, TILE)
-    values = slot_offsets(table, positions, kv_len, block_stride, BLOCK_SIZE, HEAD_DIM, False)
+    values = slot_offsets(table, positions, kv_len, block_stride, BLOCK_SIZE, HEAD_DIM)
     tl.store(offsets + positions, values)
 
 

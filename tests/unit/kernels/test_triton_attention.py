@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 import torch
 
@@ -14,7 +12,7 @@ MIXED = [(1, 1), (9, 9), (1, 37), (4, 70), (2, 2), (1, 16)]
 """Single tokens among chunks; a first token, whole prompts, chunks that see a cached prefix."""
 
 HEAD_DIMS = [64, 80, 96, 128, 256]
-GROUPS = [1, 2, 3, 4, 5, 6, 7, 8, 12, 16]
+GROUPS = [1, 2, 3, 4, 5, 7, 8, 16]
 BLOCK_SIZES = [16, 32, 64]
 
 
@@ -48,20 +46,22 @@ def test_mixed_batches_equal_the_reference(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_every_shape_equals_the_reference(interpreted: Run, head_dim: int, block_size: int, dtype: torch.dtype) -> None:
-    for group, window in product(GROUPS, [None, 19]):
-        interpreted(
-            checks.check_attention,
-            [*MIXED, (1, 150), (40, 131)] if group == 4 else MIXED,
-            heads=(group, 1),
-            head_dim=head_dim,
-            block_size=block_size,
-            dtype=dtype,
-            window=window,
-        )
+def test_every_shape_equals_the_reference(
+    interpreted: Run, head_dim: int, block_size: int, dtype: torch.dtype, group: int
+) -> None:
+    interpreted(
+        checks.check_attention,
+        [*MIXED, (1, 150), (40, 131)] if group == 4 else MIXED,
+        heads=(group, 1),
+        head_dim=head_dim,
+        block_size=block_size,
+        dtype=dtype,
+        window=19 if (group + block_size // 16) % 2 else None,
+    )
 
 
 @pytest.mark.parametrize("plan", [[(1, 1)], [(1, 16)], [(1, 17)], [(2, 2)], [(16, 16)], [(17, 33)]])

@@ -15,8 +15,8 @@ from tests.unit.model.paged_run import PagedSequence
 
 from .conftest import Run
 
-PROMPT = [(7 * i * i + 3) % 128 for i in range(21)]
-NUM_TOKENS = 10
+PROMPT = [(7 * i * i + 3) % 128 for i in range(18)]
+NUM_TOKENS = 7
 
 
 def greedy(folder: Path, kernels: str) -> tuple[list[int], torch.Tensor]:
@@ -50,5 +50,5 @@ def test_two_layers_give_the_greedy_tokens_of_torch(
     tokens, logits = interpreted(greedy, tmp_path, "triton")
     expected_tokens, expected_logits = greedy(tmp_path, "torch")
     assert tokens == expected_tokens
-    assert len(set(tokens)) > 3
+    assert len(set(tokens)) > 2
     torch.testing.assert_close(logits, expected_logits, rtol=0, atol=1e-4)

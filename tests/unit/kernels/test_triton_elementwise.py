@@ -78,3 +78,7 @@ def test_no_tokens_are_rotated_without_harm(interpreted: Run) -> None:
 
 def test_tokens_with_a_negative_slot_are_not_written(interpreted: Run) -> None:
     interpreted(checks.check_negative_slots_are_not_written)
+
+
+def test_wrong_arguments_are_refused(interpreted: Run) -> None:
+    interpreted(checks.check_wrong_arguments_are_refused)

@@ -6,7 +6,7 @@ stays right while sequences grow. The query heads of a group fill the rows of on
 once for all of them.
 """
 
-# mypy: disable-error-code="import-untyped, no-untyped-def, no-untyped-call, untyped-decorator"
+# mypy: disable-error-code="import-untyped, import-not-found, no-untyped-def, no-untyped-call, untyped-decorator"
 # ruff: noqa: N803  # compile-time arguments are upper case
 
 import triton
@@ -100,13 +100,13 @@ def decode_parts(
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     columns = tl.arange(0, TILE)
-    # The next tile's addresses are worked out a turn ahead: a key's load never waits for its table entry's.
-    offsets = slot_offsets(table, begin * TILE + columns, kv_len, block_stride, BLOCK_SIZE, HEAD_DIM, False)
+    # Worked out a turn ahead: a load that waits for its table entry in the same turn is not fetched ahead in full.
+    offsets = slot_offsets(table, begin * TILE + columns, kv_len, block_stride, BLOCK_SIZE, HEAD_DIM)
     for tile in range(begin, end):
         positions = tile * TILE + columns
         k = load_rows(keys, offsets, positions, kv_len, HEAD_DIM, DIMS, False)
         v = load_rows(keys + head_rows, offsets, positions, kv_len, HEAD_DIM, DIMS, False)
-        offsets = slot_offsets(table, positions + TILE, kv_len, block_stride, BLOCK_SIZE, HEAD_DIM, False)
+        offsets = slot_offsets(table, positions + TILE, kv_len, block_stride, BLOCK_SIZE, HEAD_DIM)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale
         seen = positions < kv_len
         if WINDOW > 0:

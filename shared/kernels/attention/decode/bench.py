@@ -1,0 +1,60 @@
+"""Decode attention: how fast it reads the batch's keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+import torch
+
+from shared.kernels.attention.bench_batch import HeadShape, attention_inputs
+from shared.kernels.attention.decode.launch import decode_attention
+from shared.kernels.attention.decode.splits import DecodeConfig
+from shared.kernels.benchmark import Case
+
+Setting = tuple[Sequence[int], HeadShape]
+"""(KV length of each sequence, heads)."""
+
+RAGGED = tuple(range(128, 8192, 128))
+SETTINGS: tuple[Setting, ...] = (
+    ((4096,) * 64, HeadShape()),
+    ((2048,) * 64, HeadShape()),
+    ((512,) * 256, HeadShape()),
+    ((8192,), HeadShape()),
+    ((131_072,), HeadShape()),
+    ((8192,) * 8, HeadShape()),
+    (RAGGED, HeadShape()),
+    ((4096,) * 64, HeadShape(block_size=64)),
+    ((4096,) * 16, HeadShape(num_kv_heads=32)),
+    ((4096,) * 64, HeadShape(num_heads=64)),
+    ((4096,) * 64, HeadShape(head_dim=64)),
+    ((4096,) * 32, HeadShape(head_dim=256)),
+)
+
+
+def cases(device: torch.device, settings: Sequence[Setting] = SETTINGS) -> Iterator[Case]:
+    """One case a setting."""
+    for setting in settings:
+        yield _case(setting, device, None)
+
+
+def tuning_cases(device: torch.device) -> Iterator[Case]:
+    """The sizes that a launch could be compiled for, at three settings."""
+    for setting in (SETTINGS[0], SETTINGS[3], (RAGGED, HeadShape())):
+        for tile, parts, num_warps, num_stages in product((32, 64, 128), (4, 8, 16), (4, 8), (2, 3, 4)):
+            if tile * num_stages <= 256:
+                config = DecodeConfig(tile, 256 // tile, parts, num_warps, num_stages)
+                yield _case(setting, device, config)
+
+
+def _case(setting: Setting, device: torch.device, config: DecodeConfig | None) -> Case:
+    kv_lens, shape = setting
+    query, kv_blocks, batch = attention_inputs([(1, kv_len) for kv_len in kv_lens], shape, device)
+    output = torch.empty_like(query)
+
+    def run() -> None:
+        decode_attention(query, kv_blocks, 0, batch, output, scale=0.1, window=None, config=config)
+
+    label = f"{len(kv_lens)} × {max(kv_lens)} tokens, {shape}" + (f", {config}" if config else "")
+    row_bytes = shape.num_kv_heads * shape.head_dim * query.element_size()
+    return Case("decode attention", label, run, 2 * sum(kv_lens) * row_bytes + 2 * query.nbytes)

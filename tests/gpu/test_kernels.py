@@ -1,0 +1,175 @@
+"""Every Triton op compiled and run on the GPU, against the torch reference: bf16 too, and in CUDA graphs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from shared.kernels.batch import AttentionBatch
+from shared.kernels.registry import choose_kernels
+from shared.kernels.torch_backend import TorchKernels
+from shared.model.checkpoints import write_random_checkpoint
+from shared.model.decoder import Decoder
+from tests.unit.kernels import checks
+from tests.unit.kernels.attention_case import LAYER, AttentionCase
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+MIXED = [(1, 1), (9, 9), (1, 37), (40, 170), (2, 2), (1, 16), (1, 1500), (300, 700)]
+
+
+def test_the_gpu_is_served_by_triton() -> None:
+    assert choose_kernels("cuda", torch.bfloat16).name == "triton"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 19, 600])
+@pytest.mark.parametrize(
+    ("head_dim", "group", "block_size"),
+    [(64, 1, 16), (80, 3, 32), (96, 4, 64), (128, 4, 16), (128, 7, 64), (128, 16, 16), (256, 2, 32)],
+)
+def test_mixed_batches_equal_the_reference(
+    head_dim: int, group: int, block_size: int, window: int | None, dtype: torch.dtype
+) -> None:
+    checks.check_attention(
+        MIXED,
+        heads=(2 * group, 2),
+        head_dim=head_dim,
+        block_size=block_size,
+        window=window,
+        dtype=dtype,
+        device="cuda",
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("parts_per_multiprocessor", [1, 4, 16])
+def test_long_sequences_cut_into_parts_equal_the_reference(parts_per_multiprocessor: int, dtype: torch.dtype) -> None:
+    checks.check_split_decode(
+        [5000, 1, 333, 2048, 64],
+        tile=32,
+        parts_per_multiprocessor=parts_per_multiprocessor,
+        heads=(8, 2),
+        head_dim=128,
+        block_size=16,
+        dtype=dtype,
+        device="cuda",
+    )
+
+
+def test_lengths_come_from_the_device() -> None:
+    checks.check_lengths_come_from_the_device("cuda")
+
+
+def test_random_numbers_equal_the_engines() -> None:
+    from shared.engine.philox import uniform
+
+    pairs = [(7**k % 2**64, 3**k % 2**40) for k in range(24)]
+    assert checks.check_uniform(pairs, "cuda") == [uniform(*pair) for pair in pairs]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_elementwise_ops_equal_the_reference(dtype: torch.dtype) -> None:
+    for shape in ((5, 32), (3, 1000), (64, 4096), (7, 16_384), (0, 64), (4, 3, 80)):
+        checks.check_rms_norm(shape, dtype=dtype, device="cuda")
+    for num_tokens, size in ((3, 64), (2, 5000), (64, 14_336), (0, 64)):
+        checks.check_silu_mul(num_tokens, size, dtype=dtype, device="cuda")
+    for head_dim, heads in ((64, (4, 2)), (80, (3, 1)), (128, (32, 8)), (256, (5, 1))):
+        for norms in (False, True):
+            checks.check_rotate_and_write(
+                num_tokens=70,
+                heads=heads,
+                head_dim=head_dim,
+                block_size=16,
+                norms=norms,
+                dtype=dtype,
+                device="cuda",
+            )
+    checks.check_negative_slots_are_not_written("cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_blocks_are_copied_and_checked_bit_for_bit(dtype: torch.dtype) -> None:
+    checks.check_blocks(9, (2, 2, 2, 16, 40), [3, 0, 8], dtype=dtype, device="cuda")
+    checks.check_blocks(40, (4, 2, 8, 16, 128), [39, *range(0, 30, 2), 5, 5], dtype=dtype, device="cuda")
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_tokens_equal_those_of_the_reference(ties: bool) -> None:
+    for seed, vocab_size in enumerate((1, 100, 2048, 32_000, 128_256)):
+        checks.check_sampling(32, vocab_size, seed, ties=ties, device="cuda")
+    checks.check_broken_logits("cuda")
+    checks.check_banned_tokens_are_never_drawn("cuda")
+
+
+def test_a_captured_decode_attention_follows_growing_sequences() -> None:
+    case = AttentionCase([(1, 900), (1, 64), (1, 300), (1, 7)], heads=(8, 2), head_dim=64, block_size=16, device="cuda")
+    kernels = checks.triton_kernels()
+
+    def attend() -> torch.Tensor:
+        return kernels.paged_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=checks.SCALE, window=None)
+
+    attend()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = attend()
+    for kv_lens in ((1, 64, 17, 7), (256, 33, 300, 6), (900, 1, 299, 7)):
+        case.batch.seq_lens.copy_(torch.tensor(kv_lens, dtype=torch.int32))
+        graph.replay()
+        torch.cuda.synchronize()
+        case.batch = replace(case.batch, kv_lens=kv_lens)
+        checks.assert_near(output, checks.expected_attention(case, None))
+
+
+def test_a_pool_past_32_bit_offsets_is_read_and_written_right() -> None:
+    """4.3 G elements: the last block begins past 2^32 elements."""
+    num_blocks, block_size, head_dim = (1 << 20) + 4, 16, 128
+    kv_blocks = torch.zeros(num_blocks, 1, 2, 1, block_size, head_dim, dtype=torch.float16, device="cuda")
+    table = [num_blocks - 1, 2, num_blocks - 3]
+    kernels = checks.triton_kernels()
+    batch = AttentionBatch.from_lists([40, 1], [40, 1], [table, [num_blocks - 2]], block_size, "cuda")
+    shape = {"dtype": torch.float16, "device": "cuda"}
+    query, key, value = (checks.random_tensor(41, 1, head_dim, seed=seed, **shape) for seed in range(3))
+    cos, sin = torch.ones(41, head_dim, **shape), torch.zeros(41, head_dim, **shape)
+    placed = kernels.rotate_and_write(
+        query, key, value, cos, sin, kv_blocks, 0, batch.slots, q_norm=None, k_norm=None, eps=1e-6
+    )
+    assert torch.equal(kv_blocks[num_blocks - 1, 0, 0, 0], key[:16, 0])
+    assert torch.equal(kv_blocks[num_blocks - 2, 0, 1, 0, 0], value[40, 0])
+    output = kernels.paged_attention(placed, kv_blocks, 0, batch, scale=0.1, window=None)
+    ids = torch.tensor([*table, num_blocks - 2], device="cuda")
+    few = AttentionBatch.from_lists([40, 1], [40, 1], [[0, 1, 2], [3]], block_size, "cuda")
+    expected = TorchKernels().paged_attention(placed.float(), kv_blocks[ids].float(), 0, few, scale=0.1, window=None)
+    checks.assert_near(output, expected)
+    assert torch.equal(kernels.gather_blocks(kv_blocks, ids), kv_blocks[ids])
+
+
+def test_a_decoder_gives_the_greedy_tokens_of_torch(tmp_path: Path) -> None:
+    write_random_checkpoint(
+        tmp_path, "Qwen3ForCausalLM", num_layers=3, num_heads=8, num_kv_heads=2, head_dim=64, hidden_size=256
+    )
+    assert _greedy(tmp_path, "triton") == _greedy(tmp_path, "torch")
+
+
+def _greedy(folder: Path, kernels: str, num_tokens: int = 32) -> list[int]:
+    decoder = Decoder.load(folder, torch.float32, "cuda", kernels=kernels)
+    config, block_size = decoder.config, 16
+    shape = (8, config.num_layers, 2, config.num_kv_heads, block_size, config.head_dim)
+    kv_blocks = torch.full(shape, float("nan"), device="cuda")
+    tokens = [(7 * i * i + 3) % config.vocab_size for i in range(50)]
+    table, start = [5, 2, 7, 0, 3, 1], 0
+    while len(tokens) < 50 + num_tokens:
+        batch = AttentionBatch.from_lists([len(tokens) - start], [len(tokens)], [table], block_size, decoder.device)
+        logits = decoder.forward(
+            torch.tensor(tokens[start:], device="cuda"),
+            torch.arange(start, len(tokens), device="cuda"),
+            kv_blocks,
+            batch,
+            torch.tensor([len(tokens) - start - 1], device="cuda"),
+        )
+        start = len(tokens)
+        tokens.append(int(logits.argmax()))
+    return tokens

@@ -1,0 +1,188 @@
+"""`python -m loadtest` as people call it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from loadtest.cli import main
+from tests.integration.loadtest.conftest import REPOSITORY, StartFake
+from tests.integration.loadtest.fake_script import Behaviour
+
+QUICK = Behaviour(messages=((10, 1), (5, 1), (5, 1)))
+WORKLOAD = ("--workload", "fixed:input=16,output=3")
+SLO = ("--slo", "ttft=400ms,tpot=200ms", "--max-lag", "2s")
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "loadtest", *arguments]
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command came to."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+Call = Callable[..., Done]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Runs a command in this process."""
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["loadtest", *arguments])
+        with pytest.raises(SystemExit) as left:
+            main()
+        status = left.value.code
+        assert isinstance(status, int)
+        return Done(status, *capsys.readouterr())
+
+    return run
+
+
+def test_a_run_writes_its_three_files_and_a_report_can_be_made_again(
+    start_fake: StartFake, call: Call, tmp_path: Path
+) -> None:
+    server = start_fake(QUICK)
+    out = tmp_path / "run"
+    done = call("run", "--target", server.http, *WORKLOAD, *SLO, "--rate", "20", "--duration", "1", "--out", str(out))
+    assert done.status == 0, done.stderr
+    assert "goodput" in done.stdout
+    assert sorted(path.name for path in out.iterdir()) == ["report.html", "requests.jsonl", "summary.json"]
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["offered"], summary["attainment"], summary["config"]["seed"]) == (20, 1.0, summary["seed"])
+    page = (out / "report.html").read_text()
+    (out / "report.html").unlink()
+    assert call("report", str(out)).status == 0
+    assert len((out / "report.html").read_text()) == pytest.approx(len(page), rel=0.01)
+    again = call("run", "--target", server.http, *WORKLOAD, "--rate", "1", "--duration", "1", "--out", str(out))
+    assert (again.status, "already holds summary.json" in again.stderr) == (2, True)
+
+
+def test_fresh_seeds_differ_and_a_given_one_is_kept(start_fake: StartFake, call: Call, tmp_path: Path) -> None:
+    server = start_fake(QUICK)
+    seeds = []
+    for name, seed in (("a", ()), ("b", ()), ("c", ("--seed", "77"))):
+        limits = ("--concurrency", "1", "--num-requests", "1", *seed)
+        assert call("run", "--target", server.grpc, *WORKLOAD, *limits, "--out", str(tmp_path / name)).status == 0
+        seeds.append(json.loads((tmp_path / name / "summary.json").read_text())["seed"])
+    assert seeds[0] != seeds[1]
+    assert seeds[2] == 77
+
+
+@pytest.mark.slow
+def test_a_sweep_finds_the_limit_of_a_queue_and_sweeps_are_compared(
+    start_fake: StartFake, call: Call, tmp_path: Path
+) -> None:
+    for name, service_ms in (("quick", 25.0), ("slow", 60.0)):
+        server = start_fake(QUICK, service_ms=service_ms)
+        search = ("--rate", "8", "--arrivals", "constant", "--num-requests", "40", "--tolerance", "40", "--seed", "3")
+        done = call(
+            "sweep", "--target", server.http, *WORKLOAD, *SLO, *search, "--label", name, "--out", str(tmp_path / name)
+        )
+        assert done.status == 0, done.stderr
+    # Constant arrivals: the queue grows without bound above 1000 / service_ms a second.
+    limits = {
+        name: json.loads((tmp_path / name / "sweep.json").read_text())["max_goodput"] for name in ("quick", "slow")
+    }
+    assert 25 <= limits["quick"]["rate"] <= 64
+    assert 11 <= limits["slow"]["rate"] <= 26
+    assert (tmp_path / "quick" / "rate-8" / "report.html").exists()
+    done = call("compare", str(tmp_path / "quick"), str(tmp_path / "slow"), "--out", str(tmp_path / "both"))
+    assert done.status == 0
+    assert "max goodput" in done.stdout
+    assert json.loads((tmp_path / "both" / "comparison.json").read_text())["names"] == ["quick", "slow"]
+
+
+def test_ctrl_c_writes_what_was_measured(start_fake: StartFake, tmp_path: Path) -> None:
+    server = start_fake(QUICK)
+    out = tmp_path / "run"
+    arguments = command(
+        "run", "--target", server.grpc, *WORKLOAD, *SLO, "--rate", "20", "--duration", "600", "--out", str(out)
+    )
+    process = subprocess.Popen(
+        arguments, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert process.stderr is not None
+    first = process.stderr.readline()  # comes when the run is well under way
+    assert "sent" in first
+    assert "goodput so far" in first
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=20)
+    assert process.returncode == 130, stderr
+    assert "PARTIAL: stopped by the user" in stdout
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["partial"]
+    assert summary["completed"] > 10
+    assert "stopped by the user" in (out / "report.html").read_text()
+
+
+def test_bad_input_is_one_clear_line(call: Call, tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [0]}\noops\n')
+    base = ("run", "--target", "grpc://127.0.0.1:1", "--rate", "1", "--duration", "1", "--out", str(tmp_path / "out"))
+    for arguments, message in (
+        (("--workload", "poem"), "error: unknown workload 'poem'; known are fixed"),
+        (("--workload", f"mooncake:{trace}"), f"error: {trace}, line 2: not JSON"),
+        ((*WORKLOAD, "--slo", "ttft=200,tpot=30ms"), "error: ttft=200 has no unit: write ttft=200ms"),
+        ((*WORKLOAD, "--concurrency", "3"), "error: concurrency is a closed loop"),
+        ((*WORKLOAD, "--seed", "-1"), "error: seed must be between 0"),
+        ((*WORKLOAD, "--api-key-file", str(tmp_path / "none")), "error: cannot read"),
+    ):
+        done = call(*base, *arguments)
+        assert done.status == 2
+        assert done.stderr.startswith(message)
+        assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists(), "nothing is made before the input is known to be right"
+
+
+def test_a_target_that_is_down_is_one_clear_line(call: Call, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    target = f"http://127.0.0.1:{port}"
+    arguments = (*WORKLOAD, "--rate", "1", "--duration", "1", "--out", str(tmp_path / "out"))
+    done = call("run", "--target", target, *arguments)
+    assert done.status == 2
+    assert done.stderr == f"error: {target} does not serve: cannot connect to 127.0.0.1:{port}: Connection refused\n"
+
+
+def test_a_target_that_dies_leaves_a_partial_result_and_status_1(
+    start_fake: StartFake, call: Call, tmp_path: Path
+) -> None:
+    server = start_fake(*[QUICK] * 8, Behaviour(die_after=0))
+    arguments = (*WORKLOAD, *SLO, "--rate", "30", "--duration", "60", "--give-up", "300ms")
+    done = call("run", "--target", server.http, *arguments, "--out", str(tmp_path / "out"))
+    assert done.status == 1
+    assert "PARTIAL: the target was gone from" in done.stdout
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["completed"] >= 1
+
+
+@pytest.mark.slow
+def test_the_generator_keeps_its_schedule_at_200_requests_a_second_on_one_core(
+    start_fake: StartFake, tmp_path: Path
+) -> None:
+    server = start_fake(Behaviour(messages=((50, 1), *((20, 1),) * 15)))
+    lags = []
+    for attempt in range(3):
+        out = tmp_path / str(attempt)
+        arguments = ("--workload", "fixed:input=256,output=16", "--rate", "200", "--duration", "8", *SLO)
+        one_core = ["taskset", "-c", "0", *command("run", "--target", server.http, *arguments, "--out", str(out))]
+        subprocess.run(one_core, cwd=REPOSITORY, capture_output=True, timeout=60, check=True)
+        lags.append(json.loads((out / "summary.json").read_text())["schedule_lag_ms"]["p99"])
+        if lags[-1] < 5:
+            break
+    assert min(lags) < 5, lags

@@ -1,0 +1,68 @@
+"""The kernel benchmark: its arithmetic, and that every case of it still runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from shared.kernels.benchmark import Case, Limits, Result, measure, table
+
+from .conftest import Run
+
+LIMITS = Limits("a device", bytes_per_s=4e12, flops_per_s=8e14)
+
+
+def clock(seconds: float) -> Callable[[Callable[[], object]], float]:
+    def of(run: Callable[[], object]) -> float:
+        run()
+        return seconds
+
+    return of
+
+
+def test_shares_are_of_the_limit_that_binds() -> None:
+    copy = measure(Case("copy", "s", lambda: None, num_bytes=3_000_000), LIMITS, clock(1e-6))
+    assert (copy.unit, copy.achieved, copy.share) == ("GB/s", pytest.approx(3000), pytest.approx(0.75))
+    product = measure(Case("dot", "s", lambda: None, 1, num_flops=400_000_000), LIMITS, clock(1e-6))
+    assert (product.unit, product.achieved, product.share) == ("TFLOP/s", pytest.approx(400), pytest.approx(0.5))
+
+
+def test_table_has_a_line_for_each_result() -> None:
+    text = table([Result("copy", "8 × 8", 12.34, 3000.4, "GB/s", 0.751)], LIMITS)
+    assert "a device: copy 4000 GB/s, bf16 matmul 800 TFLOP/s" in text
+    assert text.endswith("| copy | 8 × 8 | 12.3 | 3000 GB/s | 75% |")
+
+
+def run_small_cases() -> list[str]:
+    """Every op's benchmark at shapes for the interpreter, in its fp32; returns the ops."""
+    from shared.kernels.activation import bench as activation
+    from shared.kernels.attention.bench_batch import HeadShape
+    from shared.kernels.attention.decode import bench as decode
+    from shared.kernels.attention.prefill import bench as prefill
+    from shared.kernels.blocks import bench as blocks
+    from shared.kernels.rmsnorm import bench as rmsnorm
+    from shared.kernels.rotary import bench as rotary
+    from shared.kernels.sampling import bench as sampling
+
+    device, heads = torch.device("cpu"), HeadShape(2, 1, 16, 16, torch.float32)
+    cases = [
+        *decode.cases(device, [((20, 5), heads)]),
+        *prefill.cases(device, [(((8, 8),), heads), (((4, 9), (2, 2)), heads)]),
+        *rmsnorm.cases(device, [(2, 32)]),
+        *rotary.cases(device, [2]),
+        *activation.cases(device, [(2, 32)]),
+        *blocks.cases(device, 3, (2, 8)),
+        *sampling.cases(device, [(2, 50)]),
+    ]
+    assert next(iter(prefill.tuning_cases(torch.device("meta")))).num_flops == 4 * 32 * 128 * 8192 * 8193 // 2
+    return [measure(case, LIMITS, clock(1e-6)).op for case in cases]
+
+
+def test_every_case_runs(interpreted: Run) -> None:
+    assert set(interpreted(run_small_cases)) == {
+        "decode attention", "prefill attention", "torch sdpa", "rms norm", "add + rms norm", "rotate + write",
+        "head norm + rotate + write", "silu · mul", "gather blocks", "scatter blocks", "block checksums", "sampling",
+        "sampling by sort",
+    }  # fmt: skip

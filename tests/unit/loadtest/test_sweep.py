@@ -1,0 +1,101 @@
+"""A sweep over a system that is a formula."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from loadtest.config import LoadConfig
+from loadtest.rate_search import Point, SearchSpace
+from loadtest.run import RunResult
+from loadtest.slo import Slo
+from loadtest.sweep import Sweep, config_at, run_sweep, sweep_points
+from shared.errors import ConfigError
+from tests.unit.loadtest.factories import answered, result
+
+CONFIG = result([]).config
+
+
+class System:
+    """Meets the targets up to `limit` requests per second, and one request in two above it."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self.asked: list[tuple[float, str, int]] = []
+        self.disturbed_once = False
+        self.stop_at = float("inf")
+
+    async def run(self, config: LoadConfig, folder: str) -> RunResult:
+        """A point's result: ten seconds at the rate."""
+        rate = config.traffic.rate
+        assert rate is not None
+        self.asked.append((rate, folder, config.seed))
+        count = round(10 * rate)
+        late_s = 0.5 if self.disturbed_once and rate == 2 and not folder.endswith("again") else 0.0
+        slow_s = 0.3 if rate > self.limit else 0.1
+        records = [
+            answered(i, sent_s=i / rate, times_s=[i / rate + (slow_s if i % 2 else 0.1)], due_s=i / rate - late_s)
+            for i in range(count)
+        ]
+        made = result(records, stopped="stopped by the user" if rate >= self.stop_at else "")
+        return replace(made, config=config)
+
+
+async def sweep(system: System, space: SearchSpace | None = None, rates: tuple[float, ...] = ()) -> Sweep:
+    shown: list[Point] = []
+    done = await run_sweep(CONFIG, space or SearchSpace(), rates, system.run, lambda _, point: shown.append(point))
+    assert shown == done.points
+    return done
+
+
+async def test_the_maximum_goodput_is_found_and_written_down() -> None:
+    found = (await sweep(System(limit=5.0))).as_json()
+    best = found["max_goodput"]
+    assert 4.5 <= best["rate"] <= 5.0
+    assert best["goodput"] == pytest.approx(best["offered_rate"])
+    assert found["limit_found"]
+    assert found["knee"]["rate"] == best["rate"]
+    assert [row["rate"] for row in found["points"]] == sorted(row["rate"] for row in found["points"])
+    assert found["points"][0]["folder"] == "rate-1"
+    assert {point.rate for point in sweep_points(found)} == {row["rate"] for row in found["points"]}
+
+
+async def test_given_rates_are_measured_as_they_are() -> None:
+    system = System(limit=5.0)
+    await sweep(system, rates=(1.0, 3.0, 9.0))
+    assert [rate for rate, _, _ in system.asked] == [1.0, 3.0, 9.0]
+
+
+async def test_a_disturbed_point_is_measured_again_with_other_prompts() -> None:
+    system = System(limit=5.0)
+    system.disturbed_once = True
+    done = await sweep(system)
+    at_two = [(folder, seed) for rate, folder, seed in system.asked if rate == 2]
+    assert [folder for folder, _ in at_two] == ["rate-2", "rate-2-again"]
+    assert at_two[0][1] != at_two[1][1]
+    assert all(point.valid for point in done.points)
+
+
+async def test_a_stopped_point_ends_the_sweep_and_is_no_answer() -> None:
+    system = System(limit=100.0)
+    system.stop_at = 4
+    found = (await sweep(system)).as_json()
+    assert [rate for rate, _, _ in system.asked] == [1, 2, 4]
+    assert (found["partial"], found["partial_reason"]) == (True, "stopped by the user")
+    assert found["max_goodput"]["rate"] == 2
+
+
+def test_points_have_seeds_of_their_own_that_follow_from_the_sweeps() -> None:
+    seeds = [config_at(CONFIG, rate).seed for rate in (1.0, 2.0, 3.0)]
+    assert len(set(seeds)) == 3
+    assert seeds == [config_at(CONFIG, rate).seed for rate in (1.0, 2.0, 3.0)]
+    assert config_at(replace(CONFIG, seed=6), 1.0).seed != seeds[0]
+
+
+async def test_a_sweep_needs_targets_and_an_open_loop() -> None:
+    with pytest.raises(ConfigError, match="needs targets"):
+        await run_sweep(replace(CONFIG, slo=None), SearchSpace(), (), System(1).run, lambda *_: None)
+    closed = replace(CONFIG, slo=Slo(1), traffic=replace(CONFIG.traffic, rate=None, concurrency=2))
+    with pytest.raises(ConfigError, match="goes over rates"):
+        await run_sweep(closed, SearchSpace(), (), System(1).run, lambda *_: None)

@@ -1,0 +1,1 @@
+"""Load tests that report goodput: workload → client → goodput → report. `python -m loadtest --help`."""

@@ -1,0 +1,1 @@
+"""Disaggregated against collocated on one machine: same cores, model, cache, requests and targets."""

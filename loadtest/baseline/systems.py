@@ -1,0 +1,74 @@
+"""The systems that are compared, each with all of the machine's cores and the same memory for KV."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.local.cluster import LocalCluster
+from services.local.commands import Role, TandemCommands, WorkerPlan
+from services.local.spec import ClusterSpec, Mode
+
+_WORKER_NICENESS = "5"
+"""Workers are computing whenever there is work. On shared cores they would keep the router and the load generator
+waiting for their turns, and these would show that as latency of the system."""
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One way to use the cores."""
+
+    name: str
+    title: str
+    mode: Mode
+    num_prefill: int
+    num_decode: int
+
+    @property
+    def num_workers(self) -> int:
+        """Which share the cores and the blocks evenly."""
+        return self.num_prefill + self.num_decode
+
+
+SYSTEMS = (
+    System("disaggregated", "1 prefill + 1 decode", "disaggregated", 1, 1),
+    System("collocated-2", "2 collocated", "collocated", 0, 2),
+    System("collocated-1", "1 collocated, all cores", "collocated", 0, 1),
+)
+
+
+def make_cluster(system: System, model: Path, chunk_len: int, num_kv_blocks: int, state_dir: Path) -> LocalCluster:
+    """A cluster that has not been started, on any free ports; `num_kv_blocks` are those of all workers together."""
+    spec = ClusterSpec(
+        model=model,
+        num_prefill=system.num_prefill,
+        num_decode=system.num_decode,
+        mode=system.mode,
+        http="127.0.0.1:0",
+        grpc="127.0.0.1:0",
+        num_kv_blocks=num_kv_blocks // system.num_workers,
+        state_dir=state_dir,
+    )
+    return LocalCluster(spec, commands=_Commands(spec, chunk_len))
+
+
+class _Commands:
+    """The real services with a chunk budget, and workers that give way."""
+
+    def __init__(self, spec: ClusterSpec, chunk_len: int) -> None:
+        self._inner = TandemCommands(spec)
+        self._chunk_len = chunk_len
+
+    def kvstore(self, bind: str, redis_url: str) -> Sequence[str]:
+        """See ServiceCommands."""
+        return self._inner.kvstore(bind, redis_url)
+
+    def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
+        """See ServiceCommands."""
+        budget = ("--max-step-tokens", str(self._chunk_len))
+        return ["nice", "-n", _WORKER_NICENESS, *self._inner.worker(plan, kvstore), *budget]
+
+    def router(self, workers: Mapping[Role, Mapping[str, str]], kvstore: str) -> Sequence[str]:
+        """See ServiceCommands."""
+        return self._inner.router(workers, kvstore)

@@ -1,0 +1,1 @@
+"""How requests reach a target: gRPC and OpenAI's HTTP API behind one interface."""

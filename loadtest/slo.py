@@ -1,0 +1,58 @@
+"""The two targets that a request must meet to count as good."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loadtest.units import format_ms, parse_duration_s
+from shared.errors import ConfigError
+
+_NAMES = ("ttft", "tpot")
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Targets in seconds; None = no target of that kind. At least one is set."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.ttft_s is None and self.tpot_s is None:
+            raise ConfigError("slo needs a target, as in ttft=200ms,tpot=30ms", field="slo")
+        for name, value in (("ttft", self.ttft_s), ("tpot", self.tpot_s)):
+            if value is not None and not value > 0:
+                raise ConfigError(f"slo {name} must be above 0", field="slo", value=value)
+
+    def met(self, ttft_s: float, tpot_s: float | None) -> bool:
+        """Whether a finished request met every target; a request of one token has no TPOT and cannot miss it."""
+        if self.ttft_s is not None and ttft_s > self.ttft_s:
+            return False
+        return self.tpot_s is None or tpot_s is None or tpot_s <= self.tpot_s
+
+    def scaled(self, factor: float) -> Slo:
+        """Both targets times `factor`."""
+        return Slo(
+            None if self.ttft_s is None else self.ttft_s * factor,
+            None if self.tpot_s is None else self.tpot_s * factor,
+        )
+
+    def __str__(self) -> str:
+        parts = (("TTFT", self.ttft_s), ("TPOT", self.tpot_s))
+        return ", ".join(f"{name} ≤ {format_ms(value)}" for name, value in parts if value is not None)
+
+
+def parse_slo(text: str) -> Slo:
+    """`ttft=200ms,tpot=30ms`, either part alone too; raises ConfigError (`slo` or the part's name)."""
+    values: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        name = name.strip().lower()
+        if not equals or name not in _NAMES:
+            raise ConfigError(
+                f"slo: cannot read {part.strip()!r}; expected ttft=200ms,tpot=30ms", field="slo", value=text
+            )
+        if name in values:
+            raise ConfigError(f"slo: {name} is given twice", field="slo", value=text)
+        values[name] = parse_duration_s(value, name)
+    return Slo(values.get("ttft"), values.get("tpot"))

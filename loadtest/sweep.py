@@ -1,0 +1,153 @@
+"""Runs one workload at several rates and finds the highest that meets the targets."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from loadtest.config import MAX_SEED, LoadConfig
+from loadtest.rate_search import Point, SearchSpace, highest_at, knee, next_rate
+from loadtest.run import RunResult
+from loadtest.summary import FORMAT_VERSION, invalid_reasons, summarize
+from shared.errors import ConfigError
+
+_SHOWN = (
+    "mean_ttft_ms",
+    "p50_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "p50_tpot_ms",
+    "p99_tpot_ms",
+    "p99_itl_ms",
+    "output_throughput",
+    "completed",
+    "failed",
+    "cached_share",
+    "seed",
+)
+"""Figures of a run that a sweep's file repeats for each point."""
+
+RunPoint = Callable[[LoadConfig, str], Awaitable[RunResult]]
+"""Runs a config and writes its folder of the given name."""
+
+
+@dataclass(slots=True)
+class Sweep:
+    """The points so far."""
+
+    config: LoadConfig
+    space: SearchSpace
+    points: list[Point] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    date: str = ""
+    model: str = ""
+    stopped: str = ""
+
+    def add(self, rate: float, folder: str, result: RunResult) -> Point:
+        """Notes what a rate gave."""
+        summary = summarize(result)
+        self.date = self.date or result.started_at
+        self.model = result.target.model
+        self.stopped = result.stopped
+        point = Point(
+            rate=rate,
+            offered_rate=summary["offered_rate"],
+            goodput=summary["goodput"],
+            attainment=summary["attainment"],
+            valid=not summary["invalid"] and not summary["partial"],
+        )
+        self.points.append(point)
+        lag = summary["schedule_lag_ms"]
+        self.rows.append(
+            {
+                **asdict(point),
+                "folder": folder,
+                **{name: summary[name] for name in _SHOWN},
+                "lag_p99_ms": None if lag is None else lag["p99"],
+                "invalid_reasons": summary["invalid_reasons"],
+            }
+        )
+        return point
+
+    def as_json(self) -> dict[str, Any]:
+        """What `sweep.json` holds."""
+        slo = self.config.slo
+        assert slo is not None
+        wanted = self.space.attainment
+        best, strict, bend = highest_at(self.points, wanted), highest_at(self.points, 0.99), knee(self.points)
+        return {
+            "format_version": FORMAT_VERSION,
+            "date": self.date,
+            "label": self.config.label,
+            "target": self.config.target,
+            "model_id": self.model,
+            "workload": self.config.workload,
+            "seed": self.config.seed,
+            "slo_ms": {
+                "ttft": None if slo.ttft_s is None else slo.ttft_s * 1e3,
+                "tpot": None if slo.tpot_s is None else slo.tpot_s * 1e3,
+            },
+            "wanted_attainment": wanted,
+            "max_goodput": None if best is None else asdict(best),
+            "max_goodput_at_99": None if strict is None else asdict(strict),
+            "knee": None if bend is None else asdict(bend),
+            "limit_found": _limit_found(self.space, self.points),
+            "partial": bool(self.stopped),
+            "partial_reason": self.stopped,
+            "points": sorted(self.rows, key=lambda row: row["rate"]),
+            "config": self.config.as_json(),
+        }
+
+
+async def run_sweep(
+    config: LoadConfig,
+    space: SearchSpace,
+    rates: Sequence[float],
+    run_point: RunPoint,
+    on_point: Callable[[Sweep, Point], None],
+) -> Sweep:
+    """Measures the given rates, or without any searches; ends early where a run was stopped.
+
+    Raises ConfigError where there is nothing to search for, and what the first run raises.
+    """
+    if config.slo is None:
+        raise ConfigError("a sweep needs targets: slo=ttft=200ms,tpot=30ms", field="slo")
+    if config.traffic.concurrency is not None:
+        raise ConfigError("a sweep goes over rates: it has no concurrency", field="concurrency")
+    sweep = Sweep(config, space)
+    planned = list(rates)
+    while not sweep.stopped:
+        rate = (planned.pop(0) if planned else None) if rates else next_rate(space, sweep.points)
+        if rate is None:
+            break
+        folder = f"rate-{rate:g}"
+        result = await run_point(config_at(config, rate), folder)
+        if invalid_reasons(result) and not result.stopped:
+            # Most often something else took the generator's core for a moment; twice in a row is the generator.
+            folder += "-again"
+            result = await run_point(config_at(config, rate, attempt=2), folder)
+        on_point(sweep, sweep.add(rate, folder, result))
+    return sweep
+
+
+def config_at(config: LoadConfig, rate: float, attempt: int = 1) -> LoadConfig:
+    """One point's config. Its seed is a function of the sweep's seed and the rate: no point finds its prompts cached by
+    another, and two systems that are swept with the same seed get the same requests at the same rate."""
+    digest = hashlib.blake2b(f"{config.seed}/{rate:.6g}/{attempt}".encode(), digest_size=4).digest()
+    label = f"{config.label or config.workload} at {rate:g} req/s"
+    return replace(
+        config, traffic=config.traffic.with_rate(rate), seed=int.from_bytes(digest, "little") & MAX_SEED, label=label
+    )
+
+
+def sweep_points(sweep: dict[str, Any]) -> list[Point]:
+    """The points of a `sweep.json`."""
+    names = ("rate", "offered_rate", "goodput", "attainment", "valid")
+    return [Point(**{name: row[name] for name in names}) for row in sweep["points"]]
+
+
+def _limit_found(space: SearchSpace, points: Sequence[Point]) -> bool:
+    """Whether a rate above the answer was seen to miss."""
+    return any(point.attainment < space.attainment for point in points)

@@ -1,0 +1,66 @@
+"""Mooncake's trace format: JSON lines, one hash id for every 512 prompt tokens (Qin et al., FAST 2025)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from loadtest.workloads.trace import TraceRequest, open_trace, trace_error
+
+BLOCK_LEN = 512
+"""Prompt tokens that one hash id stands for."""
+
+
+def read_mooncake(path: Path) -> Iterator[TraceRequest]:
+    """Requests in the file's order, times from the first on; raises ConfigError with the line's number."""
+    first_s: float | None = None
+    last_s = -math.inf
+    for number, line in open_trace(path):
+        try:
+            fields = json.loads(line)
+        except ValueError as error:
+            raise trace_error(path, number, f"not JSON: {error}") from error
+        if not isinstance(fields, dict):
+            raise trace_error(path, number, "expected a JSON object")
+        at_s = _timestamp_s(fields, path, number)
+        if at_s < last_s:
+            raise trace_error(path, number, f"timestamp {fields['timestamp']} goes back in time")
+        last_s = at_s
+        first_s = at_s if first_s is None else first_s
+        num_prompt_tokens = _count(fields, "input_length", path, number)
+        yield TraceRequest(
+            at_s=at_s - first_s,
+            num_prompt_tokens=num_prompt_tokens,
+            num_output_tokens=_count(fields, "output_length", path, number),
+            hash_ids=_hash_ids(fields, num_prompt_tokens, path, number),
+        )
+
+
+def _timestamp_s(fields: dict[str, object], path: Path, number: int) -> float:
+    value = fields.get("timestamp")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise trace_error(path, number, f"timestamp must be milliseconds, 0 or more, got {value!r}")
+    return value / 1000
+
+
+def _count(fields: dict[str, object], name: str, path: Path, number: int) -> int:
+    value = fields.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise trace_error(path, number, f"{name} must be a whole number of at least 1, got {value!r}")
+    return value
+
+
+def _hash_ids(fields: dict[str, object], num_prompt_tokens: int, path: Path, number: int) -> tuple[int, ...]:
+    value = fields.get("hash_ids")
+    if not isinstance(value, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in value):
+        raise trace_error(path, number, "hash_ids must be a list of whole numbers")
+    num_blocks = -(-num_prompt_tokens // BLOCK_LEN)
+    if len(value) != num_blocks:
+        raise trace_error(
+            path,
+            number,
+            f"hash_ids holds {len(value)} ids, but {num_prompt_tokens} tokens are {num_blocks} blocks of {BLOCK_LEN}",
+        )
+    return tuple(value)

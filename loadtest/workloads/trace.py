@@ -1,0 +1,133 @@
+"""What trace formats have in common: requests with a time and lengths, cut to a slice and played at a speed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from loadtest.workloads.conversation import Conversation, Turn
+from loadtest.workloads.tokens import Span
+from shared.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One line of a trace."""
+
+    at_s: float  # from the trace's first request on
+    num_prompt_tokens: int
+    num_output_tokens: int
+    hash_ids: tuple[int, ...] = ()  # one a block of the trace; equal ids = equal prefix. Empty: unknown
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSlice:
+    """Which part of a trace is played, in the trace's own seconds: start ≤ at < end."""
+
+    start_s: float = 0.0
+    end_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start_s < self.end_s:  # also where one of them is not a number
+            raise ConfigError(
+                f"slice must go from 0 or more to something later, got {self.start_s:g}:{self.end_s:g}", field="slice"
+            )
+
+
+def parse_slice(text: str) -> TraceSlice:
+    """`START:END` in seconds of the trace, each may be missing; raises ConfigError (`slice`)."""
+    start, colon, end = text.partition(":")
+    try:
+        if text and not colon:
+            raise ValueError
+        return TraceSlice(float(start or 0), float(end or math.inf))
+    except ValueError:
+        raise ConfigError(f"slice={text}: expected START:END in seconds, as in 0:600", field="slice") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A trace's requests with their lengths divided.
+
+    With `block_len` B, a hash id stands for B tokens of the trace and so for B/scale tokens here: prefixes that are
+    equal in the trace are equal here and no others, at every scale. Without hash ids every prompt is its own.
+    """
+
+    requests: Sequence[TraceRequest]
+    block_len: int  # tokens a hash id stands for in the trace
+    scale: int = 1
+    scale_output: int = 1
+
+    turns_per_conversation: ClassVar[float] = 1.0
+    timed: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.scale < 1 or self.block_len % self.scale:
+            raise ConfigError(
+                f"scale must divide the trace's block of {self.block_len} tokens, got {self.scale}", field="scale"
+            )
+        if self.scale_output < 1:
+            raise ConfigError(f"scale_output must be at least 1, got {self.scale_output}", field="scale_output")
+        if not self.requests:
+            raise ConfigError("the slice of the trace holds no request", field="slice")
+
+    @property
+    def scaled_block_len(self) -> int:
+        """Tokens that one hash id stands for here."""
+        return self.block_len // self.scale
+
+    @property
+    def span_s(self) -> float:
+        """From the first request to the last, seconds of the trace."""
+        return self.requests[-1].at_s - self.requests[0].at_s
+
+    def conversations(self, rng: np.random.Generator) -> Iterator[Conversation]:  # noqa: ARG002 - the protocol's
+        """In the trace's order, times from the first request on; draws nothing."""
+        start_s = self.requests[0].at_s
+        for i, request in enumerate(self.requests):
+            spans = tuple(self._spans(i, request))
+            num_output_tokens = -(-request.num_output_tokens // self.scale_output)
+            yield Conversation((Turn(spans, num_output_tokens),), at_s=request.at_s - start_s)
+
+    def _spans(self, index: int, request: TraceRequest) -> Iterator[Span]:
+        num_left = -(-request.num_prompt_tokens // self.scale)
+        if not request.hash_ids:
+            yield Span(f"trace/{index}", num_left)
+            return
+        for hash_id in request.hash_ids:
+            yield Span(f"block/{hash_id}", min(num_left, self.scaled_block_len))
+            num_left -= self.scaled_block_len
+
+
+def trace_error(path: Path, line: int, problem: str) -> ConfigError:
+    """A malformed line, by its number from 1."""
+    return ConfigError(f"{path}, line {line}: {problem}", field="workload", line=line)
+
+
+def open_trace(path: Path) -> Iterator[tuple[int, str]]:
+    """The file's lines that are not blank, with their numbers from 1; raises ConfigError (`workload`)."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, line
+    except OSError as error:
+        raise ConfigError(f"cannot read the trace {path}: {error.strerror}", field="workload") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the trace {path} is not UTF-8 text: {error.reason}", field="workload") from error
+
+
+def slice_requests(lines: Iterator[TraceRequest], part: TraceSlice) -> list[TraceRequest]:
+    """The requests within the slice; what lies behind it is not read."""
+    chosen = []
+    for request in lines:
+        if request.at_s >= part.end_s:
+            break
+        if request.at_s >= part.start_s:
+            chosen.append(request)
+    return chosen

@@ -21,7 +21,7 @@ BENCH_FLAGS = $(foreach name,MODEL DTYPE OUT,$(if $(findstring command,$(origin 
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast test-timing lint format proto lock demo-model bench bench-engine clean
+.PHONY: help setup run test test-fast test-timing test-sweep lint format proto lock demo-model bench bench-engine clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,13 +32,16 @@ run: setup  ## serve a model here; settings: MODEL=path PREFILL=n DECODE=n DTYPE
 	@exec $(BIN)/tandem up $(UP_FLAGS) $(ARGS)
 
 test: setup  ## all tests that need neither a GPU nor Kubernetes
-	$(PYTEST) -m "not gpu and not k8s and not timing" $(ARGS)
+	$(PYTEST) -m "not gpu and not k8s and not timing and not sweep" $(ARGS)
 
 test-fast: setup  ## the tests of a few seconds only
-	$(PYTEST) -m "not gpu and not k8s and not timing and not slow" $(ARGS)
+	$(PYTEST) -m "not gpu and not k8s and not timing and not sweep and not slow" $(ARGS)
 
 test-timing: setup  ## the tests that hold on a quiet machine only
 	$(PYTEST) -m timing $(ARGS)
+
+test-sweep: setup  ## every shape of every Triton kernel in the interpreter
+	$(PYTEST) -m sweep $(ARGS)
 
 lint: setup  ## formatting, lint, types, lock
 	$(BIN)/ruff format --check
@@ -84,11 +87,17 @@ $(VENV)/pyvenv.cfg:
 	rm -rf $(VENV) && "$$found" -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 # torch first and with its own dependencies (a CUDA build brings its libraries), all else without any: nothing replaces torch.
+# Triton is such a library: a torch build that asks for one gets the very version it names; beside any other build stands the lock's.
+TORCH  = grep '^torch==' requirements.lock
+TRITON = grep '^triton==' requirements.lock
 $(BIN)/.packages: requirements.lock $(VENV)/pyvenv.cfg
-	@echo "== $$(grep '^torch==' requirements.lock), by far the largest package"
-	@$(PIP) install --no-compile --constraint requirements.lock "$$(grep '^torch==' requirements.lock)"
+	@grep -v '^triton==' requirements.lock >$(BIN)/.constraints
+	@echo "== $$($(TORCH)), by far the largest package"
+	@$(PIP) install --no-compile --constraint $(BIN)/.constraints "$$($(TORCH))"
 	@echo "== the other packages of requirements.lock"
-	@$(PIP) install --quiet --no-compile --no-deps --requirement requirements.lock
+	@$(PIP) install --quiet --no-compile --no-deps --requirement $(BIN)/.constraints
+	@grep -qs '^Requires-Dist: triton' $(VENV)/lib/python3.*/site-packages/torch-*.dist-info/METADATA \
+		|| $(PIP) install --quiet --no-compile --no-deps "$$($(TRITON))"
 	@touch $@
 
 $(BIN)/.project: pyproject.toml $(BIN)/.packages

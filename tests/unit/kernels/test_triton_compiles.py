@@ -9,7 +9,7 @@ from . import compiling
 from .compiling import SHARED_MEMORY_BYTES, Compiled
 from .conftest import Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sweep, pytest.mark.timeout(600)]
 
 
 def by_name(kernels: list[Compiled]) -> dict[str, list[Compiled]]:

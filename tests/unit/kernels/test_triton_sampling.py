@@ -22,7 +22,7 @@ def test_tokens_equal_those_of_the_reference(
     interpreted(checks.check_sampling, num_rows, vocab_size, seed, ties=ties)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(20))
 def test_many_tokens_equal_those_of_the_reference(interpreted: Run, seed: int) -> None:
     for vocab_size, ties in ((300, False), (300, True), (2049, seed % 2 == 0)):

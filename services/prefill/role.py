@@ -8,8 +8,6 @@ import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 
-from shared.rpc.index_publisher import IndexPublisher
-
 from services.prefill.shipment import Shipment
 from services.worker.host import EngineHost
 from services.worker.role import WorkerRole
@@ -29,6 +27,7 @@ from shared.engine.sequence import Goal
 from shared.errors import TandemError
 from shared.rpc.convert import logprobs_to_proto
 from shared.rpc.errors import to_proto
+from shared.rpc.index_publisher import IndexPublisher
 from shared.rpc.pb.tandem.v1 import prefill_pb2, types_pb2
 
 logger = logging.getLogger(__name__)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 
-from shared.rpc.kvstore_client import KVStoreClient
-
 from services.router.dispatcher import DispatchConfig, Dispatcher
 from services.router.edge.frontend import Frontend
 from services.router.edge.grpc_api import InferenceServicer
@@ -23,6 +21,7 @@ from shared.errors import ConfigError
 from shared.model.chat_template import ChatTemplate
 from shared.model.tokenizer import Tokenizer
 from shared.process import run_service
+from shared.rpc.kvstore_client import KVStoreClient
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from shared.rpc.server import RpcServer
 

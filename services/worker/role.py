@@ -8,8 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from typing import Generic, TypeVar
 
-from shared.rpc.index_publisher import IndexPublisher
-
 from services.worker.host import EngineHost
 from services.worker.load import LoadReporter
 from services.worker.session import Session
@@ -19,6 +17,7 @@ from shared.errors import InvalidRequest, Overloaded, PromptTooLong
 from shared.kv.hashing import root_hash
 from shared.kv.layout import LAYOUT_VERSION
 from shared.rpc.convert import layout_to_proto, sampling_from_proto
+from shared.rpc.index_publisher import IndexPublisher
 from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.rpc.protocol import PROTOCOL_VERSION
 

@@ -18,6 +18,8 @@ KEEPALIVE_TIMEOUT_MS = 5_000
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # Workers and stores are reached directly, whatever proxy the environment names for the world outside.
+    ("grpc.enable_http_proxy", 0),
     # A silent host (power, cable) shows no FIN: pings find it within KEEPALIVE_MS + KEEPALIVE_TIMEOUT_MS.
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),

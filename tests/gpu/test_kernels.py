@@ -109,7 +109,9 @@ def test_a_captured_decode_attention_follows_growing_sequences() -> None:
     kernels = checks.triton_kernels()
 
     def attend() -> torch.Tensor:
-        return kernels.paged_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=checks.SCALE, window=None)
+        return kernels.paged_attention(
+            case.query, case.kv_blocks, LAYER, case.batch, scale=checks.scale_of(case), window=None
+        )
 
     attend()
     torch.cuda.synchronize()

@@ -270,7 +270,7 @@ async def test_requests_wait_until_a_worker_has_room_and_a_full_queue_refuses():
     prefill, decode = prefill_worker(), decode_worker()
     async with Router([prefill], [decode], queue_limit=2) as router:
         await decode.report(num_free_blocks=0, num_total_blocks=100)
-        await router.until(lambda: router.fleet.decodes["d0"].load.num_total_blocks == 100)
+        await router.until(lambda: router.fleet.decodes["d0"].load.num_free_blocks == 0)
         waiting = [router.submit("a"), router.submit("b")]
         await router.until(lambda: router.dispatcher.num_waiting == 2)
         with pytest.raises(Overloaded):

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from shared.kernels.triton_backend import TritonKernels
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 2e-2}
-SCALE = 0.3
 
 
 def triton_kernels() -> TritonKernels:
@@ -44,11 +43,16 @@ def assert_near(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual.cpu().float(), expected.cpu().float(), rtol=tolerance, atol=tolerance)
 
 
+def scale_of(case: AttentionCase) -> float:
+    """The models' own: a steeper one magnifies the rounding of the scores, the reference's as well."""
+    return float(case.query.shape[-1] ** -0.5)
+
+
 def expected_attention(case: AttentionCase, window: int | None) -> Tensor:
     """The torch reference on the CPU in fp32, whatever the case's device and dtype."""
     batch = replace(case.batch, **{name: value.cpu() for name, value in _tensors(case.batch).items()})
     query, kv_blocks = case.query.cpu().float(), case.kv_blocks.cpu().float()
-    return attention_reference.paged_attention(query, kv_blocks, LAYER, batch, scale=SCALE, window=window)
+    return attention_reference.paged_attention(query, kv_blocks, LAYER, batch, scale=scale_of(case), window=window)
 
 
 def _tensors(batch: object) -> dict[str, Tensor]:
@@ -65,7 +69,9 @@ def check_attention(
 ) -> None:
     """A mix of chunks and single tokens; `shape` are `AttentionCase`'s sizes."""
     case = AttentionCase(plan, dtype=dtype, device=device, **shape)
-    output = triton_kernels().paged_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=SCALE, window=window)
+    output = triton_kernels().paged_attention(
+        case.query, case.kv_blocks, LAYER, case.batch, scale=scale_of(case), window=window
+    )
     assert output.dtype == dtype
     assert_near(output, expected_attention(case, window))
 
@@ -88,7 +94,9 @@ def check_split_decode(
     case = AttentionCase([(1, kv_len) for kv_len in kv_lens], dtype=dtype, device=device, **shape)
     output = torch.full_like(case.query, float("nan"))
     config = DecodeConfig(tile, min_tiles, parts_per_multiprocessor, num_warps=4, num_stages=2)
-    decode_attention(case.query, case.kv_blocks, LAYER, case.batch, output, scale=SCALE, window=window, config=config)
+    decode_attention(
+        case.query, case.kv_blocks, LAYER, case.batch, output, scale=scale_of(case), window=window, config=config
+    )
     assert_near(output.flatten(1), expected_attention(case, window))
 
 
@@ -100,7 +108,7 @@ def check_lengths_come_from_the_device(device: str = "cpu") -> None:
     output = torch.full_like(case.query, float("nan"))
     short = [33, 64, 1, 0]
     case.batch.seq_lens.copy_(torch.tensor(short, dtype=torch.int32))
-    decode_attention(case.query, case.kv_blocks, LAYER, case.batch, output, scale=SCALE, window=None)
+    decode_attention(case.query, case.kv_blocks, LAYER, case.batch, output, scale=scale_of(case), window=None)
     case.batch = replace(case.batch, kv_lens=(33, 64, 1, 7))
     expected = expected_attention(case, None)
     assert_near(output[:3].flatten(1), expected[:3])
@@ -116,7 +124,7 @@ def check_prefill_tiles(
     case = AttentionCase(plan, device=device, **shape)
     output = torch.full_like(case.query, float("nan"))
     prefill_attention(
-        case.query, case.kv_blocks, LAYER, case.batch, output, scale=SCALE, window=window,
+        case.query, case.kv_blocks, LAYER, case.batch, output, scale=scale_of(case), window=window,
         config=PrefillConfig(rows, tile, num_warps=4, num_stages=2),
     )  # fmt: skip
     long = torch.tensor([query_len > 1 for query_len, _ in plan for _ in range(query_len)], device=device)

@@ -82,7 +82,8 @@ async def test_a_stopped_point_ends_the_sweep_and_is_no_answer() -> None:
     system.stop_at = 4
     found = (await sweep(system)).as_json()
     assert [rate for rate, _, _ in system.asked] == [1, 2, 4]
-    assert (found["partial"], found["partial_reason"]) == (True, "stopped by the user")
+    assert (found["partial"], found["partial_reason"]) == (True, "stopped by the user, at 4 req/s")
+    assert [row["rate"] for row in found["points"]] == [1, 2]
     assert found["max_goodput"]["rate"] == 2
 
 

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 
 from shared.errors import StoreUnavailable
+from shared.tasks import end_task
 
 
 class Availability:
@@ -52,9 +53,7 @@ class Availability:
         """Stops to probe."""
         if self._task is not None:
             task, self._task = self._task, None
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await end_task(task)
 
     async def _look(self) -> StoreUnavailable | None:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 
@@ -13,6 +12,7 @@ from services.kvstore.redis_client import RedisClient
 from services.kvstore.redis_index import read_table
 from services.kvstore.scripts import OTHER_EPOCH, RETIRE, SWEEP
 from shared.errors import StoreUnavailable, TandemError
+from shared.tasks import end_task
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +45,7 @@ class Sweeper:
         """Stops, in the middle of a walk if need be; the next one starts over."""
         if self._task is not None:
             task, self._task = self._task, None
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await end_task(task)
 
     async def sweep(self) -> int:
         """One look, and one walk if there is something to prune; returns the records pruned.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Mapping
 
 from services.router.decode_link import DecodeLink
@@ -14,6 +13,7 @@ from shared.kv.hashing import root_hash
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout
 from shared.rpc.convert import layout_from_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
+from shared.tasks import end_task
 
 AnyLink = PrefillLink | DecodeLink
 
@@ -49,8 +49,7 @@ class Fleet:
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await end_task(task)
         self._tasks = []
 
     @property

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from shared.errors import StoreUnavailable, TandemError
 from shared.rpc.block_holders import Tier, WorkerIdentity
+from shared.tasks import end_task
 
 logger = logging.getLogger(__name__)
 
@@ -116,9 +117,7 @@ class IndexPublisher:
         if self._task is not None:
             task, self._task = self._task, None
             await asyncio.wait({task}, timeout=deadline_s)
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await end_task(task)
         if self._pending:
             logger.warning("%d changes of the pool never reached the KV store", len(self._pending))
             self.num_dropped += len(self._pending)

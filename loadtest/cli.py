@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from loadtest import options
+from loadtest.baseline.cli import baseline
 from loadtest.commands import EXIT_REFUSED, compare_command, report_command, run_command, sweep_command
 from loadtest.rate_search import SearchSpace
 from shared.errors import ConfigError, TandemError
@@ -145,6 +146,9 @@ def compare(
 def report(folder: Annotated[Path, typer.Argument(help="folder of a run or a sweep")]) -> None:
     """Write report.html anew."""
     raise typer.Exit(report_command(folder, Console()))
+
+
+app.command()(baseline)
 
 
 def _rates(text: str) -> list[float]:

@@ -53,7 +53,7 @@ def run_command(config: LoadConfig, out: Path, api_key: str, console: Console) -
     console.print(
         f"{config.workload} → {config.target}, seed {config.seed}", highlight=False, markup=False, soft_wrap=True
     )
-    result, interrupted = _with_interrupt(lambda stop: measure(config, api_key, stop))
+    result, interrupted = with_interrupt(lambda stop: measure(config, api_key, stop))
     summary = write_run(out, result)
     print_run(console, summary)
     console.print(f"report: {out / REPORT}", highlight=False, markup=False, soft_wrap=True)
@@ -92,7 +92,7 @@ def sweep_command(
 
         return await run_sweep(config, space, rates, run_point, on_point)
 
-    sweep, interrupted = _with_interrupt(all_points)
+    sweep, interrupted = with_interrupt(all_points)
     found = write_sweep(out, sweep)
     _print_sweep(console, found)
     console.print(f"report: {out / REPORT}", highlight=False, markup=False, soft_wrap=True)
@@ -178,7 +178,7 @@ def _print_sweep(console: Console, found: dict[str, Any]) -> None:
         console.print(f"knee at {number(bend['offered_rate'])} req/s offered", highlight=False)
 
 
-def _with_interrupt(work: Callable[[asyncio.Event], Awaitable[T]]) -> tuple[T, bool]:
+def with_interrupt(work: Callable[[asyncio.Event], Awaitable[T]]) -> tuple[T, bool]:
     """Runs `work` on an event loop; Ctrl-C sets its event, a second Ctrl-C ends the process."""
 
     async def main() -> tuple[T, bool]:

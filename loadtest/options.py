@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -126,3 +127,8 @@ def read_api_key(path: Path | None) -> str:
     if not key or any(c.isspace() for c in key):
         raise ConfigError(f"{path} must hold one API key", field="api_key_file")
     return key
+
+
+def with_seed(config: LoadConfig, seed: int) -> LoadConfig:
+    """The same run with another seed."""
+    return replace(config, seed=seed)

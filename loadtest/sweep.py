@@ -11,7 +11,7 @@ from loadtest.config import MAX_SEED, LoadConfig
 from loadtest.rate_search import Point, SearchSpace, highest_at, knee, next_rate
 from loadtest.run import RunResult
 from loadtest.summary import FORMAT_VERSION, invalid_reasons, summarize
-from shared.errors import ConfigError
+from shared.errors import ConfigError, WorkerLost
 
 _SHOWN = (
     "mean_ttft_ms",
@@ -50,13 +50,12 @@ class Sweep:
         summary = summarize(result)
         self.date = self.date or result.started_at
         self.model = result.target.model
-        self.stopped = result.stopped
         point = Point(
             rate=rate,
             offered_rate=summary["offered_rate"],
             goodput=summary["goodput"],
             attainment=summary["attainment"],
-            valid=not summary["invalid"] and not summary["partial"],
+            valid=not summary["invalid"],
         )
         self.points.append(point)
         lag = summary["schedule_lag_ms"]
@@ -108,9 +107,10 @@ async def run_sweep(
     run_point: RunPoint,
     on_point: Callable[[Sweep, Point], None],
 ) -> Sweep:
-    """Measures the given rates, or without any searches; ends early where a run was stopped.
+    """Measures the given rates, or without any searches.
 
-    Raises ConfigError where there is nothing to search for, and what the first run raises.
+    Ends early where a run was stopped or the target was gone before it; such a rate is no point. Raises ConfigError
+    where there is nothing to search for, and what the first run raises.
     """
     if config.slo is None:
         raise ConfigError("a sweep needs targets: slo=ttft=200ms,tpot=30ms", field="slo")
@@ -123,12 +123,21 @@ async def run_sweep(
         if rate is None:
             break
         folder = f"rate-{rate:g}"
-        result = await run_point(config_at(config, rate), folder)
-        if invalid_reasons(result) and not result.stopped:
-            # Most often something else took the generator's core for a moment; twice in a row is the generator.
-            folder += "-again"
-            result = await run_point(config_at(config, rate, attempt=2), folder)
-        on_point(sweep, sweep.add(rate, folder, result))
+        try:
+            result = await run_point(config_at(config, rate), folder)
+            if invalid_reasons(result) and not result.stopped:
+                # Most often something else took the generator's core for a moment; twice in a row is the generator.
+                folder += "-again"
+                result = await run_point(config_at(config, rate, attempt=2), folder)
+        except WorkerLost as error:
+            if not sweep.points:
+                raise
+            sweep.stopped = error.message
+            break
+        if result.stopped:
+            sweep.stopped = f"{result.stopped}, at {rate:g} req/s"
+        else:
+            on_point(sweep, sweep.add(rate, folder, result))
     return sweep
 
 

@@ -41,7 +41,7 @@ SHAPES = {
         Shape("b", hidden_size=768, intermediate_size=2048, num_layers=12, num_heads=12, num_kv_heads=4),
     )
 }
-"""`s` has 36 million parameters, for machines without fast 16-bit arithmetic; `b` has 83 million."""
+"""`s` has 36 million parameters, for machines without fast 16-bit arithmetic; `b` has 78 million."""
 
 
 def write_model(folder: Path, shape: Shape, tokenizer_of: Path) -> None:

@@ -21,10 +21,10 @@ from loadtest.slo import Slo
 from loadtest.sweep import Sweep, run_sweep
 from loadtest.tables import number
 from loadtest.units import format_ms
-from shared.errors import Overloaded
+from shared.errors import WorkerLost
 
 _CALIBRATION_REQUESTS = 8
-_TTFT_FACTOR, _TPOT_FACTOR = 4.0, 2.0
+_TTFT_FACTOR, _TPOT_FACTOR = 2.0, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,10 @@ async def run_study(study: Study, stop: asyncio.Event, console: Console) -> dict
     """
     measured: dict[str, list[Measured]] = {}
     for name, config in study.configs:
-        if config.slo is None:
+        if config.slo is None and not stop.is_set():
             config = replace(config, slo=await _calibrate(study, config, stop, console))
+        if stop.is_set():
+            break
         console.print(f"[bold]{name}[/]: {config.workload}, {config.slo}", highlight=False, soft_wrap=True)
         space = study.space
         for system in SYSTEMS:
@@ -136,25 +138,30 @@ async def _sweep(
         )
 
     async with make_cluster(system, study.model, chunk_len, study.num_kv_blocks, study.state_dir) as cluster:
-        local = replace(config, target=f"grpc://{cluster.grpc}", label=label)
+        local = replace(config, target=f"http://{cluster.http}", label=label)
         return await run_sweep(local, space, (), run_point, on_point)
 
 
-async def _calibrate(study: Study, config: LoadConfig, stop: asyncio.Event, console: Console) -> Slo:
-    """Targets from what one request at a time takes on half the machine: 4 times the TTFT's p90, twice the TPOT."""
+async def _calibrate(study: Study, config: LoadConfig, stop: asyncio.Event, console: Console) -> Slo | None:
+    """Targets from what one request at a time takes on half the machine; None where that was stopped.
+
+    TTFT: twice the p90, so that long prompts can make it; TPOT: twice the median.
+    """
     pair = next(system for system in SYSTEMS if system.name == "collocated-2")
     chunk_len = study.chunk_lens[0]
     async with make_cluster(pair, study.model, chunk_len, study.num_kv_blocks, study.state_dir) as cluster:
         alone = replace(
             config,
-            target=f"grpc://{cluster.grpc}",
+            target=f"http://{cluster.http}",
             traffic=Traffic(concurrency=1),
             limits=Limits(num_requests=_CALIBRATION_REQUESTS),
         )
         result = await measure(alone, "", stop, title="calibration")
     figures = [metrics for record in result.records if (metrics := request_metrics(record)) is not None]
+    if result.stopped:
+        return None
     if not figures:
-        raise Overloaded("no request of the calibration was answered")
+        raise WorkerLost("no request of the calibration was answered")
     ttfts, tpots = sorted(m.ttft_s for m in figures), sorted(m.tpot_s for m in figures if m.tpot_s is not None)
     ttft_s, tpot_s = ttfts[int(0.9 * (len(ttfts) - 1))], tpots[len(tpots) // 2] if tpots else None
     slo = Slo(_round(ttft_s * _TTFT_FACTOR), None if tpot_s is None else _round(tpot_s * _TPOT_FACTOR))

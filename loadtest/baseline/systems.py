@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +68,9 @@ class _Commands:
     def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
         """See ServiceCommands."""
         budget = ("--max-step-tokens", str(self._chunk_len))
-        return ["nice", "-n", _WORKER_NICENESS, *self._inner.worker(plan, kvstore), *budget]
+        nice = shutil.which("nice")
+        give_way = [] if nice is None else [nice, "-n", _WORKER_NICENESS]
+        return [*give_way, *self._inner.worker(plan, kvstore), *budget]
 
     def router(self, workers: Mapping[Role, Mapping[str, str]], kvstore: str) -> Sequence[str]:
         """See ServiceCommands."""

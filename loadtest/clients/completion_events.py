@@ -27,7 +27,7 @@ class CompletionEvents:
                 self._done = True
                 continue
             try:
-                event = json.loads(data)
+                event = json.loads(data.decode())  # bytes would have their encoding guessed
             except ValueError as error:
                 raise failed(FailureCause.PROTOCOL, f"an event is not JSON: {error}") from error
             if not isinstance(event, dict):

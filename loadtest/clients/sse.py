@@ -12,6 +12,14 @@ class EventParser:
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The data of the events that `chunk` completes; comments and other fields are dropped."""
+        if (
+            chunk.startswith(b"data: ")
+            and chunk.endswith(b"\n\n")
+            and chunk.find(b"\n") == len(chunk) - 2
+            and not (self._rest or self._data)
+        ):
+            # Servers send one event at a time, and networks seldom cut it: nothing to put together.
+            return [chunk[6:-2]]
         lines = (self._rest + chunk).split(b"\n")
         self._rest = lines.pop()
         events = []

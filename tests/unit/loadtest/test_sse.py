@@ -28,3 +28,12 @@ def test_it_does_not_matter_where_the_stream_is_cut(cuts: list[int]) -> None:
     for start, end in itertools.pairwise(edges):
         found += parser.feed(STREAM[start:end])
     assert found == EVENTS
+
+
+def test_a_whole_event_at_a_time_is_the_same_as_any_other_cut() -> None:
+    parser = EventParser()
+    assert parser.feed(b"data: one\n\n") == [b"one"]
+    assert parser.feed(b"data: two\r\n") == []
+    assert parser.feed(b"data: more\n\n") == [b"two\nmore"]
+    assert parser.feed(b"data: a\nb") == []
+    assert parser.feed(b"data: c\n\n") == [b"a"], "what begins in the middle of a line is a part of that line"

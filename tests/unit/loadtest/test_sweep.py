@@ -11,7 +11,7 @@ from loadtest.rate_search import Point, SearchSpace
 from loadtest.run import RunResult
 from loadtest.slo import Slo
 from loadtest.sweep import Sweep, config_at, run_sweep, sweep_points
-from shared.errors import ConfigError
+from shared.errors import ConfigError, WorkerLost
 from tests.unit.loadtest.factories import answered, result
 
 CONFIG = result([]).config
@@ -25,12 +25,15 @@ class System:
         self.asked: list[tuple[float, str, int]] = []
         self.disturbed_once = False
         self.stop_at = float("inf")
+        self.gone_at = float("inf")
 
     async def run(self, config: LoadConfig, folder: str) -> RunResult:
         """A point's result: ten seconds at the rate."""
         rate = config.traffic.rate
         assert rate is not None
         self.asked.append((rate, folder, config.seed))
+        if rate >= self.gone_at:
+            raise WorkerLost("the target does not serve")
         count = round(10 * rate)
         late_s = 0.5 if self.disturbed_once and rate == 2 and not folder.endswith("again") else 0.0
         slow_s = 0.3 if rate > self.limit else 0.1
@@ -85,6 +88,17 @@ async def test_a_stopped_point_ends_the_sweep_and_is_no_answer() -> None:
     assert (found["partial"], found["partial_reason"]) == (True, "stopped by the user, at 4 req/s")
     assert [row["rate"] for row in found["points"]] == [1, 2]
     assert found["max_goodput"]["rate"] == 2
+
+
+async def test_a_target_that_is_gone_ends_the_sweep_unless_it_never_was_there() -> None:
+    system = System(limit=100.0)
+    system.gone_at = 4
+    found = (await sweep(system)).as_json()
+    assert (found["partial"], found["partial_reason"]) == (True, "the target does not serve")
+    assert found["max_goodput"]["rate"] == 2
+    system.gone_at = 0
+    with pytest.raises(WorkerLost):
+        await sweep(system)
 
 
 def test_points_have_seeds_of_their_own_that_follow_from_the_sweeps() -> None:

@@ -56,7 +56,7 @@ def test_rotate_and_write_equals_the_reference(
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
 def test_every_shape_rotated_and_written_equals_the_reference(
     interpreted: Run, head_dim: int, dtype: torch.dtype

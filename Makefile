@@ -3,6 +3,8 @@
 VENV   := .venv
 BIN    := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
+# A process a core, each with files of its own, so that what a module starts is started once.
+SPREAD := --numprocesses logical --maxprocesses 8 --dist loadfile
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 # Further flags for what a target calls, such as make test ARGS="-k transfer".
@@ -32,10 +34,10 @@ run: setup  ## serve a model here; settings: MODEL=path PREFILL=n DECODE=n DTYPE
 	@exec $(BIN)/tandem up $(UP_FLAGS) $(ARGS)
 
 test: setup  ## all tests that need neither a GPU nor Kubernetes
-	$(PYTEST) -m "not gpu and not k8s and not timing and not sweep" $(ARGS)
+	$(PYTEST) $(SPREAD) -m "not gpu and not k8s and not timing and not sweep" $(ARGS)
 
 test-fast: setup  ## the tests of a few seconds only
-	$(PYTEST) -m "not gpu and not k8s and not timing and not sweep and not slow" $(ARGS)
+	$(PYTEST) $(SPREAD) -m "not gpu and not k8s and not timing and not sweep and not slow" $(ARGS)
 
 test-timing: setup  ## the tests that hold on a quiet machine only
 	$(PYTEST) -m timing $(ARGS)

@@ -171,7 +171,7 @@ def test_a_target_that_dies_leaves_a_partial_result_and_status_1(
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["completed"] >= 1
 
 
-@pytest.mark.slow
+@pytest.mark.timing
 def test_the_generator_keeps_its_schedule_at_200_requests_a_second_on_one_core(
     start_fake: StartFake, tmp_path: Path
 ) -> None:

@@ -1,14 +1,13 @@
-"""Which worker a holder id stands for, and which of them are alive: a snapshot of the table in Redis. No redis import.
+"""Which worker a holder id stands for: a snapshot of the table in Redis. No redis import.
 
-Fields of the hash `tandem:holders`, where an identity is incarnation (u64, little-endian) + worker name:
+Fields of the hash `tandem:{index}:holders`:
 
-    next            last id given out
-    i:<identity>    holder id
-    h:<id>          identity
-    w:<name>        the name's newest incarnation (8 bytes) + its role (1 byte)
+    next                 last id given out; begins at a random number in every epoch, so that ids do not repeat
+    dead                 how many ids were taken from the table
+    <tier (1)><name>     incarnation (u64) + id (u32) + role (1 byte), little-endian
 
-"Newest" is the order of registration: incarnations are random numbers. An id whose incarnation is not its name's
-newest is dead; ids are never given out twice within one epoch of the index.
+Only the living are in it: a new incarnation's first word takes all tiers of its predecessor out. "Newest" is the order
+of registration: incarnations are random numbers.
 """
 
 from __future__ import annotations
@@ -16,12 +15,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 
-from services.kvstore.records import unpack_records
+from services.kvstore.records import holder_ids
 from shared.errors import Internal
-from shared.rpc.block_holders import Holder, PrefixMatch, WorkerRole
+from shared.rpc.block_holders import Holder, PrefixMatch, Tier, WorkerRole
 
-INCARNATION_BYTES = 8
+ENTRY = struct.Struct("<Q4sB")
+NEXT_FIELD = b"next"
+DEAD_FIELD = b"dead"
 _MAX_REMEMBERED = 65_536
 
 
@@ -34,20 +36,8 @@ class TableVersion:
 
     @classmethod
     def parse(cls, value: bytes) -> TableVersion:
-        """From the value of `tandem:version`."""
+        """From the value of the version key."""
         return cls(value[:8], int.from_bytes(value[8:16], "little"))
-
-
-def identity(name: str, incarnation: int) -> bytes:
-    """How a worker process is called in the table."""
-    return incarnation.to_bytes(INCARNATION_BYTES, "little") + name.encode()
-
-
-@dataclass(frozen=True, slots=True)
-class _Worker:
-    name: str
-    incarnation: int
-    role: WorkerRole
 
 
 class HolderTable:
@@ -57,13 +47,17 @@ class HolderTable:
     def __init__(self, version: TableVersion, fields: Mapping[bytes, bytes]) -> None:
         """`fields` is the whole hash. Raises Internal when it is not in the shape described above."""
         self.version = version
-        self.dead: dict[int, bytes] = {}
-        """Identity of each superseded incarnation that still has an id."""
-        self._live: dict[int, _Worker] = {}
+        self.live: dict[bytes, Holder] = {}
+        """By id, as it stands in records."""
         self._remembered: dict[bytes, tuple[Holder, ...]] = {}
         try:
-            self._read(fields)
-        except (KeyError, ValueError, struct.error) as error:
+            self.num_deaths = int(fields.get(DEAD_FIELD, b"0"))
+            """Ids taken from the table so far in this epoch."""
+            for field, value in fields.items():
+                if field not in (NEXT_FIELD, DEAD_FIELD):
+                    incarnation, holder_id, role = ENTRY.unpack(value)
+                    self.live[holder_id] = Holder(field[1:].decode(), incarnation, WorkerRole(role), Tier(field[0]))
+        except (IndexError, ValueError, struct.error) as error:
             raise Internal(f"the index's holder table is damaged: {error!r}") from error
 
     def covers(self, version: TableVersion) -> bool:
@@ -73,11 +67,11 @@ class HolderTable:
     def prefix(self, values: Iterable[bytes | None]) -> PrefixMatch:
         """Holders of the leading blocks up to the first that no live worker holds; None is an absent key."""
         blocks: list[tuple[Holder, ...]] = []
-        for value in values:
+        for value, run in groupby(values):
             holders = self._holders(value) if value is not None else ()
             if not holders:
                 break
-            blocks.append(holders)
+            blocks += [holders] * sum(1 for _ in run)
         return PrefixMatch(tuple(blocks))
 
     def _holders(self, value: bytes) -> tuple[Holder, ...]:
@@ -89,25 +83,8 @@ class HolderTable:
         return holders
 
     def _live_holders(self, value: bytes) -> tuple[Holder, ...]:
-        """Ids that are in neither map were swept after the answer was read: as dead as the dead."""
         try:
-            records = unpack_records(value)
-        except (ValueError, struct.error) as error:
+            ids = holder_ids(value)
+        except ValueError as error:
             raise Internal(f"a block's holders in the index are damaged: {error}") from error
-        return tuple(
-            Holder(worker.name, worker.incarnation, worker.role, tier)
-            for holder_id, tier in records
-            if (worker := self._live.get(holder_id)) is not None
-        )
-
-    def _read(self, fields: Mapping[bytes, bytes]) -> None:
-        for field, value in fields.items():
-            if not field.startswith(b"h:"):
-                continue
-            holder_id, incarnation, name = int(field[2:]), value[:INCARNATION_BYTES], value[INCARNATION_BYTES:]
-            newest = fields[b"w:" + name]
-            if newest[:INCARNATION_BYTES] == incarnation:
-                role = WorkerRole(newest[INCARNATION_BYTES])
-                self._live[holder_id] = _Worker(name.decode(), int.from_bytes(incarnation, "little"), role)
-            else:
-                self.dead[holder_id] = value
+        return tuple(holder for holder_id in ids if (holder := self.live.get(holder_id)) is not None)

@@ -1,29 +1,48 @@
-"""The block index in one Redis or Valkey server.
+"""The block index in Redis or Valkey, on one server or a cluster.
 
-`match` is one MGET, whatever the prompt's length: the table's version, then every block. MGET and not a script that
+`match` is one round trip whatever the prompt's length: the table's version and every block. MGET and not a script that
 stops at the first absent block: Redis is the one part that the whole fleet shares, and for 512 blocks it spends
 about 0.1 ms on an MGET but ten times that in Lua. The holder table is kept here and read again only when the
 version that came with the blocks says that a worker registered since, so a superseded incarnation is never
 reported, not even by a store that did not see its successor arrive.
+
+On a cluster version and blocks come from several nodes at the same time. A holder that registered between the two
+readings is not found this once; nothing else can go wrong, since ids are never given out again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import Any
 
-from services.kvstore.holder_table import INCARNATION_BYTES, HolderTable, TableVersion
-from services.kvstore.index import IndexStats
-from services.kvstore.records import BOOKKEEPING_KEYS, HOLDERS_KEY, VERSION_KEY, block_keys
-from services.kvstore.redis_client import RedisClient
-from services.kvstore.scripts import PUBLISH, REMOVE, SUPERSEDED
+from services.kvstore.buckets import Buckets, slot_of
+from services.kvstore.holder_table import HolderTable, TableVersion
+from services.kvstore.index import IndexStats, ResyncNeeded
+from services.kvstore.records import BOOKKEEPING_KEYS, TABLE_TAG, VERSION_KEY
+from services.kvstore.resp.client import RedisClient, info_fields, replies_of
+from services.kvstore.resp.command import Command, LuaScript
+from services.kvstore.resp.node import Lane
+from services.kvstore.scripts import (
+    ADMIT,
+    FORGET_ALL,
+    PUBLISH,
+    READ_TABLE,
+    REMOVE,
+    RESYNC,
+    STALE,
+    SUPERSEDED,
+    TABLE_KEYS,
+    UNKNOWN,
+)
 from shared.errors import InvalidRequest, StoreUnavailable
-from shared.kv.hashing import HASH_BYTES
-from shared.rpc.block_holders import PrefixMatch, Tier, WorkerIdentity
+from shared.rpc.block_holders import EventStamp, PrefixMatch, Tier, WorkerIdentity
 
 SCRIPT_HASHES = 1024
 """Blocks in one run of a script, during which Redis serves nobody else: one or two milliseconds."""
+RETIRED_MAX_AGE_S = 86_400
+"""How long a superseded incarnation is refused: longer than any stalled process lives on."""
+TABLE_SLOT = slot_of(TABLE_TAG)
+_UNSTAMPED = EventStamp(sequence=0, acknowledged=0)
 
 
 class RedisIndex:
@@ -32,6 +51,7 @@ class RedisIndex:
     def __init__(self, redis: RedisClient) -> None:
         """No I/O before `start()`."""
         self._redis = redis
+        self._buckets = Buckets.cluster() if redis.is_cluster else Buckets.single()
         self._table: HolderTable | None = None
         self._reading_table = asyncio.Lock()
 
@@ -47,9 +67,9 @@ class RedisIndex:
         """See BlockIndex."""
         if not hashes:
             return PrefixMatch()
-        keys = [VERSION_KEY, *block_keys(hashes)]
+        read = self._buckets.read(hashes, VERSION_KEY)
         for _ in range(2):
-            version, *values = await self._redis.command("MGET", *keys)
+            version, values = read.collect(await self._redis.call(*read.commands, lane=Lane.READ))
             if version is None:
                 return PrefixMatch()  # nobody ever published
             table = await self._table_for(TableVersion.parse(version))
@@ -57,40 +77,96 @@ class RedisIndex:
                 return table.prefix(values)
         raise StoreUnavailable(f"the index at {self._redis.address} was emptied while it was read")
 
-    async def publish(self, worker: WorkerIdentity, tier: Tier, hashes: bytes) -> int:
+    async def publish(self, worker: WorkerIdentity, tier: Tier, hashes: bytes, stamp: EventStamp = _UNSTAMPED) -> int:
         """See BlockIndex."""
-        head = (
-            worker.incarnation.to_bytes(INCARNATION_BYTES, "little"),
-            worker.name.encode(),
-            bytes([worker.role]),
-            bytes([tier]),
-            secrets.token_bytes(8),
+        holder_id = await self._admit(worker, tier, stamp, register=True)
+        return await self._write(PUBLISH, hashes, holder_id) if holder_id is not None else 0
+
+    async def remove(self, worker: WorkerIdentity, tier: Tier, hashes: bytes, stamp: EventStamp = _UNSTAMPED) -> int:
+        """See BlockIndex."""
+        holder_id = await self._admit(worker, tier, stamp, register=False)
+        return await self._write(REMOVE, hashes, holder_id) if holder_id is not None else 0
+
+    async def stats(self) -> IndexStats:
+        """See BlockIndex. All keys of the database beside our bookkeeping are blocks."""
+        num_keys, used_bytes = 0, 0
+        for node in await self._redis.nodes():
+            size, info = replies_of(
+                node, await node.ask((Command.of("DBSIZE"), Command.of("INFO", "memory")), Lane.READ)
+            )
+            num_keys += size
+            used_bytes += int(info_fields(info)["used_memory"])
+        commands = [Command.of("EXISTS", *BOOKKEEPING_KEYS, slot=TABLE_SLOT), *self._markers("EXISTS")]
+        num_bookkeeping = sum(await self._redis.call(*commands, lane=Lane.READ))
+        return IndexStats(num_keys - num_bookkeeping, used_bytes, self._redis.address)
+
+    async def probe(self) -> None:
+        """See BlockIndex.
+
+        Every bucket of a cluster has a marker. One that is gone was lost with its node's data, and all holders are
+        forgotten: each of them starts over as soon as it next says anything.
+        """
+        version, *markers = await self._redis.call(
+            Command.of("GET", VERSION_KEY, slot=TABLE_SLOT), *self._markers("EXISTS"), lane=Lane.READ
         )
-        added = await self._redis.scripts(PUBLISH, *((*head, part) for part in _parts(hashes) or [b""]))
-        if SUPERSEDED in added:
+        if all(markers):
+            return
+        if version is not None:
+            epoch = TableVersion.parse(version).epoch
+            await self._redis.call(Command.script(FORGET_ALL, TABLE_KEYS, (epoch,), TABLE_SLOT))
+        await self._redis.call(*self._markers("SET", "1"))
+
+    def _markers(self, verb: str, *arguments: str) -> list[Command]:
+        if not self._redis.is_cluster:
+            return []
+        pairs = zip(self._buckets.prefixes, self._buckets.slots, strict=True)
+        return [Command.of(verb, prefix, *arguments, slot=slot) for prefix, slot in pairs]
+
+    async def _admit(self, worker: WorkerIdentity, tier: Tier, stamp: EventStamp, *, register: bool) -> bytes | None:
+        """The id to write with; None when there is nothing to do."""
+        arguments = (
+            bytes([tier]),
+            worker.name.encode(),
+            worker.incarnation.to_bytes(8, "little"),
+            bytes([worker.role]),
+            int(register),
+            secrets.token_bytes(8),
+            secrets.randbits(32),
+            stamp.sequence,
+            stamp.acknowledged,
+            int(stamp.reset),
+            RETIRED_MAX_AGE_S,
+        )
+        [answer] = await self._redis.call(Command.script(ADMIT, TABLE_KEYS, arguments, TABLE_SLOT))
+        if isinstance(answer, bytes):
+            return answer
+        if answer == SUPERSEDED and register:
             raise InvalidRequest(
                 f"incarnation {worker.incarnation:016x} of worker {worker.name} is superseded: another process "
                 "with that name published since",
                 field="worker.incarnation",
             )
-        return sum(added)
+        if answer == RESYNC:
+            raise ResyncNeeded
+        assert answer in (SUPERSEDED, STALE, UNKNOWN)
+        return None
 
-    async def remove(self, worker_name: str, incarnation: int, tier: Tier, hashes: bytes) -> int:
-        """See BlockIndex."""
-        if not hashes:
-            return 0
-        head = (incarnation.to_bytes(INCARNATION_BYTES, "little"), worker_name.encode(), bytes([tier]))
-        return sum(await self._redis.scripts(REMOVE, *((*head, part) for part in _parts(hashes))))
-
-    async def stats(self) -> IndexStats:
-        """See BlockIndex. All keys of the database beside our bookkeeping are blocks."""
-        num_keys, num_bookkeeping, memory = await self._redis.commands(
-            ("DBSIZE",), ("EXISTS", *BOOKKEEPING_KEYS), ("INFO", "memory")
-        )
-        return IndexStats(num_keys - num_bookkeeping, _used_memory(memory), self._redis.address)
+    async def _write(self, script: LuaScript, hashes: bytes, holder_id: bytes) -> int:
+        commands = [
+            Command.script(
+                script,
+                (self._buckets.prefixes[part.bucket],),
+                (part.hashes, holder_id),
+                self._buckets.slots[part.bucket],
+            )
+            for part in self._buckets.parts(hashes, SCRIPT_HASHES)
+        ]
+        return sum(await self._redis.call(*commands)) if commands else 0
 
     async def _table_for(self, version: TableVersion) -> HolderTable | None:
         """A snapshot that covers `version`; None when the index was emptied since. Read once for all who wait."""
+        if self._table is not None and self._table.covers(version):
+            return self._table
         async with self._reading_table:
             if self._table is None or not self._table.covers(version):
                 self._table = await read_table(self._redis)
@@ -99,15 +175,7 @@ class RedisIndex:
 
 async def read_table(redis: RedisClient) -> HolderTable | None:
     """The holder table as it is now; None when nobody has published yet."""
-    version, fields = await redis.commands(("GET", VERSION_KEY), ("HGETALL", HOLDERS_KEY), atomic=True)
-    return HolderTable(TableVersion.parse(version), fields) if version is not None else None
-
-
-def _parts(hashes: bytes) -> list[bytes]:
-    size = SCRIPT_HASHES * HASH_BYTES
-    return [hashes[start : start + size] for start in range(0, len(hashes), size)]
-
-
-def _used_memory(info: dict[str, Any]) -> int:
-    """redis-py parses INFO into a mapping."""
-    return int(info["used_memory"])
+    [(version, fields)] = await redis.call(Command.script(READ_TABLE, TABLE_KEYS, (), TABLE_SLOT), lane=Lane.READ)
+    if version is None:
+        return None
+    return HolderTable(TableVersion.parse(version), dict(zip(fields[::2], fields[1::2], strict=True)))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from shared.errors import InvalidRequest
 from shared.kv.hashing import HASH_BYTES
-from shared.rpc.block_holders import Tier, WorkerIdentity, WorkerRole
+from shared.rpc.block_holders import EventStamp, Tier, WorkerIdentity, WorkerRole
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, types_pb2
 
 MAX_HASHES = 65_536
 """Block hashes in one request: a prompt of a million tokens."""
 MAX_NAME_BYTES = 256
+MAX_SEQUENCE = 2**53 - 1
+"""What Redis's Lua counts without rounding."""
 
 
 def hashes_of(message: kvstore_pb2.MatchRequest | kvstore_pb2.PublishRequest | kvstore_pb2.RemoveRequest) -> bytes:
@@ -60,6 +62,19 @@ def tier_of(message: kvstore_pb2.PublishRequest | kvstore_pb2.RemoveRequest) -> 
         ) from error
 
 
+def stamp_of(message: kvstore_pb2.PublishRequest | kvstore_pb2.RemoveRequest) -> EventStamp:
+    """The change's place in its series."""
+    if message.sequence > MAX_SEQUENCE or message.acknowledged > message.sequence:
+        raise InvalidRequest(
+            f"sequence must be at most {MAX_SEQUENCE} and not below acknowledged, got {message.sequence} and "
+            f"{message.acknowledged}",
+            field="sequence",
+            limit=MAX_SEQUENCE,
+        )
+    reset = isinstance(message, kvstore_pb2.PublishRequest) and message.reset
+    return EventStamp(message.sequence, message.acknowledged, reset)
+
+
 def publisher_of(message: kvstore_pb2.PublishRequest) -> WorkerIdentity:
     """Who publishes."""
     try:
@@ -70,3 +85,8 @@ def publisher_of(message: kvstore_pb2.PublishRequest) -> WorkerIdentity:
             field="role",
         ) from error
     return WorkerIdentity(name_of(message.worker), incarnation_of(message.worker), role)
+
+
+def remover_of(message: kvstore_pb2.RemoveRequest) -> WorkerIdentity:
+    """Who removes; the role stays what it was."""
+    return WorkerIdentity(name_of(message.worker), incarnation_of(message.worker), WorkerRole.PREFILL)

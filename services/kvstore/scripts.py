@@ -1,30 +1,120 @@
 """The index's writes as Lua scripts: Redis runs each of them atomically, so publishers cannot undo each other.
 
 Why scripts and not APPEND with duplicates dropped on reading: a worker that publishes the same system prompt a
-thousand times must not grow its value, registration must be decided in the same instant as the write that relies
-on it, and reads (the hot path) stay plain MGETs of minimal values. Blocks are read and written in groups of 256 with
-MGET and MSET, which costs Redis about 1 µs a block.
+thousand times must not grow its value, and reads (the hot path) stay plain MGETs of minimal values. Blocks are read
+and written in groups of 256 with MGET and MSET, which costs Redis about 1 µs a block.
 
-Keys are computed inside the scripts from one string of hashes (a fifth of the bytes of declared keys): right for one
-server, and a script sees only the keys of its own node.
+Keys of blocks are computed inside the scripts from a prefix and one string of hashes (a fifth of the bytes of declared
+keys). The prefix is the one declared key: it has the blocks' hash tag, so a cluster runs the script where they lie.
 """
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
-
-from services.kvstore.records import BLOCK_PREFIX, HOLDERS_KEY, RECORD, RETIRED_KEY, VERSION_KEY
+from services.kvstore.records import (
+    HOLDER_ID_BYTES,
+    HOLDERS_KEY,
+    PROGRESS_KEY,
+    RETIRED_KEY,
+    SEEN_KEY,
+    VERSION_KEY,
+)
+from services.kvstore.resp.command import LuaScript
 from shared.kv.hashing import HASH_BYTES
 
-SUPERSEDED = -1
-"""What PUBLISH returns to an incarnation that a newer one has replaced."""
-OTHER_EPOCH = -1
-"""What SWEEP returns when the index was emptied since the table was read."""
+SUPERSEDED, RESYNC, STALE, UNKNOWN = -1, -2, -3, -4
+"""What ADMIT returns instead of an id: see there."""
 
-_COMMON = f"""
-local VERSION, HOLDERS, RETIRED = '{VERSION_KEY.decode()}', '{HOLDERS_KEY.decode()}', '{RETIRED_KEY.decode()}'
-local HASH, RECORD, GROUP = {HASH_BYTES}, {RECORD.size}, 256
+TABLE_KEYS = (VERSION_KEY, HOLDERS_KEY, PROGRESS_KEY, SEEN_KEY, RETIRED_KEY)
+"""KEYS of the scripts about the table."""
+
+_TABLE = """
+local VERSION, HOLDERS, PROGRESS, SEEN, RETIRED = unpack(KEYS)
+
+local function changed(new_epoch)
+  local version = redis.call('GET', VERSION) or new_epoch .. struct.pack('<I8', 0)
+  local changes = struct.unpack('<I8', string.sub(version, 9)) + 1
+  redis.call('SET', VERSION, string.sub(version, 1, 8) .. struct.pack('<I8', changes))
+end
+
+local function forget(holder)
+  redis.call('HDEL', HOLDERS, holder)
+  redis.call('HDEL', PROGRESS, holder)
+  redis.call('ZREM', SEEN, holder)
+  redis.call('HINCRBY', HOLDERS, 'dead', 1)
+end
+"""
+
+_ADMIT = """
+local tier, name, incarnation, role, can_register, new_epoch, first_id = unpack(ARGV)
+local sequence, acknowledged, reset = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10] == '1'
+local retired_max_age_s = tonumber(ARGV[11])
+local holder, now = tier .. name, tonumber(redis.call('TIME')[1])
+local entry = redis.call('HGET', HOLDERS, holder)
+local id
+if entry and string.sub(entry, 1, 8) == incarnation then
+  if sequence > 0 then
+    local done = tonumber(redis.call('HGET', PROGRESS, holder) or '0')
+    if sequence <= done then return -3 end
+    if not reset and done < acknowledged then return -2 end
+  end
+  if reset then
+    redis.call('HINCRBY', HOLDERS, 'dead', 1)
+  else
+    id = string.sub(entry, 9, 12)
+  end
+else
+  if redis.call('ZSCORE', RETIRED, incarnation .. name) then return -1 end
+  if sequence > 0 and not reset then return -2 end
+  if can_register ~= '1' then return -4 end
+  for other_tier = 1, 3 do
+    local other = string.char(other_tier) .. name
+    local theirs = redis.call('HGET', HOLDERS, other)
+    if theirs and string.sub(theirs, 1, 8) ~= incarnation then
+      forget(other)
+      redis.call('ZADD', RETIRED, now, string.sub(theirs, 1, 8) .. name)
+    end
+  end
+  redis.call('ZREMRANGEBYSCORE', RETIRED, '-inf', now - retired_max_age_s)
+end
+if not id then
+  redis.call('HSETNX', HOLDERS, 'next', first_id)
+  id = struct.pack('<I4', redis.call('HINCRBY', HOLDERS, 'next', 1) % 4294967296)
+end
+if can_register ~= '1' then role = string.sub(entry, 13) end
+local value = incarnation .. id .. role
+if value ~= entry then
+  redis.call('HSET', HOLDERS, holder, value)
+  changed(new_epoch)
+end
+if sequence > 0 then redis.call('HSET', PROGRESS, holder, sequence) end
+redis.call('ZADD', SEEN, now, holder)
+return id
+"""
+
+_READ_TABLE = """
+return {redis.call('GET', VERSION), redis.call('HGETALL', HOLDERS)}
+"""
+
+_EXPIRE = """
+local silent = redis.call('ZRANGEBYSCORE', SEEN, '-inf', tonumber(redis.call('TIME')[1]) - tonumber(ARGV[1]))
+for _, holder in ipairs(silent) do forget(holder) end
+if #silent > 0 then changed('') end
+return #silent
+"""
+
+_FORGET_ALL = """
+local version = redis.call('GET', VERSION)
+if not version or string.sub(version, 1, 8) ~= ARGV[1] then return 0 end
+local fields = redis.call('HKEYS', HOLDERS)
+for _, field in ipairs(fields) do
+  if field ~= 'next' and field ~= 'dead' then forget(field) end
+end
+changed('')
+return 1
+"""
+
+_BLOCKS = f"""
+local HASH, RECORD, GROUP = {HASH_BYTES}, {HOLDER_ID_BYTES}, 256
 
 local function position(value, record)
   local from = 1
@@ -35,11 +125,12 @@ local function position(value, record)
   end
 end
 
-local function each_group(hashes, visit)
+local function each_group(visit)
+  local prefix, hashes = KEYS[1], ARGV[1]
   for first = 1, #hashes, HASH * GROUP do
     local keys = {{}}
     for at = first, math.min(first + HASH * GROUP, #hashes + 1) - 1, HASH do
-      keys[#keys + 1] = '{BLOCK_PREFIX.decode()}' .. string.sub(hashes, at, at + HASH - 1)
+      keys[#keys + 1] = prefix .. string.sub(hashes, at, at + HASH - 1)
     end
     visit(keys, redis.call('MGET', unpack(keys)))
   end
@@ -52,25 +143,8 @@ end
 """
 
 _PUBLISH = """
-local incarnation, name, role, tier, new_epoch, hashes = unpack(ARGV)
-local identity, newest = incarnation .. name, incarnation .. role
-local id = redis.call('HGET', HOLDERS, 'i:' .. identity)
-local known = redis.call('HGET', HOLDERS, 'w:' .. name)
-if id then
-  if string.sub(known, 1, 8) ~= incarnation then return -1 end
-else
-  if redis.call('ZSCORE', RETIRED, identity) then return -1 end
-  id = redis.call('HINCRBY', HOLDERS, 'next', 1)
-  redis.call('HSET', HOLDERS, 'i:' .. identity, id, 'h:' .. id, identity)
-end
-if known ~= newest then
-  redis.call('HSET', HOLDERS, 'w:' .. name, newest)
-  local version = redis.call('GET', VERSION) or new_epoch .. struct.pack('<I8', 0)
-  local changes = struct.unpack('<I8', string.sub(version, 9)) + 1
-  redis.call('SET', VERSION, string.sub(version, 1, 8) .. struct.pack('<I8', changes))
-end
-local record, added = struct.pack('<I4', tonumber(id)) .. tier, 0
-each_group(hashes, function(keys, values)
+local record, added = ARGV[2], 0
+each_group(function(keys, values)
   local writes = {}
   for i, key in ipairs(keys) do
     local value = values[i] or ''
@@ -86,22 +160,23 @@ return added
 """
 
 _REMOVE = """
-local incarnation, name, tier, hashes = unpack(ARGV)
-local id = redis.call('HGET', HOLDERS, 'i:' .. incarnation .. name)
-if not id then return 0 end
-local record, removed = struct.pack('<I4', tonumber(id)) .. tier, 0
-each_group(hashes, function(keys, values)
+local removed = 0
+each_group(function(keys, values)
   local writes, deletes = {}, {}
   for i, key in ipairs(keys) do
-    local value = values[i] or ''
-    local at = position(value, record)
-    if at then
-      removed = removed + 1
-      if #value == RECORD then
+    local before = values[i] or ''
+    local value = before
+    for r = 2, #ARGV do
+      local at = position(value, ARGV[r])
+      if at then value = string.sub(value, 1, at - 1) .. string.sub(value, at + RECORD) end
+    end
+    if value ~= before then
+      removed = removed + (#before - #value) / RECORD
+      if value == '' then
         deletes[#deletes + 1] = key
       else
         writes[#writes + 1] = key
-        writes[#writes + 1] = string.sub(value, 1, at - 1) .. string.sub(value, at + RECORD)
+        writes[#writes + 1] = value
       end
     end
   end
@@ -110,74 +185,30 @@ end)
 return removed
 """
 
-_SWEEP = """
-local epoch, cursor, count = ARGV[1], ARGV[2], ARGV[3]
-if string.sub(redis.call('GET', VERSION) or '', 1, 8) ~= epoch then return {'0', -1} end
-local dead = {}
-for i = 4, #ARGV do dead[struct.pack('<I4', tonumber(ARGV[i]))] = true end
-local found, hashes = redis.call('SCAN', cursor, 'MATCH', 'b:*', 'COUNT', count), {}
-for i, key in ipairs(found[2]) do hashes[i] = string.sub(key, 3) end
-local pruned = 0
-each_group(table.concat(hashes), function(keys, values)
-  local writes, deletes = {}, {}
-  for i, key in ipairs(keys) do
-    local value, kept = values[i] or '', {}
-    for at = 1, #value, RECORD do
-      if not dead[string.sub(value, at, at + 3)] then kept[#kept + 1] = string.sub(value, at, at + RECORD - 1) end
-    end
-    local num_dead = #value / RECORD - #kept
-    if num_dead > 0 then
-      pruned = pruned + num_dead
-      if #kept == 0 then
-        deletes[#deletes + 1] = key
-      else
-        writes[#writes + 1] = key
-        writes[#writes + 1] = table.concat(kept)
-      end
-    end
-  end
-  store(writes, deletes)
-end)
-return {found[1], pruned}
+ADMIT = LuaScript(_TABLE + _ADMIT)
+"""May this holder write, and under which id? KEYS: TABLE_KEYS.
+
+(tier, name, incarnation, role, 1 to register who is unknown, epoch if the index is new, first id if it is new,
+sequence number of the change or 0, last one that was acknowledged, 1 to start over, seconds to remember the superseded)
+-> the id (4 bytes), or
+
+    SUPERSEDED  a newer incarnation of the name has registered
+    RESYNC      changes that were acknowledged are lost, the whole index perhaps: only starting over helps
+    STALE       a later change was taken already: this one was on its way for too long
+    UNKNOWN     not registered, and not to be
 """
 
-_RETIRE = """
-local epoch, now, oldest = ARGV[1], ARGV[2], ARGV[3]
-if string.sub(redis.call('GET', VERSION) or '', 1, 8) ~= epoch then return 0 end
-redis.call('ZREMRANGEBYSCORE', RETIRED, '-inf', oldest)
-for i = 4, #ARGV do
-  local id = redis.call('HGET', HOLDERS, 'i:' .. ARGV[i])
-  if id then
-    redis.call('HDEL', HOLDERS, 'i:' .. ARGV[i], 'h:' .. id)
-    redis.call('ZADD', RETIRED, now, ARGV[i])
-  end
-end
-return #ARGV - 3
-"""
+READ_TABLE = LuaScript(_TABLE + _READ_TABLE)
+"""() -> version and fields of the table, of the same moment. KEYS: TABLE_KEYS."""
 
+EXPIRE = LuaScript(_TABLE + _EXPIRE)
+"""(seconds) -> holders forgotten that said nothing for so long. KEYS: TABLE_KEYS."""
 
-@dataclass(frozen=True, slots=True)
-class LuaScript:
-    """A script and the name that EVALSHA knows it by."""
+FORGET_ALL = LuaScript(_TABLE + _FORGET_ALL)
+"""(epoch) -> 1 when all holders were forgotten, 0 for another epoch. KEYS: TABLE_KEYS."""
 
-    source: str
+PUBLISH = LuaScript(_BLOCKS + _PUBLISH)
+"""(hashes, id) -> records added. Publishing again adds nothing. KEYS: the blocks' prefix."""
 
-    @property
-    def sha(self) -> str:
-        """SHA-1 of the source, in hex: Redis's own naming, nothing to do with security."""
-        return hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
-
-
-PUBLISH = LuaScript(_COMMON + _PUBLISH)
-"""(incarnation, name, role, tier, epoch if the index is new, hashes) -> records added, or SUPERSEDED.
-
-Registers the worker where needed. Publishing again adds nothing."""
-
-REMOVE = LuaScript(_COMMON + _REMOVE)
-"""(incarnation, name, tier, hashes) -> records removed. A block without holders loses its key."""
-
-SWEEP = LuaScript(_COMMON + _SWEEP)
-"""(epoch, cursor, count, dead id…) -> (next cursor, records pruned or OTHER_EPOCH): one step over the key space."""
-
-RETIRE = LuaScript(_COMMON + _RETIRE)
-"""(epoch, now_s, forget up to, dead identity…) -> 0 for another epoch: ids that no record names any more go."""
+REMOVE = LuaScript(_BLOCKS + _REMOVE)
+"""(hashes, id…) -> records removed. A block without holders loses its key. KEYS: the blocks' prefix."""

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import grpc.aio
 
 from services.kvstore.availability import Availability
-from services.kvstore.redis_client import RedisClient
 from services.kvstore.redis_index import RedisIndex
+from services.kvstore.resp.open import redis_client
 from services.kvstore.servicer import SERVICE_NAME, KVStoreServicer
 from services.kvstore.settings import KVStoreSettings
 from services.kvstore.sweeper import Sweeper
@@ -27,14 +27,13 @@ class KVStoreServer:
     def __init__(self, settings: KVStoreSettings) -> None:
         """Raises ConfigError for a URL that is none; no I/O before `start()`."""
         self._settings = settings
-        self._redis = RedisClient(
-            settings.redis_url.get_secret_value(),
-            timeout_s=settings.redis_timeout_s,
-            max_connections=settings.redis_max_connections,
+        self._redis = redis_client(
+            settings.redis_url.get_secret_value(), settings.redis_timeout_s, cluster=settings.redis_cluster
         )
         self._index = RedisIndex(self._redis)
-        self._sweeper = Sweeper(self._redis, settings.sweep_interval_s)
-        self._availability = Availability(self._index.stats, self._on_change, settings.probe_interval_s)
+        self._sweeper = Sweeper(self._redis, settings.sweep_interval_s, settings.lease_s)
+        self._availability = Availability(self._index.probe, self._on_change, settings.probe_interval_s)
+        self._servicer = KVStoreServicer(self._index, self._availability)
         self._rpc = RpcServer(settings.bind, self._register, (SERVICE_NAME,))
 
     @property
@@ -67,13 +66,13 @@ class KVStoreServer:
         await self._sweeper.close()
         await self._availability.close()
         await self._rpc.set_serving(False)
+        await self._servicer.drain(self._settings.drain_timeout_s)
         await self._rpc.stop(self._settings.drain_timeout_s)
         await self._index.close()
         await self._redis.close()
 
     def _register(self, server: grpc.aio.Server) -> None:
-        servicer = KVStoreServicer(self._index, self._availability)
-        kvstore_pb2_grpc.add_KVStoreServiceServicer_to_server(servicer, server)
+        kvstore_pb2_grpc.add_KVStoreServiceServicer_to_server(self._servicer, server)
 
     async def _on_change(self, error: StoreUnavailable | None) -> None:
         if error is None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any, TypeVar
 
 import grpc.aio
 
 from services.kvstore.availability import Availability
-from services.kvstore.index import BlockIndex
-from services.kvstore.requests import hashes_of, incarnation_of, name_of, publisher_of, tier_of
+from services.kvstore.index import BlockIndex, ResyncNeeded
+from services.kvstore.match_streams import MatchStreams
+from services.kvstore.requests import hashes_of, publisher_of, remover_of, stamp_of, tier_of
 from shared.errors import StoreUnavailable, TandemError
 from shared.kv.hashing import HASH_BYTES
 from shared.rpc.errors import abort
@@ -32,6 +33,7 @@ class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):
         """Owns neither."""
         self._index = index
         self._availability = availability
+        self._streams = MatchStreams(self._streamed_match)
         self._num_match_requests = 0
         self._num_match_blocks = 0
         self._num_hit_blocks = 0
@@ -41,6 +43,16 @@ class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):
     ) -> kvstore_pb2.MatchResponse:
         """Who holds the prompt's prefix."""
         return await self._answer(self._match(request), context)
+
+    async def MatchStream(  # type: ignore[override]  # noqa: N802 - the stubs know no servicer that writes itself
+        self, _calls: AsyncIterator[kvstore_pb2.MatchCall], context: Context
+    ) -> None:
+        """The same over a stream."""
+        await self._streams.serve(context)
+
+    async def drain(self, deadline_s: float) -> None:
+        """Ends the streams once what runs on them is answered, at the deadline at the latest."""
+        await self._streams.drain(deadline_s)
 
     async def Publish(  # noqa: N802
         self, request: kvstore_pb2.PublishRequest, context: Context
@@ -69,17 +81,29 @@ class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):
         self._num_hit_blocks += match.num_blocks
         return match_to_proto(match)
 
+    async def _streamed_match(self, request: kvstore_pb2.MatchRequest) -> kvstore_pb2.MatchResponse:
+        try:
+            return await self._match(request)
+        except StoreUnavailable:
+            self._availability.suspect()
+            raise
+
     async def _publish(self, request: kvstore_pb2.PublishRequest) -> kvstore_pb2.PublishResponse:
-        worker, tier, hashes = publisher_of(request), tier_of(request), hashes_of(request)
+        worker, tier, hashes, stamp = publisher_of(request), tier_of(request), hashes_of(request), stamp_of(request)
         self._availability.require()
-        await self._index.publish(worker, tier, hashes)
+        try:
+            await self._index.publish(worker, tier, hashes, stamp)
+        except ResyncNeeded:
+            return kvstore_pb2.PublishResponse(resync=True)
         return kvstore_pb2.PublishResponse()
 
     async def _remove(self, request: kvstore_pb2.RemoveRequest) -> kvstore_pb2.RemoveResponse:
-        name, incarnation = name_of(request.worker), incarnation_of(request.worker)
-        tier, hashes = tier_of(request), hashes_of(request)
+        worker, tier, hashes, stamp = remover_of(request), tier_of(request), hashes_of(request), stamp_of(request)
         self._availability.require()
-        await self._index.remove(name, incarnation, tier, hashes)
+        try:
+            await self._index.remove(worker, tier, hashes, stamp)
+        except ResyncNeeded:
+            return kvstore_pb2.RemoveResponse(resync=True)
         return kvstore_pb2.RemoveResponse()
 
     async def _stats(self, _request: kvstore_pb2.GetStatsRequest) -> kvstore_pb2.StoreStats:

@@ -21,14 +21,17 @@ class KVStoreSettings(ServiceSettings):
     """host:port to serve on; port 0 = any free one."""
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
     """redis://, rediss:// (TLS) or unix:// URL of Redis or Valkey, with ACL user and password
-    (redis://user:password@host:port/db, rediss://…?ssl_ca_certs=file). The index has that database to itself."""
+    (redis://user:password@host:port/db, rediss://…?ssl_ca_certs=file). The index has that database to itself.
+    Of a cluster it names some of the nodes (redis://host:port,host:port)."""
+    redis_cluster: bool = False
+    """Whether redis_url is a Redis Cluster."""
     redis_timeout_s: float = Field(default=0.2, gt=0, le=10)
     """Longest wait for one answer of Redis, connecting included. Seconds; below the clients' 0.25 s for a match."""
-    redis_max_connections: int = Field(default=16, ge=1, le=1024)
-    """Connections to Redis; further calls wait for one."""
     probe_interval_s: float = Field(default=0.5, gt=0, le=60)
     """Between two looks whether Redis answers. Seconds."""
     sweep_interval_s: float = Field(default=5.0, gt=0, le=3600)
-    """Between two looks whether superseded workers left anything to prune. Seconds."""
+    """Between two looks whether workers fell silent or left anything to prune. Seconds."""
+    lease_s: float = Field(default=60.0, ge=10, le=86_400)
+    """A worker that says nothing for so long is forgotten, until it speaks again. Seconds; workers speak every 2."""
     drain_timeout_s: float = Field(default=1.0, ge=0, le=60)
     """How long running calls may take after SIGTERM. Seconds."""

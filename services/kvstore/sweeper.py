@@ -1,4 +1,5 @@
-"""Prunes what superseded incarnations left in the index, a little at a time, behind everyone's back."""
+"""Forgets workers that fell silent and prunes what the dead left in the index, a little at a time, behind everyone's
+back."""
 
 from __future__ import annotations
 
@@ -6,11 +7,14 @@ import asyncio
 import logging
 import time
 
-from services.kvstore.holder_table import HolderTable, TableVersion
-from services.kvstore.records import VERSION_KEY
-from services.kvstore.redis_client import RedisClient
-from services.kvstore.redis_index import read_table
-from services.kvstore.scripts import OTHER_EPOCH, RETIRE, SWEEP
+from services.kvstore.buckets import Buckets
+from services.kvstore.holder_table import HolderTable
+from services.kvstore.records import VERSION_KEY, holder_ids
+from services.kvstore.redis_index import TABLE_SLOT, read_table
+from services.kvstore.resp.client import RedisClient, replies_of
+from services.kvstore.resp.command import Command
+from services.kvstore.resp.node import Lane, RedisNode
+from services.kvstore.scripts import EXPIRE, REMOVE, TABLE_KEYS
 from shared.errors import StoreUnavailable, TandemError
 from shared.tasks import end_task
 
@@ -19,21 +23,23 @@ logger = logging.getLogger(__name__)
 KEYS_PER_STEP = 512
 PAUSE_S = 0.005
 """Between two steps, so that matches pass in between."""
-RETIRED_MAX_AGE_S = 86_400
-"""How long a swept incarnation is remembered as dead: longer than any stalled process lives on."""
 
 
 class Sweeper:
-    """Looks every `interval_s` seconds whether workers were superseded and walks the index when they were.
+    """Looks every `interval_s` seconds whether holders died, and walks the index when some did.
 
     Nothing waits for it: dead holders are ignored from the first moment. Sweepers of several stores over one index
-    do the same work twice, harmlessly: every step is atomic and idempotent. `start()`/`close()`; twice is fine.
+    do the same work twice, harmlessly: every step is idempotent. `start()`/`close()`; twice is fine.
     """
 
-    def __init__(self, redis: RedisClient, interval_s: float) -> None:
+    def __init__(self, redis: RedisClient, interval_s: float, lease_s: float) -> None:
+        """A holder that said nothing for `lease_s` seconds is forgotten."""
         self._redis = redis
+        self._buckets = Buckets.cluster() if redis.is_cluster else Buckets.single()
         self._interval_s = interval_s
-        self._clean: TableVersion | None = None
+        self._lease_s = lease_s
+        self._answering_since: float | None = None  # time.monotonic(); None while Redis does not answer
+        self._clean: tuple[bytes, int] | None = None  # epoch and number of deaths that the last walk saw
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -47,53 +53,83 @@ class Sweeper:
             task, self._task = self._task, None
             await end_task(task)
 
+    async def expire(self) -> int:
+        """Forgets who was silent for the whole lease; returns how many. Raises StoreUnavailable.
+
+        Not before Redis has answered for so long: during an outage nobody can speak.
+        """
+        now = time.monotonic()
+        if self._answering_since is None:
+            self._answering_since = now
+        if now - self._answering_since < self._lease_s:
+            return 0
+        [num_silent] = await self._redis.call(Command.script(EXPIRE, TABLE_KEYS, (str(self._lease_s),), TABLE_SLOT))
+        if num_silent:
+            logger.warning("%d workers said nothing for %g s: their blocks are forgotten", num_silent, self._lease_s)
+        return int(num_silent)
+
     async def sweep(self) -> int:
         """One look, and one walk if there is something to prune; returns the records pruned.
 
         Raises StoreUnavailable.
         """
-        version = await self._redis.command("GET", VERSION_KEY)
-        if version is None or TableVersion.parse(version) == self._clean:
-            return 0
-        table = await read_table(self._redis)
+        [version] = await self._redis.call(Command.of("GET", VERSION_KEY, slot=TABLE_SLOT))
+        table = await read_table(self._redis) if version is not None else None
         if table is None:
             return 0
-        num_pruned = await self._walk(table) if table.dead else 0
-        self._clean = table.version
+        state = (table.version.epoch, table.num_deaths)
+        if state == self._clean:
+            return 0
+        num_pruned = 0
+        if table.num_deaths:
+            started = time.monotonic()
+            for node in await self._redis.nodes():
+                num_pruned += await self._walk(node, table)
+            logger.info("pruned %d records of dead holders in %.1f s", num_pruned, time.monotonic() - started)
+        self._clean = state
         return num_pruned
 
-    async def _walk(self, table: HolderTable) -> int:
-        """Over all keys once, then the dead leave the table: nothing can name them any more."""
-        started = time.monotonic()
-        cursor = "0"
-        num_pruned = 0
+    async def _walk(self, node: RedisNode, table: HolderTable) -> int:
+        """Over all keys of one node."""
+        cursor, num_pruned = b"0", 0
         while True:
-            [(cursor_bytes, pruned)] = await self._redis.scripts(
-                SWEEP, (table.version.epoch, cursor, KEYS_PER_STEP, *table.dead)
+            [(cursor, keys)] = replies_of(
+                node, await node.ask([Command.of("SCAN", cursor, "COUNT", KEYS_PER_STEP)], Lane.WRITE)
             )
-            if pruned == OTHER_EPOCH:
+            hashes = b"".join(found for key in keys if (found := self._buckets.hash_of(key)) is not None)
+            if hashes:
+                num_pruned += await self._prune(hashes, table)
+            if cursor == b"0":
                 return num_pruned
-            num_pruned += int(pruned)
-            cursor = cursor_bytes.decode()
-            if cursor == "0":
-                break
             await asyncio.sleep(PAUSE_S)
-        now = int(time.time())
-        await self._redis.scripts(RETIRE, (table.version.epoch, now, now - RETIRED_MAX_AGE_S, *table.dead.values()))
-        logger.info(
-            "pruned %d records of %d superseded workers in %.1f s",
-            num_pruned,
-            len(table.dead),
-            time.monotonic() - started,
-        )
-        return num_pruned
+
+    async def _prune(self, hashes: bytes, table: HolderTable) -> int:
+        """A record is read before the table that decides on it, and was registered before it was written: so an id
+        that the table does not have is dead, and not just newer than the table."""
+        read = self._buckets.read(hashes, VERSION_KEY)
+        _, values = read.collect(await self._redis.call(*read.commands))
+        ids = {holder_id for value in set(values) if value for holder_id in holder_ids(value)}
+        if ids <= table.live.keys():
+            return 0
+        now = await read_table(self._redis)
+        dead = sorted(ids - now.live.keys()) if now is not None else []
+        if not dead:
+            return 0
+        commands = [
+            Command.script(
+                REMOVE, (self._buckets.prefixes[part.bucket],), (part.hashes, *dead), self._buckets.slots[part.bucket]
+            )
+            for part in self._buckets.parts(hashes, KEYS_PER_STEP)
+        ]
+        return sum(await self._redis.call(*commands))
 
     async def _run(self) -> None:
         while True:
             try:
+                await self.expire()
                 await self.sweep()
             except StoreUnavailable:
-                pass  # the store's health says so already
+                self._answering_since = None  # the store's health says so already
             except TandemError as error:
-                logger.error("the sweep of superseded workers failed: %s", error)
+                logger.error("the sweep of dead holders failed: %s", error)
             await asyncio.sleep(self._interval_s)

@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
+
+from shared.kv.checksum_weights import checksum_weights, weighted_sum
 
 _MASK = (1 << 64) - 1
 _CUDA_CHUNK_BYTES = 64 << 20
@@ -52,25 +53,14 @@ class BlockChecksum:
         if words.shape[1] != self.num_words:
             raise ValueError(f"blocks of {words.shape[1]} words, expected {self.num_words}")
         if self._weights is None:
-            # One einsum a row reads the block once where it lies; a torch product would write a temporary.
             rows = words.numpy().view(np.uint64)
-            return [int(np.einsum("i,i->", rows[block_id], self._weights_host)) for block_id in block_ids]
+            return [weighted_sum(rows[block_id], self._weights_host) for block_id in block_ids]
         sums: list[int] = []
         step = max(1, _CUDA_CHUNK_BYTES // (8 * self.num_words))
         for start in range(0, len(block_ids), step):
             index = torch.tensor(block_ids[start : start + step], device=self.device)
             sums += (words.index_select(0, index) * self._weights).sum(dim=1).tolist()
         return [value & _MASK for value in sums]
-
-
-def checksum_weights(num_words: int) -> npt.NDArray[np.uint64]:
-    """`2·splitmix64(i) + 1 mod 2^64` for i in 0 … num_words - 1; shape `[num_words]`."""
-    z = np.arange(num_words, dtype=np.uint64)
-    z += np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z ^= z >> np.uint64(31)
-    return (z << np.uint64(1)) | np.uint64(1)
 
 
 def as_words(pool: torch.Tensor) -> torch.Tensor:

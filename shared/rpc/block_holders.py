@@ -48,6 +48,18 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
+class EventStamp:
+    """Where a change stands in the series of one holder's changes.
+
+    Every attempt has a number of its own, so that one which travels for too long cannot undo a later one.
+    """
+
+    sequence: int  # 1 .. 2**53 - 1; 0 = of no series, taken as it comes
+    acknowledged: int  # the last number that was answered: the index must know it
+    reset: bool = False  # forget what this holder published before
+
+
+@dataclass(frozen=True, slots=True)
 class PrefixMatch:
     """The longest prefix of a chain of blocks that is held somewhere.
 
@@ -65,7 +77,7 @@ class PrefixMatch:
 def join_hashes(hashes: Sequence[bytes]) -> bytes:
     """The hashes one behind the other, as they travel; raises InvalidRequest unless each has 16 bytes."""
     joined = b"".join(hashes)
-    if len(joined) != len(hashes) * HASH_BYTES or any(len(h) != HASH_BYTES for h in hashes):
+    if not set(map(len, hashes)) <= {HASH_BYTES}:
         raise InvalidRequest(
             f"every block hash must have {HASH_BYTES} bytes",
             field="block_hashes",

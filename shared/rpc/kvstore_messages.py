@@ -1,41 +1,38 @@
-"""`PrefixMatch` as a message and back: each holder once, blocks as indexes into them."""
+"""`PrefixMatch` as a message and back: each holder once, runs of blocks as indexes into them."""
 
 from __future__ import annotations
+
+from itertools import groupby
 
 from shared.rpc.block_holders import Holder, PrefixMatch, Tier, WorkerRole
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, types_pb2
 
 
 def match_to_proto(match: PrefixMatch) -> kvstore_pb2.MatchResponse:
-    """The message; blocks with the same holders, which neighbours mostly have, are converted once."""
+    """The message; neighbours mostly have the same holders, and such a run is one entry."""
     indexes: dict[Holder, int] = {}
-    converted: dict[tuple[Holder, ...], kvstore_pb2.BlockHolders] = {}
-    blocks: list[kvstore_pb2.BlockHolders] = []
-    previous: tuple[Holder, ...] | None = None
-    for holders in match.blocks:
-        if holders is previous:
-            blocks.append(blocks[-1])
-            continue
-        block = converted.get(holders)
-        if block is None:
-            numbers = [indexes.setdefault(holder, len(indexes)) for holder in holders]
-            block = converted[holders] = kvstore_pb2.BlockHolders(holders=numbers)
-        blocks.append(block)
-        previous = holders
-    return kvstore_pb2.MatchResponse(holders=[_to_proto(holder) for holder in indexes], blocks=blocks)
+    runs = [
+        kvstore_pb2.BlockHolders(
+            holders=[indexes.setdefault(holder, len(indexes)) for holder in holders], num_blocks=sum(1 for _ in run)
+        )
+        for holders, run in groupby(match.blocks)
+    ]
+    return kvstore_pb2.MatchResponse(holders=[_to_proto(holder) for holder in indexes], blocks=runs)
 
 
-def match_from_proto(message: kvstore_pb2.MatchResponse) -> PrefixMatch:
-    """What `match_to_proto` was given. Raises ValueError or IndexError for a message that is no answer of ours."""
+def match_from_proto(message: kvstore_pb2.MatchResponse, max_blocks: int) -> PrefixMatch:
+    """What `match_to_proto` was given, for a question about `max_blocks` blocks.
+
+    Raises ValueError or IndexError for a message that is no answer to that.
+    """
     holders = [_from_proto(holder) for holder in message.holders]
     blocks: list[tuple[Holder, ...]] = []
-    previous: kvstore_pb2.BlockHolders | None = None
-    for block in message.blocks:
-        if block == previous:  # in C, where reading the numbers is not
-            blocks.append(blocks[-1])
-            continue
-        blocks.append(tuple(holders[number] for number in block.holders))
-        previous = block
+    for run in message.blocks:
+        if not run.num_blocks or not run.holders:
+            raise ValueError("a run without blocks or without holders")
+        if len(blocks) + run.num_blocks > max_blocks:
+            raise ValueError(f"more than the {max_blocks} blocks that were asked for")
+        blocks += [tuple(holders[number] for number in run.holders)] * run.num_blocks
     return PrefixMatch(tuple(blocks))
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shared.kv.checksum import as_words, checksum_weights
+from shared.kv.checksum import as_words
+from shared.kv.checksum_weights import checksum_weights
 
 
 def check_blocks(pool: Tensor, block_ids: Tensor) -> None:

@@ -10,8 +10,9 @@ import pytest_asyncio
 from redis.asyncio import Redis
 
 from services.kvstore.embedded import EmbeddedValkey
-from services.kvstore.redis_client import RedisClient
 from services.kvstore.redis_index import RedisIndex
+from services.kvstore.resp.client import RedisClient
+from services.kvstore.resp.open import redis_client
 
 
 @pytest.fixture(scope="package")
@@ -34,7 +35,7 @@ async def admin(valkey_url: str) -> AsyncIterator[Redis]:
 
 @pytest_asyncio.fixture
 async def client(valkey_url: str, admin: Redis) -> AsyncIterator[RedisClient]:
-    client = RedisClient(valkey_url, timeout_s=5.0, max_connections=4)
+    client = redis_client(valkey_url, 5.0)
     yield client
     await client.close()
 

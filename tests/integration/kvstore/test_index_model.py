@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from services.kvstore.redis_client import RedisClient
 from services.kvstore.redis_index import RedisIndex
+from services.kvstore.resp.command import Command
+from services.kvstore.resp.open import redis_client
 from services.kvstore.sweeper import Sweeper
 from shared.errors import InvalidRequest
 from shared.rpc.block_holders import Holder, PrefixMatch, Tier, WorkerRole
@@ -40,12 +41,13 @@ class IndexMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-        self.client = RedisClient(self.url, timeout_s=5.0, max_connections=1)
+        self.client = redis_client(self.url, 5.0)
         self.stores = [RedisIndex(self.client), RedisIndex(self.client)]
-        self.sweeper = Sweeper(self.client, interval_s=60)
-        self.run(self.client.command("FLUSHALL"))
+        self.sweeper = Sweeper(self.client, interval_s=60, lease_s=60)
+        self.run(self.client.call(Command.of("FLUSHALL")))
         self.held: dict[int, dict[tuple[str, int, Tier], None]] = {}
-        self.newest: dict[str, tuple[int, WorkerRole]] = {}
+        self.newest: dict[str, int] = {}
+        self.roles: dict[tuple[str, int, Tier], WorkerRole] = {}
         self.seen: set[tuple[str, int]] = set()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -58,20 +60,21 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(store=stores, name=names, age=ages, role=roles, tier=tiers, chain=chains)
     def publish(self, store: int, name: str, age: int, role: WorkerRole, tier: Tier, chain: list[int]) -> None:
         work = self.stores[store].publish(worker(name, age, role), tier, joined(chain))
-        if (name, age) in self.seen and self.newest[name][0] != age:
+        if (name, age) in self.seen and self.newest[name] != age:
             with pytest.raises(InvalidRequest):
                 self.run(work)
             return
         self.run(work)
         self.seen.add((name, age))
-        self.newest[name] = (age, role)
+        self.newest[name] = age
+        self.roles[name, age, tier] = role
         for i in chain:
             self.held.setdefault(i, {})[name, age, tier] = None
 
     @rule(store=stores, name=names, age=ages, tier=tiers, chain=chains)
     def remove(self, store: int, name: str, age: int, tier: Tier, chain: list[int]) -> None:
-        self.run(self.stores[store].remove(name, age, tier, joined(chain)))
-        for i in chain:
+        self.run(self.stores[store].remove(worker(name, age), tier, joined(chain)))
+        for i in chain if self.newest.get(name) == age else ():
             self.held.get(i, {}).pop((name, age, tier), None)
 
     @rule(store=stores, chain=chains)
@@ -83,7 +86,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.run(self.sweeper.sweep())
         for holders in self.held.values():
             for name, age, tier in [*holders]:
-                if self.newest[name][0] != age:
+                if self.newest[name] != age:
                     del holders[name, age, tier]
 
     @precondition(lambda self: self.seen)
@@ -95,16 +98,16 @@ class IndexMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.seen) > 2)
     @rule()
     def restart_redis(self) -> None:
-        self.run(self.client.command("FLUSHALL"))
+        self.run(self.client.call(Command.of("FLUSHALL")))
         self.held, self.newest, self.seen = {}, {}, set()
 
     def expected(self, chain: list[int]) -> PrefixMatch:
         blocks = []
         for i in chain:
             holders = tuple(
-                Holder(name, age, self.newest[name][1], tier)
+                Holder(name, age, self.roles[name, age, tier], tier)
                 for name, age, tier in self.held.get(i, {})
-                if self.newest[name][0] == age
+                if self.newest[name] == age
             )
             if not holders:
                 break

@@ -13,8 +13,11 @@ import pytest
 from redis.asyncio import Redis
 
 from services.kvstore.embedded import EmbeddedValkey
-from services.kvstore.redis_client import RedisClient
 from services.kvstore.redis_index import SCRIPT_HASHES, RedisIndex
+from services.kvstore.resp.address import RedisAddress
+from services.kvstore.resp.client import RedisClient, SingleRedis
+from services.kvstore.resp.command import Command
+from services.kvstore.resp.open import redis_client
 from services.kvstore.sweeper import Sweeper
 from shared.errors import ConfigError, InvalidRequest, StoreUnavailable
 from shared.rpc.block_holders import Tier, WorkerRole
@@ -42,7 +45,7 @@ async def test_one_worker_holds_a_block_in_two_tiers(index: RedisIndex) -> None:
     await index.publish(A, Tier.DEVICE, block)
     await index.publish(A, Tier.HOST, block)
     assert (await index.match(block)).blocks == ((holder(A, Tier.DEVICE), holder(A, Tier.HOST)),)
-    await index.remove(A.name, A.incarnation, Tier.DEVICE, block)
+    await index.remove(A, Tier.DEVICE, block)
     assert (await index.match(block)).blocks == ((holder(A, Tier.HOST),),)
 
 
@@ -67,7 +70,7 @@ async def test_publish_is_one_call_a_thousand_blocks(index: RedisIndex, admin: R
     await index.publish(A, Tier.DEVICE, b"")  # the server knows the script now
     await admin.config_resetstat()
     await index.publish(A, Tier.DEVICE, b"".join(hashes(2 * SCRIPT_HASHES + 1)))
-    assert (await admin.info("commandstats"))["cmdstat_evalsha"]["calls"] == 3
+    assert (await admin.info("commandstats"))["cmdstat_evalsha"]["calls"] == 4
 
 
 async def test_publishing_again_changes_no_value(index: RedisIndex, admin: Redis) -> None:
@@ -79,17 +82,17 @@ async def test_publishing_again_changes_no_value(index: RedisIndex, admin: Redis
         assert await index.publish(A, Tier.DEVICE, chain) == 0
         assert await index.publish(A, Tier.DEVICE, chain + chain) == 0
     assert await block_values(admin) == before
-    assert {len(value) for value in before.values()} == {10}
+    assert {len(value) for value in before.values()} == {8}
 
 
 async def test_remove_deletes_the_key_with_its_last_holder(index: RedisIndex, admin: Redis) -> None:
     chain = b"".join(hashes(300))
     await index.publish(A, Tier.DEVICE, chain)
     await index.publish(B, Tier.DEVICE, chain)
-    assert await index.remove(A.name, A.incarnation, Tier.DEVICE, chain) == 300
-    assert await index.remove(A.name, A.incarnation, Tier.DEVICE, chain) == 0
+    assert await index.remove(A, Tier.DEVICE, chain) == 300
+    assert await index.remove(A, Tier.DEVICE, chain) == 0
     assert (await index.match(chain)).blocks == ((holder(B),),) * 300
-    assert await index.remove(B.name, B.incarnation, Tier.DEVICE, chain) == 300
+    assert await index.remove(B, Tier.DEVICE, chain) == 300
     assert await block_values(admin) == {}
     assert (await index.stats()).num_blocks == 0
 
@@ -97,27 +100,27 @@ async def test_remove_deletes_the_key_with_its_last_holder(index: RedisIndex, ad
 async def test_removing_what_was_never_published_does_nothing(index: RedisIndex) -> None:
     chain = b"".join(hashes(3))
     await index.publish(A, Tier.DEVICE, chain)
-    assert await index.remove("nobody", 1, Tier.DEVICE, chain) == 0
-    assert await index.remove(A.name, A.incarnation, Tier.DISK, chain) == 0
+    assert await index.remove(worker("nobody"), Tier.DEVICE, chain) == 0
+    assert await index.remove(A, Tier.DISK, chain) == 0
     assert (await index.match(chain)).num_blocks == 3
 
 
 async def test_records_are_compared_whole_not_by_bytes_that_happen_to_match(index: RedisIndex, admin: Redis) -> None:
-    """Two neighbours' records, (…, 0, tier 1)(5, 0, 1, 0, tier 1), contain the third's at an odd place."""
+    """Two neighbours' ids, (1, 0, 0, 5)(0, 0, 6, 0), contain the third's at an odd place."""
     [block] = hashes(1)
     fleet = [worker(f"w{i}", i + 1) for i in range(3)]
-    for member, holder_id in zip(fleet, (1, 0x010005, 0x050100), strict=True):
-        await admin.hset("tandem:holders", "next", str(holder_id - 1))
-        assert await index.remove(member.name, member.incarnation, Tier.DEVICE, block) == 0
+    for member, holder_id in zip(fleet, (0x05000001, 0x00060000, 0x00000500), strict=True):
+        await admin.hset("tandem:{index}:holders", "next", str(holder_id - 1))
         assert await index.publish(member, Tier.DEVICE, block) == 1
-    assert await index.remove(fleet[2].name, fleet[2].incarnation, Tier.DEVICE, block) == 1
+    assert await block_values(admin) == {b"b:" + block: bytes([1, 0, 0, 5, 0, 0, 6, 0, 0, 5, 0, 0])}
+    assert await index.remove(fleet[2], Tier.DEVICE, block) == 1
     assert (await index.match(block)).blocks == ((holder(fleet[0]), holder(fleet[1])),)
 
 
 async def test_a_superseded_incarnation_is_ignored_at_once_also_by_other_stores(
     index: RedisIndex, valkey_url: str
 ) -> None:
-    other_client = RedisClient(valkey_url, timeout_s=5.0, max_connections=1)
+    other_client = redis_client(valkey_url, 5.0)
     other = RedisIndex(other_client)
     chain = b"".join(hashes(4))
     await index.publish(worker("w", 100), Tier.DEVICE, chain)
@@ -143,13 +146,13 @@ async def test_a_sweep_prunes_the_dead_and_only_them(index: RedisIndex, client: 
     shared, alone = hashes(700), hashes(700, seed="alone")
     await index.publish(worker("w", 1), Tier.DEVICE, b"".join(shared + alone))
     await index.publish(A, Tier.DEVICE, b"".join(shared))
-    sweeper = Sweeper(client, interval_s=60)
+    sweeper = Sweeper(client, interval_s=60, lease_s=60)
     assert await sweeper.sweep() == 0
     await index.publish(worker("w", 2), Tier.DEVICE, b"".join(shared[:1]))
     assert await sweeper.sweep() == 1400
     values = await block_values(admin)
     assert len(values) == 700
-    assert sorted(len(value) for value in values.values()) == [5] * 699 + [10]
+    assert sorted(len(value) for value in values.values()) == [4] * 699 + [8]
     assert (await index.match(b"".join(shared[:2]))).blocks == ((holder(A), holder(worker("w", 2))), (holder(A),))
     assert await sweeper.sweep() == 0
     with pytest.raises(InvalidRequest, match="superseded"):
@@ -159,19 +162,20 @@ async def test_a_sweep_prunes_the_dead_and_only_them(index: RedisIndex, client: 
 async def test_a_sweep_does_not_touch_an_index_that_was_emptied_meanwhile(
     index: RedisIndex, valkey_url: str, admin: Redis
 ) -> None:
-    """Ids start anew in an emptied index: those that were dead may be alive."""
+    """Ids of an emptied index are new ones: those that were dead are nobody's."""
     chain = b"".join(hashes(3))
 
-    class EmptiedBeforeTheWalk(RedisClient):
-        async def scripts(self, *arguments: Any) -> list[Any]:
-            await admin.flushall()
-            await index.publish(A, Tier.DEVICE, chain)
-            return await super().scripts(*arguments)
+    class EmptiedBeforeThePruning(SingleRedis):
+        async def call(self, *commands: Command, **options: Any) -> list[Any]:
+            if any(b"removed" in (command.source or b"") for command in commands):
+                await admin.flushall()
+                await index.publish(A, Tier.DEVICE, chain)
+            return await super().call(*commands, **options)
 
     await index.publish(worker("w", 1), Tier.DEVICE, chain)
     await index.publish(worker("w", 2), Tier.DEVICE, chain)
-    client = EmptiedBeforeTheWalk(valkey_url, timeout_s=5.0, max_connections=1)
-    assert await Sweeper(client, interval_s=60).sweep() == 0
+    client = EmptiedBeforeThePruning(RedisAddress.parse(valkey_url), 5.0)
+    assert await Sweeper(client, interval_s=60, lease_s=60).sweep() == 0
     assert (await index.match(chain)).blocks == ((holder(A),),) * 3
     await client.close()
 
@@ -189,7 +193,7 @@ async def test_holder_ids_of_an_emptied_index_are_not_mistaken_for_its_successor
 
 async def test_concurrent_publishers_of_the_same_blocks_lose_nothing(valkey_url: str, admin: Redis) -> None:
     chain, extra = hashes(200), hashes(200, seed="extra")
-    clients = [RedisClient(valkey_url, timeout_s=5.0, max_connections=2) for _ in range(4)]
+    clients = [redis_client(valkey_url, 5.0) for _ in range(4)]
     fleet = [worker(f"w{i}", i + 1) for i in range(8)]
 
     async def run(number: int) -> None:
@@ -199,11 +203,11 @@ async def test_concurrent_publishers_of_the_same_blocks_lose_nothing(valkey_url:
                 index.publish(mine, Tier.DEVICE, b"".join(chain[start : start + 40])),
                 index.publish(mine, Tier.HOST, b"".join(extra[start : start + 40])),
             )
-            await index.remove(mine.name, mine.incarnation, Tier.HOST, b"".join(extra[start : start + 20]))
+            await index.remove(mine, Tier.HOST, b"".join(extra[start : start + 20]))
 
     await asyncio.gather(*(run(number) for number in range(8)))
     values = await block_values(admin)
-    assert sorted(len(value) for value in values.values()) == [8 * 5] * 300
+    assert sorted(len(value) for value in values.values()) == [8 * 4] * 300
     match = await RedisIndex(clients[0]).match(b"".join(chain))
     assert [set(holders) for holders in match.blocks] == [{holder(member) for member in fleet}] * 200
     for client in clients:
@@ -212,7 +216,7 @@ async def test_concurrent_publishers_of_the_same_blocks_lose_nothing(valkey_url:
 
 async def test_stats_count_blocks_and_hide_credentials(valkey_url: str, index: RedisIndex, admin: Redis) -> None:
     await admin.acl_setuser("tandem", True, passwords=["+s3cret"], keys=["b:*", "tandem:*"], categories=["+@all"])
-    client = RedisClient(f"{valkey_url}?username=tandem&password=s3cret", timeout_s=5.0, max_connections=1)
+    client = redis_client(f"{valkey_url}?username=tandem&password=s3cret", 5.0)
     mine = RedisIndex(client)
     await mine.start()
     await mine.publish(A, Tier.DEVICE, b"".join(hashes(5)))
@@ -224,7 +228,7 @@ async def test_stats_count_blocks_and_hide_credentials(valkey_url: str, index: R
 
 
 async def test_refused_credentials_are_a_config_error_without_the_password(valkey_url: str, admin: Redis) -> None:
-    client = RedisClient(f"{valkey_url}?username=nobody&password=s3cret", timeout_s=5.0, max_connections=1)
+    client = redis_client(f"{valkey_url}?username=nobody&password=s3cret", 5.0)
     with pytest.raises(ConfigError) as caught:
         await RedisIndex(client).start()
     assert caught.value.field == "redis_url"
@@ -235,7 +239,7 @@ async def test_refused_credentials_are_a_config_error_without_the_password(valke
 @pytest.mark.parametrize("url", ["http://localhost", "localhost:6379", "redis://user:s3cret@host:port", ""])
 def test_an_url_that_is_none_is_refused_without_naming_a_password(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        RedisClient(url, timeout_s=1.0, max_connections=1)
+        redis_client(url, 1.0)
     assert caught.value.field == "redis_url"
     assert "s3cret" not in str(caught.value)
 
@@ -243,7 +247,7 @@ def test_an_url_that_is_none_is_refused_without_naming_a_password(url: str) -> N
 async def test_a_killed_redis_is_unavailable_at_once_and_back_after_a_restart(tmp_path: Path) -> None:
     server = EmbeddedValkey(tmp_path)
     await server.start()
-    client = RedisClient(server.url, timeout_s=5.0, max_connections=2)
+    client = redis_client(server.url, 5.0)
     index = RedisIndex(client)
     chain = b"".join(hashes(3))
     await index.publish(A, Tier.DEVICE, chain)
@@ -266,7 +270,7 @@ async def test_a_killed_redis_is_unavailable_at_once_and_back_after_a_restart(tm
 async def test_a_hung_redis_is_unavailable_after_the_timeout(tmp_path: Path) -> None:
     server = EmbeddedValkey(tmp_path)
     await server.start()
-    client = RedisClient(server.url, timeout_s=0.2, max_connections=1)
+    client = redis_client(server.url, 0.2)
     index = RedisIndex(client)
     await index.start()
     assert server.pid is not None
@@ -280,7 +284,7 @@ async def test_a_hung_redis_is_unavailable_after_the_timeout(tmp_path: Path) -> 
         assert time.monotonic() - started < 2.0
     finally:
         os.kill(server.pid, signal.SIGCONT)
-    client_after = RedisClient(server.url, timeout_s=5.0, max_connections=1)
+    client_after = redis_client(server.url, 5.0)
     assert await RedisIndex(client_after).publish(A, Tier.DEVICE, hashes(1)[0]) in (0, 1)
     await client.close()
     await client_after.close()

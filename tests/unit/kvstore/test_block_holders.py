@@ -37,7 +37,22 @@ def test_a_match_survives_the_wire(fleet: list[Holder], data: st.DataObject) -> 
     match = PrefixMatch(tuple(tuple(block) for block in blocks))
     message = match_to_proto(match)
     assert len(message.holders) == len({holder for block in blocks for holder in block})
-    assert match_from_proto(kvstore_pb2.MatchResponse.FromString(message.SerializeToString())) == match
+    assert match_from_proto(kvstore_pb2.MatchResponse.FromString(message.SerializeToString()), len(blocks)) == match
+
+
+def test_neighbours_with_the_same_holders_take_no_room() -> None:
+    holder = Holder("prefill-0", 2**64 - 1, WorkerRole.PREFILL, Tier.DEVICE)
+    assert len(match_to_proto(PrefixMatch(((holder,),) * 512)).SerializeToString()) < 64
+
+
+@pytest.mark.parametrize(
+    ("holders", "num_blocks"), [([0], 0), ([], 1), ([1], 1), ([0], 4)], ids=["empty", "nobody", "unknown", "too long"]
+)
+def test_an_answer_that_is_none_is_refused(holders: list[int], num_blocks: int) -> None:
+    message = match_to_proto(PrefixMatch(((Holder("w", 1, WorkerRole.PREFILL, Tier.DEVICE),),)))
+    message.blocks[0].CopyFrom(kvstore_pb2.BlockHolders(holders=holders, num_blocks=num_blocks))
+    with pytest.raises((ValueError, IndexError)):
+        match_from_proto(message, 3)
 
 
 @pytest.mark.parametrize("hashes", [[b""], [bytes(15)], [bytes(15), bytes(17)], [bytes(32)]])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shared.errors import InvalidRequest, StoreUnavailable, TandemError
 from shared.rpc import index_publisher
-from shared.rpc.block_holders import Tier, WorkerIdentity, WorkerRole
+from shared.rpc.block_holders import EventStamp, Tier, WorkerIdentity, WorkerRole
 from shared.rpc.index_publisher import IndexPublisher
 
 WORKER = WorkerIdentity("w", 1, WorkerRole.DECODE)
@@ -21,25 +21,51 @@ HASHES = [bytes([i]) * 16 for i in range(8)]
 
 
 class FakeStore:
-    """Holds what it is told; `errors` are raised one a call, `gate` lets calls through."""
+    """An index of one holder. `errors` are raised one a call, `gate` lets calls through, `lose` is a Redis restart."""
 
     def __init__(self, errors: Sequence[TandemError] = ()) -> None:
         self.held: set[bytes] = set()
+        self.done: int | None = None
         self.calls: list[tuple[str, list[bytes]]] = []
+        self.stamps: list[EventStamp] = []
         self.errors = list(errors)
         self.gate = asyncio.Event()
         self.gate.set()
         self._called = asyncio.Condition()
 
-    async def publish(self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = Tier.DEVICE) -> None:
+    def lose(self) -> None:
+        self.held, self.done = set(), None
+
+    async def publish(
+        self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = Tier.DEVICE, stamp: EventStamp | None = None
+    ) -> bool:
         assert (worker, tier) == (WORKER, Tier.HOST)
         await self._call("publish", hashes)
+        if not self._takes(stamp):
+            return False
         self.held |= set(hashes)
+        return True
 
-    async def remove(self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = Tier.DEVICE) -> None:
+    async def remove(
+        self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = Tier.DEVICE, stamp: EventStamp | None = None
+    ) -> bool:
         assert (worker, tier) == (WORKER, Tier.HOST)
         await self._call("remove", hashes)
+        if not self._takes(stamp):
+            return False
         self.held -= set(hashes)
+        return True
+
+    def _takes(self, stamp: EventStamp | None) -> bool:
+        assert stamp is not None
+        assert not self.stamps or stamp.sequence > self.stamps[-1].sequence
+        self.stamps.append(stamp)
+        if stamp.reset:
+            self.held = set()
+        elif self.done is None or self.done < stamp.acknowledged:
+            return False
+        self.done = stamp.sequence
+        return True
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Waits for calls until the condition holds."""
@@ -57,7 +83,7 @@ class FakeStore:
 
 
 def publisher(store: FakeStore, **changes: float) -> IndexPublisher:
-    options = {"flush_interval_s": 0.001, "max_batch": 4096, "max_backlog": 100_000, **changes}
+    options = {"flush_interval_s": 0.001, "heartbeat_s": 60, "max_batch": 4096, "max_backlog": 100_000, **changes}
     return IndexPublisher(store, WORKER, tier=Tier.HOST, **options)  # type: ignore[arg-type]
 
 
@@ -142,19 +168,68 @@ async def test_a_failed_declaration_is_made_again() -> None:
     await subject.close()
 
 
-async def test_the_backlog_is_bounded_and_drops_the_oldest() -> None:
+async def test_too_long_a_backlog_is_dropped_for_a_new_start_with_what_is_held_then() -> None:
     store = FakeStore()
     subject = publisher(store, max_backlog=3)
-    subject.offer(HASHES[:5], [])
-    subject.offer([], HASHES[2:3])
-    assert (subject.num_pending, subject.num_dropped) == (3, 2)
     await subject.start()
+    await store.until(lambda: bool(store.calls))
+    subject.offer(HASHES[:2], [])
+    await store.until(lambda: store.held == {*HASHES[:2]} or len(store.calls) == 2)
+    store.errors = [StoreUnavailable("gone")]
+    subject.offer(HASHES[2:3], [])
+    await store.until(lambda: len(store.calls) == 3)
+    subject.offer(HASHES[3:6], HASHES[:1])
+    subject.offer([], HASHES[3:4])
     await subject.close(deadline_s=10)
-    assert store.held == {*HASHES[3:5]}
-    assert ("remove", HASHES[2:3]) in store.calls
+    assert store.held == {*HASHES[1:3], *HASHES[4:6]}
+    assert [stamp.reset for stamp in store.stamps].count(True) == 2
+    assert subject.num_dropped == 0
 
 
-async def test_a_refused_batch_is_dropped_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_index_that_lost_everything_gets_everything_again_although_nothing_changed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = FakeStore()
+    subject = publisher(store, heartbeat_s=0.01, max_batch=3)
+    await subject.start()
+    subject.offer(HASHES, HASHES[:1])
+    subject.offer([], HASHES[:2])
+    await store.until(lambda: store.done is not None and len(store.calls) > 3)
+    store.lose()
+    await store.until(lambda: subject.num_resyncs == 1 and store.held == {*HASHES[2:]})
+    await subject.close()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+async def test_an_index_that_lost_only_the_last_changes_gets_everything_again() -> None:
+    store = FakeStore()
+    subject = publisher(store, heartbeat_s=0.01)
+    await subject.start()
+    subject.offer(HASHES[:2], [])
+    await store.until(lambda: store.held == {*HASHES[:2]})
+    assert store.done is not None
+    before = store.done
+    subject.offer(HASHES[2:4], [])
+    await store.until(lambda: store.held == {*HASHES[:4]})
+    store.held, store.done = {*HASHES[:2]}, before  # a replica that lagged behind takes over
+    await store.until(lambda: store.held == {*HASHES[:4]})
+    assert subject.num_resyncs == 1
+    await subject.close()
+
+
+async def test_a_quiet_publisher_says_that_it_is_there() -> None:
+    store = FakeStore()
+    subject = publisher(store, heartbeat_s=0.01)
+    await subject.start()
+    await store.until(lambda: len(store.calls) == 4)
+    await subject.close()
+    assert store.calls[:4] == [("publish", [])] * 4
+    assert [stamp.reset for stamp in store.stamps[:4]] == [True, False, False, False]
+
+
+async def test_a_refused_batch_is_told_once_and_everything_sent_when_the_store_takes_it_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     store = FakeStore([InvalidRequest("superseded")] * 3)
     subject = publisher(store)
     await subject.start()
@@ -164,9 +239,9 @@ async def test_a_refused_batch_is_dropped_and_told_once(caplog: pytest.LogCaptur
         await store.until(lambda i=i: len(store.calls) == i + 2)  # type: ignore[misc]
     subject.offer(HASHES[2:3], [])
     await subject.close(deadline_s=10)
-    assert store.held == {HASHES[2]}
+    assert store.held == {*HASHES[:3]}
     assert subject.num_dropped == 2
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
 
 
 async def test_close_gives_up_at_its_deadline_and_counts_what_was_lost() -> None:
@@ -204,20 +279,27 @@ class FlakyStore(FakeStore):
         super().__init__()
         self.failures = failures
 
-    async def publish(self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = Tier.DEVICE) -> None:
-        await self._fail(super().publish(worker, hashes, tier))
+    async def publish(
+        self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = Tier.DEVICE, stamp: EventStamp | None = None
+    ) -> bool:
+        return await self._fail(super().publish(worker, hashes, tier, stamp))
 
-    async def remove(self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = Tier.DEVICE) -> None:
-        await self._fail(super().remove(worker, hashes, tier))
+    async def remove(
+        self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = Tier.DEVICE, stamp: EventStamp | None = None
+    ) -> bool:
+        return await self._fail(super().remove(worker, hashes, tier, stamp))
 
-    async def _fail(self, call: Coroutine[None, None, None]) -> None:
+    async def _fail(self, call: Coroutine[None, None, bool]) -> bool:
         failure = self.failures.pop(0) if self.failures else ""
+        if failure == "lose":
+            self.lose()
         if failure == "before":
             call.close()
         else:
-            await call
-        if failure:
+            taken = await call
+        if failure in ("before", "after"):
             raise StoreUnavailable(failure)
+        return taken
 
 
 changes = st.lists(
@@ -225,12 +307,12 @@ changes = st.lists(
 )
 
 
-@given(changes, st.lists(st.sampled_from(["", "before", "after"]), max_size=8), st.integers(1, 4))
+@given(changes, st.lists(st.sampled_from(["", "before", "after", "lose"]), max_size=8), st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
 def test_whatever_happens_the_store_ends_up_with_what_the_pool_holds(
     changes: list[tuple[list[bytes], bool, bool]], failures: list[str], max_batch: int
 ) -> None:
-    """Any offers, any calls failing before or after they had their effect, any batch size."""
+    """Any offers, any calls failing before or after they had their effect, any losses, any batch size."""
 
     async def run() -> None:
         store = FlakyStore(failures)

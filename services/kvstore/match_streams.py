@@ -1,0 +1,77 @@
+"""The store's end of match streams: any number of matches at a time on each, answered as they are found."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc.aio
+
+from shared.errors import TandemError
+from shared.rpc.errors import to_proto
+from shared.rpc.pb.tandem.v1 import kvstore_pb2
+from shared.tasks import end_task
+
+logger = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Match = Callable[[kvstore_pb2.MatchRequest], Awaitable[kvstore_pb2.MatchResponse]]
+
+
+class MatchStreams:
+    """Serves streams until they end or `drain()` ends them."""
+
+    def __init__(self, match: Match) -> None:
+        """`match` answers one request or raises a typed error."""
+        self._match = match
+        self._draining = asyncio.Event()
+        self._num_running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def serve(self, context: Context) -> None:
+        """Returns when the client has ended its stream, or at the drain."""
+        writing = asyncio.Lock()  # gRPC takes one message at a time
+        answers: set[asyncio.Task[None]] = set()
+
+        async def read() -> None:
+            while isinstance(call := await context.read(), kvstore_pb2.MatchCall):
+                self._begin()
+                task = asyncio.create_task(self._answer(call, context, writing))
+                answers.add(task)
+                task.add_done_callback(answers.discard)
+
+        reader = asyncio.create_task(read())
+        draining = asyncio.create_task(self._draining.wait())
+        try:
+            await asyncio.wait({reader, draining}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (reader, draining, *answers):
+                await end_task(task)
+
+    async def drain(self, deadline_s: float) -> None:
+        """Ends all streams once nothing is under way, at the deadline at the latest."""
+        await asyncio.wait({asyncio.create_task(self._idle.wait())}, timeout=deadline_s)
+        self._draining.set()
+
+    async def _answer(self, call: kvstore_pb2.MatchCall, context: Context, writing: asyncio.Lock) -> None:
+        try:
+            try:
+                answer = kvstore_pb2.MatchAnswer(id=call.id, response=await self._match(call.request))
+            except TandemError as error:
+                answer = kvstore_pb2.MatchAnswer(id=call.id, error=to_proto(error))
+            except Exception as error:
+                logger.exception("a bug stopped a match")
+                answer = kvstore_pb2.MatchAnswer(id=call.id, error=to_proto(error))
+            async with writing:
+                await context.write(answer)
+        finally:
+            self._num_running -= 1
+            if not self._num_running:
+                self._idle.set()
+
+    def _begin(self) -> None:
+        self._num_running += 1
+        self._idle.clear()

@@ -1,0 +1,114 @@
+"""Where Redis is and how to log in: what a `redis_url` says."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from shared.errors import ConfigError
+
+SCHEMES = ("redis", "rediss", "unix")
+DEFAULT_PORT = 6379
+CREDENTIAL_OPTIONS = ("username", "password", "db")
+TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One server: host and port, or the path of a unix socket."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    def __str__(self) -> str:
+        """For messages."""
+        return self.path or f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """What every connection begins with. `repr` does not show the password."""
+
+    username: str
+    password: str
+    db: int
+    tls: ssl.SSLContext | None
+
+    def __repr__(self) -> str:
+        """Without the password."""
+        return f"Login({self.username!r}, db={self.db}, tls={self.tls is not None})"
+
+
+@dataclass(frozen=True, slots=True)
+class RedisAddress:
+    """A parsed URL: `redis://[user[:password]@]host[:port][,host[:port]…][/db][?option=value…]`, `rediss://` for TLS,
+    `unix://[user:password@]/path`. Several hosts are nodes of one cluster, any of them is enough."""
+
+    redacted: str
+    """scheme://hosts/db, without credentials and options."""
+    endpoints: tuple[Endpoint, ...]
+    login: Login
+
+    @classmethod
+    def parse(cls, url: str) -> RedisAddress:
+        """Raises ConfigError (field redis_url) that names no credentials; reads the TLS files that the URL names."""
+        parts = urlsplit(url)
+        if parts.scheme not in SCHEMES:
+            raise ConfigError(
+                f"redis_url must start with {' or '.join(f'{scheme}://' for scheme in SCHEMES)}", field="redis_url"
+            )
+        credentials, _, hosts = parts.netloc.rpartition("@")
+        options = _options(parts.query, parts.scheme)
+        username, _, password = credentials.partition(":")
+        if parts.scheme == "unix":
+            endpoints: tuple[Endpoint, ...] = (Endpoint(path=unquote(hosts + parts.path)),)
+            db = options.get("db", "0")
+        else:
+            endpoints = tuple(_endpoint(host) for host in hosts.split(","))
+            db = options.get("db") or parts.path.strip("/") or "0"
+        if not db.isdecimal():
+            raise ConfigError("redis_url names a database that is no number", field="redis_url")
+        login = Login(
+            username=options.get("username") or unquote(username),
+            password=options.get("password") or unquote(password),
+            db=int(db),
+            tls=_tls(options) if parts.scheme == "rediss" else None,
+        )
+        return cls(f"{parts.scheme}://{hosts}{parts.path}", endpoints, login)
+
+
+def _endpoint(text: str) -> Endpoint:
+    host, colon, port = text.rpartition(":")
+    if not colon or port.endswith("]"):
+        host, port = text, str(DEFAULT_PORT)
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"redis_url: {port!r} is no port", field="redis_url", limit=65535)
+    return Endpoint(host.strip("[]") or "localhost", int(port))
+
+
+def _options(query: str, scheme: str) -> dict[str, str]:
+    known = CREDENTIAL_OPTIONS + (TLS_OPTIONS if scheme == "rediss" else ())
+    options = dict(parse_qsl(query))
+    for name in options:
+        if name not in known:
+            raise ConfigError(
+                f"redis_url has an option {name!r}; with {scheme}:// there are {', '.join(known)}", field="redis_url"
+            )
+    return options
+
+
+def _tls(options: dict[str, str]) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
+        if "ssl_certfile" in options:
+            context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"redis_url: the TLS files cannot be used: {error}", field="redis_url") from error
+    if options.get("ssl_check_hostname", "true").lower() in ("false", "no", "0"):
+        context.check_hostname = False
+    if options.get("ssl_cert_reqs", "required") == "none":
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

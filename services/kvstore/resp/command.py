@@ -1,0 +1,51 @@
+"""A command ready to send, and Lua scripts that servers know by their hash."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import hiredis
+
+Part = bytes | str | int
+
+
+@dataclass(frozen=True)
+class LuaScript:
+    """A script and the name that EVALSHA knows it by."""
+
+    source: str
+
+    @cached_property
+    def sha(self) -> str:
+        """SHA-1 of the source, in hex: Redis's own naming, nothing to do with security."""
+        return hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command. On a cluster it goes to the node that serves `slot`."""
+
+    packed: bytes
+    slot: int = 0
+    source: bytes | None = None
+    """The same call with the script's source, for a server that does not know the script."""
+
+    @classmethod
+    def of(cls, *parts: Part, slot: int = 0) -> Command:
+        """Any command."""
+        return cls(pack(parts), slot)
+
+    @classmethod
+    def script(cls, script: LuaScript, keys: Sequence[bytes], arguments: Sequence[Part], slot: int = 0) -> Command:
+        """One run of a script, which may happen twice where a server does not know it: it must be idempotent."""
+        rest = (len(keys), *keys, *arguments)
+        return cls(pack(("EVALSHA", script.sha, *rest)), slot, pack(("EVAL", script.source, *rest)))
+
+
+def pack(parts: Sequence[Part]) -> bytes:
+    """The command as it travels."""
+    packed: bytes = hiredis.pack_command(tuple(parts))  # type: ignore[arg-type,no-untyped-call,unused-ignore]
+    return packed

@@ -1,0 +1,109 @@
+"""One Redis server: connections that mend themselves, a time limit on every request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+import hiredis
+
+from services.kvstore.resp.address import Endpoint, Login
+from services.kvstore.resp.command import Command
+from services.kvstore.resp.connection import LoginRefused, RespConnection, connect
+from shared.errors import ConfigError, StoreUnavailable
+
+_REFUSALS = ("NOAUTH", "WRONGPASS", "NOPERM")
+
+
+class Lane(IntEnum):
+    """Each has a connection of its own: a match does not wait behind a batch of thousands of blocks."""
+
+    READ = 0
+    WRITE = 1
+
+
+class RedisNode:
+    """Connects on first use, and anew after a loss. Every call raises StoreUnavailable within its time."""
+
+    def __init__(self, endpoint: Endpoint, login: Login, timeout_s: float) -> None:
+        """`timeout_s` bounds one command, connecting included; each run of a script adds as much."""
+        self.endpoint = endpoint
+        self._login = login
+        self._timeout_s = timeout_s
+        self._lanes: dict[Lane, RespConnection] = {}
+        self._connecting = {lane: asyncio.Lock() for lane in Lane}
+
+    async def ask(self, commands: Sequence[Command], lane: Lane) -> list[Any]:
+        """Their replies in one round trip; error replies are `hiredis.ReplyError` objects among them.
+
+        One more round trip where the server, freshly started, does not know a script.
+        """
+        replies = await self._ask([command.packed for command in commands], lane, _num_scripts(commands))
+        unknown = [
+            i
+            for i, reply in enumerate(replies)
+            if isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOSCRIPT")
+        ]
+        if unknown:
+            sources = [commands[i].source or b"" for i in unknown]
+            for i, reply in zip(unknown, await self._ask(sources, lane, len(sources)), strict=True):
+                replies[i] = reply
+        return replies
+
+    async def check(self) -> None:
+        """Raises ConfigError for credentials or certificates that do not fit, else StoreUnavailable."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                [reply] = await (await self._connection(Lane.READ)).ask(Command.of("PING").packed, 1)
+            if isinstance(reply, hiredis.ReplyError):
+                raise LoginRefused(str(reply)) if str(reply).startswith(_REFUSALS) else ConnectionError(str(reply))
+        except LoginRefused as error:
+            raise ConfigError(
+                f"Redis at {self.endpoint} refuses the credentials: {error}", field="redis_url"
+            ) from error
+        except ssl.SSLError as error:
+            raise ConfigError(f"no TLS with Redis at {self.endpoint}: {error}", field="redis_url") from error
+        except OSError as error:
+            raise self.unavailable(error) from error
+
+    def close(self) -> None:
+        """Ends the connections; twice is fine."""
+        for connection in self._lanes.values():
+            connection.abort()
+        self._lanes.clear()
+
+    def unavailable(self, error: BaseException | str) -> StoreUnavailable:
+        """The error that names this server."""
+        reason = str(error) or f"no answer within {self._timeout_s:g} s"
+        return StoreUnavailable(f"Redis at {self.endpoint} is unavailable: {reason}", address=str(self.endpoint))
+
+    async def _ask(self, packed: Sequence[bytes], lane: Lane, num_scripts: int) -> list[Any]:
+        try:
+            async with asyncio.timeout(self._timeout_s * max(1, num_scripts)):
+                connection = await self._connection(lane)
+                return await connection.ask(b"".join(packed), len(packed))
+        except TimeoutError as error:
+            # A host that went silent never closes its connections: the next call tries a new one.
+            with contextlib.suppress(KeyError):
+                self._lanes.pop(lane).abort()
+            raise self.unavailable("") from error
+        except (OSError, LoginRefused) as error:
+            raise self.unavailable(error) from error
+
+    async def _connection(self, lane: Lane) -> RespConnection:
+        connection = self._lanes.get(lane)
+        if connection is not None and connection.is_open:
+            return connection
+        async with self._connecting[lane]:
+            connection = self._lanes.get(lane)
+            if connection is None or not connection.is_open:
+                connection = self._lanes[lane] = await connect(self.endpoint, self._login)
+            return connection
+
+
+def _num_scripts(commands: Sequence[Command]) -> int:
+    return sum(1 for command in commands if command.source is not None)

@@ -1,0 +1,40 @@
+"""`python -m services.kvstore.valkey`: the embedded Valkey as a process of its own, for benchmarks and by hand.
+
+Its one event names the URL as `address`; see shared/process.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+from services.kvstore.embedded import EmbeddedValkey
+from shared.process import run_service
+
+
+class ValkeyService:
+    """Implements `shared.process.Service` over a started server, which it owns."""
+
+    def __init__(self, server: EmbeddedValkey) -> None:
+        self._server = server
+        self.endpoints: Mapping[str, str] = {}
+        """None beside `address`."""
+
+    @property
+    def address(self) -> str:
+        """What `redis_url` settings take."""
+        return self._server.url
+
+    async def close(self) -> None:
+        """Ends the server."""
+        await self._server.stop()
+
+
+async def _start() -> ValkeyService:
+    server = EmbeddedValkey()
+    await server.start()
+    return ValkeyService(server)
+
+
+if __name__ == "__main__":
+    sys.exit(run_service(_start))

@@ -1,0 +1,81 @@
+"""Matches over one stream: what a call costs gRPC, headers, deadline and trailers, is paid once and not for each."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+
+import grpc.aio
+
+from shared.errors import StoreUnavailable, TandemError
+from shared.rpc.errors import from_proto
+from shared.rpc.pb.tandem.v1 import kvstore_pb2
+
+Stream = grpc.aio.StreamStreamCall[kvstore_pb2.MatchCall, kvstore_pb2.MatchAnswer]
+
+
+class MatchStream:
+    """One stream to one store. Once broken it stays so: `is_open` tells, and its owner opens another."""
+
+    def __init__(self, stream: Stream, address: str, translate: Callable[[grpc.aio.AioRpcError], TandemError]) -> None:
+        """Owns the stream, and reads it from now on."""
+        self._stream = stream
+        self._address = address
+        self._translate = translate
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[kvstore_pb2.MatchAnswer]] = {}
+        self._writing = asyncio.Lock()  # gRPC takes one message at a time
+        self._broken: TandemError | None = None
+        self._reader = asyncio.create_task(self._read(), name="match stream")
+
+    @property
+    def is_open(self) -> bool:
+        """False once broken or closed."""
+        return self._broken is None
+
+    async def ask(self, request: kvstore_pb2.MatchRequest, timeout_s: float) -> kvstore_pb2.MatchResponse:
+        """The store's answer. Raises StoreUnavailable when there is none in time, or the store's own typed error."""
+        if self._broken is not None:
+            raise self._broken
+        number = next(self._numbers)
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(timeout_s):
+                async with self._writing:
+                    await self._stream.write(kvstore_pb2.MatchCall(id=number, request=request))
+                answer = await future
+        except TimeoutError as error:
+            message = f"KV store {self._address} did not answer in time"
+            raise StoreUnavailable(message, address=self._address) from error
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(error) from error
+        except asyncio.InvalidStateError as error:  # what gRPC says of a write to a stream that has ended
+            raise StoreUnavailable(f"KV store {self._address} ended the stream", address=self._address) from error
+        finally:
+            del self._waiting[number]
+        if answer.HasField("error"):
+            raise from_proto(answer.error)
+        response: kvstore_pb2.MatchResponse = answer.response
+        return response
+
+    async def close(self) -> None:
+        """Ends the stream; who waits gets StoreUnavailable. Twice is fine."""
+        self._stream.cancel()
+        await asyncio.wait({self._reader})
+
+    async def _read(self) -> None:
+        broken: TandemError = StoreUnavailable(f"KV store {self._address} ended the stream", address=self._address)
+        try:
+            while isinstance(answer := await self._stream.read(), kvstore_pb2.MatchAnswer):
+                future = self._waiting.get(answer.id)
+                if future is not None and not future.done():
+                    future.set_result(answer)
+        except grpc.aio.AioRpcError as error:
+            broken = self._translate(error)
+        except asyncio.CancelledError:
+            pass  # the stream's end, by us; or this task's, by the loop's
+        self._broken = broken
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(broken)

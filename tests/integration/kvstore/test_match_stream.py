@@ -1,0 +1,98 @@
+"""Matches over one stream: each gets its own answer; a store that drains, dies or hangs is told in time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+from redis.asyncio import Redis
+
+from services.kvstore.requests import MAX_HASHES
+from services.kvstore.server import KVStoreServer
+from services.kvstore.settings import KVStoreSettings
+from shared.errors import InvalidRequest, StoreUnavailable
+from shared.rpc.kvstore_client import KVStoreClient
+from tests.integration.kvstore.test_processes import end_of, event_of, start_store
+from tests.integration.kvstore.workers import hashes, worker
+
+A = worker()
+CHAIN = hashes(64)
+
+
+async def serving(valkey_url: str, bind: str = "127.0.0.1:0") -> KVStoreServer:
+    server = KVStoreServer(
+        KVStoreSettings(bind=bind, redis_url=valkey_url, redis_timeout_s=2.0, drain_timeout_s=30)  # type: ignore[arg-type]
+    )
+    await server.start()
+    return server
+
+
+@pytest.mark.usefixtures("admin")
+async def test_many_at_a_time_get_each_its_own_answer_or_error(valkey_url: str) -> None:
+    server = await serving(valkey_url)
+    client = KVStoreClient(server.address, match_timeout_s=10.0, write_timeout_s=10.0)
+    await client.publish(A, CHAIN)
+    wrong = [bytes(16)] * (MAX_HASHES + 1)
+    asked = [client.match(wrong) if n % 16 == 5 else client.match([*CHAIN[:n], bytes(16)]) for n in range(64)]
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    for number, answer in enumerate(answers):
+        if number % 16 == 5:
+            assert isinstance(answer, InvalidRequest)
+            assert answer.field == "block_hashes"
+        else:
+            assert not isinstance(answer, BaseException)
+            assert answer.num_blocks == number
+    await client.close()
+    await server.close()
+
+
+@pytest.mark.usefixtures("admin")
+async def test_a_drain_does_not_wait_for_open_streams_and_the_client_finds_the_next_store(valkey_url: str) -> None:
+    server = await serving(valkey_url)
+    client = KVStoreClient(server.address, match_timeout_s=5.0, write_timeout_s=5.0)
+    await client.publish(A, CHAIN)
+    assert (await client.match(CHAIN)).num_blocks == 64
+    started = time.monotonic()
+    await server.close()
+    assert time.monotonic() - started < 10
+    with pytest.raises(StoreUnavailable):
+        await client.match(CHAIN)
+    server = await serving(valkey_url, bind=server.address)
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                assert (await client.match(CHAIN)).num_blocks == 64
+                break
+            except StoreUnavailable:
+                await asyncio.sleep(0.02)
+    await client.close()
+    with pytest.raises(StoreUnavailable, match="closed"):
+        await client.match(CHAIN)
+    await server.close()
+
+
+async def test_a_store_that_hangs_or_dies_is_told_within_the_timeout(valkey_url: str, admin: Redis) -> None:
+    process = await start_store("--bind", "127.0.0.1:0", TANDEM_KVSTORE_REDIS_URL=valkey_url)
+    client = KVStoreClient((await event_of(process))["address"], match_timeout_s=0.3, write_timeout_s=5.0)
+    await client.publish(A, CHAIN)
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                assert (await client.match(CHAIN)).num_blocks == 64
+                break
+            except StoreUnavailable:
+                await asyncio.sleep(0.02)
+    os.kill(process.pid, signal.SIGSTOP)
+    started = time.monotonic()
+    with pytest.raises(StoreUnavailable, match="in time"):
+        await client.match(CHAIN)
+    hanging = [asyncio.create_task(client.match(CHAIN)) for _ in range(3)]
+    process.kill()
+    for answer in await asyncio.gather(*hanging, return_exceptions=True):
+        assert isinstance(answer, StoreUnavailable)
+    assert time.monotonic() - started < 5
+    await end_of(process)
+    await client.close()

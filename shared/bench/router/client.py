@@ -1,0 +1,133 @@
+"""Clients of the router: `python -m shared.bench.router.client --target host:port --out FILE …` runs one load.
+
+Open loop (`--rate`): one request every 1/rate seconds for `--duration` seconds, whatever became of the others.
+Closed loop (`--in-flight`): so many answers stream all the time. FILE gets {"requests": {id: [sent, first]},
+"num_tokens", "tokens_per_s", "num_failed", "failure"}; times are `time.perf_counter()` seconds. The rate is that of a
+window which leaves out a closed loop's start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+from pathlib import Path
+from time import perf_counter
+
+import grpc.aio
+import uvloop
+
+from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from shared.rpc.server import channel
+
+START_S = 2.0
+"""A closed loop's streams all begin within this time; it is not measured."""
+VOCAB = range(260, 1260)
+
+
+class Load:
+    """One process's requests and what came of them."""
+
+    def __init__(self, target: str, prompt_tokens: int, max_tokens: int, prefix: str) -> None:
+        self._channels = [channel(target) for _ in range(4)]
+        self._prompt_tokens = prompt_tokens
+        self._max_tokens = max_tokens
+        self._prefix = prefix
+        self._count = 0
+        self._random = random.Random(prefix)
+        self.requests: dict[str, tuple[float, float]] = {}
+        self.num_tokens = 0
+        self.num_failed = 0
+        self.failure = ""
+
+    async def one(self) -> None:
+        """Sends one request and reads its whole answer."""
+        self._count += 1
+        request_id = f"{self._prefix}{self._count}"
+        stub = inference_pb2_grpc.InferenceServiceStub(self._channels[self._count % len(self._channels)])
+        request = inference_pb2.GenerateRequest(
+            request_id=request_id,
+            tokens=inference_pb2.TokenIds(ids=self._random.choices(VOCAB, k=self._prompt_tokens)),
+            sampling=types_pb2.SamplingParams(max_tokens=self._max_tokens, ignore_eos=True, seed=1),
+        )
+        sent, first = perf_counter(), 0.0
+        try:
+            async for message in stub.Generate(request, timeout=120.0):
+                if message.token_ids and not first:
+                    first = perf_counter()
+                self.num_tokens += len(message.token_ids)
+        except grpc.aio.AioRpcError as error:
+            self.num_failed += 1
+            self.failure = f"{error.code().name}: {error.details()}"
+        else:
+            self.requests[request_id] = (sent, first)
+
+    async def open_loop(self, rate: float, duration_s: float) -> float:
+        """Returns the tokens per second from the first request to the last answer."""
+        began = perf_counter()
+        tasks = set()
+        for number in range(round(rate * duration_s)):
+            await asyncio.sleep(max(0.0, began + number / rate - perf_counter()))
+            tasks.add(asyncio.create_task(self.one()))
+        await asyncio.wait(tasks)
+        return self.num_tokens / (perf_counter() - began)
+
+    async def closed_loop(self, in_flight: int, duration_s: float) -> float:
+        """Returns the tokens per second of the window."""
+        users = [asyncio.create_task(self._user(START_S * i / in_flight)) for i in range(in_flight)]
+        await asyncio.sleep(2 * START_S)
+        before, began = self.num_tokens, perf_counter()
+        await asyncio.sleep(duration_s)
+        tokens_per_s = (self.num_tokens - before) / (perf_counter() - began)
+        for user in users:
+            user.cancel()
+        await asyncio.gather(*users, return_exceptions=True)
+        return tokens_per_s
+
+    async def close(self) -> None:
+        """Ends the connections."""
+        for each in self._channels:
+            await each.close()
+
+    async def _user(self, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        while True:
+            await self.one()
+
+
+async def run(options: argparse.Namespace) -> None:
+    """One load, its figures into the file."""
+    load = Load(options.target, options.prompt_tokens, options.max_tokens, options.prefix)
+    if options.rate:
+        tokens_per_s = await load.open_loop(options.rate, options.duration)
+    else:
+        tokens_per_s = await load.closed_loop(options.in_flight, options.duration)
+    await load.close()
+    figures = {
+        "requests": load.requests,
+        "num_tokens": load.num_tokens,
+        "tokens_per_s": tokens_per_s,
+        "num_failed": load.num_failed,
+        "failure": load.failure,
+    }
+    options.out.write_text(json.dumps(figures))
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--prompt-tokens", type=int, default=500)
+    parser.add_argument("--max-tokens", type=int, required=True)
+    parser.add_argument("--duration", type=float, required=True)
+    parser.add_argument("--prefix", default="r", help="of request ids")
+    parser.add_argument("--out", type=Path, required=True)
+    kind = parser.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--rate", type=float)
+    kind.add_argument("--in-flight", type=int)
+    uvloop.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

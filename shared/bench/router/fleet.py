@@ -1,0 +1,216 @@
+"""Workers without engines: real gRPC sessions, an answer to every command at once, tokens at a set pace.
+
+`python -m shared.bench.router.fleet --prefill 4 --decode 4 --tokens-per-s 20000 --stamps FILE` prints the workers'
+addresses as one JSON line and serves until SIGTERM; then it writes FILE: {attempt: [seconds, …]}, the moments of
+`time.perf_counter()` (one clock for all processes of a machine) at which Reserve came, Reserved went, Submit came and
+the first token went.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import grpc.aio
+import uvloop
+
+from shared.kv.layout import LAYOUT_VERSION
+from shared.rpc.pb.tandem.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, types_pb2
+from shared.rpc.protocol import PROTOCOL_VERSION
+from shared.rpc.server import RpcServer
+
+NUM_BLOCKS = 1_000_000
+"""So many that no request ever waits for one: it is the router that is measured."""
+BLOCK_SIZE = 16
+MAX_MODEL_LEN = 8192
+_LAYOUT = types_pb2.BlockLayout(
+    num_layers=1, num_kv_heads=1, head_dim=8, block_size=BLOCK_SIZE, dtype="float32", layout_version=LAYOUT_VERSION
+)
+
+
+@dataclass(slots=True)
+class Script:
+    """What all workers of a fleet share."""
+
+    tokens_per_s: float
+    """Of the whole fleet, while anything runs; one token a sequence and step."""
+    stamps: dict[str, list[float]] = field(default_factory=dict)
+    hand_offs: dict[int, tuple[DecodeWorker, str, int]] = field(default_factory=dict)
+    num_running: int = 0
+
+    @property
+    def step_interval_s(self) -> float:
+        """Seconds between two steps of one worker."""
+        return max(1, self.num_running) / self.tokens_per_s
+
+
+class Worker:
+    """One scripted worker: its server and what it says of itself."""
+
+    def __init__(self, name: str, role: types_pb2.WorkerRole.ValueType, script: Script) -> None:
+        self.name = name
+        self._role = role
+        self._script = script
+        self._server = RpcServer("127.0.0.1:0", self._register, ())
+
+    async def start(self) -> str:
+        """Returns host:port."""
+        await self._server.start()
+        return self._server.address
+
+    async def stop(self) -> None:
+        """Breaks all sessions."""
+        await self._server.stop(0.0)
+
+    def _register(self, server: grpc.aio.Server) -> None:
+        raise NotImplementedError
+
+    def _welcome(self) -> types_pb2.Welcome:
+        return types_pb2.Welcome(
+            worker=types_pb2.WorkerId(name=self.name, incarnation=1),
+            role=self._role,
+            model_fingerprint="scripted",
+            layout=_LAYOUT,
+            transfer_address=self.name.encode(),
+            num_blocks=NUM_BLOCKS,
+            max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=NUM_BLOCKS,
+            protocol_version=PROTOCOL_VERSION,
+        )
+
+
+class PrefillWorker(Worker, prefill_pb2_grpc.PrefillServiceServicer):
+    """Answers a Submit with the first token, and hands the sequence to its decode worker."""
+
+    def _register(self, server: grpc.aio.Server) -> None:
+        prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self, server)
+
+    async def Session(  # type: ignore[override]  # noqa: N802 - gRPC's name; grpc.aio also takes a coroutine
+        self, request_iterator: AsyncIterator[prefill_pb2.PrefillCommand], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        """See prefill.proto."""
+        await anext(request_iterator)
+        await context.write(prefill_pb2.PrefillEvent(welcome=self._welcome()))
+        async for command in request_iterator:
+            if command.WhichOneof("command") != "submit":
+                continue
+            submit = command.submit
+            stamps = self._script.stamps[submit.request_id]
+            stamps.append(perf_counter())
+            tokens = types_pb2.SequenceTokens(request_id=submit.request_id, token_ids=[5], prefill_compute_ms=0.01)
+            stamps.append(perf_counter())
+            await context.write(prefill_pb2.PrefillEvent(first_token=prefill_pb2.FirstToken(tokens=tokens)))
+            decode, request_id, num_tokens = self._script.hand_offs.pop(submit.ticket)
+            decode.join(request_id, num_tokens - 1)
+            await context.write(prefill_pb2.PrefillEvent(shipped=prefill_pb2.Shipped(request_id=request_id)))
+
+
+class DecodeWorker(Worker, decode_pb2_grpc.DecodeServiceServicer):
+    """Reserves at once and gives every sequence one token a step. Serves one router."""
+
+    def __init__(self, name: str, role: types_pb2.WorkerRole.ValueType, script: Script) -> None:
+        super().__init__(name, role, script)
+        self._remaining: dict[str, int] = {}
+        self._joined = asyncio.Event()
+
+    def join(self, request_id: str, num_tokens: int) -> None:
+        """The sequence's blocks are here; `num_tokens` are to come."""
+        self._remaining[request_id] = num_tokens
+        self._script.num_running += 1
+        self._joined.set()
+
+    def _register(self, server: grpc.aio.Server) -> None:
+        decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)
+
+    async def Session(  # type: ignore[override]  # noqa: N802 - gRPC's name; grpc.aio also takes a coroutine
+        self, request_iterator: AsyncIterator[decode_pb2.DecodeCommand], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        """See decode.proto."""
+        await anext(request_iterator)
+        await context.write(decode_pb2.DecodeEvent(welcome=self._welcome()))
+        steps = asyncio.create_task(self._step(context))
+        try:
+            async for command in request_iterator:
+                kind = command.WhichOneof("command")
+                if kind == "reserve":
+                    await self._reserve(command.reserve, context)
+                elif kind == "cancel" and self._remaining.pop(command.cancel.request_id, None) is not None:
+                    self._script.num_running -= 1
+        finally:
+            steps.cancel()
+
+    async def _reserve(self, reserve: decode_pb2.Reserve, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        came = perf_counter()
+        script = self._script
+        ticket = len(script.stamps) + 1
+        script.hand_offs[ticket] = (self, reserve.request_id, reserve.sampling.max_tokens)
+        needed = range(len(reserve.token_ids) // BLOCK_SIZE)
+        reserved = decode_pb2.Reserved(request_id=reserve.request_id, ticket=ticket, needed_blocks=needed)
+        script.stamps[reserve.request_id] = [came, perf_counter()]
+        await context.write(decode_pb2.DecodeEvent(reserved=reserved))
+
+    async def _step(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Keeps to its schedule: a step that was written late is followed by the next one sooner."""
+        due = perf_counter()
+        while True:
+            if not self._remaining:
+                self._joined.clear()
+                await self._joined.wait()
+                due = perf_counter()
+            sequences = []
+            for request_id, remaining in list(self._remaining.items()):
+                last = remaining <= 1
+                finish = types_pb2.FINISH_REASON_LENGTH if last else types_pb2.FINISH_REASON_UNSPECIFIED
+                sequences.append(
+                    types_pb2.SequenceTokens(
+                        request_id=request_id, token_ids=[260 + remaining % 1000], finish_reason=finish
+                    )
+                )
+                if last:
+                    del self._remaining[request_id]
+                    self._script.num_running -= 1
+                else:
+                    self._remaining[request_id] = remaining - 1
+            await context.write(decode_pb2.DecodeEvent(step=decode_pb2.Step(sequences=sequences)))
+            due = max(due + self._script.step_interval_s, perf_counter() - 0.1)
+            await asyncio.sleep(max(0.0, due - perf_counter()))
+
+
+async def serve(num_prefill: int, num_decode: int, tokens_per_s: float, stamps: Path) -> None:
+    """Runs the fleet until SIGTERM."""
+    script = Script(tokens_per_s)
+    prefills = [PrefillWorker(f"p{i}", types_pb2.WORKER_ROLE_PREFILL, script) for i in range(num_prefill)]
+    decodes = [DecodeWorker(f"d{i}", types_pb2.WORKER_ROLE_DECODE, script) for i in range(num_decode)]
+    addresses: dict[str, dict[str, str]] = {
+        "prefill": {worker.name: await worker.start() for worker in prefills},
+        "decode": {worker.name: await worker.start() for worker in decodes},
+    }
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    print(json.dumps(addresses), flush=True)
+    await ended.wait()
+    for worker in (*prefills, *decodes):
+        await worker.stop()
+    await asyncio.to_thread(stamps.write_text, json.dumps(script.stamps))
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--prefill", type=int, required=True)
+    parser.add_argument("--decode", type=int, required=True)
+    parser.add_argument("--tokens-per-s", type=float, required=True)
+    parser.add_argument("--stamps", type=Path, required=True)
+    options = parser.parse_args()
+    uvloop.run(serve(options.prefill, options.decode, options.tokens_per_s, options.stamps))
+
+
+if __name__ == "__main__":
+    main()

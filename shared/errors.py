@@ -15,6 +15,7 @@
     ├── StoreUnavailable      503  the index or a tier does not answer
     ├── ModelLoadError        500  the model folder cannot be served (start-up)
     ├── ConfigError           500  a setting is out of bounds (start-up)
+    ├── NumericalFault        500  the model gave NaN or infinite numbers for this request
     └── Internal              500  a bug of ours
 
 Each class states its gRPC status code (by name, so that this module needs no grpc), its HTTP status and the
@@ -172,6 +173,13 @@ class ConfigError(TandemError):
 
     code = "config_error"
     grpc_code = "FAILED_PRECONDITION"
+
+
+class NumericalFault(TandemError):
+    """The model gave NaN or infinite logits for this request: no token can be chosen; no other worker would fare
+    better. `position` is the token's place, `source` the part of the model, where that is looked for."""
+
+    code = "numerical_fault"
 
 
 class Internal(TandemError):

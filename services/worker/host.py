@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,9 @@ import torch
 from services.worker.settings import WorkerSettings
 from shared.engine.engine import Engine
 from shared.engine.messages import Event
-from shared.engine.runner import Runner
+from shared.engine.pool_memory import MemoryBudget
+from shared.engine.profile_run import measure_budget
+from shared.engine.runner import Runner, RunnerConfig
 from shared.engine.scheduler import Scheduler, SchedulerConfig
 from shared.errors import ConfigError
 from shared.kv.layout import BlockLayout
@@ -73,7 +76,7 @@ class EngineHost:
         await self.transfer.start()
         pool = BlockPool(self.model.num_blocks, self.model.layout.block_size)
         config = SchedulerConfig(self.settings.max_num_seqs, self.settings.max_step_tokens)
-        runner = Runner(self.model.decoder, self.model.layout, self.model.num_blocks)
+        runner = await asyncio.to_thread(_start_runner, self.settings, self.model)
 
         def emit(event: Event) -> None:
             loop.call_soon_threadsafe(on_event, event)
@@ -91,18 +94,14 @@ class EngineHost:
 def load_model(settings: WorkerSettings, on_progress: Callable[[int, int], None]) -> LoadedModel:
     """Reads the folder and sizes the pool. Blocking. Raises ModelLoadError, ConfigError."""
     config = ModelConfig.load(settings.model)
-    dtype = choose_dtype(settings.dtype, config)
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but torch sees no CUDA device on this machine", field="device")
+    dtype = choose_dtype(settings.dtype, config, settings.device)
     decoder = Decoder.load(settings.model, dtype, settings.device, on_progress, settings.kernels)
     dtype_name = str(dtype).removeprefix("torch.")
     layout = BlockLayout(config.num_layers, config.num_kv_heads, config.head_dim, settings.block_size, dtype_name)
     wanted_len = settings.max_model_len or config.max_position_embeddings
-    num_blocks = settings.num_kv_blocks or _auto_num_blocks(layout, wanted_len)
-    if num_blocks < 2:
-        raise ConfigError(
-            f"num_kv_blocks must be at least 2, got {num_blocks}: a block takes {layout.block_bytes} bytes",
-            field="num_kv_blocks",
-            limit=2,
-        )
+    num_blocks = _choose_num_blocks(settings, decoder, layout, wanted_len)
     return LoadedModel(
         decoder=decoder,
         layout=layout,
@@ -114,19 +113,34 @@ def load_model(settings: WorkerSettings, on_progress: Callable[[int, int], None]
     )
 
 
-def choose_dtype(wanted: str, config: ModelConfig) -> torch.dtype:
+def choose_dtype(wanted: str, config: ModelConfig, device: str = "cpu") -> torch.dtype:
     """`auto` is the checkpoint's dtype where the processor computes in it, else fp32."""
     if wanted != "auto":
         return DTYPES[wanted]
+    if device == "cuda":
+        return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(str(config.dtype), torch.float32)
     if config.dtype == "bfloat16" and torch.cpu._is_avx512_bf16_supported():
         return torch.bfloat16
     return torch.float32
 
 
-def _auto_num_blocks(layout: BlockLayout, max_len: int) -> int:
-    wanted = AUTO_POOL_SEQUENCES * -(-max_len // layout.block_size) + 1
-    affordable = int(psutil.virtual_memory().available * AUTO_POOL_MEMORY_SHARE) // layout.block_bytes
-    return min(wanted, affordable)
+def _choose_num_blocks(settings: WorkerSettings, decoder: Decoder, layout: BlockLayout, max_len: int) -> int:
+    """Raises ConfigError where the pool does not fit; it says how many blocks do."""
+    if settings.device == "cuda":
+        budget = measure_budget(decoder, layout, settings.max_num_seqs, settings.max_step_tokens, max_len)
+        return budget.choose(settings.num_kv_blocks, sys.maxsize, layout)
+    share = 1.0 if settings.num_kv_blocks else AUTO_POOL_MEMORY_SHARE
+    budget = MemoryBudget(psutil.virtual_memory().available, step_bytes=0, share=share)
+    return budget.choose(settings.num_kv_blocks, AUTO_POOL_SEQUENCES * -(-max_len // layout.block_size) + 1, layout)
+
+
+def _start_runner(settings: WorkerSettings, model: LoadedModel) -> Runner:
+    """The runner, ready for its first step. Blocking. Raises ConfigError."""
+    config = RunnerConfig(settings.max_num_seqs, model.max_model_len, debug_numerics=settings.debug_numerics)
+    runner = Runner(model.decoder, model.layout, model.num_blocks, config)
+    with torch.inference_mode():
+        runner.start()
+    return runner
 
 
 def _pin(settings: WorkerSettings) -> None:

@@ -26,10 +26,12 @@ class WorkerSettings(ServiceSettings):
     """Model folder in Hugging Face layout."""
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Of weights, computation and KV. auto: the checkpoint's, or fp32 where the processor lacks it."""
-    device: Literal["cpu"] = "cpu"
-    """Where the engine runs."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the engine runs. On cuda, decode steps are CUDA graphs, each planned while the last one runs."""
     kernels: str = "auto"
-    """Backend of the model's ops: cpu (C++), torch, or auto, which takes the first that this machine can have."""
+    """Backend of the model's ops: triton (CUDA), cpu (C++), torch, or auto: the first that this machine can have."""
+    debug_numerics: bool = False
+    """Name the part of the model where NaN or infinite numbers begin, in the error that they cause. Costs speed."""
     num_threads: int = Field(default=0, ge=0, le=1024)
     """Compute threads; 0 = one for each core of the affinity."""
     cpu_affinity: str = ""

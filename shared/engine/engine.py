@@ -5,7 +5,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -26,23 +28,42 @@ from shared.engine.messages import (
     ShippedBlock,
     Stepped,
 )
-from shared.engine.plan import BlockToShip
+from shared.engine.pending_step import PendingStep
+from shared.engine.plan import BlockToShip, BrokenSequence, StepPlan
 from shared.engine.runner import Runner
 from shared.engine.scheduler import Scheduler
-from shared.errors import PromptTooLong, TandemError
+from shared.errors import NumericalFault, PromptTooLong, TandemError
 
 INTEGRITY_CHECK_INTERVAL_S = 5.0
 """An idle engine checks pool and sequences at most so often: the check walks every block."""
 
 
-class Engine:
-    """Commands in, events out. `emit` is called from the engine thread, with events in order."""
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A step whose result is still to be collected."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, emit: Callable[[Event], None]) -> None:
-        """Takes ownership of both; nothing runs before `start()`."""
+    plan: StepPlan
+    started: tuple[FirstScheduled, ...]
+    pending: PendingStep
+
+
+class Engine:
+    """Commands in, events out. `emit` is called from the engine thread, with events in order.
+
+    Running ahead, a step is planned and launched while the one before runs, and only then that one's result is taken:
+    the device always has its next work, and Python's time hides behind it.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, emit: Callable[[Event], None], ahead: bool | None = None
+    ) -> None:
+        """Takes ownership of both; nothing runs before `start()`. `ahead=None`: where the runner's device computes on
+        its own."""
         self._scheduler = scheduler
         self._runner = runner
         self._emit = emit
+        self._num_ahead = int(runner.is_async if ahead is None else ahead)
+        self._launched: deque[_Launched] = deque()
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._num_bad_blocks = 0
@@ -84,7 +105,7 @@ class Engine:
 
     def _take_commands(self) -> bool:
         """Handles what is queued, and waits for more while there is nothing to compute; False to end."""
-        idle = not self._scheduler.has_work
+        idle = not self._scheduler.has_work and not self._launched
         if idle and time.monotonic() >= self._next_check:
             self._scheduler.check_integrity()
             self._next_check = time.monotonic() + INTEGRITY_CHECK_INTERVAL_S
@@ -102,17 +123,26 @@ class Engine:
 
     def _step(self) -> None:
         plan = self._scheduler.schedule()
-        if not plan.sequences:
+        if plan.sequences:
+            self._blocked = False
+            self._launched.append(_Launched(plan, self._first_scheduled(), self._runner.launch(plan)))
+            if len(self._launched) > self._num_ahead:
+                self._collect()
+        elif self._launched:
+            self._collect()
+        else:
             # Every block is held by others (receives, sends): only a command can change that.
             self._blocked = True
-            return
-        self._blocked = False
-        started = self._first_scheduled()
-        result = self._runner.execute(plan)
-        outcome = self._scheduler.apply(plan, result)
+
+    def _collect(self) -> None:
+        """Takes the oldest launched step's result."""
+        step = self._launched.popleft()
+        outcome = self._scheduler.apply(step.plan, step.pending.result())
         ships = self._with_checksums(outcome.ships)
-        if started or outcome.tokens or ships:
-            self._emit(Stepped(started, outcome.tokens, ships))
+        if step.started or outcome.tokens or ships:
+            self._emit(Stepped(step.started, outcome.tokens, ships))
+        for broken in outcome.broken:
+            self._emit(SequenceFailed(broken.sequence_id, _numerical_fault(broken)))
         self._report_pool()
 
     def _handle(self, command: Command) -> None:
@@ -208,3 +238,12 @@ class Engine:
             num_preemptions=scheduler.counters.num_preemptions,
             num_bad_blocks=self._num_bad_blocks,
         )
+
+
+def _numerical_fault(broken: BrokenSequence) -> NumericalFault:
+    where = f", first in its {broken.source}" if broken.source else ""
+    return NumericalFault(
+        f"the model gave NaN or infinite numbers for token {broken.position}{where}: nothing can be chosen",
+        position=broken.position,
+        source=broken.source,
+    )

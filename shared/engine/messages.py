@@ -63,7 +63,7 @@ class SequenceReserved:
 
 @dataclass(frozen=True, slots=True)
 class SequenceFailed:
-    """The command for this sequence could not be carried out; the sequence holds nothing."""
+    """The command for this sequence could not be carried out, or it cannot go on (NumericalFault); it holds nothing."""
 
     sequence_id: str
     error: TandemError

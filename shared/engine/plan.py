@@ -20,7 +20,11 @@ class SampleSpec:
 
 @dataclass(frozen=True, slots=True)
 class PlannedSequence:
-    """A sequence's share of one step: compute `token_ids` at positions start … start + len - 1."""
+    """A sequence's share of one step: compute `token_ids` at positions start … start + len - 1.
+
+    Planned while the step before still runs, a sequence's newest token may not be known yet: then `token_ids` holds
+    one 0 in its place, and `pending` says which of the tokens that the step before samples it will be.
+    """
 
     sequence_id: str
     token_ids: tuple[int, ...]
@@ -28,6 +32,7 @@ class PlannedSequence:
     block_ids: tuple[int, ...]  # block table, covering every position up to the last computed one
     num_prompt_tokens: int
     sample: SampleSpec | None  # set where the step reaches the sequence's last token
+    pending: int | None = None  # index among the tokens sampled by the step before
 
     @property
     def end(self) -> int:
@@ -57,10 +62,17 @@ class SampledToken:
 
 
 @dataclass(frozen=True, slots=True)
+class NoToken:
+    """Nothing could be chosen from a row: its logits held NaN or +inf, or nothing finite."""
+
+    source: str | None = None  # the first part of the model that gave such numbers, where the runner looks for it
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """Tokens of the planned sequences that had a SampleSpec, in plan order."""
 
-    sampled: tuple[SampledToken, ...]
+    sampled: tuple[SampledToken | NoToken, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +82,15 @@ class NewToken:
     sequence_id: str
     token: SampledToken
     finish: str | None  # None, "stop" or "length"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenSequence:
+    """A sequence that left because no token could be chosen for it."""
+
+    sequence_id: str
+    position: int  # of the token that could not be chosen
+    source: str | None  # see NoToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +108,4 @@ class StepOutcome:
 
     tokens: tuple[NewToken, ...]
     ships: tuple[BlockToShip, ...]
+    broken: tuple[BrokenSequence, ...] = ()

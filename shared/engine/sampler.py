@@ -1,98 +1,134 @@
-"""Choosing tokens from logits. Each row depends on its own logits and (seed, position) alone."""
+"""Choosing tokens from logits, on their device. Each row depends on its own logits and (seed, position) alone."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from shared.engine.philox import uniform
-from shared.engine.plan import SampledToken, SampleSpec
+from shared.engine.plan import NoToken, SampledToken, SampleSpec
+from shared.kernels.backend import SamplingOps
+from shared.kernels.sampling.rows import SamplingRows
+
+Send = Callable[[Tensor], Tensor]
+"""Brings a host tensor to the device of the logits."""
 
 
-def sample(logits: Tensor, specs: Seq[SampleSpec]) -> tuple[SampledToken, ...]:
-    """One token a row.
+@dataclass(frozen=True, eq=False)
+class TopLogprobs:
+    """Log-probabilities of the unmodified logits, for the rows that ask for some."""
 
-    logits: [num_rows, vocab_size] float32, left unchanged; specs: as many as rows. The order is vLLM's: banned tokens
-    and penalties, temperature, min-p, top-k, top-p.
+    chosen: Tensor  # [num_asking] fp32, of the chosen token
+    values: Tensor  # [num_asking, most] fp32, falling
+    ids: Tensor  # [num_asking, most] int64
+
+    @classmethod
+    def of(cls, logits: Tensor, tokens: Tensor, specs: Seq[SampleSpec], send: Send) -> TopLogprobs | None:
+        """Of `logits` [num_rows, vocab_size] and the chosen `tokens` [num_rows]; None where no row asks."""
+        asking = [i for i, spec in enumerate(specs) if spec.params.logprobs is not None]
+        if not asking:
+            return None
+        rows = send(torch.tensor(asking))
+        logprobs = torch.log_softmax(logits.index_select(0, rows), dim=-1)
+        most = min(max(specs[i].params.logprobs or 0 for i in asking), logits.shape[1])
+        values, ids = logprobs.topk(most)
+        chosen = logprobs.gather(1, tokens.index_select(0, rows).clamp(min=0)[:, None])[:, 0]
+        return cls(chosen, values, ids)
+
+
+def is_plain(spec: SampleSpec) -> bool:
+    """True where the row's logits are sampled from as they are."""
+    return not spec.banned_token_ids and not spec.params.has_penalties
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """[num_rows] int64, the highest of each row of [num_rows, vocab_size]; -1 for a row with a NaN, +inf or nothing
+    finite: argmax takes a NaN or +inf for the highest, so one look at what it found is enough."""
+    tokens = logits.argmax(dim=-1)
+    return torch.where(logits.gather(1, tokens[:, None])[:, 0].isfinite(), tokens, -1)
+
+
+def choose(logits: Tensor, specs: Seq[SampleSpec], ops: SamplingOps, send: Send) -> Tensor:
+    """One token a row: [num_rows] int64 on the logits' device, -1 where nothing can be chosen.
+
+    logits: [num_rows, vocab_size] float32, left unchanged; specs: as many as rows.
     """
     assert logits.dim() == 2, f"logits {tuple(logits.shape)}"
     assert logits.dtype == torch.float32, f"logits are {logits.dtype}"
     assert logits.shape[0] == len(specs), f"{logits.shape[0]} rows for {len(specs)} specs"
-    greedy_rows = [i for i, spec in enumerate(specs) if spec.params.is_greedy and not _is_modified(spec)]
-    tokens: dict[int, int] = {}
-    if greedy_rows:
-        rows = logits if len(greedy_rows) == len(specs) else logits[greedy_rows]
-        tokens = dict(zip(greedy_rows, rows.argmax(dim=-1).tolist(), strict=True))
-    result = []
-    for i, spec in enumerate(specs):
-        token = tokens[i] if i in tokens else _choose(logits[i], spec)
-        result.append(_with_logprobs(logits[i], token, spec))
+    tokens = likeliest(logits)
+    redraw(
+        tokens, logits, specs, [i for i, s in enumerate(specs) if not (s.params.is_greedy and is_plain(s))], ops, send
+    )
+    return tokens
+
+
+def redraw(
+    tokens: Tensor, logits: Tensor, specs: Seq[SampleSpec], rows: Seq[int], ops: SamplingOps, send: Send
+) -> None:
+    """Choose again for some rows, in place, as their specs say in full.
+
+    tokens: [num_rows] int64; logits: [num_rows, vocab_size] float32, left unchanged. The order is vLLM's: banned
+    tokens and penalties, temperature, min-p, top-k, top-p.
+    """
+    if not rows:
+        return
+    index = send(torch.tensor(list(rows)))
+    chosen_specs = [specs[row] for row in rows]
+    part = logits.index_select(0, index)
+    for row, spec in zip(part, chosen_specs, strict=True):
+        if not is_plain(spec):
+            _modify(row, spec, send)
+    tokens.index_copy_(0, index, ops.sample_tokens(part, sampling_rows(chosen_specs, send)))
+
+
+def sampling_rows(specs: Seq[SampleSpec], send: Send) -> SamplingRows:
+    """The specs as the sampling ops take them."""
+    params = [spec.params for spec in specs]
+    rows = SamplingRows.from_lists(
+        [0.0 if p.is_greedy else p.temperature for p in params],
+        [p.top_k for p in params],
+        [p.top_p for p in params],
+        [p.min_p for p in params],
+        [p.seed or 0 for p in params],
+        [spec.position for spec in specs],
+    )
+    return SamplingRows(*(send(tensor) for tensor in vars(rows).values()))
+
+
+def describe(
+    tokens: Seq[int], logprobs: TopLogprobs | None, specs: Seq[SampleSpec], source: Callable[[int], str | None]
+) -> tuple[SampledToken | NoToken, ...]:
+    """The result of a step from host values; `source(row)` says where a row's numbers broke."""
+    given = iter(()) if logprobs is None else zip(*(part.tolist() for part in vars(logprobs).values()), strict=True)
+    result: list[SampledToken | NoToken] = []
+    for row, (token, spec) in enumerate(zip(tokens, specs, strict=True)):
+        asked = spec.params.logprobs
+        logprob, values, ids = next(given) if asked is not None else (None, [], [])
+        if token < 0:
+            result.append(NoToken(source(row)))
+        else:
+            result.append(SampledToken(token, logprob, tuple(zip(ids[:asked], values[:asked], strict=True))))
     return tuple(result)
 
 
-def _is_modified(spec: SampleSpec) -> bool:
-    return bool(spec.banned_token_ids) or spec.params.has_penalties
-
-
-def _choose(row: Tensor, spec: SampleSpec) -> int:
-    """The token for one row; row: [vocab_size] float32."""
-    params = spec.params
-    if _is_modified(spec):
-        row = row.clone()
-        if params.has_penalties:
-            _apply_penalties(row, spec)
-        if spec.banned_token_ids:
-            row[list(spec.banned_token_ids)] = float("-inf")
-    if params.is_greedy:
-        return int(row.argmax())
-    assert params.seed is not None
-    probabilities, order = torch.softmax(row / params.temperature, dim=-1).sort(descending=True, stable=True)
-    kept = _num_kept(probabilities, spec)
-    cumulative = probabilities[:kept].double().cumsum(0)
-    threshold = uniform(params.seed, spec.position) * float(cumulative[-1])
-    index = int(torch.searchsorted(cumulative, torch.tensor(threshold, dtype=torch.float64), right=True))
-    return int(order[min(index, kept - 1)])
-
-
-def _num_kept(probabilities: Tensor, spec: SampleSpec) -> int:
-    """How many of the sorted probabilities [vocab_size] survive min-p, top-k and top-p, at least one."""
-    params = spec.params
-    kept = probabilities.shape[0]
-    if params.min_p > 0.0:
-        kept = int((probabilities >= params.min_p * probabilities[0]).sum())
-    if params.top_k > 0:
-        kept = min(kept, params.top_k)
-    if params.top_p < 1.0:
-        cumulative = probabilities[:kept].double().cumsum(0)
-        # The token that crosses top_p is still in: keep those with less than top_p before them.
-        before = cumulative - probabilities[:kept].double()
-        kept = int((before < params.top_p * float(cumulative[-1])).sum())
-    return max(1, kept)
-
-
-def _apply_penalties(row: Tensor, spec: SampleSpec) -> None:
+def _modify(row: Tensor, spec: SampleSpec, send: Send) -> None:
     """Changes row [vocab_size] in place. Repetition (CTRL, Keskar et al. 2019) counts prompt and output, presence and
     frequency (OpenAI) the output alone."""
     params = spec.params
     if params.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted({*spec.prompt_token_ids, *spec.output_token_ids}), device=row.device)
-        values = row[seen]
+        seen = send(torch.tensor(sorted({*spec.prompt_token_ids, *spec.output_token_ids})))
+        values = row.index_select(0, seen)
         penalty = params.repetition_penalty
-        row[seen] = torch.where(values > 0, values / penalty, values * penalty)
+        row.index_copy_(0, seen, torch.where(values > 0, values / penalty, values * penalty))
     if spec.output_token_ids and (params.presence_penalty != 0.0 or params.frequency_penalty != 0.0):
         counted = Counter(spec.output_token_ids)
-        counts = torch.tensor(list(counted.values()), dtype=row.dtype, device=row.device)
-        row[list(counted)] -= params.presence_penalty + params.frequency_penalty * counts
-
-
-def _with_logprobs(row: Tensor, token: int, spec: SampleSpec) -> SampledToken:
-    """Adds the log-probabilities asked for, of the unmodified row [vocab_size]."""
-    if spec.params.logprobs is None:
-        return SampledToken(token)
-    logprobs = torch.log_softmax(row, dim=-1)
-    values, ids = logprobs.topk(min(spec.params.logprobs, row.shape[0]))
-    top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-    return SampledToken(token, float(logprobs[token]), top)
+        counts = torch.tensor(list(counted.values()), dtype=row.dtype)
+        penalties = params.presence_penalty + params.frequency_penalty * counts
+        row.index_add_(0, send(torch.tensor(list(counted))), send(penalties), alpha=-1)
+    if spec.banned_token_ids:
+        row.index_fill_(0, send(torch.tensor(spec.banned_token_ids)), float("-inf"))

@@ -11,6 +11,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LEN = 256
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGPROBS = 20
+GREEDY_BELOW = 1e-5
+"""Temperatures below this mean 0: logits divided by less may leave the range of fp32."""
 
 
 def _check(ok: bool, field: str, value: object, limit: str) -> None:
@@ -92,7 +94,7 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         """True where the likeliest token is taken."""
-        return self.temperature == 0.0
+        return self.temperature < GREEDY_BELOW
 
     @property
     def has_penalties(self) -> bool:

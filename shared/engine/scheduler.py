@@ -3,6 +3,10 @@
 Each step takes every running sequence that is down to its newest token first (decode), then chunks of prompts in
 order of arrival, under one budget of tokens. Out of blocks, the youngest running sequence gives its blocks back and
 waits; what of its prefix survives in the pool is found again when it returns.
+
+A step may be planned while the one before still runs. Then every sequence is taken to go on: if it turns out to have
+ended, what the later step computes for it is thrown away, and its blocks are given back only when no step in flight
+writes to them any more.
 """
 
 from __future__ import annotations
@@ -11,11 +15,13 @@ from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from shared.engine.in_flight import StepsInFlight
 from shared.engine.plan import (
     BlockToShip,
+    BrokenSequence,
     NewToken,
+    NoToken,
     PlannedSequence,
-    SampleSpec,
     StepOutcome,
     StepPlan,
     StepResult,
@@ -60,6 +66,7 @@ class Scheduler:
         self._num_receiving = 0
         self._arrivals = 0
         self._started: list[tuple[str, int]] = []
+        self._in_flight = StepsInFlight()
 
     # --- sequences in and out
 
@@ -148,19 +155,28 @@ class Scheduler:
         return bool(self._running or self._waiting)
 
     def schedule(self) -> StepPlan:
-        """The next step. Changes the pool (allocates, preempts) and starts waiting sequences."""
+        """The next step, in flight until `apply`. Changes the pool (allocates, preempts), starts waiting sequences.
+
+        Empty where there is nothing to compute, or where the result of the step in flight decides what comes next.
+        At most one step may be in flight.
+        """
         budget = self.config.max_step_tokens
         planned: dict[str, PlannedSequence] = {}
-        decodes = [s for s in self._running if s.num_uncomputed_tokens == 1]
-        chunks = [s for s in self._running if s.num_uncomputed_tokens > 1]
+        ready = [s for s in self._running if not s.ends_in_flight]
+        if any(s.num_in_flight_samples and s.sampling.has_penalties for s in ready):
+            return StepPlan(())  # how a penalised sequence goes on depends on the very token that is not known yet
+        decodes = [s for s in ready if s.num_unplanned_tokens == 1]
+        chunks = [s for s in ready if s.num_unplanned_tokens > 1]
         for sequence in (*decodes, *chunks):
             if budget == 0:
                 break
             if sequence.status is not Status.RUNNING:  # preempted by an earlier one of this step
                 continue
-            count = min(budget, sequence.num_uncomputed_tokens)
+            count = min(budget, sequence.num_unplanned_tokens)
+            if self._in_flight and not self._grow(sequence, count):
+                return StepPlan(())  # nobody can be preempted before the step in flight is done
             if self._make_room(sequence, count, planned):
-                planned[sequence.sequence_id] = self._plan(sequence, count)
+                planned[sequence.sequence_id] = self._in_flight.share(sequence, count)
                 budget -= count
         while budget > 0 and self._waiting and self._can_start():
             sequence = self._waiting[0]
@@ -172,20 +188,33 @@ class Scheduler:
             if not self._grow(sequence, count):
                 self._preempt(sequence)
                 break
-            planned[sequence.sequence_id] = self._plan(sequence, count)
+            planned[sequence.sequence_id] = self._in_flight.share(sequence, count)
             budget -= count
-        return StepPlan(tuple(planned.values()))
+        return self._in_flight.take_off(list(planned.values()), [self._sequences[name] for name in planned])
 
     def apply(self, plan: StepPlan, result: StepResult) -> StepOutcome:
-        """Takes a step's result: lengths move on, full blocks are sealed, ended sequences leave."""
+        """Takes the result of the oldest step in flight: lengths move on, full blocks are sealed, ended sequences
+        leave. A sequence that no token could be chosen for leaves too, and its blocks are found no more: the cause may
+        lie in any of them.
+        """
+        if not plan.sequences:
+            return StepOutcome((), ())
+        sequences = self._in_flight.land(plan)
         tokens: list[NewToken] = []
         ships: list[BlockToShip] = []
+        broken: list[BrokenSequence] = []
         sampled = iter(result.sampled)
-        for item in plan.sequences:
+        for item, sequence in zip(plan.sequences, sequences, strict=True):
             token = next(sampled) if item.sample is not None else None
-            sequence = self._sequences.get(item.sequence_id)
-            if sequence is None or sequence.status is not Status.RUNNING:
-                continue  # aborted while the step ran
+            if sequence.status is Status.FINISHED:  # ended or aborted while the step ran
+                self._free_if_landed(sequence)
+                continue
+            if isinstance(token, NoToken):
+                broken.append(BrokenSequence(item.sequence_id, sequence.num_tokens, token.source))
+                self._running.remove(sequence)
+                self.pool.forget(sequence.block_ids)
+                self._retire(sequence)
+                continue
             sequence.num_computed_tokens = item.end
             self._seal_full_blocks(sequence, item.start)
             if token is None:
@@ -201,7 +230,7 @@ class Scheduler:
             if cause is not None or sequence.goal is Goal.FIRST_TOKEN:
                 self._running.remove(sequence)
                 self._retire(sequence)
-        return StepOutcome(tuple(tokens), tuple(ships))
+        return StepOutcome(tuple(tokens), tuple(ships), tuple(broken))
 
     def take_started(self) -> list[tuple[str, int]]:
         """(sequence id, cached tokens) of those that got their first turn since the last call."""
@@ -297,7 +326,7 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence, count: int) -> bool:
         """Blocks for `count` more computed tokens; False where the pool has too few."""
-        missing = -(-(sequence.num_computed_tokens + count) // self.pool.block_size) - len(sequence.block_ids)
+        missing = -(-(sequence.num_planned_tokens + count) // self.pool.block_size) - len(sequence.block_ids)
         if missing <= 0:
             return True
         try:
@@ -316,6 +345,7 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
+        assert sequence.num_in_flight_tokens == 0, f"{sequence.sequence_id} is in flight"
         self._running.remove(sequence)
         self._free_blocks(sequence)
         sequence.num_computed_tokens = 0
@@ -323,29 +353,6 @@ class Scheduler:
         sequence.status = Status.WAITING
         self._waiting.appendleft(sequence)
         self.counters.num_preemptions += 1
-
-    def _plan(self, sequence: Sequence, count: int) -> PlannedSequence:
-        start = sequence.num_computed_tokens
-        end = start + count
-        return PlannedSequence(
-            sequence.sequence_id,
-            tuple(sequence.token_ids[start:end]),
-            start,
-            tuple(sequence.block_ids),
-            sequence.num_prompt_tokens,
-            self._sample_spec(sequence) if end == sequence.num_tokens else None,
-        )
-
-    def _sample_spec(self, sequence: Sequence) -> SampleSpec:
-        if not sequence.sampling.has_penalties:
-            return SampleSpec(sequence.sampling, sequence.num_tokens, banned_token_ids=sequence.banned_token_ids())
-        return SampleSpec(
-            sequence.sampling,
-            sequence.num_tokens,
-            tuple(sequence.token_ids[: sequence.num_prompt_tokens]),
-            tuple(sequence.token_ids[sequence.num_prompt_tokens :]),
-            sequence.banned_token_ids(),
-        )
 
     def _seal_full_blocks(self, sequence: Sequence, start: int) -> None:
         block_size = self.pool.block_size
@@ -380,6 +387,11 @@ class Scheduler:
         sequence.block_ids = []
 
     def _retire(self, sequence: Sequence) -> None:
-        self._free_blocks(sequence)
         sequence.status = Status.FINISHED
         del self._sequences[sequence.sequence_id]
+        self._free_if_landed(sequence)
+
+    def _free_if_landed(self, sequence: Sequence) -> None:
+        """Gives back a finished sequence's blocks once no step in flight writes to them: a receive might, next."""
+        if sequence.num_in_flight_tokens == 0:
+            self._free_blocks(sequence)

@@ -60,6 +60,8 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks, as far as hashed
     num_cached_tokens: int = 0  # prefix found in the pool when it was first scheduled
     num_computed_tokens: int = 0
+    num_in_flight_tokens: int = 0  # computed by steps that were planned and not applied yet
+    num_in_flight_samples: int = 0  # tokens that those steps will add
     num_shipped_blocks: int = 0  # blocks below this index were handed to the shipper
     started: bool = False  # was scheduled at least once
 
@@ -74,6 +76,10 @@ class Sequence:
         assert 0 <= self.num_cached_tokens <= self.num_computed_tokens <= self.num_tokens <= self.max_tokens_total, (
             f"{self.sequence_id}: cached {self.num_cached_tokens}, computed {self.num_computed_tokens}, "
             f"tokens {self.num_tokens}, total {self.max_tokens_total}"
+        )
+        assert self.num_planned_tokens <= self.num_tokens + self.num_in_flight_samples, (
+            f"{self.sequence_id}: {self.num_planned_tokens} tokens planned of {self.num_tokens} and "
+            f"{self.num_in_flight_samples} to come"
         )
 
     @property
@@ -96,6 +102,28 @@ class Sequence:
         """Tokens whose KV is still to be computed."""
         return len(self.token_ids) - self.num_computed_tokens
 
+    @property
+    def num_planned_tokens(self) -> int:
+        """Tokens whose KV is computed when the steps in flight are done."""
+        return self.num_computed_tokens + self.num_in_flight_tokens
+
+    @property
+    def num_unplanned_tokens(self) -> int:
+        """Tokens that the next step can compute, the one that a step in flight will add included."""
+        return self.num_tokens + self.num_in_flight_samples - self.num_planned_tokens
+
+    @property
+    def ends_in_flight(self) -> bool:
+        """True where the tokens that steps in flight will add are certainly its last here."""
+        if self.num_in_flight_samples == 0:
+            return False
+        assert self.sampling.max_tokens is not None
+        return (
+            self.goal is Goal.FIRST_TOKEN
+            or self.num_output_tokens + self.num_in_flight_samples >= self.sampling.max_tokens
+            or self.num_tokens + self.num_in_flight_samples >= self.max_tokens_total
+        )
+
     def stop_cause(self) -> StopCause | None:
         """Whether the newest token ends the sequence; stop strings are the router's to find."""
         sampling = self.sampling
@@ -112,7 +140,7 @@ class Sequence:
 
     def banned_token_ids(self) -> tuple[int, ...]:
         """Tokens that must not be sampled next: the ends, until min_tokens is reached."""
-        if self.num_output_tokens >= self.sampling.min_tokens:
+        if self.num_output_tokens + self.num_in_flight_samples >= self.sampling.min_tokens:
             return ()
         ends = set(self.sampling.stop_token_ids)
         if not self.sampling.ignore_eos:

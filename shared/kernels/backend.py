@@ -6,7 +6,7 @@ strides given here, and works on the device of its arguments without waiting for
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -22,7 +22,7 @@ class DecoderOps(Protocol):
 
         Args:
             x: [num_tokens, in_size].
-            weight: [out_size, in_size], x's dtype, contiguous.
+            weight: [out_size, in_size], x's dtype, contiguous; or what `PacksLinear` made of it.
             bias: [out_size], or None.
 
         Returns:
@@ -137,6 +137,22 @@ class DecoderOps(Protocol):
 
         Returns:
             [num_tokens, intermediate_size], same dtype.
+        """
+        ...
+
+
+@runtime_checkable
+class PacksLinear(Protocol):
+    """What a backend offers besides where it multiplies faster by weights laid out its own way."""
+
+    def pack_linear(self, weight: Tensor) -> Tensor:
+        """Lay a weight out for this backend's `linear`, which alone can read it from then on.
+
+        Args:
+            weight: [out_size, in_size], contiguous; its memory is changed, and may be part of the result.
+
+        Returns:
+            What to call `linear` with; `weight` as it was where its shape does not suit.
         """
         ...
 

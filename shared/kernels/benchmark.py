@@ -7,12 +7,13 @@ runs as a replayed CUDA graph on a cold cache, so neither Python nor the cache i
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from shared.bench import report
 
 
 @dataclass(frozen=True)
@@ -108,25 +109,56 @@ def tuning_cases(device: torch.device) -> Iterator[Case]:
     yield from prefill.tuning_cases(device)
 
 
-def table(results: Iterable[Result], limits: Limits) -> str:
-    """Markdown."""
-    copy, matmul = limits.bytes_per_s / 1e9, limits.flops_per_s / 1e12
-    lines = [
-        f"{limits.device}: copy {copy:.0f} GB/s, bf16 matmul {matmul:.0f} TFLOP/s",
-        "",
-        "| op | shape | µs | achieved | of the limit |",
-        "| --- | --- | --- | --- | --- |",
+@dataclass(frozen=True)
+class Goal:
+    """What a kernel must reach at one shape."""
+
+    op: str
+    shape: str
+    share: float  # of the measured limit
+
+
+_HEADS = "32/8 heads of 128"
+GOALS = (
+    Goal("decode attention", f"64 × 4096 tokens, {_HEADS}, blocks of 16", 0.85),
+    Goal("prefill attention", f"1 × 8192 of 8192 tokens, {_HEADS}, blocks of 16", 0.60),
+    Goal("rms norm", "8192 × 4096", 0.85),
+    Goal("add + rms norm", "8192 × 4096", 0.85),
+    Goal("rotate + write", f"8192 tokens, {_HEADS}", 0.85),
+    Goal("silu · mul", "8192 × 14336", 0.85),
+    Goal("gather blocks", "512 × 2048 KiB", 0.85),
+)
+"""An H200 is to reach these."""
+
+
+def verdicts(results: Iterable[Result]) -> list[str]:
+    """A line for each goal whose case was measured."""
+    by_case = {(r.op, r.shape): r.share for r in results}
+    lines = []
+    for goal in GOALS:
+        share = by_case.get((goal.op, goal.shape))
+        if share is not None:
+            met = "met" if share >= goal.share else "missed"
+            lines.append(f"{met}: {goal.op}, {goal.shape}: {share:.0%} of the limit, the goal is {goal.share:.0%}")
+    return lines
+
+
+def rows(results: Iterable[Result], limits: Limits) -> list[report.Result]:
+    """The limits, then the results, in the form of all benchmarks."""
+    found = [
+        report.Result(f"copy bandwidth, {limits.device}", limits.bytes_per_s / 1e9, "GB/s"),
+        report.Result(f"bf16 matmul, {limits.device}", limits.flops_per_s / 1e12, "TFLOP/s"),
     ]
-    lines += [f"| {r.op} | {r.shape} | {r.time_us:.1f} | {r.achieved:.0f} {r.unit} | {r.share:.0%} |" for r in results]
-    return "\n".join(lines)
+    found += [report.Result(f"{r.op}, {r.shape}", r.achieved, r.unit, r.achieved / r.share, r.share) for r in results]
+    return found
 
 
 def main() -> None:
-    """Measure and print; `--tune` tries other tile sizes, `--json FILE` keeps the numbers."""
+    """Measure and print; `--tune` tries other tile sizes, `--out FILE` keeps the numbers."""
     parser = argparse.ArgumentParser(prog="python -m shared.kernels.benchmark", description=__doc__)
     parser.add_argument("--only", default="", help="ops whose name contains this")
     parser.add_argument("--tune", action="store_true", help="attention over its possible tile sizes instead")
-    parser.add_argument("--json", type=Path, help="file for the numbers")
+    parser.add_argument("--out", type=Path, help="where to write the results as JSON")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("the kernel benchmark needs a CUDA device, and torch sees none")
@@ -134,10 +166,10 @@ def main() -> None:
     limits = measure_limits(graph_clock, device)
     cases = tuning_cases(device) if arguments.tune else all_cases(device)
     results = [measure(case, limits, graph_clock) for case in cases if arguments.only in case.op]
-    print(table(results, limits))
-    if arguments.json:
-        content = {"limits": asdict(limits), "results": [asdict(result) for result in results]}
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+    print(report.table(rows(results, limits)))
+    print("\n".join(["", *verdicts(results)]))
+    if arguments.out:
+        report.write(arguments.out, rows(results, limits))
 
 
 if __name__ == "__main__":

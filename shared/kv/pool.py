@@ -203,6 +203,14 @@ class BlockPool:
         self._newly_evicted = {}
         return events
 
+    def forget(self, block_ids: Sequence[int]) -> None:
+        """Make blocks in use unfindable, for what they hold is not to be trusted; they stay sealed."""
+        for block_id in block_ids:
+            if self._is_findable(block_id):
+                block_hash = self._hashes[block_id]
+                assert block_hash is not None
+                self._forget(block_hash)
+
     def clear_cache(self) -> None:
         """Forget every cached prefix. Blocks in use stay sealed, but nobody finds them any more."""
         for block_hash, block_id in list(self._findable.items()):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from shared.model.config import ModelConfig
 from shared.model.parameters import DecoderParameters
+from shared.model.random_weights import mean_and_std
 from shared.model.safetensors_files import INDEX_FILE, SINGLE_FILE
 
 TOKENIZER_FILES = (
@@ -25,7 +26,6 @@ TOKENIZER_FILES = (
     "generation_config.json",
 )
 
-_LOGIT_STD = 4.0  # far apart enough that rounding does not change the greedy choice
 _MODEL_TYPES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
@@ -142,23 +142,10 @@ def _plan_shards(
 
 
 def _random_tensor(name: str, shape: Sequence[int], config: ModelConfig, seed: int) -> Tensor:
-    """Scaled so that context decides the next token: blocks outweigh the embedding, attention is sharp."""
     key = blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(key, "little"))
-    values = torch.randn(tuple(shape), generator=generator)
-    if name.endswith(("q_norm.weight", "k_norm.weight")):
-        return 2.0 + 0.1 * values
-    if name.endswith("norm.weight"):
-        return 1.0 + 0.1 * values
-    if name.endswith(".bias"):
-        return 0.1 * values
-    if name == "lm_head.weight" or (name == "model.embed_tokens.weight" and config.tie_word_embeddings):
-        return values.mul_(_LOGIT_STD / math.sqrt(config.hidden_size))
-    if name == "model.embed_tokens.weight":
-        return values
-    blocks_out, attention_in = ("o_proj.weight", "down_proj.weight"), ("q_proj.weight", "k_proj.weight")
-    gain = 3.0 if name.endswith(blocks_out) else 2.0 if name.endswith(attention_in) else 1.0
-    return values.mul_(gain / math.sqrt(shape[1]))
+    mean, std = mean_and_std(name, shape, config)
+    return torch.randn(tuple(shape), generator=generator).mul_(std).add_(mean)
 
 
 def _write_json(path: Path, content: Mapping[str, object]) -> None:

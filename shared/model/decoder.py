@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shared.kernels.backend import Kernels
+from shared.kernels.backend import Kernels, PacksLinear
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.registry import AUTO, choose_kernels
 from shared.model.attention_block import AttentionBlock
@@ -68,6 +68,8 @@ class Decoder:
         config = ModelConfig.load(folder)
         parameters = DecoderParameters.allocate(config, dtype, device)
         load_weights(folder, parameters.checkpoint_views(config), on_progress)
+        if isinstance(chosen, PacksLinear):
+            parameters = parameters.packed(chosen.pack_linear)
         return cls(config, parameters, chosen)
 
     def forward(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -51,6 +52,25 @@ class DecoderParameters:
             norm=empty(config.hidden_size),
             lm_head=embedding if config.tie_word_embeddings else empty(config.vocab_size, config.hidden_size),
         )
+
+    def packed(self, pack: Callable[[Tensor], Tensor]) -> DecoderParameters:
+        """The same model with every projection's weight replaced by what `pack` makes of it; it may reuse its memory.
+
+        Neither `checkpoint_views` nor the parameters packed are of use afterwards. A tied embedding stays as it is,
+        beside a packed copy.
+        """
+        lm_head = self.lm_head.clone() if self.lm_head is self.embedding else self.lm_head
+        layers = tuple(
+            replace(
+                layer,
+                qkv=pack(layer.qkv),
+                o=pack(layer.o),
+                gate_up=pack(layer.gate_up),
+                down=pack(layer.down),
+            )
+            for layer in self.layers
+        )
+        return replace(self, layers=layers, lm_head=pack(lm_head))
 
     def checkpoint_views(self, config: ModelConfig) -> dict[str, Tensor]:
         """Checkpoint tensor name → the view of these parameters that it fills.

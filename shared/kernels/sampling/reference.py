@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from shared.kernels.sampling.rows import SamplingRows
 
-_MASK = 0xFFFFFFFF
+_MASK = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
 
 
 def check_sample_tokens(logits: Tensor, rows: SamplingRows) -> None:
@@ -55,18 +57,21 @@ def sample_tokens(logits: Tensor, rows: SamplingRows) -> Tensor:
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
     """[n] int64 seeds and positions to [n] fp64 in [0, 1): the numbers of `shared.engine.philox.uniform`.
 
-    Philox 4x32-10 (Salmon, Moraes, Dror, Shaw, SC 2011). A product of two 32-bit numbers wraps around in int64,
-    which leaves its bits right; the masks undo the sign.
+    Philox 4x32-10 (Salmon, Moraes, Dror, Shaw, SC 2011), on the host: torch would take a hundred times as long over
+    so few numbers.
     """
-    counter = [positions & _MASK, (positions >> 32) & _MASK, torch.zeros_like(seeds), torch.zeros_like(seeds)]
-    key = [seeds & _MASK, (seeds >> 32) & _MASK]
+    keys, counters = (column.cpu().numpy().view(np.uint64) for column in (seeds, positions))
+    zeros = np.zeros_like(keys)
+    counter = [counters & _MASK, counters >> _HALF, zeros, zeros]
+    key = [keys & _MASK, keys >> _HALF]
     for _ in range(10):
-        first, second = counter[0] * 0xD2511F53, counter[2] * 0xCD9E8D57
+        first, second = counter[0] * np.uint64(0xD2511F53), counter[2] * np.uint64(0xCD9E8D57)
         counter = [
-            ((second >> 32) & _MASK) ^ counter[1] ^ key[0],
+            (second >> _HALF) ^ counter[1] ^ key[0],
             second & _MASK,
-            ((first >> 32) & _MASK) ^ counter[3] ^ key[1],
+            (first >> _HALF) ^ counter[3] ^ key[1],
             first & _MASK,
         ]
-        key = [(key[0] + 0x9E3779B9) & _MASK, (key[1] + 0xBB67AE85) & _MASK]
-    return ((counter[0] << 21) | (counter[1] >> 11)).double() / float(1 << 53)
+        key = [(key[0] + np.uint64(0x9E3779B9)) & _MASK, (key[1] + np.uint64(0xBB67AE85)) & _MASK]
+    bits = (counter[0] << np.uint64(21)) | (counter[1] >> np.uint64(11))
+    return torch.from_numpy(bits.astype(np.float64) / float(1 << 53)).to(seeds.device)

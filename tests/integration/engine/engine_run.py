@@ -18,30 +18,45 @@ from shared.engine.messages import (
     SequenceReserved,
     Stepped,
 )
-from shared.engine.runner import Runner
+from shared.engine.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
 from shared.engine.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import Goal, Sequence
+from shared.kernels.registry import AUTO
 from shared.kv.layout import BlockLayout
 from shared.kv.pool import BlockPool
 from shared.model.decoder import Decoder
 
 DEADLINE_S = 60
 BLOCK_SIZE = 16
+MAX_NUM_SEQS = 8
 
 
 class EngineRun:
     """An engine over its own pool, driven synchronously."""
 
-    def __init__(self, folder: Path, num_blocks: int = 64, max_step_tokens: int = 24) -> None:
-        self.decoder = Decoder.load(folder, torch.float32, "cpu")
-        config = self.decoder.config
-        self.layout = BlockLayout(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, "float32")
+    def __init__(
+        self,
+        folder: Path,
+        num_blocks: int = 64,
+        max_step_tokens: int = 24,
+        *,
+        kernels: str = AUTO,
+        config: RunnerConfig | None = None,
+        ahead: bool | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self.decoder = Decoder.load(folder, torch.float32, device, kernels=kernels)
+        model = self.decoder.config
+        config = config or RunnerConfig(max_num_seqs=MAX_NUM_SEQS)
+        self.layout = BlockLayout(model.num_layers, model.num_kv_heads, model.head_dim, BLOCK_SIZE, "float32")
         self.pool = BlockPool(num_blocks, BLOCK_SIZE)
-        self.scheduler = Scheduler(self.pool, SchedulerConfig(8, max_step_tokens))
-        self.runner = Runner(self.decoder, self.layout, num_blocks)
+        self.scheduler = Scheduler(self.pool, SchedulerConfig(config.max_num_seqs, max_step_tokens))
+        self.runner = Runner(self.decoder, self.layout, num_blocks, config)
+        with torch.inference_mode():
+            self.runner.start()
         self.events: queue.Queue = queue.Queue()
-        self.engine = Engine(self.scheduler, self.runner, self.events.put)
+        self.engine = Engine(self.scheduler, self.runner, self.events.put, ahead)
         self.engine.start()
         self.names = 0
 

@@ -8,20 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.model.checkpoints import write_random_checkpoint
 from tests.integration.engine.engine_run import EngineRun, hand_off
+from tests.integration.engine.families import FAMILIES, write_family
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
-FAMILIES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
 NUM_TOKENS = 64
-
-
-def write_family(folder: Path, architecture: str) -> Path:
-    write_random_checkpoint(
-        folder, architecture, vocab_size=211, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4,
-        num_kv_heads=2, head_dim=16, max_position_embeddings=512, seed=FAMILIES.index(architecture),
-    )  # fmt: skip
-    return folder
 
 
 def transformers_greedy(folder: Path, prompt: list[int]) -> list[int]:

@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 import torch
 
-from shared.engine.plan import SampleSpec
-from shared.engine.sampler import sample
+from shared.engine.plan import NoToken, SampledToken, SampleSpec
 from shared.engine.sampling_params import SamplingParams
+from tests.unit.engine.sampling import sample
 
 
 def logits(*probabilities: float) -> torch.Tensor:
@@ -22,7 +22,8 @@ def spec(position=0, prompt=(), output=(), banned=(), **params) -> SampleSpec:
 
 
 def drawn(row: torch.Tensor, num: int = 400, **params) -> Counter:
-    return Counter(sample(row, [spec(position, **params)])[0].token_id for position in range(num))
+    specs = [spec(position, **params) for position in range(num)]
+    return Counter(token.token_id for token in sample(row.repeat(num, 1), specs))
 
 
 def test_greedy_takes_the_likeliest():
@@ -60,6 +61,25 @@ def test_min_p_keeps_those_near_the_likeliest():
 
 def test_a_low_temperature_sharpens():
     assert drawn(logits(0.5, 0.3, 0.2), temperature=0.05)[0] == 400
+
+
+def test_a_temperature_near_nothing_is_greedy():
+    assert drawn(logits(0.4, 0.35, 0.25), num=20, temperature=1e-30) == {0: 20}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_that_nothing_can_be_chosen_from_say_so_and_leave_the_others_alone(temperature):
+    nan, inf = float("nan"), float("inf")
+    rows = torch.tensor([[0.0, nan, 1.0], [0.0, 9.0, -inf], [inf, 0.0, 1.0], [-inf, -inf, -inf]])
+    chosen = sample(rows, [spec(temperature=temperature, logprobs=1)] * 4)
+    assert [type(token) for token in chosen] == [NoToken, SampledToken, NoToken, NoToken]
+    assert [token.source for token in chosen if isinstance(token, NoToken)] == ["row 0", "row 2", "row 3"]
+    assert chosen[1].token_id == 1
+    assert chosen[1].logprob == pytest.approx(0.0, abs=1e-3)
+
+
+def test_a_row_with_every_token_banned_has_none():
+    assert sample(logits(0.5, 0.5), [spec(temperature=0, banned=(0, 1))]) == (NoToken("row 0"),)
 
 
 def test_banned_tokens_never_come():

@@ -1,12 +1,15 @@
-"""Any order of add, reserve, join, step, abort and release leaves pool and sequences sound, and ends with none used."""
+"""Any order of add, reserve, join, launch, collect, abort and release leaves pool and sequences sound, and ends with
+none used."""
 
 from __future__ import annotations
+
+from collections import deque
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from shared.engine.plan import SampledToken, StepPlan, StepResult
+from shared.engine.plan import NoToken, SampledToken, StepPlan, StepResult
 from shared.engine.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import Goal, Status
 from shared.errors import Overloaded
@@ -14,6 +17,8 @@ from shared.kv.pool import BlockPool
 from tests.unit.engine.builders import sequence
 
 BLOCK = 4
+BROKEN = 6
+"""Stands for a row of logits that nothing can be chosen from."""
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -29,6 +34,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.count = 0
         self.live: dict[str, object] = {}
         self.shipped: list[int] = []
+        self.flying: deque[tuple[StepPlan, list[int]]] = deque()
 
     def new(self, tokens, max_tokens, **kwargs):
         self.count += 1
@@ -61,7 +67,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.live[item.sequence_id] = item
         held = item.num_computed_tokens // BLOCK
         assert needed == list(range(held, -(-len(item.token_ids) // BLOCK)))
-        assert all(self.pool.is_writable(item.block_ids[index]) for index in needed)
+        arriving = {item.block_ids[index] for index in needed}
+        assert all(self.pool.is_writable(block_id) for block_id in arriving)
+        for plan, _ in self.flying:
+            assert not arriving & written_by(plan).keys(), "a step that runs writes to a block that will be received"
         return item
 
     @rule(item=consumes(receiving), token=st.integers(1, 5), bad=st.booleans())
@@ -80,29 +89,54 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.abort(sequence_id)
             assert not self.scheduler.abort(sequence_id)
 
-    @rule(tokens=st.lists(st.integers(1, 6), min_size=1, max_size=8))
+    @rule(tokens=st.lists(st.integers(1, BROKEN), min_size=1, max_size=8))
     def step(self, tokens):
-        self.run_step(tokens)
+        while self.flying:
+            self.collect()
+        self.launch(tokens)
+        self.collect()
 
-    def run_step(self, tokens) -> StepPlan:
+    @rule(tokens=st.lists(st.integers(1, BROKEN), min_size=1, max_size=8))
+    def launch(self, tokens):
+        if len(self.flying) < 2:
+            self.launch_step(tokens)
+
+    def launch_step(self, tokens) -> StepPlan:
         plan = self.scheduler.schedule()
         assert plan.num_tokens <= self.scheduler.config.max_step_tokens
-        written: set[int] = set()
         for item in plan.sequences:
             assert item.token_ids
             assert len(item.block_ids) * BLOCK >= item.end
-            for index in range(item.start // BLOCK, -(-item.end // BLOCK)):
-                block_id = item.block_ids[index]
-                assert self.pool.is_writable(block_id), "a step writes to a shared or sealed block"
-                assert block_id not in written, "two sequences write to one block"
-                written.add(block_id)
+            self.check_pending(item)
+        written = written_by(plan)
+        assert all(map(self.pool.is_writable, written)), "a step writes to a shared or sealed block"
+        for before, _ in self.flying:
+            for block_id, name in written_by(before).items():
+                assert written.get(block_id, name) == name, "two sequences write to one block"
+        if plan.sequences:
+            self.flying.append((plan, tokens))
+        return plan
+
+    def check_pending(self, item) -> None:
+        if item.pending is not None:
+            before = [other.sequence_id for other in self.flying[-1][0].sequences if other.sample is not None]
+            assert before[item.pending] == item.sequence_id
+            assert item.token_ids == (0,)
+
+    @rule()
+    def collect(self):
+        if not self.flying:
+            return
+        plan, tokens = self.flying.popleft()
         count = sum(item.sample is not None for item in plan.sequences)
-        sampled = tuple(SampledToken(tokens[i % len(tokens)]) for i in range(count))
+        drawn = [tokens[i % len(tokens)] for i in range(count)]
+        sampled = tuple(NoToken() if token == BROKEN else SampledToken(token) for token in drawn)
         outcome = self.scheduler.apply(plan, StepResult(sampled))
         for ship in outcome.ships:
             assert ship.index in range(1, 8)
             self.shipped.append(ship.block_id)
-        return plan
+        for broken in outcome.broken:
+            assert self.live[broken.sequence_id].status is Status.FINISHED
 
     @rule()
     def release_one(self):
@@ -114,9 +148,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         self.scheduler.check_integrity()
+        for plan, _ in self.flying:
+            assert all(map(self.pool.is_writable, written_by(plan))), "a step that runs writes to a block given back"
         for item in list(self.live.values()):
             if item.status is Status.FINISHED:
-                assert not item.block_ids
+                assert not item.block_ids or item.num_in_flight_tokens > 0
                 del self.live[item.sequence_id]
 
     def teardown(self):
@@ -126,16 +162,33 @@ class SchedulerMachine(RuleBasedStateMachine):
             if item.status is Status.RECEIVING:
                 self.scheduler.abort(item.sequence_id)
         for _ in range(2000):
+            if len(self.flying) == 2:
+                self.collect()
             while self.shipped:
                 self.scheduler.release([self.shipped.pop()])
             if not self.scheduler.has_work:
                 break
-            assert self.run_step([3]).sequences, "work is left and nothing holds blocks, but no step was planned"
+            plan = self.launch_step([3])
+            assert self.flying, "work is left and nothing holds blocks, but no step was planned"
+            if not plan.sequences:
+                self.collect()
+        while self.flying:
+            self.collect()
         while self.shipped:
             self.scheduler.release([self.shipped.pop()])
         assert not self.scheduler.has_work, "a sequence never ended"
         assert self.pool.num_used == 0, "a block leaked"
 
 
+def written_by(plan: StepPlan) -> dict[int, str]:
+    """Blocks that a step writes to, with whose they are."""
+    written: dict[int, str] = {}
+    for item in plan.sequences:
+        for index in range(item.start // BLOCK, -(-item.end // BLOCK)):
+            assert item.block_ids[index] not in written, "two sequences write to one block"
+            written[item.block_ids[index]] = item.sequence_id
+    return written
+
+
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestScheduler.settings = settings(max_examples=100, stateful_step_count=30)

@@ -65,4 +65,4 @@ class AttentionCase:
             scores = torch.einsum("qhd,khd->hqk", query, key) * scale
             weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
             chunks.append(torch.einsum("hqk,khd->qhd", weights, value).flatten(1))
-        return torch.cat(chunks)
+        return torch.cat(chunks) if chunks else torch.empty(0, self.query[0:0].flatten(1).shape[1])

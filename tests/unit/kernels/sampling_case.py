@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from shared.engine.plan import SampleSpec
-from shared.engine.sampler import sample
 from shared.engine.sampling_params import SamplingParams
 from shared.kernels.sampling.rows import SamplingRows
+from tests.unit.engine.sampling import sample
 
 
 class SamplingCase:

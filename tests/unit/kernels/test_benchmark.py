@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from shared.kernels.benchmark import Case, Limits, Result, measure, table
+from shared.kernels.benchmark import GOALS, Case, Goal, Limits, Result, all_cases, measure, rows, verdicts
 
 from .conftest import Run
 
@@ -29,10 +29,18 @@ def test_shares_are_of_the_limit_that_binds() -> None:
     assert (product.unit, product.achieved, product.share) == ("TFLOP/s", pytest.approx(400), pytest.approx(0.5))
 
 
-def test_table_has_a_line_for_each_result() -> None:
-    text = table([Result("copy", "8 × 8", 12.34, 3000.4, "GB/s", 0.751)], LIMITS)
-    assert "a device: copy 4000 GB/s, bf16 matmul 800 TFLOP/s" in text
-    assert text.endswith("| copy | 8 × 8 | 12.3 | 3000 GB/s | 75% |")
+def test_rows_are_the_limits_and_the_results_beside_theirs() -> None:
+    copy, matmul, result = rows([Result("copy", "8 × 8", 12.34, 3000.0, "GB/s", 0.75)], LIMITS)
+    assert (copy.name, copy.value, copy.unit) == ("copy bandwidth, a device", 4000, "GB/s")
+    assert (matmul.name, matmul.value, matmul.unit) == ("bf16 matmul, a device", 800, "TFLOP/s")
+    assert (result.name, result.value, result.limit, result.fraction) == ("copy, 8 × 8", 3000, 4000, 0.75)
+
+
+def test_goals_are_met_or_missed_where_they_were_measured() -> None:
+    goal: Goal = GOALS[0]
+    for share, word in ((goal.share, "met"), (goal.share - 0.01, "missed")):
+        (line,) = verdicts([Result(goal.op, goal.shape, 1.0, 1.0, "GB/s", share), Result("x", "y", 1, 1, "GB/s", 1)])
+        assert line.startswith(f"{word}: {goal.op}")
 
 
 def run_small_cases() -> list[str]:
@@ -46,6 +54,8 @@ def run_small_cases() -> list[str]:
     from shared.kernels.rotary import bench as rotary
     from shared.kernels.sampling import bench as sampling
 
+    cases_on_a_gpu = {(case.op, case.shape) for case in all_cases(torch.device("meta"))}
+    assert {(goal.op, goal.shape) for goal in GOALS} <= cases_on_a_gpu
     device, heads = torch.device("cpu"), HeadShape(2, 1, 16, 16, torch.float32)
     cases = [
         *decode.cases(device, [((20, 5), heads)]),

@@ -16,7 +16,7 @@ def parts_of(kv_lens: list[int], num_items: int, config: DecodeConfig) -> list[i
     return [max(1, -(-count // size)) for count, size in zip(tiles, part_tiles, strict=True)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 @given(
     kv_lens=st.lists(st.integers(0, 70_000), min_size=1, max_size=64),
     slack=st.integers(0, 5000),

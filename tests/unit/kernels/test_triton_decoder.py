@@ -1,4 +1,4 @@
-"""A small decoder run wholly with Triton's ops, interpreted: the tokens that torch's ops give."""
+"""A small decoder run wholly with Triton's ops, interpreted, in an engine: the tokens that torch's ops give."""
 
 from __future__ import annotations
 
@@ -6,49 +6,60 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from shared.kernels.sampling.rows import SamplingRows
+from shared.engine.messages import AddSequence, Stepped
+from shared.engine.plan import SampledToken
+from shared.engine.runner import RunnerConfig
 from shared.model.checkpoints import write_random_checkpoint
-from shared.model.decoder import Decoder
-from tests.unit.model.paged_run import PagedSequence
+from tests.integration.engine.engine_run import EngineRun
 
 from .conftest import Run
 
 PROMPT = [(7 * i * i + 3) % 128 for i in range(18)]
-NUM_TOKENS = 7
+LLAMA: tuple[str, dict[str, Any]] = ("LlamaForCausalLM", {})
+WINDOWED = ("Qwen3ForCausalLM", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1})
 
 
-def greedy(folder: Path, kernels: str) -> tuple[list[int], torch.Tensor]:
-    """Two chunks of prompt, then token by token; every choice by the backend's own sampling."""
-    decoder = Decoder.load(folder, torch.float32, "cpu", kernels=kernels)
-    assert decoder.kernels.name == kernels
-    sequence = PagedSequence(decoder, len(PROMPT) + NUM_TOKENS)
-    greedy_row = SamplingRows.from_lists([0.0], [0], [1.0], [0.0], [0], [0])
-    sequence.step(PROMPT[:13], len(PROMPT))
-    rows = [sequence.step(PROMPT[13:], len(PROMPT))[-1:]]
-    tokens = decoder.kernels.sample_tokens(rows[-1], greedy_row).tolist()
-    while len(tokens) < NUM_TOKENS:
-        rows.append(sequence.step(tokens[-1:], sequence.kv_len + 1))
-        tokens += decoder.kernels.sample_tokens(rows[-1], greedy_row).tolist()
-    return tokens, torch.cat(rows)
+def engine_tokens(folder: Path, kernels: str, num_tokens: int, *, static: bool) -> list[list[SampledToken]]:
+    """Two prompts in chunks, one greedy and one sampled; `static` means padded buffers and steps launched ahead."""
+    config = RunnerConfig(max_num_seqs=3, max_seq_len=48, static_decode=static)
+    run = EngineRun(folder, num_blocks=8, max_step_tokens=13, kernels=kernels, config=config, ahead=static)
+    try:
+        assert run.decoder.kernels.name == kernels
+        sequences = [
+            run.sequence(PROMPT, num_tokens, logprobs=5),
+            run.sequence(PROMPT[:5], num_tokens, temperature=0.8, top_p=0.9, seed=5, logprobs=5),
+        ]
+        found: dict[str, list[SampledToken]] = {item.sequence_id: [] for item in sequences}
+        for item in sequences:
+            run.engine.submit(AddSequence(item))
+        while any(len(tokens) < num_tokens for tokens in found.values()):
+            for token in run.next(Stepped).tokens:
+                found[token.sequence_id].append(token.token)
+        return list(found.values())
+    finally:
+        run.close()
 
 
 @pytest.mark.parametrize(
-    ("architecture", "extra"),
+    ("family", "num_tokens", "static"),
     [
-        ("LlamaForCausalLM", {}),
-        ("Qwen3ForCausalLM", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+        (WINDOWED, 4, True),
+        *(pytest.param(f, 12, s, marks=pytest.mark.sweep) for f in (LLAMA, WINDOWED) for s in (False, True)),
     ],
 )
-def test_two_layers_give_the_greedy_tokens_of_torch(
-    interpreted: Run, tmp_path: Path, architecture: str, extra: dict[str, Any]
+def test_two_layers_give_the_tokens_of_torch(
+    interpreted: Run, tmp_path: Path, family: tuple[str, dict[str, Any]], num_tokens: int, static: bool
 ) -> None:
+    architecture, extra = family
     write_random_checkpoint(
         tmp_path, architecture, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, extra_config=extra
     )
-    tokens, logits = interpreted(greedy, tmp_path, "triton")
-    expected_tokens, expected_logits = greedy(tmp_path, "torch")
-    assert tokens == expected_tokens
-    assert len(set(tokens)) > 2
-    torch.testing.assert_close(logits, expected_logits, rtol=0, atol=1e-4)
+    found = interpreted(engine_tokens, tmp_path, "triton", num_tokens, static=static)
+    expected = engine_tokens(tmp_path, "torch", num_tokens, static=False)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert [token.token_id for token in ours] == [token.token_id for token in theirs]
+        assert len({token.token_id for token in ours}) > 2
+        for our, their in zip(ours, theirs, strict=True):
+            assert our.logprob == pytest.approx(their.logprob, abs=1e-4)
+            assert [p for _, p in our.top] == pytest.approx([p for _, p in their.top], abs=1e-4)

@@ -181,6 +181,14 @@ class PoolMachine(RuleBasedStateMachine):
         self.indexed = (self.indexed - set(events.evicted)) | set(events.sealed)
         assert self.indexed == set(self.pool.cached_hashes())
 
+    @precondition(lambda self: self.refs)
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        block_ids = data.draw(st.lists(st.sampled_from(sorted(self.refs)), max_size=4))
+        self.pool.forget(block_ids)
+        for name in [name for name, block_id in self.findable.items() if block_id in block_ids]:
+            del self.findable[name]
+
     @rule()
     def clear(self) -> None:
         self.pool.clear_cache()

@@ -225,5 +225,15 @@ def test_bfloat16_decoder_stays_close_to_float32(tmp_path: Path) -> None:
 
 def test_tied_decoder_holds_the_embedding_once(tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path, tie=True)
-    parameters = Decoder.load(tmp_path, torch.float32, "cpu")._parameters
+    parameters = Decoder.load(tmp_path, torch.float32, "cpu", kernels="torch")._parameters
     assert parameters.lm_head is parameters.embedding
+
+
+def test_packing_leaves_a_tied_embedding_whole(tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path, tie=True)
+    plain = Decoder.load(tmp_path, torch.float32, "cpu", kernels="torch")._parameters
+    expected = plain.embedding.clone()
+    packed = plain.packed(lambda weight: weight.zero_())
+    assert torch.equal(packed.embedding, expected)
+    assert not packed.lm_head.any()
+    assert not packed.layers[-1].down.any()

@@ -1,0 +1,64 @@
+"""Where a model's numbers broke: the first part of it that gave a NaN or an infinity, token by token."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import Tensor
+
+from shared.kernels.backend import Kernels
+from shared.model.decoder import Decoder
+
+
+@dataclass(frozen=True, slots=True)
+class StepNumerics:
+    """Which parts of the model gave finite numbers in one step."""
+
+    finite: list[tuple[str, Tensor]]  # (part, [num_tokens] bool), in the order of computation
+
+    def source(self, begin: int, end: int) -> str:
+        """The first part whose output was not finite for all of the tokens begin … end - 1 of the step."""
+        return next((part for part, finite in self.finite if not finite[begin:end].all()), "output head")
+
+
+class NumericsProbe:
+    """Stands before a decoder's kernels and looks at what its blocks add to the residual stream.
+
+    Every block's output passes one of the two norms, in the order of the layers, so that their calls say where the
+    decoder is. For debugging: it costs a pass over the activations for each block.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._finite: list[tuple[str, Tensor]] = []  # as in StepNumerics, a list of its own for each step
+
+    def __getattr__(self, name: str) -> Any:
+        """All other ops are the kernels' own."""
+        return getattr(self._kernels, name)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """The first norm of a step: x is the embedding."""
+        self._finite = []
+        self._look("embedding", x)
+        return self._kernels.rms_norm(x, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """x is the output of a layer's attention, then of its feed-forward block."""
+        layer, block = divmod(len(self._finite) - 1, 2)
+        self._look(f"layer {layer} {'feed-forward' if block else 'attention'}", x)
+        return self._kernels.add_rms_norm(x, residual, weight, eps)
+
+    def last_step(self) -> StepNumerics:
+        """What the step that ran last gave."""
+        return StepNumerics(self._finite)
+
+    def attach(self, decoder: Decoder) -> Decoder:
+        """The same decoder, looked at."""
+        probed = copy.copy(decoder)
+        probed.kernels = cast(Kernels, self)
+        return probed
+
+    def _look(self, part: str, x: Tensor) -> None:
+        self._finite.append((part, x.isfinite().all(dim=-1)))

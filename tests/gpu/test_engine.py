@@ -1,0 +1,143 @@
+"""The engine on a GPU: captured decode steps, steps launched ahead, sampling on the device, the pool's size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
+from shared.engine.profile_run import measure_budget
+from shared.engine.runner import Runner, RunnerConfig
+from shared.engine.sampling_params import SamplingParams
+from shared.errors import ConfigError
+from shared.kv.checksum import BlockChecksum
+from shared.kv.layout import BlockLayout
+from shared.model.config import ModelConfig
+from shared.model.decoder import Decoder
+from shared.model.random_weights import random_decoder
+from tests.integration.engine.families import write_family
+from tests.integration.engine.test_static_decode import run_all
+
+BLOCK_SIZE = 16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_family(tmp_path_factory.mktemp("model"), "LlamaForCausalLM")
+
+
+@pytest.mark.parametrize("num_blocks", [64, 15])
+def test_graphs_and_steps_ahead_give_the_tokens_of_the_eager_way(folder: Path, num_blocks: int) -> None:
+    plain = RunnerConfig(max_num_seqs=5, static_decode=False)
+    expected, _ = run_all(folder, device="cuda", config=plain, ahead=False)
+    graphs = RunnerConfig(max_num_seqs=5, max_seq_len=128)
+    for config, ahead in ((graphs, None), (graphs, False), (plain, True)):
+        found, _ = run_all(folder, device="cuda", num_blocks=num_blocks, config=config, ahead=ahead)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert [t.token_id for t in ours] == [t.token_id for t in theirs]
+            assert [t.logprob for t in ours] == pytest.approx([t.logprob for t in theirs], abs=1e-4)
+
+
+def test_the_gpu_gives_the_tokens_of_the_cpu(folder: Path) -> None:
+    found, _ = run_all(folder, device="cuda")
+    expected, _ = run_all(folder)
+    assert [[t.token_id for t in tokens] for tokens in found] == [[t.token_id for t in tokens] for tokens in expected]
+
+
+def loaded(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Decoder, BlockLayout]:
+    decoder = Decoder.load(folder, dtype, "cuda")
+    config, name = decoder.config, str(dtype).removeprefix("torch.")
+    return decoder, BlockLayout(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, name)
+
+
+def decode_plan(num_seqs: int, start: int, *, pending: bool, chunk: int = 1, **params: float) -> StepPlan:
+    items = []
+    for i in range(num_seqs):
+        count = chunk if i == num_seqs - 1 else 1
+        spec = SampleSpec(SamplingParams(**{"seed": i, "max_tokens": 99, **params}), start + count)  # type: ignore[arg-type]
+        tokens = (0,) if pending else tuple(range(3, 3 + count))
+        items.append(
+            PlannedSequence(f"s{i}", tokens, start, (3 * i, 3 * i + 1, 3 * i + 2), 9, spec, i if pending else None)
+        )
+    return StepPlan(tuple(items))
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_launching_a_step_never_waits_for_the_device(folder: Path) -> None:
+    decoder, layout = loaded(folder)
+    with torch.inference_mode():
+        runner = Runner(decoder, layout, 32, RunnerConfig(max_num_seqs=8, max_seq_len=48))
+        runner.start()
+        plans = [
+            decode_plan(5, 20, pending=False, chunk=7, temperature=0.8, top_p=0.9),
+            decode_plan(5, 27, pending=True, temperature=0.8, top_p=0.9, logprobs=2, min_tokens=3),
+            decode_plan(5, 28, pending=True, temperature=0.0),
+        ]
+        for plan in plans:
+            runner.execute(plan)  # whatever compiles has compiled
+        for plan in plans:
+            with no_waiting():
+                step = runner.launch(plan)
+            assert len(step.result().sampled) == 5
+
+
+def test_checksums_beside_a_running_step_are_those_of_the_host(folder: Path) -> None:
+    decoder, layout = loaded(folder, torch.bfloat16)
+    runner = Runner(decoder, layout, 9)
+    runner.kv_blocks.normal_()
+    torch.cuda.synchronize()
+    expected = BlockChecksum(layout.block_bytes // 8).checksum_blocks(runner.kv_blocks.cpu(), [8, 0, 3])
+    assert runner.checksums([8, 0, 3]) == expected
+
+
+def test_the_pool_takes_what_weights_and_the_largest_step_leave(folder: Path) -> None:
+    decoder, layout = loaded(folder)
+    budget = measure_budget(decoder, layout, max_num_seqs=8, max_step_tokens=256, max_seq_len=64)
+    assert 0 < budget.step_bytes < budget.free_bytes
+    fitting = budget.num_blocks(layout)
+    with pytest.raises(ConfigError, match=f"do not fit, {fitting} do"):
+        budget.choose(fitting + 1, fitting, layout)
+    with pytest.raises(ConfigError, match=r"KV blocks of [0-9]+ bytes do not fit"):
+        Runner(decoder, layout, 2 * budget.free_bytes // layout.block_bytes)
+    assert Runner(decoder, layout, min(fitting, 1000)).kv_blocks.is_cuda
+
+
+def test_weights_drawn_on_the_device_make_a_model_of_finite_logits() -> None:
+    config = ModelConfig.parse(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": 512,
+            "hidden_size": 256,
+            "intermediate_size": 512,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 512,
+            "tie_word_embeddings": False,
+        }
+    )
+    decoder = random_decoder(config, torch.bfloat16, "cuda")
+    assert decoder.kernels.name == "triton"
+    layout = BlockLayout(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, "bfloat16")
+    with torch.inference_mode():
+        runner = Runner(decoder, layout, 32, RunnerConfig(max_num_seqs=8))
+        runner.start()
+        sampled = runner.execute(decode_plan(5, 20, pending=False)).sampled
+    assert len(sampled) == 5
+    assert all(hasattr(token, "token_id") for token in sampled)

@@ -1,0 +1,74 @@
+"""Static padded decode, and steps launched ahead, give the tokens of the plain way: torch's ops and the tuned ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.engine.messages import AddSequence, Stepped
+from shared.engine.runner import RunnerConfig
+from tests.integration.engine.engine_run import EngineRun
+from tests.integration.engine.families import write_family
+
+PROMPTS = [[5 + (i * k) % 200 for i in range(14 + 9 * k)] for k in range(1, 6)]
+WAYS = [
+    {},
+    {"temperature": 0.9, "top_p": 0.9, "seed": 12, "logprobs": 2},
+    {"min_tokens": 4, "stop_token_ids": (9, 30, 31), "logprobs": 0},
+    {"temperature": 0.7, "repetition_penalty": 1.3, "seed": 5},
+    {"temperature": 1.1, "top_k": 7, "min_p": 0.02, "seed": 2**63 + 1},
+]
+"""One a prompt: greedy and sampled rows, some that the static step cannot finish alone."""
+
+
+def run_all(folder, *, ways=WAYS, num_tokens=26, **settings):
+    """What each prompt produced, as SampledTokens, all in one batch."""
+    run = EngineRun(folder, **settings)
+    try:
+        sequences = [run.sequence(p, num_tokens, **way) for p, way in zip(PROMPTS, ways, strict=True)]
+        for item in sequences:
+            run.engine.submit(AddSequence(item))
+        found = {item.sequence_id: [] for item in sequences}
+        left = set(found)
+        while left:
+            for token in run.next(Stepped).tokens:
+                found[token.sequence_id].append(token.token)
+                if token.finish:
+                    left.discard(token.sequence_id)
+    finally:
+        run.close()
+    run.scheduler.check_integrity()
+    assert run.pool.num_used == 0
+    return list(found.values()), run.scheduler.counters.num_preemptions
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_family(tmp_path_factory.mktemp("model"), "LlamaForCausalLM")
+
+
+@pytest.fixture(scope="module", params=["torch", "auto"])
+def plain(request, folder):
+    return request.param, run_all(folder, kernels=request.param)[0]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("num_blocks", [64, 15])
+def test_every_way_to_run_steps_gives_the_same_tokens(folder, plain, static, ahead, num_blocks):
+    kernels, expected = plain
+    config = RunnerConfig(max_num_seqs=5, max_seq_len=128, static_decode=static)
+    found, preemptions = run_all(folder, num_blocks=num_blocks, kernels=kernels, config=config, ahead=ahead)
+    assert (preemptions > 0) == (num_blocks == 15)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert [t.token_id for t in ours] == [t.token_id for t in theirs]
+        assert [t.logprob for t in ours] == pytest.approx([t.logprob for t in theirs], abs=1e-4)
+        assert [[i for i, _ in t.top] for t in ours] == [[i for i, _ in t.top] for t in theirs]
+
+
+def test_lengths_of_dynamic_rope_reach_the_static_step(tmp_path):
+    rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 24}
+    folder = write_family(tmp_path, "LlamaForCausalLM", rope=rope)
+    greedy = [{}] * len(PROMPTS)
+    expected, _ = run_all(folder, ways=greedy)
+    config = RunnerConfig(max_num_seqs=5, static_decode=True)
+    assert run_all(folder, ways=greedy, config=config, ahead=True)[0] == expected

@@ -1,4 +1,4 @@
-"""`python -m shared.bench.engine_cuda`: steps of an 8B-shaped engine on a GPU, beside the limits measured in the same run.
+"""`python -m shared.bench.engine_cuda`: an 8B-shaped engine's steps on a GPU, beside limits measured in the same run.
 
 Weights are drawn on the device: speed does not depend on their values. Decode steps run as the engine runs them, each
 launched while the one before computes; their floor is reading the weights and the batch's KV once, at the bandwidth

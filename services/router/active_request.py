@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from services.router.decode_link import DecodeLink
+from services.router.placement.views import NO_HITS, PrefixHits
 from services.router.prefill_link import PrefillLink
 from services.router.request import (
     FinishReason,
@@ -32,8 +34,14 @@ class Assignment:
 
     decode: DecodeLink
     prefill: PrefillLink | None
-    num_uncached_tokens: int
-    """What the prefill worker (or the decode worker itself) is expected to compute."""
+    num_tokens_ahead: int
+    """Prompt tokens that were queued before it on the worker that computes its prompt."""
+
+    def close(self, wire_id: str) -> None:
+        """The attempt is over, or was never begun: nothing of it counts on the workers any more."""
+        self.decode.close(wire_id)
+        if self.prefill is not None:
+            self.prefill.close(wire_id)
 
 
 @dataclass(slots=True)
@@ -60,8 +68,10 @@ class ActiveRequest:
         self.num_attempts = 0
         self.produced: list[int] = []
         """Output tokens so far: a retry continues behind them."""
-        self.hit_tokens: Mapping[str, int] = {}
-        """Prompt tokens that each worker holds, by name, from the index."""
+        self.hits: PrefixHits = NO_HITS
+        """Where its prefix lies, by the index."""
+        self.deadline_s = math.inf
+        """When its first token is due, by time.perf_counter()."""
         self.assignment: asyncio.Future[Assignment] | None = None
         """Set while it waits for workers."""
         self.timeline = Timeline(accepted=request.arrived_at or time.perf_counter())
@@ -73,6 +83,11 @@ class ActiveRequest:
     def token_ids(self) -> list[int]:
         """Prompt and output so far."""
         return [*self.request.prompt_token_ids, *self.produced]
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output so far."""
+        return self.request.num_prompt_tokens + len(self.produced)
 
     @property
     def wire_id(self) -> str:

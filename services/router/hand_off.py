@@ -33,6 +33,9 @@ class HandOff:
         self._timeout_s = worker_timeout_s
         self._submitted = False
         self._first_here = False  # this attempt's first token has come
+        self._loop = asyncio.get_running_loop()
+        self._heard_at = self._loop.time()
+        self._silence = self._loop.call_at(self._heard_at + worker_timeout_s, self._check_silence)
 
     async def run(self) -> None:
         """Returns when the request ended; raises the TandemError that ended the attempt."""
@@ -60,6 +63,7 @@ class HandOff:
 
     def release(self) -> None:
         """Tells the workers, by message, that the request is over for them."""
+        self._silence.cancel()
         request_id = self._active.wire_id
         ended = self._active.finished
         sender_active = self._submitted and self._prefill is not None and self._prefill.connected
@@ -108,14 +112,20 @@ class HandOff:
 
     async def _next(self) -> Message:
         """The next message about this attempt; raises what a worker said went wrong."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                message = await self._active.inbox.get()
-        except TimeoutError:
-            raise WorkerLost(f"nothing heard of the request for {self._timeout_s:g} s", limit=self._timeout_s) from None
+        message = await self._active.inbox.get()
+        self._heard_at = self._loop.time()
         if isinstance(message, TandemError):
             raise message
         return message
+
+    def _check_silence(self) -> None:
+        """One timer an attempt: a timeout around every message would cost as much as passing it on."""
+        due = self._heard_at + self._timeout_s
+        if self._loop.time() < due:
+            self._silence = self._loop.call_at(due, self._check_silence)
+        else:
+            silent = WorkerLost(f"nothing heard of the request for {self._timeout_s:g} s", limit=self._timeout_s)
+            self._active.inbox.put_nowait(silent)
 
     def _tokens(self, tokens: types_pb2.SequenceTokens) -> None:
         now = time.perf_counter()

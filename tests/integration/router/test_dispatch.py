@@ -437,3 +437,14 @@ async def test_a_request_cancelled_as_it_is_placed_leaves_nothing_on_the_workers
         view = router.fleet.decode_pool.get("d0")
         assert (view.num_free_blocks, view.num_requests) == (100, 0)
         assert router.fleet.prefill_pool.get("p0").num_queued_tokens == 0
+
+
+async def test_workers_that_say_nothing_of_a_request_lose_it():
+    prefill, decode = prefill_worker(), decode_worker()
+    async with Router([prefill], [decode], worker_timeout_s=0.3, max_attempts=1) as router:
+        running = router.submit()
+        submit = await to_submit(prefill, decode)
+        await prefill.first_token(submit.request_id, 50)
+        with pytest.raises(WorkerLost, match=r"nothing heard of the request for 0\.3 s"):
+            await read(running)
+        assert (await decode.expect(decode_pb2.Cancel)).request_id == submit.request_id

@@ -447,4 +447,4 @@ async def test_workers_that_say_nothing_of_a_request_lose_it():
         await prefill.first_token(submit.request_id, 50)
         with pytest.raises(WorkerLost, match=r"nothing heard of the request for 0\.3 s"):
             await read(running)
-        assert (await decode.expect(decode_pb2.Cancel)).request_id == submit.request_id
+        assert (await decode.expect(types_pb2.Cancel)).request_id == submit.request_id

@@ -33,7 +33,7 @@ _REQUEST_TIMEOUT_S = 20.0
 _RATE_STEP = 1.5
 """The search begins near the limit, so it takes small steps."""
 _STARTS_S, _NUM_POINTS = 120.0, 51
-_TABLE_WIDTH = 116
+_TABLE_WIDTH = 124
 """Lines that a narrower terminal breaks are easier to read than columns of four letters."""
 
 

@@ -25,7 +25,7 @@ from loadtest.sweep import Sweep
 from loadtest.tables import number
 from loadtest.units import format_ms
 
-_FEW_REQUESTS = 10
+_FEW_REQUESTS = 8
 _STOP_S = 10.0
 """What stopping the clusters and writing the report takes."""
 _LATER_CHUNKS_WEIGHT = 0.4

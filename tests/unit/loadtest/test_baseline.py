@@ -197,7 +197,7 @@ def test_time_that_one_search_leaves_goes_to_those_behind_it() -> None:
 def test_targets_are_twice_what_one_request_alone_takes() -> None:
     alone = Alone.of([answered(i, sent_s=0.0, times_s=[0.1 + i / 100, 0.2 + i / 100]) for i in range(8)])
     assert (alone.slo().ttft_s, alone.slo().tpot_s) == (0.34, 0.2)
-    assert alone.start_rate(2) == 8.5
+    assert alone.start_rate(2) == 4.3
     with pytest.raises(WorkerLost, match="no request of the calibration"):
         Alone.of([broken()])
 

@@ -26,7 +26,7 @@ from shared.engine.messages import (
 )
 from shared.engine.plan import NewToken
 from shared.engine.sequence import Goal
-from shared.errors import TandemError
+from shared.errors import TandemError, TransferFailed
 from shared.kv.transfer import new_ticket
 from shared.rpc.convert import logprobs_to_proto
 from shared.rpc.errors import to_proto
@@ -71,6 +71,7 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
     def __init__(self, host: EngineHost, publisher: IndexPublisher | None) -> None:
         super().__init__(host, publisher)
         self._requests: dict[str, _Request] = {}
+        self._lost_buffers: list[tuple[int, memoryview]] = []  # a silent sender may write to them at any time
 
     # --- commands
 
@@ -153,12 +154,20 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         item = self._requests.get(reserved.sequence_id)
         if item is None:
             return  # cancelled meanwhile: its AbortSequence is queued behind the reservation
+        memory = self.host.engine.blocks.incoming
+        try:
+            buffers = [(block_id, memory(block_id)) for _, block_id in reserved.needed]
+        except TransferFailed as error:
+            self._forget(reserved.sequence_id)
+            self.host.engine.submit(AbortSequence(reserved.sequence_id))
+            self._send_failed(item, error)
+            return
         ticket = new_ticket()
-        needed = frozenset(index for index, _ in reserved.needed)
-        memory = self.host.engine.block_bytes
+        indexes = [index for index, _ in reserved.needed]
+        needed = frozenset(indexes)
         incoming = self.host.transfer.expect(
             ticket,
-            [(index, memory(block_id)) for index, block_id in reserved.needed],
+            [(index, buffer) for index, (_, buffer) in zip(indexes, buffers, strict=True)],
             trailer_bytes(len(needed)),
         )
         arrival = receive(
@@ -169,7 +178,7 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             item.num_tokens,
             self.host.settings.handoff_timeout_s,
         )
-        item.receiving = asyncio.create_task(self._join(reserved.sequence_id, item, arrival))
+        item.receiving = asyncio.create_task(self._join(reserved.sequence_id, item, arrival, buffers))
         message = decode_pb2.Reserved(
             request_id=item.request_id,
             ticket=ticket,
@@ -178,14 +187,22 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         )
         item.session.send(decode_pb2.DecodeEvent(reserved=message))
 
-    async def _join(self, sequence_id: str, item: _Request, arrival: Coroutine[None, None, Arrived | None]) -> None:
-        """Ends the receiving of one sequence: it joins the batch, or its blocks are freed."""
+    async def _join(
+        self,
+        sequence_id: str,
+        item: _Request,
+        arrival: Coroutine[None, None, Arrived | None],
+        buffers: list[tuple[int, memoryview]],
+    ) -> None:
+        """Ends the receiving of one sequence: it joins the batch, or its blocks are freed. `buffers`: where each block
+        id's bytes arrive."""
         arrived: Arrived | None = None
         lost = False
         try:
             arrived = await arrival
         except MemoryLost as error:
             lost = True
+            self._lost_buffers += buffers
             logger.critical("the blocks of %d tokens are lost until a restart: %s", item.num_tokens, error)
             if not item.cancelled:
                 self._send_failed(item, error)
@@ -197,6 +214,7 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             keep = arrived is not None and (arrived.finished or not item.cancelled)
             if keep:
                 assert arrived is not None
+                self.host.engine.blocks.store(buffers)
                 item.joined_at = time.perf_counter()
                 self.host.engine.submit(JoinSequence(sequence_id, arrived.first_token, arrived.checksums))
             elif not lost:

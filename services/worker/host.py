@@ -75,7 +75,7 @@ class EngineHost:
         self.model = await asyncio.to_thread(load_model, self.settings, progress)
         await self.transfer.start()
         pool = BlockPool(self.model.num_blocks, self.model.layout.block_size)
-        config = SchedulerConfig(self.settings.max_num_seqs, self.settings.max_step_tokens)
+        config = scheduler_config(self.settings, self.model.layout)
         runner = await asyncio.to_thread(_start_runner, self.settings, self.model)
 
         def emit(event: Event) -> None:
@@ -113,6 +113,19 @@ def load_model(settings: WorkerSettings, on_progress: Callable[[int, int], None]
     )
 
 
+def scheduler_config(settings: WorkerSettings, layout: BlockLayout) -> SchedulerConfig:
+    """The scheduler's part of the settings."""
+    return SchedulerConfig(
+        max_num_seqs=settings.max_num_seqs,
+        max_step_tokens=settings.max_step_tokens,
+        output_quantile=settings.output_length_quantile,
+        num_host_blocks=settings.host_swap_bytes // layout.block_bytes,
+        tpot_target_s=settings.tpot_target_ms / 1e3,
+        max_overtaken_s=settings.max_overtaken_ms / 1e3,
+        max_unsent_share=settings.max_unsent_share,
+    )
+
+
 def choose_dtype(wanted: str, config: ModelConfig, device: str = "cpu") -> torch.dtype:
     """`auto` is the checkpoint's dtype where the processor computes in it, else fp32."""
     if wanted != "auto":
@@ -136,7 +149,12 @@ def _choose_num_blocks(settings: WorkerSettings, decoder: Decoder, layout: Block
 
 def _start_runner(settings: WorkerSettings, model: LoadedModel) -> Runner:
     """The runner, ready for its first step. Blocking. Raises ConfigError."""
-    config = RunnerConfig(settings.max_num_seqs, model.max_model_len, debug_numerics=settings.debug_numerics)
+    config = RunnerConfig(
+        settings.max_num_seqs,
+        model.max_model_len,
+        num_host_blocks=settings.host_swap_bytes // model.layout.block_bytes,
+        debug_numerics=settings.debug_numerics,
+    )
     runner = Runner(model.decoder, model.layout, model.num_blocks, config)
     with torch.inference_mode():
         runner.start()

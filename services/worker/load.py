@@ -46,7 +46,8 @@ class LoadReporter:
             kv_bytes_received=self._counters.bytes_received,
         )
         if load is not None:
-            message.num_free_blocks = load.num_free_blocks
+            # What a router may count on: running answers will take the others.
+            message.num_free_blocks = max(0, load.num_free_blocks - load.num_growth_blocks)
             message.num_total_blocks = load.num_total_blocks
             message.num_running = load.num_running
             message.num_waiting = load.num_waiting
@@ -55,6 +56,8 @@ class LoadReporter:
             message.num_prompt_tokens = load.num_prompt_tokens
             message.num_prefix_hit_tokens = load.num_prefix_hit_tokens
             message.num_preemptions = load.num_preemptions
+            message.num_swapped_out = load.num_swapped_out
+            message.num_swapped_in = load.num_swapped_in
         return message
 
     def close(self) -> None:

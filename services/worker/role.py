@@ -128,6 +128,7 @@ class WorkerRole(ABC, Generic[CommandT, EventT]):
         salt: str,
         goal: Goal,
         ship_blocks: frozenset[int] = frozenset(),
+        receiver: bytes = b"",
     ) -> Sequence:
         """A sequence from a command's fields. Raises PromptTooLong, InvalidRequest, Overloaded (draining)."""
         if self.load.draining:
@@ -170,6 +171,7 @@ class WorkerRole(ABC, Generic[CommandT, EventT]):
             max_tokens_total=max(total, len(token_ids) + 1),
             eos_token_ids=frozenset(model.decoder.config.eos_token_ids),
             ship_blocks=ship_blocks,
+            receiver=receiver,
         )
 
 

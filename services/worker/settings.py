@@ -48,6 +48,18 @@ class WorkerSettings(ServiceSettings):
     """Most sequences that hold blocks at once."""
     max_step_tokens: int = Field(default=512, ge=16, le=65536)
     """Token budget of one step: the size of a prompt's chunks."""
+    output_length_quantile: float = Field(default=0.75, ge=0, le=1)
+    """A request takes free blocks only beside those that running answers are expected to grow into: as long as this
+    quantile of the answers that ended, at most their max_tokens. 0 = one block is kept for each."""
+    host_swap_bytes: int = Field(default=256 << 20, ge=0)
+    """Host memory for the blocks of preempted sequences; 0 = they are computed again. Bytes."""
+    tpot_target_ms: float = Field(default=0.0, ge=0)
+    """A decode batch grows only while its steps are predicted to take no longer; 0 = up to max_num_seqs."""
+    max_overtaken_ms: float = Field(default=500.0, ge=0)
+    """Short prompts are computed first, but none overtakes one that has waited so long; 0 = in order of arrival."""
+    max_unsent_share: float = Field(default=0.5, gt=0, le=1)
+    """A prefill worker starts no prompt for a decode worker that has not taken blocks of more than this share of the
+    pool."""
     handoff_timeout_s: float = Field(default=60.0, gt=0)
     """Net beneath the protocol: a hand-off that has not ended by then failed. Seconds."""
     drain_timeout_s: float = Field(default=30.0, ge=0)

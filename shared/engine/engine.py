@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from shared.engine.block_access import BlockAccess
 from shared.engine.messages import (
     AbortSequence,
     AddSequence,
@@ -43,6 +44,7 @@ class _Launched:
     """A step whose result is still to be collected."""
 
     plan: StepPlan
+    at: float  # time.perf_counter() before it was planned
     started: tuple[FirstScheduled, ...]
     pending: PendingStep
 
@@ -70,6 +72,7 @@ class Engine:
         self._blocked = False  # the last step could plan nothing
         self._next_check = 0.0  # time.monotonic() of the next integrity check
         self._last_load: EngineLoad | None = None
+        self._busy_since: float | None = None  # time.perf_counter() of the last result, while steps follow each other
 
     def start(self) -> None:
         """Starts the thread."""
@@ -87,9 +90,10 @@ class Engine:
             self._thread.join()
             self._thread = None
 
-    def block_bytes(self, block_id: int) -> memoryview:
-        """A block's memory, for the transfer; valid while the caller's reference to the block is."""
-        return self._runner.block_bytes(block_id)
+    @property
+    def blocks(self) -> BlockAccess:
+        """The pool as the transfer plane sees it."""
+        return self._runner.blocks
 
     # --- the engine thread
 
@@ -110,6 +114,8 @@ class Engine:
             self._scheduler.check_integrity()
             self._next_check = time.monotonic() + INTEGRITY_CHECK_INTERVAL_S
         block = idle or self._blocked
+        if block:
+            self._busy_since = None
         while True:
             try:
                 command = self._commands.get(block=block)
@@ -122,10 +128,11 @@ class Engine:
             block = False
 
     def _step(self) -> None:
+        now = time.perf_counter()
         plan = self._scheduler.schedule()
-        if plan.sequences:
+        if not plan.is_empty:
             self._blocked = False
-            self._launched.append(_Launched(plan, self._first_scheduled(), self._runner.launch(plan)))
+            self._launched.append(_Launched(plan, now, self._first_scheduled(), self._runner.launch(plan)))
             if len(self._launched) > self._num_ahead:
                 self._collect()
         elif self._launched:
@@ -137,7 +144,12 @@ class Engine:
     def _collect(self) -> None:
         """Takes the oldest launched step's result."""
         step = self._launched.popleft()
-        outcome = self._scheduler.apply(step.plan, step.pending.result())
+        result = step.pending.result()
+        now = time.perf_counter()
+        # From result to result: what a sequence waits for its next token, Python's share and a step ahead included.
+        begun = step.at if self._busy_since is None else self._busy_since
+        self._busy_since = now
+        outcome = self._scheduler.apply(step.plan, result, now - begun)
         ships = self._with_checksums(outcome.ships)
         if step.started or outcome.tokens or ships:
             self._emit(Stepped(step.started, outcome.tokens, ships))
@@ -155,8 +167,8 @@ class Engine:
                 self._join(command)
             case AbortSequence(sequence_id):
                 self._scheduler.abort(sequence_id)
-            case ReleaseBlocks(block_ids):
-                self._scheduler.release(block_ids)
+            case ReleaseBlocks(block_ids, receiver):
+                self._scheduler.release(block_ids, receiver)
 
     def _guarded(self, sequence_id: str, action: Callable[[], None]) -> None:
         try:
@@ -212,7 +224,7 @@ class Engine:
                 assert checksum is not None
             elif pool.hash_of(ship.block_id) is not None:
                 pool.set_checksum(ship.block_id, checksum)
-            result.append(ShippedBlock(ship.sequence_id, ship.index, ship.block_id, checksum))
+            result.append(ShippedBlock(ship.sequence_id, ship.index, ship.block_id, checksum, ship.receiver))
         return tuple(result)
 
     def _report_pool(self) -> None:
@@ -228,6 +240,7 @@ class Engine:
         scheduler = self._scheduler
         return EngineLoad(
             num_free_blocks=scheduler.pool.num_free,
+            num_growth_blocks=scheduler.num_growth_blocks,
             num_total_blocks=scheduler.pool.num_blocks,
             num_cached_blocks=scheduler.pool.num_cached,
             num_running=scheduler.num_running,
@@ -236,6 +249,8 @@ class Engine:
             num_prompt_tokens=scheduler.counters.num_prompt_tokens,
             num_prefix_hit_tokens=scheduler.counters.num_prefix_hit_tokens,
             num_preemptions=scheduler.counters.num_preemptions,
+            num_swapped_out=scheduler.counters.num_swapped_out,
+            num_swapped_in=scheduler.counters.num_swapped_in,
             num_bad_blocks=self._num_bad_blocks,
         )
 

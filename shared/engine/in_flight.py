@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
+from shared.engine.plan import BlockCopy, PlannedSequence, SampleSpec, StepPlan
 from shared.engine.sequence import Sequence
 
 MAX_IN_FLIGHT = 2
@@ -30,11 +30,13 @@ class StepsInFlight:
         """Steps planned and not landed."""
         return len(self._steps)
 
-    def take_off(self, items: Seq[PlannedSequence], sequences: Seq[Sequence]) -> StepPlan:
-        """A step of these shares, `sequences[i]` that of `items[i]`; with none of them, an empty plan that does not
-        fly."""
-        plan = StepPlan(tuple(items))
-        if not items:
+    def take_off(
+        self, items: Seq[PlannedSequence], sequences: Seq[Sequence], copies: tuple[BlockCopy, ...] = ()
+    ) -> StepPlan:
+        """A step of these shares, `sequences[i]` that of `items[i]`, behind these copies; with nothing to do, an empty
+        plan that does not fly."""
+        plan = StepPlan(tuple(items), copies)
+        if plan.is_empty:
             return plan
         assert len(self) < MAX_IN_FLIGHT
         for item, sequence in zip(items, sequences, strict=True):

@@ -44,9 +44,10 @@ class AbortSequence:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseBlocks:
-    """The shipper is done with these blocks."""
+    """The shipper is done with these blocks, which were for this receiver."""
 
     block_ids: tuple[int, ...]
+    receiver: bytes = b""
 
 
 Command = AddSequence | ReserveSequence | JoinSequence | AbortSequence | ReleaseBlocks
@@ -77,6 +78,7 @@ class ShippedBlock:
     index: int
     block_id: int
     checksum: int
+    receiver: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ class EngineLoad:
     """The engine's state after a step or a command."""
 
     num_free_blocks: int
+    num_growth_blocks: int  # of the free ones, what running sequences are expected to take
     num_total_blocks: int
     num_cached_blocks: int
     num_running: int
@@ -118,6 +121,8 @@ class EngineLoad:
     num_prompt_tokens: int
     num_prefix_hit_tokens: int
     num_preemptions: int
+    num_swapped_out: int  # of these, sequences whose blocks were moved to host memory
+    num_swapped_in: int  # of these, sequences that came back without being computed again
     num_bad_blocks: int
 
 

@@ -41,10 +41,25 @@ class PlannedSequence:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """One block of the pool to a slot in host memory, or back."""
+
+    block_id: int
+    host_slot: int
+    to_host: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One engine step: decodes first, then chunks of prompts."""
+    """One engine step: copies in their order, then decodes and chunks of prompts as one batch."""
 
     sequences: tuple[PlannedSequence, ...]
+    copies: tuple[BlockCopy, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is to be done."""
+        return not self.sequences and not self.copies
 
     @property
     def num_tokens(self) -> int:
@@ -100,6 +115,7 @@ class BlockToShip:
     sequence_id: str
     index: int  # in the sequence's block table
     block_id: int
+    receiver: bytes = b""  # see Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,15 @@ from itertools import accumulate, chain
 import torch
 from torch import Tensor
 
+from shared.engine.block_access import BlockAccess, DirectBlocks, StagedBlocks
 from shared.engine.device_link import DeviceLink
+from shared.engine.host_arena import HostArena
 from shared.engine.numerics import NumericsProbe
 from shared.engine.pending_step import PendingStep
 from shared.engine.plan import PlannedSequence, StepPlan, StepResult
 from shared.engine.pool_memory import allocate_pool
 from shared.engine.sampler import TopLogprobs, choose, is_plain, redraw
 from shared.engine.static_decode import StaticDecode
-from shared.errors import TransferFailed
 from shared.kernels.batch import AttentionBatch
 from shared.kv.checksum import BlockChecksum
 from shared.kv.layout import BlockLayout
@@ -33,6 +34,10 @@ class RunnerConfig:
     """Longest sequence in tokens, the width of the static block tables; 0 = what the pool holds."""
     static_decode: bool | None = None
     """Decode over static buffers, padded to a ladder of sizes; None = where Triton's kernels run on CUDA, as graphs."""
+    staged_transfer: bool | None = None
+    """Blocks are sent and received by way of buffers in host memory; None = where the pool does not lie there."""
+    num_host_blocks: int = 0
+    """Blocks of host memory for preempted sequences; as many as the scheduler was told."""
     debug_numerics: bool = False
     """Name the part of the model where NaN or infinite logits come from; slower, and without graphs."""
 
@@ -45,7 +50,7 @@ class Runner:
     ) -> None:
         """Allocates the pool: num_blocks * layout.block_bytes bytes on the model's device.
 
-        Raises ConfigError where they do not fit; it says how many would.
+        Raises ConfigError where they do not fit; it says how many would. Host memory for preempted sequences likewise.
         """
         self.layout = layout
         self._probe = NumericsProbe(decoder.kernels) if config.debug_numerics else None
@@ -58,6 +63,10 @@ class Runner:
         is_static = is_static and not config.debug_numerics
         # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]; static decode pads into one block more.
         self.kv_blocks: Tensor = allocate_pool(layout, num_blocks + is_static, decoder.device)
+        self._arena = HostArena(layout, config.num_host_blocks, self.kv_blocks) if config.num_host_blocks else None
+        is_staged = self._link.is_async if config.staged_transfer is None else config.staged_transfer
+        self.blocks: BlockAccess = (StagedBlocks if is_staged else DirectBlocks)(self.kv_blocks)
+        """The pool as the transfer plane sees it."""
         self._sampled: Tensor | None = None  # [num_rows] int64, tokens of the last step
         self._static: StaticDecode | None = None
         if is_static:
@@ -83,13 +92,20 @@ class Runner:
         return self.launch(plan).result()
 
     def launch(self, plan: StepPlan) -> PendingStep:
-        """Begins a step. The next may be launched before this one's result is there, not the one after it.
+        """Begins a step: its copies, then what it computes. The next may be launched before this one's result is there,
+        not the one after it.
 
         `PlannedSequence.pending` counts among the tokens sampled by the step launched before.
         """
         items = plan.sequences
         specs = [item.sample for item in items if item.sample is not None]
         send, ops = self._link.send, self._decoder.kernels
+        if plan.copies:
+            assert self._arena is not None, "the scheduler counts on host memory that there is not"
+            self._arena.run(plan.copies)
+        if not items:
+            nothing = torch.empty(0, dtype=torch.int64, device=self._link.device)
+            return PendingStep(nothing, None, (), self._link, _unknown)
         if self._static is not None and self._static.takes(plan):
             logits, tokens = self._static.run(plan)
             redraw(tokens, logits, specs, [row for row, spec in enumerate(specs) if not is_plain(spec)], ops, send)
@@ -110,18 +126,6 @@ class Runner:
             ids = self._link.send(torch.tensor(block_ids, dtype=torch.int64))
             sums = self._decoder.kernels.block_checksums(self.kv_blocks, ids)
             return [value % (1 << 64) for value in sums.tolist()]
-
-    def block_bytes(self, block_id: int) -> memoryview:
-        """The memory of one block, writable, without a copy: what the transfer sends from and receives into.
-
-        Raises TransferFailed for a pool on a GPU: the transfer plane moves host memory.
-        """
-        if self.kv_blocks.device.type != "cpu":
-            raise TransferFailed(
-                f"KV blocks lie on {self.kv_blocks.device}, the transfer plane moves host memory alone"
-            )
-        flat = self.kv_blocks[block_id].reshape(-1).view(torch.uint8)
-        return memoryview(flat.numpy())  # type: ignore[arg-type]  # an ndarray is a buffer
 
     def _forward(self, items: tuple[PlannedSequence, ...]) -> Tensor:
         """[num_sampling, vocab_size] fp32: logits of the sequences that sample, by any mix of chunks and decodes."""

@@ -1,8 +1,11 @@
 """Continuous batching with chunked prefill over the block pool. Pure policy: plain numbers in, a plan out.
 
-Each step takes every running sequence that is down to its newest token first (decode), then chunks of prompts in
-order of arrival, under one budget of tokens. Out of blocks, the youngest running sequence gives its blocks back and
-waits; what of its prefix survives in the pool is found again when it returns.
+Each step takes every running sequence that is down to its newest token first (decode), then chunks of prompts in the
+order that `PromptOrder` gives, under one budget of tokens. A sequence starts when the pool has room for it and for what
+all are expected to grow, and when the batch then still keeps the target of time a step.
+
+Out of blocks, the youngest running sequence gives its blocks back and waits. They are copied to host memory while that
+has room, and only those come back that did not survive in the pool; without room the sequence is computed again.
 
 A step may be planned while the one before still runs. Then every sequence is taken to go on: if it turns out to have
 ended, what the later step computes for it is thrown away, and its blocks are given back only when no step in flight
@@ -11,10 +14,15 @@ writes to them any more.
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
+from shared.engine.admission import Admission
+from shared.engine.block_tables import BlockTables
+from shared.engine.growth import GrowthReserve
+from shared.engine.host_swap import HostSwap
 from shared.engine.in_flight import StepsInFlight
 from shared.engine.plan import (
     BlockToShip,
@@ -26,47 +34,40 @@ from shared.engine.plan import (
     StepPlan,
     StepResult,
 )
+from shared.engine.prompt_order import PromptOrder
+from shared.engine.scheduler_config import SchedulerConfig as SchedulerConfig
+from shared.engine.scheduler_config import SchedulerCounters
 from shared.engine.sequence import Goal, Sequence, Status, StopCause
+from shared.engine.step_time import BatchLimit
+from shared.engine.unsent_blocks import UnsentBlocks
 from shared.errors import Overloaded
-from shared.kv.hashing import extend_chain
-from shared.kv.pool import BlockPool, OutOfBlocks
+from shared.kv.pool import BlockPool
 
 _FINISH = {StopCause.STOP: "stop", StopCause.LENGTH: "length"}
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """Limits of one engine."""
-
-    max_num_seqs: int = 64
-    """Most sequences that hold blocks at once."""
-    max_step_tokens: int = 512
-    """Budget of tokens computed in one step; a longer prompt is computed in chunks."""
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """Sums since start."""
-
-    num_prompt_tokens: int = 0
-    num_prefix_hit_tokens: int = 0
-    num_preemptions: int = 0
 
 
 class Scheduler:
     """Decides each step; owns the sequences and the pool. Not thread-safe: the engine thread alone calls it."""
 
-    def __init__(self, pool: BlockPool, config: SchedulerConfig) -> None:
+    def __init__(self, pool: BlockPool, config: SchedulerConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` gives seconds."""
         self.pool = pool
         self.config = config
+        self._clock = clock
         self.counters = SchedulerCounters()
         self._sequences: dict[str, Sequence] = {}
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # in order of arrival
-        self._num_receiving = 0
+        self._receiving: dict[str, Sequence] = {}
         self._arrivals = 0
         self._started: list[tuple[str, int]] = []
         self._in_flight = StepsInFlight()
+        self._tables = BlockTables(pool)
+        growth = GrowthReserve(pool.block_size, config.output_quantile, config.first_output_guess)
+        self._admission = Admission(pool, config.max_num_seqs, growth, BatchLimit(config.tpot_target_s))
+        self._swap = HostSwap(pool, config.num_host_blocks)
+        self._order = PromptOrder(config.max_overtaken_s)
+        self._unsent = UnsentBlocks(int(config.max_unsent_share * pool.num_blocks))
 
     # --- sequences in and out
 
@@ -77,32 +78,17 @@ class Scheduler:
 
     def reserve(self, sequence: Sequence) -> list[int]:
         """Takes blocks for a sequence whose KV will arrive: its cached prefix, and room for the rest of its tokens
-        and one more. Returns the block indexes that must arrive. Raises Overloaded, and then nothing is taken.
+        and one more. Returns the block indexes that must arrive. Raises Overloaded, and then nothing is taken: the
+        blocks must be free beside what all running sequences and this one are expected to grow.
         """
-        if not self._can_start():
-            raise Overloaded(
-                f"all {self.config.max_num_seqs} places of the batch are taken",
-                field="max_num_seqs",
-                limit=self.config.max_num_seqs,
-            )
+        self._admission.check_batch(sequence, self._holders)
         block_size = self.pool.block_size
-        hashes = self._hash(sequence)
-        cached = self.pool.match(hashes)
         num_blocks = -(-(sequence.num_tokens + 1) // block_size)
-        self.pool.acquire(cached)
-        try:
-            fresh = self.pool.allocate(num_blocks - len(cached))
-        except OutOfBlocks as error:
-            self.pool.release(cached)
-            raise Overloaded(
-                f"needs {error.needed} more KV blocks, {error.free} are free",
-                field="num_kv_blocks",
-                limit=error.free,
-            ) from None
+        cached = self._take_cached(sequence, self._tables.hashes(sequence), num_blocks)
         self._register(sequence)
-        self._num_receiving += 1
+        self._receiving[sequence.sequence_id] = sequence
         sequence.status = Status.RECEIVING
-        sequence.block_ids = cached + fresh
+        sequence.block_ids = cached + self.pool.allocate(num_blocks - len(cached))
         self._count_prefix(sequence, len(cached) * block_size)
         sequence.started = True
         return list(range(len(cached), -(-sequence.num_tokens // block_size)))
@@ -119,15 +105,15 @@ class Scheduler:
             computed = first_bad_block * block_size
         sequence.num_computed_tokens = computed
         sequence.num_cached_tokens = min(sequence.num_cached_tokens, computed)
+        self._tables.seal(sequence, 0)
         for index in range(computed // block_size):
-            block_id = sequence.block_ids[index]
-            self._seal(sequence, index)
-            if index in checksums and self.pool.hash_of(block_id) is not None:
-                self.pool.set_checksum(block_id, checksums[index])
+            if index in checksums:
+                self.pool.set_checksum(sequence.block_ids[index], checksums[index])
         sequence.token_ids.append(first_token)
         sequence.check()
-        self._num_receiving -= 1
+        del self._receiving[sequence_id]
         if sequence.stop_cause() is not None:
+            self._admission.ended(sequence)
             self._retire(sequence)
         else:
             sequence.status = Status.RUNNING
@@ -142,8 +128,9 @@ class Scheduler:
             self._waiting.remove(sequence)
         elif sequence.status is Status.RUNNING:
             self._running.remove(sequence)
+            self._admission.ended(sequence)  # a stop string, which the router finds, or a client that left
         else:
-            self._num_receiving -= 1
+            del self._receiving[sequence_id]
         self._retire(sequence)
         return True
 
@@ -160,45 +147,27 @@ class Scheduler:
         Empty where there is nothing to compute, or where the result of the step in flight decides what comes next.
         At most one step may be in flight.
         """
-        budget = self.config.max_step_tokens
-        planned: dict[str, PlannedSequence] = {}
         ready = [s for s in self._running if not s.ends_in_flight]
         if any(s.num_in_flight_samples and s.sampling.has_penalties for s in ready):
             return StepPlan(())  # how a penalised sequence goes on depends on the very token that is not known yet
-        decodes = [s for s in ready if s.num_unplanned_tokens == 1]
-        chunks = [s for s in ready if s.num_unplanned_tokens > 1]
-        for sequence in (*decodes, *chunks):
-            if budget == 0:
-                break
-            if sequence.status is not Status.RUNNING:  # preempted by an earlier one of this step
-                continue
-            count = min(budget, sequence.num_unplanned_tokens)
-            if self._in_flight and not self._grow(sequence, count):
-                return StepPlan(())  # nobody can be preempted before the step in flight is done
-            if self._make_room(sequence, count, planned):
-                planned[sequence.sequence_id] = self._in_flight.share(sequence, count)
-                budget -= count
-        while budget > 0 and self._waiting and self._can_start():
-            sequence = self._waiting[0]
-            if not self._start(sequence):
-                break
-            self._waiting.popleft()
-            self._insert_running(sequence)
-            count = min(budget, sequence.num_uncomputed_tokens)
-            if not self._grow(sequence, count):
-                self._preempt(sequence)
-                break
-            planned[sequence.sequence_id] = self._in_flight.share(sequence, count)
-            budget -= count
-        return self._in_flight.take_off(list(planned.values()), [self._sequences[name] for name in planned])
+        planned: dict[str, PlannedSequence] = {}
+        if not self._plan_decodes([s for s in ready if s.num_unplanned_tokens == 1], planned):
+            return StepPlan(())
+        budget = self.config.max_step_tokens - len(planned)
+        if budget > 0 and not self._plan_prompts([s for s in ready if s.num_unplanned_tokens > 1], planned, budget):
+            return StepPlan(())
+        sequences = [self._sequences[name] for name in planned]
+        return self._in_flight.take_off(list(planned.values()), sequences, self._swap.take_copies())
 
-    def apply(self, plan: StepPlan, result: StepResult) -> StepOutcome:
+    def apply(self, plan: StepPlan, result: StepResult, step_s: float | None = None) -> StepOutcome:
         """Takes the result of the oldest step in flight: lengths move on, full blocks are sealed, ended sequences
         leave. A sequence that no token could be chosen for leaves too, and its blocks are found no more: the cause may
-        lie in any of them.
+        lie in any of them. `step_s`: how long the step took, in seconds, where that was measured.
         """
-        if not plan.sequences:
+        if plan.is_empty:
             return StepOutcome((), ())
+        if step_s is not None:
+            self._admission.measured(plan, step_s)
         sequences = self._in_flight.land(plan)
         tokens: list[NewToken] = []
         ships: list[BlockToShip] = []
@@ -216,7 +185,7 @@ class Scheduler:
                 self._retire(sequence)
                 continue
             sequence.num_computed_tokens = item.end
-            self._seal_full_blocks(sequence, item.start)
+            self._tables.seal(sequence, item.start)
             if token is None:
                 ships += self._ship(sequence, item.end // self.pool.block_size)
                 sequence.check()
@@ -229,6 +198,7 @@ class Scheduler:
             tokens.append(NewToken(item.sequence_id, token, _FINISH[cause] if cause else None))
             if cause is not None or sequence.goal is Goal.FIRST_TOKEN:
                 self._running.remove(sequence)
+                self._admission.ended(sequence)
                 self._retire(sequence)
         return StepOutcome(tuple(tokens), tuple(ships), tuple(broken))
 
@@ -246,7 +216,12 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Sequences that hold blocks, those still receiving included."""
-        return len(self._running) + self._num_receiving
+        return len(self._running) + len(self._receiving)
+
+    @property
+    def num_growth_blocks(self) -> int:
+        """Blocks that those sequences are expected to take beyond what they hold; there may be fewer."""
+        return self._admission.growth(self._holders)
 
     @property
     def num_waiting(self) -> int:
@@ -256,7 +231,7 @@ class Scheduler:
     @property
     def num_queued_tokens(self) -> int:
         """Prompt tokens not computed yet, over all sequences."""
-        return sum(s.num_uncomputed_tokens for s in self._waiting) + sum(
+        return sum(s.num_uncomputed_tokens - s.num_host_tokens for s in self._waiting) + sum(
             s.num_uncomputed_tokens for s in self._running if s.num_uncomputed_tokens > 1
         )
 
@@ -267,11 +242,15 @@ class Scheduler:
             sequence.check()
             held = sequence.status in (Status.RUNNING, Status.RECEIVING)
             assert held or not sequence.block_ids, f"{sequence.sequence_id} waits but holds blocks"
+            assert not held or not sequence.host_slots, f"{sequence.sequence_id} holds blocks in both memories"
             if held:
                 capacity = len(sequence.block_ids) * self.pool.block_size
                 assert sequence.num_computed_tokens <= capacity, f"{sequence.sequence_id}: computed beyond its blocks"
         assert [s.arrival for s in self._running] == sorted(s.arrival for s in self._running)
         assert len(self._sequences) == self.num_running + self.num_waiting
+        slots = [slot for sequence in self._sequences.values() for slot in sequence.host_slots]
+        assert len(set(slots)) == len(slots) == self._swap.num_used, "each slot in use is some sequence's"
+        assert not self._swap.has_copies, "copies were left out of the step that they were meant for"
 
     # --- inside
 
@@ -279,6 +258,7 @@ class Scheduler:
         assert sequence.sequence_id not in self._sequences, f"{sequence.sequence_id} is known already"
         self._arrivals += 1
         sequence.arrival = self._arrivals
+        sequence.arrived_s = self._clock()
         self._sequences[sequence.sequence_id] = sequence
 
     def _insert_running(self, sequence: Sequence) -> None:
@@ -288,28 +268,42 @@ class Scheduler:
             index -= 1
         self._running.insert(index, sequence)
 
-    def _can_start(self) -> bool:
-        return self.num_running < self.config.max_num_seqs
+    @property
+    def _holders(self) -> tuple[Sequence, ...]:
+        """The sequences that hold blocks."""
+        return (*self._running, *self._receiving.values())
 
-    def _hash(self, sequence: Sequence) -> list[bytes]:
-        """Hashes of the blocks whose KV may be reused; the last token is always computed, to have its logits."""
-        extend_chain(sequence.block_hashes, sequence.hash_root, sequence.token_ids, self.pool.block_size)
-        return sequence.block_hashes
+    def _take_cached(self, sequence: Sequence, hashes: Seq[bytes], num_blocks: int) -> list[int]:
+        """References on a newcomer's cached prefix. Raises Overloaded where there is no room for the rest of its
+        `num_blocks`, and then nothing is taken."""
+        cached = self.pool.match(hashes)
+        self.pool.acquire(cached)
+        try:
+            self._admission.check_blocks(sequence, num_blocks, num_blocks - len(cached), self._holders)
+        except Overloaded:
+            self.pool.release(cached)
+            raise
+        return cached
 
     def _start(self, sequence: Sequence) -> bool:
-        """Gives a waiting sequence its cached prefix; False where too few blocks are free for all of its tokens."""
+        """Gives a waiting sequence its cached prefix, and what host memory holds of it; False where it cannot start
+        yet. Blocks for the rest of its tokens are free then.
+        """
         block_size = self.pool.block_size
-        usable = (sequence.num_tokens - 1) // block_size
-        cached = self.pool.match(self._hash(sequence)[:usable])
-        num_blocks = -(-sequence.num_tokens // block_size)
-        self.pool.acquire(cached)
-        # One block a running sequence stays free, or the newcomer would be preempted by their next growth.
-        if num_blocks - len(cached) + self.num_running > self.pool.num_free:
-            self.pool.release(cached)
+        usable = (sequence.num_tokens - 1) // block_size  # the last token is always computed, to have its logits
+        hashes = self._tables.hashes(sequence)[:usable]
+        try:
+            self._admission.check_batch(sequence, self._holders)
+            cached = self._take_cached(sequence, hashes, -(-sequence.num_tokens // block_size))
+        except Overloaded:
             return False
+        self._waiting.remove(sequence)
         sequence.block_ids = cached
         sequence.status = Status.RUNNING
-        sequence.num_computed_tokens = len(cached) * block_size
+        self._insert_running(sequence)
+        self.counters.num_swapped_in += bool(sequence.host_slots)
+        sequence.num_computed_tokens = self._swap.move_in(sequence)
+        self._tables.seal(sequence, len(cached) * block_size)
         if not sequence.started:
             self._count_prefix(sequence, len(cached) * block_size)
             sequence.started = True
@@ -324,20 +318,44 @@ class Scheduler:
         self.counters.num_prompt_tokens += sequence.num_prompt_tokens
         self.counters.num_prefix_hit_tokens += num_cached_tokens
 
-    def _grow(self, sequence: Sequence, count: int) -> bool:
-        """Blocks for `count` more computed tokens; False where the pool has too few."""
-        missing = -(-(sequence.num_planned_tokens + count) // self.pool.block_size) - len(sequence.block_ids)
-        if missing <= 0:
-            return True
-        try:
-            sequence.block_ids += self.pool.allocate(missing)
-        except OutOfBlocks:
-            return False
+    def _plan_decodes(self, ready: Seq[Sequence], planned: dict[str, PlannedSequence]) -> bool:
+        """One token each; False where the step in flight must be done first, since nobody can be preempted before."""
+        for sequence in ready:
+            if len(planned) == self.config.max_step_tokens:
+                break
+            if sequence.status is not Status.RUNNING:  # preempted by an earlier one of this step
+                continue
+            if self._in_flight and not self._tables.grow(sequence, 1):
+                return False
+            if self._make_room(sequence, 1, planned):
+                planned[sequence.sequence_id] = self._in_flight.share(sequence, 1)
+        return True
+
+    def _plan_prompts(self, ready: Seq[Sequence], planned: dict[str, PlannedSequence], budget: int) -> bool:
+        """Chunks of prompts, those that start included; False as in `_plan_decodes`."""
+        running = [s for s in ready if s.status is Status.RUNNING]
+        may_start = True
+        for sequence in self._order.sort(running, tuple(self._waiting), self._clock()):
+            if budget == 0:
+                break
+            if sequence.status is Status.WAITING:
+                if not may_start or self._unsent.is_full(sequence.receiver):
+                    continue
+                may_start = self._start(sequence)  # nobody behind one that waits for blocks starts before it
+                if not may_start:
+                    continue
+            count = min(budget, sequence.num_unplanned_tokens)
+            if self._in_flight and not self._tables.grow(sequence, count):
+                # Copies that were decided must be done before anything else happens to their blocks.
+                return self._swap.has_copies
+            if self._make_room(sequence, count, planned):
+                planned[sequence.sequence_id] = self._in_flight.share(sequence, count)
+                budget -= count
         return True
 
     def _make_room(self, sequence: Sequence, count: int, planned: dict[str, PlannedSequence]) -> bool:
         """Grows a running sequence, preempting younger ones as needed; False where it had to go itself."""
-        while not self._grow(sequence, count):
+        while not self._tables.grow(sequence, count):
             victim = next((s for s in reversed(self._running) if s.sequence_id not in planned), sequence)
             self._preempt(victim)
             if victim is sequence:
@@ -347,51 +365,31 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         assert sequence.num_in_flight_tokens == 0, f"{sequence.sequence_id} is in flight"
         self._running.remove(sequence)
-        self._free_blocks(sequence)
+        self.counters.num_preemptions += 1
+        self.counters.num_swapped_out += self._swap.move_out(sequence)
+        self._tables.free(sequence)
         sequence.num_computed_tokens = 0
         sequence.num_cached_tokens = 0
         sequence.status = Status.WAITING
         self._waiting.appendleft(sequence)
-        self.counters.num_preemptions += 1
-
-    def _seal_full_blocks(self, sequence: Sequence, start: int) -> None:
-        block_size = self.pool.block_size
-        self._hash(sequence)
-        for index in range(start // block_size, sequence.num_computed_tokens // block_size):
-            self._seal(sequence, index)
-
-    def _seal(self, sequence: Sequence, index: int) -> None:
-        block_id = sequence.block_ids[index]
-        if self.pool.hash_of(block_id) is None:
-            self.pool.seal(block_id, sequence.block_hashes[index])
 
     def _ship(self, sequence: Sequence, end_block: int) -> list[BlockToShip]:
-        """The blocks below `end_block` that are due; each carries a reference of its own for the shipper."""
-        if not sequence.ship_blocks:
-            return []
-        due = [
-            BlockToShip(sequence.sequence_id, index, sequence.block_ids[index])
-            for index in range(sequence.num_shipped_blocks, end_block)
-            if index in sequence.ship_blocks
-        ]
-        sequence.num_shipped_blocks = max(sequence.num_shipped_blocks, end_block)
-        self.pool.acquire([ship.block_id for ship in due])
+        due = self._tables.ship(sequence, end_block)
+        self._unsent.add(sequence.receiver, len(due))
         return due
 
-    def release(self, block_ids: Seq[int]) -> None:
-        """Gives back the shipper's references."""
+    def release(self, block_ids: Seq[int], receiver: bytes = b"") -> None:
+        """Gives back the references of the shipper to that receiver."""
         self.pool.release(block_ids)
-
-    def _free_blocks(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.block_ids)
-        sequence.block_ids = []
+        self._unsent.remove(receiver, len(block_ids))
 
     def _retire(self, sequence: Sequence) -> None:
         sequence.status = Status.FINISHED
         del self._sequences[sequence.sequence_id]
+        self._swap.drop(sequence)
         self._free_if_landed(sequence)
 
     def _free_if_landed(self, sequence: Sequence) -> None:
         """Gives back a finished sequence's blocks once no step in flight writes to them: a receive might, next."""
         if sequence.num_in_flight_tokens == 0:
-            self._free_blocks(sequence)
+            self._tables.free(sequence)

@@ -23,7 +23,7 @@ class Status(Enum):
     RECEIVING = auto()
     """Its blocks are reserved and filled by a prefill worker."""
     WAITING = auto()
-    """Not computed yet, or preempted; holds no blocks."""
+    """Not computed yet, or preempted; holds no blocks of the pool."""
     RUNNING = auto()
     """Holds blocks; each step computes some of its tokens."""
     FINISHED = auto()
@@ -54,7 +54,9 @@ class Sequence:
     max_tokens_total: int
     eos_token_ids: frozenset[int]
     ship_blocks: frozenset[int] = frozenset()  # block indexes that a decode worker waits for
+    receiver: bytes = b""  # whoever they are shipped to, by a name that is the same for all its sequences
     arrival: int = 0  # order of arrival on this worker, set by the scheduler
+    arrived_s: float = 0.0  # when that was, by the scheduler's clock
     status: Status = Status.WAITING
     block_ids: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks, as far as hashed
@@ -62,6 +64,8 @@ class Sequence:
     num_computed_tokens: int = 0
     num_in_flight_tokens: int = 0  # computed by steps that were planned and not applied yet
     num_in_flight_samples: int = 0  # tokens that those steps will add
+    host_slots: list[int] = field(default_factory=list)  # its blocks in host memory, while it waits preempted
+    num_host_tokens: int = 0  # tokens whose KV they hold
     num_shipped_blocks: int = 0  # blocks below this index were handed to the shipper
     started: bool = False  # was scheduled at least once
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -45,13 +46,16 @@ class EngineRun:
         config: RunnerConfig | None = None,
         ahead: bool | None = None,
         device: str = "cpu",
+        **policy,
     ) -> None:
+        """`policy`: further fields of the scheduler's config."""
         self.decoder = Decoder.load(folder, torch.float32, device, kernels=kernels)
         model = self.decoder.config
         config = config or RunnerConfig(max_num_seqs=MAX_NUM_SEQS)
+        config = replace(config, num_host_blocks=policy.get("num_host_blocks", 0))
         self.layout = BlockLayout(model.num_layers, model.num_kv_heads, model.head_dim, BLOCK_SIZE, "float32")
         self.pool = BlockPool(num_blocks, BLOCK_SIZE)
-        self.scheduler = Scheduler(self.pool, SchedulerConfig(config.max_num_seqs, max_step_tokens))
+        self.scheduler = Scheduler(self.pool, SchedulerConfig(config.max_num_seqs, max_step_tokens, **policy))
         self.runner = Runner(self.decoder, self.layout, num_blocks, config)
         with torch.inference_mode():
             self.runner.start()
@@ -91,6 +95,8 @@ class EngineRun:
         left = set(names)
         while left:
             for token in self.next(Stepped).tokens:
+                if token.sequence_id not in outputs:
+                    continue  # a batch mate's
                 outputs[token.sequence_id].append(token.token.token_id)
                 if token.finish:
                     left.discard(token.sequence_id)
@@ -105,17 +111,19 @@ def hand_off(prefill: EngineRun, decode: EngineRun, prompt, max_tokens=64, corru
     targets = dict(reserved.needed)
     sending = prefill.sequence(prompt, max_tokens, Goal.FIRST_TOKEN, frozenset(targets), **sampling)
     prefill.engine.submit(AddSequence(sending))
+    buffers = {index: decode.engine.blocks.incoming(block_id) for index, block_id in reserved.needed}
     checksums, first = {}, None
     while first is None:
         stepped = prefill.next(Stepped)
         for ship in stepped.ships:
-            decode.engine.block_bytes(targets[ship.index])[:] = prefill.engine.block_bytes(ship.block_id)
+            buffers[ship.index][:] = prefill.engine.blocks.outgoing(ship.block_id)
             checksums[ship.index] = ship.checksum
             prefill.engine.submit(ReleaseBlocks((ship.block_id,)))
         for token in stepped.tokens:
             first = token.token.token_id
     assert set(checksums) == set(targets)
     if corrupt is not None:
-        decode.engine.block_bytes(targets[corrupt])[5] ^= 1
+        buffers[corrupt][5] ^= 1
+    decode.engine.blocks.store([(targets[index], buffer) for index, buffer in buffers.items()])
     decode.engine.submit(JoinSequence(receiving.sequence_id, first, checksums))
     return [first, *decode.collect([receiving.sequence_id])[0]]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from shared.engine.runner import RunnerConfig
 from tests.integration.engine.engine_run import EngineRun, hand_off
 from tests.integration.engine.families import FAMILIES, write_family
 
@@ -15,7 +16,7 @@ DEMO = Path(__file__).parents[3] / "models" / "demo"
 NUM_TOKENS = 64
 
 
-def transformers_greedy(folder: Path, prompt: list[int]) -> list[int]:
+def transformers_greedy(folder: Path, prompt: list[int], num_tokens: int = NUM_TOKENS) -> list[int]:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from transformers import AutoModelForCausalLM
 
@@ -23,7 +24,7 @@ def transformers_greedy(folder: Path, prompt: list[int]) -> list[int]:
     tokens = torch.tensor([prompt])
     with torch.inference_mode():
         output = model.generate(
-            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS,
+            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=num_tokens, min_new_tokens=num_tokens,
             do_sample=False, eos_token_id=None, pad_token_id=0,
         )  # fmt: skip
     return output[0, len(prompt) :].tolist()
@@ -73,6 +74,21 @@ def test_batch_mates_chunks_and_preemption_do_not_change_tokens(tmp_path):
         tight.close()
     assert together == alone
     assert preemptions > 0
+
+
+def test_blocks_that_pass_through_buffers_arrive_the_same(tmp_path):
+    folder = write_family(tmp_path / "model", "LlamaForCausalLM")
+    prompt = [5 + (i * 3) % 200 for i in range(53)]
+    config = RunnerConfig(max_num_seqs=8, staged_transfer=True)
+    prefill, decode = EngineRun(folder, config=config), EngineRun(folder, config=config)
+    try:
+        whole = hand_off(prefill, decode, prompt, max_tokens=NUM_TOKENS)
+        decode.pool.clear_cache()
+        repaired = hand_off(prefill, decode, prompt, max_tokens=NUM_TOKENS, corrupt=1)
+    finally:
+        prefill.close()
+        decode.close()
+    assert whole == repaired == transformers_greedy(folder, prompt)
 
 
 def test_sampled_tokens_are_the_same_by_any_way(tmp_path):

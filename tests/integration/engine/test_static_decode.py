@@ -38,7 +38,7 @@ def run_all(folder, *, ways=WAYS, num_tokens=26, **settings):
         run.close()
     run.scheduler.check_integrity()
     assert run.pool.num_used == 0
-    return list(found.values()), run.scheduler.counters.num_preemptions
+    return list(found.values()), run.scheduler.counters
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,8 @@ def plain(request, folder):
 def test_every_way_to_run_steps_gives_the_same_tokens(folder, plain, static, ahead, num_blocks):
     kernels, expected = plain
     config = RunnerConfig(max_num_seqs=5, max_seq_len=128, static_decode=static)
-    found, preemptions = run_all(folder, num_blocks=num_blocks, kernels=kernels, config=config, ahead=ahead)
-    assert (preemptions > 0) == (num_blocks == 15)
+    found, counters = run_all(folder, num_blocks=num_blocks, kernels=kernels, config=config, ahead=ahead)
+    assert (counters.num_preemptions > 0) == (num_blocks == 15)
     for ours, theirs in zip(found, expected, strict=True):
         assert [t.token_id for t in ours] == [t.token_id for t in theirs]
         assert [t.logprob for t in ours] == pytest.approx([t.logprob for t in theirs], abs=1e-4)

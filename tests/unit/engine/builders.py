@@ -16,6 +16,7 @@ def sequence(
     goal: Goal = Goal.COMPLETION,
     ship_blocks: frozenset[int] = frozenset(),
     num_prompt_tokens: int | None = None,
+    receiver: bytes = b"",
     **sampling: object,
 ) -> Sequence:
     num_prompt = len(token_ids) if num_prompt_tokens is None else num_prompt_tokens
@@ -30,4 +31,5 @@ def sequence(
         max_tokens_total=max(num_prompt + max_tokens, len(token_ids) + 1),
         eos_token_ids=frozenset({EOS}),
         ship_blocks=ship_blocks,
+        receiver=receiver,
     )

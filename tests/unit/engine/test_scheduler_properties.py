@@ -1,5 +1,5 @@
-"""Any order of add, reserve, join, launch, collect, abort and release leaves pool and sequences sound, and ends with
-none used."""
+"""Any order of add, reserve, join, launch, collect, abort and release leaves pool and sequences sound, lets every step
+read its own KV and nobody else's, and ends with no block used."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from shared.engine.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import Goal, Status
 from shared.errors import Overloaded
 from shared.kv.pool import BlockPool
+from tests.unit.engine.block_memory import BlockMemory
 from tests.unit.engine.builders import sequence
 
 BLOCK = 4
@@ -26,22 +27,38 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     receiving = Bundle("receiving")
 
-    @initialize(num_blocks=st.integers(8, 24), max_seqs=st.integers(1, 6), budget=st.integers(1, 20))
-    def start(self, num_blocks, max_seqs, budget):
+    @initialize(
+        num_blocks=st.integers(8, 24),
+        max_seqs=st.integers(1, 6),
+        budget=st.integers(1, 20),
+        quantile=st.sampled_from([0.0, 0.5, 1.0]),
+        guess=st.integers(1, 12),
+        num_slots=st.sampled_from([0, 4, 12, 40]),
+        target_s=st.sampled_from([0.0, 3.0]),
+        max_overtaken_s=st.sampled_from([0.0, 5.0, 1e9]),
+        unsent_share=st.sampled_from([0.1, 1.0]),
+    )
+    def start(self, num_blocks, max_seqs, budget, quantile, guess, num_slots, target_s, max_overtaken_s, unsent_share):
         self.pool = BlockPool(num_blocks, BLOCK)
-        self.scheduler = Scheduler(self.pool, SchedulerConfig(max_seqs, budget))
+        self.now = 0.0
+        config = SchedulerConfig(max_seqs, budget, quantile, guess, num_slots, target_s, max_overtaken_s, unsent_share)
+        self.scheduler = Scheduler(self.pool, config, lambda: self.now)
+        self.memory = BlockMemory(num_blocks, num_slots, BLOCK)
+        self.all: dict[str, object] = {}
         self.max_tokens_total = (num_blocks - 1) * BLOCK
         self.count = 0
         self.live: dict[str, object] = {}
-        self.shipped: list[int] = []
+        self.shipped: list[tuple[int, bytes]] = []
         self.flying: deque[tuple[StepPlan, list[int]]] = deque()
 
     def new(self, tokens, max_tokens, **kwargs):
         self.count += 1
         tokens = tokens[: self.max_tokens_total - 1]
-        return sequence(
+        item = sequence(
             f"s{self.count}", tokens, max_tokens=min(max_tokens, self.max_tokens_total - len(tokens)), **kwargs
         )
+        self.all[item.sequence_id] = item
+        return item
 
     @rule(tokens=st.lists(st.integers(2, 3), min_size=1, max_size=30), max_tokens=st.integers(1, 12))
     def add(self, tokens, max_tokens):
@@ -49,9 +66,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.add(item)
         self.live[item.sequence_id] = item
 
-    @rule(tokens=st.lists(st.integers(2, 3), min_size=1, max_size=30))
-    def add_prefill(self, tokens):
-        item = self.new(tokens, 4, goal=Goal.FIRST_TOKEN, ship_blocks=frozenset(range(1, 8)))
+    @rule(tokens=st.lists(st.integers(2, 3), min_size=1, max_size=30), receiver=st.sampled_from([b"x", b"y"]))
+    def add_prefill(self, tokens, receiver):
+        item = self.new(tokens, 4, goal=Goal.FIRST_TOKEN, ship_blocks=frozenset(range(1, 8)), receiver=receiver)
         self.scheduler.add(item)
         self.live[item.sequence_id] = item
 
@@ -69,6 +86,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert needed == list(range(held, -(-len(item.token_ids) // BLOCK)))
         arriving = {item.block_ids[index] for index in needed}
         assert all(self.pool.is_writable(block_id) for block_id in arriving)
+        self.memory.receive(item, needed, whole=False)
         for plan, _ in self.flying:
             assert not arriving & written_by(plan).keys(), "a step that runs writes to a block that will be received"
         return item
@@ -80,6 +98,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         first = item.num_computed_tokens // BLOCK
         needed = range(first, -(-item.num_tokens // BLOCK))
         worst = first if bad and len(needed) else None
+        self.memory.receive(item, needed, whole=worst is None)
         self.scheduler.join(item.sequence_id, token, dict.fromkeys(needed, 7), worst)
 
     @rule(data=st.data())
@@ -113,8 +132,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         for before, _ in self.flying:
             for block_id, name in written_by(before).items():
                 assert written.get(block_id, name) == name, "two sequences write to one block"
-        if plan.sequences:
+        if not plan.is_empty:
             self.flying.append((plan, tokens))
+            self.memory.launch(plan, self.all)
         return plan
 
     def check_pending(self, item) -> None:
@@ -131,17 +151,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         count = sum(item.sample is not None for item in plan.sequences)
         drawn = [tokens[i % len(tokens)] for i in range(count)]
         sampled = tuple(NoToken() if token == BROKEN else SampledToken(token) for token in drawn)
-        outcome = self.scheduler.apply(plan, StepResult(sampled))
+        self.now += 1.0
+        outcome = self.scheduler.apply(plan, StepResult(sampled), float(len(plan.sequences)))
         for ship in outcome.ships:
             assert ship.index in range(1, 8)
-            self.shipped.append(ship.block_id)
+            self.shipped.append((ship.block_id, ship.receiver))
         for broken in outcome.broken:
             assert self.live[broken.sequence_id].status is Status.FINISHED
 
     @rule()
     def release_one(self):
         if self.shipped:
-            self.scheduler.release([self.shipped.pop()])
+            block_id, receiver = self.shipped.pop()
+            self.scheduler.release([block_id], receiver)
+
+    def release_all(self):
+        while self.shipped:
+            self.release_one()
 
     @invariant()
     def sound(self):
@@ -164,18 +190,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(2000):
             if len(self.flying) == 2:
                 self.collect()
-            while self.shipped:
-                self.scheduler.release([self.shipped.pop()])
+            self.release_all()
             if not self.scheduler.has_work:
                 break
             plan = self.launch_step([3])
             assert self.flying, "work is left and nothing holds blocks, but no step was planned"
-            if not plan.sequences:
+            if plan.is_empty:
                 self.collect()
         while self.flying:
             self.collect()
-        while self.shipped:
-            self.scheduler.release([self.shipped.pop()])
+        self.release_all()
         assert not self.scheduler.has_work, "a sequence never ended"
         assert self.pool.num_used == 0, "a block leaked"
 

@@ -1,0 +1,56 @@
+"""Block tables of sequences over the pool: growing, sealing, shipping, freeing. Pure policy, part of the scheduler."""
+
+from __future__ import annotations
+
+from shared.engine.plan import BlockToShip
+from shared.engine.sequence import Sequence
+from shared.kv.hashing import extend_chain
+from shared.kv.pool import BlockPool, OutOfBlocks
+
+
+class BlockTables:
+    """What sequences do with the pool. Keeps nothing itself."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+
+    def hashes(self, sequence: Sequence) -> list[bytes]:
+        """Hashes of a sequence's full blocks."""
+        extend_chain(sequence.block_hashes, sequence.hash_root, sequence.token_ids, self._pool.block_size)
+        return sequence.block_hashes
+
+    def grow(self, sequence: Sequence, count: int) -> bool:
+        """Blocks for `count` more computed tokens; False where the pool has too few."""
+        missing = -(-(sequence.num_planned_tokens + count) // self._pool.block_size) - len(sequence.block_ids)
+        if missing <= 0:
+            return True
+        try:
+            sequence.block_ids += self._pool.allocate(missing)
+        except OutOfBlocks:
+            return False
+        return True
+
+    def seal(self, sequence: Sequence, start: int) -> None:
+        """Seals the full blocks from the one that holds token `start` on, those that are not yet."""
+        hashes = self.hashes(sequence)
+        for index in range(start // self._pool.block_size, sequence.num_computed_tokens // self._pool.block_size):
+            if self._pool.hash_of(sequence.block_ids[index]) is None:
+                self._pool.seal(sequence.block_ids[index], hashes[index])
+
+    def ship(self, sequence: Sequence, end_block: int) -> list[BlockToShip]:
+        """The blocks below `end_block` that are due; each carries a reference of its own for the shipper."""
+        if not sequence.ship_blocks:
+            return []
+        due = [
+            BlockToShip(sequence.sequence_id, index, sequence.block_ids[index], sequence.receiver)
+            for index in range(sequence.num_shipped_blocks, end_block)
+            if index in sequence.ship_blocks
+        ]
+        sequence.num_shipped_blocks = max(sequence.num_shipped_blocks, end_block)
+        self._pool.acquire([ship.block_id for ship in due])
+        return due
+
+    def free(self, sequence: Sequence) -> None:
+        """Gives the sequence's references back."""
+        self._pool.release(sequence.block_ids)
+        sequence.block_ids = []

@@ -1,0 +1,59 @@
+"""A pool's memory and the host's as a runner would write them, to see that every step reads what it should."""
+
+from __future__ import annotations
+
+from shared.engine.plan import StepPlan
+from shared.engine.sequence import Sequence
+
+GARBAGE = None
+
+
+class BlockMemory:
+    """Each position of a block holds (the sequence it was computed for, its position), or garbage: KV is a function of
+    all tokens up to the position."""
+
+    def __init__(self, num_blocks: int, num_slots: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.blocks = [[GARBAGE] * block_size for _ in range(num_blocks)]
+        self.slots = [[GARBAGE] * block_size for _ in range(num_slots)]
+
+    def launch(self, plan: StepPlan, sequences: dict[str, Sequence]) -> None:
+        """Does a step's copies and writes, and asserts that all that it reads is the sequence's own."""
+        for copy in plan.copies:
+            if copy.to_host:
+                self.slots[copy.host_slot] = list(self.blocks[copy.block_id])
+            else:
+                self.blocks[copy.block_id] = list(self.slots[copy.host_slot])
+        for item in plan.sequences:
+            for position in range(item.start, item.end):
+                self._block(item.block_ids, position)[position % self.block_size] = (
+                    sequences[item.sequence_id],
+                    position,
+                )
+        for item in plan.sequences:
+            self.check(sequences[item.sequence_id], item.block_ids, item.end)
+
+    def check(self, reader: Sequence, block_ids, num_tokens: int) -> None:
+        """The first `num_tokens` of a block table are the reader's."""
+        compared = {}
+        for position in range(num_tokens):
+            found = self._block(block_ids, position)[position % self.block_size]
+            assert found is not GARBAGE, f"{reader.sequence_id} reads garbage at {position}"
+            writer, written_at = found
+            assert written_at == position, f"{reader.sequence_id} reads another position's KV at {position}"
+            if writer is not reader:
+                compared[writer.sequence_id] = writer, position
+        for writer, position in compared.values():
+            known = min(position + 1, len(writer.token_ids), len(reader.token_ids))
+            assert writer.token_ids[:known] == reader.token_ids[:known], f"{reader.sequence_id} reads another's KV"
+
+    def receive(self, sequence: Sequence, indexes, *, whole: bool) -> None:
+        """Blocks arrive, or bytes of them: until they are all there, they mean nothing."""
+        for index in indexes:
+            first = index * self.block_size
+            self.blocks[sequence.block_ids[index]] = [
+                (sequence, first + offset) if whole else GARBAGE for offset in range(self.block_size)
+            ]
+
+    def _block(self, block_ids, position: int) -> list:
+        return self.blocks[block_ids[position // self.block_size]]

@@ -11,18 +11,26 @@ from dataclasses import dataclass
 
 import torch
 
+from shared.engine.block_exchange import BlockExchange
 from shared.engine.messages import (
     AbortSequence,
     AddSequence,
+    AdoptBlocks,
+    BlocksHeld,
     Command,
+    EndFetch,
     EngineDied,
     EngineLoad,
     Event,
+    FetchPrepared,
     FirstScheduled,
+    HoldBlocks,
     JoinSequence,
     PoolChanged,
+    PrepareFetch,
     ReleaseBlocks,
     ReserveSequence,
+    SequenceEnded,
     SequenceFailed,
     SequenceReserved,
     ShippedBlock,
@@ -61,6 +69,7 @@ class Engine:
         its own."""
         self._scheduler = scheduler
         self._runner = runner
+        self._exchange = BlockExchange(scheduler.pool, runner.checksums)
         self._emit = emit
         self._num_ahead = int(runner.is_async if ahead is None else ahead)
         self._launched: deque[_Launched] = deque()
@@ -157,6 +166,19 @@ class Engine:
                 self._scheduler.abort(sequence_id)
             case ReleaseBlocks(block_ids):
                 self._scheduler.release(block_ids)
+            case HoldBlocks(key, hashes):
+                self._emit(BlocksHeld(key, self._with_checksums(self._exchange.hold(key, hashes))))
+            case PrepareFetch(key, hashes):
+                # As much as starting a sequence leaves free, and a step's worth of blocks to compute into meanwhile.
+                spare = (
+                    self._scheduler.num_running
+                    + self._scheduler.config.max_step_tokens // self._scheduler.pool.block_size
+                )
+                self._emit(FetchPrepared(key, self._exchange.prepare(key, hashes, spare)))
+            case AdoptBlocks(key, checksums):
+                self._exchange.adopt(key, checksums)
+            case EndFetch(key, lost):
+                self._exchange.end(key, lost)
 
     def _guarded(self, sequence_id: str, action: Callable[[], None]) -> None:
         try:
@@ -219,6 +241,8 @@ class Engine:
         events = self._scheduler.pool.drain_events()
         if events.sealed or events.evicted:
             self._emit(PoolChanged(tuple(events.sealed), tuple(events.evicted)))
+        for hashes in self._scheduler.take_ended():
+            self._emit(SequenceEnded(hashes))
         load = self._load()
         if load != self._last_load:
             self._last_load = load
@@ -236,7 +260,7 @@ class Engine:
             num_prompt_tokens=scheduler.counters.num_prompt_tokens,
             num_prefix_hit_tokens=scheduler.counters.num_prefix_hit_tokens,
             num_preemptions=scheduler.counters.num_preemptions,
-            num_bad_blocks=self._num_bad_blocks,
+            num_bad_blocks=self._num_bad_blocks + self._exchange.num_bad_blocks,
         )
 
 

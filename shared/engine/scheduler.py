@@ -66,6 +66,7 @@ class Scheduler:
         self._num_receiving = 0
         self._arrivals = 0
         self._started: list[tuple[str, int]] = []
+        self._ended: list[tuple[bytes, ...]] = []
         self._in_flight = StepsInFlight()
 
     # --- sequences in and out
@@ -118,6 +119,7 @@ class Scheduler:
         if first_bad_block is not None:
             computed = first_bad_block * block_size
         sequence.num_computed_tokens = computed
+        sequence.num_arrived_blocks = computed // block_size
         sequence.num_cached_tokens = min(sequence.num_cached_tokens, computed)
         for index in range(computed // block_size):
             block_id = sequence.block_ids[index]
@@ -172,7 +174,8 @@ class Scheduler:
                 break
             if sequence.status is not Status.RUNNING:  # preempted by an earlier one of this step
                 continue
-            count = min(budget, sequence.num_unplanned_tokens)
+            self._take_cached(sequence)
+            count = min(budget, sequence.num_unplanned_tokens, self._tokens_before_cached(sequence))
             if self._in_flight and not self._grow(sequence, count):
                 return StepPlan(())  # nobody can be preempted before the step in flight is done
             if self._make_room(sequence, count, planned):
@@ -184,7 +187,7 @@ class Scheduler:
                 break
             self._waiting.popleft()
             self._insert_running(sequence)
-            count = min(budget, sequence.num_uncomputed_tokens)
+            count = min(budget, sequence.num_uncomputed_tokens, self._tokens_before_cached(sequence))
             if not self._grow(sequence, count):
                 self._preempt(sequence)
                 break
@@ -233,9 +236,14 @@ class Scheduler:
         return StepOutcome(tuple(tokens), tuple(ships), tuple(broken))
 
     def take_started(self) -> list[tuple[str, int]]:
-        """(sequence id, cached tokens) of those that got their first turn since the last call."""
+        """(sequence id, cached tokens) of those that since the last call got their first turn, or found more."""
         started, self._started = self._started, []
         return started
+
+    def take_ended(self) -> list[tuple[bytes, ...]]:
+        """Hashes of the sealed blocks of those that left since the last call, save what a hand-off brought."""
+        ended, self._ended = self._ended, []
+        return ended
 
     # --- what others may know
 
@@ -316,6 +324,33 @@ class Scheduler:
             self._started.append((sequence.sequence_id, sequence.num_cached_tokens))
         return True
 
+    def _take_cached(self, sequence: Sequence) -> None:
+        """Blocks of the prompt that came into the pool since the sequence started, fetched or computed for another one,
+        need not be computed: it goes on behind them."""
+        block_size = self.pool.block_size
+        start = len(sequence.block_ids)
+        if sequence.num_in_flight_tokens or sequence.num_computed_tokens != start * block_size:
+            return
+        found = self.pool.match(sequence.block_hashes[start : (sequence.num_prompt_tokens - 1) // block_size])
+        if found:
+            self.pool.acquire(found)
+            sequence.block_ids = sequence.block_ids + found
+            num_tokens = len(found) * block_size
+            sequence.num_computed_tokens += num_tokens
+            sequence.num_cached_tokens += num_tokens
+            self.counters.num_prefix_hit_tokens += num_tokens
+            self._started.append((sequence.sequence_id, sequence.num_cached_tokens))
+
+    def _tokens_before_cached(self, sequence: Sequence) -> int:
+        """Tokens to compute before the first block of the prompt that lies in the pool already, or all; at least 1."""
+        block_size = self.pool.block_size
+        start = sequence.num_planned_tokens
+        end = min(start + self.config.max_step_tokens, sequence.num_prompt_tokens - 1)
+        for index in range(start // block_size + 1, end // block_size):
+            if self.pool.match([sequence.block_hashes[index]]):
+                return index * block_size - start
+        return sequence.num_tokens
+
     def _count_prefix(self, sequence: Sequence, num_cached_tokens: int) -> None:
         num_cached_tokens = min(num_cached_tokens, sequence.num_prompt_tokens)
         sequence.num_cached_tokens = num_cached_tokens
@@ -388,6 +423,9 @@ class Scheduler:
 
     def _retire(self, sequence: Sequence) -> None:
         sequence.status = Status.FINISHED
+        computed = sequence.num_computed_tokens // self.pool.block_size
+        if computed > sequence.num_arrived_blocks:
+            self._ended.append(tuple(sequence.block_hashes[sequence.num_arrived_blocks : computed]))
         del self._sequences[sequence.sequence_id]
         self._free_if_landed(sequence)
 

@@ -62,6 +62,7 @@ class Sequence:
     num_computed_tokens: int = 0
     num_in_flight_tokens: int = 0  # computed by steps that were planned and not applied yet
     num_in_flight_samples: int = 0  # tokens that those steps will add
+    num_arrived_blocks: int = 0  # full blocks that were computed elsewhere and handed over, from the first on
     num_shipped_blocks: int = 0  # blocks below this index were handed to the shipper
     started: bool = False  # was scheduled at least once
 

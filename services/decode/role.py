@@ -121,7 +121,8 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         self._requests[sequence_id] = item
         self.idle.clear()
         if reserve.prefill_here:
-            item.fetch = self.add_sequence(sequence, lambda: self._start(sequence_id, item))
+            stored = reserve.num_stored_blocks if reserve.HasField("num_stored_blocks") else None
+            item.fetch = self.add_sequence(sequence, stored, lambda: self._start(sequence_id, item))
         else:
             self.host.engine.submit(ReserveSequence(sequence))
 

@@ -118,7 +118,8 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
         except TandemError as error:
             self._fail(sequence_id, error)
             return
-        item.fetch = self.add_sequence(sequence, lambda: self._start(sequence_id, item))
+        stored = submit.num_stored_blocks if submit.HasField("num_stored_blocks") else None
+        item.fetch = self.add_sequence(sequence, stored, lambda: self._start(sequence_id, item))
 
     def _start(self, sequence_id: str, item: _Submitted) -> bool:
         """A request's turn to queue; False where it was given up meanwhile."""

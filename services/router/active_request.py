@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from services.router.decode_link import DecodeLink
 from services.router.prefill_link import PrefillLink
+from services.router.prefix_lookup import PrefixHits
 from services.router.request import (
     FinishReason,
     Request,
@@ -60,8 +61,8 @@ class ActiveRequest:
         self.num_attempts = 0
         self.produced: list[int] = []
         """Output tokens so far: a retry continues behind them."""
-        self.hit_tokens: Mapping[str, int] = {}
-        """Prompt tokens that each worker holds, by name, from the index."""
+        self.hits = PrefixHits()
+        """Who has how much of the prompt, from the index."""
         self.assignment: asyncio.Future[Assignment] | None = None
         """Set while it waits for workers."""
         self.timeline = Timeline(accepted=request.arrived_at or time.perf_counter())
@@ -115,6 +116,7 @@ class ActiveRequest:
         split.return_ms = max(0.0, (now - line.reserved) * 1e3 - on_worker_ms)
         split.ttft_ms = (now - line.accepted) * 1e3
         self.summary.num_cached_tokens = tokens.num_cached_tokens
+        self.summary.num_fetched_tokens = tokens.num_fetched_tokens
 
     def on_second_token(self, tokens: types_pb2.SequenceTokens, now: float) -> None:
         """Notes what lay between the first two tokens of a handed-off request."""

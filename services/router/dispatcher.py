@@ -149,7 +149,7 @@ class Dispatcher:
     async def _place(self, active: ActiveRequest, *, returning: bool) -> Assignment:
         """Waits in the queue until workers can start the request."""
         request_id = active.request.request_id
-        active.hit_tokens = await self._lookup.hit_tokens(active.token_ids, active.request.tenant)
+        active.hits = await self._lookup.find(active.token_ids, active.request.tenant)
         active.timeline.matched = time.perf_counter()
         active.assignment = asyncio.get_running_loop().create_future()
         try:
@@ -186,8 +186,8 @@ class Dispatcher:
         fleet = self._fleet
         choice = self._placement.choose(
             need,
-            fleet.views(fleet.decodes, active.hit_tokens),
-            fleet.views(fleet.prefills, active.hit_tokens),
+            fleet.views(fleet.decodes, active.hits.tokens),
+            fleet.views(fleet.prefills, active.hits.tokens),
             collocated=self._config.collocated,
         )
         if choice is None:
@@ -195,7 +195,7 @@ class Dispatcher:
         decode = fleet.decodes[choice.decode]
         prefill = fleet.prefills[choice.prefill] if choice.prefill is not None else None
         computing = prefill or decode
-        uncached = max(1, need.num_tokens - active.hit_tokens.get(computing.name, 0))
+        uncached = max(1, need.num_tokens - active.hits.tokens.get(computing.name, 0))
         decode.num_committed_blocks += need.num_blocks
         computing.num_committed_tokens += uncached
         active.begin_attempt()

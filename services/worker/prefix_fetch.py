@@ -78,13 +78,16 @@ class PrefixFetch:
         """Tokens whose blocks came from a tier."""
         return self.num_blocks[tier] * self._host.model.layout.block_size
 
-    async def hold(self, sequence: Sequence, fetch: Fetch) -> None:
-        """Returns when the sequence should start: its prefix is here, or cannot come, or takes too long."""
+    async def hold(self, sequence: Sequence, num_stored_blocks: int | None, fetch: Fetch) -> None:
+        """Returns when the sequence should start: its prefix is here, or cannot come, or takes too long.
+
+        `num_stored_blocks`: where the store has nothing behind this block of the chain; None = not known.
+        """
         began = time.perf_counter()
         block_size = self._host.model.layout.block_size
         extend_chain(sequence.block_hashes, sequence.hash_root, sequence.token_ids, block_size)
         hashes = tuple(sequence.block_hashes[: (sequence.num_tokens - 1) // block_size])
-        num_known = await self._num_known(hashes)
+        num_known = await self._num_known(hashes if num_stored_blocks is None else hashes[:num_stored_blocks])
         num_local = self._num_local(hashes)
         if num_known > num_local:
             num_bytes = (num_known - num_local) * self._host.model.layout.block_bytes

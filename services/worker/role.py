@@ -140,26 +140,32 @@ class WorkerRole(ABC, Generic[CommandT, EventT]):
 
     # --- sequences
 
-    def add_sequence(self, sequence: Sequence, on_start: Callable[[], bool]) -> Fetch:
+    def add_sequence(self, sequence: Sequence, num_stored_blocks: int | None, on_start: Callable[[], bool]) -> Fetch:
         """Has a sequence computed here, behind what the store has of its prefix.
 
-        `on_start` is called just before the engine gets it, and says whether it is still wanted.
+        `num_stored_blocks` is what the router knows of that, if it knows. `on_start` is called just before the engine
+        gets the sequence, and says whether it is still wanted.
         """
         fetch = Fetch()
         if self.store is None:
             if on_start():
                 self.host.engine.submit(AddSequence(sequence))
             return fetch
-        task = asyncio.create_task(self._add_behind_prefix(self.store, sequence, fetch, on_start))
+        task = asyncio.create_task(self._add_behind_prefix(self.store, sequence, num_stored_blocks, fetch, on_start))
         self._holding.add(task)
         task.add_done_callback(self._holding.discard)
         return fetch
 
     async def _add_behind_prefix(
-        self, store: StoreLink, sequence: Sequence, fetch: Fetch, on_start: Callable[[], bool]
+        self,
+        store: StoreLink,
+        sequence: Sequence,
+        num_stored_blocks: int | None,
+        fetch: Fetch,
+        on_start: Callable[[], bool],
     ) -> None:
         try:
-            await store.fetches.hold(sequence, fetch)
+            await store.fetches.hold(sequence, num_stored_blocks, fetch)
         finally:  # a bug in there must not cost the request
             if on_start():
                 self.host.engine.submit(AddSequence(sequence))

@@ -24,6 +24,7 @@ from services.router.prefix_lookup import PrefixLookup
 from services.router.request import Request
 from shared.engine.sampling_params import SamplingParams
 from shared.kv.hashing import chain
+from shared.rpc.block_holders import WorkerRole
 from shared.rpc.kvstore_client import KVStoreClient
 from shared.rpc.store_client import StoreClient
 from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, DEMO
@@ -88,11 +89,15 @@ class Stage:
             await running.aclose()
 
     async def stored(self, tokens, num_blocks: int, tenant="t") -> None:
-        """Waits until the store has so many blocks of these tokens."""
+        """Waits until the index says that the store has so many blocks of these tokens."""
         hashes = chain(self.fleet.hash_root(tenant), tokens, BLOCK_SIZE)[:num_blocks]
         assert len(hashes) == num_blocks
         async with asyncio.timeout(DEADLINE_S):
-            while await self.store.look_up(hashes) < num_blocks:
+            while True:
+                blocks = (await self.index.match(hashes)).blocks if hashes else ()
+                by_store = [any(holder.role is WorkerRole.STORE for holder in holders) for holders in blocks]
+                if by_store == [True] * num_blocks:
+                    return
                 await asyncio.sleep(0.02)
 
     async def num_bad(self) -> int:
@@ -111,12 +116,12 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def staged(folder: Path, **spec) -> AsyncIterator[Stage]:
+async def staged(folder: Path, kind: type[Recording] = Recording, **spec) -> AsyncIterator[Stage]:
     wanted = ClusterSpec(
         model=DEMO, http="127.0.0.1:0", grpc="127.0.0.1:0", state_dir=folder,
         **{"num_kv_blocks": 256, "dtype": "fp32", "prefix_fetch": "always", **spec},
     )  # fmt: skip
-    commands = Recording(wanted)
+    commands = kind(wanted)
     async with LocalCluster(wanted, commands=commands) as cluster:
         stage = Stage(cluster, commands)
         await stage.start()
@@ -168,6 +173,26 @@ async def test_flipped_bits_on_disk_are_computed_again_and_nothing_else(tmp_path
         assert answer == expected
         assert summary.num_cached_tokens == (12 - 2) * BLOCK_SIZE
         assert await stage.num_bad() == 2
+
+
+class Slow(Recording):
+    """The store sends so slowly that computing is about as fast."""
+
+    def kvstore(self, bind, redis_url):
+        return [*super().kvstore(bind, redis_url), "--send-bytes-per-s", "4000000"]
+
+
+async def test_what_a_slow_link_has_not_brought_in_time_is_computed_from_the_front(tmp_path):
+    spec = {"num_prefill": 2, "store_host_bytes": HOST_BYTES, "prefix_fetch": "auto"}
+    async with staged(tmp_path, Slow, **spec) as stage:
+        tokens = prompt(480)
+        expected, _ = await stage.ask(tokens, "prefill-0")
+        await stage.stored(tokens, 30)
+        answer, summary = await stage.ask(tokens, "prefill-1")
+        assert answer == expected
+        assert 0 < summary.num_cached_tokens < 29 * BLOCK_SIZE
+        assert summary.num_cached_tokens % BLOCK_SIZE == 0
+        assert 0 < summary.ttft.prefix_fetch_ms < summary.ttft.ttft_ms
 
 
 async def test_a_store_killed_under_load_costs_no_request(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+import socket
 from collections.abc import Mapping
 
 import grpc.aio
@@ -101,7 +102,7 @@ class KVStoreServer:
             settings.staging_bytes,
             settings.send_bytes_per_s,
         )
-        name = settings.name or f"store@{settings.bind}"
+        name = settings.name or f"store@{socket.gethostname()}/{settings.bind}"
         identity = WorkerIdentity(name, secrets.randbits(63) + 1, WorkerRole.STORE)
         claims = OwnClaims(self._index, self._availability)
 

@@ -35,7 +35,7 @@ class KVStoreSettings(ServiceSettings):
     lease_s: float = Field(default=60.0, ge=10, le=86_400)
     """A worker that says nothing for so long is forgotten, until it speaks again. Seconds; workers speak every 2."""
     name: str = ""
-    """Of this process as a holder of blocks, where it has tiers; empty = store@ and its address."""
+    """Of this process as a holder of blocks, where it has tiers; empty = made of host and bind."""
     host_bytes: int = Field(default=0, ge=0)
     """Host memory for blocks that the workers computed; 0 = none. Bytes."""
     disk_folder: Path | None = None

@@ -12,6 +12,8 @@ HOLD_SHARE = 0.25
 """Of the time that computing the same tokens would take: what a request may lose at most by being held."""
 MIN_HOLD_S = 0.01
 ALWAYS_HOLD_S = 30.0
+TIMEOUT_S = 5.0
+"""A fetch holds blocks of the pool: one that takes longer is given up. Longer where its request waits for it."""
 SLOWEST = 8.0
 """A link so many times slower than computing brings too little to be used."""
 FORGET = 0.9
@@ -34,6 +36,11 @@ class FetchPolicy:
     def enabled(self) -> bool:
         """False where no request fetches."""
         return self.mode != "never"
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a fetch may take."""
+        return ALWAYS_HOLD_S if self.mode == "always" else TIMEOUT_S
 
     def hold_s(self, num_bytes: int, num_tokens: int) -> float:
         """How long to hold a request for a fetch of so many bytes, that spares so many tokens; 0 = do not fetch."""

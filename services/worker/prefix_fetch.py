@@ -8,6 +8,7 @@ cache? Why not both?", Jin et al., 2024). So a slow link delays a request by the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
@@ -30,8 +31,6 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 """A store that did not answer is left alone for so long."""
-TIMEOUT_S = 30.0
-"""A fetch that takes longer is given up."""
 
 
 class Fetch:
@@ -126,7 +125,7 @@ class PrefixFetch:
 
     async def _bring(self, hashes: tuple[bytes, ...], fetch: Fetch) -> None:
         """Never raises but when cancelled, and then too leaves nothing behind."""
-        asking = asyncio.create_task(self._answers.prepare(hashes))
+        asking = asyncio.create_task(self._answers.prepare(hashes, self.policy.mode == "auto"))
         try:
             prepared = await asyncio.shield(asking)
         except asyncio.CancelledError:
@@ -144,7 +143,7 @@ class PrefixFetch:
                 [(place, memory(block_id)) for place, (_, block_id) in enumerate(prepared.missing)],
                 trailer_bytes(len(prepared.missing)),
             )
-            async with asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(self.policy.timeout_s):
                 await self._receive(
                     prepared.key, hashes, [index for index, _ in prepared.missing], ticket, incoming, fetch
                 )
@@ -166,19 +165,24 @@ class PrefixFetch:
         began = time.perf_counter()
         num_blocks = 0
         parts = self._client.fetch(
-            [hashes[index] for index in missing], layout.block_bytes, ticket, self._host.transfer.address, TIMEOUT_S
+            [hashes[index] for index in missing],
+            layout.block_bytes,
+            ticket,
+            self._host.transfer.address,
+            self.policy.timeout_s,
         )
-        async for sent in parts:
-            await incoming.blocks([block.index for block in sent])
-            checksums = {missing[block.index]: block.checksum for block in sent}
-            self._host.engine.submit(AdoptBlocks(key, checksums))
-            num_blocks += len(sent)
-            fetch.num_tokens += len(sent) * layout.block_size
-            self.num_blocks.update(block.tier for block in sent)
-            if all(hashes[index] in self._local for index in range(min(checksums, default=0))):
-                break  # computed meanwhile up to here
-        else:
-            await incoming.trailer()
+        async with contextlib.aclosing(parts):
+            async for sent in parts:
+                await incoming.blocks([block.index for block in sent])
+                checksums = {missing[block.index]: block.checksum for block in sent}
+                self._host.engine.submit(AdoptBlocks(key, checksums))
+                num_blocks += len(sent)
+                fetch.num_tokens += len(sent) * layout.block_size
+                self.num_blocks.update(block.tier for block in sent)
+                if self._num_local(hashes) >= min(checksums, default=0) > 0:
+                    break  # computed meanwhile up to here
+            else:
+                await incoming.trailer()
         self.policy.note_fetch(num_blocks * layout.block_bytes, time.perf_counter() - began)
 
     def _failed(self, error: Exception) -> None:

@@ -24,10 +24,10 @@ class StoreAnswers:
         assert isinstance(answer, BlocksHeld)
         return answer
 
-    async def prepare(self, hashes: tuple[bytes, ...]) -> FetchPrepared:
+    async def prepare(self, hashes: tuple[bytes, ...], room_to_compute: bool) -> FetchPrepared:
         """Blocks for what is missing of a chain. To be awaited to its end: `EndFetch` is due."""
         key = self._key()
-        answer = await self._ask(key, PrepareFetch(key, hashes))
+        answer = await self._ask(key, PrepareFetch(key, hashes, room_to_compute))
         assert isinstance(answer, FetchPrepared)
         return answer
 

@@ -39,18 +39,22 @@ class BlockExchange:
         self._pool.acquire([block_id for _, block_id in found])
         return tuple(BlockToShip(key, index, block_id) for index, block_id in found)
 
-    def prepare(self, key: str, hashes: tuple[bytes, ...], num_spare: int) -> tuple[tuple[int, int], ...]:
+    def prepare(
+        self, key: str, hashes: tuple[bytes, ...], num_spare: int, times: int = 1
+    ) -> tuple[tuple[int, int], ...]:
         """Takes blocks for those of a chain that are not here: (index, block id) each, to be written to until `end`.
 
-        None of them where the pool has no room beside `num_spare` blocks: nothing is taken then.
+        None of them where the pool has no room for them `times` times over, beside `num_spare` blocks: nothing is taken
+        then.
         """
         assert key not in self._fetches
         local = self._pool.match(hashes)
         missing = [index for index in range(len(local), len(hashes)) if not self._pool.match([hashes[index]])]
         self._pool.acquire(local)
         try:
-            if len(missing) + num_spare > self._pool.num_free:
-                raise OutOfBlocks(len(missing) + num_spare, self._pool.num_free)
+            needed = times * len(missing) + num_spare
+            if needed > self._pool.num_free:
+                raise OutOfBlocks(needed, self._pool.num_free)
             fresh = self._pool.allocate(len(missing))
         except OutOfBlocks:
             self._pool.release(local)

@@ -168,13 +168,10 @@ class Engine:
                 self._scheduler.release(block_ids)
             case HoldBlocks(key, hashes):
                 self._emit(BlocksHeld(key, self._with_checksums(self._exchange.hold(key, hashes))))
-            case PrepareFetch(key, hashes):
-                # As much as starting a sequence leaves free, and a step's worth of blocks to compute into meanwhile.
-                spare = (
-                    self._scheduler.num_running
-                    + self._scheduler.config.max_step_tokens // self._scheduler.pool.block_size
-                )
-                self._emit(FetchPrepared(key, self._exchange.prepare(key, hashes, spare)))
+            case PrepareFetch(key, hashes, room_to_compute):
+                # One block a running sequence stays free, as where a sequence starts.
+                spare = self._scheduler.num_running
+                self._emit(FetchPrepared(key, self._exchange.prepare(key, hashes, spare, 1 + room_to_compute)))
             case AdoptBlocks(key, checksums):
                 self._exchange.adopt(key, checksums)
             case EndFetch(key, lost):

@@ -59,10 +59,14 @@ class HoldBlocks:
 
 @dataclass(frozen=True, slots=True)
 class PrepareFetch:
-    """Take blocks for what is missing here of a chain. Answer: `FetchPrepared`; then `EndFetch`."""
+    """Take blocks for what is missing here of a chain. Answer: `FetchPrepared`; then `EndFetch`.
+
+    With `room_to_compute`, only where a sequence could compute the same blocks at the same time.
+    """
 
     key: str
     hashes: tuple[bytes, ...]
+    room_to_compute: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -72,7 +72,7 @@ class StoreClient:
 
     async def fetch(
         self, hashes: Sequence[bytes], block_bytes: int, ticket: int, transfer_address: bytes, timeout_s: float
-    ) -> AsyncIterator[list[SentBlock]]:
+    ) -> AsyncGenerator[list[SentBlock], None]:
         """Has blocks sent to receives of `ticket` at `transfer_address`, the last first; batch by batch."""
         request = kvstore_pb2.FetchRequest(
             block_hashes=join_hashes(hashes), block_bytes=block_bytes, ticket=ticket, transfer_address=transfer_address

@@ -103,6 +103,11 @@ class Stage:
     async def num_bad(self) -> int:
         return sum(tier.num_bad for tier in await self.store.tier_stats())
 
+    async def idle(self) -> None:
+        """Waits until no pool has a used block: nothing that a store is sent, or sends, stays behind."""
+        links = [link for link in self.fleet.links if link.connected]
+        await self.until(lambda: all(link.load.num_free_blocks == link.load.num_total_blocks > 0 for link in links))
+
     def kill(self, name: str) -> None:
         os.kill(self.cluster.children[name].pid, signal.SIGKILL)
 
@@ -173,6 +178,7 @@ async def test_flipped_bits_on_disk_are_computed_again_and_nothing_else(tmp_path
         assert answer == expected
         assert summary.num_cached_tokens == (12 - 2) * BLOCK_SIZE
         assert await stage.num_bad() == 2
+        await stage.idle()
 
 
 class Slow(Recording):
@@ -193,6 +199,7 @@ async def test_what_a_slow_link_has_not_brought_in_time_is_computed_from_the_fro
         assert 0 < summary.num_cached_tokens < 29 * BLOCK_SIZE
         assert summary.num_cached_tokens % BLOCK_SIZE == 0
         assert 0 < summary.ttft.prefix_fetch_ms < summary.ttft.ttft_ms
+        await stage.idle()
 
 
 async def test_a_store_killed_under_load_costs_no_request(tmp_path):
@@ -215,3 +222,4 @@ async def test_a_store_killed_under_load_costs_no_request(tmp_path):
         assert await asyncio.gather(*asking) == [expected[i % 3] for i in range(len(prompts))]
         again, _ = await stage.ask(prompt(150))
         assert again[:1]
+        await stage.idle()

@@ -40,10 +40,9 @@ class TierStack:
         self._unread_until: dict[Tier, float] = {}
 
     def wanting(self, block_hash: bytes, num_bytes: int) -> tuple[BlockTier, ...]:
-        """The tiers that would take a block; none where one of them holds it."""
-        if self.holds(block_hash):
-            return ()
-        return tuple(tier for tier in self.tiers if tier.wants(block_hash, num_bytes))
+        """The tiers that would take a block; none where one of them holds it. All note that it was offered."""
+        wanting = tuple(tier for tier in self.tiers if tier.wants(block_hash, num_bytes))
+        return () if self.holds(block_hash) else wanting
 
     def holds(self, block_hash: bytes) -> bool:
         """Whether a tier that can be read has it."""

@@ -53,7 +53,7 @@ class BlockTier(Protocol):
 
     def wants(self, block_hash: bytes, num_bytes: int) -> bool:
         """Whether to bring this block here, asked before its bytes travel. Notes that it was offered: while the tier is
-        full, only a block that is offered again is worth another one's place."""
+        full, only a block that is offered again is worth another one's place. One that is here counts as used."""
 
     def put(self, block_hash: bytes, block: memoryview, checksum: int) -> None:
         """Keeps a copy; evicts what must go. A block that is here is kept as it is, and counts as used.

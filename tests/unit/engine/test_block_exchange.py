@@ -48,6 +48,7 @@ def test_nothing_is_taken_where_running_sequences_need_the_room():
     assert rig.exchange.prepare("f", CHAIN, num_spare=3) == ()
     assert rig.pool.num_free == 8
     rig.exchange.end("f")
+    assert rig.exchange.prepare("f", CHAIN, num_spare=0, times=2) == ()
     assert len(rig.exchange.prepare("g", CHAIN, num_spare=2)) == 4
 
 

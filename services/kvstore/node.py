@@ -80,6 +80,11 @@ class StoreNode:
         """Fastest first; the host tier is there from the first block's size on."""
         return self._tiers.tiers
 
+    def failure(self, tier: Tier) -> str:
+        """Why the last call on a tier failed; empty where it did not."""
+        error = self._tiers.failed.get(tier)
+        return error.message if error is not None else ""
+
     async def start(self) -> None:
         """Raises ConfigError for a disk folder that cannot be used, TransferFailed without a transfer plane."""
         if self._disk is not None:

@@ -64,6 +64,7 @@ class StoreServicer(kvstore_pb2_grpc.StoreServiceServicer):
                 num_evicted=counters.num_evicted,
                 num_refused=counters.num_refused,
                 num_bad=counters.num_bad,
+                failure=self._node.failure(tier.tier),
             )
         return stats
 

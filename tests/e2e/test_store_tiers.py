@@ -63,7 +63,13 @@ class Stage:
         self.store = StoreClient(commands.kvstore_address, look_up_timeout_s=5.0)
         lookup = PrefixLookup(self.index, self.fleet)
         self.metrics = RouterMetrics("demo")
-        self.dispatcher = Dispatcher(self.fleet, self.placement, lookup, self.metrics, DispatchConfig())
+        self.dispatcher = Dispatcher(
+            self.fleet,
+            self.placement,
+            lookup,
+            self.metrics,
+            DispatchConfig(collocated=cluster.spec.mode == "collocated"),
+        )
 
     async def start(self) -> None:
         self.fleet.start()
@@ -178,6 +184,23 @@ async def test_flipped_bits_on_disk_are_computed_again_and_nothing_else(tmp_path
         assert answer == expected
         assert summary.num_cached_tokens == (12 - 2) * BLOCK_SIZE
         assert await stage.num_bad() == 2
+        await stage.idle()
+
+
+async def test_a_prompt_comes_back_after_every_pool_was_flooded(tmp_path):
+    """Collocated: the workers that decode also fetch."""
+    spec = {"mode": "collocated", "num_prefill": 0, "num_decode": 2, "num_kv_blocks": 64}
+    async with staged(tmp_path, store_host_bytes=HOST_BYTES, **spec) as stage:
+        tokens = prompt(330)
+        expected, _ = await stage.ask(tokens)
+        await stage.stored(tokens, 20)
+        first = chain(stage.fleet.hash_root("t"), tokens, BLOCK_SIZE)[:1]
+        flood = 41
+        while any(holder.role is not WorkerRole.STORE for holder in (await stage.index.match(first)).blocks[0]):
+            await stage.ask(prompt(600, seed=(flood := flood + 2)), max_tokens=1)
+        answer, summary = await stage.ask(tokens)
+        assert answer == expected
+        assert summary.num_cached_tokens == summary.num_fetched_tokens == 20 * BLOCK_SIZE
         await stage.idle()
 
 

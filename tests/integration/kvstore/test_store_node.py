@@ -159,11 +159,11 @@ async def test_a_full_disk_costs_the_disk_tier_alone(tmp_path: Path, monkeypatch
 
         monkeypatch.setattr(r.node.tiers[1], "_write", full)
         await r.give(CHAIN[:4], BLOCKS)
-        assert set(r.node._tiers.failed) == {Tier.DISK}
+        assert "No space left" in r.node.failure(Tier.DISK)
         assert {tier for _, tier in (await r.fetch(CHAIN[:4])).values()} == {Tier.HOST}
         monkeypatch.undo()
         await r.give(CHAIN[4:5], BLOCKS[4:])
-        assert not r.node._tiers.failed
+        assert r.node.failure(Tier.DISK) == ""
 
 
 async def test_a_worker_that_falls_silent_costs_no_staging_for_long(monkeypatch):

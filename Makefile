@@ -19,11 +19,23 @@ UP_FLAGS = $(foreach name,$(SETTINGS),$(if $(findstring command,$(origin $(name)
 BENCH_FLAGS = $(foreach name,MODEL DTYPE OUT,$(if $(findstring command,$(origin $(name))),\
 	--$(shell echo $(name) | tr A-Z a-z) "$($(name))"))
 
+# Flags of make bench-kernels, likewise.
+KERNEL_FLAGS = $(foreach name,ONLY OUT,$(if $(findstring command,$(origin $(name))),\
+	--$(shell echo $(name) | tr A-Z a-z) "$($(name))"))
+
+# Flags of make loadtest, likewise; OUT is the JSON file, the folder of reports is named by ARGS="--out folder".
+LOADTEST_FLAGS = $(foreach name,TRACE RATE DURATION SHAPE MODEL,$(if $(findstring command,$(origin $(name))),\
+	--$(shell echo $(name) | tr A-Z a-z) "$($(name))")) $(if $(findstring command,$(origin OUT)),--json "$(OUT)")
+
+# Flags of make bench-index, likewise; BLOCKS is one size of the index or several in quotes.
+INDEX_FLAGS = $(foreach name,BLOCKS PAIRS,$(if $(findstring command,$(origin $(name))),\
+	--$(shell echo $(name) | tr A-Z a-z) $($(name)))) $(if $(findstring command,$(origin OUT)),--out "$(OUT)")
+
 # Python compiles what is imported, once, and keeps it; pip would compile thousands of modules that nothing imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast test-timing test-sweep lint format proto lock demo-model bench bench-engine clean
+.PHONY: help setup run test test-fast test-timing test-sweep lint format proto lock demo-model bench bench-engine bench-peers bench-kernels bench-index bench-router loadtest clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,10 +75,25 @@ lock: $(BIN)/.project  ## resolve pyproject.toml anew into requirements.lock
 demo-model: setup  ## train models/demo from nothing
 	$(BIN)/python models/recipe/train.py $(ARGS)
 
-bench: bench-engine  ## all benchmarks
+bench: bench-engine bench-index  ## all benchmarks
 
-bench-engine: setup  ## prefill and decode beside the limits of the hardware: MODEL=125m|1b|path DTYPE=bf16|fp32 OUT=file
-	$(BIN)/python -m shared.bench.engine $(BENCH_FLAGS) $(ARGS)
+bench-engine: setup  ## prefill and decode beside the limits of the hardware: MODEL=125m|1b|path DTYPE=bf16|fp32 OUT=file DEVICE=cpu|cuda
+	$(BIN)/python -m $(if $(filter cuda,$(DEVICE)),shared.bench.engine_cuda $(if $(OUT),--out "$(OUT)"),shared.bench.engine $(BENCH_FLAGS)) $(ARGS)
+
+bench-kernels: setup  ## the Triton kernels beside the limits of a GPU, which it needs: ONLY=op OUT=file
+	$(BIN)/python -m shared.kernels.benchmark $(KERNEL_FLAGS) $(ARGS)
+
+loadtest: setup  ## disaggregated against collocated on this machine by goodput, 11 minutes: TRACE=path RATE=n DURATION=10s SHAPE=xs|s|b MODEL=path OUT=file
+	$(BIN)/python -m loadtest baseline $(LOADTEST_FLAGS) $(ARGS)
+
+bench-index: setup  ## match, publish and memory of the block index by its size: BLOCKS="100000 1000000" PAIRS=2000 OUT=file
+	$(BIN)/python -m shared.bench.index $(INDEX_FLAGS) $(ARGS)
+
+bench-peers: setup  ## our engine and its peers in turns on the same weights: MODEL=125m|1b OUT=file
+	$(BIN)/python -m shared.bench.peers $(BENCH_FLAGS) $(ARGS)
+
+bench-router: setup  ## what a router adds to a request, and how many tokens it passes on: OUT=file
+	$(BIN)/python -m shared.bench.router.measure $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
 
 clean:  ## remove what was made here, except .venv
 	rm -rf .tandem .mypy_cache .ruff_cache .pytest_cache .hypothesis build out tandem_llm.egg-info shared/rpc/pb

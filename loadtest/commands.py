@@ -34,7 +34,7 @@ from loadtest.results import (
     write_requests,
     write_text,
 )
-from loadtest.run import RunResult, execute, plan_run
+from loadtest.run import Plan, RunResult, execute, plan_run
 from loadtest.summary import summarize
 from loadtest.sweep import Sweep, config_at, run_sweep
 from loadtest.tables import number, print_comparison, print_run, slo_text
@@ -130,11 +130,18 @@ def report_command(folder: Path, console: Console) -> int:
     return EXIT_OK
 
 
-async def measure(config: LoadConfig, api_key: str, stop: asyncio.Event, title: str = "") -> RunResult:
-    """One run with a progress line on stderr; raises what `execute` does."""
-    plan = plan_run(config)
+async def measure(
+    config: LoadConfig, api_key: str, stop: asyncio.Event, title: str = "", log: bool = True
+) -> RunResult:
+    """One run with a progress line on stderr, where that is no terminal only with `log`; raises what `execute` does."""
+    return await measure_plan(plan_run(config), api_key, stop, title, log)
+
+
+async def measure_plan(plan: Plan, api_key: str, stop: asyncio.Event, title: str = "", log: bool = True) -> RunResult:
+    """`measure` with a plan of the caller's own."""
+    config = plan.config
     client = make_client(parse_target(config.target), config.model, api_key)
-    progress = ProgressLine(sys.stderr, config.limits.duration_s, config.slo is not None, title)
+    progress = ProgressLine(sys.stderr, config.limits.duration_s, config.slo is not None, title, log)
     try:
         return await execute(plan, client, stop, progress)
     finally:

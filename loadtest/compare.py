@@ -24,12 +24,12 @@ class Row:
 
     @property
     def best(self) -> int | None:
-        """Which folder is ahead; None where that means nothing."""
+        """Which folder is ahead; None where that means nothing, or several are."""
         known = [value for value in self.values if value is not None]
-        if not self.better or len(known) < 2 or max(known) == min(known):
+        if not self.better or len(known) < 2:
             return None
         wanted = max(known) if self.better > 0 else min(known)
-        return self.values.index(wanted)
+        return self.values.index(wanted) if known.count(wanted) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)

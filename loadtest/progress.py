@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TextIO
 
 from loadtest.driver.collector import Collector
@@ -13,13 +14,16 @@ _FIRST_LOG_S = 1.0
 class ProgressLine:
     """Plain writes: a rich live display redraws from a thread of its own and costs the schedule milliseconds."""
 
-    def __init__(self, stream: TextIO, duration_s: float | None, slo_given: bool, title: str = "") -> None:
+    def __init__(
+        self, stream: TextIO, duration_s: float | None, slo_given: bool, title: str = "", log: bool = True
+    ) -> None:
+        """`log` False: only a terminal gets the line."""
         self._stream = stream
         self._duration_s = duration_s
         self._slo_given = slo_given
         self._title = f"{title}: " if title else ""
         self._in_place = stream.isatty()
-        self._next_log_s = _FIRST_LOG_S
+        self._next_log_s = _FIRST_LOG_S if log else math.inf
         self._last_len = 0
 
     def __call__(self, collector: Collector) -> None:

@@ -1,8 +1,9 @@
 """Where the targets stop being met: a search over rates, in plain numbers.
 
 Goodput in DistServe's sense (Zhong et al., OSDI 2024) is the highest rate at which a given share of the offered
-requests meets both targets. The search assumes that attainment falls with the rate: it doubles the rate until
-attainment is below the wanted share, or halves it until it is not, then closes in. Every step is one run.
+requests meets both targets. The search assumes that attainment falls with the rate: it doubles the rate (or whatever
+its step is) until attainment is below the wanted share, or halves it until it is not, then closes in. Every step is
+one run.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class SearchSpace:
     tolerance: float = 0.1
     """The answer may be lower than the true limit by this share."""
     max_points: int = 12
+    step: float = 2.0
+    """Factor from one rate to the next, up or down, before there is one on each side of the limit."""
 
     def __post_init__(self) -> None:
         if not 0 < self.min_rate <= self.start_rate <= self.max_rate < math.inf:
@@ -53,6 +56,8 @@ class SearchSpace:
             raise ConfigError(f"tolerance must be between 0.001 and 1, got {self.tolerance:g}", field="tolerance")
         if self.max_points < 1:
             raise ConfigError(f"max_points must be at least 1, got {self.max_points}", field="max_points")
+        if not 1 < self.step < math.inf:
+            raise ConfigError(f"step must be above 1, got {self.step:g}", field="step")
 
 
 def next_rate(space: SearchSpace, points: Sequence[Point]) -> float | None:
@@ -66,18 +71,18 @@ def next_rate(space: SearchSpace, points: Sequence[Point]) -> float | None:
     if not missed:
         highest_point = max(points, key=lambda point: point.rate)
         if highest_point.rate >= space.max_rate or not highest_point.valid:
-            return None  # what this generator could not offer, it cannot offer at twice the rate
-        return _rounded(min(2 * highest_point.rate, space.max_rate))
-    lowest_missed = min(missed)
-    below = [rate for rate in passed if rate < lowest_missed]
+            return None  # what this generator could not offer, it cannot offer at a higher rate
+        return _rounded(min(space.step * highest_point.rate, space.max_rate))
+    lowest = min(missed)
+    below = [rate for rate in passed if rate < lowest]
     if not below:
-        return None if lowest_missed <= space.min_rate else _rounded(max(lowest_missed / 2, space.min_rate))
+        return None if lowest <= space.min_rate else _rounded(max(lowest / space.step, space.min_rate))
     highest = max(below)
-    if lowest_missed / highest <= 1 + space.tolerance:
+    if lowest / highest <= 1 + space.tolerance:
         return None
     # Between the two, by ratio: half of what is left of the bracket.
-    middle = _rounded(math.sqrt(lowest_missed * highest))
-    return None if middle in (highest, lowest_missed) else middle
+    middle = _rounded(math.sqrt(lowest * highest))
+    return None if middle in (highest, lowest) else middle
 
 
 def highest_at(points: Sequence[Point], attainment: float) -> Point | None:
@@ -88,6 +93,11 @@ def highest_at(points: Sequence[Point], attainment: float) -> Point | None:
             break
         best = point if point.valid else best
     return best
+
+
+def lowest_missed(points: Sequence[Point], attainment: float) -> Point | None:
+    """The lowest rate that missed the share: with `highest_at` it says how closely the limit is known."""
+    return min((point for point in points if point.attainment < attainment), key=lambda point: point.rate, default=None)
 
 
 def knee(points: Sequence[Point]) -> Point | None:

@@ -15,7 +15,8 @@ import numpy as np
 from loadtest.clients.base import Client, RequestFailed, TargetInfo
 from loadtest.config import LoadConfig
 from loadtest.driver.collector import Collector
-from loadtest.driver.loops import run_closed_loop, run_open_loop
+from loadtest.driver.loops import OpenLoop, run_closed_loop
+from loadtest.driver.own_load import OwnLoad, OwnLoadMeter
 from loadtest.driver.sender import Sender
 from loadtest.driver.watch import run_until_stopped
 from loadtest.records import RequestRecord
@@ -48,6 +49,8 @@ class RunResult:
     """Share of the planned prompt tokens that an endless cache would have held; None in a closed loop."""
     stopped: str
     """Why the run ended early; empty where it did not."""
+    own_load: OwnLoad | None = None
+    """Of this process; None where it was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +97,23 @@ async def execute(
     collector = Collector(config.slo)
     run_id = f"lt{config.seed:x}-{time.time_ns() // 1_000_000:x}"
     sender = Sender(client, plan.tokens, collector, run_id, config.request_timeout_s, config.ignore_eos)
+    open_loop = None
+    if plan.schedule is not None:
+        open_loop = OpenLoop(plan.schedule, sender, collector)
+        open_loop.prepare()
     with _no_collections():
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        meter = OwnLoadMeter()
         collector.begin()
-        if plan.schedule is not None:
-            load = run_open_loop(plan.schedule, sender, collector)
+        if open_loop is not None:
+            load = open_loop.run()
         else:
             _, rng = streams(config.seed)
             conversations = plan.workload.conversations(rng)
             load = run_closed_loop(conversations, config.traffic.concurrency or 1, config.limits, sender, collector)
         stopped = await run_until_stopped(load, stop, collector, config.give_up_s, on_progress)
         duration_s = collector.now_s
+        own_load = meter.read()
     if on_progress is not None:
         on_progress(collector)
     window_s = duration_s
@@ -123,6 +132,7 @@ async def execute(
         planned_requests=None if plan.schedule is None else plan.schedule.num_requests,
         ideal_cached_share=ideal,
         stopped=stopped,
+        own_load=own_load,
     )
 
 

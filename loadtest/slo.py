@@ -30,13 +30,6 @@ class Slo:
             return False
         return self.tpot_s is None or tpot_s is None or tpot_s <= self.tpot_s
 
-    def scaled(self, factor: float) -> Slo:
-        """Both targets times `factor`."""
-        return Slo(
-            None if self.ttft_s is None else self.ttft_s * factor,
-            None if self.tpot_s is None else self.tpot_s * factor,
-        )
-
     def __str__(self) -> str:
         parts = (("TTFT", self.ttft_s), ("TPOT", self.tpot_s))
         return ", ".join(f"{name} ≤ {format_ms(value)}" for name, value in parts if value is not None)

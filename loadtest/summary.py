@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from loadtest.metrics import (
@@ -34,6 +34,7 @@ def summarize(result: RunResult) -> dict[str, Any]:
         **_cache(result),
         "ttft_split_ms": ttft_split(result.records),
         "schedule_lag_ms": schedule_lag_ms(result.records),
+        "generator": None if result.own_load is None else asdict(result.own_load),
         "invalid": bool(reasons),
         "invalid_reasons": reasons,
         "partial": bool(result.stopped),
@@ -48,7 +49,10 @@ def invalid_reasons(result: RunResult) -> list[str]:
     lag = schedule_lag_ms(result.records)
     limit_ms = result.config.lag_limit_ms
     if lag is not None and lag["p99"] > limit_ms:
-        reasons.append(f"the generator fell behind its schedule: lag p99 {lag['p99']:.1f} ms, limit {limit_ms:g} ms")
+        why = "" if result.own_load is None else f" ({result.own_load})"
+        reasons.append(
+            f"the generator fell behind its schedule: lag p99 {lag['p99']:.1f} ms, limit {limit_ms:g} ms{why}"
+        )
     return reasons
 
 

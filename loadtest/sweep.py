@@ -122,23 +122,33 @@ async def run_sweep(
         rate = (planned.pop(0) if planned else None) if rates else next_rate(space, sweep.points)
         if rate is None:
             break
-        folder = f"rate-{rate:g}"
-        try:
-            result = await run_point(config_at(config, rate), folder)
-            if invalid_reasons(result) and not result.stopped:
-                # Most often something else took the generator's core for a moment; twice in a row is the generator.
-                folder += "-again"
-                result = await run_point(config_at(config, rate, attempt=2), folder)
-        except WorkerLost as error:
-            if not sweep.points:
-                raise
-            sweep.stopped = error.message
-            break
-        if result.stopped:
-            sweep.stopped = f"{result.stopped}, at {rate:g} req/s"
-        else:
-            on_point(sweep, sweep.add(rate, folder, result))
+        point = await measure_rate(sweep, rate, run_point)
+        if point is not None:
+            on_point(sweep, point)
     return sweep
+
+
+async def measure_rate(sweep: Sweep, rate: float, run_point: RunPoint) -> Point | None:
+    """Runs one rate and adds it to the sweep; None, with `sweep.stopped` saying why, where that came to no end.
+
+    A rate that the generator could not keep up with is run once more. Raises what the first run of a sweep raises.
+    """
+    folder = f"rate-{rate:g}"
+    try:
+        result = await run_point(config_at(sweep.config, rate), folder)
+        if invalid_reasons(result) and not result.stopped:
+            # Most often something else took the generator's core for a moment; twice in a row is the generator.
+            folder += "-again"
+            result = await run_point(config_at(sweep.config, rate, attempt=2), folder)
+    except WorkerLost as error:
+        if not sweep.points:
+            raise
+        sweep.stopped = error.message
+        return None
+    if result.stopped:
+        sweep.stopped = f"{result.stopped}, at {rate:g} req/s"
+        return None
+    return sweep.add(rate, folder, result)
 
 
 def config_at(config: LoadConfig, rate: float, attempt: int = 1) -> LoadConfig:

@@ -37,11 +37,13 @@ class Shape:
 SHAPES = {
     shape.name: shape
     for shape in (
+        Shape("xs", hidden_size=384, intermediate_size=1024, num_layers=8, num_heads=6, num_kv_heads=3),
         Shape("s", hidden_size=512, intermediate_size=1376, num_layers=12, num_heads=8, num_kv_heads=4),
         Shape("b", hidden_size=768, intermediate_size=2048, num_layers=12, num_heads=12, num_kv_heads=4),
     )
 }
-"""`s` has 36 million parameters, for machines without fast 16-bit arithmetic; `b` has 78 million."""
+"""`b` has 78 million parameters; `s` has 36 million, for machines without fast 16-bit arithmetic; `xs` has 14 million,
+for machines that have no whole core to give."""
 
 
 def write_model(folder: Path, shape: Shape, tokenizer_of: Path) -> None:

@@ -1,30 +1,35 @@
-"""Measures every system under every workload, and keeps each system's best chunk budget."""
+"""Measures every system under every workload, with every chunk budget, within a given time."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
+from loadtest.baseline.budget import Budget
+from loadtest.baseline.calibration import NUM_REQUESTS, Alone, Sample
+from loadtest.baseline.contest import Contest, Entrant, best_of_each_system, rate_for_all
 from loadtest.baseline.systems import SYSTEMS, System, make_cluster
-from loadtest.commands import measure, write_run, write_sweep
+from loadtest.commands import measure, measure_plan, write_run, write_sweep
 from loadtest.config import LoadConfig, Traffic
-from loadtest.metrics import request_metrics
-from loadtest.rate_search import Point, SearchSpace, highest_at
+from loadtest.rate_search import Point, SearchSpace
 from loadtest.results import prepare_folder
-from loadtest.run import RunResult
+from loadtest.run import RunResult, plan_run
 from loadtest.schedule import Limits
-from loadtest.slo import Slo
-from loadtest.sweep import Sweep, run_sweep
+from loadtest.sweep import Sweep
 from loadtest.tables import number
 from loadtest.units import format_ms
-from shared.errors import WorkerLost
 
-_CALIBRATION_REQUESTS = 8
-_TTFT_FACTOR, _TPOT_FACTOR = 2.0, 2.0
+_FEW_REQUESTS = 8
+_STOP_S = 10.0
+"""What stopping the clusters and writing the report takes."""
+_LATER_CHUNKS_WEIGHT = 0.4
+"""Of a first search's time: mostly one point tells that another chunk budget does no better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,144 +40,190 @@ class Study:
     configs: Sequence[tuple[str, LoadConfig]]
     """A folder's name and a config without a target, for each workload."""
     space: SearchSpace
+    start_rate: float | None
+    """Requests per second to begin with; None: calibrated."""
     chunk_lens: Sequence[int]
     """Chunk budgets to try, in tokens a step."""
     num_kv_blocks: int
     """Of all workers of a system together."""
     out: Path
-    state_dir: Path
+    budget_s: float
+    """For everything, the start of the clusters included."""
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A system's best sweep under one workload."""
+@dataclass(slots=True)
+class _Workload:
+    """A workload in the making."""
 
-    system: System
-    chunk_len: int
-    folder: Path
-    sweep: Sweep
+    name: str
+    config: LoadConfig
+    space: SearchSpace
+    entrants: list[Entrant]
 
 
-async def run_study(study: Study, stop: asyncio.Event, console: Console) -> dict[str, list[Measured]]:
-    """All systems under all workloads, best chunk budgets first found; workloads by name.
+async def run_study(study: Study, stop: asyncio.Event, console: Console) -> dict[str, list[Entrant]]:
+    """All systems with all chunk budgets, by workload; ends early, with what there is, when `stop` is set.
 
-    The targets of a workload are calibrated once, on the collocated pair, unless the config has them. Ends early, with
-    what there is, when `stop` is set.
+    All systems of a chunk budget run at once and are measured in turns. The first chunk budget is searched from the
+    calibrated rate, the others from where a system's best one ended.
     """
-    measured: dict[str, list[Measured]] = {}
-    for name, config in study.configs:
-        if config.slo is None and not stop.is_set():
-            config = replace(config, slo=await _calibrate(study, config, stop, console))
-        if stop.is_set():
+    started_s = time.perf_counter()
+    workloads = [_Workload(name, config, study.space, []) for name, config in study.configs]
+    first, *later = [study.chunk_lens[0], *study.chunk_lens[1:]]
+    budget = Budget(
+        ends_s=started_s + study.budget_s - _STOP_S,
+        weights=[1.0] * len(workloads) + [_LATER_CHUNKS_WEIGHT] * len(later) * len(workloads),
+    )
+    for chunk_len in (first, *later):
+        begun_s = time.perf_counter()
+        if chunk_len != first and not _time_for_more(study, budget, begun_s):
+            console.print(f"[bold yellow]chunks of {chunk_len} are not tried: the time is up[/]", highlight=False)
             break
-        console.print(f"[bold]{name}[/]: {config.workload}, {config.slo}", highlight=False, soft_wrap=True)
-        space = study.space
-        for system in SYSTEMS:
+        async with AsyncExitStack() as stack:
+            addresses = {}
+            for system in SYSTEMS:
+                if stop.is_set():
+                    break
+                cluster = make_cluster(system, study.model, chunk_len, study.num_kv_blocks, study.out)
+                addresses[system.name] = (await stack.enter_async_context(cluster)).http
             if stop.is_set():
                 break
-            best = await _best_budget(replace(study, space=space), system, name, config, stop, console)
-            measured.setdefault(name, []).append(best)
-            point = highest_at(best.sweep.points, space.attainment)
-            if point is not None:
-                # The systems are not worlds apart: the next one's search begins where this one's ended.
-                space = replace(space, start_rate=point.rate)
-    return measured
+            if chunk_len == first:
+                # What starting took once, it will take again.
+                budget.reserved_s = [time.perf_counter() - begun_s] * len(later)
+                for workload in workloads:
+                    await _calibrate(study, workload, addresses, stop, console)
+            else:
+                budget.reserved_s.pop()
+            for workload in workloads:
+                if not stop.is_set():
+                    await _compete(study, workload, chunk_len, addresses, budget, stop, console)
+    return {workload.name: [e for e in workload.entrants if e.sweep.points] for workload in workloads}
 
 
-async def _best_budget(
-    study: Study, system: System, workload: str, config: LoadConfig, stop: asyncio.Event, console: Console
-) -> Measured:
-    """A whole search with the first chunk budget; a further one is searched on only where it does better."""
-    best: Measured | None = None
-    space = study.space
-    for chunk_len in study.chunk_lens:
-        if stop.is_set() and best is not None:
-            break
-        folder = study.out / workload / f"{system.name}-chunk-{chunk_len}"
-        found = Measured(
-            system, chunk_len, folder, await _sweep(study, system, chunk_len, space, folder, config, stop, console)
-        )
-        if best is None or _goodput(found) > _goodput(best):
-            best = found
-        point = highest_at(best.sweep.points, space.attainment)
-        if point is not None:
-            higher = min(float(f"{point.rate * (1 + space.tolerance):.4g}"), space.max_rate)
-            space = replace(space, start_rate=higher, min_rate=higher)
-    assert best is not None, "there is at least one chunk budget"
-    return best
+def _time_for_more(study: Study, budget: Budget, now_s: float) -> bool:
+    """Whether another start of the clusters and one point each fit."""
+    points_s = sum(config.limits.duration_s or 0.0 for _, config in study.configs) * len(SYSTEMS)
+    return now_s + budget.reserved_s[-1] + points_s <= budget.ends_s
 
 
-def _goodput(measured: Measured) -> float:
-    point = highest_at(measured.sweep.points, measured.sweep.space.attainment)
-    return 0.0 if point is None else point.goodput
-
-
-async def _sweep(
+async def _compete(
     study: Study,
-    system: System,
+    workload: _Workload,
     chunk_len: int,
-    space: SearchSpace,
-    folder: Path,
-    config: LoadConfig,
+    addresses: dict[str, str],
+    budget: Budget,
     stop: asyncio.Event,
     console: Console,
-) -> Sweep:
+) -> None:
+    """One workload with one chunk budget."""
+    earlier = {entrant.system.name: entrant for entrant in best_of_each_system(workload.entrants)}
+    entrants = []
+    for system in SYSTEMS:
+        space = workload.space
+        if system.name in earlier:
+            space = _beyond(space, earlier[system.name])
+        entrants.append(_entrant(study, workload, system, chunk_len, addresses[system.name], space, stop))
+    workload.entrants += entrants
+    console.print(
+        f"[bold]{workload.name}[/], chunks of {chunk_len}: {workload.config.workload}, {workload.config.slo}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+    def on_point(entrant: Entrant, point: Point) -> None:
+        write_sweep(entrant.folder, entrant.sweep)
+        _print_point(console, entrant, point)
+
+    point_s = workload.config.limits.duration_s or 0.0
+    contest = Contest(entrants, on_point, point_s)
+    deadline_s = budget.next_deadline(time.perf_counter())
+    if not earlier:
+        await contest.search(deadline_s, points_after=len(entrants) - 1)
+        await contest.at_rate(rate_for_all(entrants))
+        return
+    await contest.search(deadline_s)
+    better = [entrant for entrant in entrants if entrant.goodput > earlier[entrant.system.name].goodput]
+    await Contest(better, on_point, point_s).at_rate(rate_for_all(list(earlier.values())))
+
+
+def _beyond(space: SearchSpace, best: Entrant) -> SearchSpace:
+    """From just above a system's limit: one point there says whether another chunk budget does better."""
+    if best.best is None:
+        return space
+    higher = min(float(f"{best.best.rate * (1 + space.tolerance):.4g}"), space.max_rate)
+    return replace(space, start_rate=higher, min_rate=higher)
+
+
+def _entrant(
+    study: Study,
+    workload: _Workload,
+    system: System,
+    chunk_len: int,
+    address: str,
+    space: SearchSpace,
+    stop: asyncio.Event,
+) -> Entrant:
+    folder = study.out / workload.name / f"{system.name}-chunk-{chunk_len}"
     prepare_folder(folder)
     label = f"{system.title}, chunks of {chunk_len}"
 
     async def run_point(point_config: LoadConfig, name: str) -> RunResult:
-        result = await measure(point_config, "", stop, title=f"{label}, {name}")
+        result = await measure(point_config, "", stop, title=f"{label}, {name}", log=False)
         prepare_folder(folder / name)
         write_run(folder / name, result)
         return result
 
-    def on_point(sweep: Sweep, point: Point) -> None:
-        write_sweep(folder, sweep)
-        row = sweep.rows[-1]
+    config = replace(workload.config, target=f"http://{address}", label=label)
+    return Entrant(system, chunk_len, folder, Sweep(config, space), run_point)
+
+
+async def _calibrate(
+    study: Study, workload: _Workload, addresses: dict[str, str], stop: asyncio.Event, console: Console
+) -> None:
+    """Sets the targets and the first rate where they are not given, by one request at a time on half the machine."""
+    if stop.is_set() or (workload.config.slo is not None and study.start_rate is not None):
+        return
+    pair = next(system for system in SYSTEMS if system.name == "collocated-2")
+    config = replace(
+        workload.config,
+        target=f"http://{addresses[pair.name]}",
+        traffic=Traffic(concurrency=1),
+        limits=Limits(num_requests=NUM_REQUESTS),
+    )
+    plan = plan_run(config)
+    sample = replace(plan, workload=Sample(plan.workload))
+    result = await measure_plan(sample, "", stop, title=f"{workload.name}, calibration", log=False)
+    if result.stopped:
+        return
+    alone = Alone.of(result.records)
+    slo = workload.config.slo or alone.slo()
+    rate = study.start_rate or alone.start_rate(pair.num_workers)
+    workload.config = replace(workload.config, slo=slo, traffic=workload.config.traffic.with_rate(rate))
+    workload.space = replace(workload.space, start_rate=rate, min_rate=min(workload.space.min_rate, rate))
+    tpot = "" if alone.tpot_s is None else f", TPOT p50 {format_ms(alone.tpot_s)}"
+    console.print(
+        f"{workload.name}, one request at a time: TTFT at most {format_ms(alone.ttft_s)}{tpot}, "
+        f"E2E mean {format_ms(alone.e2e_s)}; targets {slo}, from {rate:g} req/s",
+        highlight=False,
+        soft_wrap=True,
+    )
+    expected = rate * (workload.config.limits.duration_s or 0.0)
+    if expected < _FEW_REQUESTS:
         console.print(
-            f"  {label}: {point.rate:g} req/s → goodput {number(point.goodput)} ({point.attainment:.0%}), "
-            f"TTFT p99 {number(row['p99_ttft_ms'])}, TPOT p99 {number(row['p99_tpot_ms'])} ms"
-            + ("" if point.valid else " [red]invalid[/]"),
+            f"[bold yellow]only some {expected:.0f} requests a point[/]: a share of 90 % means little; "
+            "a longer --duration or a smaller --shape gives more",
             highlight=False,
             soft_wrap=True,
         )
 
-    async with make_cluster(system, study.model, chunk_len, study.num_kv_blocks, study.state_dir) as cluster:
-        local = replace(config, target=f"http://{cluster.http}", label=label)
-        return await run_sweep(local, space, (), run_point, on_point)
 
-
-async def _calibrate(study: Study, config: LoadConfig, stop: asyncio.Event, console: Console) -> Slo | None:
-    """Targets from what one request at a time takes on half the machine; None where that was stopped.
-
-    TTFT: twice the p90, so that long prompts can make it; TPOT: twice the median.
-    """
-    pair = next(system for system in SYSTEMS if system.name == "collocated-2")
-    chunk_len = study.chunk_lens[0]
-    async with make_cluster(pair, study.model, chunk_len, study.num_kv_blocks, study.state_dir) as cluster:
-        alone = replace(
-            config,
-            target=f"http://{cluster.http}",
-            traffic=Traffic(concurrency=1),
-            limits=Limits(num_requests=_CALIBRATION_REQUESTS),
-        )
-        result = await measure(alone, "", stop, title="calibration")
-    figures = [metrics for record in result.records if (metrics := request_metrics(record)) is not None]
-    if result.stopped:
-        return None
-    if not figures:
-        raise WorkerLost("no request of the calibration was answered")
-    ttfts, tpots = sorted(m.ttft_s for m in figures), sorted(m.tpot_s for m in figures if m.tpot_s is not None)
-    ttft_s, tpot_s = ttfts[int(0.9 * (len(ttfts) - 1))], tpots[len(tpots) // 2] if tpots else None
-    slo = Slo(_round(ttft_s * _TTFT_FACTOR), None if tpot_s is None else _round(tpot_s * _TPOT_FACTOR))
+def _print_point(console: Console, entrant: Entrant, point: Point) -> None:
+    row = entrant.sweep.rows[-1]
     console.print(
-        f"one request at a time: TTFT p90 {format_ms(ttft_s)}"
-        + ("" if tpot_s is None else f", TPOT p50 {format_ms(tpot_s)}")
-        + f"; targets {slo}",
+        f"  {entrant.system.title}: {point.rate:g} req/s → goodput {number(point.goodput)} ({point.attainment:.0%}), "
+        f"TTFT p99 {number(row['p99_ttft_ms'])}, TPOT p99 {number(row['p99_tpot_ms'])} ms"
+        + ("" if point.valid else " [red]invalid[/]"),
         highlight=False,
+        soft_wrap=True,
     )
-    return slo
-
-
-def _round(seconds: float) -> float:
-    return float(f"{seconds:.2g}")

@@ -39,8 +39,9 @@ SYSTEMS = (
 )
 
 
-def make_cluster(system: System, model: Path, chunk_len: int, num_kv_blocks: int, state_dir: Path) -> LocalCluster:
-    """A cluster that has not been started, on any free ports; `num_kv_blocks` are those of all workers together."""
+def make_cluster(system: System, model: Path, chunk_len: int, num_kv_blocks: int, out: Path) -> LocalCluster:
+    """A cluster that has not been started, on any free ports, with its logs under `out`; `num_kv_blocks` are those of
+    all workers together."""
     spec = ClusterSpec(
         model=model,
         num_prefill=system.num_prefill,
@@ -49,7 +50,7 @@ def make_cluster(system: System, model: Path, chunk_len: int, num_kv_blocks: int
         http="127.0.0.1:0",
         grpc="127.0.0.1:0",
         num_kv_blocks=num_kv_blocks // system.num_workers,
-        state_dir=state_dir,
+        state_dir=out / "clusters" / f"{system.name}-chunk-{chunk_len}",
     )
     return LocalCluster(spec, commands=_Commands(spec, chunk_len))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
+
+from pydantic_core import from_json
 
 from loadtest.clients.base import RequestFailed, failed
 from loadtest.clients.sse import EventParser
@@ -13,7 +14,10 @@ _SPLIT_FIELDS = frozenset(TtftSplit.__dataclass_fields__)
 
 
 class CompletionEvents:
-    """Fills a Reply from the body of one response; raises RequestFailed for an error that comes as an event."""
+    """Fills a Reply from the body of one response; raises RequestFailed for an error that comes as an event.
+
+    The JSON parser is pydantic's, several times as fast as the standard library's: it was half of an event's cost.
+    """
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
@@ -27,7 +31,7 @@ class CompletionEvents:
                 self._done = True
                 continue
             try:
-                event = json.loads(data.decode())  # bytes would have their encoding guessed
+                event = from_json(data)
             except ValueError as error:
                 raise failed(FailureCause.PROTOCOL, f"an event is not JSON: {error}") from error
             if not isinstance(event, dict):

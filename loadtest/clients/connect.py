@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from loadtest.clients.base import Client
-from loadtest.clients.grpc_client import GrpcClient
 from loadtest.clients.http_client import HttpClient
 from loadtest.clients.target import Target
 
@@ -11,5 +10,8 @@ from loadtest.clients.target import Target
 def make_client(target: Target, model: str = "", api_key: str = "") -> Client:
     """A client that has not been started."""
     if target.scheme == "grpc":
+        # Imported here: gRPC takes longer to load than all else together.
+        from loadtest.clients.grpc_client import GrpcClient
+
         return GrpcClient(target, model, api_key)
     return HttpClient(target, model, api_key)

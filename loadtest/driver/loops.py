@@ -13,38 +13,56 @@ from loadtest.workloads.conversation import Conversation
 
 _AHEAD = 64
 """Requests that are kept ready to go out."""
+_AHEAD_TOKENS = 1_000_000
+"""Prompt tokens that are made ready before the clock starts; about a second of work and 10 MB."""
 _NO_TIME_S = 0.005
 """So short before the next request nothing else is begun."""
 _PAUSE_AFTER_FAILURE_S = 0.1
 """A user whose request failed waits so long: a target that refuses at once would otherwise be hammered."""
 
 
-async def run_open_loop(schedule: Schedule, sender: Sender, collector: Collector) -> None:
-    """Sends everything on time, then waits for all answers. Cancelling it ends the requests that still run."""
-    remaining = iter(schedule.entries)
-    ready: deque[tuple[Due, Prepared]] = deque()
-    async with asyncio.TaskGroup() as running:
-        while True:
-            await _prepare_ahead(remaining, ready, sender, collector)
-            if not ready:
-                break
-            due, prepared = ready.popleft()
-            await sleep_until(collector, due.at_s)
-            running.create_task(sender.run(due.conversation, prepared))
+class OpenLoop:
+    """Sends a schedule."""
 
+    def __init__(self, schedule: Schedule, sender: Sender, collector: Collector) -> None:
+        self._remaining = iter(schedule.entries)
+        self._ready: deque[tuple[Due, Prepared]] = deque()
+        self._sender = sender
+        self._collector = collector
 
-async def _prepare_ahead(
-    remaining: Iterator[Due], ready: deque[tuple[Due, Prepared]], sender: Sender, collector: Collector
-) -> None:
-    """Builds and encodes prompts while there is nothing to send: for a long one that takes milliseconds."""
-    while len(ready) < _AHEAD:
-        if ready and ready[0][0].at_s - collector.now_s < _NO_TIME_S:
-            return
-        due = next(remaining, None)
+    def prepare(self) -> None:
+        """Builds and encodes the first prompts; called before the clock starts, they cost the schedule nothing."""
+        num_tokens = 0
+        while num_tokens < _AHEAD_TOKENS and (prepared := self._prepare_next()) is not None:
+            num_tokens += prepared.record.num_prompt_tokens
+
+    async def run(self) -> None:
+        """Sends everything on time, then waits for all answers. Cancelling it ends the requests that still run."""
+        async with asyncio.TaskGroup() as running:
+            while True:
+                await self._prepare_ahead()
+                if not self._ready:
+                    break
+                due, prepared = self._ready.popleft()
+                await sleep_until(self._collector, due.at_s)
+                running.create_task(self._sender.run(due.conversation, prepared))
+
+    async def _prepare_ahead(self) -> None:
+        """Further prompts, while there is nothing to send: a long one takes milliseconds."""
+        while len(self._ready) < _AHEAD:
+            if self._ready and self._ready[0][0].at_s - self._collector.now_s < _NO_TIME_S:
+                return
+            if self._prepare_next() is None:
+                return
+            await asyncio.sleep(0)  # answers that came meanwhile get their time stamps
+
+    def _prepare_next(self) -> Prepared | None:
+        due = next(self._remaining, None)
         if due is None:
-            return
-        ready.append((due, sender.prepare(due.conversation, due.at_s)))
-        await asyncio.sleep(0)  # answers that came meanwhile get their time stamps
+            return None
+        prepared = self._sender.prepare(due.conversation, due.at_s)
+        self._ready.append((due, prepared))
+        return prepared
 
 
 async def run_closed_loop(

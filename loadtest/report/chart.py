@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ from loadtest.report.scale import Scale, tick_text
 
 WIDTH, HEIGHT = 560.0, 290.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54.0, 14.0, 30.0, 44.0
+_LEGEND_ROW = 18.0
 _CHAR_WIDTH = 6.3
 """Of the legend's font, roughly: SVG text cannot be measured here."""
 
@@ -106,8 +108,10 @@ class Chart:
 
     def render(self) -> str:
         """The drawing."""
-        parts = [self._draw_grid(), *self._marks, *self._notes, self._draw_axes(), self._draw_legend()]
-        return svg.document(WIDTH, self.height, "".join(parts), self.label, top=0.0 if self._legend else 18.0)
+        rows = self._legend_rows()
+        parts = [self._draw_grid(), *self._marks, *self._notes, self._draw_axes(), _draw_legend(rows)]
+        # Each further row of the legend lies above the one before, where the drawing grows for it.
+        return svg.document(WIDTH, self.height, "".join(parts), self.label, top=_LEGEND_ROW * (1 - len(rows)))
 
     def _name(self, name: str, color: str) -> None:
         if name and (name, color) not in self._legend:
@@ -135,11 +139,25 @@ class Chart:
         parts.append(svg.text(13, (bottom + _TOP) / 2, self.y_axis.title, "axis-title", "middle", rotate=-90))
         return "".join(parts)
 
-    def _draw_legend(self) -> str:
-        parts: list[str] = []
-        x = _LEFT
+    def _legend_rows(self) -> list[list[tuple[float, str, str]]]:
+        """The entries as (x, name, colour), a new row where one is full."""
+        rows: list[list[tuple[float, str, str]]] = []
+        x = math.inf
         for name, color in self._legend:
-            parts.append(svg.rectangle(x, 10, 10, 10, f"bar {color}"))
-            parts.append(svg.text(x + 15, 19, name, "legend"))
-            x += 15 + len(name) * _CHAR_WIDTH + 16
-        return "".join(parts)
+            width = 15 + len(name) * _CHAR_WIDTH
+            if x + width > WIDTH:
+                rows.append([])
+                x = _LEFT
+            rows[-1].append((x, name, color))
+            x += width + 16
+        return rows
+
+
+def _draw_legend(rows: Sequence[Sequence[tuple[float, str, str]]]) -> str:
+    parts: list[str] = []
+    for i, row in enumerate(rows):
+        y = 10 - _LEGEND_ROW * (len(rows) - 1 - i)
+        for x, name, color in row:
+            parts.append(svg.rectangle(x, y, 10, 10, f"bar {color}"))
+            parts.append(svg.text(x + 15, y + 9, name, "legend"))
+    return "".join(parts)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from loadtest.metrics import RequestMetrics, is_good, request_metrics
+from loadtest.metrics import RequestMetrics, needed_scale, request_metrics
 from loadtest.records import TTFT_PARTS, RequestRecord
 from loadtest.report.chart import Axis, Chart
 from loadtest.report.scale import round_up
@@ -167,8 +168,9 @@ def slo_scale_plot(records: Sequence[RequestRecord], slo: Slo) -> str:
     offered = [record for record in records if record.offered]
     if not offered:
         return ""
+    needed = sorted(needed_scale(record, slo) for record in offered)
     factors = [float(f) for f in np.geomspace(0.25, 4.0, 65)]
-    points = [(f, sum(is_good(record, slo.scaled(f)) for record in offered) / len(offered)) for f in factors]
+    points = [(f, bisect_right(needed, f) / len(offered)) for f in factors]
     chart = Chart(
         Axis(0.25, 4.0, "both targets times", logarithmic=True),
         Axis(0, 1, "attainment", percent=True),

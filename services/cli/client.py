@@ -61,6 +61,14 @@ class InferenceClient:
         except grpc.aio.AioRpcError as error:
             raise self._typed(error, answered=False) from error
 
+    async def explain(self, request_id: str, timeout_s: float = 10.0) -> inference_pb2.Explanation:
+        """Why a request was placed as it was; raises like `generate`, NotFound where the router does not know it."""
+        request = inference_pb2.ExplainRequest(request_id=request_id)
+        try:
+            return await self._stub().Explain(request, metadata=self._metadata, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise self._typed(error, answered=False) from error
+
     def _stub(self) -> inference_pb2_grpc.InferenceServiceAsyncStub:
         assert self._channel is not None, "use the client in `async with`"
         return inference_pb2_grpc.InferenceServiceStub(self._channel)

@@ -7,6 +7,7 @@ import sys
 import typer
 
 from services.cli.chat import chat
+from services.cli.explain import explain
 from services.cli.failures import EXIT_INTERRUPTED, exit_status, report
 from services.cli.generate import generate
 from services.cli.status import status
@@ -29,6 +30,7 @@ def build_app() -> typer.Typer:
     app.command()(generate)
     app.command()(chat)
     app.command()(status)
+    app.command()(explain)
     return app
 
 

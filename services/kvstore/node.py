@@ -143,7 +143,8 @@ class StoreNode:
         """Sends blocks, the last one first, then a trailer; yields what is on its way. Raises TransferFailed."""
         await self._open(block_bytes)
         shipment = Shipment(
-            self._transfer, address, ticket, len(hashes), self._staging.memory, self._staging.give_back,
+            self._transfer, address, ticket, len(hashes), self._staging.memory,
+            lambda block: self._staging.give_back(block.block_id),
             TRANSFER_TIMEOUT_S,
         )  # fmt: skip
         left = list(range(len(hashes)))

@@ -172,7 +172,7 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
     def _on_ship(self, block: ShippedBlock) -> None:
         item = self._submitted.get(block.sequence_id)
         if item is None:
-            self._release(block.block_id)  # cancelled while the step ran
+            self._release(block)  # cancelled while the step ran
         else:
             item.shipment.add(block)
 
@@ -215,8 +215,8 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
             )
             item.session.send(prefill_pb2.PrefillEvent(shipped=shipped))
 
-    def _release(self, block_id: int) -> None:
-        self.host.engine.submit(ReleaseBlocks((block_id,)))
+    def _release(self, block: ShippedBlock) -> None:
+        self.host.engine.submit(ReleaseBlocks((block.block_id,)))
 
     def _close(self, sequence_id: str, ending: Coroutine[None, None, None]) -> None:
         """Runs the end of a shipment; the shipment is known until it is over."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import sys
+import zlib
 
 from services.router.dispatcher import DispatchConfig, Dispatcher
 from services.router.edge.frontend import Frontend
 from services.router.edge.grpc_api import InferenceServicer
 from services.router.edge.http.app import build_app
 from services.router.edge.http.server import HttpServer
+from services.router.explanation import explanation
 from services.router.fleet import Fleet
 from services.router.metrics import RouterMetrics
-from services.router.placement.policy import Placement, PlacementConfig
+from services.router.placement.policy import Placement
 from services.router.prefix_lookup import PrefixLookup
-from services.router.settings import RouterSettings, parse_workers
+from services.router.settings import RouterSettings, parse_labels, parse_workers
 from services.router.status import cluster_status
 from shared.config import load_settings
 from shared.errors import ConfigError
@@ -41,17 +43,24 @@ class RouterService:
         model_name = settings.served_model_name or settings.model.resolve().name
         self._store = KVStoreClient(settings.kvstore) if settings.kvstore else None
         self._metrics = RouterMetrics(model_name)
-        self._fleet = Fleet(settings.name, prefills, decodes, self._on_change)
+        labels = parse_labels(settings.labels, prefills.keys() | decodes.keys())
+        self._fleet = Fleet(settings.name, prefills, decodes, self._on_change, labels)
         lookup = PrefixLookup(self._store, self._fleet)
         self._dispatcher = Dispatcher(
             self._fleet,
-            Placement(PlacementConfig(max_queued_tokens=settings.max_queued_tokens)),
+            Placement(settings.placement.config(settings.max_queued_tokens), seed=zlib.crc32(settings.name.encode())),
             lookup,
             self._metrics,
             DispatchConfig(
                 collocated=settings.mode == "collocated",
                 queue_limit=settings.queue_limit,
+                queue_limit_bytes=settings.admission.max_bytes,
                 queue_timeout_s=settings.queue_timeout_s,
+                order=settings.admission.order,
+                tenant_weights=settings.admission.tenant_weights,
+                ttft_target_s=settings.admission.ttft_target_s,
+                late_idle_share=settings.admission.late_idle_share,
+                max_explained=settings.placement.explain_requests,
                 max_attempts=settings.max_attempts,
             ),
         )
@@ -60,7 +69,9 @@ class RouterService:
             return cluster_status(settings, model_name, self._fleet, self._dispatcher, lookup, self._metrics)
 
         frontend = Frontend(self._dispatcher, tokenizer, template, model_name, settings.edge)
-        servicer = InferenceServicer(frontend, settings.edge, status)
+        servicer = InferenceServicer(
+            frontend, settings.edge, status, lambda request_id: explanation(self._dispatcher.decisions, request_id)
+        )
         self.grpc = RpcServer(settings.grpc, servicer.register, ("tandem.v1.InferenceService",))
         self.http = HttpServer(settings.http, build_app(frontend, settings.edge, self._metrics.page, status))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from services.router.decode_link import DecodeLink
+from services.router.placement.views import NO_HITS, PrefixHits
 from services.router.prefill_link import PrefillLink
-from services.router.prefix_lookup import PrefixHits
 from services.router.request import (
     FinishReason,
     Request,
@@ -33,8 +34,14 @@ class Assignment:
 
     decode: DecodeLink
     prefill: PrefillLink | None
-    num_uncached_tokens: int
-    """What the prefill worker (or the decode worker itself) is expected to compute."""
+    num_tokens_ahead: int
+    """Prompt tokens that were queued before it on the worker that computes its prompt."""
+
+    def close(self, wire_id: str) -> None:
+        """The attempt is over, or was never begun: nothing of it counts on the workers any more."""
+        self.decode.close(wire_id)
+        if self.prefill is not None:
+            self.prefill.close(wire_id)
 
 
 @dataclass(slots=True)
@@ -61,19 +68,28 @@ class ActiveRequest:
         self.num_attempts = 0
         self.produced: list[int] = []
         """Output tokens so far: a retry continues behind them."""
-        self.hits = PrefixHits()
-        """Who has how much of the prompt, from the index."""
+        self.hits: PrefixHits = NO_HITS
+        """Where its prefix lies, by the index."""
+        self.deadline_s = math.inf
+        """When its first token is due, by time.perf_counter()."""
         self.assignment: asyncio.Future[Assignment] | None = None
         """Set while it waits for workers."""
         self.timeline = Timeline(accepted=request.arrived_at or time.perf_counter())
         self.task: asyncio.Task[None] | None = None
         self.finished = False
-        self._deltas: asyncio.Queue[TokenDelta | TandemError] = asyncio.Queue()
+        self._pending: TokenDelta | None = None  # what the edge has not taken yet, as one
+        self._error: TandemError | None = None
+        self._came = asyncio.Event()
 
     @property
     def token_ids(self) -> list[int]:
         """Prompt and output so far."""
         return [*self.request.prompt_token_ids, *self.produced]
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output so far."""
+        return self.request.num_prompt_tokens + len(self.produced)
 
     @property
     def wire_id(self) -> str:
@@ -88,7 +104,7 @@ class ActiveRequest:
         self.inbox = asyncio.Queue()
 
     def emit(self, tokens: types_pb2.SequenceTokens) -> None:
-        """Passes new tokens on to the client."""
+        """Passes new tokens on to the client; what a slow client has not taken yet goes in one message."""
         self.produced.extend(tokens.token_ids)
         finish = _FINISH.get(tokens.finish_reason)
         self.finished = finish is not None
@@ -96,11 +112,17 @@ class ActiveRequest:
             TokenLogprobs(item.logprob, tuple((top.token_id, top.logprob) for top in item.top))
             for item in tokens.logprobs
         )
-        self._deltas.put_nowait(TokenDelta(tuple(tokens.token_ids), logprobs, finish))
+        waiting = self._pending
+        if waiting is None:
+            self._pending = TokenDelta(tuple(tokens.token_ids), logprobs, finish)
+        else:
+            self._pending = TokenDelta((*waiting.token_ids, *tokens.token_ids), (*waiting.logprobs, *logprobs), finish)
+        self._came.set()
 
     def fail(self, error: TandemError) -> None:
-        """Ends the client's stream with an error."""
-        self._deltas.put_nowait(error)
+        """Ends the client's stream with an error, behind what came before."""
+        self._error = error
+        self._came.set()
 
     def on_first_token(self, tokens: types_pb2.SequenceTokens, now: float) -> None:
         """Notes the TTFT split; called once, for the first token of the request's life."""
@@ -129,12 +151,15 @@ class ActiveRequest:
     async def __aiter__(self) -> AsyncIterator[TokenDelta]:
         """See `RunningRequest`."""
         while True:
-            item = await self._deltas.get()
-            if isinstance(item, TandemError):
-                raise item
-            yield item
-            if item.finish_reason is not None:
-                return
+            await self._came.wait()
+            self._came.clear()
+            delta, self._pending = self._pending, None
+            if delta is not None:
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+            if self._error is not None:
+                raise self._error
 
     async def aclose(self) -> None:
         """See `RunningRequest`: cancels the dispatcher's task, which frees what the workers hold."""

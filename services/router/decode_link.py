@@ -20,7 +20,7 @@ class DecodeLink(WorkerLink[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
 
     def reserve(self, reserve: decode_pb2.Reserve) -> None:
         """Gives the worker a sequence; raises WorkerLost."""
-        self.send(decode_pb2.DecodeCommand(reserve=reserve))
+        self._give(reserve.request_id, decode_pb2.DecodeCommand(reserve=reserve))
 
     def cancel(self, request_id: str, *, sender_active: bool) -> None:
         """Tells the worker, unless it is lost, that a request is over; see proto Cancel."""
@@ -42,6 +42,7 @@ class DecodeLink(WorkerLink[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
                 for sequence in event.step.sequences:
                     self._deliver(sequence.request_id, sequence)
             case "reserved":
+                self._acknowledged(event.reserved.request_id)
                 self._deliver(event.reserved.request_id, event.reserved)
             case "failed":
                 self._deliver(event.failed.request_id, from_proto(event.failed.error))

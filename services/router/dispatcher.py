@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from services.router.active_request import ActiveRequest, Assignment
+from services.router.admission.deadline import check_deadline, may_be_late
+from services.router.admission.orders import ORDERS
 from services.router.admission.queue import AdmissionQueue
+from services.router.admission.waiting import BYTES_PER_TOKEN, Waiting
+from services.router.decode_link import DecodeLink
 from services.router.fleet import Fleet
 from services.router.hand_off import HandOff
 from services.router.metrics import RouterMetrics
+from services.router.placement.decision import Choice, Decision, DecisionLog
+from services.router.placement.decode_load import missing_blocks
 from services.router.placement.policy import Placement
 from services.router.placement.views import Need
+from services.router.prefill_link import PrefillLink
 from services.router.prefix_lookup import PrefixLookup
 from services.router.request import Request
 from shared.errors import (
@@ -34,7 +43,17 @@ class DispatchConfig:
 
     collocated: bool = False
     queue_limit: int = 1024
+    queue_limit_bytes: int = 1 << 30
     queue_timeout_s: float = 60.0
+    order: str = "fcfs"
+    """One of `ORDERS`."""
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    ttft_target_s: float = 0.0
+    """A first token is due so long after arrival unless the client says otherwise; 0 = no deadline."""
+    late_idle_share: float = 0.25
+    """See `may_be_late`."""
+    max_explained: int = 1024
+    """Requests whose placement can be explained."""
     max_attempts: int = 3
     """Times a request is placed anew after a worker was lost or a transfer failed."""
     worker_timeout_s: float = 120.0
@@ -57,7 +76,12 @@ class Dispatcher:
         self._lookup = lookup
         self._metrics = metrics
         self._config = config
-        self._queue: AdmissionQueue[ActiveRequest] = AdmissionQueue(config.queue_limit)
+        self._queue: AdmissionQueue[ActiveRequest] = AdmissionQueue(
+            config.queue_limit, config.queue_limit_bytes, ORDERS[config.order], config.tenant_weights
+        )
+        self._predictor = placement.predictor
+        self.decisions = DecisionLog(config.max_explained)
+        """What was chosen lately, and why."""
         self._active: dict[str, ActiveRequest] = {}
 
     # --- Core
@@ -69,12 +93,7 @@ class Dispatcher:
         reason = self._fleet.not_ready_reason()
         if reason:
             raise WorkerLost(reason)
-        if len(self._queue) >= self._config.queue_limit:
-            raise Overloaded(
-                f"{len(self._queue)} requests wait already, the limit is {self._config.queue_limit}",
-                field="queue",
-                limit=self._config.queue_limit,
-            )
+        self._queue.check(BYTES_PER_TOKEN * request.num_prompt_tokens)
         active = ActiveRequest(request)
         self._active[request.request_id] = active
         active.task = asyncio.create_task(self._run(active), name=f"request-{request.request_id}")
@@ -137,7 +156,7 @@ class Dispatcher:
                 return
             except Overloaded:
                 # Its own state was newer than our view of it; the request keeps its place in the queue.
-                assignment.decode.refused = True
+                assignment.decode.refused()
             except TandemError as error:
                 failures += 1
                 if not error.retryable or failures >= self._config.max_attempts:
@@ -147,67 +166,116 @@ class Dispatcher:
             returning = True
 
     async def _place(self, active: ActiveRequest, *, returning: bool) -> Assignment:
-        """Waits in the queue until workers can start the request."""
+        """Waits in the queue until workers can start the request; raises Overloaded where that is not in time."""
         request_id = active.request.request_id
-        active.hits = await self._lookup.find(active.token_ids, active.request.tenant)
-        active.timeline.matched = time.perf_counter()
+        active.hits = await self._lookup.hits(active.token_ids, active.request.tenant)
+        active.timeline.matched = now = time.perf_counter()
+        item = self._waiting(active)
+        wait_s = self._config.queue_timeout_s
+        if not math.isinf(item.deadline_s):
+            item = self._timed(active, item, now, returning=returning)
+            idle_s = self._predictor.idle_s(item.num_tokens, active.num_tokens - item.num_tokens) or 0.0
+            wait_s = min(wait_s, max(0.0, item.deadline_s - idle_s - now))
+        active.deadline_s = item.deadline_s
         active.assignment = asyncio.get_running_loop().create_future()
         try:
             if returning:
-                self._queue.push_front(request_id, active)
+                self._queue.push_front(item, active)
             else:
-                self._queue.push(request_id, active)
+                self._queue.push(item, active)
             self.pump()
-            async with asyncio.timeout(self._config.queue_timeout_s):
+            async with asyncio.timeout(wait_s):
                 assignment = await active.assignment
+        except asyncio.CancelledError:
+            given = active.assignment
+            if given.done() and not given.cancelled() and given.exception() is None:
+                given.result().close(active.wire_id)  # it got workers in the moment that it left
+                self.pump()
+            raise
         except TimeoutError:
             reason = self._fleet.not_ready_reason()
             if reason:
                 raise WorkerLost(reason) from None
-            raise Overloaded(
-                f"no worker could start the request within {self._config.queue_timeout_s:g} s",
-                field="queue_timeout_s",
-                limit=self._config.queue_timeout_s,
-            ) from None
+            raise Overloaded(f"no worker could start the request within {wait_s:.3g} s", limit=wait_s) from None
         finally:
             self._queue.remove(request_id)
             active.assignment = None
         active.timeline.placed = time.perf_counter()
         return assignment
 
+    def _timed(self, active: ActiveRequest, item: Waiting, now: float, *, returning: bool) -> Waiting:
+        """The entry with the deadline that it is held to; raises Overloaded where it cannot be met."""
+        pool = self._fleet.decode_pool if self._config.collocated else self._fleet.prefill_pool
+        num_cached = active.num_tokens - item.num_tokens
+        idle_s = self._predictor.idle_s(item.num_tokens, num_cached) or 0.0
+        too_long = item.arrived_s + idle_s > item.deadline_s and not active.request.ttft_timeout_s
+        if too_long and may_be_late(len(self._queue), pool, self._config.late_idle_share):
+            return replace(item, deadline_s=math.inf)
+        ahead = 0 if returning else self._queue.num_tokens_ahead(item)
+        check_deadline(now, item.deadline_s, self._predictor.queued_s(ahead, pool, item.num_tokens, num_cached))
+        return item
+
+    def _waiting(self, active: ActiveRequest) -> Waiting:
+        """What the queue knows of a request. Once a first token is out, its deadline is met or missed for good."""
+        request = active.request
+        target_s = request.ttft_timeout_s or self._config.ttft_target_s
+        return Waiting(
+            request.request_id,
+            num_tokens=max(1, active.num_tokens - active.hits.peer),
+            arrived_s=active.timeline.accepted,
+            deadline_s=active.timeline.accepted + target_s if target_s and not active.produced else math.inf,
+            priority=request.priority,
+            tenant=request.tenant,
+            num_bytes=BYTES_PER_TOKEN * active.num_tokens,
+        )
+
     def _try_start(self, active: ActiveRequest) -> bool:
         """Chooses workers for the queue's head; commits to them in our view, so that the next choice sees it."""
-        future = active.assignment
+        future, layout = active.assignment, self._fleet.layout
         if future is None or future.done():
             return True  # it gave up waiting
-        if self._fleet.layout is None:
+        if layout is None:
             return False
-        need = Need(active.request.num_prompt_tokens + len(active.produced), self._fleet.layout.block_size)
-        fleet = self._fleet
-        choice = self._placement.choose(
-            need,
-            fleet.views(fleet.decodes, active.hits.tokens),
-            fleet.views(fleet.prefills, active.hits.tokens),
-            collocated=self._config.collocated,
-        )
+        fleet, request = self._fleet, active.request
+        session = f"{request.tenant}/{request.session}" if request.session else ""
+        slack_s = active.deadline_s - time.perf_counter()
+        need = Need(active.num_tokens, layout.block_size, active.hits, session, slack_s)
+        choice = self._placement.choose(need, fleet.decode_pool, fleet.prefill_pool, collocated=self._config.collocated)
         if choice is None:
             return False
+        try:
+            check_deadline(time.perf_counter(), active.deadline_s, choice.predicted_ttft_s)
+        except Overloaded as error:
+            future.set_exception(error)
+            return True
         decode = fleet.decodes[choice.decode]
         prefill = fleet.prefills[choice.prefill] if choice.prefill is not None else None
-        computing = prefill or decode
-        uncached = max(1, need.num_tokens - active.hits.tokens.get(computing.name, 0))
-        decode.num_committed_blocks += need.num_blocks
-        computing.num_committed_tokens += uncached
+        computing: PrefillLink | DecodeLink = prefill or decode
         active.begin_attempt()
-        for link in (decode, prefill):
-            if link is not None:
-                link.open(active.wire_id, active.inbox)
-        future.set_result(Assignment(decode, prefill, uncached))
+        self._explain(active, choice)
+        num_tokens = need.num_uncached_tokens(computing.name)
+        num_ahead = computing.num_queued_tokens
+        decode.open(
+            active.wire_id,
+            active.inbox,
+            num_tokens=0 if prefill is not None else num_tokens,
+            num_blocks=missing_blocks(need, decode.name),
+        )
+        if prefill is not None:
+            prefill.open(active.wire_id, active.inbox, num_tokens=num_tokens, num_blocks=0)
+        future.set_result(Assignment(decode, prefill, num_ahead))
         return True
+
+    def _explain(self, active: ActiveRequest, choice: Choice) -> None:
+        self._metrics.placed(choice.route)
+        request, queue_s = active.request, time.perf_counter() - active.timeline.matched
+        self.decisions.note(
+            Decision(request.request_id, active.num_attempts, request.num_prompt_tokens, queue_s, choice)
+        )
 
     async def _serve(self, active: ActiveRequest, assignment: Assignment) -> None:
         """One attempt on one pair of workers; frees what they hold unless the request ended there by itself."""
-        hand_off = HandOff(active, assignment, self._config.worker_timeout_s)
+        hand_off = HandOff(active, assignment, self._predictor, self._config.worker_timeout_s)
         try:
             await hand_off.run()
         finally:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from services.router.decode_link import DecodeLink
-from services.router.placement.views import WorkerView
+from services.router.placement.views import Pool
 from services.router.prefill_link import PrefillLink
 from shared.errors import ModelMismatch
 from shared.kv.hashing import root_hash
@@ -27,17 +27,29 @@ class Fleet:
         prefills: Mapping[str, str],
         decodes: Mapping[str, str],
         on_change: Callable[[], None],
+        labels: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
-        """`prefills` and `decodes` map names to host:port; `on_change` is called when any worker's state moved."""
+        """`prefills` and `decodes` map names to host:port, `labels` some of the names to where they stand.
+
+        `on_change` is called when any worker's state moved.
+        """
         self.layout: BlockLayout | None = None
         self.model_fingerprint = ""
         self.model_name = ""
+        self.prefill_pool = Pool()
+        """The connected prefill workers, for placement."""
+        self.decode_pool = Pool()
         self._tasks: list[asyncio.Task[None]] = []
+        where = labels or {}
         self.prefills = {
-            name: PrefillLink(name, address, router_name, self._check, on_change) for name, address in prefills.items()
+            name: PrefillLink(
+                name, address, router_name, self._check, on_change, self.prefill_pool, where.get(name, ())
+            )
+            for name, address in prefills.items()
         }
         self.decodes = {
-            name: DecodeLink(name, address, router_name, self._check, on_change) for name, address in decodes.items()
+            name: DecodeLink(name, address, router_name, self._check, on_change, self.decode_pool, where.get(name, ()))
+            for name, address in decodes.items()
         }
 
     def start(self) -> None:
@@ -74,26 +86,6 @@ class Fleet:
         """Root of the block hash chain of a tenant's prompts; needs a worker to have connected once."""
         assert self.layout is not None
         return root_hash(self.model_fingerprint, self.layout.dtype, LAYOUT_VERSION, salt=salt)
-
-    @staticmethod
-    def views(
-        links: Mapping[str, PrefillLink] | Mapping[str, DecodeLink], hit_tokens: Mapping[str, int]
-    ) -> list[WorkerView]:
-        """What placement sees of these workers; `hit_tokens` by worker name."""
-        return [
-            WorkerView(
-                name=link.name,
-                num_free_blocks=max(0, link.load.num_free_blocks - link.num_committed_blocks),
-                num_total_blocks=link.load.num_total_blocks,
-                num_requests=max(link.num_requests, link.load.num_running + link.load.num_waiting),
-                max_num_seqs=link.welcome.max_num_seqs,
-                num_queued_tokens=max(link.num_committed_tokens, link.load.num_queued_tokens),
-                num_hit_tokens=hit_tokens.get(link.name, 0),
-                accepting=not link.load.draining and not link.refused,
-            )
-            for link in links.values()
-            if link.welcome is not None
-        ]
 
     def _check(self, welcome: types_pb2.Welcome) -> None:
         """The first worker to connect sets the fleet's model and layout; while one is there, others must match."""

@@ -10,6 +10,7 @@ from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, V
 from prometheus_client import REGISTRY, generate_latest
 
 from services.router.active_request import ActiveRequest
+from services.router.placement.disaggregation import Route
 from shared.errors import TandemError
 
 # The GenAI semantic conventions' advised boundaries, seconds.
@@ -42,6 +43,7 @@ class RouterMetrics:
         self._ttft = meter.create_histogram("gen_ai.server.time_to_first_token", unit="s")
         self._requests = meter.create_counter("tandem_requests", description="requests by outcome")
         self._retries = meter.create_counter("tandem_retries", description="requests placed anew, by cause")
+        self._placements = meter.create_counter("tandem_placements", description="choices of workers by route")
         self._tokens = meter.create_counter("tandem_tokens", description="tokens by kind")
 
     def finished(self, active: ActiveRequest) -> None:
@@ -73,6 +75,10 @@ class RouterMetrics:
     def retried(self, error: TandemError) -> None:
         """A request was placed anew."""
         self._retries.add(1, {**self._model, "cause": error.code})
+
+    def placed(self, route: Route) -> None:
+        """Workers were chosen: with a hand-off, or why without."""
+        self._placements.add(1, {**self._model, "route": route.value})
 
     def page(self) -> bytes:
         """The Prometheus text format."""

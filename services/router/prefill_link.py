@@ -20,7 +20,7 @@ class PrefillLink(WorkerLink[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
 
     def submit(self, submit: prefill_pb2.Submit) -> None:
         """Gives the worker a prompt; raises WorkerLost."""
-        self.send(prefill_pb2.PrefillCommand(submit=submit))
+        self._give(submit.request_id, prefill_pb2.PrefillCommand(submit=submit))
 
     def cancel(self, request_id: str, *, receiver_active: bool) -> None:
         """Tells the worker, unless it is lost, that a request is over; see proto Cancel."""

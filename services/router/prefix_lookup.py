@@ -1,31 +1,21 @@
-"""Where a prompt's prefix lies: the index's answer as hit tokens by worker. The index may be gone; requests go on."""
+"""Where a prompt's prefix lies: the index's answer in tokens by worker and tier. The index may be gone."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Set
 from typing import TYPE_CHECKING
 
 from services.router.fleet import Fleet
+from services.router.placement.views import NO_HITS, UNKNOWN_HITS, PrefixHits
 from shared.errors import StoreUnavailable
 from shared.kv.hashing import chain
-from shared.rpc.block_holders import WorkerRole
+from shared.rpc.block_holders import PrefixMatch, Tier
 
 if TYPE_CHECKING:
     from shared.rpc.kvstore_client import KVStoreClient
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixHits:
-    """What the fleet has of one prompt."""
-
-    tokens: Mapping[str, int] = field(default_factory=dict)
-    """By worker name, how many tokens of the prompt lie in its pool, from the first on."""
-    num_stored_blocks: int | None = None
-    """Blocks up to the last one that a store has; None where the index did not answer."""
 
 
 class PrefixLookup:
@@ -38,14 +28,14 @@ class PrefixLookup:
         self.available = client is not None
         self.num_errors = 0
 
-    async def find(self, token_ids: list[int], salt: str) -> PrefixHits:
-        """Who has how much of the prompt. Never raises."""
+    async def hits(self, token_ids: list[int], salt: str) -> PrefixHits:
+        """How many tokens of the prompt have their KV where, from the first on. Never raises."""
         layout = self._fleet.layout
         if self._client is None or layout is None:
-            return PrefixHits()
+            return UNKNOWN_HITS
         hashes = chain(self._fleet.hash_root(salt), token_ids, layout.block_size)
         if not hashes:
-            return PrefixHits(num_stored_blocks=0)
+            return NO_HITS
         try:
             match = await self._client.match(hashes)
         except StoreUnavailable as error:
@@ -53,18 +43,24 @@ class PrefixLookup:
             if self.available:
                 logger.warning("the KV store does not answer, prompts are placed without it: %s", error)
             self.available = False
-            return PrefixHits()
+            return UNKNOWN_HITS
         if not self.available:
             logger.info("the KV store answers again")
             self.available = True
         live = {(link.name, link.welcome.worker.incarnation) for link in self._fleet.links if link.welcome is not None}
-        hits: dict[str, int] = {}
-        num_stored_blocks = 0
-        for index, holders in enumerate(match.blocks):
-            for holder in holders:
-                key = (holder.worker_name, holder.incarnation)
-                if key in live and hits.get(holder.worker_name, 0) == index * layout.block_size:
-                    hits[holder.worker_name] = (index + 1) * layout.block_size
-                elif holder.role is WorkerRole.STORE:
-                    num_stored_blocks = index + 1
-        return PrefixHits(hits, num_stored_blocks)
+        return hits_of(match, live, layout.block_size)
+
+
+def hits_of(match: PrefixMatch, live: Set[tuple[str, int]], block_size: int) -> PrefixHits:
+    """The index's answer in tokens; holders that are not in `live` (name, incarnation) are passed over."""
+    local: dict[str, int] = {}
+    store = num_stored_blocks = 0
+    for index, holders in enumerate(match.blocks):
+        begin, end = index * block_size, (index + 1) * block_size
+        for holder in holders:
+            if holder.tier is not Tier.DEVICE:
+                store = end if store == begin else store
+                num_stored_blocks = index + 1
+            elif local.get(holder.worker_name, 0) == begin and (holder.worker_name, holder.incarnation) in live:
+                local[holder.worker_name] = end
+    return PrefixHits.of(local, store, num_stored_blocks)

@@ -29,6 +29,9 @@ class Request:
     arrived_at: float = 0.0  # time.perf_counter() when the edge accepted it, seconds
     timeout_s: float = 0.0  # 0 = none
     trace: dict[str, str] = field(default_factory=dict)  # W3C trace context
+    priority: int = 0  # higher goes first where the queue is ordered by priority
+    session: str = ""  # the turns of one conversation share it; empty = none
+    ttft_timeout_s: float = 0.0  # the first token is due so long after arrival; 0 = the router's target
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from services.router.admission.settings import AdmissionSettings
 from services.router.edge.settings import EdgeSettings
+from services.router.placement.settings import PlacementSettings
 from shared.config import ServiceSettings
 from shared.errors import ConfigError
 
@@ -44,6 +47,12 @@ class RouterSettings(ServiceSettings):
     """A request that waited so long is refused. Seconds."""
     max_queued_tokens: int = Field(default=2048, ge=1)
     """A prefill worker gets more work while it has fewer tokens than this to compute."""
+    admission: AdmissionSettings = AdmissionSettings()
+    """Order, bounds and targets of the queue."""
+    placement: PlacementSettings = PlacementSettings()
+    """How workers are scored."""
+    labels: str = ""
+    """Where workers stand, name=zone/rack/domain, comma-separated, widest part first; empty = unknown."""
     max_attempts: int = Field(default=3, ge=1, le=16)
     """Times a request is tried when workers are lost under it."""
     edge: EdgeSettings = EdgeSettings()
@@ -62,3 +71,17 @@ def parse_workers(text: str, field: str) -> dict[str, str]:
             raise ConfigError(f"{field}: worker {name!r} is named twice", field=field)
         workers[name] = address
     return workers
+
+
+def parse_labels(text: str, known: Set[str]) -> dict[str, tuple[str, ...]]:
+    """`a=zone/rack,b=zone` by worker name; raises ConfigError (`labels`)."""
+    labels: dict[str, tuple[str, ...]] = {}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, label = entry.partition("=")
+        parts = tuple(label.split("/"))
+        if not (name and equals and all(parts)):
+            raise ConfigError(f"labels: {entry!r} is not name=part/part", field="labels")
+        if name not in known:
+            raise ConfigError(f"labels: there is no worker {name!r}", field="labels")
+        labels[name] = parts
+    return labels

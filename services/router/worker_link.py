@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, TypeVar, cast
@@ -11,6 +12,8 @@ from typing import Generic, TypeVar, cast
 import grpc
 import grpc.aio
 
+from services.router.placement.ledger import Ledger
+from services.router.placement.views import Pool, WorkerView
 from shared.errors import ModelMismatch, TandemError, WorkerLost
 from shared.rpc.errors import from_rpc_error
 from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
@@ -48,24 +51,23 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         router_name: str,
         check: Callable[[types_pb2.Welcome], None],
         on_change: Callable[[], None],
+        pool: Pool,
+        label: tuple[str, ...] = (),
     ) -> None:
         """`check` raises ModelMismatch for a worker that does not fit the fleet; `on_change` is called whenever the
-        worker can do more or less than before."""
+        worker can do more or less than before. While it is connected, its view is in `pool`."""
         self.name = name
         self.address = address
         self.welcome: types_pb2.Welcome | None = None
         self.load = types_pb2.Load()
-        self.refused = False
-        """It found itself full against our view; no more work until its next report."""
         self.mismatch = ""
         """Why a connected worker is not used."""
-        self.num_committed_blocks = 0
-        """Blocks that requests of ours take there, not in its last report yet."""
-        self.num_committed_tokens = 0
-        """Prompt tokens given to it whose first token has not come back."""
         self._router_name = router_name
         self._check = check
         self._on_change = on_change
+        self._pool = pool
+        self._label = label
+        self._ledger: Ledger | None = None
         self._inboxes: dict[str, Inbox] = {}
         self._outgoing: asyncio.Queue[CommandT] = asyncio.Queue()
 
@@ -80,23 +82,53 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         return len(self._inboxes)
 
     @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens it still has to compute, as placement sees it; 0 while not connected."""
+        return self._ledger.view.num_queued_tokens if self._ledger is not None else 0
+
+    @property
     def max_model_len(self) -> int:
         """Longest sequence in tokens; 0 while not connected."""
         return self.welcome.max_model_len if self.welcome is not None else 0
 
-    def open(self, request_id: str, inbox: Inbox) -> None:
-        """From now on messages about the request go to `inbox`."""
+    def open(self, request_id: str, inbox: Inbox, *, num_tokens: int, num_blocks: int) -> None:
+        """From now on messages about the request go to `inbox`, and placement counts what it will take there."""
         self._inboxes[request_id] = inbox
+        if self._ledger is not None:
+            self._ledger.commit(request_id, num_tokens=num_tokens, num_blocks=num_blocks)
+
+    def computed(self, request_id: str) -> None:
+        """The request's first token came: none of its prompt is queued there."""
+        if self._ledger is not None:
+            self._ledger.computed(request_id)
 
     def close(self, request_id: str) -> None:
         """Messages about the request are dropped from now on."""
         self._inboxes.pop(request_id, None)
+        if self._ledger is not None:
+            self._ledger.release(request_id)
+
+    def refused(self) -> None:
+        """It found itself full against our view; no more work until its next report."""
+        if self._ledger is not None:
+            self._ledger.view.accepting = False
 
     def send(self, command: CommandT) -> None:
         """Queues a command; raises WorkerLost while the worker is not connected."""
         if not self.connected:
             raise WorkerLost(f"worker {self.name} is not connected")
         self._outgoing.put_nowait(command)
+
+    def _give(self, request_id: str, command: CommandT) -> None:
+        """Queues the command that gives the worker a request."""
+        self.send(command)
+        if self._ledger is not None:
+            self._ledger.sent(request_id, time.perf_counter())
+
+    def _acknowledged(self, request_id: str) -> None:
+        """The worker has taken the request up."""
+        if self._ledger is not None:
+            self._ledger.acknowledged(request_id)
 
     async def run(self) -> None:
         """Connects, serves, reconnects; ends by being cancelled."""
@@ -160,8 +192,18 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         logger.info("worker %s connected, incarnation %016x", self.name, welcome.worker.incarnation)
         self.welcome = welcome
         self.mismatch = ""
-        self.refused = False
         self.load = types_pb2.Load(num_free_blocks=welcome.num_blocks, num_total_blocks=welcome.num_blocks)
+        view = WorkerView(
+            self.name,
+            num_free_blocks=welcome.num_blocks,
+            num_total_blocks=welcome.num_blocks,
+            num_requests=0,
+            max_num_seqs=welcome.max_num_seqs,
+            num_queued_tokens=0,
+            label=self._label,
+        )
+        self._ledger = Ledger(view)
+        self._pool.add(view)
         self._on_change()
 
     def _lost(self, reason: str) -> None:
@@ -171,8 +213,8 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         was_connected = self.connected
         self.mismatch = reason
         self.welcome = None
-        self.num_committed_blocks = 0
-        self.num_committed_tokens = 0
+        self._ledger = None
+        self._pool.remove(self.name)
         self._outgoing = asyncio.Queue()
         inboxes, self._inboxes = self._inboxes, {}
         for inbox in inboxes.values():
@@ -182,8 +224,15 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
 
     def _on_load(self, load: types_pb2.Load) -> None:
         self.load = load
-        self.refused = False
-        self.num_committed_blocks = 0
+        if self._ledger is not None:
+            self._ledger.view.num_total_blocks = load.num_total_blocks
+            self._ledger.view.accepting = not load.draining
+            self._ledger.report(
+                num_free_blocks=load.num_free_blocks,
+                num_requests=load.num_running + load.num_waiting,
+                num_queued_tokens=load.num_queued_tokens,
+                now_s=time.perf_counter(),
+            )
         self._on_change()
 
     def _deliver(self, request_id: str, message: Message | TandemError) -> None:

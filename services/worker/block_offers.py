@@ -9,7 +9,7 @@ from collections import deque
 
 from services.worker.host import EngineHost
 from services.worker.store_answers import StoreAnswers
-from shared.engine.messages import ReleaseBlocks
+from shared.engine.messages import ReleaseHeld
 from shared.errors import ConfigError, InvalidRequest, ModelMismatch, TandemError
 from shared.rpc.shipment import Shipment
 from shared.rpc.store_client import StoreClient
@@ -102,7 +102,7 @@ class BlockOffers:
             wanted.ticket,
             len(wanted.indexes),
             self._host.engine.block_bytes,
-            lambda block_id: self._host.engine.submit(ReleaseBlocks((block_id,))),
+            lambda block: self._host.engine.submit(ReleaseHeld((block.block_id,))),
             SEND_TIMEOUT_S,
         )
         held = await self._answers.hold(tuple(hashes[index] for index in wanted.indexes))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from shared.model.checkpoints import write_random_checkpoint
+from shared.model.checkpoints import TOKENIZER_FILES, write_random_checkpoint
 
 SHAPES: dict[str, dict[str, Any]] = {
     "125m": {
@@ -32,16 +32,20 @@ SHAPES: dict[str, dict[str, Any]] = {
 """125m: a small GQA Llama; 1b: TinyLlama's shape."""
 
 
+_ANY_TOKENIZER = Path(__file__).parents[2] / "models" / "demo"  # its text means nothing here; some engines want one
+
+
 def checkpoint(name: str) -> Path:
     """The folder of a shape's bf16 checkpoint, written to the user's cache where it is not there yet."""
     folder = Path.home() / ".cache" / "tandem" / "checkpoints" / name
-    if not (folder / "config.json").exists():
+    if not (folder / TOKENIZER_FILES[0]).exists():
         write_random_checkpoint(
             folder,
             "LlamaForCausalLM",
             max_position_embeddings=16384,
             dtype=torch.bfloat16,
             tie=False,
+            tokenizer_from=_ANY_TOKENIZER,
             **SHAPES[name],
         )
     return folder

@@ -29,6 +29,7 @@ from shared.engine.messages import (
     PoolChanged,
     PrepareFetch,
     ReleaseBlocks,
+    ReleaseHeld,
     ReserveSequence,
     SequenceEnded,
     SequenceFailed,
@@ -168,6 +169,8 @@ class Engine:
                 self._scheduler.release(block_ids)
             case HoldBlocks(key, hashes):
                 self._emit(BlocksHeld(key, self._with_checksums(self._exchange.hold(key, hashes))))
+            case ReleaseHeld(block_ids):
+                self._scheduler.pool.release(block_ids)
             case PrepareFetch(key, hashes, room_to_compute):
                 # One block a running sequence stays free, as where a sequence starts.
                 spare = self._scheduler.num_running

@@ -51,10 +51,17 @@ class ReleaseBlocks:
 
 @dataclass(frozen=True, slots=True)
 class HoldBlocks:
-    """Keep those of these blocks that are here, for a sender. Answer: `BlocksHeld`; then `ReleaseBlocks` for each."""
+    """Keep those of these blocks that are here, for a sender. Answer: `BlocksHeld`; then `ReleaseHeld` for each."""
 
     key: str
     hashes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseHeld:
+    """The sender is done with these blocks."""
+
+    block_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +102,7 @@ Command = (
     | AbortSequence
     | ReleaseBlocks
     | HoldBlocks
+    | ReleaseHeld
     | PrepareFetch
     | AdoptBlocks
     | EndFetch

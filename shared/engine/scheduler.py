@@ -174,7 +174,7 @@ class Scheduler:
                 break
             if sequence.status is not Status.RUNNING:  # preempted by an earlier one of this step
                 continue
-            self._take_cached(sequence)
+            self._skip_cached(sequence)
             count = min(budget, sequence.num_unplanned_tokens, self._tokens_before_cached(sequence))
             if self._in_flight and not self._grow(sequence, count):
                 return StepPlan(())  # nobody can be preempted before the step in flight is done
@@ -324,7 +324,7 @@ class Scheduler:
             self._started.append((sequence.sequence_id, sequence.num_cached_tokens))
         return True
 
-    def _take_cached(self, sequence: Sequence) -> None:
+    def _skip_cached(self, sequence: Sequence) -> None:
         """Blocks of the prompt that came into the pool since the sequence started, fetched or computed for another one,
         need not be computed: it goes on behind them."""
         block_size = self.pool.block_size

@@ -26,10 +26,10 @@ class Shipment:
         ticket: int,
         num_needed: int,
         memory: Callable[[int], memoryview],
-        release: Callable[[int], None],
+        release: Callable[[ShippedBlock], None],
         timeout_s: float,
     ) -> None:
-        """`memory(block_id)` is a block's bytes, `release(block_id)` gives the shipper's reference back. A receiver
+        """`memory(block_id)` is a block's bytes, `release(block)` gives the shipper's reference back. A receiver
         that takes nothing for `timeout_s` after the last chunk is given up."""
         self._transfer = transfer
         self._address = address
@@ -87,15 +87,15 @@ class Shipment:
                 await asyncio.wait(stuck)
 
     async def _send(self, block: ShippedBlock) -> None:
-        memory = self._memory(block.block_id)
         try:
             if self._error is None:
+                memory = self._memory(block.block_id)
                 await self._transfer.send(self._address, self._ticket, block.index, memory)
                 self.num_bytes += memory.nbytes
         except TransferFailed as error:
             self._error = error
         finally:
-            self._release(block.block_id)
+            self._release(block)
 
     async def _send_trailer(self, trailer: types_pb2.HandoffTrailer) -> None:
         trailer.block_indexes.extend(block.index for block in self._sent)

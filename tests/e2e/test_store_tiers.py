@@ -20,6 +20,7 @@ from services.router.dispatcher import DispatchConfig, Dispatcher
 from services.router.fleet import Fleet
 from services.router.metrics import RouterMetrics
 from services.router.placement.policy import Placement, PlacementConfig
+from services.router.placement.views import Pool
 from services.router.prefix_lookup import PrefixLookup
 from services.router.request import Request
 from shared.engine.sampling_params import SamplingParams
@@ -48,7 +49,10 @@ class Chosen(Placement):
     prefill = ""
 
     def choose(self, need, decodes, prefills, *, collocated):
-        named = [view for view in prefills if view.name == self.prefill] if self.prefill else prefills
+        named = Pool()
+        for view in prefills:
+            if self.prefill in ("", view.name):
+                named.add(view)
         return super().choose(need, decodes, named, collocated=collocated)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.router.edge.generation import Generation
+from services.router.edge.scheduling import SchedulingHints
 from services.router.edge.settings import EdgeSettings
 from services.router.request import Core, Request
 from shared.engine.sampling_params import SamplingParams
@@ -52,10 +53,10 @@ class CallInfo:
 
     model: str = ""  # empty: the served one
     request_id: str = ""  # empty: drawn
-    tenant: str = "default"
     arrived_at: float = field(default_factory=time.perf_counter)  # seconds
     timeout_s: float = 0.0  # 0 = none
     trace: Mapping[str, str] = field(default_factory=dict)  # W3C trace context
+    scheduling: SchedulingHints = field(default_factory=SchedulingHints)
 
 
 def checked_request_id(request_id: str) -> str:
@@ -129,10 +130,13 @@ class Frontend:
             request_id=request_id,
             prompt_token_ids=token_ids,
             sampling=sampling.resolved(seed=secrets.randbits(64), max_tokens=max_tokens),
-            tenant=info.tenant,
+            tenant=info.scheduling.tenant,
             arrived_at=info.arrived_at,
             timeout_s=min(limits, default=0.0),
             trace=dict(info.trace),
+            priority=info.scheduling.priority,
+            session=info.scheduling.session,
+            ttft_timeout_s=info.scheduling.ttft_timeout_s,
         )
 
     def start(self, request: Request) -> Generation:

@@ -13,6 +13,7 @@ import grpc.aio
 from services.router.edge.auth import ApiKeys
 from services.router.edge.frontend import CallInfo, ChatPrompt, Frontend, Prompt, TextPrompt, TokensPrompt
 from services.router.edge.generation import OutputDelta, OutputFinish
+from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
 from services.router.request import FinishReason, RequestSummary
 from shared.engine.sampling_params import SamplingParams
@@ -41,7 +42,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         frontend: Frontend,
         settings: EdgeSettings,
         status: Callable[[], inference_pb2.ClusterStatus],
+        explain: Callable[[str], inference_pb2.Explanation],
     ) -> None:
+        """`explain` raises NotFound for a request that it does not know."""
+        self._explain = explain
         self._frontend = frontend
         self._keys = ApiKeys(settings.api_keys)
         self._status = status
@@ -78,6 +82,17 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             await abort(context, error)
         return self._status()
 
+    async def Explain(  # noqa: N802
+        self, request: inference_pb2.ExplainRequest, context: Context
+    ) -> inference_pb2.Explanation:
+        """Why a request went where it went."""
+        try:
+            self._keys.check(_metadata(context).get("authorization"))
+            return self._explain(request.request_id)
+        except TandemError as error:
+            await abort(context, error)
+        raise AssertionError("abort raises")
+
     async def _generate(self, request: inference_pb2.GenerateRequest, context: Context, arrived_at: float) -> None:
         """One coroutine, no generator: a cancelled call unwinds all of it at once."""
         metadata = _metadata(context)
@@ -91,6 +106,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             arrived_at=arrived_at,
             timeout_s=time_left or 0.0,
             trace={key: metadata[key] for key in _TRACE_KEYS if key in metadata},
+            scheduling=scheduling_hints(metadata),
         )
         prepared = await self._frontend.prepare(_prompt(request), sampling_params(request.sampling), info)
         async with contextlib.aclosing(self._frontend.start(prepared)) as generation:

@@ -7,20 +7,20 @@ from services.router.placement.views import Need, WorkerView
 
 def can_hold(view: WorkerView, need: Need) -> bool:
     """Filter: a place in the batch, and free blocks for what it does not hold yet plus one a running request."""
-    missing = _missing_blocks(view, need)
     return (
-        view.accepting and view.num_requests < view.max_num_seqs and missing + view.num_requests <= view.num_free_blocks
+        view.accepting
+        and view.num_requests < view.max_num_seqs
+        and missing_blocks(need, view.name) + view.num_requests <= view.num_free_blocks
     )
 
 
 def decode_load(view: WorkerView, need: Need) -> float:
     """The mean of two shares: blocks free after this request, places free in the batch."""
-    missing = _missing_blocks(view, need)
-    blocks = max(0, view.num_free_blocks - missing) / max(1, view.num_total_blocks)
+    blocks = max(0, view.num_free_blocks - missing_blocks(need, view.name)) / max(1, view.num_total_blocks)
     places = max(0, view.max_num_seqs - view.num_requests) / max(1, view.max_num_seqs)
-    return (blocks + places) / 2
+    return min(1.0, (blocks + places) / 2)
 
 
-def _missing_blocks(view: WorkerView, need: Need) -> int:
+def missing_blocks(need: Need, name: str) -> int:
     """Blocks that the worker does not hold yet."""
-    return max(0, need.num_blocks - view.num_hit_tokens // need.block_size)
+    return max(0, need.num_blocks - need.hits.local.get(name, 0) // need.block_size)

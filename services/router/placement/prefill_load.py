@@ -1,17 +1,26 @@
-"""Scores a prefill worker by the tokens it must compute before this request has its first one."""
+"""Scores a worker by the tokens that it must compute before this request has its first one."""
 
 from __future__ import annotations
 
 from services.router.placement.views import Need, WorkerView
 
 
-def has_turn(view: WorkerView, need: Need, max_queued_tokens: int) -> bool:
-    """Filter: an idle worker always; a busy one while its queue with this request stays within the limit."""
-    uncached = need.num_tokens - view.num_hit_tokens
-    return view.accepting and (view.num_queued_tokens == 0 or view.num_queued_tokens + uncached <= max_queued_tokens)
+def has_turn(view: WorkerView, need: Need, max_queued_tokens: int, patience: float = 1.0) -> bool:
+    """Filter: an idle worker always, a busy one while queued < `max_queued_tokens` + `patience` · hit tokens.
+
+    A worker that holds some of the prompt may have a longer queue. With a patience of 1, by just the tokens that need
+    not be computed: the client waits no longer than for a computation elsewhere. With more, clients wait so that the
+    fleet computes less; the TTFT target bounds by how much.
+    """
+    if not view.accepting:
+        return False
+    queued = view.num_queued_tokens
+    return queued == 0 or queued < max_queued_tokens + patience * need.hits.local.get(view.name, 0)
 
 
-def prefill_load(view: WorkerView, need: Need, max_queued_tokens: int) -> float:
-    """1 / (1 + (queued + uncached) / max_queued_tokens): load and prefix hits in one unit, tokens to compute."""
-    tokens = view.num_queued_tokens + max(0, need.num_tokens - view.num_hit_tokens)
-    return 1.0 / (1.0 + tokens / max_queued_tokens)
+def prefill_load(view: WorkerView, need: Need, scale_tokens: int) -> float:
+    """1 / (1 + (queued + uncached) / scale): load and prefix hits in one unit, tokens to compute.
+
+    `scale_tokens` is where the score is a half; the policy takes the longer of the prompt and its queue limit.
+    """
+    return 1.0 / (1.0 + (view.num_queued_tokens + need.num_uncached_tokens(view.name)) / scale_tokens)

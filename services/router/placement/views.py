@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain, islice
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WorkerView:
-    """One worker as the router sees it now, for one request."""
+    """One worker as the router sees it now. A `Ledger` keeps it true in place, so that a decision builds nothing."""
 
     name: str
     num_free_blocks: int
@@ -17,10 +21,89 @@ class WorkerView:
     max_num_seqs: int
     num_queued_tokens: int
     """Prompt tokens it still has to compute."""
-    num_hit_tokens: int = 0
-    """Of the request's prompt, how many tokens lie in its pool."""
     accepting: bool = True
     """Connected, not draining, and not just found full."""
+    label: tuple[str, ...] = ()
+    """Where it stands, widest first: ("zone-a", "rack-3", "nvlink-1"). Empty: unknown."""
+
+
+class Pool:
+    """The connected workers of one role, in a list that can be drawn from."""
+
+    __slots__ = ("_places", "_views")
+
+    def __init__(self) -> None:
+        self._views: list[WorkerView] = []
+        self._places: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def __iter__(self) -> Iterator[WorkerView]:
+        return iter(self._views)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def get(self, name: str) -> WorkerView | None:
+        """The worker's view, None while it is not connected."""
+        place = self._places.get(name)
+        return None if place is None else self._views[place]
+
+    def add(self, view: WorkerView) -> None:
+        """A worker has connected; replaces an earlier view of its name."""
+        self.remove(view.name)
+        self._places[view.name] = len(self._views)
+        self._views.append(view)
+
+    def remove(self, name: str) -> None:
+        """A worker is gone; unknown names are ignored. The last view takes its place in the list."""
+        place = self._places.pop(name, None)
+        if place is None:
+            return
+        last = self._views.pop()
+        if place < len(self._views):
+            self._views[place] = last
+            self._places[last.name] = place
+
+    def draw(self, rng: random.Random, count: int) -> list[WorkerView]:
+        """`count` different workers at random, all of them where there are no more."""
+        if count >= len(self._views):
+            return list(self._views)
+        return rng.sample(self._views, count)
+
+    def from_random_start(self, rng: random.Random) -> Iterator[WorkerView]:
+        """All workers, once each, beginning anywhere: a search that stops early favours none."""
+        start = rng.randrange(len(self._views)) if self._views else 0
+        return chain(islice(self._views, start, None), islice(self._views, start))
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHits:
+    """How many of a prompt's tokens, from the first on, have their KV somewhere."""
+
+    local: Mapping[str, int] = field(default_factory=dict)
+    """By worker name, in the worker's own pool."""
+    peer: int = 0
+    """The most that any one worker's pool holds."""
+    store: int = 0
+    """The most that the store's host memory or disk holds."""
+    holders: tuple[str, ...] = ()
+    """The workers that hold at least half of the longest hit, the longest first: worth looking at in any fleet."""
+    num_stored_blocks: int | None = 0
+    """Blocks of the prefix up to the last one that the store has, whoever has those before it; None: not known."""
+
+    @classmethod
+    def of(cls, local: Mapping[str, int], store: int = 0, num_stored_blocks: int = 0) -> PrefixHits:
+        """Hits by worker, with what follows from them."""
+        longest = max(local.values(), default=0)
+        best = [name for name, tokens in local.items() if tokens > 0 and 2 * tokens >= longest]
+        best.sort(key=lambda name: -local[name])
+        return cls(local, longest, store, tuple(best), num_stored_blocks)
+
+
+NO_HITS = PrefixHits()
+UNKNOWN_HITS = PrefixHits(num_stored_blocks=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +113,21 @@ class Need:
     num_tokens: int
     """Prompt, and what a retried request had already produced."""
     block_size: int
+    hits: PrefixHits = NO_HITS
+    session: str = ""
+    """Turns of one conversation share it; empty = none."""
+    slack_s: float = math.inf
+    """Seconds until its first token is due."""
 
     @property
     def num_blocks(self) -> int:
         """Blocks for the tokens known now and one more."""
         return -(-(self.num_tokens + 1) // self.block_size)
+
+    def num_hit_tokens(self, name: str) -> int:
+        """Of the prompt, how many tokens lie in the worker's pool."""
+        return self.hits.local.get(name, 0)
+
+    def num_uncached_tokens(self, name: str) -> int:
+        """What the worker would have to compute: at least the last token, which has to be run to get the next."""
+        return max(1, self.num_tokens - self.hits.local.get(name, 0))

@@ -118,6 +118,7 @@ class DecodeWorker(Worker, decode_pb2_grpc.DecodeServiceServicer):
     def __init__(self, name: str, role: types_pb2.WorkerRole.ValueType, script: Script) -> None:
         super().__init__(name, role, script)
         self._remaining: dict[str, int] = {}
+        self._writing = asyncio.Lock()  # a stream takes one message at a time
         self._joined = asyncio.Event()
 
     def join(self, request_id: str, num_tokens: int) -> None:
@@ -154,7 +155,11 @@ class DecodeWorker(Worker, decode_pb2_grpc.DecodeServiceServicer):
         needed = range(len(reserve.token_ids) // BLOCK_SIZE)
         reserved = decode_pb2.Reserved(request_id=reserve.request_id, ticket=ticket, needed_blocks=needed)
         script.stamps[reserve.request_id] = [came, perf_counter()]
-        await context.write(decode_pb2.DecodeEvent(reserved=reserved))
+        await self._write(context, decode_pb2.DecodeEvent(reserved=reserved))
+
+    async def _write(self, context: grpc.aio.ServicerContext[Any, Any], event: decode_pb2.DecodeEvent) -> None:
+        async with self._writing:
+            await context.write(event)
 
     async def _step(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Keeps to its schedule: a step that was written late is followed by the next one sooner."""
@@ -178,7 +183,7 @@ class DecodeWorker(Worker, decode_pb2_grpc.DecodeServiceServicer):
                     self._script.num_running -= 1
                 else:
                     self._remaining[request_id] = remaining - 1
-            await context.write(decode_pb2.DecodeEvent(step=decode_pb2.Step(sequences=sequences)))
+            await self._write(context, decode_pb2.DecodeEvent(step=decode_pb2.Step(sequences=sequences)))
             due = max(due + self._script.step_interval_s, perf_counter() - 0.1)
             await asyncio.sleep(max(0.0, due - perf_counter()))
 

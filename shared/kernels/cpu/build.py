@@ -1,17 +1,17 @@
 """Compiles `source/*.cpp` once for this processor and keeps the library in the user's cache.
 
 A plain C library behind ctypes, not an extension against torch's headers: it compiles in seconds and fits any torch.
-It shares torch's OpenMP runtime, which is loaded already and answers to the same name.
+It asks torch's OpenMP runtime, which is loaded already and answers to the same name, how many threads to use.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SOURCE = Path(__file__).parent / "source"
@@ -20,9 +20,8 @@ FLAGS = (
     "-march=native",
     "-fopenmp",
     "-fno-math-errno",
-    "-shared",
     "-fPIC",
-    "-std=c++17",
+    "-std=c++20",
     "-Wno-maybe-uninitialized",  # GCC 12's own headers of AVX-512
 )
 NEEDED_FLAGS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "fma")
@@ -83,25 +82,34 @@ def _build(compiler: str, target: Path) -> None:
 
 
 def _compile(compiler: str, target: Path) -> None:
-    sources = map(str, sorted(SOURCE.glob("*.cpp")))
-    handle, name = tempfile.mkstemp(dir=target.parent, suffix=".so")
-    os.close(handle)
-    made = Path(name)
+    """Each source by a process of its own, side by side."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder, ThreadPoolExecutor() as pool:
+        objects = [str(Path(folder, source.stem + ".o")) for source in _sources()]
+        commands = [["-c", "-o", made, str(source)] for made, source in zip(objects, _sources(), strict=True)]
+        for _ in pool.map(lambda arguments: _run(compiler, *arguments), commands):
+            pass
+        made = Path(folder, "kernels.so")
+        _run(compiler, "-shared", "-o", str(made), *objects)
+        made.replace(target)
+
+
+def _sources() -> list[Path]:
+    return sorted(SOURCE.glob("*.cpp"))
+
+
+def _run(compiler: str, *arguments: str) -> None:
     try:
         done = subprocess.run(
-            [compiler, *FLAGS, "-o", name, *sources],
+            [compiler, *FLAGS, *arguments],
             capture_output=True,
             text=True,
             timeout=COMPILE_TIMEOUT_S,
             check=False,
         )
-        if done.returncode != 0:
-            raise CannotBuild(f"g++ failed: {done.stderr.strip().splitlines()[-1:]}")
-        made.replace(target)
     except subprocess.TimeoutExpired as error:
         raise CannotBuild(f"g++ did not end within {COMPILE_TIMEOUT_S} s") from error
-    finally:
-        made.unlink(missing_ok=True)
+    if done.returncode != 0:
+        raise CannotBuild(f"g++ failed: {done.stderr.strip().splitlines()[-1:]}")
 
 
 def main() -> None:

@@ -19,8 +19,8 @@ from shared.kernels.rotary import reference as rotary
 
 LANES = 16
 """fp32 numbers in a vector: sizes must be multiples of it."""
-FEW_ROWS = 48
-"""Up to so many rows reading the weights bounds a product; above, arithmetic does, and a blocked product wins."""
+PANEL = 32
+"""Outputs of a projection that lie side by side once its weight is packed."""
 WIDE_CHUNK = 512
 """Rows of a bf16 weight that are widened to fp32 at a time, to stay in the cache."""
 
@@ -31,12 +31,13 @@ def load(path: Path) -> ctypes.CDLL:
     """The library with its functions' argument types declared."""
     library = ctypes.CDLL(str(path))
     p, n = c_void_p, c_int64
+    library.tandem_pack_linear.argtypes = [p, n, n, c_int]
     library.tandem_linear.argtypes = [p, p, p, p, p, n, n, n, c_int]
     library.tandem_rms_norm.argtypes = [p, p, p, p, p, n, n, c_float, c_int]
     library.tandem_silu_mul.argtypes = [p, p, n, n, c_int]
     library.tandem_rotate_and_write.argtypes = [p, p, p, p, p, p, p, p, p, p, c_float, p, p, c_int]
     library.tandem_paged_attention.argtypes = [p, p, p, p, p, p, c_float, p, c_int]
-    for name in ("linear", "rms_norm", "silu_mul", "rotate_and_write", "paged_attention"):
+    for name in ("pack_linear", "linear", "rms_norm", "silu_mul", "rotate_and_write", "paged_attention"):
         getattr(library, f"tandem_{name}").restype = None
     return library
 
@@ -45,23 +46,34 @@ class CpuOps:
     """`DecoderOps` on the CPU in fp32 or bf16. Every product and sum is taken in fp32, whatever the dtype."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
-        self._native_bf16 = bool(torch.cpu._is_avx512_bf16_supported())
+        self.library = library
+        self._has_bf16 = bool(torch.cpu._is_avx512_bf16_supported())
+        self._has_amx = bool(torch.cpu._is_amx_tile_supported())
+
+    def pack_linear(self, weight: Tensor) -> Tensor:
+        """See `PacksLinear`. In place, to panels [out_size / 32, in_size, 32]; with AMX, to what oneDNN wants of it."""
+        out_size, size = weight.shape
+        if self._has_amx and weight.dtype == torch.bfloat16:
+            return torch.ops.mkldnn._reorder_linear_weight(weight, None)  # type: ignore[no-any-return]
+        if out_size % PANEL or size % LANES or not weight.is_contiguous():
+            return weight
+        self.library.tandem_pack_linear(weight.data_ptr(), size, out_size, _is_bf16(weight))
+        return weight.view(out_size // PANEL, size, PANEL)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """See `DecoderOps`. Few rows: one pass over the weights. Many: a blocked fp32 product."""
+        """See `DecoderOps`; a weight that was not packed is left to torch."""
+        if weight.is_mkldnn:
+            return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]
         num_rows, size = x.shape
-        if num_rows == 0 or size % (2 * LANES) or not x.is_contiguous() or not weight.is_contiguous():
-            return functional.linear(x, weight, bias)
-        if num_rows > FEW_ROWS:
-            if x.dtype == torch.bfloat16 and not self._native_bf16:
-                return _wide_linear(x, weight, bias)
-            return functional.linear(x, weight, bias)
+        if weight.dim() == 2 or num_rows == 0:
+            return self._plain_linear(x, weight, bias)
         assert x.dtype == weight.dtype, f"{x.dtype} times {weight.dtype}"
-        assert weight.shape[1] == size, f"{tuple(x.shape)} times {tuple(weight.shape)} transposed"
-        out = torch.empty((num_rows, weight.shape[0]), dtype=x.dtype)
-        scratch = torch.empty(2 * num_rows * size, dtype=torch.float32)
-        self._library.tandem_linear(
+        assert weight.shape[1] == size, f"{size} columns times panels {tuple(weight.shape)}"
+        assert x.is_contiguous(), "x is strided"
+        out_size = weight.shape[0] * PANEL
+        out = torch.empty((num_rows, out_size), dtype=x.dtype)
+        scratch = torch.empty(num_rows * size, dtype=torch.float32)
+        self.library.tandem_linear(
             x.data_ptr(),
             weight.data_ptr(),
             _pointer(bias),
@@ -69,10 +81,17 @@ class CpuOps:
             scratch.data_ptr(),
             num_rows,
             size,
-            weight.shape[0],
+            out_size,
             _is_bf16(x),
         )
         return out
+
+    def _plain_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if weight.dim() == 3:  # no rows
+            return x.new_empty((0, weight.shape[0] * PANEL))
+        if x.dtype == torch.bfloat16 and not self._has_bf16:
+            return _wide_linear(x, weight, bias)
+        return functional.linear(x, weight, bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `DecoderOps`."""
@@ -99,7 +118,7 @@ class CpuOps:
         assert weight.dtype == x.dtype, f"weight {weight.dtype} for {x.dtype}"
         rows = x.numel() // size
         pointers = (x.data_ptr(), _pointer(residual), weight.data_ptr(), out.data_ptr(), _pointer(total))
-        self._library.tandem_rms_norm(*pointers, rows, size, eps, _is_bf16(x))
+        self.library.tandem_rms_norm(*pointers, rows, size, eps, _is_bf16(x))
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """See `DecoderOps`."""
@@ -108,7 +127,7 @@ class CpuOps:
             return activation.silu_mul(gate_up)
         assert gate_up.is_contiguous(), "gate_up is strided"
         out = torch.empty((rows, both // 2), dtype=gate_up.dtype)
-        self._library.tandem_silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, both // 2, _is_bf16(gate_up))
+        self.library.tandem_silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, both // 2, _is_bf16(gate_up))
         return out
 
     def rotate_and_write(
@@ -142,7 +161,7 @@ class CpuOps:
         strides = (c_int64 * 3)(query.stride(0), key.stride(0), value.stride(0))
         num_layers, num_kv_heads, block_size = kv_blocks.shape[1], kv_blocks.shape[3], kv_blocks.shape[4]
         sizes = (c_int64 * 7)(num_tokens, num_heads, num_kv_heads, head_dim, block_size, num_layers, layer)
-        self._library.tandem_rotate_and_write(
+        self.library.tandem_rotate_and_write(
             query.data_ptr(),
             key.data_ptr(),
             value.data_ptr(),
@@ -173,7 +192,7 @@ class CpuOps:
         """See `DecoderOps`."""
         num_tokens, num_heads, head_dim = query.shape
         num_kv_heads = kv_blocks.shape[3]
-        if head_dim % LANES or num_heads // num_kv_heads > 64:
+        if head_dim % LANES:
             return attention.paged_attention(query, kv_blocks, layer, batch, scale=scale, window=window)
         check_paged_attention(query, kv_blocks, layer, batch, window)
         assert query.is_contiguous(), "the query is strided"
@@ -189,7 +208,7 @@ class CpuOps:
             batch.block_tables.shape[1],
             window or 0,
         )
-        self._library.tandem_paged_attention(
+        self.library.tandem_paged_attention(
             query.data_ptr(),
             kv_blocks.data_ptr(),
             batch.block_tables.data_ptr(),

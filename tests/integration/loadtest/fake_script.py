@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -26,14 +25,14 @@ class Script:
     token_ids: bool = True  # False: a server that only counts
     service_ms: float = 0.0  # one request after the other takes so long before its answer: a queue
 
-    def dump(self) -> str:
-        """As the server's argument."""
-        return json.dumps(asdict(self))
+    @property
+    def deadly(self) -> bool:
+        """Whether the process may end by it."""
+        return any(behaviour.die_after is not None for behaviour in self.behaviours)
 
     @staticmethod
-    def load(text: str) -> Script:
-        """What `dump` wrote."""
-        fields = json.loads(text)
+    def load(fields: dict[str, Any]) -> Script:
+        """From what `asdict` gave."""
         behaviours = []
         for entry in fields["behaviours"]:
             entry["messages"] = tuple((gap, count) for gap, count in entry["messages"])
@@ -73,9 +72,3 @@ class Truth:
         for before, after, count in zip(self.sent_s, self.sent_s[1:], self.counts[1:], strict=False):
             gaps += [after - before] + [0.0] * (count - 1)
         return gaps
-
-
-def read_truth(path: Path) -> dict[str, Truth]:
-    """The server's log by request id; warm-up included."""
-    rows = [Truth(**json.loads(line)) for line in path.read_text().splitlines()]
-    return {row.request_id: row for row in rows}

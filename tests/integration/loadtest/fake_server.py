@@ -1,7 +1,8 @@
-"""A server that answers as scripted, over HTTP and gRPC, and logs when it really did.
+"""Servers that answer as scripted, over HTTP and gRPC, and log when they really did.
 
-A process of its own: `python -m tests.integration.loadtest.fake_server SCRIPT LOG`, both files. It prints a line of
-JSON with its ports when it serves, and writes LOG when stdin is closed.
+A process of its own, `python -m tests.integration.loadtest.fake_server`, holding any number of servers. It reads lines
+of JSON: a script starts a server and is answered by its ports, `{"finish": port}` ends the one with that HTTP port and
+is answered by its log. It ends when stdin is closed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -182,24 +182,49 @@ class GrpcSide(inference_pb2_grpc.InferenceServiceServicer):
         )
 
 
-async def serve(stage: Stage) -> None:
+class Server:
+    """A stage behind both protocols."""
+
+    def __init__(self, script: Script) -> None:
+        self.stage = Stage(script)
+        self._grpc = grpc.aio.server()
+
+    async def start(self) -> dict[str, int]:
+        """Serves on any free ports, which it returns."""
+        loop = asyncio.get_running_loop()
+        self._http = await loop.create_server(lambda: HttpSide(self.stage), "127.0.0.1", 0, backlog=1024)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(GrpcSide(self.stage), self._grpc)
+        port = self._grpc.add_insecure_port("127.0.0.1:0")
+        await self._grpc.start()
+        return {"http": self._http.sockets[0].getsockname()[1], "grpc": port}
+
+    async def stop(self) -> None:
+        """Takes nothing more; what is being answered is dropped."""
+        self._http.close()
+        await self._grpc.stop(0)
+
+
+async def main() -> None:
     """Until stdin is closed."""
-    loop = asyncio.get_running_loop()
-    http = await loop.create_server(lambda: HttpSide(stage), "127.0.0.1", 0, backlog=1024)
-    server = grpc.aio.server()
-    inference_pb2_grpc.add_InferenceServiceServicer_to_server(GrpcSide(stage), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    print(json.dumps({"http": http.sockets[0].getsockname()[1], "grpc": port}), flush=True)
-    reader = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    await reader.read()
-    http.close()
-    await server.stop(0)
+    reader = asyncio.StreamReader(limit=1 << 24)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    servers: dict[int, Server] = {}
+    while line := await reader.readline():
+        order = json.loads(line)
+        answer: object
+        if "finish" in order:
+            server = servers.pop(order["finish"])
+            await server.stop()
+            answer = [asdict(truth) for truth in server.stage.log]
+        else:
+            server = Server(Script.load(order))
+            answer = ports = await server.start()
+            servers[ports["http"]] = server
+        print(json.dumps(answer), flush=True)
+    for server in servers.values():
+        await server.stop()
 
 
 if __name__ == "__main__":
-    scripted = Stage(Script.load(Path(sys.argv[1]).read_text()))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(scripted))
-    Path(sys.argv[2]).write_text("".join(json.dumps(asdict(truth)) + "\n" for truth in scripted.log))
+        runner.run(main())

@@ -16,8 +16,11 @@ import pytest
 from loadtest.cli import main
 from tests.integration.loadtest.conftest import REPOSITORY, StartFake
 from tests.integration.loadtest.fake_script import Behaviour
+from tests.integration.loadtest.priority import REAL_TIME, may_go_first
 
 QUICK = Behaviour(messages=((10, 1), (5, 1), (5, 1)))
+BUSY_SHARE = 0.01
+"""Of the time: where one request in a hundred finds the core taken, the 99th percentile is the machine's."""
 WORKLOAD = ("--workload", "fixed:input=16,output=3")
 SLO = ("--slo", "ttft=400ms,tpot=200ms", "--max-lag", "2s")
 
@@ -87,20 +90,21 @@ def test_fresh_seeds_differ_and_a_given_one_is_kept(start_fake: StartFake, call:
 def test_a_sweep_finds_the_limit_of_a_queue_and_sweeps_are_compared(
     start_fake: StartFake, call: Call, tmp_path: Path
 ) -> None:
-    for name, service_ms in (("quick", 25.0), ("slow", 60.0)):
+    for name, service_ms in (("quick", 12.5), ("slow", 25.0)):
         server = start_fake(QUICK, service_ms=service_ms)
-        search = ("--rate", "8", "--arrivals", "constant", "--num-requests", "40", "--tolerance", "40", "--seed", "3")
+        search = ("--rate", "40", "--arrivals", "constant", "--num-requests", "64", "--tolerance", "40", "--seed", "3")
         done = call(
             "sweep", "--target", server.http, *WORKLOAD, *SLO, *search, "--label", name, "--out", str(tmp_path / name)
         )
         assert done.status == 0, done.stderr
-    # Constant arrivals: the queue grows without bound above 1000 / service_ms a second.
+    # Constant arrivals: above 1000 / service_ms a second the queue grows, and too few requests come to fill it above
+    # some 170 and 55 a second.
     limits = {
         name: json.loads((tmp_path / name / "sweep.json").read_text())["max_goodput"] for name in ("quick", "slow")
     }
-    assert 25 <= limits["quick"]["rate"] <= 64
-    assert 11 <= limits["slow"]["rate"] <= 26
-    assert (tmp_path / "quick" / "rate-8" / "report.html").exists()
+    assert 80 <= limits["quick"]["rate"] <= 240
+    assert 40 <= limits["slow"]["rate"] <= 60
+    assert (tmp_path / "quick" / "rate-40" / "report.html").exists()
     done = call("compare", str(tmp_path / "quick"), str(tmp_path / "slow"), "--out", str(tmp_path / "both"))
     assert done.status == 0
     assert "max goodput" in done.stdout
@@ -111,7 +115,7 @@ def test_ctrl_c_writes_what_was_measured(start_fake: StartFake, tmp_path: Path) 
     server = start_fake(QUICK)
     out = tmp_path / "run"
     arguments = command(
-        "run", "--target", server.grpc, *WORKLOAD, *SLO, "--rate", "20", "--duration", "600", "--out", str(out)
+        "run", "--target", server.http, *WORKLOAD, *SLO, "--rate", "20", "--duration", "600", "--out", str(out)
     )
     process = subprocess.Popen(
         arguments, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
@@ -176,13 +180,18 @@ def test_the_generator_keeps_its_schedule_at_200_requests_a_second_on_one_core(
     start_fake: StartFake, tmp_path: Path
 ) -> None:
     server = start_fake(Behaviour(messages=((50, 1), *((20, 1),) * 15)))
-    lags = []
+    arguments = ("--workload", "fixed:input=256,output=16", "--rate", "200", "--duration", "8", *SLO)
+    one_core = ("taskset", "-c", "0", *(REAL_TIME if may_go_first() else ()))
+    lags, waits = [], []
     for attempt in range(3):
         out = tmp_path / str(attempt)
-        arguments = ("--workload", "fixed:input=256,output=16", "--rate", "200", "--duration", "8", *SLO)
-        one_core = ["taskset", "-c", "0", *command("run", "--target", server.http, *arguments, "--out", str(out))]
-        subprocess.run(one_core, cwd=REPOSITORY, capture_output=True, timeout=60, check=True)
-        lags.append(json.loads((out / "summary.json").read_text())["schedule_lag_ms"]["p99"])
+        run = [*one_core, *command("run", "--target", server.http, *arguments, "--out", str(out))]
+        subprocess.run(run, cwd=REPOSITORY, capture_output=True, timeout=60, check=False)
+        summary = json.loads((out / "summary.json").read_text())
+        lags.append(summary["schedule_lag_ms"]["p99"])
+        waits.append(summary["generator"]["waited_share"])
         if lags[-1] < 5:
-            break
+            return
+    if min(waits) > BUSY_SHARE:
+        pytest.skip(f"the machine is busy: the generator waited for its core {min(waits):.0%} of the time or more")
     assert min(lags) < 5, lags

@@ -26,6 +26,7 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServiceServicer, decode_pb2_grpc.De
         self.num_blocks = 100
         self.commands: asyncio.Queue = asyncio.Queue()
         self.context = None
+        self._writing = asyncio.Lock()
         self.server: RpcServer | None = None
         self.address = "127.0.0.1:0"
 
@@ -71,7 +72,8 @@ class ScriptedWorker(prefill_pb2_grpc.PrefillServiceServicer, decode_pb2_grpc.De
 
     async def send(self, **event) -> None:
         kind = prefill_pb2.PrefillEvent if self.prefill else decode_pb2.DecodeEvent
-        await self.context.write(kind(**event))
+        async with self._writing:  # one write at a time: the Welcome may still be on its way
+            await self.context.write(kind(**event))
 
     async def expect(self, kind: type):
         """The next command, which must be of that kind."""

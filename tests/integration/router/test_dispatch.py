@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 
 import pytest
 
 from services.router.dispatcher import DispatchConfig, Dispatcher
+from services.router.explanation import explanation
 from services.router.fleet import Fleet
+from services.router.placement.disaggregation import Thresholds
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.prefix_lookup import PrefixLookup
 from services.router.request import FinishReason, Request
 from shared.engine.sampling_params import SamplingParams
-from shared.errors import InvalidRequest, Overloaded, PromptTooLong, TandemError, TransferFailed, WorkerLost
+from shared.errors import InvalidRequest, NotFound, Overloaded, PromptTooLong, TandemError, TransferFailed, WorkerLost
 from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
 from tests.integration.router.scripted_worker import DEADLINE_S, ScriptedWorker
@@ -27,6 +30,7 @@ class NoMetrics:
 
     def __init__(self) -> None:
         self.outcomes: list[str] = []
+        self.routes: list[str] = []
 
     def finished(self, active) -> None:
         self.outcomes.append("finished")
@@ -37,6 +41,9 @@ class NoMetrics:
     def cancelled(self) -> None:
         self.outcomes.append("cancelled")
 
+    def placed(self, route) -> None:
+        self.routes.append(route.value)
+
     def retried(self, error: TandemError) -> None:
         self.outcomes.append(f"retried {error.code}")
 
@@ -44,7 +51,8 @@ class NoMetrics:
 class Router:
     """The core over a fleet of scripted workers."""
 
-    def __init__(self, prefills, decodes, **config) -> None:
+    def __init__(self, prefills, decodes, placement=None, **config) -> None:
+        self._placement = placement or {}
         self.workers = {worker.name: worker for worker in (*prefills, *decodes)}
         self._prefills, self._decodes = prefills, decodes
         self._config = config
@@ -61,7 +69,7 @@ class Router:
         )
         self.metrics = NoMetrics()
         lookup = PrefixLookup(None, self.fleet)
-        placement = Placement(PlacementConfig())
+        placement = Placement(PlacementConfig(**self._placement))
         config = DispatchConfig(collocated=not self._prefills, **self._config)
         self.dispatcher = Dispatcher(self.fleet, placement, lookup, self.metrics, config)
         self.fleet.start()
@@ -87,6 +95,11 @@ class Router:
     def submit(self, request_id="r", **sampling):
         params = SamplingParams(**{"seed": 1, "max_tokens": 8, **sampling})
         return self.dispatcher.submit(Request(request_id, PROMPT, params))
+
+    def ask(self, request_id="r", prompt=PROMPT, **fields):
+        """Like `submit`, with fields of the request instead of sampling's."""
+        params = SamplingParams(seed=1, max_tokens=8)
+        return self.dispatcher.submit(Request(request_id, prompt, params, arrived_at=time.perf_counter(), **fields))
 
 
 def prefill_worker(name="p0", **kwargs) -> ScriptedWorker:
@@ -324,3 +337,114 @@ async def test_logprobs_and_finish_reach_the_client():
         (delta,) = [delta async for delta in running]
         assert delta.finish_reason is FinishReason.STOP
         assert delta.logprobs[0].top == ((50, -0.5),)
+
+
+async def test_a_short_suffix_is_prefilled_by_the_decode_worker_and_counted():
+    prefill, decode = prefill_worker(), decode_worker()
+    thresholds = Thresholds(short_suffix_tokens=len(PROMPT))
+    async with Router([prefill], [decode], placement={"thresholds": thresholds}) as router:
+        running = router.submit()
+        reserve = await decode.expect(decode_pb2.Reserve)
+        assert reserve.prefill_here
+        await decode.step(reserve.request_id, 50, finish=STOP)
+        assert await read(running) == [50]
+        assert running.summary.prefill_worker == ""
+        longer = router.ask("longer", prompt=(*PROMPT, 1))
+        assert not (await decode.expect(decode_pb2.Reserve)).prefill_here
+        await longer.aclose()
+        assert router.metrics.routes == ["short_suffix", "hand_off"]
+
+
+async def test_a_placement_can_be_explained_with_every_attempt():
+    prefill, first, second = prefill_worker(), decode_worker("d0"), decode_worker("d1")
+    second.num_blocks = 60
+    async with Router([prefill], [first, second]) as router:
+        running = router.submit()
+        await first.expect(decode_pb2.Reserve)
+        await first.stop()
+        await second.expect(decode_pb2.Reserve)
+        told = explanation(router.dispatcher.decisions, "r")
+        assert [a.decode_worker for a in told.attempts] == ["d0", "d1"]
+        before, after = told.attempts
+        assert [c.worker for c in before.decode_candidates] == ["d0", "d1"]
+        assert [c.worker for c in after.decode_candidates] == ["d1"]
+        assert [p.scorer for p in before.prefill_candidates[0].parts] == ["queue"]
+        assert before.route == "hand_off"
+        with pytest.raises(NotFound):
+            explanation(router.dispatcher.decisions, "another")
+        await running.aclose()
+
+
+async def serve_some(router: Router, prefill: ScriptedWorker, decode: ScriptedWorker, compute_ms: float) -> None:
+    """Enough prompts for the predictor, each said to have taken `compute_ms`."""
+    for n in range(10):
+        running = router.ask(f"learn-{n}")
+        submit = await to_submit(prefill, decode)
+        await prefill.first_token(submit.request_id, 50, finish=STOP, prefill_compute_ms=compute_ms)
+        await read(running)
+
+
+async def test_what_can_no_longer_meet_its_ttft_deadline_is_refused_at_once():
+    prefill, decode = prefill_worker(), decode_worker()
+    async with Router([prefill], [decode]) as router:
+        await serve_some(router, prefill, decode, compute_ms=500.0)
+        begin = time.perf_counter()
+        hopeless = router.ask("hopeless", ttft_timeout_s=0.3)
+        with pytest.raises(Overloaded) as refused:
+            await read(hopeless)
+        assert time.perf_counter() - begin < 0.25
+        assert refused.value.retry_after_s >= 1
+        assert decode.commands.empty()
+        patient = router.ask("patient", ttft_timeout_s=30.0)
+        await decode.expect(decode_pb2.Reserve)
+        await patient.aclose()
+
+
+async def test_a_request_whose_deadline_passes_in_the_queue_is_refused_then():
+    prefill, decode = prefill_worker(), decode_worker()
+    async with Router([prefill], [decode]) as router:
+        await decode.report(num_free_blocks=0, num_total_blocks=100)
+        await router.until(lambda: router.fleet.decodes["d0"].load.num_free_blocks == 0)
+        waiting = router.ask("late", ttft_timeout_s=0.05)
+        with pytest.raises(Overloaded):
+            await read(waiting)
+        assert router.dispatcher.num_waiting == router.dispatcher.num_active == 0
+
+
+async def test_a_tenant_that_floods_does_not_hold_up_another():
+    prefill, decode = prefill_worker(), decode_worker()
+    async with Router([prefill], [decode]) as router:
+        await decode.report(num_free_blocks=0, num_total_blocks=100)
+        await router.until(lambda: router.fleet.decodes["d0"].load.num_free_blocks == 0)
+        waiting = [router.ask(f"flood-{n}", tenant="flood") for n in range(6)]
+        waiting.append(router.ask("quiet", tenant="quiet"))
+        await router.until(lambda: router.dispatcher.num_waiting == 7)
+        await decode.report(num_free_blocks=90, num_total_blocks=100)
+        order = [(await decode.expect(decode_pb2.Reserve)).request_id for _ in waiting]
+        assert order.index("quiet#1") <= 1
+        for running in waiting:
+            await running.aclose()
+
+
+async def test_a_request_cancelled_as_it_is_placed_leaves_nothing_on_the_workers():
+    prefill, decode = prefill_worker(), decode_worker()
+    async with Router([prefill], [decode]) as router:
+        for n in range(20):
+            running = router.submit(f"r{n}")
+            for _ in range(n % 5):
+                await asyncio.sleep(0)
+            await running.aclose()
+        view = router.fleet.decode_pool.get("d0")
+        assert (view.num_free_blocks, view.num_requests) == (100, 0)
+        assert router.fleet.prefill_pool.get("p0").num_queued_tokens == 0
+
+
+async def test_workers_that_say_nothing_of_a_request_lose_it():
+    prefill, decode = prefill_worker(), decode_worker()
+    async with Router([prefill], [decode], worker_timeout_s=0.3, max_attempts=1) as router:
+        running = router.submit()
+        submit = await to_submit(prefill, decode)
+        await prefill.first_token(submit.request_id, 50)
+        with pytest.raises(WorkerLost, match=r"nothing heard of the request for 0\.3 s"):
+            await read(running)
+        assert (await decode.expect(types_pb2.Cancel)).request_id == submit.request_id

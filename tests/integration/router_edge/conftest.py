@@ -69,6 +69,11 @@ class Edge:
 StartEdge = Callable[..., Awaitable[Edge]]
 
 
+def explain(request_id: str) -> inference_pb2.Explanation:
+    """A router that remembers every request."""
+    return inference_pb2.Explanation(request_id=request_id)
+
+
 def cluster_status() -> inference_pb2.ClusterStatus:
     return inference_pb2.ClusterStatus(router_name="router-0", model_name=MODEL, ready=True, num_finished=3)
 
@@ -100,7 +105,7 @@ async def start_edge(edge_tokenizer: Tokenizer) -> AsyncIterator[StartEdge]:
             http = HttpServer("127.0.0.1:0", app)
             await http.start()
             stack.push_async_callback(http.stop, 0)
-            servicer = InferenceServicer(frontend, options, cluster_status)
+            servicer = InferenceServicer(frontend, options, cluster_status, explain)
             rpc = RpcServer("127.0.0.1:0", servicer.register, (SERVICE_NAME,))
             await rpc.start()
             stack.push_async_callback(rpc.stop, 0)

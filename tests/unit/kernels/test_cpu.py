@@ -41,13 +41,44 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 @needs_library
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 7, 33, 48, 49, 130])
-@pytest.mark.parametrize(("in_size", "out_size"), [(64, 96), (96, 35), (256, 1), (40, 24)])
+@pytest.mark.parametrize(
+    ("rows", "in_size", "out_size"),
+    [
+        *((rows, 64, 96) for rows in (0, 1, 2, 3, 4, 12, 13, 36, 37, 75)),
+        (3, 16, 32),
+        (5, 1040, 160),
+        (240, 1040, 160),  # more rows, and more of a row, than are worked on at a time
+        (4, 96, 35),
+        (60, 40, 32),
+    ],
+)
 def test_linear(cpu, dtype, rows, in_size, out_size):
     x, weight = random(rows, in_size, dtype=dtype), random(out_size, in_size, dtype=dtype, seed=1)
+    packed = cpu.pack_linear(weight.clone())
+    assert (packed.dim() == 3) == (out_size % 32 == 0 and in_size % 16 == 0)
     for bias in (None, random(out_size, dtype=dtype, seed=2)):
         exact = (x.double() @ weight.double().t() + (0 if bias is None else bias.double())).to(dtype)
-        close(cpu.linear(x, weight, bias), exact)
+        close(cpu.linear(x, packed, bias), exact)
+
+
+@needs_library
+def test_linear_hands_on_nan_and_infinity(cpu):
+    x = random(5, 64, dtype=torch.bfloat16)
+    x[1, 3], x[4, 60] = float("nan"), float("inf")
+    out = cpu.linear(x, cpu.pack_linear(random(96, 64, dtype=torch.bfloat16, seed=1)), None)
+    assert out[1].isnan().all()
+    assert not out[4].isfinite().any()
+    assert out[[0, 2, 3]].isfinite().all()
+
+
+@needs_library
+def test_with_amx_the_weights_are_packed_by_onednn(cpu, monkeypatch):
+    monkeypatch.setattr(cpu, "_has_amx", True)
+    x, weight = random(3, 64, dtype=torch.bfloat16), random(96, 64, dtype=torch.bfloat16, seed=1)
+    exact = (x.double() @ weight.double().t()).to(x.dtype)
+    packed = cpu.pack_linear(weight)
+    assert packed.is_mkldnn
+    close(cpu.linear(x, packed, None), exact)
 
 
 @needs_library
@@ -107,11 +138,21 @@ PLANS = {
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 1, 9, 70])
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
-@pytest.mark.parametrize(("heads", "head_dim"), [((4, 2), 64), ((16, 1), 32), ((3, 3), 80), ((8, 2), 24)])
+@pytest.mark.parametrize(("heads", "head_dim"), [((6, 2), 64), ((21, 3), 80), ((8, 2), 24)])
 def test_paged_attention(cpu, dtype, window, plan, heads, head_dim):
     case = AttentionCase(plan, heads, head_dim, block_size=16, dtype=dtype)
     found = cpu.paged_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=0.3, window=window)
     close(found, case.expected(window).to(dtype))
+
+
+@needs_library
+@pytest.mark.parametrize("plan", ["decodes", "prompts"])
+def test_attention_hides_no_nan(cpu, plan):
+    case = AttentionCase(PLANS[plan], (4, 2), 64, block_size=16)
+    case.query[-1, 0, 0] = float("nan")
+    out = cpu.paged_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=0.3, window=None)
+    assert out[-1, :64].isnan().all()
+    assert out[:-1].isfinite().all()
 
 
 @needs_library
@@ -149,10 +190,21 @@ def test_without_processor_or_compiler_the_reason_is_given_and_torch_serves(monk
 
 @needs_library
 def test_the_library_is_compiled_once(monkeypatch, tmp_path):
+    compiled = []
     monkeypatch.setattr(build, "_cache_folder", lambda: tmp_path / "cache")
-    first = build.library()
-    monkeypatch.setattr(build, "_compile", lambda *_: pytest.fail("it was compiled again"))
-    assert build.library() == first
+    monkeypatch.setattr(build, "_compile", lambda compiler, target: (compiled.append(target), target.touch()))
+    assert build.library() == build.library()
+    assert len(compiled) == 1
+
+
+@needs_library
+def test_what_the_compiler_says_is_the_reason(monkeypatch, tmp_path):
+    (tmp_path / "broken.cpp").write_text("#error no such thing\n")
+    monkeypatch.setattr(build, "SOURCE", tmp_path)
+    monkeypatch.setattr(build, "_cache_folder", lambda: tmp_path / "cache")
+    with pytest.raises(build.CannotBuild, match=r"g\+\+ failed"):
+        build.library()
+    assert not list((tmp_path / "cache").glob("*.so"))
 
 
 @needs_library

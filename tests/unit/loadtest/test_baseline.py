@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from loadtest.baseline.budget import Budget
+from loadtest.baseline.calibration import Alone, Sample
+from loadtest.baseline.contest import Contest, Entrant, best_of_each_system, rate_for_all
 from loadtest.baseline.model import SHAPES, Shape, write_model
-from loadtest.baseline.outcome import common_rate, outcome_rows, write_outcome
-from loadtest.baseline.study import Measured
+from loadtest.baseline.outcome import common_rate, outcome_rows, write_figures, write_outcome
 from loadtest.baseline.systems import SYSTEMS, make_cluster
+from loadtest.config import LoadConfig
 from loadtest.rate_search import Point, SearchSpace
 from loadtest.results import write_json
+from loadtest.run import RunResult
 from loadtest.sweep import Sweep
-from shared.errors import ConfigError
+from loadtest.workloads.spec import TraceOptions, parse_workload
+from shared.errors import ConfigError, WorkerLost
 from shared.model.config import ModelConfig
-from tests.unit.loadtest.factories import answered, result
+from tests.unit.loadtest.factories import answered, broken, result
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 TINY = Shape("tiny", hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2)
@@ -46,7 +55,11 @@ def test_every_system_has_the_same_memory_for_kv(tmp_path: Path) -> None:
     assert [system.mode for system in SYSTEMS] == ["disaggregated", "collocated", "collocated"]
 
 
-def measured(index: int, rates: dict[float, float], folder: Path) -> Measured:
+async def no_run(config: LoadConfig, folder: str) -> RunResult:
+    raise AssertionError("nothing is run")
+
+
+def entrant(index: int, rates: dict[float, float], folder: Path, chunk_len: int = 128) -> Entrant:
     """A system with its attainment at some rates."""
     run = result([answered(i, sent_s=float(i)) for i in range(10)])
     sweep = Sweep(run.config, SearchSpace())
@@ -56,28 +69,142 @@ def measured(index: int, rates: dict[float, float], folder: Path) -> Measured:
         sweep.rows[-1] |= {"attainment": attainment, "goodput": rate * attainment}
     folder.mkdir(parents=True)
     write_json(folder / "sweep.json", sweep.as_json())
-    return Measured(SYSTEMS[index], 128, folder, sweep)
+    return Entrant(SYSTEMS[index], chunk_len, folder, sweep, no_run)
 
 
-def test_the_table_compares_at_the_highest_rate_that_all_were_measured_at(tmp_path: Path) -> None:
+def test_the_table_compares_at_the_highest_rate_that_all_could_serve(tmp_path: Path) -> None:
     found = [
-        measured(0, {2.0: 1.0, 4.0: 0.95, 8.0: 0.3}, tmp_path / "trace" / "a"),
-        measured(1, {2.0: 0.9, 4.0: 0.5, 1.0: 1.0}, tmp_path / "trace" / "b"),
-        measured(2, {2.0: 0.2, 4.0: 0.1}, tmp_path / "trace" / "c"),
+        entrant(0, {2.0: 1.0, 4.0: 0.95, 8.0: 0.3}, tmp_path / "trace" / "a"),
+        entrant(1, {2.0: 0.9, 4.0: 0.5, 1.0: 1.0}, tmp_path / "trace" / "b"),
+        entrant(2, {2.0: 0.95, 4.0: 0.1}, tmp_path / "trace" / "c"),
+        entrant(2, {3.0: 0.2}, tmp_path / "trace" / "d", chunk_len=512),
     ]
-    assert common_rate(found) == 4.0
-    rows = outcome_rows(found)
-    assert [row[2] for row in rows] == ["3.80", "1.80", "none"]
-    assert [row[3] for row in rows] == ["2.00", "1.00", "none"]
-    assert [row[4:6] for row in rows] == [["4", "95.0%"], ["4", "50.0%"], ["4", "10.0%"]]
-    text = write_outcome(tmp_path, {"trace": found})
+    best = best_of_each_system(found)
+    assert best == found[:3]
+    assert common_rate(best) == 2.0
+    rows = outcome_rows(best, 2.0)
+    assert [row[2] for row in rows] == ["3.80", "1.80", "1.90"]
+    assert [row[3:5] for row in rows] == [["4", "8"], ["2", "4"], ["2", "4"]]
+    assert [row[5] for row in rows] == ["2.00", "1.00", "none"]
+    assert all("-" not in row[6:] for row in rows)
+    text = write_outcome(tmp_path, {"trace": found, "long-prompts": []})
+    assert "## trace, latencies at 2 req/s" in text
     assert "| 1 prefill + 1 decode | 128 | 3.80 |" in text
+    assert "| 1 collocated, all cores | 512 | none | - | 3 |" in text
     assert (tmp_path / "outcome.md").read_text() == text
     assert (tmp_path / "trace" / "report.html").exists()
-    assert json.loads((tmp_path / "trace" / "comparison.json").read_text())["kind"] == "sweep"
+    assert len(json.loads((tmp_path / "trace" / "comparison.json").read_text())["names"]) == 3
 
 
-def test_systems_without_a_rate_in_common_are_not_compared_at_one(tmp_path: Path) -> None:
-    found = [measured(0, {2.0: 1.0}, tmp_path / "a"), measured(1, {3.0: 1.0}, tmp_path / "b")]
-    assert common_rate(found) is None
-    assert outcome_rows(found)[0][4:] == ["-"] * 6
+def test_systems_that_share_no_rate_within_the_targets_are_compared_at_the_highest_that_they_share(
+    tmp_path: Path,
+) -> None:
+    found = [entrant(0, {2.0: 1.0, 3.0: 0.4}, tmp_path / "a"), entrant(1, {2.0: 0.5, 3.0: 0.2}, tmp_path / "b")]
+    assert common_rate(found) == 3.0
+    apart = [entrant(0, {2.0: 1.0}, tmp_path / "c"), entrant(1, {3.0: 1.0}, tmp_path / "d")]
+    assert common_rate(apart) is None
+    assert outcome_rows(apart, None)[0][6:] == ["-"] * 4
+    assert rate_for_all(apart) == 2.0
+    assert rate_for_all(found) is None
+
+
+def test_figures_for_scripts_name_the_best_baseline_as_the_peer(tmp_path: Path) -> None:
+    found = [
+        entrant(0, {2.0: 1.0, 4.0: 0.1}, tmp_path / "a"),
+        entrant(1, {2.0: 0.9, 4.0: 0.5}, tmp_path / "b"),
+        entrant(2, {2.0: 1.0, 4.0: 1.0}, tmp_path / "c"),
+    ]
+    write_figures(tmp_path / "figures.json", {"trace": found})
+    results = json.loads((tmp_path / "figures.json").read_text())["results"]
+    assert results[0] == {
+        "name": "trace, 1 prefill + 1 decode, chunks of 128: max goodput",
+        "value": 2.0,
+        "unit": "req/s",
+        "peer": "1 collocated, all cores",
+        "ratio": 0.5,
+    }
+    assert len(results) == 3 * 5
+    assert {result["unit"] for result in results} == {"req/s", "ms"}
+
+
+class Clock:
+    """Time that passes when something is run."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def contestants(clock: Clock, limits: list[float], point_s: float, order: list[str], **space: float) -> list[Entrant]:
+    """Systems that meet the targets up to a rate; a run of theirs takes `point_s`."""
+
+    def made(index: int, limit: float) -> Entrant:
+        async def run_point(config: LoadConfig, folder: str) -> RunResult:
+            clock.now_s += point_s
+            order.append(f"{index}:{config.traffic.rate:g}")
+            late = 0.1 if (config.traffic.rate or 0) <= limit else 1.0
+            return result([answered(i, sent_s=float(i), times_s=(i + late, i + late + 0.01)) for i in range(10)])
+
+        sweep = Sweep(result([]).config, SearchSpace(**space))  # type: ignore[arg-type]
+        return Entrant(SYSTEMS[index], 128, Path(), sweep, run_point)
+
+    return [made(index, limit) for index, limit in enumerate(limits)]
+
+
+async def test_systems_take_turns() -> None:
+    order: list[str] = []
+    clock = Clock()
+    found = contestants(clock, [3.0, 1.0, 5.0], 10.0, order, start_rate=1.0, tolerance=0.5)
+    await Contest(found, lambda entrant, point: None, 10.0, clock).search(1e6)
+    assert order[:6] == ["0:1", "1:1", "2:1", "0:2", "1:2", "2:2"]
+    assert [e.best.rate for e in found if e.best is not None] == [2.828, 1.0, 4.0]
+
+
+@given(st.floats(0, 400), st.floats(1, 30), st.integers(0, 3))
+def test_a_contest_ends_in_time_but_measures_everybody_once(deadline_s: float, point_s: float, after: int) -> None:
+    order: list[str] = []
+    clock = Clock()
+    found = contestants(clock, [3.0, 1.0, 5.0], point_s, order, start_rate=1.0, max_points=30)
+    asyncio.run(Contest(found, lambda entrant, point: None, point_s, clock).search(deadline_s, points_after=after))
+    assert {name[0] for name in order} == {"0", "1", "2"}
+    assert clock.now_s <= max(deadline_s - after * point_s, 3 * point_s) + 1e-6
+
+
+async def test_who_was_not_measured_at_the_common_rate_is() -> None:
+    order: list[str] = []
+    clock = Clock()
+    found = contestants(clock, [3.0, 1.0, 5.0], 10.0, order, start_rate=1.0, max_points=2)
+    contest = Contest(found, lambda entrant, point: None, 10.0, clock)
+    await contest.search(1e6)
+    del order[:]
+    await contest.at_rate(2.0)
+    await contest.at_rate(1.5)
+    assert order == ["0:1.5", "1:1.5", "2:1.5"]
+
+
+def test_time_that_one_search_leaves_goes_to_those_behind_it() -> None:
+    budget = Budget(ends_s=100.0, weights=[1.0, 1.0, 0.5], reserved_s=[20.0])
+    assert budget.next_deadline(0.0) == pytest.approx(32.0)
+    assert budget.next_deadline(20.0) == pytest.approx(20.0 + 60.0 / 1.5)
+    budget.reserved_s.pop()
+    assert budget.next_deadline(70.0) == pytest.approx(100.0)
+    late = Budget(ends_s=10.0, weights=[1.0])
+    assert late.next_deadline(15.0) == 15.0
+
+
+def test_targets_are_twice_what_one_request_alone_takes() -> None:
+    alone = Alone.of([answered(i, sent_s=0.0, times_s=[0.1 + i / 100, 0.2 + i / 100]) for i in range(8)])
+    assert (alone.slo().ttft_s, alone.slo().tpot_s) == (0.34, 0.2)
+    assert alone.start_rate(2) == 4.3
+    with pytest.raises(WorkerLost, match="no request of the calibration"):
+        Alone.of([broken()])
+
+
+def test_a_sample_stands_for_all_lengths_of_a_workload() -> None:
+    workload = parse_workload("random:input=64-256@0.7+1024-1984@0.3,output=16", TraceOptions())
+    lengths = [c.turns[0].num_new_tokens for c in Sample(workload).conversations(np.random.default_rng(3))]
+    assert len(lengths) == 8
+    assert lengths == sorted(lengths)
+    assert sum(length >= 1024 for length in lengths) in (2, 3)

@@ -9,9 +9,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from loadtest.compare import compare
+from loadtest.compare import Row, compare
 from loadtest.rate_search import Point, SearchSpace
 from loadtest.records import FailureCause, RequestRecord, TtftSplit
+from loadtest.report.chart import Axis, Chart
 from loadtest.report.compare_page import render_comparison
 from loadtest.report.plots import cdf_plot
 from loadtest.report.rate_plots import goodput_rate_plot
@@ -168,3 +169,25 @@ def test_scales_map_their_ends_and_tick_at_round_values() -> None:
     assert scale.ticks() == [0, 10, 20, 30]
     assert Scale(0.25, 4, 0, 1, logarithmic=True).ticks() == [0.25, 0.5, 1, 2, 4]
     assert [round_up(v) for v in (0, 0.97, 12, 101)] == [1, 1.0, 12, 120]
+
+
+def test_a_legend_that_does_not_fit_goes_on_in_another_row() -> None:
+    chart = Chart(Axis(0, 1, "x"), Axis(0, 1, "y"), "several systems")
+    names = [f"a system with a rather long name, number {i}" for i in range(3)]
+    for i, name in enumerate(names):
+        chart.add_line([(0, i / 3), (1, i / 3)], f"s{i}", name)
+    drawing = chart.render()
+    view = re.search(r'viewBox="0 (\S+) (\S+) (\S+)"', drawing)
+    assert view is not None
+    top, width, height = (float(part) for part in view.groups())
+    assert (top, top + height) == (-36, chart.height)
+    entries = re.findall(r'<text x="(\S+)" y="(\S+)" class="legend"[^>]*>([^<]*)<', drawing)
+    assert [name for _, _, name in entries] == names
+    assert len({y for _, y, _ in entries}) == 3
+    assert all(float(x) + 6 * len(name) < width and float(y) > top for x, y, name in entries)
+
+
+def test_nothing_is_ahead_in_a_tie() -> None:
+    assert Row("goodput", (3.0, 4.0, 4.0), ("3", "4", "4"), better=1).best is None
+    assert Row("goodput", (3.0, 4.0, 2.0), ("3", "4", "2"), better=1).best == 1
+    assert Row("TTFT", (3.0, None, 2.0), ("3", "-", "2"), better=-1).best == 2

@@ -18,6 +18,7 @@ from services.router.edge.generation import Generation, OutputDelta
 from services.router.edge.http.call import BodyWriter, Call, StreamWriter
 from services.router.edge.http.connection import BodyTooLargeError, Reply, ended_by_disconnect, read_body
 from services.router.edge.http.errors import as_tandem_error
+from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
 from services.router.request import Request
 from shared.errors import InvalidRequest, WorkerLost
@@ -57,6 +58,7 @@ class InferenceEndpoint:
                 request_id=reply.request_id,
                 arrived_at=arrived_at,
                 trace={name: headers[name] for name in _TRACE_HEADERS if name in headers},
+                scheduling=scheduling_hints(headers),
             )
             async with ended_by_disconnect(receive, reply):
                 await self._serve(call, info, reply)

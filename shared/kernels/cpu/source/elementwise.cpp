@@ -1,9 +1,21 @@
 // What lies between the matrix products, each in one pass over its rows. Rounding follows shared/kernels' references.
-#include "simd.h"
-
 #include <cmath>
 
+#include "crew.h"
+#include "simd.h"
+
 namespace {
+
+constexpr int64_t kTaskElements = 32768;  // below, waking another thread costs more than it saves
+
+// body(row) for all rows of `size` elements.
+template <typename F>
+void for_rows(int64_t rows, int64_t size, const F& body) {
+  const int64_t grain = kTaskElements / size + 1;
+  parallel_ranges(rows, grain, [&](int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; r++) body(r);
+  });
+}
 
 template <typename T>
 void norm_row(const T* x, const T* weight, T* y, int64_t size, float eps) {
@@ -19,8 +31,7 @@ void norm_row(const T* x, const T* weight, T* y, int64_t size, float eps) {
 
 template <typename T>
 void rms_norm(const T* x, const T* residual, const T* weight, T* y, T* sum, int64_t rows, int64_t size, float eps) {
-#pragma omp parallel for schedule(static) if (rows > 8)
-  for (int64_t r = 0; r < rows; r++) {
+  for_rows(rows, size, [&](int64_t r) {
     const T* row = x + r * size;
     if (residual) {
       for (int64_t i = 0; i < size; i += 16)
@@ -28,14 +39,13 @@ void rms_norm(const T* x, const T* residual, const T* weight, T* y, T* sum, int6
       row = sum + r * size;
     }
     norm_row(row, weight, y + r * size, size, eps);
-  }
+  });
 }
 
 template <typename T>
 void silu_mul(const T* gate_up, T* y, int64_t rows, int64_t size) {
   const __m512 one = _mm512_set1_ps(1.0f);
-#pragma omp parallel for schedule(static) if (rows > 4)
-  for (int64_t r = 0; r < rows; r++) {
+  for_rows(rows, 4 * size, [&](int64_t r) {
     const T *gate = gate_up + 2 * r * size, *up = gate + size;
     for (int64_t i = 0; i < size; i += 16) {
       __m512 g = load16(gate + i);
@@ -44,7 +54,7 @@ void silu_mul(const T* gate_up, T* y, int64_t rows, int64_t size) {
       __m512 silu = rounded_as(y, _mm512_div_ps(g, _mm512_add_ps(one, e)));
       store16(y + r * size + i, _mm512_mul_ps(silu, load16(up + i)));
     }
-  }
+  });
 }
 
 // One head, head_dim a multiple of 32: pairs (i, i + head_dim / 2), each product rounded as torch rounds it.
@@ -66,8 +76,7 @@ void rotate_and_write(
     const int64_t* slots, const T* q_norm, const T* k_norm, float eps, T* out, const int64_t* sizes) {
   const int64_t tokens = sizes[0], heads = sizes[1], kv_heads = sizes[2], dim = sizes[3], block_size = sizes[4];
   const int64_t num_layers = sizes[5], layer = sizes[6], half = kv_heads * block_size * dim;
-#pragma omp parallel for schedule(static) if (tokens > 8)
-  for (int64_t t = 0; t < tokens; t++) {
+  for_rows(tokens, (heads + 2 * kv_heads) * dim, [&](int64_t t) {
     T normed[512];
     const T *c = cos + t * dim, *s = sin + t * dim;
     for (int64_t h = 0; h < heads; h++) {
@@ -84,7 +93,7 @@ void rotate_and_write(
       rotate_head(x, c, s, place, dim);
       std::memcpy(place + half, value + t * strides[2] + h * dim, dim * sizeof(T));
     }
-  }
+  });
 }
 
 }  // namespace

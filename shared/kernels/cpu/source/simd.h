@@ -2,7 +2,6 @@
 #pragma once
 
 #include <immintrin.h>
-#include <omp.h>
 
 #include <cstdint>
 #include <cstring>
@@ -59,4 +58,41 @@ inline __m512 exp16(__m512 x) {
   y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.0f));
   y = _mm512_scalef_ps(y, n);
   return _mm512_mask_mov_ps(y, tiny, _mm512_setzero_ps());
+}
+
+// 2^x for -126 <= x <= 128, to about 2 units in the last place: x = n + r, Taylor's polynomial of 2^r for |r| <= 1/2.
+inline __m512 exp2_16(__m512 x) {
+  __m512 n = _mm512_roundscale_ps(x, 0), r = _mm512_sub_ps(x, n);
+  __m512 y = _mm512_set1_ps(1.54035304e-4f);
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.33335581e-3f));
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(9.61812911e-3f));
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(5.55041087e-2f));
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(2.40226507e-1f));
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(6.93147181e-1f));
+  y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.0f));
+  return _mm512_scalef_ps(y, n);
+}
+
+// Rows and columns of 16 x 16 words exchanged, in four rounds of neighbours at distance 1, 2, 4, 8.
+inline void transpose16(__m512i (&v)[16]) {
+  __m512i t[16];
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    v[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    v[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    v[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    v[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+  for (int i = 0; i < 16; i += 8)
+    for (int j = 0; j < 4; j++) {
+      t[i + j] = _mm512_shuffle_i32x4(v[i + j], v[i + j + 4], 0x88);
+      t[i + j + 4] = _mm512_shuffle_i32x4(v[i + j], v[i + j + 4], 0xdd);
+    }
+  for (int j = 0; j < 8; j++) {
+    v[j] = _mm512_shuffle_i32x4(t[j], t[j + 8], 0x88);
+    v[j + 8] = _mm512_shuffle_i32x4(t[j], t[j + 8], 0xdd);
+  }
 }

@@ -1,0 +1,97 @@
+"""What all simulated workers and routers of one run share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from loadtest.simulator.clock import Clock
+from loadtest.simulator.prefix_index import PrefixIndex
+from loadtest.simulator.step_time import StepTimes
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """One simulated engine, of either role."""
+
+    times: StepTimes
+    num_blocks: int
+    link: float
+    """Bytes/s between two workers."""
+    kv_bytes_per_token: int
+    block_size: int = 16
+    run_len: int = 512
+    """Tokens that one id of the trace stands for."""
+    max_num_seqs: int = 256
+    chunk_tokens: int = 8192
+    """Budget of a prefill worker's step."""
+    here_chunk_tokens: int = 512
+    """Prompt tokens that a decode worker computes beside its batch in one step."""
+    message_s: float = 0.5e-3
+    """One way between a router and a worker."""
+    report_s: float = 5e-3
+    """Least time between two load reports."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A worker's state, as its load report says it."""
+
+    num_free_blocks: int
+    num_requests: int
+    num_queued_tokens: int
+
+
+class Reported(Protocol):
+    """A worker that reports."""
+
+    name: str
+
+    def report(self) -> Report:
+        """Its state now."""
+        ...
+
+
+class Reporter:
+    """Sends a worker's newest state to every router, at most once an interval."""
+
+    def __init__(self, clock: Clock, spec: WorkerSpec, worker: Reported) -> None:
+        self._clock, self._spec, self._worker = clock, spec, worker
+        self._routers: list[Listener] = []
+        self._pending = False
+        self._last_s = -spec.report_s
+
+    def listen(self, router: Listener) -> None:
+        """From now on the router gets the reports."""
+        self._routers.append(router)
+
+    def changed(self) -> None:
+        """The worker's state moved."""
+        if not self._pending:
+            self._pending = True
+            ready_s = max(self._clock.now_s, self._last_s + self._spec.report_s)
+            self._clock.at(ready_s + self._spec.message_s, self._send)
+
+    def _send(self) -> None:
+        self._pending = False
+        self._last_s = self._clock.now_s
+        report = self._worker.report()
+        for router in self._routers:
+            router.on_report(self._worker.name, report)
+
+
+class Listener(Protocol):
+    """A router, as workers see it."""
+
+    def on_report(self, worker: str, report: Report) -> None:
+        """A load report came."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Clock, index and the workers' shape."""
+
+    clock: Clock
+    index: PrefixIndex
+    spec: WorkerSpec

@@ -1,0 +1,130 @@
+"""A simulated prefill worker: chunks under a token budget, blocks shipped while the next chunk computes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from loadtest.simulator.fleet import Report, Reporter, World
+from loadtest.simulator.prefix_cache import PrefixCache
+from loadtest.simulator.request import SimRequest
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillCalls:
+    """Whom the worker tells about a prompt."""
+
+    on_start: Callable[[SimRequest], None]
+    """Its first chunk begins."""
+    on_first_token: Callable[[SimRequest, float, float], None]
+    """(request, moment, seconds since it came here)."""
+    on_shipped: Callable[[SimRequest], None]
+    """All blocks have arrived at the decode worker."""
+
+
+@dataclass(slots=True)
+class _Prompt:
+    request: SimRequest
+    calls: PrefillCalls
+    num_held: int
+    """Tokens that the decode worker holds: they are not shipped."""
+    num_computed: int = 0
+    came_s: float = 0.0
+
+
+class PrefillWorker:
+    """First come, first served; a prompt's cached prefix is taken when its first chunk begins."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.name = name
+        self._clock, self._spec, self._times = world.clock, world.spec, world.spec.times
+        self.cache = PrefixCache(
+            self._spec.num_blocks,
+            self._spec.block_size,
+            self._spec.run_len,
+            lambda run: world.index.add(run, name),
+            lambda run: world.index.remove(run, name),
+        )
+        self.reports = Reporter(world.clock, world.spec, self)
+        self._waiting: deque[_Prompt] = deque()
+        self._started: deque[_Prompt] = deque()
+        self._num_queued_tokens = 0
+        self._busy = False
+        self._link_free_s = 0.0
+
+    def report(self) -> Report:
+        """See `Reported`."""
+        return Report(self.cache.num_free, len(self._waiting) + len(self._started), self._num_queued_tokens)
+
+    def submit(self, request: SimRequest, num_held: int, calls: PrefillCalls) -> None:
+        """Takes a prompt of which the decode worker holds the first `num_held` tokens."""
+        item = _Prompt(request, calls, num_held, came_s=self._clock.now_s)
+        item.num_computed = self.cache.num_hit_tokens(request.runs, request.num_prompt_tokens)
+        self._num_queued_tokens += request.num_prompt_tokens - item.num_computed
+        self._waiting.append(item)
+        self.reports.changed()
+        if not self._busy:
+            self._next_step()
+
+    def _next_step(self) -> None:
+        """Fills a step's budget: prompts in progress, then new ones while there are blocks for them."""
+        budget, chunks_s = self._spec.chunk_tokens, 0.0
+        plan: list[tuple[_Prompt, int]] = []
+        for item in self._started:
+            budget, chunks_s = self._add(item, budget, chunks_s, plan)
+        while budget > 0 and self._waiting and self._start(self._waiting[0]):
+            item = self._waiting.popleft()
+            self._started.append(item)
+            budget, chunks_s = self._add(item, budget, chunks_s, plan)
+        self._busy = bool(plan)
+        if plan:
+            self._clock.after(self._times.prefill_step_s(chunks_s), self._step_done, plan)
+
+    def _add(self, item: _Prompt, budget: int, chunks_s: float, plan: list[tuple[_Prompt, int]]) -> tuple[int, float]:
+        count = min(budget, item.request.num_prompt_tokens - item.num_computed)
+        if count > 0:
+            plan.append((item, count))
+            chunks_s += self._times.chunk_s(count, item.num_computed)
+        return budget - count, chunks_s
+
+    def _start(self, item: _Prompt) -> bool:
+        request = item.request
+        num_cached = self.cache.num_hit_tokens(request.runs, request.num_prompt_tokens)
+        if not self.cache.acquire(request.runs, request.num_prompt_tokens, 0):
+            return False
+        self._num_queued_tokens += item.num_computed - num_cached  # the estimate at its arrival may be out of date
+        item.num_computed = request.num_cached_tokens = num_cached
+        request.started = True
+        self._ship(max(0, num_cached - item.num_held))
+        item.calls.on_start(request)
+        return True
+
+    def _step_done(self, plan: list[tuple[_Prompt, int]]) -> None:
+        for item, count in plan:
+            item.num_computed += count
+            self._num_queued_tokens -= count
+            self._ship(min(count, max(0, item.num_computed - item.num_held)))
+            if item.num_computed >= item.request.num_prompt_tokens:
+                self._prompt_done(item)
+        self.reports.changed()
+        self._next_step()
+
+    def _prompt_done(self, item: _Prompt) -> None:
+        self._started.remove(item)
+        self.cache.seal(item.request.runs)
+        now_s = self._clock.now_s
+        item.calls.on_first_token(item.request, now_s, now_s - item.came_s)
+        self._clock.at(self._link_free_s, self._shipped, item)
+
+    def _shipped(self, item: _Prompt) -> None:
+        self.cache.release(item.request.runs, 0)
+        item.calls.on_shipped(item.request)
+        self.reports.changed()
+        if not self._busy and self._waiting:
+            self._next_step()
+
+    def _ship(self, num_tokens: int) -> None:
+        """One link, one message behind the other, beside the computation."""
+        seconds = num_tokens * self._spec.kv_bytes_per_token / self._spec.link
+        self._link_free_s = max(self._link_free_s, self._clock.now_s) + seconds

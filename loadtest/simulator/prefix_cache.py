@@ -1,0 +1,103 @@
+"""A worker's blocks: a finite budget, reference counts, an LRU list of what nobody uses, findable once sealed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+
+class PrefixCache:
+    """Like the engine's block pool, in runs of blocks: one id for up to `run_len` tokens of a prompt.
+
+    `on_sealed(run)` and `on_evicted(run)` tell the index. Blocks that no prompt could share are counted, not named.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        run_len: int,
+        on_sealed: Callable[[int], None],
+        on_evicted: Callable[[int], None],
+    ) -> None:
+        """`run_len` tokens is a multiple of `block_size`."""
+        self.num_blocks = num_blocks
+        self.num_used = 0
+        """Blocks that running requests hold."""
+        self._block_size, self._run_len = block_size, run_len
+        self._on_sealed, self._on_evicted = on_sealed, on_evicted
+        self._sizes: dict[int, int] = {}
+        self._refs: dict[int, int] = {}
+        self._sealed: set[int] = set()
+        self._unused: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._num_unused = 0
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be had: empty ones and those of the LRU list."""
+        return self.num_blocks - self.num_used
+
+    def num_hit_tokens(self, runs: Sequence[int], num_prompt_tokens: int) -> int:
+        """Leading tokens of the prompt that are here; at least the last token is left to compute."""
+        count = 0
+        for run in runs:
+            if run not in self._sealed:
+                break
+            count += 1
+        return min(count * self._run_len, num_prompt_tokens - 1)
+
+    def num_missing(self, runs: Sequence[int], num_prompt_tokens: int, num_more_tokens: int) -> int:
+        """Blocks of the LRU list and of the empty ones that `acquire` would take."""
+        refs = self._refs
+        missing = sum(self._run_blocks(i, num_prompt_tokens) for i, run in enumerate(runs) if run not in refs)
+        return missing + -(-num_more_tokens // self._block_size)
+
+    def acquire(self, runs: Sequence[int], num_prompt_tokens: int, num_more_tokens: int) -> bool:
+        """Holds the prompt's runs and room for more tokens, evicting the least recently used; False without room."""
+        if self.num_missing(runs, num_prompt_tokens, num_more_tokens) > self.num_free:
+            return False
+        for i, run in enumerate(runs):
+            count = self._refs.get(run, 0)
+            self._refs[run] = count + 1
+            if count:
+                continue
+            if run in self._unused:
+                del self._unused[run]
+                self._num_unused -= self._sizes[run]
+            else:
+                self._sizes[run] = self._run_blocks(i, num_prompt_tokens)
+            self.num_used += self._sizes[run]
+        self.num_used += -(-num_more_tokens // self._block_size)
+        while self.num_used + self._num_unused > self.num_blocks:
+            victim, _ = self._unused.popitem(last=False)
+            self._num_unused -= self._sizes.pop(victim)
+            self._sealed.discard(victim)
+            self._on_evicted(victim)
+        return True
+
+    def seal(self, runs: Sequence[int]) -> None:
+        """The runs' KV is here: they are findable from now on."""
+        for run in runs:
+            if run not in self._sealed and run in self._sizes:
+                self._sealed.add(run)
+                self._on_sealed(run)
+
+    def release(self, runs: Sequence[int], num_more_tokens: int) -> None:
+        """Gives back what `acquire` took; a prompt's end becomes evictable before its beginning."""
+        self.num_used -= -(-num_more_tokens // self._block_size)
+        for run in reversed(runs):
+            count = self._refs[run] - 1
+            if count:
+                self._refs[run] = count
+                continue
+            del self._refs[run]
+            self.num_used -= self._sizes[run]
+            if run in self._sealed:
+                self._unused[run] = None
+                self._num_unused += self._sizes[run]
+            else:
+                del self._sizes[run]
+
+    def _run_blocks(self, index: int, num_prompt_tokens: int) -> int:
+        num_tokens = min(self._run_len, num_prompt_tokens - index * self._run_len)
+        return -(-num_tokens // self._block_size)

@@ -1,0 +1,45 @@
+"""The fleet's index: which worker holds which run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.router.placement.views import NO_HITS, PrefixHits
+
+
+class PrefixIndex:
+    """Exact and up to date; what it says may still be gone when a request gets there, as in reality."""
+
+    def __init__(self, run_len: int) -> None:
+        self._run_len = run_len
+        self._holders: dict[int, set[str]] = {}
+
+    def add(self, run: int, worker: str) -> None:
+        """The worker holds the run."""
+        self._holders.setdefault(run, set()).add(worker)
+
+    def remove(self, run: int, worker: str) -> None:
+        """It holds it no more."""
+        holders = self._holders[run]
+        holders.discard(worker)
+        if not holders:
+            del self._holders[run]
+
+    def match(self, runs: Sequence[int], num_prompt_tokens: int) -> PrefixHits:
+        """By worker, how many of the prompt's leading tokens it holds."""
+        local: dict[str, int] = {}
+        holding = self._holders.get(runs[0])
+        if not holding:
+            return NO_HITS
+        num_tokens = 0
+        for run in runs:
+            holders = self._holders.get(run, set())
+            for worker in holding - holders:
+                local[worker] = num_tokens
+            holding = holding & holders
+            if not holding:
+                break
+            num_tokens = min(num_tokens + self._run_len, num_prompt_tokens)
+        for worker in holding:
+            local[worker] = num_tokens
+        return PrefixHits.of(local)

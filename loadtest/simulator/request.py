@@ -1,0 +1,61 @@
+"""One request of a trace on its way through the simulated fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loadtest.workloads.trace import TraceRequest
+
+
+@dataclass(slots=True)
+class SimRequest:
+    """What is known from the trace, then what became of it. Times are simulated seconds."""
+
+    name: str
+    at_s: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    runs: tuple[int, ...]
+    """Ids of its prompt's runs of `run_len` tokens, the last one maybe shorter; equal ids are equal prefixes."""
+    session: str
+    prefill: str = ""
+    decode: str = ""
+    prefilled_here: bool = False
+    num_tokens_ahead: int = 0
+    """Prompt tokens queued before it, by its router's view."""
+    num_cached_tokens: int = 0
+    started: bool = False
+    refused: bool = False
+    first_token_s: float = 0.0
+    finished_s: float = 0.0
+
+    @property
+    def ttft_s(self) -> float:
+        """From arrival to the first token at the client."""
+        return self.first_token_s - self.at_s
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean time of the tokens behind the first."""
+        return (self.finished_s - self.first_token_s) / max(1, self.num_output_tokens - 1)
+
+
+def from_trace(trace: Sequence[TraceRequest], speedup: float) -> list[SimRequest]:
+    """The trace's requests with times divided by `speedup`.
+
+    Sessions are read off the prefixes: a prompt belongs to the conversation of the earlier prompt with which it shares
+    the most, if that is more than the first run (a system prompt that everyone shares); else it opens one.
+    """
+    owner: dict[int, str] = {}
+    requests = []
+    for number, line in enumerate(trace):
+        runs = line.hash_ids or (-1 - number,)
+        shared = next((run for run in reversed(runs[1:]) if run in owner), None)
+        session = f"s{number}" if shared is None else owner[shared]
+        for run in runs[1:]:
+            owner.setdefault(run, session)
+        requests.append(
+            SimRequest(f"r{number}", line.at_s / speedup, line.num_prompt_tokens, line.num_output_tokens, runs, session)
+        )
+    return requests

@@ -1,0 +1,110 @@
+"""What every simulated router does: it sees workers through their reports, sends commands, hears of tokens."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from loadtest.simulator.decode_worker import DecodeWorker
+from loadtest.simulator.fleet import Report, World
+from loadtest.simulator.prefill_worker import PrefillWorker
+from loadtest.simulator.request import SimRequest
+from services.router.placement.decode_load import missing_blocks
+from services.router.placement.ledger import Ledger
+from services.router.placement.prediction import TtftPredictor
+from services.router.placement.views import Need, Pool, WorkerView
+
+
+class SimRouter(ABC):
+    """Its views are the real ones, kept by the real ledgers."""
+
+    def __init__(
+        self, world: World, prefills: Mapping[str, PrefillWorker], decodes: Mapping[str, DecodeWorker]
+    ) -> None:
+        self.world, self.prefills, self.decodes = world, prefills, decodes
+        self.predictor = TtftPredictor()
+        self.prefill_pool, self.decode_pool = Pool(), Pool()
+        self._ledgers: dict[str, Ledger] = {}
+        for name, worker in prefills.items():
+            self._see(name, self.prefill_pool)
+            worker.reports.listen(self)
+        for name, decode in decodes.items():
+            self._see(name, self.decode_pool)
+            decode.reports.listen(self)
+
+    def _see(self, name: str, pool: Pool) -> None:
+        num_blocks = self.world.spec.num_blocks
+        view = WorkerView(name, num_blocks, num_blocks, 0, self.world.spec.max_num_seqs, 0)
+        self._ledgers[name] = Ledger(view)
+        pool.add(view)
+
+    @abstractmethod
+    def submit(self, request: SimRequest) -> None:
+        """A request arrives."""
+
+    @abstractmethod
+    def changed(self) -> None:
+        """A worker may be able to do more than before."""
+
+    def on_report(self, worker: str, report: Report) -> None:
+        """See `Listener`."""
+        ledger = self._ledgers[worker]
+        ledger.view.accepting = True
+        ledger.report(
+            num_free_blocks=report.num_free_blocks,
+            num_requests=report.num_requests,
+            num_queued_tokens=report.num_queued_tokens,
+            now_s=self.world.clock.now_s,
+        )
+        self.changed()
+
+    def need(self, request: SimRequest) -> Need:
+        """What the request asks for, with the prefix hits that the index knows of now."""
+        hits = self.world.index.match(request.runs, request.num_prompt_tokens)
+        return Need(request.num_prompt_tokens, self.world.spec.block_size, hits, request.session)
+
+    def ledger(self, worker: str) -> Ledger:
+        """This router's account of a worker."""
+        return self._ledgers[worker]
+
+    def commit(self, request: SimRequest, need: Need, decode: str, prefill: str) -> None:
+        """Counts the request on its workers; an empty `prefill`: the decode worker computes the prompt."""
+        request.decode, request.prefill = decode, prefill
+        request.prefilled_here = not prefill
+        num_tokens = need.num_uncached_tokens(prefill or decode)
+        request.num_tokens_ahead = self._ledgers[prefill or decode].view.num_queued_tokens
+        self._ledgers[decode].commit(
+            request.name, num_tokens=0 if prefill else num_tokens, num_blocks=missing_blocks(need, decode)
+        )
+        self._ledgers[decode].sent(request.name, self.world.clock.now_s)
+        if prefill:
+            self._ledgers[prefill].commit(request.name, num_tokens=num_tokens, num_blocks=0)
+
+    def release(self, request: SimRequest) -> None:
+        """The request is over for its workers."""
+        self._ledgers[request.decode].release(request.name)
+        if request.prefill:
+            self._ledgers[request.prefill].release(request.name)
+
+    def first_token(self, request: SimRequest, at_s: float, on_worker_s: float) -> None:
+        """A worker produced a request's first token."""
+        self.world.clock.at(at_s + self.world.spec.message_s, self._on_first_token, request, on_worker_s)
+
+    def done(self, request: SimRequest) -> None:
+        """A worker produced a request's last token."""
+        self.world.clock.after(self.world.spec.message_s, self._on_done, request)
+
+    def _on_first_token(self, request: SimRequest, on_worker_s: float) -> None:
+        request.first_token_s = self.world.clock.now_s
+        self._ledgers[request.prefill or request.decode].computed(request.name)
+        ahead, num_cached = request.num_tokens_ahead, request.num_cached_tokens
+        num_uncached = request.num_prompt_tokens - num_cached
+        if request.prefilled_here:
+            self.predictor.observe_here(ahead, num_uncached, num_cached, on_worker_s)
+        else:
+            self.predictor.observe_prefill(ahead, num_uncached, num_cached, on_worker_s)
+        self.changed()
+
+    def _on_done(self, request: SimRequest) -> None:
+        self.release(request)
+        self.changed()

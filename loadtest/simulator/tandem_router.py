@@ -1,0 +1,140 @@
+"""Our router: the real admission queue and the real placement over the simulated fleet, bound late.
+
+The steps are those of `services/router/dispatcher.py`: match, queue, place, reserve, submit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from loadtest.simulator.decode_worker import DecodeWorker
+from loadtest.simulator.fleet import World
+from loadtest.simulator.prefill_worker import PrefillCalls, PrefillWorker
+from loadtest.simulator.request import SimRequest
+from loadtest.simulator.router import SimRouter
+from services.router.admission.deadline import check_deadline, may_be_late
+from services.router.admission.orders import ORDERS
+from services.router.admission.queue import AdmissionQueue
+from services.router.admission.waiting import Waiting
+from services.router.placement.decision import Choice
+from services.router.placement.policy import Placement, PlacementConfig
+from services.router.placement.views import Need
+from shared.errors import Overloaded
+
+
+@dataclass(frozen=True, slots=True)
+class TandemConfig:
+    """Settings of the router, by the names that the real one has."""
+
+    order: str = "fcfs"
+    queue_limit: int = 100_000
+    ttft_target_s: float = 5.0
+    late_idle_share: float = 0.25
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
+
+
+@dataclass(slots=True)
+class _Active:
+    request: SimRequest
+    need: Need
+    item: Waiting
+    ended: bool = False
+    """Given to workers, or refused."""
+
+
+class TandemRouter(SimRouter):
+    """One replica."""
+
+    def __init__(
+        self,
+        world: World,
+        prefills: Mapping[str, PrefillWorker],
+        decodes: Mapping[str, DecodeWorker],
+        config: TandemConfig,
+        seed: int,
+    ) -> None:
+        super().__init__(world, prefills, decodes)
+        self._config = config
+        self._placement = Placement(config.placement, seed, self.predictor)
+        self._queue: AdmissionQueue[_Active] = AdmissionQueue(config.queue_limit, order=ORDERS[config.order])
+
+    def submit(self, request: SimRequest) -> None:
+        """Refuses what is predicted to be late; else it waits for workers that can start it."""
+        now_s, need = self.world.clock.now_s, self.need(request)
+        num_uncached = max(1, request.num_prompt_tokens - need.hits.peer)
+        item = Waiting(request.name, num_uncached, request.at_s, request.at_s + self._config.ttft_target_s)
+        num_cached = request.num_prompt_tokens - num_uncached
+        idle_s = self.predictor.idle_s(num_uncached, num_cached) or 0.0
+        if now_s + idle_s > item.deadline_s and may_be_late(
+            len(self._queue), self.prefill_pool, self._config.late_idle_share
+        ):
+            item = replace(item, deadline_s=math.inf)
+        ahead = self._queue.num_tokens_ahead(item)
+        active = _Active(request, need, item)
+        try:
+            predicted_s = self.predictor.queued_s(ahead, self.prefill_pool, num_uncached, num_cached)
+            check_deadline(now_s, item.deadline_s, predicted_s)
+            self._queue.push(item, active)
+        except Overloaded:
+            request.refused = True
+            return
+        self.changed()
+        if not math.isinf(item.deadline_s):
+            self.world.clock.at(item.deadline_s - idle_s, self._expire, active)
+
+    def changed(self) -> None:
+        """See `Dispatcher.pump`."""
+        if self._queue:
+            self._queue.admit(self._try_start)
+
+    def _expire(self, active: _Active) -> None:
+        if not active.ended:
+            active.ended = active.request.refused = True
+            self._queue.remove(active.request.name)
+            self.changed()
+
+    def _try_start(self, active: _Active) -> bool:
+        need = replace(active.need, slack_s=active.item.deadline_s - self.world.clock.now_s)
+        choice = self._placement.choose(need, self.decode_pool, self.prefill_pool, collocated=not self.prefills)
+        if choice is None:
+            return False
+        active.ended = True
+        try:
+            check_deadline(self.world.clock.now_s, active.item.deadline_s, choice.predicted_ttft_s)
+        except Overloaded:
+            active.request.refused = True
+            return True
+        self.commit(active.request, active.need, choice.decode, choice.prefill or "")
+        self.world.clock.after(self.world.spec.message_s, self._reserve, active, choice)
+        return True
+
+    def _reserve(self, active: _Active, choice: Choice) -> None:
+        """At the decode worker."""
+        request, decode = active.request, self.decodes[choice.decode]
+        num_held = decode.cache.num_hit_tokens(request.runs, request.num_prompt_tokens)
+        if not decode.try_reserve(request):
+            self.world.clock.after(self.world.spec.message_s, self._refused, active, choice)
+            decode.reports.changed()
+        elif choice.prefill is None:
+            decode.prefill_here(request, self.first_token, self.done)
+        else:
+            self.world.clock.after(self.world.spec.message_s, self._reserved, request, num_held)
+
+    def _refused(self, active: _Active, choice: Choice) -> None:
+        self.release(active.request)
+        self.ledger(choice.decode).view.accepting = False
+        active.ended = False
+        self._queue.push_front(active.item, active)
+        self.changed()
+
+    def _reserved(self, request: SimRequest, num_held: int) -> None:
+        self.ledger(request.decode).acknowledged(request.name)
+        self.ledger(request.prefill).sent(request.name, self.world.clock.now_s)
+        calls = PrefillCalls(lambda _: None, self.first_token, self._shipped)
+        prefill = self.prefills[request.prefill]
+        self.world.clock.after(self.world.spec.message_s, prefill.submit, request, num_held, calls)
+
+    def _shipped(self, request: SimRequest) -> None:
+        self.decodes[request.decode].join(request, self.done)

@@ -1,0 +1,87 @@
+"""`tandem explain`: why a request went to the workers that served it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from google.protobuf.json_format import MessageToJson
+from rich.console import Console
+from rich.table import Table
+
+from services.cli.client import InferenceClient
+from services.cli.options import DEFAULT_TARGET, ApiKey, Target
+from shared.rpc.pb.tandem.v1 import inference_pb2
+
+_PIPED_WIDTH = 200
+_WHY = {
+    "hand_off": "prefilled by the prefill pool",
+    "collocated": "prefilled where it decodes: the cluster is collocated",
+    "short_suffix": "prefilled where it decodes: little of the prompt was not cached there",
+    "pool_slower": "prefilled where it decodes: the prefill pool was predicted to be slower",
+}
+
+
+def explain(
+    request_id: Annotated[str, typer.Argument(help="The id that the answer came with.")],
+    as_json: Annotated[bool, typer.Option("--json", help="All that the router says, as JSON.")] = False,
+    target: Target = DEFAULT_TARGET,
+    api_key: ApiKey = "",
+) -> None:
+    """Show the candidates and scores of a request's placement."""
+    told = asyncio.run(_ask(InferenceClient(target, api_key), request_id))
+    if as_json:
+        print(MessageToJson(told, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
+        return
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+    for decision in told.attempts:
+        console.print(summary_line(decision), markup=False)
+        for role, chosen, candidates in (
+            ("decode", decision.decode_worker, decision.decode_candidates),
+            ("prefill", decision.prefill_worker, decision.prefill_candidates),
+        ):
+            if candidates:
+                console.print()
+                console.print(candidate_table(role, chosen, candidates))
+
+
+def summary_line(decision: inference_pb2.PlacementDecision) -> str:
+    """One attempt in words."""
+    workers = " -> ".join(filter(None, (decision.prefill_worker, decision.decode_worker)))
+    predicted = (
+        f", first token predicted in {decision.predicted_ttft_ms:.1f} ms"
+        if decision.HasField("predicted_ttft_ms")
+        else ""
+    )
+    return (
+        f"attempt {decision.attempt}: {workers}, {_WHY.get(decision.route, decision.route)}; "
+        f"{decision.num_prompt_tokens} prompt tokens, {decision.queue_ms:.1f} ms in the queue{predicted}"
+    )
+
+
+def candidate_table(role: str, chosen: str, candidates: Sequence[inference_pb2.PlacementCandidate]) -> Table:
+    """The workers that could have started it, best first; the chosen one is marked."""
+    scorers = [part.scorer for part in candidates[0].parts]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(f"{role} worker", no_wrap=True)
+    for header in ("score", *scorers, "hit tokens", "queued", "free blocks", "requests"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for candidate in candidates:
+        table.add_row(
+            f"{candidate.worker} *" if candidate.worker == chosen else candidate.worker,
+            f"{candidate.score:.3f}",
+            *(f"{part.score:.3f}" for part in candidate.parts),
+            f"{candidate.num_hit_tokens}",
+            f"{candidate.num_queued_tokens}",
+            f"{candidate.num_free_blocks}",
+            f"{candidate.num_requests}",
+        )
+    return table
+
+
+async def _ask(client: InferenceClient, request_id: str) -> inference_pb2.Explanation:
+    async with client:
+        return await client.explain(request_id)

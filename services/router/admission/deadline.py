@@ -1,0 +1,35 @@
+"""Refuses at once what can no longer meet its TTFT deadline: an early 429 is worth more than a late answer."""
+
+from __future__ import annotations
+
+from services.router.placement.views import Pool
+from shared.errors import Overloaded
+
+
+def check_deadline(now_s: float, deadline_s: float, predicted_s: float | None) -> None:
+    """Raises Overloaded where the first token, `predicted_s` from now, would come after `deadline_s`.
+
+    Without a prediction nothing is refused. The hint is when the same request would be in time, were nobody else to
+    come: by as much as it is late now.
+    """
+    if predicted_s is None:
+        return
+    late_s = now_s + predicted_s - deadline_s
+    if late_s > 0:
+        raise Overloaded(
+            f"the first token is predicted in {predicted_s:.3g} s, {late_s:.3g} s after its deadline",
+            retry_after_s=max(1.0, late_s),
+            field="ttft_deadline",
+        )
+
+
+def may_be_late(num_waiting: int, pool: Pool, idle_share: float) -> bool:
+    """Whether a prompt that is too long to meet the target on any worker is served all the same.
+
+    It is while nobody waits and at least `idle_share` of the workers have nothing to prefill: then it takes nothing
+    from anyone, and leaves a prefix with which the conversation's next turn will be in time. Above 1: never.
+    """
+    if num_waiting:
+        return False
+    num_idle = sum(view.accepting and not view.num_queued_tokens for view in pool)
+    return num_idle >= idle_share * max(1, len(pool))

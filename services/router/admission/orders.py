@@ -1,0 +1,34 @@
+"""Who goes first within a tenant. Each order is a key, the smallest first; equal keys go by arrival."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from services.router.admission.waiting import Waiting
+
+Key = tuple[float, ...]
+Order = Callable[[Waiting], Key]
+
+
+def fcfs(item: Waiting) -> Key:
+    """First come, first served: `arrived`."""
+    return (item.arrived_s,)
+
+
+def shortest(item: Waiting) -> Key:
+    """Fewest tokens to compute first: `tokens, arrived`. Shortest mean wait; long prompts rely on their deadline."""
+    return (item.num_tokens, item.arrived_s)
+
+
+def priority(item: Waiting) -> Key:
+    """Highest class first, first come first served within: `−priority, arrived`."""
+    return (-item.priority, item.arrived_s)
+
+
+def deadline(item: Waiting) -> Key:
+    """Earliest TTFT deadline first: `deadline, arrived`. Short of overload no order meets more."""
+    return (item.deadline_s, item.arrived_s)
+
+
+ORDERS: Mapping[str, Order] = {"fcfs": fcfs, "shortest": shortest, "priority": priority, "deadline": deadline}
+"""By the name that the setting gives."""

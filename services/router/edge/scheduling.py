@@ -1,0 +1,81 @@
+"""What a client may say about its place in the line: the same names as HTTP headers and as gRPC metadata.
+
+    x-tenant            whose share it counts against; prefixes are never shared between tenants. Default "default"
+    x-priority          -100..100, higher first where the queue is ordered by priority. Default 0
+    x-session-id        the turns of one conversation share it
+    x-ttft-timeout-ms   the first token is due so soon; 429 at once where that cannot be. Default: the router's target
+
+A proxy that knows who calls sets `x-tenant` itself and drops what came from outside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shared.errors import InvalidRequest
+
+MAX_NAME_LEN = 128
+MAX_PRIORITY = 100
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingHints:
+    """The four, parsed."""
+
+    tenant: str = "default"
+    priority: int = 0
+    session: str = ""
+    ttft_timeout_s: float = 0.0  # 0 = the router's target
+
+
+def scheduling_hints(headers: Mapping[str, str]) -> SchedulingHints:
+    """Reads them; raises InvalidRequest naming the header."""
+    return SchedulingHints(
+        tenant=_name(headers, "x-tenant") or "default",
+        priority=_priority(headers.get("x-priority", "0")),
+        session=_name(headers, "x-session-id"),
+        ttft_timeout_s=_timeout_s(headers.get("x-ttft-timeout-ms", "")),
+    )
+
+
+def _name(headers: Mapping[str, str], header: str) -> str:
+    value = headers.get(header, "")
+    if len(value) > MAX_NAME_LEN or not all("!" <= c <= "~" for c in value):
+        raise InvalidRequest(
+            f"{header} must be at most {MAX_NAME_LEN} printable ASCII characters without spaces",
+            field=header,
+            limit=MAX_NAME_LEN,
+        )
+    return value
+
+
+def _priority(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = MAX_PRIORITY + 1
+    if abs(value) > MAX_PRIORITY:
+        raise InvalidRequest(
+            f"x-priority must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}, got {text[:32]!r}",
+            field="x-priority",
+            limit=MAX_PRIORITY,
+        )
+    return value
+
+
+def _timeout_s(text: str) -> float:
+    if not text:
+        return 0.0
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 86_400_000:
+        raise InvalidRequest(
+            f"x-ttft-timeout-ms must be milliseconds above 0, at most a day, got {text[:32]!r}",
+            field="x-ttft-timeout-ms",
+            limit=86_400_000,
+        )
+    return value / 1e3

@@ -1,0 +1,42 @@
+"""Which workers are looked at: all of a small pool; of a large one a few at random, and those that hold a prefix.
+
+Looking at few keeps a decision's cost independent of the fleet's size. Drawing them at random keeps several routers,
+whose views are all a step old, from running to the same best worker at once: with the better of two random choices
+the longest queue grows with log log n instead (Mitzenmacher, "The power of two choices in randomized load balancing").
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+from services.router.placement.views import Pool, WorkerView
+
+
+def candidates(
+    pool: Pool,
+    fits: Callable[[WorkerView], bool],
+    holders: Sequence[str],
+    favourite: str,
+    limit: int,
+    rng: random.Random,
+) -> list[WorkerView]:
+    """The workers that pass the filter `fits`, of about `limit` looked at.
+
+    Half of `limit` goes to the first `holders` of the prefix and to `favourite`, the rest is drawn. Where none
+    of them fits, the first that fits of the whole pool is taken: a request never waits while some worker has room.
+    """
+    if len(pool) <= limit:
+        return [view for view in pool if fits(view)]
+    chosen = {
+        name: view
+        for name in (*islice((name for name in holders if name in pool), limit // 2), favourite)
+        if (view := pool.get(name))
+    }
+    for view in pool.draw(rng, max(2, limit - len(chosen))):
+        chosen[view.name] = view
+    found = [view for view in chosen.values() if fits(view)]
+    if not found:
+        found = [view for view in pool.from_random_start(rng) if fits(view)][:1]
+    return found

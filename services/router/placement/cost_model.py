@@ -1,0 +1,92 @@
+"""How long a prompt takes on a worker, its wait there included, learnt from what was measured.
+
+seconds = a + b · (ahead + n) + c · n · (cached + n / 2): a fixed cost, the tokens queued before the prompt and its own
+n uncached ones, and their attention to everything before them. The wait is learnt together with the computation since
+they overlap: one step computes the end of one prompt and the beginning of the next. Least squares with exponential
+forgetting; a term that comes out negative is left out, so that a prediction grows with every argument.
+"""
+
+from __future__ import annotations
+
+FORGETTING = 0.99
+"""An observation's weight falls to a half after about 70 newer ones."""
+MIN_OBSERVATIONS = 8
+"""Fewer say nothing."""
+_SHORT_TOKENS = 256
+_ATTENTION_UNIT = 1e-6  # keeps the third feature's size near the others'
+
+
+class CostModel:
+    """Learns from (tokens ahead, uncached tokens, cached tokens, seconds); predicts None until it has seen enough."""
+
+    def __init__(self) -> None:
+        self.num_observations = 0
+        self._products = [[0.0] * 3 for _ in range(3)]
+        self._targets = [0.0] * 3
+        self._sum_tokens = 0.0
+        self._sum_s = 0.0
+        self._solution: list[float] | None = None
+
+    def observe(self, num_ahead: int, num_uncached: int, num_cached: int, seconds: float) -> None:
+        """One prompt, from its coming to the worker to its first token."""
+        x = _features(num_ahead, num_uncached, num_cached)
+        # Errors count by the prompt's length: else a few long ones would decide what short ones are said to take.
+        weight = 1.0 / (x[1] + _SHORT_TOKENS) ** 2
+        for i in range(3):
+            row = self._products[i]
+            for j in range(3):
+                row[j] = FORGETTING * row[j] + weight * x[i] * x[j]
+            self._targets[i] = FORGETTING * self._targets[i] + weight * x[i] * seconds
+        self._sum_tokens = FORGETTING * self._sum_tokens + num_ahead + num_uncached
+        self._sum_s = FORGETTING * self._sum_s + seconds
+        self.num_observations += 1
+        self._solution = None
+
+    @property
+    def token_s(self) -> float | None:
+        """Seconds a token over the prompts seen lately: for a queue of which only the tokens are known."""
+        return self._sum_s / self._sum_tokens if self.num_observations >= MIN_OBSERVATIONS else None
+
+    def predict_s(self, num_ahead: int, num_uncached: int, num_cached: int) -> float | None:
+        """Seconds to the first token behind `num_ahead` queued tokens."""
+        if self.num_observations < MIN_OBSERVATIONS:
+            return None
+        if self._solution is None:
+            self._solution = _nonnegative(self._products, self._targets)
+        return sum(c * x for c, x in zip(self._solution, _features(num_ahead, num_uncached, num_cached), strict=True))
+
+
+def _features(num_ahead: int, num_uncached: int, num_cached: int) -> tuple[float, float, float]:
+    n = float(num_uncached)
+    return (1.0, num_ahead + n, _ATTENTION_UNIT * n * (num_cached + n / 2))
+
+
+def _nonnegative(products: list[list[float]], targets: list[float]) -> list[float]:
+    """Least squares whose coefficients are all ≥ 0: the most negative one is dropped until none is left."""
+    kept = [0, 1, 2]
+    while kept:
+        solved = _solve([[products[i][j] for j in kept] for i in kept], [targets[i] for i in kept])
+        if min(solved) >= 0:
+            result = [0.0] * 3
+            for i, value in zip(kept, solved, strict=True):
+                result[i] = value
+            return result
+        kept.pop(solved.index(min(solved)))
+    return [0.0] * 3
+
+
+def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Gaussian elimination of a small symmetric system; a little ridge keeps a degenerate one solvable."""
+    size = len(right)
+    rows = [[*matrix[i], right[i]] for i in range(size)]
+    for i in range(size):
+        rows[i][i] = rows[i][i] * (1 + 1e-9) + 1e-300
+        for j in range(i + 1, size):
+            factor = rows[j][i] / rows[i][i]
+            for k in range(i, size + 1):
+                rows[j][k] -= factor * rows[i][k]
+    solution = [0.0] * size
+    for i in reversed(range(size)):
+        known = sum(rows[i][k] * solution[k] for k in range(i + 1, size))
+        solution[i] = (rows[i][size] - known) / rows[i][i] if rows[i][i] > 1e-280 else 0.0
+    return solution

@@ -1,0 +1,76 @@
+"""What was decided and why, as `tandem explain` shows it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from services.router.placement.disaggregation import Route
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One worker that could have been taken."""
+
+    name: str
+    score: float
+    """Weighted mean of `parts`, in [0, 1]."""
+    parts: tuple[tuple[str, float], ...]
+    """(scorer, its score in [0, 1])."""
+    num_queued_tokens: int
+    num_free_blocks: int
+    num_requests: int
+    num_hit_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Where a request goes; `prefill` is None where the decode worker prefills."""
+
+    decode: str
+    prefill: str | None
+    route: Route = field(default=Route.HAND_OFF, compare=False)
+    predicted_ttft_s: float | None = field(default=None, compare=False)
+    """Seconds from now to the first token; None before enough prompts were seen."""
+    decodes: tuple[Candidate, ...] = field(default=(), compare=False)
+    """The decode workers that were looked at and could start it, best first."""
+    prefills: tuple[Candidate, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One attempt's choice, with what was known."""
+
+    request_id: str
+    attempt: int
+    num_prompt_tokens: int
+    queue_s: float
+    """Waited in the admission queue."""
+    choice: Choice
+
+
+class DecisionLog:
+    """The newest decisions by request: a bounded ring."""
+
+    def __init__(self, limit: int) -> None:
+        """Keeps the decisions of `limit` requests; 0 keeps none."""
+        self._limit = limit
+        self._decisions: OrderedDict[str, list[Decision]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._decisions)
+
+    def note(self, decision: Decision) -> None:
+        """Adds an attempt's decision; forgets the request that was placed longest ago."""
+        if not self._limit:
+            return
+        attempts = self._decisions.pop(decision.request_id, [])
+        if decision.attempt == 1:
+            attempts = []  # the id is used again
+        self._decisions[decision.request_id] = [*attempts, decision]
+        if len(self._decisions) > self._limit:
+            self._decisions.popitem(last=False)
+
+    def of(self, request_id: str) -> list[Decision]:
+        """All attempts of a request in order; empty where it is unknown or forgotten."""
+        return list(self._decisions.get(request_id, ()))

@@ -1,0 +1,73 @@
+"""Predicted time to first token: what is queued before the prompt, the prompt itself, and the hand-off's messages.
+
+The blocks' way to the decode worker is not in it: the first token goes to the client without waiting for them.
+"""
+
+from __future__ import annotations
+
+from services.router.placement.cost_model import CostModel
+from services.router.placement.views import Need, Pool, WorkerView
+
+_SMOOTHING = 0.05
+
+
+class TtftPredictor:
+    """Learns what prefill costs in both pools. Predicts None until it has seen enough prompts."""
+
+    def __init__(self) -> None:
+        self.prefill = CostModel()
+        self._here = CostModel()
+        self.hand_off_s = 0.0
+        """Reserve, submit and the first token's way back: a running mean."""
+
+    @property
+    def here(self) -> CostModel:
+        """What prefill costs on a decode worker; as on a prefill worker until one was seen to do it often enough."""
+        return self._here if self._here.token_s is not None else self.prefill
+
+    def observe_prefill(self, num_ahead: int, num_uncached: int, num_cached: int, seconds: float) -> None:
+        """A prefill worker computed a prompt behind `num_ahead` queued tokens, wait and computation in one."""
+        self.prefill.observe(num_ahead, num_uncached, num_cached, seconds)
+
+    def observe_here(self, num_ahead: int, num_uncached: int, num_cached: int, seconds: float) -> None:
+        """A decode worker computed a prompt beside its batch."""
+        self._here.observe(num_ahead, num_uncached, num_cached, seconds)
+
+    def observe_hand_off(self, seconds: float) -> None:
+        """What lay between the choice of workers and the first token beside queue and compute."""
+        self.hand_off_s += _SMOOTHING * (seconds - self.hand_off_s) if self.hand_off_s else seconds
+
+    def pool_s(self, view: WorkerView, need: Need) -> float | None:
+        """Seconds to the first token by way of this prefill worker."""
+        own_s = _own_s(self.prefill, view, need)
+        return None if own_s is None else own_s + self.hand_off_s
+
+    def here_s(self, view: WorkerView, need: Need) -> float | None:
+        """Seconds to the first token where this decode worker computes the prompt itself."""
+        return _own_s(self.here, view, need)
+
+    def idle_s(self, num_uncached: int, num_cached: int) -> float | None:
+        """Seconds to the first token on an idle worker."""
+        own_s = self._prompts.predict_s(0, num_uncached, num_cached)
+        return None if own_s is None else own_s + self.hand_off_s
+
+    def queued_s(self, num_tokens_ahead: int, pool: Pool, num_uncached: int, num_cached: int) -> float | None:
+        """Seconds to the first token behind `num_tokens_ahead` of the admission queue, all of `pool` working.
+
+        With nobody ahead a worker can start it now; else everything queued is shared by all workers.
+        """
+        own_s, token_s = self.idle_s(num_uncached, num_cached), self._prompts.token_s
+        if own_s is None or token_s is None or not num_tokens_ahead:
+            return own_s
+        num_tokens = num_tokens_ahead + sum(view.num_queued_tokens for view in pool)
+        return own_s + num_tokens * token_s / max(1, len(pool))
+
+    @property
+    def _prompts(self) -> CostModel:
+        """Of the workers that compute most prompts: in collocated mode there are no others than decode workers."""
+        return self.prefill if self.prefill.num_observations else self._here
+
+
+def _own_s(model: CostModel, view: WorkerView, need: Need) -> float | None:
+    name = view.name
+    return model.predict_s(view.num_queued_tokens, need.num_uncached_tokens(name), need.num_hit_tokens(name))

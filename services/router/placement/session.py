@@ -1,0 +1,37 @@
+"""Scores a worker by whether it served the conversation's last turn; useful where the index lags or is gone."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from services.router.placement.views import WorkerView
+
+
+def stickiness(view: WorkerView, last: str) -> float:
+    """1 for the worker that served the session's last turn in this role, else 0."""
+    return 1.0 if view.name == last else 0.0
+
+
+class SessionTable:
+    """Which workers served a session last, for the `limit` sessions that spoke most recently."""
+
+    def __init__(self, limit: int) -> None:
+        """`limit` 0 remembers none."""
+        self._limit = limit
+        self._last: OrderedDict[str, tuple[str, str]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def last(self, session: str) -> tuple[str, str]:
+        """(prefill worker, decode worker) of the last turn; empty names where unknown."""
+        return self._last.get(session, ("", ""))
+
+    def note(self, session: str, prefill: str, decode: str) -> None:
+        """A turn was placed. An empty `prefill` (the decode worker prefilled) keeps the earlier one."""
+        if not session or not self._limit:
+            return
+        self._last[session] = (prefill or self.last(session)[0], decode)
+        self._last.move_to_end(session)
+        if len(self._last) > self._limit:
+            self._last.popitem(last=False)

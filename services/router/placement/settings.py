@@ -1,0 +1,80 @@
+"""Settings of placement, a part of the router's."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from services.router.placement.disaggregation import Thresholds
+from services.router.placement.policy import PlacementConfig, Weights
+from services.router.placement.prefix import TierWeights
+
+
+class PlacementSettings(BaseModel):
+    """Weights of the scorers (a worker's score is their weighted mean, 0 leaves one out) and limits."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    prefill_load: float = Field(default=1.0, ge=0)
+    """Prefill worker: few tokens to compute before the first one."""
+    prefix: float = Field(default=1.0, ge=0)
+    """Prefill worker: much of the prompt need not be computed."""
+    topology: float = Field(default=0.1, ge=0)
+    """Prefill worker: near the decode worker, by the workers' labels."""
+    session: float = Field(default=0.1, ge=0)
+    """Prefill worker: served the conversation's last turn."""
+    decode_load: float = Field(default=1.0, ge=0)
+    """Decode worker: free blocks and places in the batch."""
+    decode_prefix: float = Field(default=1.0, ge=0)
+    """Decode worker: holds much of the prompt, which need not travel."""
+    decode_session: float = Field(default=0.1, ge=0)
+    """Decode worker: served the conversation's last turn."""
+    patience: float = Field(default=1.0, ge=0, le=100)
+    """A prefill worker may have a queue longer by so many times the tokens of the prompt that it holds."""
+    tier_local: float = Field(default=1.0, ge=0, le=1)
+    """Worth of a prompt token whose KV lies in the worker's own pool."""
+    tier_peer: float = Field(default=0.5, ge=0, le=1)
+    """Worth of one that lies in another worker's pool; at most tier_local."""
+    tier_store: float = Field(default=0.25, ge=0, le=1)
+    """Worth of one that lies in host memory or on disk; at most tier_peer."""
+    prefill_here_tokens: int = Field(default=0, ge=0)
+    """A suffix of at most so many uncached tokens is prefilled by the decode worker, without a hand-off. 0 = none."""
+    prefill_here_max_tokens: int = Field(default=0, ge=0)
+    """So is one of at most so many tokens where the prefill pool is predicted to be the slower way. 0 = none."""
+    prefill_here_gain: float = Field(default=2.0, ge=1)
+    """... slower by this factor: the others in the decode worker's batch wait too."""
+    max_candidates: int = Field(default=32, ge=2)
+    """Workers looked at for one request; of more, the best prefix holders and a random draw."""
+    jitter: float = Field(default=0.0, ge=0, le=1)
+    """Scores this close to the best count as equal and are drawn from; with several routers about 0.02."""
+    max_sessions: int = Field(default=100_000, ge=0)
+    """Conversations whose last workers are remembered."""
+    explain_requests: int = Field(default=1024, ge=0)
+    """Requests whose placement `tandem explain` can show; 0 = none."""
+
+    @model_validator(mode="after")
+    def _tiers_in_order(self) -> PlacementSettings:
+        if not self.tier_local >= self.tier_peer >= self.tier_store:
+            raise ValueError("tier_local, tier_peer and tier_store must not grow in that order")
+        return self
+
+    def config(self, max_queued_tokens: int) -> PlacementConfig:
+        """What `Placement` takes."""
+        return PlacementConfig(
+            max_queued_tokens=max_queued_tokens,
+            patience=self.patience,
+            weights=Weights(
+                prefill_load=self.prefill_load,
+                prefix=self.prefix,
+                topology=self.topology,
+                session=self.session,
+                decode_load=self.decode_load,
+                decode_prefix=self.decode_prefix,
+                decode_session=self.decode_session,
+            ),
+            tiers=TierWeights(self.tier_local, self.tier_peer, self.tier_store),
+            thresholds=Thresholds(self.prefill_here_tokens, self.prefill_here_max_tokens, self.prefill_here_gain),
+            max_candidates=self.max_candidates,
+            jitter=self.jitter,
+            max_sessions=self.max_sessions,
+            explain=self.explain_requests > 0,
+        )

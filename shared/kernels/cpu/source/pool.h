@@ -1,0 +1,40 @@
+// Where attention finds keys and values: the paged pool of shared/kernels/backend.py, seen by one KV head of a sequence.
+#pragma once
+
+#include "simd.h"
+
+struct Shape {
+  int64_t num_seqs, heads, kv_heads, dim, block_size, num_layers, layer, max_blocks, window;
+  float scale;
+
+  int64_t group() const { return heads / kv_heads; }   // query heads of a KV head
+  int64_t width() const { return heads * dim; }        // of a token's query
+  int64_t first_seen(int64_t position) const { return window > 0 && position >= window ? position - window + 1 : 0; }
+};
+
+template <typename T>
+struct Pool {
+  const T* blocks;
+  const Shape& s;
+  const int32_t* table;  // of one sequence
+  int64_t head;
+
+  const T* keys(int64_t block) const {
+    int64_t half = s.kv_heads * s.block_size * s.dim;
+    return blocks + (int64_t(table[block]) * s.num_layers + s.layer) * 2 * half + head * s.block_size * s.dim;
+  }
+  int64_t to_values() const { return s.kv_heads * s.block_size * s.dim; }  // from a key to its value
+
+  // Calls f(keys, position, count) for runs of positions [first, last) that lie in one block, at most `most` long.
+  template <typename F>
+  void runs(int64_t first, int64_t last, int64_t most, F&& f) const {
+    while (first < last) {
+      const int64_t block = first / s.block_size, offset = first % s.block_size;
+      int64_t count = s.block_size - offset;
+      count = count < most ? count : most;
+      count = count < last - first ? count : last - first;
+      f(keys(block) + offset * s.dim, first, count);
+      first += count;
+    }
+  }
+};

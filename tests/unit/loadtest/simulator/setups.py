@@ -1,0 +1,47 @@
+"""Small fleets and traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from loadtest.simulator.fleet import WorkerSpec
+from loadtest.simulator.outcome import Targets
+from loadtest.simulator.shapes import H200, LLAMA_3_70B
+from loadtest.simulator.simulation import Setup
+from loadtest.simulator.step_time import roofline
+from loadtest.simulator.tandem_router import TandemConfig
+from loadtest.workloads.mooncake import read_mooncake
+from loadtest.workloads.trace import TraceRequest
+from services.router.placement.disaggregation import Thresholds
+from services.router.placement.policy import PlacementConfig, Weights
+
+HEAD = Path(__file__).parents[4] / "loadtest" / "traces" / "mooncake_conversation_head.jsonl"
+
+
+def head(count: int = 400) -> list[TraceRequest]:
+    """The first requests of the conversation trace."""
+    return list(read_mooncake(HEAD))[:count]
+
+
+def spec(num_blocks: int = 20_000, **changes) -> WorkerSpec:
+    """Four H200 with Llama-3-70B's shape."""
+    times = roofline(LLAMA_3_70B, H200, 4)
+    return WorkerSpec(times, num_blocks, 160e9, LLAMA_3_70B.kv_bytes_per_token, **changes)
+
+
+def setup(num_prefills: int = 4, num_decodes: int = 4, *, placement=None, **changes) -> Setup:
+    """A fleet with our usual settings."""
+    config = PlacementConfig(
+        **{
+            "max_queued_tokens": 8192,
+            "patience": 4.0,
+            "weights": Weights(prefix=3.0, decode_prefix=3.0),
+            "thresholds": Thresholds(512, 4096),
+            "explain": False,
+            **(placement or {}),
+        }
+    )
+    worker = changes.pop("worker", spec())
+    return Setup(
+        worker, num_prefills, num_decodes, Targets(5.0, 0.05), tandem=TandemConfig(placement=config), **changes
+    )

@@ -1,0 +1,122 @@
+"""Whole runs: everything ends, nothing leaks, the same seed gives the same result, ours holds what it promises."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from loadtest.simulator.cli import main
+from loadtest.simulator.simulation import POLICIES, play, simulate
+from loadtest.simulator.step_time import measured
+from shared.errors import ConfigError
+from tests.unit.loadtest.simulator.setups import HEAD, head, setup, spec
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_request_ends_once_and_the_same_seed_gives_the_same_run(policy):
+    first = play(head(200), 4.0, policy, setup())
+    again = play(head(200), 4.0, policy, setup())
+    assert first == again
+    for one in first:
+        assert one.refused or one.at_s < one.first_token_s <= one.finished_s
+        assert one.num_cached_tokens < one.num_prompt_tokens
+
+
+def test_blocks_too_few_for_the_load_delay_requests_but_lose_none():
+    tight = setup(2, 2, worker=spec(num_blocks=9000))
+    trace = [line for line in head() if line.num_prompt_tokens < 60_000]
+    for policy in POLICIES:
+        outcome = simulate(trace, 6.0, policy, tight)
+        assert outcome.goodput > 0
+
+
+def test_collocated_runs_without_prefill_workers():
+    outcome = simulate(head(150), 1.0, "tandem", setup(0, 8))
+    assert outcome.prefilled_here == 1.0
+    assert outcome.good_share > 0.5
+
+
+def test_ours_beats_round_robin_where_prefixes_and_queues_matter():
+    trace = head()
+    blind = simulate(trace, 4.0, "round-robin", setup())
+    ours = simulate(trace, 4.0, "tandem", setup())
+    assert ours.goodput > blind.goodput
+    assert ours.hit_rate > blind.hit_rate
+
+
+def test_at_three_times_the_capacity_goodput_stays():
+    """Every first token in time is one: what cannot be in time is refused, and its place goes to one that can."""
+    trace = head()
+    goodputs = {speedup: simulate(trace, speedup, "tandem", setup()).goodput for speedup in (2.0, 3.0, 4.0, 12.0)}
+    assert goodputs[12.0] >= 0.9 * max(goodputs.values())
+
+
+def test_several_routers_with_views_a_step_old_place_nearly_as_well_as_one_and_jitter_helps_them():
+    trace = head()
+    one = simulate(trace, 7.0, "tandem", setup(16, 16)).goodput
+    stale = replace(spec(), report_s=0.05)
+    four = {
+        jitter: simulate(
+            trace, 7.0, "tandem", setup(16, 16, worker=stale, num_routers=4, placement={"jitter": jitter})
+        ).goodput
+        for jitter in (0.0, 0.05)
+    }
+    assert four[0.05] >= 0.95 * one
+    assert four[0.05] > four[0.0]
+
+
+def test_looking_at_few_workers_costs_little_goodput():
+    trace = head()
+    few = {"max_candidates": 4, "jitter": 0.02}
+    all_of_them = simulate(trace, 7.0, "tandem", setup(16, 16)).goodput
+    assert simulate(trace, 7.0, "tandem", setup(16, 16, placement=few)).goodput >= 0.95 * all_of_them
+
+
+def test_a_thousand_workers_are_simulated_in_seconds():
+    outcome = simulate(head(), 200.0, "tandem", setup(1000, 1000))
+    assert outcome.refused < 0.2
+
+
+def test_the_command_prints_its_table_and_writes_its_json(tmp_path, capsys):
+    out = tmp_path / "out.json"
+    main(
+        ["--trace", str(HEAD), "--slice", "0:40", "--prefill", "3", "--decode", "3",
+         "--speedup", "2", "4", "--seed", "7", "--out", str(out)]
+    )  # fmt: skip
+    printed = capsys.readouterr().out
+    assert all(policy in printed for policy in POLICIES)
+    written = json.loads(out.read_text())
+    assert len(written["results"]) == 2 * 2 * len(POLICIES)
+    ours = [row for row in written["results"] if "ratio" in row]
+    assert {row["peer"] for row in ours} <= set(POLICIES)
+    assert len(ours) == 4
+
+
+def test_wrong_arguments_are_named():
+    for flags, field in ((["--slice", "99999:"], "slice"), (["--gpus", "1"], "gpus"), (["--speedup", "0"], "speedup")):
+        with pytest.raises(ConfigError) as wrong:
+            main(["--trace", str(HEAD), *flags])
+        assert wrong.value.field == field
+
+
+def test_step_times_come_from_a_measured_table(tmp_path):
+    truth = spec().times
+    rows = [
+        {"name": f"prefill {n}", "value": n / (truth.chunk_fixed_s + truth.chunk_s(n, 0))}
+        for n in (64, 512, 4096, 32768)
+    ]
+    rows += [
+        {"name": f"decode {b} at {c}", "value": b / truth.decode_step_s(b, b * c)}
+        for b in (1, 8, 64)
+        for c in (256, 8192)
+    ]
+    path = tmp_path / "engine.json"
+    path.write_text(json.dumps({"results": rows}))
+    times = measured(path)
+    assert times.chunk_s(10_000, 0) == pytest.approx(truth.chunk_s(10_000, 0), rel=1e-3)
+    assert times.decode_step_s(20, 50_000) == pytest.approx(truth.decode_step_s(20, 50_000), rel=1e-3)
+    path.write_text(json.dumps({"results": rows[:2]}))
+    with pytest.raises(ConfigError):
+        measured(path)

@@ -1,0 +1,1 @@
+"""The admission queue, driven with plain numbers."""

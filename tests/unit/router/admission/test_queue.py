@@ -1,0 +1,163 @@
+"""The admission queue keeps order, bounds and shares."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.router.admission.orders import ORDERS
+from services.router.admission.queue import AdmissionQueue
+from services.router.admission.waiting import Waiting
+from shared.errors import Overloaded
+
+
+def item(name: str, num_tokens: int = 10, **more) -> Waiting:
+    return Waiting(name, num_tokens, **more)
+
+
+def drain(queue: AdmissionQueue[str], count: int = 1000) -> list[str]:
+    taken: list[str] = []
+    queue.admit(lambda entry: len(taken) < count and not taken.append(entry))
+    return taken
+
+
+def filled(order: str, *items: Waiting) -> AdmissionQueue[str]:
+    queue: AdmissionQueue[str] = AdmissionQueue(100, order=ORDERS[order])
+    for one in items:
+        queue.push(one, one.request_id)
+    return queue
+
+
+def test_first_come_first_served_and_the_head_blocks_the_rest():
+    queue = filled("fcfs", item("a"), item("b"), item("c"))
+    started = []
+    assert queue.admit(lambda entry: entry != "b" and not started.append(entry)) == 1
+    assert started == ["a"]
+    assert len(queue) == 2
+
+
+def test_the_orders():
+    items = [
+        item("long", 90, arrived_s=1, deadline_s=9, priority=0),
+        item("short", 10, arrived_s=2, deadline_s=20, priority=-1),
+        item("late", 50, arrived_s=3, deadline_s=5, priority=3),
+    ]
+    assert drain(filled("fcfs", *items)) == ["long", "short", "late"]
+    assert drain(filled("shortest", *items)) == ["short", "late", "long"]
+    assert drain(filled("priority", *items)) == ["late", "long", "short"]
+    assert drain(filled("deadline", *items)) == ["late", "long", "short"]
+
+
+@pytest.mark.parametrize("order", sorted(ORDERS))
+def test_equal_requests_go_by_arrival_and_a_returned_one_goes_first(order):
+    queue = filled(order, *(item(name, arrived_s=1) for name in "abc"))
+    queue.push_front(item("x", 1000, arrived_s=9, priority=-5), "x")
+    assert drain(queue) == ["x", "a", "b", "c"]
+
+
+def test_a_full_queue_refuses_with_its_limit_but_takes_a_returned_entry():
+    queue: AdmissionQueue[str] = AdmissionQueue(1)
+    queue.push(item("a"), "a")
+    with pytest.raises(Overloaded) as refused:
+        queue.push(item("b"), "b")
+    assert (refused.value.field, refused.value.details["limit"]) == ("queue_limit", 1)
+    queue.push_front(item("c"), "c")
+    assert drain(queue) == ["c", "a"]
+
+
+def test_bytes_are_bounded_but_one_prompt_of_any_size_may_wait():
+    queue: AdmissionQueue[str] = AdmissionQueue(10, max_bytes=100)
+    queue.push(item("big", num_bytes=500), "big")
+    with pytest.raises(Overloaded) as refused:
+        queue.push(item("b", num_bytes=1), "b")
+    assert refused.value.field == "queue_limit_bytes"
+    queue.remove("big")
+    assert queue.num_bytes == 0
+    queue.push(item("b", num_bytes=100), "b")
+
+
+def test_tenants_get_tokens_by_their_weights():
+    queue: AdmissionQueue[str] = AdmissionQueue(1000, tenant_weights={"gold": 3.0})
+    for n in range(100):
+        queue.push(item(f"g{n}", 10, tenant="gold"), "gold")
+        queue.push(item(f"p{n}", 30, tenant="plain"), "plain")
+    first = Counter(drain(queue, 60))
+    tokens = {"gold": first["gold"] * 10, "plain": first["plain"] * 30}
+    assert tokens["gold"] / tokens["plain"] == pytest.approx(3, rel=0.2)
+
+
+def test_a_tenant_that_floods_does_not_hold_up_another_and_idleness_saves_nothing_up():
+    queue: AdmissionQueue[str] = AdmissionQueue(1000)
+    for n in range(50):
+        queue.push(item(f"f{n}", tenant="flood"), "flood")
+    assert drain(queue, 20) == ["flood"] * 20
+    for n in range(5):
+        queue.push(item(f"q{n}", tenant="quiet"), "quiet")
+    # Not all five at once, as if its idle time were owed to it, and not behind the thirty that wait.
+    assert Counter(drain(queue, 8)) == {"flood": 4, "quiet": 4}
+
+
+def test_tokens_ahead_count_the_order_and_the_other_tenants_shares():
+    queue = filled("shortest", item("a", 10), item("b", 100), item("f", 1000, tenant="flood"))
+    assert queue.num_tokens_ahead(item("x", 50)) == 10 + 60
+    assert queue.num_tokens_ahead(item("x", 50, tenant="new")) == 50 + 50
+    assert AdmissionQueue(3).num_tokens_ahead(item("x", 50)) == 0
+
+
+operations = st.lists(
+    st.tuples(
+        st.sampled_from(["push", "front", "remove", "admit"]),
+        st.integers(0, 7),  # which request
+        st.sampled_from("ab"),  # tenant
+        st.integers(1, 50),  # tokens
+    ),
+    max_size=40,
+)
+
+
+@given(operations, st.sampled_from(sorted(ORDERS)))
+def test_nothing_is_lost_doubled_or_counted_wrong(steps, order):
+    queue: AdmissionQueue[str] = AdmissionQueue(5, max_bytes=150, order=ORDERS[order])
+    waiting: dict[str, int] = {}
+    for operation, which, tenant, num_tokens in steps:
+        name = str(which)
+        one = Waiting(name, num_tokens, tenant=tenant, num_bytes=num_tokens, arrived_s=which, priority=which % 3)
+        if operation == "push" and name not in waiting:
+            full = len(waiting) >= 5 or (waiting and sum(waiting.values()) + num_tokens > 150)
+            if full:
+                with pytest.raises(Overloaded):
+                    queue.push(one, name)
+            else:
+                queue.push(one, name)
+                waiting[name] = num_tokens
+        elif operation == "front" and name not in waiting:
+            queue.push_front(one, name)
+            waiting[name] = num_tokens
+        elif operation == "remove":
+            queue.remove(name)
+            waiting.pop(name, None)
+        elif operation == "admit":
+            for taken in drain(queue, which):
+                del waiting[taken]
+        assert len(queue) == len(waiting)
+        assert queue.num_bytes == sum(waiting.values())
+    assert sorted(drain(queue)) == sorted(waiting)
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=30), st.sampled_from(sorted(ORDERS)))
+def test_one_tenants_entries_leave_in_the_order_of_their_keys(lengths, order):
+    items = [item(str(n), length, arrived_s=n, deadline_s=length * 7 % 13) for n, length in enumerate(lengths)]
+    expected = sorted(items, key=ORDERS[order])
+    assert drain(filled(order, *items)) == [one.request_id for one in expected]
+
+
+def test_many_tenants_that_came_and_went_leave_nothing_behind():
+    queue: AdmissionQueue[str] = AdmissionQueue(10)
+    queue.push(item("always", 10**9, tenant="always"), "always")
+    for n in range(500):
+        queue.push(item(str(n), 1, tenant=str(n)), "x")
+        queue.remove(str(n))
+    assert len(queue._lines) <= 3

@@ -1,0 +1,1 @@
+"""Placement, driven with plain numbers."""

@@ -1,0 +1,212 @@
+"""Placement chooses by what it states: room, queue, prefix, place, session."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.router.placement.decision import Choice
+from services.router.placement.decode_load import can_hold
+from services.router.placement.disaggregation import Route, Thresholds
+from services.router.placement.policy import Placement, PlacementConfig
+from services.router.placement.prediction import TtftPredictor
+from services.router.placement.prefill_load import has_turn
+from services.router.placement.views import Need, PrefixHits, WorkerView
+from tests.unit.router.placement.builders import need, pool, view
+
+
+def choose(decodes, prefills=(), request=None, *, collocated=False, **config) -> Choice | None:
+    placement = Placement(PlacementConfig(**config))
+    return placement.choose(request or need(), pool(*decodes), pool(*prefills), collocated=collocated)
+
+
+def test_the_decode_worker_with_more_room_and_the_shorter_prefill_queue_win():
+    decodes = [view("full", num_free_blocks=20), view("free")]
+    prefills = [view("busy", num_queued_tokens=1000), view("idle")]
+    assert choose(decodes, prefills) == Choice("free", "idle")
+
+
+def test_a_prefix_hit_outweighs_a_little_load():
+    decodes = [view("d0", num_free_blocks=80), view("free")]
+    prefills = [view("p0", num_queued_tokens=20), view("idle")]
+    assert choose(decodes, prefills, need(d0=64, p0=48)) == Choice("d0", "p0")
+
+
+def test_nobody_is_chosen_when_one_half_is_missing_or_full():
+    assert choose([view()], []) is None
+    assert choose([], [view()]) is None
+    assert choose([view(num_free_blocks=4)], [view("p")]) is None
+    assert choose([view(num_requests=8)], [view("p")]) is None
+    assert choose([view(accepting=False)], [view("p")]) is None
+    assert choose([view()], [view("p", num_queued_tokens=2048)]) is None
+
+
+def test_an_idle_prefill_worker_takes_a_prompt_of_any_length():
+    decodes = [view("d", num_free_blocks=10_000, num_total_blocks=10_000)]
+    assert choose(decodes, [view("p")], need(100_000)) == Choice("d", "p")
+
+
+def test_a_holder_may_have_a_longer_queue_by_what_its_prefix_saves():
+    busy = view("p", num_queued_tokens=2500)
+    assert not has_turn(busy, need(4096), 2048)
+    assert has_turn(busy, need(4096, p=1024), 2048)
+    assert not has_turn(busy, need(4096, p=256), 2048)
+    assert has_turn(busy, need(4096, p=256), 2048, patience=2.0)
+
+
+def test_a_holder_whose_queue_would_make_it_late_is_passed_by():
+    placement = Placement(PlacementConfig(), predictor=trained())
+    prefills = pool(view("p0", num_queued_tokens=1000), view("p1"))
+    request = need(640, p0=624)
+    decodes = pool(view("d"))
+    assert placement.choose(request, decodes, prefills, collocated=False).prefill == "p0"
+    hurried = replace(request, slack_s=0.8)
+    assert placement.choose(hurried, decodes, prefills, collocated=False).prefill == "p1"
+
+
+def test_collocated_needs_no_prefill_worker():
+    chosen = choose([view("a", num_queued_tokens=900), view("b")], collocated=True)
+    assert chosen == Choice("b", None)
+    assert chosen.route is Route.COLLOCATED
+
+
+def test_equal_workers_share_the_work():
+    placement = Placement(PlacementConfig(), seed=1)
+    decodes, prefills = pool(view("a"), view("b")), pool(view("p"))
+    chosen = {placement.choose(need(), decodes, prefills, collocated=False).decode for _ in range(30)}
+    assert chosen == {"a", "b"}
+
+
+def test_the_nearer_prefill_worker_breaks_a_tie():
+    decode = view("d", label=("zone-a", "rack-1"))
+    prefills = [
+        view("far", label=("zone-b", "rack-1")), view("near", label=("zone-a", "rack-1")), view("somewhere"),
+    ]  # fmt: skip
+    assert choose([decode], prefills) == Choice("d", "near")
+
+
+def test_a_conversation_returns_to_its_workers_without_an_index():
+    placement = Placement(PlacementConfig(), seed=3)
+    decodes, prefills = pool(*(view(f"d{n}") for n in range(8))), pool(*(view(f"p{n}") for n in range(8)))
+    first = placement.choose(need(session="s"), decodes, prefills, collocated=False)
+    for _ in range(10):
+        assert placement.choose(need(session="s"), decodes, prefills, collocated=False) == first
+    others = {placement.choose(need(), decodes, prefills, collocated=False).prefill for _ in range(30)}
+    assert len(others) > 3
+
+
+def trained(prefill_s=1e-3, here_s=2e-3) -> TtftPredictor:
+    predictor = TtftPredictor()
+    for n in range(1, 20):
+        predictor.observe_prefill(0, n * 50, 0, n * 50 * prefill_s)
+        predictor.observe_here(0, n * 50, 0, n * 50 * here_s)
+    return predictor
+
+
+def test_a_short_suffix_is_prefilled_where_it_decodes():
+    thresholds = Thresholds(short_suffix_tokens=16)
+    chosen = choose([view("d")], [view("p")], need(d=48), thresholds=thresholds)
+    assert chosen == Choice("d", None)
+    assert chosen.route is Route.SHORT_SUFFIX
+    assert choose([view("d")], [view("p")], need(d=32), thresholds=thresholds) == Choice("d", "p")
+    assert choose([view("d")], [view("p")], need(d=48)) == Choice("d", "p")
+
+
+def test_a_prefill_pool_that_is_behind_is_passed_by():
+    config = PlacementConfig(thresholds=Thresholds(max_here_tokens=100), max_queued_tokens=2048)
+    placement = Placement(config, predictor=trained())
+    for queued, expected in ((0, Route.HAND_OFF), (1000, Route.POOL_SLOWER), (5000, Route.POOL_SLOWER)):
+        chosen = placement.choose(need(), pool(view("d")), pool(view("p", num_queued_tokens=queued)), collocated=False)
+        assert chosen.route is expected
+    # A decode worker that prefills enough already is left alone.
+    busy = pool(view("d", num_queued_tokens=90))
+    assert placement.choose(need(), busy, pool(view("p", num_queued_tokens=5000)), collocated=False) is None
+
+
+def test_every_choice_can_be_explained():
+    chosen = choose([view("d0"), view("d1")], [view("p0"), view("p1", num_queued_tokens=500)], need(p0=32, d1=16))
+    assert {c.name for c in chosen.decodes} == {"d0", "d1"}
+    assert [c.name for c in chosen.prefills] == ["p0", "p1"]
+    best = chosen.prefills[0]
+    assert dict(best.parts).keys() == {"queue", "prefix"}
+    assert best.score == sum(value for _, value in best.parts) / 2
+    assert best.num_hit_tokens == 32
+    assert choose([view("d0")], [view("p0")], explain=False).prefills == ()
+
+
+def test_a_large_fleet_is_sampled_but_its_holders_are_seen():
+    decodes = pool(*(view(f"d{n}") for n in range(500)))
+    prefills = pool(*(view(f"p{n}") for n in range(500)))
+    placement = Placement(PlacementConfig(max_candidates=16))
+    chosen = placement.choose(need(640, p321=624), decodes, prefills, collocated=False)
+    assert chosen.prefill == "p321"
+    assert len(chosen.decodes) <= 16
+    counts = Counter(placement.choose(need(), decodes, prefills, collocated=False).prefill for _ in range(300))
+    assert len(counts) > 150
+
+
+def test_the_only_worker_with_room_is_found_in_a_large_fleet():
+    decodes = pool(*(view(f"d{n}", accepting=n == 77) for n in range(300)))
+    prefills = pool(*(view(f"p{n}", num_queued_tokens=0 if n == 123 else 9999) for n in range(300)))
+    placement = Placement(PlacementConfig(max_candidates=8))
+    assert placement.choose(need(), decodes, prefills, collocated=False) == Choice("d77", "p123")
+
+
+def test_a_decision_among_a_thousand_workers_takes_less_than_a_millisecond():
+    decodes = pool(*(view(f"d{n}", num_free_blocks=100_000, num_total_blocks=100_000) for n in range(1000)))
+    prefills = pool(*(view(f"p{n}", num_queued_tokens=n) for n in range(1000)))
+    placement = Placement(PlacementConfig())
+    local = {f"{role}{n}": 512 for role in "pd" for n in range(1000)}  # the system prompt that everyone holds
+    request = Need(12_000, 16, PrefixHits.of({**local, "p7": 6000, "d9": 6000}))
+    costs = []
+    for _ in range(200):
+        begin = time.perf_counter()
+        placement.choose(request, decodes, prefills, collocated=False)
+        costs.append(time.perf_counter() - begin)
+    assert sorted(costs)[20] < 1e-3  # the quiet moments of a shared machine
+
+
+views = st.builds(
+    view,
+    name=st.sampled_from("abcdef"),
+    num_free_blocks=st.integers(0, 100),
+    num_requests=st.integers(0, 10),
+    num_queued_tokens=st.integers(0, 5000),
+    accepting=st.booleans(),
+    label=st.lists(st.sampled_from("xy"), max_size=3).map(tuple),
+)
+hits = st.dictionaries(st.sampled_from("abcdefABCDEF"), st.integers(0, 4).map(lambda n: 16 * n), max_size=6)
+
+
+def upper(one: WorkerView) -> WorkerView:
+    one.name = one.name.upper()
+    return one
+
+
+@given(
+    decodes=st.lists(views, max_size=6),
+    prefills=st.lists(views.map(upper), max_size=6),
+    local=hits,
+    limit=st.integers(2, 8),
+    jitter=st.floats(0, 0.3),
+)
+def test_only_workers_that_can_start_the_request_are_chosen_and_one_is_whenever_one_can(
+    decodes, prefills, local, limit, jitter
+):
+    request = need(64, **local)
+    placement = Placement(PlacementConfig(max_candidates=limit, jitter=jitter))
+    all_decodes, all_prefills = pool(*decodes), pool(*prefills)
+    choice = placement.choose(request, all_decodes, all_prefills, collocated=False)
+    able_decodes = {v.name for v in all_decodes if can_hold(v, request)}
+    able_prefills = {v.name for v in all_prefills if has_turn(v, request, 2048)}
+    assert (choice is not None) == (bool(able_decodes) and bool(able_prefills))
+    if choice is not None:
+        assert choice.decode in able_decodes
+        assert choice.prefill in able_prefills
+        for candidate in (*choice.decodes, *choice.prefills):
+            assert -1e-9 <= candidate.score <= 1 + 1e-9
+            assert all(0 <= value <= 1 for _, value in candidate.parts)

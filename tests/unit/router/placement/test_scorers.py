@@ -1,0 +1,70 @@
+"""Each scorer does what its formula says, within [0, 1]."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.router.placement.decode_load import decode_load
+from services.router.placement.prefill_load import prefill_load
+from services.router.placement.prefix import TierWeights, prefix_hit
+from services.router.placement.session import SessionTable, stickiness
+from services.router.placement.topology import nearness
+from services.router.placement.views import Need, PrefixHits
+from tests.unit.router.placement.builders import need, view
+
+
+def test_prefill_load_is_a_half_at_its_scale():
+    assert prefill_load(view(num_queued_tokens=936), need(64), 1000) == pytest.approx(0.5)
+    assert prefill_load(view("w"), need(64, w=64), 1000) == pytest.approx(1000 / 1001)
+
+
+def test_tokens_count_by_where_their_kv_lies():
+    tiers = TierWeights(1.0, 0.5, 0.25)
+    request = Need(100, 16, PrefixHits.of({"w": 20, "other": 60}, store=80))
+    assert prefix_hit(view("w"), request, tiers) == pytest.approx((20 + 0.5 * 40 + 0.25 * 20) / 100)
+    assert prefix_hit(view("other"), request, tiers) == pytest.approx((60 + 0.25 * 20) / 100)
+    assert prefix_hit(view("none"), request, tiers) == pytest.approx((0.5 * 60 + 0.25 * 20) / 100)
+
+
+def test_decode_load_is_the_mean_of_free_blocks_and_places():
+    assert decode_load(view(num_free_blocks=55, num_requests=4), need(79)) == pytest.approx((0.5 + 0.5) / 2)
+
+
+def test_nearness_counts_the_leading_parts_that_labels_share():
+    label = ("zone", "rack", "domain")
+    assert nearness(view(label=label), label) == 1.0
+    assert nearness(view(label=("zone", "rack", "else")), label) == pytest.approx(2 / 3)
+    assert nearness(view(label=("zone",)), label) == pytest.approx(1 / 3)
+    assert nearness(view(label=("else", "rack", "domain")), label) == 0.0
+    assert nearness(view(), label) == 0.0
+    assert nearness(view(), ()) == 0.0
+
+
+def test_sessions_are_remembered_up_to_a_limit_and_a_turn_without_prefill_keeps_the_earlier_worker():
+    table = SessionTable(2)
+    table.note("a", "p0", "d0")
+    table.note("b", "p1", "d1")
+    table.note("a", "", "d2")
+    table.note("c", "p3", "d3")
+    assert table.last("a") == ("p0", "d2")
+    assert table.last("b") == ("", "")
+    assert len(table) == 2
+    assert stickiness(view("d2"), "d2") == 1.0
+    assert stickiness(view("d2"), "") == 0.0
+
+
+@given(
+    st.integers(0, 1000), st.integers(0, 20), st.integers(0, 10**6), st.integers(1, 10**6),
+    st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6),
+)  # fmt: skip
+def test_scores_lie_between_0_and_1(free, requests, queued, num_tokens, local, peer, store):
+    worker = view("w", num_free_blocks=free, num_requests=requests, num_queued_tokens=queued)
+    request = Need(num_tokens, 16, PrefixHits({"w": local}, peer, store))
+    for score in (
+        decode_load(worker, request),
+        prefill_load(worker, request, 2048),
+        prefix_hit(worker, request, TierWeights()),
+    ):
+        assert 0.0 <= score <= 1.0

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 
 from shared.errors import TransferFailed
 from shared.kv.transfer import Incoming, KVTransfer
-from shared.rpc.handoff import decode_trailer
-
-
-class MemoryLost(TransferFailed):
-    """A silent sender may still write to the blocks: they must not be used again while this process lives."""
+from shared.rpc.receiving import receive_trailer
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +33,14 @@ async def receive(
     However this ends, also by an exception or a cancel of the task, no receive of the ticket can write to the pool
     any more when it does, unless it raises MemoryLost. Raises TransferFailed.
     """
-    try:
-        async with asyncio.timeout(timeout_s):
-            trailer = decode_trailer(await incoming.trailer())
-            await incoming.blocks(list(trailer.block_indexes))
-        if trailer.aborted:
-            return None
-        missing = needed - set(trailer.block_indexes)
-        if missing or trailer.num_computed_tokens != num_tokens:
-            raise TransferFailed(
-                f"the hand-off ended with {len(missing)} of {len(needed)} blocks missing and "
-                f"{trailer.num_computed_tokens} of {num_tokens} tokens computed"
-            )
-        checksums = dict(zip(trailer.block_indexes, trailer.checksums, strict=True))
-        return Arrived(trailer.first_token, checksums, trailer.finished)
-    except TimeoutError as error:
-        raise TransferFailed(f"the hand-off did not end within {timeout_s:g} s", limit=timeout_s) from error
-    finally:
-        try:
-            await asyncio.shield(transfer.cancel(ticket))
-        except TransferFailed as error:
-            raise MemoryLost(error.message) from error
+    trailer = await receive_trailer(transfer, ticket, incoming, timeout_s)
+    if trailer.aborted:
+        return None
+    missing = needed - set(trailer.block_indexes)
+    if missing or trailer.num_computed_tokens != num_tokens:
+        raise TransferFailed(
+            f"the hand-off ended with {len(missing)} of {len(needed)} blocks missing and "
+            f"{trailer.num_computed_tokens} of {num_tokens} tokens computed"
+        )
+    checksums = dict(zip(trailer.block_indexes, trailer.checksums, strict=True))
+    return Arrived(trailer.first_token, checksums, trailer.finished)

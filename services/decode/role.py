@@ -7,15 +7,16 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from services.decode.receiving import Arrived, MemoryLost, receive
+from services.decode.receiving import Arrived, receive
 from services.worker.host import EngineHost
+from services.worker.prefix_fetch import Fetch
 from services.worker.role import WorkerRole
 from services.worker.session import Session
+from services.worker.store_link import StoreLink
 from shared.engine.messages import (
     AbortSequence,
-    AddSequence,
     Event,
     FirstScheduled,
     JoinSequence,
@@ -33,6 +34,7 @@ from shared.rpc.errors import to_proto
 from shared.rpc.handoff import trailer_bytes
 from shared.rpc.index_publisher import IndexPublisher
 from shared.rpc.pb.tandem.v1 import decode_pb2, types_pb2
+from shared.rpc.receiving import MemoryLost
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +55,8 @@ class _Request:
     request_id: str
     num_tokens: int
     prefill_here: bool
-    reserved_at: float = field(default_factory=time.perf_counter)
+    fetch: Fetch = field(default_factory=Fetch)
+    queued_at: float = field(default_factory=time.perf_counter)
     receiving: asyncio.Task[None] | None = None
     cancelled: bool = False
     """The router gave it up, but the sender's trailer is still to come."""
@@ -68,8 +71,8 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
 
     worker_role = types_pb2.WORKER_ROLE_DECODE
 
-    def __init__(self, host: EngineHost, publisher: IndexPublisher | None) -> None:
-        super().__init__(host, publisher)
+    def __init__(self, host: EngineHost, publisher: IndexPublisher | None, store: StoreLink | None = None) -> None:
+        super().__init__(host, publisher, store)
         self._requests: dict[str, _Request] = {}
         self._lost_buffers: list[tuple[int, memoryview]] = []  # a silent sender may write to them at any time
 
@@ -118,7 +121,16 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             return
         self._requests[sequence_id] = item
         self.idle.clear()
-        self.host.engine.submit(AddSequence(sequence) if reserve.prefill_here else ReserveSequence(sequence))
+        if reserve.prefill_here:
+            stored = reserve.num_stored_blocks if reserve.HasField("num_stored_blocks") else None
+            item.fetch = self.add_sequence(sequence, stored, lambda: self._start(sequence_id, item))
+        else:
+            self.host.engine.submit(ReserveSequence(sequence))
+
+    def _start(self, sequence_id: str, item: _Request) -> bool:
+        """A request's turn to queue; False where it was given up meanwhile."""
+        item.queued_at = time.perf_counter()
+        return self._requests.get(sequence_id) is item
 
     def _cancel(self, sequence_id: str, sender_active: bool) -> None:
         item = self._requests.get(sequence_id)
@@ -144,11 +156,16 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
                     self._send_failed(item, error)
             case Stepped(started, tokens, _):
                 for first in started:
-                    if first.sequence_id in self._requests:
-                        self._requests[first.sequence_id].scheduled = first
+                    self._on_started(first)
                 self._on_tokens(tokens)
             case _:
                 raise AssertionError(f"a decode engine sent {type(event).__name__}")
+
+    def _on_started(self, first: FirstScheduled) -> None:
+        item = self._requests.get(first.sequence_id)
+        if item is not None:
+            at = item.scheduled.at if item.scheduled is not None else first.at
+            item.scheduled = replace(first, at=at)
 
     def _on_reserved(self, reserved: SequenceReserved) -> None:
         item = self._requests.get(reserved.sequence_id)
@@ -251,12 +268,20 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         if not item.prefill_here:
             message.first_decode_step_ms = (time.perf_counter() - item.joined_at) * 1e3
         elif item.scheduled is not None:
-            message.num_cached_tokens = item.scheduled.num_cached_tokens
-            message.prefill_queue_ms = (item.scheduled.at - item.reserved_at) * 1e3
-            message.prefill_compute_ms = (time.perf_counter() - item.scheduled.at) * 1e3
+            num_cached, computing_s = item.scheduled.num_cached_tokens, time.perf_counter() - item.scheduled.at
+            message.num_cached_tokens = num_cached
+            message.num_fetched_tokens = min(item.fetch.num_tokens, num_cached)
+            message.prefix_fetch_ms = item.fetch.waited_ms
+            message.prefill_queue_ms = (item.scheduled.at - item.queued_at) * 1e3
+            message.prefill_compute_ms = computing_s * 1e3
+            if self.store is not None and not item.fetch.num_tokens:
+                self.store.fetches.policy.note_compute(item.num_tokens - num_cached, computing_s)
+            item.fetch.stop()
 
     def _forget(self, sequence_id: str) -> _Request | None:
         item = self._requests.pop(sequence_id, None)
+        if item is not None:
+            item.fetch.stop()
         if not self._requests:
             self.idle.set()
         return item

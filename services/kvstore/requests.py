@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from shared.errors import InvalidRequest
 from shared.kv.hashing import HASH_BYTES
 from shared.rpc.block_holders import EventStamp, Tier, WorkerIdentity, WorkerRole
@@ -14,7 +16,13 @@ MAX_SEQUENCE = 2**53 - 1
 """What Redis's Lua counts without rounding."""
 
 
-def hashes_of(message: kvstore_pb2.MatchRequest | kvstore_pb2.PublishRequest | kvstore_pb2.RemoveRequest) -> bytes:
+class WithHashes(Protocol):
+    """Any request about blocks."""
+
+    block_hashes: bytes
+
+
+def hashes_of(message: WithHashes) -> bytes:
     """The request's hashes, one behind the other."""
     hashes = message.block_hashes
     num_hashes, rest = divmod(len(hashes), HASH_BYTES)

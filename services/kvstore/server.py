@@ -1,20 +1,29 @@
-"""The KV store service: index, sweeper and probe of Redis behind one gRPC server."""
+"""The KV store service: index, sweeper and probe of Redis, and the block tiers, behind one gRPC server."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import secrets
+import socket
 from collections.abc import Mapping
 
 import grpc.aio
 
 from services.kvstore.availability import Availability
+from services.kvstore.node import NodeConfig, StoreNode
+from services.kvstore.own_claims import OwnClaims
 from services.kvstore.redis_index import RedisIndex
 from services.kvstore.resp.open import redis_client
 from services.kvstore.servicer import SERVICE_NAME, KVStoreServicer
 from services.kvstore.settings import KVStoreSettings
+from services.kvstore.store_servicer import SERVICE_NAME as STORE_SERVICE_NAME
+from services.kvstore.store_servicer import StoreServicer
 from services.kvstore.sweeper import Sweeper
-from shared.errors import StoreUnavailable
+from shared.errors import ConfigError, StoreUnavailable
+from shared.kv.ucx import UcxTransfer
+from shared.rpc.block_holders import Tier, WorkerIdentity, WorkerRole
+from shared.rpc.index_publisher import IndexPublisher
 from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc
 from shared.rpc.server import RpcServer
 
@@ -25,7 +34,7 @@ class KVStoreServer:
     """`start()` returns once it serves, with Redis or still without; `close()` drains, twice is fine."""
 
     def __init__(self, settings: KVStoreSettings) -> None:
-        """Raises ConfigError for a URL that is none; no I/O before `start()`."""
+        """Raises ConfigError for a URL that is none or a disk tier without a folder; no I/O before `start()`."""
         self._settings = settings
         self._redis = redis_client(
             settings.redis_url.get_secret_value(), settings.redis_timeout_s, cluster=settings.redis_cluster
@@ -34,7 +43,9 @@ class KVStoreServer:
         self._sweeper = Sweeper(self._redis, settings.sweep_interval_s, settings.lease_s)
         self._availability = Availability(self._index.probe, self._on_change, settings.probe_interval_s)
         self._servicer = KVStoreServicer(self._index, self._availability)
-        self._rpc = RpcServer(settings.bind, self._register, (SERVICE_NAME,))
+        self._node = self._make_node() if settings.host_bytes or settings.disk_bytes else None
+        names = (SERVICE_NAME, STORE_SERVICE_NAME) if self._node is not None else (SERVICE_NAME,)
+        self._rpc = RpcServer(settings.bind, self._register, names)
 
     @property
     def address(self) -> str:
@@ -57,6 +68,8 @@ class KVStoreServer:
             await self._rpc.start()
             await self._availability.start()
             await self._sweeper.start()
+            if self._node is not None:
+                await self._node.start()
         except BaseException:
             await self.close()
             raise
@@ -68,11 +81,35 @@ class KVStoreServer:
         await self._rpc.set_serving(False)
         await self._servicer.drain(self._settings.drain_timeout_s)
         await self._rpc.stop(self._settings.drain_timeout_s)
+        if self._node is not None:
+            await self._node.close()
         await self._index.close()
         await self._redis.close()
 
     def _register(self, server: grpc.aio.Server) -> None:
         kvstore_pb2_grpc.add_KVStoreServiceServicer_to_server(self._servicer, server)
+        if self._node is not None:
+            kvstore_pb2_grpc.add_StoreServiceServicer_to_server(StoreServicer(self._node), server)
+
+    def _make_node(self) -> StoreNode:
+        settings = self._settings
+        if settings.disk_bytes and settings.disk_folder is None:
+            raise ConfigError("disk_bytes is set, but no disk_folder", field="disk_folder")
+        config = NodeConfig(
+            settings.host_bytes,
+            settings.disk_folder,
+            settings.disk_bytes,
+            settings.staging_bytes,
+            settings.send_bytes_per_s,
+        )
+        name = settings.name or f"store@{socket.gethostname()}/{settings.bind}"
+        identity = WorkerIdentity(name, secrets.randbits(63) + 1, WorkerRole.STORE)
+        claims = OwnClaims(self._index, self._availability)
+
+        def publisher(tier: Tier) -> IndexPublisher:
+            return IndexPublisher(claims, identity, tier=tier)
+
+        return StoreNode(config, UcxTransfer(), publisher)
 
     async def _on_change(self, error: StoreUnavailable | None) -> None:
         if error is None:

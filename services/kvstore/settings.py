@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field, SecretStr
@@ -33,5 +34,17 @@ class KVStoreSettings(ServiceSettings):
     """Between two looks whether workers fell silent or left anything to prune. Seconds."""
     lease_s: float = Field(default=60.0, ge=10, le=86_400)
     """A worker that says nothing for so long is forgotten, until it speaks again. Seconds; workers speak every 2."""
+    name: str = ""
+    """Of this process as a holder of blocks, where it has tiers; empty = made of host and bind."""
+    host_bytes: int = Field(default=0, ge=0)
+    """Host memory for blocks that the workers computed; 0 = none. Bytes."""
+    disk_folder: Path | None = None
+    """Where the disk tier keeps its blocks, alone; they outlive the process."""
+    disk_bytes: int = Field(default=0, ge=0)
+    """Of the disk folder; 0 = no disk tier. Bytes."""
+    staging_bytes: int = Field(default=64 << 20, ge=1 << 16)
+    """Memory for blocks on their way in or out, where there are tiers; a full one makes workers keep blocks. Bytes."""
+    send_bytes_per_s: float = Field(default=0.0, ge=0)
+    """Most that the tiers send, for a network that others share; 0 = no limit."""
     drain_timeout_s: float = Field(default=1.0, ge=0, le=60)
     """How long running calls may take after SIGTERM. Seconds."""

@@ -42,7 +42,13 @@ class TandemCommands:
 
     def kvstore(self, bind: str, redis_url: str) -> Sequence[str]:
         """See ServiceCommands."""
-        return _module("kvstore", bind=bind, redis_url=redis_url)
+        spec = self._spec
+        flags: dict[str, object] = {}
+        if spec.has_store:
+            flags = {"host_bytes": spec.store_host_bytes, "disk_bytes": spec.store_disk_bytes}
+        if spec.store_disk_folder is not None:
+            flags["disk_folder"] = spec.store_disk_folder
+        return _module("kvstore", bind=bind, redis_url=redis_url, **flags)
 
     def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
         """See ServiceCommands. As many compute threads as cores, pinned to them."""
@@ -57,6 +63,8 @@ class TandemCommands:
             num_threads=len(plan.cores),
             cpu_affinity=",".join(map(str, plan.cores)),
             kvstore=kvstore,
+            store=kvstore if spec.has_store else "",
+            prefix_fetch=spec.prefix_fetch,
             num_kv_blocks=spec.num_kv_blocks,
             max_model_len=spec.max_model_len,
         )

@@ -11,6 +11,7 @@ from shared.errors import ConfigError
 
 Mode = Literal["disaggregated", "collocated"]
 Dtype = Literal["auto", "fp32", "bf16", "fp16"]
+PrefixFetch = Literal["auto", "always", "never"]
 
 DEFAULT_HTTP = "127.0.0.1:8000"
 DEFAULT_GRPC = "127.0.0.1:50051"
@@ -41,6 +42,14 @@ class ClusterSpec:
     """Blocks in each worker's KV pool; 0 = from free memory."""
     max_model_len: int = 0
     """Longest sequence in tokens; 0 = the model's own limit."""
+    store_host_bytes: int = 0
+    """Host memory for blocks that fell out of the workers' pools; 0 = none."""
+    store_disk_folder: Path | None = None
+    """Where such blocks are kept on disk, over restarts too."""
+    store_disk_bytes: int = 0
+    """Of that folder; 0 = none."""
+    prefix_fetch: PrefixFetch = "auto"
+    """How a worker decides between fetching a prefix from the store and computing it."""
     state_dir: Path = Path(".tandem")
     """Holds logs/."""
     start_timeout_s: float = 600.0
@@ -52,6 +61,7 @@ class ClusterSpec:
         for name, value, allowed in (
             ("mode", self.mode, get_args(Mode)),
             ("dtype", self.dtype, get_args(Dtype)),
+            ("prefix_fetch", self.prefix_fetch, get_args(PrefixFetch)),
         ):
             if value not in allowed:
                 raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {value!r}", field=name)
@@ -61,8 +71,17 @@ class ClusterSpec:
         _check_range("decode", self.num_decode, 1, MAX_WORKERS)
         _check_range("num_kv_blocks", self.num_kv_blocks, 0, 2**31 - 1)
         _check_range("max_model_len", self.max_model_len, 0, 2**31 - 1)
+        _check_range("store_host_bytes", self.store_host_bytes, 0, 2**63 - 1)
+        _check_range("store_disk_bytes", self.store_disk_bytes, 0, 2**63 - 1)
+        if self.store_disk_bytes and self.store_disk_folder is None:
+            raise ConfigError("store_disk_bytes is set, but no store_disk_folder", field="store_disk_folder")
         split_address(self.http, "http")
         split_address(self.grpc, "grpc")
+
+    @property
+    def has_store(self) -> bool:
+        """Whether the KV store keeps blocks, beside its index of the workers' pools."""
+        return bool(self.store_host_bytes or self.store_disk_bytes)
 
     @property
     def model_name(self) -> str:

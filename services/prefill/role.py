@@ -8,13 +8,13 @@ import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 
-from services.prefill.shipment import Shipment
 from services.worker.host import EngineHost
+from services.worker.prefix_fetch import Fetch
 from services.worker.role import WorkerRole
 from services.worker.session import Session
+from services.worker.store_link import StoreLink
 from shared.engine.messages import (
     AbortSequence,
-    AddSequence,
     Event,
     FirstScheduled,
     ReleaseBlocks,
@@ -29,6 +29,7 @@ from shared.rpc.convert import logprobs_to_proto
 from shared.rpc.errors import to_proto
 from shared.rpc.index_publisher import IndexPublisher
 from shared.rpc.pb.tandem.v1 import prefill_pb2, types_pb2
+from shared.rpc.shipment import Shipment
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,8 @@ class _Submitted:
     request_id: str
     num_tokens: int
     shipment: Shipment
-    submitted_at: float = field(default_factory=time.perf_counter)
+    fetch: Fetch = field(default_factory=Fetch)
+    queued_at: float = 0.0
     scheduled_at: float = 0.0
     num_cached_tokens: int = 0
 
@@ -55,8 +57,8 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
 
     worker_role = types_pb2.WORKER_ROLE_PREFILL
 
-    def __init__(self, host: EngineHost, publisher: IndexPublisher | None) -> None:
-        super().__init__(host, publisher)
+    def __init__(self, host: EngineHost, publisher: IndexPublisher | None, store: StoreLink | None = None) -> None:
+        super().__init__(host, publisher, store)
         self._submitted: dict[str, _Submitted] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._shipments: dict[str, Shipment] = {}  # until the trailer left
@@ -117,7 +119,13 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
         except TandemError as error:
             self._fail(sequence_id, error)
             return
-        self.host.engine.submit(AddSequence(sequence))
+        stored = submit.num_stored_blocks if submit.HasField("num_stored_blocks") else None
+        item.fetch = self.add_sequence(sequence, stored, lambda: self._start(sequence_id, item))
+
+    def _start(self, sequence_id: str, item: _Submitted) -> bool:
+        """A request's turn to queue; False where it was given up meanwhile."""
+        item.queued_at = time.perf_counter()
+        return self._submitted.get(sequence_id) is item
 
     def _cancel(self, sequence_id: str, receiver_active: bool) -> None:
         shipment = self._shipments.get(sequence_id)
@@ -129,6 +137,7 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
         """Stops a request wherever it is; what it holds is released as soon as the sends under way are done."""
         item = self._submitted.pop(sequence_id, None)
         if item is not None:
+            item.fetch.stop()
             self.host.engine.submit(AbortSequence(sequence_id))
             self._close(sequence_id, item.shipment.abort())
 
@@ -158,7 +167,7 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
     def _on_started(self, first: FirstScheduled) -> None:
         item = self._submitted.get(first.sequence_id)
         if item is not None:
-            item.scheduled_at = first.at
+            item.scheduled_at = item.scheduled_at or first.at
             item.num_cached_tokens = first.num_cached_tokens
 
     def _on_ship(self, block: ShippedBlock) -> None:
@@ -172,6 +181,10 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
         item = self._submitted.pop(token.sequence_id, None)
         if item is None:
             return  # cancelled while the step ran
+        item.fetch.stop()
+        computing_s = time.perf_counter() - item.scheduled_at
+        if self.store is not None and not item.fetch.num_tokens:
+            self.store.fetches.policy.note_compute(item.num_tokens - item.num_cached_tokens, computing_s)
         finish = _FINISH[token.finish] if token.finish else types_pb2.FINISH_REASON_UNSPECIFIED
         logprobs = logprobs_to_proto(token.token)
         tokens = types_pb2.SequenceTokens(
@@ -180,8 +193,10 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
             logprobs=[logprobs] if logprobs is not None else [],
             finish_reason=finish,
             num_cached_tokens=item.num_cached_tokens,
-            prefill_queue_ms=(item.scheduled_at - item.submitted_at) * 1e3,
-            prefill_compute_ms=(time.perf_counter() - item.scheduled_at) * 1e3,
+            prefix_fetch_ms=item.fetch.waited_ms,
+            num_fetched_tokens=min(item.fetch.num_tokens, item.num_cached_tokens),
+            prefill_queue_ms=(item.scheduled_at - item.queued_at) * 1e3,
+            prefill_compute_ms=computing_s * 1e3,
         )
         item.session.send(prefill_pb2.PrefillEvent(first_token=prefill_pb2.FirstToken(tokens=tokens)))
         self._close(token.sequence_id, self._finish(token, item))

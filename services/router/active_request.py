@@ -131,12 +131,14 @@ class ActiveRequest:
         split.placement_ms = (line.matched - line.accepted) * 1e3
         split.queue_ms = (line.placed - line.matched) * 1e3
         split.reserve_ms = (line.reserved - line.placed) * 1e3
+        split.prefix_fetch_ms = tokens.prefix_fetch_ms
         split.prefill_queue_ms = tokens.prefill_queue_ms
         split.prefill_compute_ms = tokens.prefill_compute_ms
-        on_worker_ms = tokens.prefill_queue_ms + tokens.prefill_compute_ms
+        on_worker_ms = tokens.prefix_fetch_ms + tokens.prefill_queue_ms + tokens.prefill_compute_ms
         split.return_ms = max(0.0, (now - line.reserved) * 1e3 - on_worker_ms)
         split.ttft_ms = (now - line.accepted) * 1e3
         self.summary.num_cached_tokens = tokens.num_cached_tokens
+        self.summary.num_fetched_tokens = tokens.num_fetched_tokens
 
     def on_second_token(self, tokens: types_pb2.SequenceTokens, now: float) -> None:
         """Notes what lay between the first two tokens of a handed-off request."""

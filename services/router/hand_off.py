@@ -86,6 +86,7 @@ class HandOff:
                 salt=request.tenant,
                 prefill_here=self._prefill is None,
                 trace=request.trace,
+                num_stored_blocks=self._active.hits.num_stored_blocks,
             )
         )
         self._active.summary.decode_worker = self._decode.name
@@ -106,6 +107,7 @@ class HandOff:
                 transfer_address=decode.welcome.transfer_address,
                 needed_blocks=reserved.needed_blocks,
                 trace=request.trace,
+                num_stored_blocks=self._active.hits.num_stored_blocks,
             )
         )
         self._submitted = True

@@ -57,6 +57,7 @@ class RouterMetrics:
         for kind, count in (
             ("prompt", num_prompt_tokens),
             ("cached", active.summary.num_cached_tokens),
+            ("fetched", active.summary.num_fetched_tokens),
             ("output", len(active.produced)),
         ):
             self._tokens.add(count, {**self._model, "kind": kind})

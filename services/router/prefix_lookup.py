@@ -7,7 +7,7 @@ from collections.abc import Set
 from typing import TYPE_CHECKING
 
 from services.router.fleet import Fleet
-from services.router.placement.views import NO_HITS, PrefixHits
+from services.router.placement.views import NO_HITS, UNKNOWN_HITS, PrefixHits
 from shared.errors import StoreUnavailable
 from shared.kv.hashing import chain
 from shared.rpc.block_holders import PrefixMatch, Tier
@@ -32,7 +32,7 @@ class PrefixLookup:
         """How many tokens of the prompt have their KV where, from the first on. Never raises."""
         layout = self._fleet.layout
         if self._client is None or layout is None:
-            return NO_HITS
+            return UNKNOWN_HITS
         hashes = chain(self._fleet.hash_root(salt), token_ids, layout.block_size)
         if not hashes:
             return NO_HITS
@@ -43,7 +43,7 @@ class PrefixLookup:
             if self.available:
                 logger.warning("the KV store does not answer, prompts are placed without it: %s", error)
             self.available = False
-            return NO_HITS
+            return UNKNOWN_HITS
         if not self.available:
             logger.info("the KV store answers again")
             self.available = True
@@ -54,12 +54,13 @@ class PrefixLookup:
 def hits_of(match: PrefixMatch, live: Set[tuple[str, int]], block_size: int) -> PrefixHits:
     """The index's answer in tokens; holders that are not in `live` (name, incarnation) are passed over."""
     local: dict[str, int] = {}
-    store = 0
+    store = num_stored_blocks = 0
     for index, holders in enumerate(match.blocks):
         begin, end = index * block_size, (index + 1) * block_size
         for holder in holders:
             if holder.tier is not Tier.DEVICE:
                 store = end if store == begin else store
+                num_stored_blocks = index + 1
             elif local.get(holder.worker_name, 0) == begin and (holder.worker_name, holder.incarnation) in live:
                 local[holder.worker_name] = end
-    return PrefixHits.of(local, store)
+    return PrefixHits.of(local, store, num_stored_blocks)

@@ -77,6 +77,7 @@ class RequestSummary:
     """What is known of a request's cost so far; final once its last delta was read."""
 
     num_cached_tokens: int = 0  # prompt tokens whose KV was not recomputed
+    num_fetched_tokens: int = 0  # of these, what came from the store
     ttft: TtftSplit = field(default_factory=TtftSplit)
     prefill_worker: str = ""  # empty: the decode worker prefilled
     decode_worker: str = ""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from services.worker.prefix_fetch import PrefixFetch
 from shared.engine.messages import EngineLoad
 from shared.kv.transfer import TransferCounters
+from shared.rpc.block_holders import Tier
 from shared.rpc.pb.tandem.v1 import types_pb2
 
 REPORT_INTERVAL_S = 0.005
@@ -16,9 +18,15 @@ REPORT_INTERVAL_S = 0.005
 class LoadReporter:
     """Coalesces engine loads into `Load` messages."""
 
-    def __init__(self, counters: TransferCounters, publish: Callable[[types_pb2.Load], None]) -> None:
+    def __init__(
+        self,
+        counters: TransferCounters,
+        publish: Callable[[types_pb2.Load], None],
+        fetches: PrefixFetch | None = None,
+    ) -> None:
         """`publish` sends a report to every session."""
         self._counters = counters
+        self._fetches = fetches
         self._publish = publish
         self._newest: EngineLoad | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -45,6 +53,9 @@ class LoadReporter:
             kv_bytes_sent=self._counters.bytes_sent,
             kv_bytes_received=self._counters.bytes_received,
         )
+        if self._fetches is not None:
+            message.num_host_hit_tokens = self._fetches.num_tokens(Tier.HOST)
+            message.num_disk_hit_tokens = self._fetches.num_tokens(Tier.DISK)
         if load is not None:
             # What a router may count on: running answers will take the others.
             message.num_free_blocks = max(0, load.num_free_blocks - load.num_growth_blocks)

@@ -5,13 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Generic, TypeVar
 
 from services.worker.host import EngineHost
 from services.worker.load import LoadReporter
+from services.worker.prefix_fetch import Fetch
 from services.worker.session import Session
-from shared.engine.messages import EngineDied, EngineLoad, Event, PoolChanged
+from services.worker.store_link import StoreLink
+from shared.engine.messages import (
+    AddSequence,
+    BlocksHeld,
+    EngineDied,
+    EngineLoad,
+    Event,
+    FetchPrepared,
+    PoolChanged,
+    SequenceEnded,
+)
 from shared.engine.sequence import Goal, Sequence
 from shared.errors import InvalidRequest, Overloaded, PromptTooLong
 from shared.kv.hashing import root_hash
@@ -32,8 +44,9 @@ class WorkerRole(ABC, Generic[CommandT, EventT]):
 
     worker_role: types_pb2.WorkerRole.ValueType
 
-    def __init__(self, host: EngineHost, publisher: IndexPublisher | None) -> None:
+    def __init__(self, host: EngineHost, publisher: IndexPublisher | None, store: StoreLink | None = None) -> None:
         self.host = host
+        self.store = store
         self.sessions: set[Session[EventT]] = set()
         self.died = asyncio.Event()
         """Set when the engine cannot go on."""
@@ -41,7 +54,10 @@ class WorkerRole(ABC, Generic[CommandT, EventT]):
         """Set while no request is left."""
         self.idle.set()
         self._publisher = publisher
-        self.load = LoadReporter(host.transfer.counters, self._publish_load)
+        self._holding: set[asyncio.Task[None]] = set()
+        self.load = LoadReporter(
+            host.transfer.counters, self._publish_load, store.fetches if store is not None else None
+        )
 
     # --- from the engine
 
@@ -53,6 +69,11 @@ class WorkerRole(ABC, Generic[CommandT, EventT]):
             case PoolChanged(sealed, evicted):
                 if self._publisher is not None:
                     self._publisher.offer(sealed, evicted)
+                if self.store is not None:
+                    self.store.on_event(event)
+            case SequenceEnded() | BlocksHeld() | FetchPrepared():
+                if self.store is not None:
+                    self.store.on_event(event)
             case EngineDied(error):
                 logger.critical("the engine died", exc_info=error)
                 self.died.set()
@@ -118,6 +139,38 @@ class WorkerRole(ABC, Generic[CommandT, EventT]):
             session.send(event)
 
     # --- sequences
+
+    def add_sequence(self, sequence: Sequence, num_stored_blocks: int | None, on_start: Callable[[], bool]) -> Fetch:
+        """Has a sequence computed here, behind what the store has of its prefix.
+
+        `num_stored_blocks` is what the router knows of that, if it knows. `on_start` is called just before the engine
+        gets the sequence, and says whether it is still wanted.
+        """
+        fetch = Fetch()
+        if self.store is None:
+            if on_start():
+                self.host.engine.submit(AddSequence(sequence))
+            return fetch
+        task = asyncio.create_task(self._add_behind_prefix(self.store, sequence, num_stored_blocks, fetch, on_start))
+        self._holding.add(task)
+        task.add_done_callback(self._holding.discard)
+        return fetch
+
+    async def _add_behind_prefix(
+        self,
+        store: StoreLink,
+        sequence: Sequence,
+        num_stored_blocks: int | None,
+        fetch: Fetch,
+        on_start: Callable[[], bool],
+    ) -> None:
+        try:
+            await store.fetches.hold(sequence, num_stored_blocks, fetch)
+        finally:  # a bug in there must not cost the request
+            if on_start():
+                self.host.engine.submit(AddSequence(sequence))
+            else:
+                fetch.stop()
 
     def build_sequence(
         self,

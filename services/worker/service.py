@@ -15,6 +15,7 @@ from services.worker.host import EngineHost
 from services.worker.role import WorkerRole
 from services.worker.session import SessionServer
 from services.worker.settings import WorkerSettings
+from services.worker.store_link import StoreLink
 from shared.config import load_settings
 from shared.engine.messages import Event
 from shared.process import progress_event
@@ -23,6 +24,7 @@ from shared.rpc.block_holders import WorkerRole as HolderRole
 from shared.rpc.index_publisher import IndexPublisher
 from shared.rpc.kvstore_client import KVStoreClient
 from shared.rpc.server import RpcServer
+from shared.rpc.store_client import StoreClient
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +38,10 @@ class WorkerService:
         role: WorkerRole[Any, Any],
         store: KVStoreClient | None,
         publisher: IndexPublisher | None,
+        link: StoreLink | None = None,
     ) -> None:
         """Owns all of them."""
+        self._link = link
         self._host = host
         self._store = store
         self._role = role
@@ -72,6 +76,8 @@ class WorkerService:
         if self._watch is not None:
             self._watch.cancel()
         self._role.load.close()
+        if self._link is not None:
+            await self._link.close()
         if self._publisher is not None:
             await self._publisher.close()
         if self._store is not None:
@@ -106,11 +112,15 @@ async def start_worker(
         identity = WorkerIdentity(settings.name, host.incarnation, HolderRole(role_class.worker_role))
         publisher = IndexPublisher(store, identity)
         await publisher.start()
-    role = role_class(host, publisher)
+    link = None
+    if settings.store:
+        link = StoreLink(host, StoreClient(settings.store))
+        link.start()
+    role = role_class(host, publisher, link)
     handle = role.on_event
     for event in events:
         role.on_event(event)
-    service = WorkerService(host, role, store, publisher)
+    service = WorkerService(host, role, store, publisher, link)
     sessions: SessionServer[Any, Any] = SessionServer(role)
     await service.serve(lambda server: register(server, sessions), service_name)
     model = host.model

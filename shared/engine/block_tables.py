@@ -19,6 +19,29 @@ class BlockTables:
         extend_chain(sequence.block_hashes, sequence.hash_root, sequence.token_ids, self._pool.block_size)
         return sequence.block_hashes
 
+    def take_found(self, sequence: Sequence) -> int:
+        """References on blocks of the prompt that the pool has by now behind what the sequence has computed; their
+        tokens. None while a step that computes for it is in flight."""
+        block_size = self._pool.block_size
+        start = len(sequence.block_ids)
+        if sequence.num_in_flight_tokens or sequence.num_computed_tokens != start * block_size:
+            return 0
+        found = self._pool.match(self.hashes(sequence)[start : (sequence.num_prompt_tokens - 1) // block_size])
+        self._pool.acquire(found)
+        sequence.block_ids += found
+        return len(found) * block_size
+
+    def tokens_before_found(self, sequence: Sequence, max_tokens: int) -> int:
+        """Tokens to compute before the first block of the prompt that lies in the pool already; at least 1, and all
+        where none does. Looks no further than `max_tokens`."""
+        block_size = self._pool.block_size
+        start = sequence.num_planned_tokens
+        end = min(start + max_tokens, sequence.num_prompt_tokens - 1)
+        for index in range(start // block_size + 1, end // block_size):
+            if self._pool.match([sequence.block_hashes[index]]):
+                return index * block_size - start
+        return sequence.num_tokens
+
     def grow(self, sequence: Sequence, count: int) -> bool:
         """Blocks for `count` more computed tokens; False where the pool has too few."""
         missing = -(-(sequence.num_planned_tokens + count) // self._pool.block_size) - len(sequence.block_ids)

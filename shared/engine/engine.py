@@ -12,18 +12,27 @@ from dataclasses import dataclass
 import torch
 
 from shared.engine.block_access import BlockAccess
+from shared.engine.block_exchange import BlockExchange
 from shared.engine.messages import (
     AbortSequence,
     AddSequence,
+    AdoptBlocks,
+    BlocksHeld,
     Command,
+    EndFetch,
     EngineDied,
     EngineLoad,
     Event,
+    FetchPrepared,
     FirstScheduled,
+    HoldBlocks,
     JoinSequence,
     PoolChanged,
+    PrepareFetch,
     ReleaseBlocks,
+    ReleaseHeld,
     ReserveSequence,
+    SequenceEnded,
     SequenceFailed,
     SequenceReserved,
     ShippedBlock,
@@ -63,6 +72,7 @@ class Engine:
         its own."""
         self._scheduler = scheduler
         self._runner = runner
+        self._exchange = BlockExchange(scheduler.pool, runner.checksums)
         self._emit = emit
         self._num_ahead = int(runner.is_async if ahead is None else ahead)
         self._launched: deque[_Launched] = deque()
@@ -169,6 +179,18 @@ class Engine:
                 self._scheduler.abort(sequence_id)
             case ReleaseBlocks(block_ids, receiver):
                 self._scheduler.release(block_ids, receiver)
+            case HoldBlocks(key, hashes):
+                self._emit(BlocksHeld(key, self._with_checksums(self._exchange.hold(key, hashes))))
+            case ReleaseHeld(block_ids):
+                self._scheduler.pool.release(block_ids)
+            case PrepareFetch(key, hashes, room_to_compute):
+                # One block a running sequence stays free, as where a sequence starts.
+                spare = self._scheduler.num_running
+                self._emit(FetchPrepared(key, self._exchange.prepare(key, hashes, spare, 1 + room_to_compute)))
+            case AdoptBlocks(key, checksums):
+                self._exchange.adopt(key, checksums)
+            case EndFetch(key, lost):
+                self._exchange.end(key, lost)
 
     def _guarded(self, sequence_id: str, action: Callable[[], None]) -> None:
         try:
@@ -231,6 +253,8 @@ class Engine:
         events = self._scheduler.pool.drain_events()
         if events.sealed or events.evicted:
             self._emit(PoolChanged(tuple(events.sealed), tuple(events.evicted)))
+        for hashes in self._scheduler.take_ended():
+            self._emit(SequenceEnded(hashes))
         load = self._load()
         if load != self._last_load:
             self._last_load = load
@@ -251,7 +275,7 @@ class Engine:
             num_preemptions=scheduler.counters.num_preemptions,
             num_swapped_out=scheduler.counters.num_swapped_out,
             num_swapped_in=scheduler.counters.num_swapped_in,
-            num_bad_blocks=self._num_bad_blocks,
+            num_bad_blocks=self._num_bad_blocks + self._exchange.num_bad_blocks,
         )
 
 

@@ -50,7 +50,64 @@ class ReleaseBlocks:
     receiver: bytes = b""
 
 
-Command = AddSequence | ReserveSequence | JoinSequence | AbortSequence | ReleaseBlocks
+@dataclass(frozen=True, slots=True)
+class HoldBlocks:
+    """Keep those of these blocks that are here, for a sender. Answer: `BlocksHeld`; then `ReleaseHeld` for each."""
+
+    key: str
+    hashes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseHeld:
+    """The sender is done with these blocks."""
+
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareFetch:
+    """Take blocks for what is missing here of a chain. Answer: `FetchPrepared`; then `EndFetch`.
+
+    With `room_to_compute`, only where a sequence could compute the same blocks at the same time.
+    """
+
+    key: str
+    hashes: tuple[bytes, ...]
+    room_to_compute: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptBlocks:
+    """Blocks of a fetch have arrived; `checksums` by index in its chain, as they were where the blocks were made.
+
+    Sound ones are cached prefix from now on; damaged ones are counted.
+    """
+
+    key: str
+    checksums: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class EndFetch:
+    """Give back what did not arrive; with `lost` it may still be written to, and is never used again."""
+
+    key: str
+    lost: bool = False
+
+
+Command = (
+    AddSequence
+    | ReserveSequence
+    | JoinSequence
+    | AbortSequence
+    | ReleaseBlocks
+    | HoldBlocks
+    | ReleaseHeld
+    | PrepareFetch
+    | AdoptBlocks
+    | EndFetch
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +140,10 @@ class ShippedBlock:
 
 @dataclass(frozen=True, slots=True)
 class FirstScheduled:
-    """A sequence's first turn: how much of its prompt was cached, and when it began (time.perf_counter())."""
+    """A sequence's first turn: how much of its prompt was cached, and when it began (time.perf_counter()).
+
+    Told again where more of the prompt was found in the pool at a later turn.
+    """
 
     sequence_id: str
     num_cached_tokens: int
@@ -105,6 +165,30 @@ class PoolChanged:
 
     sealed: tuple[bytes, ...]
     evicted: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceEnded:
+    """A sequence has left; `block_hashes` are those of the sealed blocks that this worker computed or had cached, not
+    those that a hand-off brought."""
+
+    block_hashes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksHeld:
+    """Those of the asked blocks that are here; `index` is that in the question."""
+
+    key: str
+    blocks: tuple[ShippedBlock, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPrepared:
+    """(index in the chain, block id) of the blocks to be filled; none where nothing is missing, or no room."""
+
+    key: str
+    missing: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,4 +217,14 @@ class EngineDied:
     error: BaseException
 
 
-Event = SequenceReserved | SequenceFailed | Stepped | PoolChanged | EngineLoad | EngineDied
+Event = (
+    SequenceReserved
+    | SequenceFailed
+    | Stepped
+    | PoolChanged
+    | SequenceEnded
+    | BlocksHeld
+    | FetchPrepared
+    | EngineLoad
+    | EngineDied
+)

@@ -61,6 +61,7 @@ class Scheduler:
         self._receiving: dict[str, Sequence] = {}
         self._arrivals = 0
         self._started: list[tuple[str, int]] = []
+        self._ended: list[tuple[bytes, ...]] = []
         self._in_flight = StepsInFlight()
         self._tables = BlockTables(pool)
         growth = GrowthReserve(pool.block_size, config.output_quantile, config.first_output_guess)
@@ -104,6 +105,7 @@ class Scheduler:
         if first_bad_block is not None:
             computed = first_bad_block * block_size
         sequence.num_computed_tokens = computed
+        sequence.num_arrived_blocks = computed // block_size
         sequence.num_cached_tokens = min(sequence.num_cached_tokens, computed)
         self._tables.seal(sequence, 0)
         for index in range(computed // block_size):
@@ -203,9 +205,14 @@ class Scheduler:
         return StepOutcome(tuple(tokens), tuple(ships), tuple(broken))
 
     def take_started(self) -> list[tuple[str, int]]:
-        """(sequence id, cached tokens) of those that got their first turn since the last call."""
+        """(sequence id, cached tokens) of those that since the last call got their first turn, or found more."""
         started, self._started = self._started, []
         return started
+
+    def take_ended(self) -> list[tuple[bytes, ...]]:
+        """Hashes of the sealed blocks of those that left since the last call, save what a hand-off brought."""
+        ended, self._ended = self._ended, []
+        return ended
 
     # --- what others may know
 
@@ -310,6 +317,16 @@ class Scheduler:
             self._started.append((sequence.sequence_id, sequence.num_cached_tokens))
         return True
 
+    def _skip_cached(self, sequence: Sequence) -> None:
+        """Blocks of the prompt that came into the pool since the sequence started, fetched or computed for another
+        one, need not be computed: it goes on behind them."""
+        num_tokens = self._tables.take_found(sequence)
+        if num_tokens:
+            sequence.num_computed_tokens += num_tokens
+            sequence.num_cached_tokens += num_tokens
+            self.counters.num_prefix_hit_tokens += num_tokens
+            self._started.append((sequence.sequence_id, sequence.num_cached_tokens))
+
     def _count_prefix(self, sequence: Sequence, num_cached_tokens: int) -> None:
         num_cached_tokens = min(num_cached_tokens, sequence.num_prompt_tokens)
         sequence.num_cached_tokens = num_cached_tokens
@@ -344,7 +361,8 @@ class Scheduler:
                 may_start = self._start(sequence)  # nobody behind one that waits for blocks starts before it
                 if not may_start:
                     continue
-            count = min(budget, sequence.num_unplanned_tokens)
+            self._skip_cached(sequence)
+            count = min(budget, sequence.num_unplanned_tokens, self._tables.tokens_before_found(sequence, budget))
             if self._in_flight and not self._tables.grow(sequence, count):
                 # Copies that were decided must be done before anything else happens to their blocks.
                 return self._swap.has_copies
@@ -385,6 +403,9 @@ class Scheduler:
 
     def _retire(self, sequence: Sequence) -> None:
         sequence.status = Status.FINISHED
+        computed = sequence.num_computed_tokens // self.pool.block_size
+        if computed > sequence.num_arrived_blocks:
+            self._ended.append(tuple(sequence.block_hashes[sequence.num_arrived_blocks : computed]))
         del self._sequences[sequence.sequence_id]
         self._swap.drop(sequence)
         self._free_if_landed(sequence)

@@ -66,6 +66,7 @@ class Sequence:
     num_in_flight_samples: int = 0  # tokens that those steps will add
     host_slots: list[int] = field(default_factory=list)  # its blocks in host memory, while it waits preempted
     num_host_tokens: int = 0  # tokens whose KV they hold
+    num_arrived_blocks: int = 0  # full blocks that were computed elsewhere and handed over, from the first on
     num_shipped_blocks: int = 0  # blocks below this index were handed to the shipper
     started: bool = False  # was scheduled at least once
 

@@ -14,10 +14,12 @@ from shared.kv.hashing import HASH_BYTES
 
 
 class WorkerRole(IntEnum):
-    """What a worker does in the fleet."""
+    """What a worker, or another holder of blocks, does in the fleet."""
 
     PREFILL = 1
     DECODE = 2
+    STORE = 3
+    """Keeps blocks, computes nothing."""
 
 
 class Tier(IntEnum):

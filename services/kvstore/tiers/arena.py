@@ -33,6 +33,11 @@ class HostArena:
         """Bytes of the blocks held."""
         return self._lru.used_bytes
 
+    @property
+    def budget_bytes(self) -> int:
+        """Most of them."""
+        return self._lru.budget_bytes
+
     def start(self) -> None:
         """Takes the memory. Raises StoreUnavailable when the system has none."""
         if self._slots is None:
@@ -48,6 +53,10 @@ class HostArena:
         self._places.clear()
         for block_hash in self._lru.hashes():
             self._lru.drop(block_hash)
+
+    def holds(self, block_hash: bytes) -> bool:
+        """See BlockTier."""
+        return block_hash in self._lru
 
     def wants(self, block_hash: bytes, num_bytes: int) -> bool:
         """See BlockTier."""

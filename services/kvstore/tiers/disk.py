@@ -53,6 +53,11 @@ class DiskTier:
         """Bytes of the files."""
         return self._lru.used_bytes
 
+    @property
+    def budget_bytes(self) -> int:
+        """Most of them."""
+        return self._lru.budget_bytes
+
     def start(self) -> None:
         """Takes the folder and finds what an earlier process kept; it is in the next events. What is over the budget
         goes, oldest first.
@@ -83,6 +88,10 @@ class DiskTier:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def holds(self, block_hash: bytes) -> bool:
+        """See BlockTier."""
+        return block_hash in self._lru
 
     def wants(self, block_hash: bytes, num_bytes: int) -> bool:
         """See BlockTier."""

@@ -39,8 +39,12 @@ class BlockLru:
         return list(self._sizes)
 
     def wants(self, block_hash: bytes, num_bytes: int) -> bool:
-        """Whether the block should be brought; notes the offer. False for one that is held or can never fit."""
-        if block_hash in self._sizes or num_bytes > self.budget_bytes:
+        """Whether the block should be brought; notes the offer. False for one that can never fit, or is held: that one
+        counts as used."""
+        if block_hash in self._sizes:
+            self.use(block_hash)
+            return False
+        if num_bytes > self.budget_bytes:
             return False
         again = self._offered.pop(block_hash, self) is None
         self._offered[block_hash] = None

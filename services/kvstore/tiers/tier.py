@@ -40,9 +40,20 @@ class BlockTier(Protocol):
     tier: Tier
     counters: TierCounters
 
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the blocks held."""
+
+    @property
+    def budget_bytes(self) -> int:
+        """Most of them."""
+
+    def holds(self, block_hash: bytes) -> bool:
+        """Whether it is here, as far as is known without reading it; changes nothing."""
+
     def wants(self, block_hash: bytes, num_bytes: int) -> bool:
         """Whether to bring this block here, asked before its bytes travel. Notes that it was offered: while the tier is
-        full, only a block that is offered again is worth another one's place."""
+        full, only a block that is offered again is worth another one's place. One that is here counts as used."""
 
     def put(self, block_hash: bytes, block: memoryview, checksum: int) -> None:
         """Keeps a copy; evicts what must go. A block that is here is kept as it is, and counts as used.

@@ -90,17 +90,20 @@ class PrefixHits:
     """The most that the store's host memory or disk holds."""
     holders: tuple[str, ...] = ()
     """The workers that hold at least half of the longest hit, the longest first: worth looking at in any fleet."""
+    num_stored_blocks: int | None = 0
+    """Blocks of the prefix up to the last one that the store has, whoever has those before it; None: not known."""
 
     @classmethod
-    def of(cls, local: Mapping[str, int], store: int = 0) -> PrefixHits:
+    def of(cls, local: Mapping[str, int], store: int = 0, num_stored_blocks: int = 0) -> PrefixHits:
         """Hits by worker, with what follows from them."""
         longest = max(local.values(), default=0)
         best = [name for name, tokens in local.items() if tokens > 0 and 2 * tokens >= longest]
         best.sort(key=lambda name: -local[name])
-        return cls(local, longest, store, tuple(best))
+        return cls(local, longest, store, tuple(best), num_stored_blocks)
 
 
 NO_HITS = PrefixHits()
+UNKNOWN_HITS = PrefixHits(num_stored_blocks=None)
 
 
 @dataclass(frozen=True, slots=True)

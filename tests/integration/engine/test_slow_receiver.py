@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from services.decode.receiving import receive
-from services.prefill.shipment import Shipment
 from shared.engine.messages import AddSequence, ReleaseBlocks, Stepped
 from shared.engine.sequence import Goal
 from shared.kv.local import LocalPlane, LocalTransfer
 from shared.rpc.handoff import trailer_bytes
+from shared.rpc.shipment import Shipment
 from tests.integration.engine.engine_run import DEADLINE_S, EngineRun
 from tests.integration.engine.families import write_family
 

@@ -170,3 +170,36 @@ def test_ends_are_banned_until_min_tokens():
     s = scheduler()
     s.add(sequence("a", [2, 3], max_tokens=9, min_tokens=2, stop_token_ids=(7,)))
     assert s.schedule().sequences[0].sample.banned_token_ids == (EOS, 7)
+
+
+def test_blocks_that_come_into_the_pool_meanwhile_end_the_chunk_before_them_and_are_not_computed():
+    s = scheduler(num_blocks=32)
+    prompt = list(range(2, 36))  # 8 full blocks of 4 and 2 tokens
+    s.add(sequence("a", prompt, max_tokens=1))
+    assert step(s)[0] == [("a", 0, 8)]
+    running = s.sequence("a")
+    arrived = s.pool.allocate(3)
+    for block_id, block_hash in zip(arrived, running.block_hashes[5:8], strict=True):
+        s.pool.seal(block_id, block_hash)
+    s.pool.release(arrived)
+    s.take_started()
+    assert step(s)[0] == [("a", 8, 8)]
+    assert step(s)[0] == [("a", 16, 4)]
+    shape, outcome = step(s, 42)
+    assert shape == [("a", 32, 2)]
+    assert len(outcome.tokens) == 1
+    assert s.take_started() == [("a", 12)]
+    assert s.counters.num_prefix_hit_tokens == 12
+    assert s.take_ended() == [tuple(running.block_hashes[:8])]
+    s.check_integrity()
+    assert s.pool.num_used == 0
+
+
+def test_a_handed_over_prompt_is_not_among_the_blocks_that_a_sequence_leaves():
+    s = scheduler()
+    given = sequence("a", [2, 3, 4, 5, 6], max_tokens=4)
+    s.reserve(given)
+    s.join("a", 9, {}, None)
+    while s.has_work:
+        step(s)
+    assert s.take_ended() == [tuple(given.block_hashes[1:2])]

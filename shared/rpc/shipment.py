@@ -13,7 +13,7 @@ from shared.rpc.pb.tandem.v1 import types_pb2
 
 
 class Shipment:
-    """Sends the blocks of one sequence to one decode worker.
+    """Sends blocks to one receiver: a sequence's to a decode worker, a batch to a store, a prefix from there.
 
     Every block given to `add` is released exactly once, when its memory may be reused. `finish` and `abort` end the
     hand-off with a trailer, one of them, once.

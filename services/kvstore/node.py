@@ -1,0 +1,281 @@
+"""A store node: takes blocks that workers offer, and sends them to those that ask."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from services.kvstore.pacer import Pacer
+from services.kvstore.staging import Staging
+from services.kvstore.tiers.arena import HostArena
+from services.kvstore.tiers.disk import DiskTier
+from services.kvstore.tiers.stack import TierStack
+from services.kvstore.tiers.tier import BlockTier
+from shared.engine.messages import ShippedBlock
+from shared.errors import ModelMismatch, StoreUnavailable, TransferFailed
+from shared.kv.transfer import Incoming, KVTransfer, new_ticket
+from shared.rpc.block_holders import Tier
+from shared.rpc.handoff import trailer_bytes
+from shared.rpc.index_publisher import IndexPublisher
+from shared.rpc.receiving import MemoryLost, receive_trailer
+from shared.rpc.shipment import Shipment
+from shared.rpc.store_client import SentBlock, Wanted
+
+logger = logging.getLogger(__name__)
+
+TRANSFER_TIMEOUT_S = 10.0
+"""A worker that neither sends nor takes anything for so long is given up."""
+FETCH_BATCH = 8
+"""Blocks read at once."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """Sizes of one node; see KVStoreSettings."""
+
+    host_bytes: int
+    disk_folder: Path | None
+    disk_bytes: int
+    staging_bytes: int
+    send_bytes_per_s: float = 0.0
+
+
+class StoreNode:
+    """Tiers behind one thread, a transfer plane, and a publisher a tier. `start()`/`close()`; runs on the event loop.
+
+    All blocks of a node have one size, which the first worker that offers or asks tells. Bytes pass through staging
+    memory of a fixed size: without a free slot, offers are declined and fetches wait.
+    """
+
+    def __init__(self, config: NodeConfig, transfer: KVTransfer, publisher: Callable[[Tier], IndexPublisher]) -> None:
+        """Owns the transfer, and the publishers that `publisher` makes. Raises ConfigError for a disk tier without a
+        block's room."""
+        self._config = config
+        self._transfer = transfer
+        self._tiers = TierStack([])
+        self._disk: DiskTier | None = None
+        if config.disk_bytes:
+            assert config.disk_folder is not None
+            self._disk = DiskTier(config.disk_folder, config.disk_bytes, 1)
+            self._tiers.tiers.append(self._disk)
+        kinds = [Tier.HOST] * bool(config.host_bytes) + [Tier.DISK] * bool(config.disk_bytes)
+        self._publishers = {tier: publisher(tier) for tier in kinds}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store tiers")
+        self._pacer = Pacer(config.send_bytes_per_s)
+        self._block_bytes = 0  # not known yet
+        self._opening = asyncio.Lock()
+        self._staging: Staging
+        self._coming: set[bytes] = set()
+        self._receiving: set[asyncio.Task[None]] = set()
+
+    @property
+    def tiers(self) -> Sequence[BlockTier]:
+        """Fastest first; the host tier is there from the first block's size on."""
+        return self._tiers.tiers
+
+    def failure(self, tier: Tier) -> str:
+        """Why the last call on a tier failed; empty where it did not."""
+        error = self._tiers.failed.get(tier)
+        return error.message if error is not None else ""
+
+    async def start(self) -> None:
+        """Raises ConfigError for a disk folder that cannot be used, TransferFailed without a transfer plane."""
+        if self._disk is not None:
+            await self._in_thread(self._disk.start)
+        await self._transfer.start()
+        for publisher in self._publishers.values():
+            await publisher.start()
+        self._publish()
+
+    async def close(self) -> None:
+        """Ends what is under way; twice is fine."""
+        for task in list(self._receiving):
+            task.cancel()
+        if self._receiving:
+            await asyncio.wait(self._receiving, timeout=TRANSFER_TIMEOUT_S)
+        for publisher in self._publishers.values():
+            await publisher.close()
+        await self._transfer.close()
+        self._thread.shutdown()
+        self._tiers.close()
+
+    async def offer(self, worker_name: str, hashes: Sequence[bytes], block_bytes: int) -> Wanted:
+        """Which of these blocks to send here; they are expected from now on. Raises ModelMismatch for blocks of
+        another size, ConfigError where not one fits into what the node may use."""
+        await self._open(block_bytes)
+        fresh = [(index, name) for index, name in enumerate(hashes) if name not in self._coming]
+        most = self._staging.num_free
+        wanted = await self._in_thread(lambda: self._admit(fresh, most, block_bytes))
+        # Others were admitted while the thread looked.
+        wanted = [item for item in wanted if hashes[item[0]] not in self._coming]
+        slots = self._staging.take(len(wanted))
+        wanted = wanted[: len(slots)]
+        if not wanted:
+            return Wanted((), 0, b"")
+        blocks = [(hashes[index], slot, tiers) for (index, tiers), slot in zip(wanted, slots, strict=True)]
+        ticket = new_ticket()
+        buffers = [(place, self._staging.memory(slot)) for place, slot in enumerate(slots)]
+        incoming = self._transfer.expect(ticket, buffers, trailer_bytes(len(blocks)))
+        self._coming.update(name for name, _, _ in blocks)
+        task = asyncio.create_task(self._receive(worker_name, ticket, incoming, blocks))
+        self._receiving.add(task)
+        task.add_done_callback(self._receiving.discard)
+        return Wanted(tuple(index for index, _ in wanted), ticket, self._transfer.address)
+
+    async def look_up(self, hashes: Sequence[bytes]) -> int:
+        """How many blocks of a chain are here, from the first on."""
+
+        def count() -> int:
+            return next((i for i, name in enumerate(hashes) if not self._tiers.holds(name)), len(hashes))
+
+        return await self._in_thread(count)
+
+    async def fetch(
+        self, hashes: Sequence[bytes], block_bytes: int, ticket: int, address: bytes
+    ) -> AsyncGenerator[list[SentBlock], None]:
+        """Sends blocks, the last one first, then a trailer; yields what is on its way. Raises TransferFailed."""
+        await self._open(block_bytes)
+        shipment = Shipment(
+            self._transfer, address, ticket, len(hashes), self._staging.memory,
+            lambda block: self._staging.give_back(block.block_id),
+            TRANSFER_TIMEOUT_S,
+        )  # fmt: skip
+        left = list(range(len(hashes)))
+        finished = False
+        try:
+            while left:
+                slots = await self._staging.wait(min(FETCH_BATCH, len(left)))
+                batch, left = left[-len(slots) :][::-1], left[: -len(slots)]
+                sent = await self._send_batch(shipment, [(index, hashes[index]) for index in batch], slots)
+                if sent:
+                    yield sent
+                await self._pacer.spend(len(sent) * block_bytes)
+            finished = True
+            await shipment.finish(0, 0, finished=False)
+        finally:
+            if not finished:
+                await asyncio.shield(shipment.abort())
+
+    async def _send_batch(
+        self, shipment: Shipment, batch: list[tuple[int, bytes]], slots: list[int]
+    ) -> list[SentBlock]:
+        """Reads these blocks into the slots and begins to send those that are sound."""
+        memory = [self._staging.memory(slot) for slot in slots]
+        read = self._in_thread(
+            lambda: [self._tiers.read(name, into) for (_, name), into in zip(batch, memory, strict=True)]
+        )
+        try:
+            found = await _unbroken(read)
+        except BaseException:
+            for slot in slots:
+                self._staging.give_back(slot)
+            raise
+        self._publish()
+        sent = []
+        for (index, _), slot, block in zip(batch, slots, found, strict=True):
+            if block is None:
+                self._staging.give_back(slot)
+            else:
+                shipment.add(ShippedBlock("", index, slot, block.checksum))
+                sent.append(SentBlock(index, block.checksum, block.tier))
+        return sent
+
+    async def _receive(
+        self,
+        worker_name: str,
+        ticket: int,
+        incoming: Incoming,
+        blocks: list[tuple[bytes, int, tuple[BlockTier, ...]]],
+    ) -> None:
+        """Waits for the blocks of one offer and keeps them; then their slots are free."""
+        lost = False
+        try:
+            trailer = await receive_trailer(self._transfer, ticket, incoming, TRANSFER_TIMEOUT_S)
+            checksums = dict(zip(trailer.block_indexes, trailer.checksums, strict=True))
+            num_bad = await _unbroken(self._in_thread(lambda: self._put(blocks, checksums)))
+            if num_bad:
+                logger.error("%d blocks of %s arrived damaged and were dropped", num_bad, worker_name)
+            self._publish()
+        except MemoryLost as error:
+            lost = True
+            logger.critical("staging memory for %d blocks is lost until a restart: %s", len(blocks), error)
+        except TransferFailed as error:
+            logger.warning("%d blocks of %s did not arrive: %s", len(blocks), worker_name, error)
+        finally:
+            for name, slot, _ in blocks:
+                self._coming.discard(name)
+                if not lost:
+                    self._staging.give_back(slot)
+
+    def _admit(
+        self, offered: list[tuple[int, bytes]], most: int, block_bytes: int
+    ) -> list[tuple[int, tuple[BlockTier, ...]]]:
+        """In the tiers' thread: (index, tiers that want it), at most so many."""
+        wanted: list[tuple[int, tuple[BlockTier, ...]]] = []
+        for index, name in offered:
+            if len(wanted) == most:
+                break
+            tiers = self._tiers.wanting(name, block_bytes)
+            if tiers:
+                wanted.append((index, tiers))
+        return wanted
+
+    def _put(self, blocks: list[tuple[bytes, int, tuple[BlockTier, ...]]], checksums: dict[int, int]) -> int:
+        """In the tiers' thread; returns how many blocks are not what their checksum says."""
+        num_bad = 0
+        for place, checksum in checksums.items():
+            name, slot, tiers = blocks[place]
+            try:
+                self._tiers.put(name, self._staging.memory(slot), checksum, tiers)
+            except ValueError:
+                num_bad += 1
+        return num_bad
+
+    async def _open(self, block_bytes: int) -> None:
+        """Makes host tier and staging for blocks of this size, once."""
+        async with self._opening:
+            if self._block_bytes not in (0, block_bytes):
+                raise ModelMismatch(
+                    f"the store's blocks have {self._block_bytes} bytes, these {block_bytes}",
+                    field="block_bytes",
+                    limit=self._block_bytes,
+                )
+            if self._block_bytes == 0:
+                if block_bytes == 0 or block_bytes % 8:
+                    raise ModelMismatch("block_bytes must be a multiple of 8 above 0", field="block_bytes")
+                staging = Staging(self._config.staging_bytes, block_bytes)
+                if self._config.host_bytes:
+                    arena = HostArena(self._config.host_bytes, block_bytes)
+                    await self._in_thread(arena.start)
+                    self._tiers.tiers.insert(0, arena)
+                self._staging = staging
+                self._block_bytes = block_bytes
+
+    def _publish(self) -> None:
+        """Tells the index what came and went."""
+        for tier in self._tiers.tiers:
+            events = tier.drain_events()
+            self._publishers[tier.tier].offer(events.sealed, events.evicted)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except RuntimeError as error:  # what an executor says that was shut down
+            raise StoreUnavailable("the store is closing") from error
+
+
+async def _unbroken(work: Coroutine[None, None, T]) -> T:
+    """Waits to the end also when cancelled: a thread is at work on memory of ours."""
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise

@@ -1,0 +1,49 @@
+"""The index as a node of the same process publishes to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.kvstore.availability import Availability
+from services.kvstore.index import BlockIndex, ResyncNeeded
+from shared.errors import StoreUnavailable
+from shared.rpc.block_holders import EventStamp, Tier, WorkerIdentity, join_hashes
+
+_UNSTAMPED = EventStamp(sequence=0, acknowledged=0)
+
+
+class OwnClaims:
+    """Implements `IndexWriter` without a network in between."""
+
+    def __init__(self, index: BlockIndex, availability: Availability) -> None:
+        """Owns neither."""
+        self._index = index
+        self._availability = availability
+
+    async def publish(
+        self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = Tier.HOST, stamp: EventStamp = _UNSTAMPED
+    ) -> bool:
+        """See IndexWriter."""
+        self._availability.require()
+        try:
+            await self._index.publish(worker, tier, join_hashes(hashes), stamp)
+        except ResyncNeeded:
+            return False
+        except StoreUnavailable:
+            self._availability.suspect()
+            raise
+        return True
+
+    async def remove(
+        self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = Tier.HOST, stamp: EventStamp = _UNSTAMPED
+    ) -> bool:
+        """See IndexWriter."""
+        self._availability.require()
+        try:
+            await self._index.remove(worker, tier, join_hashes(hashes), stamp)
+        except ResyncNeeded:
+            return False
+        except StoreUnavailable:
+            self._availability.suspect()
+            raise
+        return True

@@ -1,0 +1,72 @@
+"""Whether fetching a prefix pays, and how long a request is held for it. Policy only: plain numbers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Mode = Literal["auto", "always", "never"]
+
+UNKNOWN_HOLD_S = 0.25
+"""How long a request is held before anything was measured."""
+HOLD_SHARE = 0.25
+"""Of the time that computing the same tokens would take: what a request may lose at most by being held."""
+MIN_HOLD_S = 0.01
+ALWAYS_HOLD_S = 30.0
+TIMEOUT_S = 5.0
+"""A fetch holds blocks of the pool: one that takes longer is given up. Longer where its request waits for it."""
+SLOWEST = 8.0
+"""A link so many times slower than computing brings too little to be used."""
+FORGET = 0.9
+"""A link that is not used is believed to be a little faster each time it is passed over: some day it is tried again."""
+
+
+class FetchPolicy:
+    """Compares a link's measured rate with this worker's measured prefill rate.
+
+    `always` waits for the fetch whatever it costs, `never` computes; both are for comparison. `auto` holds a request
+    for a share of what computing would take, and lets the rest arrive while it computes.
+    """
+
+    def __init__(self, mode: Mode = "auto") -> None:
+        self.mode = mode
+        self._seconds_per_byte = 0.0  # 0: not measured
+        self._seconds_per_token = 0.0
+
+    @property
+    def enabled(self) -> bool:
+        """False where no request fetches."""
+        return self.mode != "never"
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a fetch may take."""
+        return ALWAYS_HOLD_S if self.mode == "always" else TIMEOUT_S
+
+    def hold_s(self, num_bytes: int, num_tokens: int) -> float:
+        """How long to hold a request for a fetch of so many bytes, that spares so many tokens; 0 = do not fetch."""
+        if self.mode == "always":
+            return ALWAYS_HOLD_S
+        if self.mode == "never":
+            return 0.0
+        if not self._seconds_per_byte or not self._seconds_per_token:
+            return UNKNOWN_HOLD_S
+        compute_s = num_tokens * self._seconds_per_token
+        if num_bytes * self._seconds_per_byte > SLOWEST * compute_s:
+            self._seconds_per_byte *= FORGET
+            return 0.0
+        return max(MIN_HOLD_S, HOLD_SHARE * compute_s)
+
+    def note_fetch(self, num_bytes: int, seconds: float) -> None:
+        """A fetch of so many bytes took so long."""
+        if num_bytes:
+            self._seconds_per_byte = _mean(self._seconds_per_byte, seconds / num_bytes)
+
+    def note_compute(self, num_tokens: int, seconds: float) -> None:
+        """So many prompt tokens took so long to compute."""
+        if num_tokens:
+            self._seconds_per_token = _mean(self._seconds_per_token, seconds / num_tokens)
+
+
+def _mean(before: float, now: float) -> float:
+    """Moves half-way towards the newest."""
+    return (before + now) / 2 if before else now

@@ -1,0 +1,186 @@
+"""One store node against a worker that is a test: what it takes, keeps, refuses and gives. Real tiers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from services.kvstore.node import NodeConfig, StoreNode
+from services.kvstore.tiers.checksum import block_checksum
+from shared.errors import ConfigError, ModelMismatch
+from shared.kv.local import LocalPlane, LocalTransfer
+from shared.kv.transfer import TRAILER_INDEX, new_ticket
+from shared.rpc.block_holders import Tier, WorkerIdentity, WorkerRole
+from shared.rpc.handoff import encode_trailer, trailer_bytes
+from shared.rpc.index_publisher import IndexPublisher
+from shared.rpc.pb.tandem.v1 import types_pb2
+from tests.integration.kvstore.workers import hashes
+
+BLOCK_BYTES = 4096
+CHAIN = hashes(12)
+BLOCKS = [memoryview(bytearray(random.Random(i).randbytes(BLOCK_BYTES))) for i in range(12)]
+DEADLINE_S = 10.0
+
+
+class Index:
+    """Takes everything."""
+
+    def __init__(self) -> None:
+        self.held: dict[Tier, set[bytes]] = {Tier.HOST: set(), Tier.DISK: set()}
+
+    async def publish(self, worker, names, tier=Tier.HOST, stamp=None) -> bool:
+        assert worker.role is WorkerRole.STORE
+        self.held[tier] |= set(names)
+        return True
+
+    async def remove(self, worker, names, tier=Tier.HOST, stamp=None) -> bool:
+        self.held[tier] -= set(names)
+        return True
+
+
+class Rig:
+    """A node, and a worker's transfer."""
+
+    def __init__(self, **config) -> None:
+        sizes = {"host_bytes": 0, "disk_folder": None, "disk_bytes": 0, "staging_bytes": 8 * BLOCK_BYTES, **config}
+        plane = LocalPlane()
+        self.index = Index()
+        self.near = LocalTransfer(plane)
+        identity = WorkerIdentity("store-0", 1, WorkerRole.STORE)
+        self.node = StoreNode(
+            NodeConfig(**sizes),
+            LocalTransfer(plane),
+            lambda tier: IndexPublisher(self.index, identity, tier=tier, flush_interval_s=0.001),
+        )
+
+    async def give(self, names, blocks, sums=None) -> list[int]:
+        """Offers blocks and sends what is wanted; returns when the node has dealt with it."""
+        wanted = await self.node.offer("w", names, BLOCK_BYTES)
+        trailer = types_pb2.HandoffTrailer()
+        for place, index in enumerate(wanted.indexes):
+            await self.near.send(wanted.transfer_address, wanted.ticket, place, blocks[index])
+            trailer.block_indexes.append(place)
+            trailer.checksums.append(sums[index] if sums else block_checksum(blocks[index]))
+        if wanted.indexes:
+            data = memoryview(bytearray(encode_trailer(trailer, len(wanted.indexes))))
+            await self.near.send(wanted.transfer_address, wanted.ticket, TRAILER_INDEX, data)
+            await asyncio.wait(list(self.node._receiving), timeout=DEADLINE_S)
+        return list(wanted.indexes)
+
+    async def fetch(self, names) -> dict[int, tuple[bytes, Tier]]:
+        """What comes of these blocks, checked, and from which tier."""
+        ticket = new_ticket()
+        memory = [memoryview(bytearray(BLOCK_BYTES)) for _ in names]
+        incoming = self.near.expect(ticket, list(enumerate(memory)), trailer_bytes(len(names)))
+        came = {}
+        async for sent in self.node.fetch(names, BLOCK_BYTES, ticket, self.near.address):
+            await incoming.blocks([block.index for block in sent])
+            for block in sent:
+                assert block_checksum(memory[block.index]) == block.checksum
+                came[block.index] = (bytes(memory[block.index]), block.tier)
+        await incoming.trailer()
+        await self.near.cancel(ticket)
+        return came
+
+
+@contextlib.asynccontextmanager
+async def rig(**config) -> AsyncIterator[Rig]:
+    rig = Rig(**config)
+    await rig.near.start()
+    await rig.node.start()
+    try:
+        yield rig
+    finally:
+        await rig.node.close()
+        await rig.near.close()
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def test_what_was_given_is_published_and_given_back_last_block_first():
+    async with rig(host_bytes=1 << 20) as r:
+        assert await r.give(CHAIN, BLOCKS) == list(range(8))  # as many as staging holds
+        assert await r.give(CHAIN, BLOCKS) == list(range(8, 12))
+        assert await r.give(CHAIN, BLOCKS) == []
+        await until(lambda: r.index.held[Tier.HOST] == set(CHAIN))
+        assert await r.node.look_up(CHAIN) == 12
+        came = await r.fetch(CHAIN)
+        assert list(came) == list(range(11, -1, -1))
+        assert all(came[i] == (bytes(BLOCKS[i]), Tier.HOST) for i in range(12))
+        assert r.node._staging.num_free == 8
+
+
+async def test_a_bit_flipped_in_the_arena_on_disk_or_in_flight_is_never_given(tmp_path: Path):
+    async with rig(host_bytes=1 << 20) as r:
+        await r.give(CHAIN[:4], BLOCKS)
+        r.node.tiers[0]._slots[r.node.tiers[0]._places[CHAIN[2]][0]][77] ^= 4
+        assert sorted(await r.fetch(CHAIN[:4])) == [0, 1, 3]
+        assert (await r.node.look_up(CHAIN[:4]), r.node.tiers[0].counters.num_bad) == (2, 1)
+        sums = [block_checksum(block) for block in BLOCKS]
+        sums[6] ^= 1
+        await r.give(CHAIN[4:8], BLOCKS[4:8], sums[4:8])
+        assert await r.node.look_up(CHAIN[4:8]) == 2
+        await until(lambda: r.index.held[Tier.HOST] == {*CHAIN[:8]} - {CHAIN[2], CHAIN[6]})
+    async with rig(disk_folder=tmp_path, disk_bytes=1 << 20) as r:
+        await r.give(CHAIN[:4], BLOCKS)
+        path = r.node.tiers[0]._path(CHAIN[1])
+        content = bytearray(path.read_bytes())
+        content[500] ^= 1
+        path.write_bytes(content)
+        assert sorted(await r.fetch(CHAIN[:4])) == [0, 2, 3]
+
+
+async def test_a_restarted_node_has_what_lay_on_disk_and_brings_it_into_memory(tmp_path: Path):
+    sizes = {"host_bytes": 1 << 20, "disk_folder": tmp_path, "disk_bytes": 1 << 20}
+    async with rig(**sizes) as r:
+        await r.give(CHAIN[:5], BLOCKS)
+    async with rig(**sizes) as r:
+        await until(lambda: r.index.held[Tier.DISK] == set(CHAIN[:5]))
+        assert await r.node.look_up(CHAIN) == 5
+        assert {tier for _, tier in (await r.fetch(CHAIN[:5])).values()} == {Tier.DISK}
+        assert {tier for _, tier in (await r.fetch(CHAIN[:5])).values()} == {Tier.HOST}
+
+
+async def test_a_full_disk_costs_the_disk_tier_alone(tmp_path: Path, monkeypatch):
+    async with rig(host_bytes=1 << 20, disk_folder=tmp_path, disk_bytes=1 << 20) as r:
+        await r.give(CHAIN[:1], BLOCKS)
+
+        def full(*_):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(r.node.tiers[1], "_write", full)
+        await r.give(CHAIN[:4], BLOCKS)
+        assert "No space left" in r.node.failure(Tier.DISK)
+        assert {tier for _, tier in (await r.fetch(CHAIN[:4])).values()} == {Tier.HOST}
+        monkeypatch.undo()
+        await r.give(CHAIN[4:5], BLOCKS[4:])
+        assert r.node.failure(Tier.DISK) == ""
+
+
+async def test_a_worker_that_falls_silent_costs_no_staging_for_long(monkeypatch):
+    monkeypatch.setattr("services.kvstore.node.TRANSFER_TIMEOUT_S", 0.05)
+    async with rig(host_bytes=1 << 20) as r:
+        wanted = await r.node.offer("w", CHAIN[:8], BLOCK_BYTES)
+        assert len(wanted.indexes) == 8
+        assert await r.give(CHAIN, BLOCKS) == []
+        await until(lambda: r.node._staging.num_free == 8)
+        assert await r.give(CHAIN[:8], BLOCKS) == list(range(8))
+
+
+async def test_sizes_that_cannot_be_are_refused_by_name():
+    async with rig(host_bytes=BLOCK_BYTES - 8) as r:
+        with pytest.raises(ConfigError, match="host_bytes"):
+            await r.node.offer("w", CHAIN, BLOCK_BYTES)
+    async with rig(host_bytes=1 << 20) as r:
+        await r.give(CHAIN[:1], BLOCKS)
+        with pytest.raises(ModelMismatch, match="4096 bytes, these 2048"):
+            await r.node.offer("w", CHAIN, 2048)

@@ -1,0 +1,1 @@
+"""Policy of the workers."""

@@ -78,6 +78,8 @@ def baseline(
     limits = options.make_limits(duration, None)
     budget_s = _budget_s(limits, budget)
     kind = "azure" if trace.suffix == ".csv" else "mooncake"
+    if trace.is_relative_to(Path.cwd()):
+        trace = trace.relative_to(Path.cwd())  # as results should name it
     configs = [
         (name, _config(workload, slo, limits, start_rate, seed, scale, scale_output, vocab_size))
         for name, workload in (("trace", f"{kind}:{trace}"), ("long-prompts", _LONG_PROMPTS))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.baseline.budget import Budget
@@ -162,6 +162,7 @@ async def test_systems_take_turns() -> None:
     assert [e.best.rate for e in found if e.best is not None] == [2.828, 1.0, 4.0]
 
 
+@settings(max_examples=25)
 @given(st.floats(0, 400), st.floats(1, 30), st.integers(0, 3))
 def test_a_contest_ends_in_time_but_measures_everybody_once(deadline_s: float, point_s: float, after: int) -> None:
     order: list[str] = []

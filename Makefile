@@ -75,7 +75,7 @@ lock: $(BIN)/.project  ## resolve pyproject.toml anew into requirements.lock
 demo-model: setup  ## train models/demo from nothing
 	$(BIN)/python models/recipe/train.py $(ARGS)
 
-bench: bench-engine bench-index  ## all benchmarks
+bench: bench-engine bench-index bench-router  ## the benchmarks that need neither peers nor a GPU
 
 bench-engine: setup  ## prefill and decode beside the limits of the hardware: MODEL=125m|1b|path DTYPE=bf16|fp32 OUT=file DEVICE=cpu|cuda
 	$(BIN)/python -m $(if $(filter cuda,$(DEVICE)),shared.bench.engine_cuda $(if $(OUT),--out "$(OUT)"),shared.bench.engine $(BENCH_FLAGS)) $(ARGS)

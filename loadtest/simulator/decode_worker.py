@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from loadtest.simulator.fleet import Report, Reporter, World
-from loadtest.simulator.prefix_cache import PrefixCache
 from loadtest.simulator.request import SimRequest
 
 Done = Callable[[SimRequest], None]
@@ -37,13 +36,7 @@ class DecodeWorker:
     def __init__(self, world: World, name: str) -> None:
         self.name = name
         self._clock, self._spec, self._times = world.clock, world.spec, world.spec.times
-        self.cache = PrefixCache(
-            self._spec.num_blocks,
-            self._spec.block_size,
-            self._spec.run_len,
-            lambda run: world.index.add(run, name),
-            lambda run: world.index.remove(run, name),
-        )
+        self.cache = world.prefix_cache(name)
         self.reports = Reporter(world.clock, world.spec, self)
         self.num_requests = 0
         self._line: deque[tuple[SimRequest, Callable[[], None]]] = deque()  # reservations that wait for room

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from loadtest.simulator.clock import Clock
+from loadtest.simulator.prefix_cache import PrefixCache
 from loadtest.simulator.prefix_index import PrefixIndex
 from loadtest.simulator.step_time import StepTimes
 
@@ -95,3 +96,13 @@ class World:
     clock: Clock
     index: PrefixIndex
     spec: WorkerSpec
+
+    def prefix_cache(self, worker: str) -> PrefixCache:
+        """An empty pool for that worker, which tells the index what it holds."""
+        return PrefixCache(
+            self.spec.num_blocks,
+            self.spec.block_size,
+            self.spec.run_len,
+            lambda run: self.index.add(run, worker),
+            lambda run: self.index.remove(run, worker),
+        )

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from loadtest.simulator.fleet import Report, Reporter, World
-from loadtest.simulator.prefix_cache import PrefixCache
 from loadtest.simulator.request import SimRequest
 
 
@@ -39,13 +38,7 @@ class PrefillWorker:
     def __init__(self, world: World, name: str) -> None:
         self.name = name
         self._clock, self._spec, self._times = world.clock, world.spec, world.spec.times
-        self.cache = PrefixCache(
-            self._spec.num_blocks,
-            self._spec.block_size,
-            self._spec.run_len,
-            lambda run: world.index.add(run, name),
-            lambda run: world.index.remove(run, name),
-        )
+        self.cache = world.prefix_cache(name)
         self.reports = Reporter(world.clock, world.spec, self)
         self._waiting: deque[_Prompt] = deque()
         self._started: deque[_Prompt] = deque()

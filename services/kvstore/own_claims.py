@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from services.kvstore.availability import Availability
 from services.kvstore.index import BlockIndex, ResyncNeeded
@@ -24,23 +24,25 @@ class OwnClaims:
         self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = Tier.HOST, stamp: EventStamp = _UNSTAMPED
     ) -> bool:
         """See IndexWriter."""
-        self._availability.require()
-        try:
-            await self._index.publish(worker, tier, join_hashes(hashes), stamp)
-        except ResyncNeeded:
-            return False
-        except StoreUnavailable:
-            self._availability.suspect()
-            raise
-        return True
+        return await self._tell(self._index.publish, worker, hashes, tier, stamp)
 
     async def remove(
         self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = Tier.HOST, stamp: EventStamp = _UNSTAMPED
     ) -> bool:
         """See IndexWriter."""
+        return await self._tell(self._index.remove, worker, hashes, tier, stamp)
+
+    async def _tell(
+        self,
+        call: Callable[[WorkerIdentity, Tier, bytes, EventStamp], Awaitable[int]],
+        worker: WorkerIdentity,
+        hashes: Sequence[bytes],
+        tier: Tier,
+        stamp: EventStamp,
+    ) -> bool:
         self._availability.require()
         try:
-            await self._index.remove(worker, tier, join_hashes(hashes), stamp)
+            await call(worker, tier, join_hashes(hashes), stamp)
         except ResyncNeeded:
             return False
         except StoreUnavailable:

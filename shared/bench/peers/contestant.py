@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 MAX_TOKENS = 4096
 """Longest sequence that is asked for."""
@@ -41,8 +41,13 @@ class Contestant(Protocol):
         """Seconds of each step in which all the sequences get one more token, their prompts being computed."""
         ...
 
+
+@runtime_checkable
+class TellsLogits(Protocol):
+    """A contestant whose logits can be had."""
+
     def logits(self, prompt: list[int]) -> list[list[float]]:
-        """Of every token: [num_tokens, vocab_size]. Only ours and transformers' are asked."""
+        """Of every token: [num_tokens, vocab_size]."""
         ...
 
 

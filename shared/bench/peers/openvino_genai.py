@@ -66,10 +66,6 @@ class OpenvinoGenai:
             raise RuntimeError(f"no step gave all {len(prompts)} sequences a token, at most {most} did")
         return times[1:][-num_steps:]  # the first may be the prompts'
 
-    def logits(self, prompt: list[int]) -> list[list[float]]:
-        """Not to be had by its API."""
-        raise NotImplementedError
-
     def _add(self, prompt: list[int], num_tokens: int) -> Any:
         import numpy
         import openvino  # type: ignore[import-not-found, unused-ignore]

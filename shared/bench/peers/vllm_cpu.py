@@ -62,10 +62,6 @@ class VllmCpu:
                 full.append(time.perf_counter())
         return [after - before for before, after in itertools.pairwise(full)][-num_steps:]
 
-    def logits(self, prompt: list[int]) -> list[list[float]]:
-        """Not to be had by its API."""
-        raise NotImplementedError
-
     def _add(self, prompt: list[int], num_tokens: int) -> None:
         from vllm import SamplingParams
 

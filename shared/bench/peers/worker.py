@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TextIO
 
-from shared.bench.peers.contestant import Contestant, Settings
+from shared.bench.peers.contestant import Contestant, Settings, TellsLogits
 
 CLASSES = {
     "ours": "Ours",
@@ -28,10 +28,10 @@ def answer(contestant: Contestant, task: dict[str, Any]) -> Any:
             return contestant.prefill_s(task["prompt"])
         case "decode":
             return median(contestant.decode_steps_s(task["prompts"], task["num_steps"]))
-        case "logits":
+        case "logits" if isinstance(contestant, TellsLogits):
             return contestant.logits(task["prompt"])
         case op:
-            raise ValueError(f"unknown task {op!r}")
+            raise ValueError(f"this contestant has no task {op!r}")
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,7 +52,7 @@ class Script:
         return max(1, self.num_running) / self.tokens_per_s
 
 
-class Worker:
+class Worker(ABC):
     """One scripted worker: its server and what it says of itself."""
 
     def __init__(self, name: str, role: types_pb2.WorkerRole.ValueType, script: Script) -> None:
@@ -69,8 +70,9 @@ class Worker:
         """Breaks all sessions."""
         await self._server.stop(0.0)
 
+    @abstractmethod
     def _register(self, server: grpc.aio.Server) -> None:
-        raise NotImplementedError
+        """Adds this worker's servicer."""
 
     def _welcome(self) -> types_pb2.Welcome:
         return types_pb2.Welcome(

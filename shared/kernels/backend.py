@@ -6,6 +6,8 @@ strides given here, and works on the device of its arguments without waiting for
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -153,6 +155,81 @@ class PacksLinear(Protocol):
 
         Returns:
             What to call `linear` with; `weight` as it was where its shape does not suit.
+        """
+        ...
+
+
+class LayerWeights(Protocol):
+    """One layer's tensors, as `shared.model.parameters.LayerParameters` describes them."""
+
+    @property
+    def input_norm(self) -> Tensor: ...
+    @property
+    def qkv(self) -> Tensor: ...
+    @property
+    def qkv_bias(self) -> Tensor | None: ...
+    @property
+    def q_norm(self) -> Tensor | None: ...
+    @property
+    def k_norm(self) -> Tensor | None: ...
+    @property
+    def o(self) -> Tensor: ...
+    @property
+    def o_bias(self) -> Tensor | None: ...
+    @property
+    def post_norm(self) -> Tensor: ...
+    @property
+    def gate_up(self) -> Tensor: ...
+    @property
+    def gate_up_bias(self) -> Tensor | None: ...
+    @property
+    def down(self) -> Tensor: ...
+    @property
+    def down_bias(self) -> Tensor | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSizes:
+    """What all layers of a decoder have in common, and their windows."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: float
+    windows: tuple[int | None, ...]
+    """Sliding window of each layer in tokens."""
+
+
+class LayerStack(Protocol):
+    """All layers of one decoder."""
+
+    def run(
+        self, x: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch, logit_rows: Tensor
+    ) -> Tensor:
+        """What the decoder's layers compute of a step, its last norm included.
+
+        Args:
+            x: [num_tokens, hidden_size], the embedded tokens, at least one; used up.
+            cos: [num_tokens, head_dim], as for `rotate_and_write`.
+            sin: [num_tokens, head_dim].
+            kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous, changed in place.
+            batch: the step's sequences.
+            logit_rows: [num_logits] int64, the tokens whose output is wanted.
+
+        Returns:
+            [num_logits, hidden_size], x's dtype.
+        """
+        ...
+
+
+@runtime_checkable
+class StacksLayers(Protocol):
+    """What a backend offers besides where one call for all layers is faster than one for each op."""
+
+    def stack_layers(self, layers: Sequence[LayerWeights], last_norm: Tensor, sizes: LayerSizes) -> LayerStack | None:
+        """The layers of a decoder whose weights went through `pack_linear`; None where a shape does not suit.
+
+        The stack gives what the ops give one by one, up to the order of fp32 sums.
         """
         ...
 

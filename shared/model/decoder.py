@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shared.kernels.backend import Kernels, PacksLinear
+from shared.kernels.backend import Kernels, LayerSizes, LayerStack, PacksLinear, StacksLayers
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.registry import AUTO, choose_kernels
 from shared.model.attention_block import AttentionBlock
@@ -41,6 +42,9 @@ class Decoder:
             AttentionBlock(config, index, layer, self.kernels) for index, layer in enumerate(parameters.layers)
         ]
         self._mlp = [Mlp(layer, self.kernels) for layer in parameters.layers]
+        self._stack: LayerStack | None = None
+        if isinstance(self.kernels, StacksLayers):
+            self._stack = self.kernels.stack_layers(parameters.layers, parameters.norm, _sizes(config))
 
     @classmethod
     def load(
@@ -96,9 +100,24 @@ class Decoder:
         """
         assert token_ids.shape == positions.shape == (batch.num_tokens,)
         assert logit_rows.dim() == 1
-        weights, eps, kernels = self._parameters, self.config.rms_norm_eps, self.kernels
+        embedded = functional.embedding(token_ids, self._parameters.embedding)
         cos, sin = self.rotary.cos_sin(positions, rope_lengths)
-        residual = functional.embedding(token_ids, weights.embedding)
+        if self._stack is not None and batch.num_tokens:
+            normed = self._stack.run(embedded, cos, sin, kv_blocks, batch, logit_rows)
+        else:
+            normed = self._op_by_op(embedded, cos, sin, kv_blocks, batch)[logit_rows]
+        return self.kernels.linear(normed, self._parameters.lm_head, None).float()
+
+    def op_by_op(self, kernels: Kernels) -> Decoder:
+        """The same model with `kernels` asked for each norm and for the output, its layers never run in one call."""
+        other = copy.copy(self)
+        other.kernels = kernels
+        other._stack = None
+        return other
+
+    def _op_by_op(self, residual: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch) -> Tensor:
+        """As `LayerStack.run`, but for all tokens: [num_tokens, hidden_size]."""
+        weights, eps, kernels = self._parameters, self.config.rms_norm_eps, self.kernels
         normed = kernels.rms_norm(residual, weights.layers[0].input_norm, eps)
         next_norms = [*(layer.input_norm for layer in weights.layers[1:]), weights.norm]
         layers = zip(weights.layers, self._attention, self._mlp, next_norms, strict=True)
@@ -106,4 +125,9 @@ class Decoder:
             attended = attention.forward(normed, cos, sin, kv_blocks, batch)
             normed, residual = kernels.add_rms_norm(attended, residual, layer.post_norm, eps)
             normed, residual = kernels.add_rms_norm(mlp.forward(normed), residual, next_norm, eps)
-        return kernels.linear(normed[logit_rows], weights.lm_head, None).float()
+        return normed
+
+
+def _sizes(config: ModelConfig) -> LayerSizes:
+    windows = tuple(config.window_of(layer) for layer in range(config.num_layers))
+    return LayerSizes(config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps, windows)

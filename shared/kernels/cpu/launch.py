@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from torch.nn import functional
 from shared.kernels.activation import reference as activation
 from shared.kernels.attention import reference as attention
 from shared.kernels.attention.contract import check_paged_attention
+from shared.kernels.backend import LayerSizes, LayerWeights
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.cpu.layer_stack import CpuLayerStack, fits
 from shared.kernels.rmsnorm import reference as rmsnorm
 from shared.kernels.rotary import reference as rotary
 
@@ -37,7 +40,8 @@ def load(path: Path) -> ctypes.CDLL:
     library.tandem_silu_mul.argtypes = [p, p, n, n, c_int]
     library.tandem_rotate_and_write.argtypes = [p, p, p, p, p, p, p, p, p, p, c_float, p, p, c_int]
     library.tandem_paged_attention.argtypes = [p, p, p, p, p, p, c_float, p, c_int]
-    for name in ("pack_linear", "linear", "rms_norm", "silu_mul", "rotate_and_write", "paged_attention"):
+    library.tandem_layers.argtypes = [p, p, p, p, c_float, c_float]
+    for name in ("pack_linear", "linear", "rms_norm", "silu_mul", "rotate_and_write", "paged_attention", "layers"):
         getattr(library, f"tandem_{name}").restype = None
     return library
 
@@ -92,6 +96,14 @@ class CpuOps:
         if x.dtype == torch.bfloat16 and not self._has_bf16:
             return _wide_linear(x, weight, bias)
         return functional.linear(x, weight, bias)
+
+    def stack_layers(
+        self, layers: Sequence[LayerWeights], last_norm: Tensor, sizes: LayerSizes
+    ) -> CpuLayerStack | None:
+        """See `StacksLayers`."""
+        if not fits(layers, last_norm, sizes, LANES):
+            return None
+        return CpuLayerStack(lambda: self.library, layers, last_norm, sizes)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `DecoderOps`."""

@@ -5,6 +5,7 @@
 #include "attend_many.h"
 #include "attend_one.h"
 #include "crew.h"
+#include "ops.h"
 
 namespace {
 

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "crew.h"
+#include "ops.h"
 #include "simd.h"
 
 namespace {

@@ -8,6 +8,7 @@
 
 #include "crew.h"
 #include "gemm.h"
+#include "ops.h"
 
 namespace {
 

@@ -1,0 +1,125 @@
+"""All layers of a decoder by one call of the C++ kernels: what an op costs outside them is paid once a step."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from ctypes import Structure, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from shared.kernels.backend import LayerSizes, LayerWeights
+from shared.kernels.batch import AttentionBatch
+
+_TENSORS = (
+    "input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "o", "o_bias",
+    "post_norm", "gate_up", "gate_up_bias", "down", "down_bias",
+)  # fmt: skip
+_PACKED = ("qkv", "o", "gate_up", "down")
+
+
+class _Layer(Structure):
+    _fields_ = [*((name, c_void_p) for name in _TENSORS), ("window", c_int64)]
+
+
+class _Sizes(Structure):
+    _fields_ = [
+        (name, c_int64)
+        for name in (
+            "num_layers", "hidden", "heads", "kv_heads", "dim", "inner",
+            "tokens", "num_seqs", "block_size", "max_blocks", "num_rows", "is_bf16",
+        )
+    ]  # fmt: skip
+
+
+class _Memory(Structure):
+    _fields_ = [
+        (name, c_void_p)
+        for name in (
+            "residual", "normed", "qkv", "placed", "attended", "out", "gate_up", "activated", "scratch", "blocks",
+            "cos", "sin", "tables", "query_start", "seq_lens", "slots", "rows",
+        )
+    ]  # fmt: skip
+
+
+class CpuLayerStack:
+    """See `LayerStack`. Safe for calls from several threads at once."""
+
+    def __init__(
+        self, library: Callable[[], ctypes.CDLL], layers: Sequence[LayerWeights], last_norm: Tensor, sizes: LayerSizes
+    ) -> None:
+        """Keeps the weights, whose shapes `fits` has agreed to."""
+        self._library = library
+        self._layer_weights = tuple(layers)  # owners of the memory that `_layers` points to
+        self._last_norm = last_norm
+        self._sizes = sizes
+        self._hidden = last_norm.shape[0]
+        self._inner = layers[0].down.shape[1]
+        self._dtype = last_norm.dtype
+        self._layers = (_Layer * len(layers))(*(_layer(*pair) for pair in zip(layers, sizes.windows, strict=True)))
+
+    def run(
+        self, x: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch, logit_rows: Tensor
+    ) -> Tensor:
+        """See `LayerStack`."""
+        sizes, num_tokens = self._sizes, x.shape[0]
+        shape = (len(self._layers), 2, sizes.num_kv_heads, batch.block_size, sizes.head_dim)
+        tables = (batch.block_tables, batch.query_start, batch.seq_lens, batch.slots)
+        assert x.shape == (batch.num_tokens, self._hidden)
+        assert cos.shape == sin.shape == (num_tokens, sizes.head_dim)
+        assert kv_blocks.shape[1:] == shape, f"blocks of {tuple(kv_blocks.shape[1:])}, not {shape}"
+        assert x.dtype == cos.dtype == sin.dtype == kv_blocks.dtype == self._dtype
+        assert logit_rows.dtype == torch.int64
+        assert all(tensor.is_contiguous() for tensor in (x, cos, sin, kv_blocks, logit_rows, *tables))
+        heads, kv_heads = (count * sizes.head_dim for count in (sizes.num_heads, sizes.num_kv_heads))
+        normed = x.new_empty((num_tokens, self._hidden))
+        widths = (heads + 2 * kv_heads, heads, heads, self._hidden, 2 * self._inner, self._inner)
+        rooms = [x.new_empty((num_tokens, width)) for width in widths]
+        scratch = torch.empty(num_tokens * max(self._hidden, heads, self._inner))
+        memory = _Memory(
+            *(tensor.data_ptr() for tensor in (x, normed, *rooms, scratch, kv_blocks, cos, sin, *tables, logit_rows))
+        )
+        step = _Sizes(
+            num_layers=len(self._layers),
+            hidden=self._hidden,
+            heads=sizes.num_heads,
+            kv_heads=sizes.num_kv_heads,
+            dim=sizes.head_dim,
+            inner=self._inner,
+            tokens=num_tokens,
+            num_seqs=batch.num_seqs,
+            block_size=batch.block_size,
+            max_blocks=batch.block_tables.shape[1],
+            num_rows=logit_rows.shape[0],
+            is_bf16=self._dtype == torch.bfloat16,
+        )
+        self._library().tandem_layers(
+            ctypes.byref(self._layers),
+            self._last_norm.data_ptr(),
+            ctypes.byref(step),
+            ctypes.byref(memory),
+            sizes.eps,
+            sizes.head_dim**-0.5,
+        )
+        return normed[: logit_rows.shape[0]]
+
+
+def fits(layers: Sequence[LayerWeights], last_norm: Tensor, sizes: LayerSizes, lanes: int) -> bool:
+    """Whether every op of these layers has its C++ kernel: sizes of whole vectors, all projections packed."""
+    widths = (last_norm.shape[0], *(layer.down.shape[1] for layer in layers))
+    return (
+        all(weight.dim() == 3 for weight in _projections(layers))
+        and all(width % lanes == 0 for width in widths)
+        and sizes.head_dim % (2 * lanes) == 0
+        and sizes.head_dim <= 512
+    )
+
+
+def _projections(layers: Sequence[LayerWeights]) -> Iterator[Tensor]:
+    return (getattr(layer, name) for layer in layers for name in _PACKED)
+
+
+def _layer(weights: LayerWeights, window: int | None) -> _Layer:
+    tensors = (getattr(weights, name) for name in _TENSORS)
+    return _Layer(*(None if tensor is None else tensor.data_ptr() for tensor in tensors), window or 0)

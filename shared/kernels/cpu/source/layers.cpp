@@ -1,0 +1,110 @@
+// All layers of a decoder in one call: between two ops the caller's language would take longer than a small op itself,
+// and the helping threads would have to be found again.
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "ops.h"
+
+namespace {
+
+struct Layer {
+  const void *input_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *o, *o_bias;
+  const void *post_norm, *gate_up, *gate_up_bias, *down, *down_bias;
+  int64_t window;  // 0 = none
+};
+
+struct Sizes {
+  int64_t num_layers, hidden, heads, kv_heads, dim, inner, tokens, num_seqs, block_size, max_blocks, num_rows;
+  int64_t element() const { return is_bf16 ? 2 : 4; }
+  int64_t q_size() const { return heads * dim; }
+  int64_t kv_size() const { return kv_heads * dim; }
+  int64_t is_bf16;
+};
+
+struct Memory {  // of one step
+  std::byte *residual, *normed;  // [tokens, hidden]; the caller puts the embeddings into `residual`
+  std::byte *qkv, *placed, *attended, *out, *gate_up, *activated;
+  float* scratch;                // tokens times the widest input of a projection
+  void* blocks;
+  const void *cos, *sin;
+  const int32_t *tables, *query_start, *seq_lens;
+  const int64_t *slots, *rows;
+};
+
+// The tokens whose output is wanted, as a batch of one token a sequence.
+struct Ends {
+  std::vector<int32_t> tables, query_start, seq_lens;
+
+  Ends(const Sizes& s, const Memory& m) : query_start{0} {
+    for (int64_t i = 0, seq = 0; i < s.num_rows; i++) {
+      const int64_t row = m.rows[i];
+      if (row < m.query_start[seq]) seq = 0;
+      while (row >= m.query_start[seq + 1]) seq++;
+      tables.insert(tables.end(), m.tables + seq * s.max_blocks, m.tables + (seq + 1) * s.max_blocks);
+      query_start.push_back(int32_t(i + 1));
+      seq_lens.push_back(m.seq_lens[seq] - (m.query_start[seq + 1] - 1 - int32_t(row)));
+    }
+  }
+};
+
+void keep_rows(std::byte* x, int64_t row_bytes, const int64_t* rows, int64_t count, std::vector<std::byte>& copy) {
+  copy.resize(count * row_bytes);
+  for (int64_t i = 0; i < count; i++) std::memcpy(copy.data() + i * row_bytes, x + rows[i] * row_bytes, row_bytes);
+  std::memcpy(x, copy.data(), copy.size());
+}
+
+}  // namespace
+
+// Layers as in shared/model/decoder.py. `normed` begins with the last norm of the wanted rows' residual stream
+// afterwards. Where they are no more than there are sequences, the last layer only remembers the other tokens.
+extern "C" void tandem_layers(
+    const Layer* layers, const void* last_norm, const Sizes* sizes, const Memory* memory, float eps, float scale) {
+  const Sizes& s = *sizes;
+  const Memory& m = *memory;
+  const int is_bf16 = int(s.is_bf16);
+  const int64_t qkv_size = s.q_size() + 2 * s.kv_size(), strides[3] = {qkv_size, qkv_size, qkv_size};
+  int64_t tokens = s.tokens;
+  std::vector<std::byte> copy;
+  auto linear = [&](const void* x, const void* w, const void* bias, void* y, int64_t in, int64_t out) {
+    tandem_linear(x, w, bias, y, m.scratch, tokens, in, out, is_bf16);
+  };
+  auto add_norm = [&](const void* weight) {
+    tandem_rms_norm(m.out, m.residual, weight, m.normed, m.residual, tokens, s.hidden, eps, is_bf16);
+  };
+  auto attend = [&](int64_t i, int64_t num_seqs, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens) {
+    const int64_t attending[] = {
+        num_seqs, s.heads, s.kv_heads, s.dim, s.block_size, s.num_layers, i, s.max_blocks, layers[i].window};
+    tandem_paged_attention(
+        m.placed, m.blocks, tables, query_start, seq_lens, m.attended, scale, attending, is_bf16);
+  };
+  tandem_rms_norm(m.residual, nullptr, layers[0].input_norm, m.normed, nullptr, tokens, s.hidden, eps, is_bf16);
+  for (int64_t i = 0; i < s.num_layers; i++) {
+    const Layer& layer = layers[i];
+    const bool is_last = i + 1 == s.num_layers;
+    linear(m.normed, layer.qkv, layer.qkv_bias, m.qkv, s.hidden, qkv_size);
+    const std::byte *key = m.qkv + s.q_size() * s.element(), *value = key + s.kv_size() * s.element();
+    const int64_t placing[] = {tokens, s.heads, s.kv_heads, s.dim, s.block_size, s.num_layers, i};
+    tandem_rotate_and_write(
+        m.qkv, key, value, strides, m.cos, m.sin, m.blocks, m.slots, layer.q_norm, layer.k_norm, eps, m.placed, placing,
+        is_bf16);
+    if (is_last && s.num_rows < tokens && s.num_rows <= s.num_seqs) {
+      if (s.num_rows == 0) return;
+      const Ends ends(s, m);
+      keep_rows(m.placed, s.q_size() * s.element(), m.rows, s.num_rows, copy);
+      keep_rows(m.residual, s.hidden * s.element(), m.rows, s.num_rows, copy);
+      tokens = s.num_rows;
+      attend(i, tokens, ends.tables.data(), ends.query_start.data(), ends.seq_lens.data());
+    } else {
+      attend(i, s.num_seqs, m.tables, m.query_start, m.seq_lens);
+    }
+    linear(m.attended, layer.o, layer.o_bias, m.out, s.q_size(), s.hidden);
+    add_norm(layer.post_norm);
+    linear(m.normed, layer.gate_up, layer.gate_up_bias, m.gate_up, s.hidden, 2 * s.inner);
+    tandem_silu_mul(m.gate_up, m.activated, tokens, s.inner, is_bf16);
+    linear(m.activated, layer.down, layer.down_bias, m.out, s.inner, s.hidden);
+    add_norm(is_last ? last_norm : layers[i + 1].input_norm);
+  }
+  if (tokens != s.num_rows) keep_rows(m.normed, s.hidden * s.element(), m.rows, s.num_rows, copy);
+}

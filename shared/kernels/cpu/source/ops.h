@@ -1,0 +1,20 @@
+// The library's ops, as its caller sees them; what each takes is said where it is defined.
+#pragma once
+
+#include <cstdint>
+
+extern "C" {
+void tandem_linear(
+    const void* x, const void* w, const void* bias, void* y, float* scratch, int64_t m, int64_t k, int64_t n, int is_bf16);
+void tandem_rms_norm(
+    const void* x, const void* residual, const void* weight, void* y, void* sum, int64_t rows, int64_t size, float eps,
+    int is_bf16);
+void tandem_silu_mul(const void* gate_up, void* y, int64_t rows, int64_t size, int is_bf16);
+void tandem_rotate_and_write(
+    const void* query, const void* key, const void* value, const int64_t* strides, const void* cos, const void* sin,
+    void* blocks, const int64_t* slots, const void* q_norm, const void* k_norm, float eps, void* out,
+    const int64_t* sizes, int is_bf16);
+void tandem_paged_attention(
+    const void* query, const void* blocks, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens,
+    void* out, float scale, const int64_t* sizes, int is_bf16);
+}

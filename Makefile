@@ -31,11 +31,15 @@ LOADTEST_FLAGS = $(foreach name,TRACE RATE DURATION SHAPE MODEL,$(if $(findstrin
 INDEX_FLAGS = $(foreach name,BLOCKS PAIRS,$(if $(findstring command,$(origin $(name))),\
 	--$(shell echo $(name) | tr A-Z a-z) $($(name)))) $(if $(findstring command,$(origin OUT)),--out "$(OUT)")
 
+# Flags of make bench-prefix, likewise; WORKERS is one size of a pool or several in quotes.
+PREFIX_FLAGS = $(foreach name,TRACE REQUESTS WORKERS PARTS,$(if $(findstring command,$(origin $(name))),\
+	--$(shell echo $(name) | tr A-Z a-z) $($(name)))) $(if $(findstring command,$(origin OUT)),--out "$(OUT)")
+
 # Python compiles what is imported, once, and keeps it; pip would compile thousands of modules that nothing imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast test-timing test-sweep lint format proto lock demo-model bench bench-engine bench-peers bench-kernels bench-index bench-router loadtest clean
+.PHONY: help setup run test test-fast test-timing test-sweep lint format proto lock demo-model bench bench-engine bench-peers bench-kernels bench-index bench-prefix bench-router bench-overload bench-long-prompt loadtest clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -94,6 +98,15 @@ bench-peers: setup  ## our engine and its peers in turns on the same weights: MO
 
 bench-router: setup  ## what a router adds to a request, and how many tokens it passes on: OUT=file
 	$(BIN)/python -m shared.bench.router.measure $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
+
+bench-overload: setup  ## a router at three times its workers' capacity: OUT=file
+	$(BIN)/python -m shared.bench.router.overload $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
+
+bench-long-prompt: setup  ## what long prompts do to running answers, disaggregated and collocated: OUT=file
+	$(BIN)/python -m loadtest.long_prompt $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
+
+bench-prefix: setup  ## prefix hits of a fleet beside one ideal cache, and TTFT with the store: TRACE=path REQUESTS=n WORKERS="1 2 4" PARTS="index no-index store ttft" OUT=file
+	$(BIN)/python -m shared.bench.prefix $(PREFIX_FLAGS) $(ARGS)
 
 clean:  ## remove what was made here, except .venv
 	rm -rf .tandem .mypy_cache .ruff_cache .pytest_cache .hypothesis build out tandem_llm.egg-info shared/rpc/pb

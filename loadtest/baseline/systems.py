@@ -66,6 +66,10 @@ class _Commands:
         """See ServiceCommands."""
         return self._inner.kvstore(bind, redis_url)
 
+    def store_node(self, number: int, bind: str, redis_url: str) -> Sequence[str]:
+        """See ServiceCommands."""
+        return self._inner.store_node(number, bind, redis_url)
+
     def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
         """See ServiceCommands."""
         budget = ("--max-step-tokens", str(self._chunk_len))
@@ -73,6 +77,6 @@ class _Commands:
         give_way = [] if nice is None else [nice, "-n", _WORKER_NICENESS]
         return [*give_way, *self._inner.worker(plan, kvstore), *budget]
 
-    def router(self, workers: Mapping[Role, Mapping[str, str]], kvstore: str) -> Sequence[str]:
+    def router(self, workers: Mapping[Role, Mapping[str, str]], kvstore: str, stores: str = "") -> Sequence[str]:
         """See ServiceCommands."""
-        return self._inner.router(workers, kvstore)
+        return self._inner.router(workers, kvstore, stores)

@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     add("--prefix", type=float, default=PREFIX, help="ours: placement.prefix and placement.decode_prefix")
     add("--prefill-here", type=int, default=HERE[0], help="ours: placement.prefill_here_tokens")
     add("--prefill-here-max", type=int, default=HERE[1], help="ours: placement.prefill_here_max_tokens")
-    add("--jitter", type=float, default=0.0, help="ours: placement.jitter")
+    add("--jitter", type=float, default=0.1, help="ours: placement.jitter, for several routers")
     add("--max-candidates", type=int, default=32, help="ours: placement.max_candidates")
     add("--out", type=Path, help="where to write the results as JSON")
     return made
@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> None:
     policies = POLICIES if args.policy == "all" else (args.policy,)
     if min(args.prefill, args.decode) < 1 and (args.decode < 1 or policies != ("tandem",)):
         raise ConfigError("prefill and decode must be at least 1; only tandem runs without prefill", field="prefill")
-    setup = _setup(args)
+    setup = setup_of(args)
     loads = []
     for speedup in _speedups(args, trace):
         outcomes = []
@@ -94,7 +94,8 @@ def main(argv: list[str] | None = None) -> None:
         write(args.out, report.results(loads))
 
 
-def _setup(args: argparse.Namespace) -> Setup:
+def setup_of(args: argparse.Namespace) -> Setup:
+    """The fleet that the flags describe; raises ConfigError."""
     model = MODELS[args.model]
     room = H200.memory_bytes * args.gpus * MEMORY_SHARE - model.weight_bytes
     num_blocks = args.blocks or int(room / (model.kv_bytes_per_token * BLOCK_SIZE))

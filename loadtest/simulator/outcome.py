@@ -31,6 +31,8 @@ class Outcome:
     """Prompt tokens that were not computed, over those of all prompts that were started."""
     refused: float
     """Share of the requests."""
+    refused_late: float
+    """Share of the refusals that came only after a wait."""
     ttft_p50_s: float
     ttft_p90_s: float
     tpot_p90_s: float
@@ -49,6 +51,7 @@ def summarize(policy: str, requests: Sequence[SimRequest], targets: Targets, wal
     """All requests must have ended."""
     span_s = max(requests[-1].at_s - requests[0].at_s, 1e-9)
     served = [request for request in requests if not request.refused]
+    refused = [request for request in requests if request.refused]
     good = sum(request.ttft_s <= targets.ttft_s and request.tpot_s <= targets.tpot_s for request in served)
     num_prompt_tokens = sum(request.num_prompt_tokens for request in served)
     ttft_s = np.array([request.ttft_s for request in served] or [0.0])
@@ -58,7 +61,8 @@ def summarize(policy: str, requests: Sequence[SimRequest], targets: Targets, wal
         offered=len(requests) / span_s,
         goodput=good / span_s,
         hit_rate=sum(request.num_cached_tokens for request in served) / max(1, num_prompt_tokens),
-        refused=1 - len(served) / len(requests),
+        refused=len(refused) / len(requests),
+        refused_late=sum(request.refused_s > request.at_s for request in refused) / max(1, len(refused)),
         ttft_p50_s=float(np.quantile(ttft_s, 0.5)),
         ttft_p90_s=float(np.quantile(ttft_s, 0.9)),
         tpot_p90_s=float(np.quantile(tpot_s, 0.9)),

@@ -43,7 +43,7 @@ class PeerRouter(SimRouter):
                 due_s = request.at_s + self._ttft_target_s
                 check_deadline(self.world.clock.now_s, due_s, self.predictor.pool_s(view, need))
             except Overloaded:
-                request.refused = True
+                request.refused, request.refused_s = True, self.world.clock.now_s
                 return
         self.commit(request, need, decode, prefill)
         self.ledger(prefill).sent(request.name, self.world.clock.now_s)

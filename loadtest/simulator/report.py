@@ -8,8 +8,8 @@ from loadtest.simulator.outcome import Outcome
 from shared.bench.report import Result
 
 HEADERS = (
-    "req/s", "policy", "goodput", "of offered", "prefix hits", "refused", "TTFT p50", "p90", "TPOT p90",
-    "prefilled here",
+    "req/s", "policy", "goodput", "of offered", "prefix hits", "refused", "of these late", "TTFT p50", "p90",
+    "TPOT p90", "prefilled here",
 )  # fmt: skip
 
 
@@ -27,6 +27,7 @@ def table(loads: Sequence[Sequence[Outcome]]) -> str:
                 f"{o.good_share:.1%}",
                 _best(f"{o.hit_rate:.1%}", o.hit_rate == hit_rate),
                 f"{o.refused:.1%}",
+                f"{o.refused_late:.1%}",
                 f"{o.ttft_p50_s:.2f} s",
                 f"{o.ttft_p90_s:.2f} s",
                 f"{o.tpot_p90_s * 1e3:.1f} ms",

@@ -27,6 +27,8 @@ class SimRequest:
     num_cached_tokens: int = 0
     started: bool = False
     refused: bool = False
+    refused_s: float = 0.0
+    """When; as it arrived, where it need not have waited for that."""
     first_token_s: float = 0.0
     finished_s: float = 0.0
 

@@ -19,11 +19,15 @@ class SimRouter(ABC):
     """Its views are the real ones, kept by the real ledgers."""
 
     def __init__(
-        self, world: World, prefills: Mapping[str, PrefillWorker], decodes: Mapping[str, DecodeWorker]
+        self,
+        world: World,
+        prefills: Mapping[str, PrefillWorker],
+        decodes: Mapping[str, DecodeWorker],
+        name: str = "",
     ) -> None:
         self.world, self.prefills, self.decodes = world, prefills, decodes
         self.predictor = TtftPredictor()
-        self.prefill_pool, self.decode_pool = Pool(), Pool()
+        self.prefill_pool, self.decode_pool = Pool(name), Pool(name)
         self._ledgers: dict[str, Ledger] = {}
         for name, worker in prefills.items():
             self._see(name, self.prefill_pool)

@@ -32,6 +32,8 @@ class Setup:
     num_decodes: int
     targets: Targets
     num_routers: int = 1
+    only_router: int | None = None
+    """The replica that gets all requests; None: they are dealt out at random."""
     peers_refuse: bool = False
     """Peers refuse what they predict to be late, as ours does."""
     tandem: TandemConfig = field(default_factory=TandemConfig)
@@ -54,7 +56,7 @@ def play(trace: Sequence[TraceRequest], speedup: float, policy: str, setup: Setu
     def router(number: int) -> SimRouter:
         seed = setup.seed * 1000 + number
         if policy == "tandem":
-            return TandemRouter(world, prefills, decodes, setup.tandem, seed)
+            return TandemRouter(world, prefills, decodes, setup.tandem, seed, number, setup.num_routers)
         deadline_s = setup.targets.ttft_s if setup.peers_refuse else None
         return PeerRouter(world, prefills, decodes, PEERS[policy](seed), deadline_s)
 
@@ -62,7 +64,11 @@ def play(trace: Sequence[TraceRequest], speedup: float, policy: str, setup: Setu
     requests = from_trace(trace, speedup)
     rng = random.Random(setup.seed)
     for request in requests:
-        world.clock.at(request.at_s, rng.choice(routers).submit, request)
+        world.clock.at(
+            request.at_s,
+            (rng.choice(routers) if setup.only_router is None else routers[setup.only_router]).submit,
+            request,
+        )
     world.clock.run()
     for request in requests:
         assert request.refused or request.finished_s > 0, f"request {request.name} never ended"

@@ -14,12 +14,13 @@ from loadtest.simulator.fleet import World
 from loadtest.simulator.prefill_worker import PrefillCalls, PrefillWorker
 from loadtest.simulator.request import SimRequest
 from loadtest.simulator.router import SimRouter
-from services.router.admission.deadline import check_deadline, may_be_late
+from services.router.admission.gate import Expectation, Gate
 from services.router.admission.orders import ORDERS
 from services.router.admission.queue import AdmissionQueue
 from services.router.admission.waiting import Waiting
 from services.router.placement.decision import Choice
 from services.router.placement.policy import Placement, PlacementConfig
+from services.router.placement.prefill_load import GUEST_AFTER_S
 from services.router.placement.views import Need
 from shared.errors import Overloaded
 
@@ -39,7 +40,7 @@ class TandemConfig:
 class _Active:
     request: SimRequest
     need: Need
-    item: Waiting
+    expected: Expectation
     ended: bool = False
     """Given to workers, or refused."""
 
@@ -54,57 +55,77 @@ class TandemRouter(SimRouter):
         decodes: Mapping[str, DecodeWorker],
         config: TandemConfig,
         seed: int,
+        number: int = 0,
+        num_routers: int = 1,
     ) -> None:
-        super().__init__(world, prefills, decodes)
+        """The replica `number` of `num_routers`."""
+        routers = [f"router-{other}" for other in range(num_routers)]
+        super().__init__(world, prefills, decodes, routers[number])
+        if num_routers > 1:
+            for pool in (self.prefill_pool, self.decode_pool):
+                for view in pool:
+                    pool.told(view.name, routers)
         self._config = config
         self._placement = Placement(config.placement, seed, self.predictor)
+        self._gate = Gate(self.predictor, config.late_idle_share)
         self._queue: AdmissionQueue[_Active] = AdmissionQueue(config.queue_limit, order=ORDERS[config.order])
+        self._again = False
+        self.num_waiting_max = 0
+        """Most that ever waited at once."""
 
     def submit(self, request: SimRequest) -> None:
         """Refuses what is predicted to be late; else it waits for workers that can start it."""
         now_s, need = self.world.clock.now_s, self.need(request)
         num_uncached = max(1, request.num_prompt_tokens - need.hits.peer)
         item = Waiting(request.name, num_uncached, request.at_s, request.at_s + self._config.ttft_target_s)
-        num_cached = request.num_prompt_tokens - num_uncached
-        idle_s = self.predictor.idle_s(num_uncached, num_cached) or 0.0
-        if now_s + idle_s > item.deadline_s and may_be_late(
-            len(self._queue), self.prefill_pool, self._config.late_idle_share
-        ):
-            item = replace(item, deadline_s=math.inf)
-        ahead = self._queue.num_tokens_ahead(item)
-        active = _Active(request, need, item)
         try:
-            predicted_s = self.predictor.queued_s(ahead, self.prefill_pool, num_uncached, num_cached)
-            check_deadline(now_s, item.deadline_s, predicted_s)
-            self._queue.push(item, active)
+            pool = self.prefill_pool if self.prefills else self.decode_pool
+            num_cached = request.num_prompt_tokens - num_uncached
+            expected = self._gate.enter(item, now_s, self._queue, pool, num_cached=num_cached)
+            active = _Active(request, need, expected)
+            self._queue.push(expected.item, active)
         except Overloaded:
-            request.refused = True
+            self._refuse(request)
             return
+        self.num_waiting_max = max(self.num_waiting_max, len(self._queue))
         self.changed()
-        if not math.isinf(item.deadline_s):
-            self.world.clock.at(item.deadline_s - idle_s, self._expire, active)
+        if not math.isinf(expected.latest_start_s):
+            self.world.clock.at(expected.latest_start_s, self._expire, active)
 
     def changed(self) -> None:
         """See `Dispatcher.pump`."""
         if self._queue:
             self._queue.admit(self._try_start)
+        if self._queue and self.decode_pool.shared and not self._again:
+            self._again = True
+            self.world.clock.after(GUEST_AFTER_S, self._change_again)
+
+    def _change_again(self) -> None:
+        self._again = False
+        self.changed()
 
     def _expire(self, active: _Active) -> None:
         if not active.ended:
-            active.ended = active.request.refused = True
+            active.ended = True
+            self._gate.gave_up(active.expected, self.world.clock.now_s)
+            self._refuse(active.request)
             self._queue.remove(active.request.name)
             self.changed()
 
+    def _refuse(self, request: SimRequest) -> None:
+        request.refused, request.refused_s = True, self.world.clock.now_s
+
     def _try_start(self, active: _Active) -> bool:
-        need = replace(active.need, slack_s=active.item.deadline_s - self.world.clock.now_s)
+        now_s = self.world.clock.now_s
+        need = replace(active.need, slack_s=active.expected.item.deadline_s - now_s, now_s=now_s)
         choice = self._placement.choose(need, self.decode_pool, self.prefill_pool, collocated=not self.prefills)
         if choice is None:
             return False
         active.ended = True
         try:
-            check_deadline(self.world.clock.now_s, active.item.deadline_s, choice.predicted_ttft_s)
+            self._gate.start(active.expected, now_s, choice.predicted_ttft_s)
         except Overloaded:
-            active.request.refused = True
+            self._refuse(active.request)
             return True
         self.commit(active.request, active.need, choice.decode, choice.prefill or "")
         self.world.clock.after(self.world.spec.message_s, self._reserve, active, choice)
@@ -126,7 +147,7 @@ class TandemRouter(SimRouter):
         self.release(active.request)
         self.ledger(choice.decode).view.accepting = False
         active.ended = False
-        self._queue.push_front(active.item, active)
+        self._queue.push_front(active.expected.item, active)
         self.changed()
 
     def _reserved(self, request: SimRequest, num_held: int) -> None:

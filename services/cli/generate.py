@@ -50,7 +50,7 @@ def generate(
     )
     text = sys.stdin.read() if prompt == "-" else prompt
     if token_ids:
-        request.tokens.ids.extend(_parse_token_ids(text))
+        request.tokens.ids.extend(parse_token_ids(text))
     elif raw:
         request.text = text
     else:
@@ -110,7 +110,8 @@ def _fields(message: types_pb2.Usage | types_pb2.TtftSplit) -> dict[str, float]:
     return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
 
 
-def _parse_token_ids(text: str) -> list[int]:
+def parse_token_ids(text: str) -> list[int]:
+    """`1,15 9` as numbers; raises InvalidRequest."""
     try:
         return [_at_least_zero("token_ids", int(part)) for part in text.replace(",", " ").split()]
     except ValueError as error:

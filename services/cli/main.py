@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from services.cli.cache import build_cache_app
 from services.cli.chat import chat
 from services.cli.explain import explain
 from services.cli.failures import EXIT_INTERRUPTED, exit_status, report
@@ -31,6 +32,7 @@ def build_app() -> typer.Typer:
     app.command()(chat)
     app.command()(status)
     app.command()(explain)
+    app.add_typer(build_cache_app(), name="cache")
     return app
 
 

@@ -47,6 +47,7 @@ def summary_lines(cluster: inference_pb2.ClusterStatus) -> list[str]:
         f"prefix hits {_share(cluster.num_cached_tokens, cluster.num_prompt_tokens)} "
         f"of {cluster.num_prompt_tokens} prompt tokens",
     ]
+    lines += [f"degraded: {what}" for what in cluster.degraded]
     if not cluster.store_available:
         lines.append(f"the KV store does not answer ({cluster.num_store_errors} errors): local caches only")
     return lines

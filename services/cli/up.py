@@ -24,10 +24,11 @@ def up(
     served_model_name: Annotated[str, typer.Option(help="What clients call it; empty = the folder's name.")] = "",
     num_kv_blocks: Annotated[int, typer.Option(help="Blocks of each worker's KV pool; 0 = by memory.")] = 0,
     max_model_len: Annotated[int, typer.Option(help="Longest sequence, tokens; 0 = the model's.")] = 0,
+    store_nodes: Annotated[int, typer.Option(help="Processes that keep blocks, each with what follows.")] = 1,
     store_host_bytes: Annotated[int, typer.Option(help="Host memory for blocks that leave the pools; 0 = none.")] = 0,
     store_disk_folder: Annotated[Path | None, typer.Option(help="Folder for such blocks; it outlives the run.")] = None,
     store_disk_bytes: Annotated[int, typer.Option(help="Most that it holds; 0 = none.")] = 0,
-    prefix_fetch: Annotated[PrefixFetch, typer.Option(help="Prefixes from the store: fetched or computed.")] = "auto",
+    prefix_fetch: Annotated[PrefixFetch, typer.Option(help="Known prefixes: fetched or computed.")] = "auto",
     example: Annotated[bool, typer.Option(help="Stream one example answer at the start.")] = True,
 ) -> None:
     """Start a cluster on this machine; Ctrl-C stops it."""
@@ -44,6 +45,7 @@ def up(
         served_model_name=served_model_name,
         num_kv_blocks=num_kv_blocks,
         max_model_len=max_model_len,
+        store_nodes=store_nodes,
         store_host_bytes=store_host_bytes,
         store_disk_folder=store_disk_folder,
         store_disk_bytes=store_disk_bytes,

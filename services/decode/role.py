@@ -10,11 +10,12 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 
 from services.decode.receiving import Arrived, receive
+from services.worker.block_traffic import BlockTraffic
 from services.worker.host import EngineHost
+from services.worker.known_prefix import KnownPrefix
 from services.worker.prefix_fetch import Fetch
 from services.worker.role import WorkerRole
 from services.worker.session import Session
-from services.worker.store_link import StoreLink
 from shared.engine.messages import (
     AbortSequence,
     Event,
@@ -71,8 +72,8 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
 
     worker_role = types_pb2.WORKER_ROLE_DECODE
 
-    def __init__(self, host: EngineHost, publisher: IndexPublisher | None, store: StoreLink | None = None) -> None:
-        super().__init__(host, publisher, store)
+    def __init__(self, host: EngineHost, publisher: IndexPublisher | None, traffic: BlockTraffic) -> None:
+        super().__init__(host, publisher, traffic)
         self._requests: dict[str, _Request] = {}
         self._lost_buffers: list[tuple[int, memoryview]] = []  # a silent sender may write to them at any time
 
@@ -115,6 +116,7 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
                 reserve.sampling,
                 reserve.salt,
                 Goal.COMPLETION,
+                tenant=reserve.tenant,
             )
         except TandemError as error:
             self._send_failed(item, error)
@@ -122,8 +124,7 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         self._requests[sequence_id] = item
         self.idle.clear()
         if reserve.prefill_here:
-            stored = reserve.num_stored_blocks if reserve.HasField("num_stored_blocks") else None
-            item.fetch = self.add_sequence(sequence, stored, lambda: self._start(sequence_id, item))
+            item.fetch = self.add_sequence(sequence, KnownPrefix.of(reserve), lambda: self._start(sequence_id, item))
         else:
             self.host.engine.submit(ReserveSequence(sequence))
 
@@ -271,11 +272,12 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             num_cached, computing_s = item.scheduled.num_cached_tokens, time.perf_counter() - item.scheduled.at
             message.num_cached_tokens = num_cached
             message.num_fetched_tokens = min(item.fetch.num_tokens, num_cached)
+            message.num_peer_tokens = min(item.fetch.num_peer_tokens, message.num_fetched_tokens)
             message.prefix_fetch_ms = item.fetch.waited_ms
             message.prefill_queue_ms = (item.scheduled.at - item.queued_at) * 1e3
             message.prefill_compute_ms = computing_s * 1e3
-            if self.store is not None and not item.fetch.num_tokens:
-                self.store.fetches.policy.note_compute(item.num_tokens - num_cached, computing_s)
+            if not item.fetch.num_tokens:
+                self.traffic.fetches.policy.note_compute(item.num_tokens - num_cached, computing_s)
             item.fetch.stop()
 
     def _forget(self, sequence_id: str) -> _Request | None:

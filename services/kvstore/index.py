@@ -50,6 +50,10 @@ class BlockIndex(Protocol):
     async def remove(self, worker: WorkerIdentity, tier: Tier, hashes: bytes, stamp: EventStamp = ...) -> int:
         """Takes the worker's tier from the holders of each block; returns how many it was among."""
 
+    async def forget_all(self) -> int:
+        """Ends all claims at once: every holder starts over as soon as it next says anything. Returns how many holders
+        were forgotten."""
+
     async def stats(self) -> IndexStats:
         """Size of the index."""
 

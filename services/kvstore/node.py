@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from services.kvstore.pacer import Pacer
 from services.kvstore.staging import Staging
+from services.kvstore.tiers.accounts import Quotas
 from services.kvstore.tiers.arena import HostArena
 from services.kvstore.tiers.disk import DiskTier
 from services.kvstore.tiers.stack import TierStack
-from services.kvstore.tiers.tier import BlockTier
+from services.kvstore.tiers.tier import BlockTier, TierEvents
 from shared.engine.messages import ShippedBlock
 from shared.errors import ModelMismatch, StoreUnavailable, TransferFailed
 from shared.kv.transfer import Incoming, KVTransfer, new_ticket
+from shared.rpc.block_client import SentBlock
 from shared.rpc.block_holders import Tier
 from shared.rpc.handoff import trailer_bytes
 from shared.rpc.index_publisher import IndexPublisher
 from shared.rpc.receiving import MemoryLost, receive_trailer
 from shared.rpc.shipment import Shipment
-from shared.rpc.store_client import SentBlock, Wanted
+from shared.rpc.store_client import Wanted
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,8 @@ class NodeConfig:
     disk_bytes: int
     staging_bytes: int
     send_bytes_per_s: float = 0.0
+    quotas: Mapping[Tier, Quotas] = field(default_factory=dict)
+    pin_share: float = 0.0
 
 
 class StoreNode:
@@ -59,11 +63,12 @@ class StoreNode:
         block's room."""
         self._config = config
         self._transfer = transfer
-        self._tiers = TierStack([])
+        self._tiers = TierStack([], config.disk_folder if config.disk_bytes else None)
         self._disk: DiskTier | None = None
         if config.disk_bytes:
             assert config.disk_folder is not None
-            self._disk = DiskTier(config.disk_folder, config.disk_bytes, 1)
+            quotas = config.quotas.get(Tier.DISK)
+            self._disk = DiskTier(config.disk_folder, config.disk_bytes, 1, quotas, config.pin_share)
             self._tiers.tiers.append(self._disk)
         kinds = [Tier.HOST] * bool(config.host_bytes) + [Tier.DISK] * bool(config.disk_bytes)
         self._publishers = {tier: publisher(tier) for tier in kinds}
@@ -88,11 +93,11 @@ class StoreNode:
     async def start(self) -> None:
         """Raises ConfigError for a disk folder that cannot be used, TransferFailed without a transfer plane."""
         if self._disk is not None:
+            await self.with_tiers(TierStack.load_pins)
             await self._in_thread(self._disk.start)
         await self._transfer.start()
         for publisher in self._publishers.values():
             await publisher.start()
-        self._publish()
 
     async def close(self) -> None:
         """Ends what is under way; twice is fine."""
@@ -106,13 +111,13 @@ class StoreNode:
         self._thread.shutdown()
         self._tiers.close()
 
-    async def offer(self, worker_name: str, hashes: Sequence[bytes], block_bytes: int) -> Wanted:
+    async def offer(self, worker_name: str, hashes: Sequence[bytes], block_bytes: int, tenant: str = "") -> Wanted:
         """Which of these blocks to send here; they are expected from now on. Raises ModelMismatch for blocks of
         another size, ConfigError where not one fits into what the node may use."""
-        await self._open(block_bytes)
+        await self.open(block_bytes)
         fresh = [(index, name) for index, name in enumerate(hashes) if name not in self._coming]
         most = self._staging.num_free
-        wanted = await self._in_thread(lambda: self._admit(fresh, most, block_bytes))
+        wanted = await self._in_thread(lambda: self._admit(fresh, most, block_bytes, tenant))
         # Others were admitted while the thread looked.
         wanted = [item for item in wanted if hashes[item[0]] not in self._coming]
         slots = self._staging.take(len(wanted))
@@ -124,24 +129,24 @@ class StoreNode:
         buffers = [(place, self._staging.memory(slot)) for place, slot in enumerate(slots)]
         incoming = self._transfer.expect(ticket, buffers, trailer_bytes(len(blocks)))
         self._coming.update(name for name, _, _ in blocks)
-        task = asyncio.create_task(self._receive(worker_name, ticket, incoming, blocks))
+        task = asyncio.create_task(self._receive(worker_name, tenant, ticket, incoming, blocks))
         self._receiving.add(task)
         task.add_done_callback(self._receiving.discard)
         return Wanted(tuple(index for index, _ in wanted), ticket, self._transfer.address)
 
-    async def look_up(self, hashes: Sequence[bytes]) -> int:
-        """How many blocks of a chain are here, from the first on."""
+    async def with_tiers(self, work: Callable[[TierStack], T]) -> T:
+        """What `work` makes of the tiers, in their thread."""
+        return await self._in_thread(lambda: work(self._tiers))
 
-        def count() -> int:
-            return next((i for i, name in enumerate(hashes) if not self._tiers.holds(name)), len(hashes))
-
-        return await self._in_thread(count)
+    async def look_up(self, hashes: Sequence[bytes]) -> list[bool]:
+        """Which of these blocks are here."""
+        return await self._in_thread(lambda: [self._tiers.holds(name) for name in hashes])
 
     async def fetch(
         self, hashes: Sequence[bytes], block_bytes: int, ticket: int, address: bytes
     ) -> AsyncGenerator[list[SentBlock], None]:
         """Sends blocks, the last one first, then a trailer; yields what is on its way. Raises TransferFailed."""
-        await self._open(block_bytes)
+        await self.open(block_bytes)
         shipment = Shipment(
             self._transfer, address, ticket, len(hashes), self._staging.memory,
             lambda block: self._staging.give_back(block.block_id),
@@ -177,7 +182,6 @@ class StoreNode:
             for slot in slots:
                 self._staging.give_back(slot)
             raise
-        self._publish()
         sent = []
         for (index, _), slot, block in zip(batch, slots, found, strict=True):
             if block is None:
@@ -190,6 +194,7 @@ class StoreNode:
     async def _receive(
         self,
         worker_name: str,
+        tenant: str,
         ticket: int,
         incoming: Incoming,
         blocks: list[tuple[bytes, int, tuple[BlockTier, ...]]],
@@ -199,10 +204,9 @@ class StoreNode:
         try:
             trailer = await receive_trailer(self._transfer, ticket, incoming, TRANSFER_TIMEOUT_S)
             checksums = dict(zip(trailer.block_indexes, trailer.checksums, strict=True))
-            num_bad = await _unbroken(self._in_thread(lambda: self._put(blocks, checksums)))
+            num_bad = await _unbroken(self._in_thread(lambda: self._put(blocks, checksums, tenant)))
             if num_bad:
                 logger.error("%d blocks of %s arrived damaged and were dropped", num_bad, worker_name)
-            self._publish()
         except MemoryLost as error:
             lost = True
             logger.critical("staging memory for %d blocks is lost until a restart: %s", len(blocks), error)
@@ -215,31 +219,33 @@ class StoreNode:
                     self._staging.give_back(slot)
 
     def _admit(
-        self, offered: list[tuple[int, bytes]], most: int, block_bytes: int
+        self, offered: list[tuple[int, bytes]], most: int, block_bytes: int, tenant: str
     ) -> list[tuple[int, tuple[BlockTier, ...]]]:
         """In the tiers' thread: (index, tiers that want it), at most so many."""
         wanted: list[tuple[int, tuple[BlockTier, ...]]] = []
         for index, name in offered:
             if len(wanted) == most:
                 break
-            tiers = self._tiers.wanting(name, block_bytes)
+            tiers = self._tiers.wanting(name, block_bytes, tenant)
             if tiers:
                 wanted.append((index, tiers))
         return wanted
 
-    def _put(self, blocks: list[tuple[bytes, int, tuple[BlockTier, ...]]], checksums: dict[int, int]) -> int:
+    def _put(
+        self, blocks: list[tuple[bytes, int, tuple[BlockTier, ...]]], checksums: dict[int, int], tenant: str
+    ) -> int:
         """In the tiers' thread; returns how many blocks are not what their checksum says."""
         num_bad = 0
         for place, checksum in checksums.items():
             name, slot, tiers = blocks[place]
             try:
-                self._tiers.put(name, self._staging.memory(slot), checksum, tiers)
+                self._tiers.put(name, self._staging.memory(slot), checksum, tiers, tenant)
             except ValueError:
                 num_bad += 1
         return num_bad
 
-    async def _open(self, block_bytes: int) -> None:
-        """Makes host tier and staging for blocks of this size, once."""
+    async def open(self, block_bytes: int) -> None:
+        """Makes host tier and staging for blocks of this size, once. Raises as `offer`."""
         async with self._opening:
             if self._block_bytes not in (0, block_bytes):
                 raise ModelMismatch(
@@ -251,22 +257,33 @@ class StoreNode:
                 if block_bytes == 0 or block_bytes % 8:
                     raise ModelMismatch("block_bytes must be a multiple of 8 above 0", field="block_bytes")
                 staging = Staging(self._config.staging_bytes, block_bytes)
+                if self._disk is not None:
+                    self._disk.check_block(block_bytes)
                 if self._config.host_bytes:
-                    arena = HostArena(self._config.host_bytes, block_bytes)
+                    quotas = self._config.quotas.get(Tier.HOST)
+                    arena = HostArena(self._config.host_bytes, block_bytes, quotas, self._config.pin_share)
                     await self._in_thread(arena.start)
-                    self._tiers.tiers.insert(0, arena)
+                    await self.with_tiers(lambda tiers: tiers.add_fastest(arena))
                 self._staging = staging
                 self._block_bytes = block_bytes
 
-    def _publish(self) -> None:
+    def _tell(self, events: Sequence[tuple[Tier, TierEvents]]) -> None:
         """Tells the index what came and went."""
-        for tier in self._tiers.tiers:
-            events = tier.drain_events()
-            self._publishers[tier.tier].offer(events.sealed, events.evicted)
+        for tier, event in events:
+            self._publishers[tier].offer(event.sealed, event.evicted)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Events are drained where blocks come and go, and told of also when nobody waits for `work` any more."""
+        loop = asyncio.get_running_loop()
+
+        def run() -> T:
+            try:
+                return work()
+            finally:
+                loop.call_soon_threadsafe(self._tell, [(tier.tier, tier.drain_events()) for tier in self._tiers.tiers])
+
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return await loop.run_in_executor(self._thread, run)
         except RuntimeError as error:  # what an executor says that was shut down
             raise StoreUnavailable("the store is closing") from error
 

@@ -112,9 +112,20 @@ class RedisIndex:
         if all(markers):
             return
         if version is not None:
-            epoch = TableVersion.parse(version).epoch
-            await self._redis.call(Command.script(FORGET_ALL, TABLE_KEYS, (epoch,), TABLE_SLOT))
+            await self._forget(TableVersion.parse(version))
         await self._redis.call(*self._markers("SET", "1"))
+
+    async def forget_all(self) -> int:
+        """See BlockIndex. What they published is pruned by the sweeper."""
+        table = await read_table(self._redis)
+        if table is None:
+            return 0
+        await self._forget(table.version)
+        return len(table.live)
+
+    async def _forget(self, version: TableVersion) -> None:
+        """All holders, unless the index has been emptied since."""
+        await self._redis.call(Command.script(FORGET_ALL, TABLE_KEYS, (version.epoch,), TABLE_SLOT))
 
     def _markers(self, verb: str, *arguments: str) -> list[Command]:
         if not self._redis.is_cluster:

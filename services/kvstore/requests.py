@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
+from services.kvstore.tiers.disk_header import MAX_TENANT_BYTES
+from services.kvstore.tiers.pins import Pin
 from shared.errors import InvalidRequest
-from shared.kv.hashing import HASH_BYTES
 from shared.rpc.block_holders import EventStamp, Tier, WorkerIdentity, WorkerRole
+from shared.rpc.hash_lists import split_hashes
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, types_pb2
 
-MAX_HASHES = 65_536
-"""Block hashes in one request: a prompt of a million tokens."""
 MAX_NAME_BYTES = 256
 MAX_SEQUENCE = 2**53 - 1
 """What Redis's Lua counts without rounding."""
-
-
-class WithHashes(Protocol):
-    """Any request about blocks."""
-
-    block_hashes: bytes
-
-
-def hashes_of(message: WithHashes) -> bytes:
-    """The request's hashes, one behind the other."""
-    hashes = message.block_hashes
-    num_hashes, rest = divmod(len(hashes), HASH_BYTES)
-    if rest:
-        raise InvalidRequest(
-            f"block_hashes has {len(hashes)} bytes, which is no multiple of {HASH_BYTES}",
-            field="block_hashes",
-            limit=HASH_BYTES,
-        )
-    if num_hashes > MAX_HASHES:
-        raise InvalidRequest(
-            f"block_hashes has {num_hashes} hashes, the limit is {MAX_HASHES}",
-            field="block_hashes",
-            limit=MAX_HASHES,
-        )
-    return hashes
 
 
 def name_of(worker: types_pb2.WorkerId) -> str:
@@ -98,3 +71,31 @@ def publisher_of(message: kvstore_pb2.PublishRequest) -> WorkerIdentity:
 def remover_of(message: kvstore_pb2.RemoveRequest) -> WorkerIdentity:
     """Who removes; the role stays what it was."""
     return WorkerIdentity(name_of(message.worker), incarnation_of(message.worker), WorkerRole.PREFILL)
+
+
+def tenant_of(message: kvstore_pb2.OfferRequest | kvstore_pb2.FlushRequest | kvstore_pb2.PinRequest) -> str:
+    """Whose blocks the request is about; empty = nobody's in particular."""
+    if len(message.tenant.encode()) > MAX_TENANT_BYTES or "\0" in message.tenant:
+        raise InvalidRequest(
+            f"tenant must have at most {MAX_TENANT_BYTES} bytes, none of them 0", field="tenant", limit=MAX_TENANT_BYTES
+        )
+    return message.tenant
+
+
+def pin_name_of(message: kvstore_pb2.PinRequest | kvstore_pb2.UnpinRequest) -> str:
+    """The pin's name, not empty and not too long."""
+    if not 0 < len(message.name.encode()) <= MAX_NAME_BYTES:
+        raise InvalidRequest(
+            f"name must have 1 to {MAX_NAME_BYTES} bytes, it has {len(message.name.encode())}",
+            field="name",
+            limit=MAX_NAME_BYTES,
+        )
+    return message.name
+
+
+def pin_of(message: kvstore_pb2.PinRequest) -> Pin:
+    """A pin of at least one block."""
+    hashes = split_hashes(message)
+    if not hashes:
+        raise InvalidRequest("block_hashes must not be empty", field="block_hashes", limit=1)
+    return Pin(pin_name_of(message), tenant_of(message), tuple(hashes), message.block_bytes)

@@ -20,9 +20,12 @@ from services.kvstore.settings import KVStoreSettings
 from services.kvstore.store_servicer import SERVICE_NAME as STORE_SERVICE_NAME
 from services.kvstore.store_servicer import StoreServicer
 from services.kvstore.sweeper import Sweeper
+from services.kvstore.tiers.accounts import Quotas
 from shared.errors import ConfigError, StoreUnavailable
 from shared.kv.ucx import UcxTransfer
 from shared.rpc.block_holders import Tier, WorkerIdentity, WorkerRole
+from shared.rpc.block_servicer import SERVICE_NAME as BLOCK_SERVICE_NAME
+from shared.rpc.block_servicer import BlockServicer
 from shared.rpc.index_publisher import IndexPublisher
 from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc
 from shared.rpc.server import RpcServer
@@ -43,8 +46,9 @@ class KVStoreServer:
         self._sweeper = Sweeper(self._redis, settings.sweep_interval_s, settings.lease_s)
         self._availability = Availability(self._index.probe, self._on_change, settings.probe_interval_s)
         self._servicer = KVStoreServicer(self._index, self._availability)
+        self._node_name = settings.name or f"store@{socket.gethostname()}/{settings.bind}"
         self._node = self._make_node() if settings.host_bytes or settings.disk_bytes else None
-        names = (SERVICE_NAME, STORE_SERVICE_NAME) if self._node is not None else (SERVICE_NAME,)
+        names = (SERVICE_NAME, STORE_SERVICE_NAME, BLOCK_SERVICE_NAME) if self._node is not None else (SERVICE_NAME,)
         self._rpc = RpcServer(settings.bind, self._register, names)
 
     @property
@@ -70,6 +74,8 @@ class KVStoreServer:
             await self._sweeper.start()
             if self._node is not None:
                 await self._node.start()
+                if self._settings.block_bytes:
+                    await self._node.open(self._settings.block_bytes)
         except BaseException:
             await self.close()
             raise
@@ -89,7 +95,8 @@ class KVStoreServer:
     def _register(self, server: grpc.aio.Server) -> None:
         kvstore_pb2_grpc.add_KVStoreServiceServicer_to_server(self._servicer, server)
         if self._node is not None:
-            kvstore_pb2_grpc.add_StoreServiceServicer_to_server(StoreServicer(self._node), server)
+            kvstore_pb2_grpc.add_StoreServiceServicer_to_server(StoreServicer(self._node, self._node_name), server)
+            kvstore_pb2_grpc.add_BlockServiceServicer_to_server(BlockServicer(self._node), server)
 
     def _make_node(self) -> StoreNode:
         settings = self._settings
@@ -101,9 +108,10 @@ class KVStoreServer:
             settings.disk_bytes,
             settings.staging_bytes,
             settings.send_bytes_per_s,
+            _quotas(settings),
+            settings.pin_share,
         )
-        name = settings.name or f"store@{socket.gethostname()}/{settings.bind}"
-        identity = WorkerIdentity(name, secrets.randbits(63) + 1, WorkerRole.STORE)
+        identity = WorkerIdentity(self._node_name, secrets.randbits(63) + 1, WorkerRole.STORE)
         claims = OwnClaims(self._index, self._availability)
 
         def publisher(tier: Tier) -> IndexPublisher:
@@ -117,3 +125,11 @@ class KVStoreServer:
         else:
             logger.warning("%s; calls are refused until it answers", error)
         await self._rpc.set_serving(error is None)
+
+
+def _quotas(settings: KVStoreSettings) -> dict[Tier, Quotas]:
+    named = settings.tenant_quotas
+    return {
+        Tier.HOST: Quotas(settings.tenant_quota.host_bytes, {name: quota.host_bytes for name, quota in named.items()}),
+        Tier.DISK: Quotas(settings.tenant_quota.disk_bytes, {name: quota.disk_bytes for name, quota in named.items()}),
+    }

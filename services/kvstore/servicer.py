@@ -11,10 +11,11 @@ import grpc.aio
 from services.kvstore.availability import Availability
 from services.kvstore.index import BlockIndex, ResyncNeeded
 from services.kvstore.match_streams import MatchStreams
-from services.kvstore.requests import hashes_of, publisher_of, remover_of, stamp_of, tier_of
+from services.kvstore.requests import publisher_of, remover_of, stamp_of, tier_of
 from shared.errors import StoreUnavailable, TandemError
 from shared.kv.hashing import HASH_BYTES
 from shared.rpc.errors import abort
+from shared.rpc.hash_lists import hashes_of
 from shared.rpc.kvstore_messages import match_to_proto
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
 
@@ -72,6 +73,12 @@ class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):
         """Size and use."""
         return await self._answer(self._stats(request), context)
 
+    async def Rebuild(  # noqa: N802
+        self, request: kvstore_pb2.RebuildRequest, context: Context
+    ) -> kvstore_pb2.RebuildResponse:
+        """All holders start over."""
+        return await self._answer(self._rebuild(request), context)
+
     async def _match(self, request: kvstore_pb2.MatchRequest) -> kvstore_pb2.MatchResponse:
         hashes = hashes_of(request)
         self._availability.require()
@@ -117,6 +124,12 @@ class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):
             index_bytes=stats.index_bytes,
             index_address=stats.address,
         )
+
+    async def _rebuild(self, _request: kvstore_pb2.RebuildRequest) -> kvstore_pb2.RebuildResponse:
+        self._availability.require()
+        num_holders = await self._index.forget_all()
+        logger.warning("the index is built anew: %d holders were forgotten and publish again", num_holders)
+        return kvstore_pb2.RebuildResponse(num_holders=num_holders)
 
     async def _answer(self, work: Awaitable[T], context: Context) -> T:
         try:

@@ -5,10 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from shared.config import ServiceSettings
+
+
+class TenantQuota(BaseModel):
+    """Most bytes that one tenant's blocks may take of each tier of this process; 0 = as much as everybody."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    host_bytes: int = Field(default=0, ge=0)
+    """Of the host memory. Bytes."""
+    disk_bytes: int = Field(default=0, ge=0)
+    """Of the disk folder. Bytes."""
 
 
 class KVStoreSettings(ServiceSettings):
@@ -42,6 +53,15 @@ class KVStoreSettings(ServiceSettings):
     """Where the disk tier keeps its blocks, alone; they outlive the process."""
     disk_bytes: int = Field(default=0, ge=0)
     """Of the disk folder; 0 = no disk tier. Bytes."""
+    block_bytes: int = Field(default=0, ge=0, multiple_of=8)
+    """Size of the workers' blocks, where it is known: memory is taken, and budgets are checked, at the start and not
+    when the first worker comes. 0 = the first worker tells. Bytes."""
+    tenant_quota: TenantQuota = TenantQuota()
+    """Of each tenant that tenant_quotas does not name. A tenant that has used it up makes room among its own blocks."""
+    tenant_quotas: dict[str, TenantQuota] = Field(default_factory=dict)
+    """By tenant."""
+    pin_share: float = Field(default=0.25, ge=0, le=0.9)
+    """Most of each tier's budget that `tandem cache pin` may keep from being evicted."""
     staging_bytes: int = Field(default=64 << 20, ge=1 << 16)
     """Memory for blocks on their way in or out, where there are tiers; a full one makes workers keep blocks. Bytes."""
     send_bytes_per_s: float = Field(default=0.0, ge=0)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from services.local.addresses import check_free, reserved_address
 from services.local.child import Child
-from services.local.commands import Role, ServiceCommands, TandemCommands, WorkerPlan, plan_workers
+from services.local.commands import Role, ServiceCommands, TandemCommands, WorkerPlan, plan_workers, store_name
 from services.local.cores import share_cores
 from services.local.events import Progress, Ready
 from services.local.readiness import wait_until_serving
@@ -53,6 +55,7 @@ class LocalCluster:
         self._on_progress = on_progress if on_progress is not None else _ignore
         self._index: EmbeddedValkey | None = None
         self._workers: list[WorkerPlan] = []
+        self._stores: dict[str, str] = {}
         self._exits: asyncio.Queue[Child] = asyncio.Queue()
         self._stopping: asyncio.Task[None] | None = None
 
@@ -111,18 +114,27 @@ class LocalCluster:
 
         cores = sorted(os.sched_getaffinity(0))
         num_workers = self.spec.num_prefill + self.spec.num_decode
-        self._workers = plan_workers(self.spec, share_cores(cores, num_workers))
         self._index = EmbeddedValkey()
         await self._index.start()
-        with reserved_address() as kvstore:
+        plans = plan_workers(self.spec, share_cores(cores, num_workers))
+        with ExitStack() as reserved:
+            kvstore = reserved.enter_context(reserved_address())
             await self._spawn("kvstore", self._commands.kvstore(kvstore, self._index.url))
+            if self.spec.has_store:
+                self._stores[store_name(0)] = kvstore
+                for number in range(1, self.spec.store_nodes):
+                    name, address = store_name(number), reserved.enter_context(reserved_address())
+                    self._stores[name] = address
+                    await self._spawn(name, self._commands.store_node(number, address, self._index.url))
+            stores = ",".join(f"{name}={address}" for name, address in self._stores.items())
+            self._workers = [replace(plan, stores=stores) for plan in plans]
             for plan in self._workers:
                 await self._spawn(plan.name, self._commands.worker(plan, kvstore))
             ready = await self._all_ready()
         workers: dict[Role, dict[str, str]] = {"prefill": {}, "decode": {}}
         for plan in self._workers:
             workers[plan.role][plan.name] = ready[plan.name].address
-        router = await self._spawn("router", self._commands.router(workers, kvstore))
+        router = await self._spawn("router", self._commands.router(workers, kvstore, stores))
         doors = await router.ready(self.spec.start_timeout_s)
         self._on_progress(router.name, Progress(0.9, "connecting to the workers"))
         await wait_until_serving(router, doors.http, self.spec.start_timeout_s)
@@ -156,7 +168,7 @@ class LocalCluster:
 
     async def _stop(self, timeout_s: float) -> None:
         workers = [plan.name for plan in self._workers]
-        for stage in (["router"], workers, ["kvstore"]):
+        for stage in (["router"], workers, ["kvstore", *self._stores]):
             children = [self.children[name] for name in stage if name in self.children]
             await asyncio.gather(*(child.stop(timeout_s) for child in children))
         if self._index is not None:

@@ -19,19 +19,24 @@ class WorkerPlan:
     role: Role
     name: str
     cores: tuple[int, ...]
+    stores: str = ""
+    """The store nodes, name=host:port, comma-separated; empty = none."""
 
 
 class ServiceCommands(Protocol):
     """Turns a place in the cluster into a command; tests put scripted processes in the services' places."""
 
     def kvstore(self, bind: str, redis_url: str) -> Sequence[str]:
-        """The KV store on `bind`, its index in `redis_url`."""
+        """The KV store on `bind`, its index in `redis_url`; it is the first store node where there are any."""
+
+    def store_node(self, number: int, bind: str, redis_url: str) -> Sequence[str]:
+        """A further store node, from 1 on, over the same index."""
 
     def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
         """One worker on any free port, `kvstore` being the store's host:port."""
 
-    def router(self, workers: Mapping[Role, Mapping[str, str]], kvstore: str) -> Sequence[str]:
-        """The router before the workers, for each role name → host:port."""
+    def router(self, workers: Mapping[Role, Mapping[str, str]], kvstore: str, stores: str = "") -> Sequence[str]:
+        """The router before the workers, for each role name → host:port; `stores` as in WorkerPlan."""
 
 
 class TandemCommands:
@@ -42,12 +47,17 @@ class TandemCommands:
 
     def kvstore(self, bind: str, redis_url: str) -> Sequence[str]:
         """See ServiceCommands."""
+        return self.store_node(0, bind, redis_url)
+
+    def store_node(self, number: int, bind: str, redis_url: str) -> Sequence[str]:
+        """See ServiceCommands."""
         spec = self._spec
         flags: dict[str, object] = {}
         if spec.has_store:
-            flags = {"host_bytes": spec.store_host_bytes, "disk_bytes": spec.store_disk_bytes}
-        if spec.store_disk_folder is not None:
-            flags["disk_folder"] = spec.store_disk_folder
+            name = store_name(number)
+            flags = {"name": name, "host_bytes": spec.store_host_bytes, "disk_bytes": spec.store_disk_bytes}
+            if spec.store_disk_folder is not None:
+                flags["disk_folder"] = spec.store_disk_folder / (name if spec.store_nodes > 1 else "")
         return _module("kvstore", bind=bind, redis_url=redis_url, **flags)
 
     def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
@@ -63,13 +73,13 @@ class TandemCommands:
             num_threads=len(plan.cores),
             cpu_affinity=",".join(map(str, plan.cores)),
             kvstore=kvstore,
-            store=kvstore if spec.has_store else "",
+            store=plan.stores,
             prefix_fetch=spec.prefix_fetch,
             num_kv_blocks=spec.num_kv_blocks,
             max_model_len=spec.max_model_len,
         )
 
-    def router(self, workers: Mapping[Role, Mapping[str, str]], kvstore: str) -> Sequence[str]:
+    def router(self, workers: Mapping[Role, Mapping[str, str]], kvstore: str, stores: str = "") -> Sequence[str]:
         """See ServiceCommands."""
         spec = self._spec
         lists = {
@@ -85,6 +95,7 @@ class TandemCommands:
             served_model_name=spec.model_name,
             mode=spec.mode,
             kvstore=kvstore,
+            stores=stores,
             **lists,
         )
 
@@ -94,6 +105,11 @@ def plan_workers(spec: ClusterSpec, shares: Sequence[tuple[int, ...]]) -> list[W
     names: list[tuple[Role, str]] = [("prefill", f"prefill-{i}") for i in range(spec.num_prefill)]
     names += [("decode", f"decode-{i}") for i in range(spec.num_decode)]
     return [WorkerPlan(role, name, cores) for (role, name), cores in zip(names, shares, strict=True)]
+
+
+def store_name(number: int) -> str:
+    """A store node's name: which blocks it keeps follows from it, also after a restart on another port."""
+    return f"store-{number}"
 
 
 def _module(service: str, **flags: object) -> list[str]:

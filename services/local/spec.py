@@ -42,14 +42,16 @@ class ClusterSpec:
     """Blocks in each worker's KV pool; 0 = from free memory."""
     max_model_len: int = 0
     """Longest sequence in tokens; 0 = the model's own limit."""
+    store_nodes: int = 1
+    """Processes that keep blocks which fell out of the workers' pools, where there is memory or disk for that."""
     store_host_bytes: int = 0
-    """Host memory for blocks that fell out of the workers' pools; 0 = none."""
+    """Host memory of each for such blocks; 0 = none."""
     store_disk_folder: Path | None = None
-    """Where such blocks are kept on disk, over restarts too."""
+    """Where such blocks are kept on disk, over restarts too; several nodes have a folder each within."""
     store_disk_bytes: int = 0
-    """Of that folder; 0 = none."""
+    """Of that folder, for each node; 0 = none."""
     prefix_fetch: PrefixFetch = "auto"
-    """How a worker decides between fetching a prefix from the store and computing it."""
+    """How a worker decides between fetching a prefix from peers or store nodes and computing it."""
     state_dir: Path = Path(".tandem")
     """Holds logs/."""
     start_timeout_s: float = 600.0
@@ -71,6 +73,7 @@ class ClusterSpec:
         _check_range("decode", self.num_decode, 1, MAX_WORKERS)
         _check_range("num_kv_blocks", self.num_kv_blocks, 0, 2**31 - 1)
         _check_range("max_model_len", self.max_model_len, 0, 2**31 - 1)
+        _check_range("store_nodes", self.store_nodes, 1, MAX_WORKERS)
         _check_range("store_host_bytes", self.store_host_bytes, 0, 2**63 - 1)
         _check_range("store_disk_bytes", self.store_disk_bytes, 0, 2**63 - 1)
         if self.store_disk_bytes and self.store_disk_folder is None:
@@ -80,7 +83,7 @@ class ClusterSpec:
 
     @property
     def has_store(self) -> bool:
-        """Whether the KV store keeps blocks, beside its index of the workers' pools."""
+        """Whether there are store nodes: KV store processes that keep blocks, beside the index of the pools."""
         return bool(self.store_host_bytes or self.store_disk_bytes)
 
     @property

@@ -8,11 +8,12 @@ import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 
+from services.worker.block_traffic import BlockTraffic
 from services.worker.host import EngineHost
+from services.worker.known_prefix import KnownPrefix
 from services.worker.prefix_fetch import Fetch
 from services.worker.role import WorkerRole
 from services.worker.session import Session
-from services.worker.store_link import StoreLink
 from shared.engine.messages import (
     AbortSequence,
     Event,
@@ -57,8 +58,8 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
 
     worker_role = types_pb2.WORKER_ROLE_PREFILL
 
-    def __init__(self, host: EngineHost, publisher: IndexPublisher | None, store: StoreLink | None = None) -> None:
-        super().__init__(host, publisher, store)
+    def __init__(self, host: EngineHost, publisher: IndexPublisher | None, traffic: BlockTraffic) -> None:
+        super().__init__(host, publisher, traffic)
         self._submitted: dict[str, _Submitted] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._shipments: dict[str, Shipment] = {}  # until the trailer left
@@ -115,12 +116,12 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
                 Goal.FIRST_TOKEN,
                 frozenset(submit.needed_blocks),
                 submit.transfer_address,
+                submit.tenant,
             )
         except TandemError as error:
             self._fail(sequence_id, error)
             return
-        stored = submit.num_stored_blocks if submit.HasField("num_stored_blocks") else None
-        item.fetch = self.add_sequence(sequence, stored, lambda: self._start(sequence_id, item))
+        item.fetch = self.add_sequence(sequence, KnownPrefix.of(submit), lambda: self._start(sequence_id, item))
 
     def _start(self, sequence_id: str, item: _Submitted) -> bool:
         """A request's turn to queue; False where it was given up meanwhile."""
@@ -183,8 +184,9 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
             return  # cancelled while the step ran
         item.fetch.stop()
         computing_s = time.perf_counter() - item.scheduled_at
-        if self.store is not None and not item.fetch.num_tokens:
-            self.store.fetches.policy.note_compute(item.num_tokens - item.num_cached_tokens, computing_s)
+        if not item.fetch.num_tokens:
+            self.traffic.fetches.policy.note_compute(item.num_tokens - item.num_cached_tokens, computing_s)
+        num_fetched = min(item.fetch.num_tokens, item.num_cached_tokens)
         finish = _FINISH[token.finish] if token.finish else types_pb2.FINISH_REASON_UNSPECIFIED
         logprobs = logprobs_to_proto(token.token)
         tokens = types_pb2.SequenceTokens(
@@ -194,7 +196,8 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
             finish_reason=finish,
             num_cached_tokens=item.num_cached_tokens,
             prefix_fetch_ms=item.fetch.waited_ms,
-            num_fetched_tokens=min(item.fetch.num_tokens, item.num_cached_tokens),
+            num_fetched_tokens=num_fetched,
+            num_peer_tokens=min(item.fetch.num_peer_tokens, num_fetched),
             prefill_queue_ms=(item.scheduled_at - item.queued_at) * 1e3,
             prefill_compute_ms=computing_s * 1e3,
         )

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 import zlib
 
+import grpc.aio
+
+from services.router.cache.prefix import PrefixReader
+from services.router.cache.servicer import SERVICE_NAME as CACHE_SERVICE_NAME
+from services.router.cache.servicer import CacheServicer
+from services.router.cache.store_nodes import StoreNodes
+from services.router.cache.watch import CacheWatch
 from services.router.dispatcher import DispatchConfig, Dispatcher
 from services.router.edge.frontend import Frontend
 from services.router.edge.grpc_api import InferenceServicer
@@ -16,7 +24,7 @@ from services.router.fleet import Fleet
 from services.router.metrics import RouterMetrics
 from services.router.placement.policy import Placement
 from services.router.prefix_lookup import PrefixLookup
-from services.router.settings import RouterSettings, parse_labels, parse_workers
+from services.router.settings import RouterSettings, parse_labels, parse_stores, parse_workers
 from services.router.status import cluster_status
 from shared.config import load_settings
 from shared.errors import ConfigError
@@ -42,7 +50,8 @@ class RouterService:
         template = ChatTemplate.load(settings.model, tokenizer.special_tokens)
         model_name = settings.served_model_name or settings.model.resolve().name
         self._store = KVStoreClient(settings.kvstore) if settings.kvstore else None
-        self._metrics = RouterMetrics(model_name)
+        tenants = {"default", *settings.edge.tenants, *settings.admission.tenant_weights}
+        self._metrics = RouterMetrics(model_name, sorted(tenants))
         labels = parse_labels(settings.labels, prefills.keys() | decodes.keys())
         self._fleet = Fleet(settings.name, prefills, decodes, self._on_change, labels)
         lookup = PrefixLookup(self._store, self._fleet)
@@ -65,14 +74,32 @@ class RouterService:
             ),
         )
 
+        self._stores = StoreNodes(parse_stores(settings.stores))
+        self._watch = CacheWatch(self._store, self._stores)
+
         def status() -> inference_pb2.ClusterStatus:
-            return cluster_status(settings, model_name, self._fleet, self._dispatcher, lookup, self._metrics)
+            return cluster_status(
+                settings, model_name, self._fleet, self._dispatcher, lookup, self._metrics, self._watch.failures
+            )
 
         frontend = Frontend(self._dispatcher, tokenizer, template, model_name, settings.edge)
         servicer = InferenceServicer(
             frontend, settings.edge, status, lambda request_id: explanation(self._dispatcher.decisions, request_id)
         )
-        self.grpc = RpcServer(settings.grpc, servicer.register, ("tandem.v1.InferenceService",))
+        cache = CacheServicer(
+            self._fleet,
+            self._store,
+            self._stores,
+            PrefixReader(tokenizer, template),
+            self._metrics.tenants,
+            settings.edge,
+        )
+
+        def register(server: grpc.aio.Server) -> None:
+            servicer.register(server)
+            cache.register(server)
+
+        self.grpc = RpcServer(settings.grpc, register, ("tandem.v1.InferenceService", CACHE_SERVICE_NAME))
         self.http = HttpServer(settings.http, build_app(frontend, settings.edge, self._metrics.page, status))
 
     @property
@@ -91,13 +118,18 @@ class RouterService:
         await self.grpc.start()
         await self.grpc.set_serving(True)
         self._fleet.start()
+        self._watch.start()
+        gc.collect()
+        gc.freeze()  # what a start leaves stays: looking through it again and again is what long collections are
 
     async def close(self) -> None:
         """Ends both front doors, then the sessions."""
         await self.grpc.set_serving(False)
         await self.http.stop()
         await self.grpc.stop()
+        await self._watch.close()
         await self._fleet.close()
+        await self._stores.close()
         if self._store is not None:
             await self._store.close()
         self._metrics.close()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from services.router.decode_link import DecodeLink
+from services.router.admission.gate import Expectation
 from services.router.placement.views import NO_HITS, PrefixHits
-from services.router.prefill_link import PrefillLink
 from services.router.request import (
     FinishReason,
     Request,
@@ -18,30 +17,17 @@ from services.router.request import (
     TokenDelta,
     TokenLogprobs,
 )
-from services.router.worker_link import Inbox
+from services.router.turns import Turns
 from shared.errors import TandemError
 from shared.rpc.pb.tandem.v1 import types_pb2
+
+if TYPE_CHECKING:
+    from services.router.hand_off import HandOff
 
 _FINISH = {
     types_pb2.FINISH_REASON_STOP: FinishReason.STOP,
     types_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """The workers that a request was given to."""
-
-    decode: DecodeLink
-    prefill: PrefillLink | None
-    num_tokens_ahead: int
-    """Prompt tokens that were queued before it on the worker that computes its prompt."""
-
-    def close(self, wire_id: str) -> None:
-        """The attempt is over, or was never begun: nothing of it counts on the workers any more."""
-        self.decode.close(wire_id)
-        if self.prefill is not None:
-            self.prefill.close(wire_id)
 
 
 @dataclass(slots=True)
@@ -61,25 +47,27 @@ class ActiveRequest:
     The dispatcher fills it, the edge reads it; both on the event loop.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, turns: Turns) -> None:
+        """Its reader wakes when `turns` says so."""
         self.request = request
         self.summary = RequestSummary()
-        self.inbox: Inbox = asyncio.Queue()
         self.num_attempts = 0
+        """So many were begun; each has a name of its own on the workers."""
         self.produced: list[int] = []
         """Output tokens so far: a retry continues behind them."""
         self.hits: PrefixHits = NO_HITS
         """Where its prefix lies, by the index."""
-        self.deadline_s = math.inf
-        """When its first token is due, by time.perf_counter()."""
-        self.assignment: asyncio.Future[Assignment] | None = None
+        self.expected: Expectation | None = None
+        """With what the admission queue let it in; None before."""
+        self.assignment: asyncio.Future[HandOff] | None = None
         """Set while it waits for workers."""
         self.timeline = Timeline(accepted=request.arrived_at or time.perf_counter())
         self.task: asyncio.Task[None] | None = None
         self.finished = False
         self._pending: TokenDelta | None = None  # what the edge has not taken yet, as one
         self._error: TandemError | None = None
-        self._came = asyncio.Event()
+        self._turns = turns
+        self._reader: asyncio.Future[None] | None = None  # set while the edge waits for more
 
     @property
     def token_ids(self) -> list[int]:
@@ -98,31 +86,24 @@ class ActiveRequest:
 
     # --- the dispatcher's side
 
-    def begin_attempt(self) -> None:
-        """A fresh name and inbox for the workers of the next attempt."""
-        self.num_attempts += 1
-        self.inbox = asyncio.Queue()
-
     def emit(self, tokens: types_pb2.SequenceTokens) -> None:
         """Passes new tokens on to the client; what a slow client has not taken yet goes in one message."""
-        self.produced.extend(tokens.token_ids)
+        token_ids = tuple(tokens.token_ids)
+        self.produced.extend(token_ids)
         finish = _FINISH.get(tokens.finish_reason)
         self.finished = finish is not None
-        logprobs = tuple(
-            TokenLogprobs(item.logprob, tuple((top.token_id, top.logprob) for top in item.top))
-            for item in tokens.logprobs
-        )
+        logprobs = _logprobs(tokens) if tokens.logprobs else ()
         waiting = self._pending
         if waiting is None:
-            self._pending = TokenDelta(tuple(tokens.token_ids), logprobs, finish)
+            self._pending = TokenDelta(token_ids, logprobs, finish)
         else:
-            self._pending = TokenDelta((*waiting.token_ids, *tokens.token_ids), (*waiting.logprobs, *logprobs), finish)
-        self._came.set()
+            self._pending = TokenDelta(waiting.token_ids + token_ids, waiting.logprobs + logprobs, finish)
+        self._wake_reader()
 
     def fail(self, error: TandemError) -> None:
         """Ends the client's stream with an error, behind what came before."""
         self._error = error
-        self._came.set()
+        self._wake_reader()
 
     def on_first_token(self, tokens: types_pb2.SequenceTokens, now: float) -> None:
         """Notes the TTFT split; called once, for the first token of the request's life."""
@@ -139,6 +120,7 @@ class ActiveRequest:
         split.ttft_ms = (now - line.accepted) * 1e3
         self.summary.num_cached_tokens = tokens.num_cached_tokens
         self.summary.num_fetched_tokens = tokens.num_fetched_tokens
+        self.summary.num_peer_tokens = tokens.num_peer_tokens
 
     def on_second_token(self, tokens: types_pb2.SequenceTokens, now: float) -> None:
         """Notes what lay between the first two tokens of a handed-off request."""
@@ -151,19 +133,48 @@ class ActiveRequest:
     async def __aiter__(self) -> AsyncIterator[TokenDelta]:
         """See `RunningRequest`."""
         while True:
-            await self._came.wait()
-            self._came.clear()
+            if self._pending is None and self._error is None:
+                await self._more()
             delta, self._pending = self._pending, None
             if delta is not None:
-                yield delta
                 if delta.finish_reason is not None:
+                    await self._settled()
+                    yield delta
                     return
+                yield delta
             if self._error is not None:
                 raise self._error
 
     async def aclose(self) -> None:
         """See `RunningRequest`: cancels the dispatcher's task, which frees what the workers hold."""
         task, self.task = self.task, None
-        if task is not None:
+        if task is not None and not task.done():
             task.cancel()
             await asyncio.wait((task,))
+
+    # --- between the two
+
+    def _wake_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            self._turns.take(reader)
+
+    async def _settled(self) -> None:
+        """The reader may be here in the very pass of the loop in which the end came, before the dispatcher's task: who
+        reads the end finds its workers free, the request counted and its id free to use again."""
+        if self.task is not None and not self.task.done():
+            await asyncio.wait((self.task,))
+
+    async def _more(self) -> None:
+        """Waits for its turn to read what has come or will come."""
+        self._reader = asyncio.get_running_loop().create_future()
+        try:
+            await self._reader
+        finally:
+            self._reader = None
+
+
+def _logprobs(tokens: types_pb2.SequenceTokens) -> tuple[TokenLogprobs, ...]:
+    return tuple(
+        TokenLogprobs(item.logprob, tuple((top.token_id, top.logprob) for top in item.top)) for item in tokens.logprobs
+    )

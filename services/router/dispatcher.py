@@ -7,24 +7,24 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from services.router.active_request import ActiveRequest, Assignment
-from services.router.admission.deadline import check_deadline, may_be_late
+from services.router.active_request import ActiveRequest
+from services.router.admission.gate import Expectation, Gate
 from services.router.admission.orders import ORDERS
 from services.router.admission.queue import AdmissionQueue
 from services.router.admission.waiting import BYTES_PER_TOKEN, Waiting
-from services.router.decode_link import DecodeLink
 from services.router.fleet import Fleet
 from services.router.hand_off import HandOff
 from services.router.metrics import RouterMetrics
 from services.router.placement.decision import Choice, Decision, DecisionLog
 from services.router.placement.decode_load import missing_blocks
 from services.router.placement.policy import Placement
+from services.router.placement.prefill_load import GUEST_AFTER_S
 from services.router.placement.views import Need
-from services.router.prefill_link import PrefillLink
 from services.router.prefix_lookup import PrefixLookup
 from services.router.request import Request
+from services.router.turns import Turns
 from shared.errors import (
     DeadlineExceeded,
     Internal,
@@ -80,6 +80,9 @@ class Dispatcher:
             config.queue_limit, config.queue_limit_bytes, ORDERS[config.order], config.tenant_weights
         )
         self._predictor = placement.predictor
+        self._gate = Gate(self._predictor, config.late_idle_share)
+        self._turns = Turns()
+        self._again: asyncio.TimerHandle | None = None
         self.decisions = DecisionLog(config.max_explained)
         """What was chosen lately, and why."""
         self._active: dict[str, ActiveRequest] = {}
@@ -93,8 +96,12 @@ class Dispatcher:
         reason = self._fleet.not_ready_reason()
         if reason:
             raise WorkerLost(reason)
-        self._queue.check(BYTES_PER_TOKEN * request.num_prompt_tokens)
-        active = ActiveRequest(request)
+        try:
+            self._queue.check(BYTES_PER_TOKEN * request.num_prompt_tokens)
+        except Overloaded:
+            self._metrics.refused(waited=False)
+            raise
+        active = ActiveRequest(request, self._turns)
         self._active[request.request_id] = active
         active.task = asyncio.create_task(self._run(active), name=f"request-{request.request_id}")
         return active
@@ -120,6 +127,13 @@ class Dispatcher:
     def pump(self) -> None:
         """Gives waiting requests to workers that can start them; called whenever a worker's state changes."""
         self._queue.admit(self._try_start)
+        if self._queue and self._again is None and self._fleet.shared:
+            self._again = asyncio.get_running_loop().call_later(GUEST_AFTER_S, self._pump_again)
+
+    def _pump_again(self) -> None:
+        """Other routers' workers may have stood idle meanwhile, and an idle worker says nothing."""
+        self._again = None
+        self.pump()
 
     # --- one request
 
@@ -150,13 +164,13 @@ class Dispatcher:
         failures = 0
         returning = False
         while True:
-            assignment = await self._place(active, returning=returning)
+            hand_off = await self._place(active, returning=returning)
             try:
-                await self._serve(active, assignment)
+                await self._serve(hand_off)
                 return
             except Overloaded:
                 # Its own state was newer than our view of it; the request keeps its place in the queue.
-                assignment.decode.refused()
+                hand_off.decode.refused()
             except TandemError as error:
                 failures += 1
                 if not error.retryable or failures >= self._config.max_attempts:
@@ -165,18 +179,14 @@ class Dispatcher:
                 self._metrics.retried(error)
             returning = True
 
-    async def _place(self, active: ActiveRequest, *, returning: bool) -> Assignment:
+    async def _place(self, active: ActiveRequest, *, returning: bool) -> HandOff:
         """Waits in the queue until workers can start the request; raises Overloaded where that is not in time."""
         request_id = active.request.request_id
-        active.hits = await self._lookup.hits(active.token_ids, active.request.tenant)
+        active.hits = await self._lookup.hits(active.token_ids, active.request.chain_salt)
         active.timeline.matched = now = time.perf_counter()
-        item = self._waiting(active)
-        wait_s = self._config.queue_timeout_s
-        if not math.isinf(item.deadline_s):
-            item = self._timed(active, item, now, returning=returning)
-            idle_s = self._predictor.idle_s(item.num_tokens, active.num_tokens - item.num_tokens) or 0.0
-            wait_s = min(wait_s, max(0.0, item.deadline_s - idle_s - now))
-        active.deadline_s = item.deadline_s
+        expected = active.expected = self._enter(active, now, returning=returning)
+        item = expected.item
+        wait_s = min(self._config.queue_timeout_s, max(0.0, expected.latest_start_s - now))
         active.assignment = asyncio.get_running_loop().create_future()
         try:
             if returning:
@@ -184,36 +194,48 @@ class Dispatcher:
             else:
                 self._queue.push(item, active)
             self.pump()
-            async with asyncio.timeout(wait_s):
-                assignment = await active.assignment
+            waits = not active.assignment.done()
+            async with asyncio.timeout(wait_s if waits else None):
+                hand_off = await active.assignment
+        except Overloaded:
+            self._metrics.refused(waited=waits)
+            raise
         except asyncio.CancelledError:
             given = active.assignment
             if given.done() and not given.cancelled() and given.exception() is None:
-                given.result().close(active.wire_id)  # it got workers in the moment that it left
+                given.result().release()  # it got workers in the moment that it left
                 self.pump()
             raise
         except TimeoutError:
             reason = self._fleet.not_ready_reason()
             if reason:
                 raise WorkerLost(reason) from None
+            self._gate.gave_up(expected, time.perf_counter())
+            self._metrics.refused(waited=True)
             raise Overloaded(f"no worker could start the request within {wait_s:.3g} s", limit=wait_s) from None
         finally:
             self._queue.remove(request_id)
             active.assignment = None
         active.timeline.placed = time.perf_counter()
-        return assignment
+        return hand_off
 
-    def _timed(self, active: ActiveRequest, item: Waiting, now: float, *, returning: bool) -> Waiting:
-        """The entry with the deadline that it is held to; raises Overloaded where it cannot be met."""
+    def _enter(self, active: ActiveRequest, now: float, *, returning: bool) -> Expectation:
+        """What is expected of the request in the queue; raises Overloaded where it would be late."""
+        item = self._waiting(active)
         pool = self._fleet.decode_pool if self._config.collocated else self._fleet.prefill_pool
-        num_cached = active.num_tokens - item.num_tokens
-        idle_s = self._predictor.idle_s(item.num_tokens, num_cached) or 0.0
-        too_long = item.arrived_s + idle_s > item.deadline_s and not active.request.ttft_timeout_s
-        if too_long and may_be_late(len(self._queue), pool, self._config.late_idle_share):
-            return replace(item, deadline_s=math.inf)
-        ahead = 0 if returning else self._queue.num_tokens_ahead(item)
-        check_deadline(now, item.deadline_s, self._predictor.queued_s(ahead, pool, item.num_tokens, num_cached))
-        return item
+        try:
+            return self._gate.enter(
+                item,
+                now,
+                self._queue,
+                pool,
+                num_cached=active.num_tokens - item.num_tokens,
+                strict=bool(active.request.ttft_timeout_s),
+                first=returning,
+            )
+        except Overloaded:
+            self._metrics.refused(waited=False)
+            raise
 
     def _waiting(self, active: ActiveRequest) -> Waiting:
         """What the queue knows of a request. Once a first token is out, its deadline is met or missed for good."""
@@ -231,39 +253,31 @@ class Dispatcher:
 
     def _try_start(self, active: ActiveRequest) -> bool:
         """Chooses workers for the queue's head; commits to them in our view, so that the next choice sees it."""
-        future, layout = active.assignment, self._fleet.layout
-        if future is None or future.done():
+        future, expected, layout = active.assignment, active.expected, self._fleet.layout
+        if future is None or expected is None or future.done():
             return True  # it gave up waiting
         if layout is None:
             return False
         fleet, request = self._fleet, active.request
         session = f"{request.tenant}/{request.session}" if request.session else ""
-        slack_s = active.deadline_s - time.perf_counter()
-        need = Need(active.num_tokens, layout.block_size, active.hits, session, slack_s)
+        now_s = time.perf_counter()
+        slack_s = expected.item.deadline_s - now_s
+        need = Need(active.num_tokens, layout.block_size, active.hits, session, slack_s, now_s)
         choice = self._placement.choose(need, fleet.decode_pool, fleet.prefill_pool, collocated=self._config.collocated)
         if choice is None:
             return False
         try:
-            check_deadline(time.perf_counter(), active.deadline_s, choice.predicted_ttft_s)
+            self._gate.start(expected, time.perf_counter(), choice.predicted_ttft_s)
         except Overloaded as error:
             future.set_exception(error)
             return True
         decode = fleet.decodes[choice.decode]
         prefill = fleet.prefills[choice.prefill] if choice.prefill is not None else None
-        computing: PrefillLink | DecodeLink = prefill or decode
-        active.begin_attempt()
+        active.num_attempts += 1
         self._explain(active, choice)
-        num_tokens = need.num_uncached_tokens(computing.name)
-        num_ahead = computing.num_queued_tokens
-        decode.open(
-            active.wire_id,
-            active.inbox,
-            num_tokens=0 if prefill is not None else num_tokens,
-            num_blocks=missing_blocks(need, decode.name),
-        )
-        if prefill is not None:
-            prefill.open(active.wire_id, active.inbox, num_tokens=num_tokens, num_blocks=0)
-        future.set_result(Assignment(decode, prefill, num_ahead))
+        hand_off = HandOff(active, decode, prefill, self._predictor, self._config.worker_timeout_s)
+        hand_off.open(need.num_uncached_tokens((prefill or decode).name), missing_blocks(need, decode.name))
+        future.set_result(hand_off)
         return True
 
     def _explain(self, active: ActiveRequest, choice: Choice) -> None:
@@ -273,9 +287,8 @@ class Dispatcher:
             Decision(request.request_id, active.num_attempts, request.num_prompt_tokens, queue_s, choice)
         )
 
-    async def _serve(self, active: ActiveRequest, assignment: Assignment) -> None:
+    async def _serve(self, hand_off: HandOff) -> None:
         """One attempt on one pair of workers; frees what they hold unless the request ended there by itself."""
-        hand_off = HandOff(active, assignment, self._predictor, self._config.worker_timeout_s)
         try:
             await hand_off.run()
         finally:

@@ -36,9 +36,10 @@ class Fleet:
         self.layout: BlockLayout | None = None
         self.model_fingerprint = ""
         self.model_name = ""
-        self.prefill_pool = Pool()
+        self.prefill_pool = Pool(router_name)
         """The connected prefill workers, for placement."""
-        self.decode_pool = Pool()
+        self.decode_pool = Pool(router_name)
+        self._longest: tuple[int, int] | None = None  # (decode workers connected, max_model_len then)
         self._tasks: list[asyncio.Task[None]] = []
         where = labels or {}
         self.prefills = {
@@ -72,7 +73,16 @@ class Fleet:
     @property
     def max_model_len(self) -> int:
         """Longest sequence in tokens that every connected decode worker can hold; 0 while there is none."""
-        return min((link.max_model_len for link in self.decodes.values() if link.connected), default=0)
+        num_connected = len(self.decode_pool)
+        if self._longest is None or self._longest[0] != num_connected:
+            lengths = (link.max_model_len for link in self.decodes.values() if link.connected)
+            self._longest = num_connected, min(lengths, default=0)
+        return self._longest[1]
+
+    @property
+    def shared(self) -> bool:
+        """Whether other routers place requests here too."""
+        return self.prefill_pool.shared or self.decode_pool.shared
 
     def not_ready_reason(self) -> str:
         """Empty when a prompt can be served."""
@@ -95,6 +105,7 @@ class Fleet:
                 f"block layout version {welcome.layout.layout_version}, the router's is {LAYOUT_VERSION}",
                 field="layout_version",
             )
+        self._longest = None
         if self.layout is None or not any(link.connected for link in self.links):
             self.layout = layout
             self.model_fingerprint = welcome.model_fingerprint

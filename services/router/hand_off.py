@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from services.router.active_request import ActiveRequest, Assignment
+from services.router.active_request import ActiveRequest
 from services.router.decode_link import DecodeLink
 from services.router.placement.prediction import TtftPredictor
 from services.router.prefill_link import PrefillLink
@@ -16,80 +16,103 @@ from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
 
 
 class HandOff:
-    """One attempt: the conversation with a decode worker and, unless it prefills itself, a prefill worker."""
+    """One attempt: the conversation with a decode worker and, unless it prefills itself, a prefill worker.
+
+    The links call `receive` with what their workers say, and everything that follows from it is done in that call:
+    a token passes through here without waking a task. `run` wakes once, when the attempt is over.
+    """
 
     def __init__(
-        self, active: ActiveRequest, assignment: Assignment, predictor: TtftPredictor, worker_timeout_s: float
+        self,
+        active: ActiveRequest,
+        decode: DecodeLink,
+        prefill: PrefillLink | None,
+        predictor: TtftPredictor,
+        worker_timeout_s: float,
     ) -> None:
-        """`predictor` learns from what the workers say of their prefill times."""
+        """From now on it listens to both workers. `predictor` learns from what they say of their prefill times."""
         self._active = active
         self._request = active.request
-        self._decode = assignment.decode
-        self._prefill = assignment.prefill
+        self.decode = decode
+        self._prefill = prefill
+        self._computing: PrefillLink | DecodeLink = prefill or decode
+        self._sampling = sampling_to_proto(active.request.sampling)
         self._predictor = predictor
         self._placed_at = time.perf_counter()
         self._num_tokens = active.num_tokens
-        self._num_ahead = assignment.num_tokens_ahead
+        self._num_ahead = self._computing.num_queued_tokens  # prompt tokens queued before it where it is computed
         self._timeout_s = worker_timeout_s
+        self._reserved = False  # the decode worker was asked
         self._submitted = False
         self._first_here = False  # this attempt's first token has come
+        self._early: list[types_pb2.SequenceTokens] = []  # steps that overtook the first token
         self._loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[None] = self._loop.create_future()
+        self._error: Exception | None = None
         self._heard_at = self._loop.time()
         self._silence = self._loop.call_at(self._heard_at + worker_timeout_s, self._check_silence)
 
+    def open(self, num_tokens: int, num_blocks: int) -> None:
+        """Commits to the workers in our view: `num_tokens` to compute, `num_blocks` more blocks to hold."""
+        wire_id, prefill = self._active.wire_id, self._prefill
+        here = num_tokens if prefill is None else 0
+        self.decode.open(wire_id, self.receive, num_tokens=here, num_blocks=num_blocks)
+        if prefill is not None:
+            prefill.open(wire_id, self.receive, num_tokens=num_tokens, num_blocks=0)
+
     async def run(self) -> None:
-        """Returns when the request ended; raises the TandemError that ended the attempt."""
+        """Returns when the request ended; raises what ended the attempt, a TandemError unless it is a bug."""
         self._reserve()
-        if self._prefill is not None:
-            reserved = await self._next()
-            while not isinstance(reserved, decode_pb2.Reserved):
-                reserved = await self._next()
-            self._active.timeline.reserved = time.perf_counter()
-            self._submit(self._prefill, self._decode, reserved)
-        else:
-            self._active.timeline.reserved = self._active.timeline.placed
-        early: list[types_pb2.SequenceTokens] = []  # steps that overtook the first token
-        while not self._active.finished:
-            message = await self._next()
-            if isinstance(message, prefill_pb2.FirstToken):
-                self._tokens(message.tokens)
-                for tokens in early:
-                    self._tokens(tokens)
-            elif isinstance(message, types_pb2.SequenceTokens):
-                if self._prefill is not None and not self._first_here:
-                    early.append(message)
-                else:
-                    self._tokens(message)
+        await self._over
+        if self._error is not None:
+            raise self._error
+
+    def receive(self, message: Message | TandemError) -> None:
+        """Takes what a worker says of the attempt; what it says after the end is dropped."""
+        if self._over.done():
+            return
+        self._heard_at = self._loop.time()
+        try:
+            self._on_message(message)
+        except Exception as error:
+            self._error = error
+        if self._active.finished or self._error is not None:
+            self._over.set_result(None)
 
     def release(self) -> None:
         """Tells the workers, by message, that the request is over for them."""
         self._silence.cancel()
+        self._over.cancel()
         request_id = self._active.wire_id
-        ended = self._active.finished
+        ended = self._active.finished or not self._reserved
         sender_active = self._submitted and self._prefill is not None and self._prefill.connected
         if self._prefill is not None:
             self._prefill.close(request_id)
             if self._submitted and not ended:
-                self._prefill.cancel(request_id, receiver_active=self._decode.connected)
-        self._decode.close(request_id)
+                self._prefill.cancel(request_id, receiver_active=self.decode.connected)
+        self.decode.close(request_id)
         if not ended:
-            self._decode.cancel(request_id, sender_active=sender_active)
+            self.decode.cancel(request_id, sender_active=sender_active)
 
     def _reserve(self) -> None:
         request = self._request
-        self._decode.reserve(
+        self._active.timeline.reserved = self._active.timeline.placed
+        self.decode.reserve(
             decode_pb2.Reserve(
                 request_id=self._active.wire_id,
                 token_ids=self._active.token_ids,
                 num_prompt_tokens=request.num_prompt_tokens,
-                sampling=sampling_to_proto(request.sampling),
-                salt=request.tenant,
+                sampling=self._sampling,
+                salt=request.chain_salt,
+                tenant=request.tenant,
                 prefill_here=self._prefill is None,
                 trace=request.trace,
                 num_stored_blocks=self._active.hits.num_stored_blocks,
+                peers=self._peers(self.decode.name) if self._prefill is None else (),
             )
         )
-        self._active.summary.decode_worker = self._decode.name
+        self._reserved = True
+        self._active.summary.decode_worker = self.decode.name
         self._active.summary.prefill_worker = self._prefill.name if self._prefill is not None else ""
 
     def _submit(self, prefill: PrefillLink, decode: DecodeLink, reserved: decode_pb2.Reserved) -> None:
@@ -101,24 +124,42 @@ class HandOff:
                 request_id=self._active.wire_id,
                 token_ids=self._active.token_ids,
                 num_prompt_tokens=request.num_prompt_tokens,
-                sampling=sampling_to_proto(request.sampling),
-                salt=request.tenant,
+                sampling=self._sampling,
+                salt=request.chain_salt,
+                tenant=request.tenant,
                 ticket=reserved.ticket,
                 transfer_address=decode.welcome.transfer_address,
                 needed_blocks=reserved.needed_blocks,
                 trace=request.trace,
                 num_stored_blocks=self._active.hits.num_stored_blocks,
+                peers=self._peers(prefill.name),
             )
         )
         self._submitted = True
 
-    async def _next(self) -> Message:
-        """The next message about this attempt; raises what a worker said went wrong."""
-        message = await self._active.inbox.get()
-        self._heard_at = self._loop.time()
-        if isinstance(message, TandemError):
+    def _peers(self, name: str) -> list[types_pb2.PrefixHolder]:
+        """Whom the worker of this name may ask for the prefix."""
+        peers = self._active.hits.peers_of(name)
+        return [types_pb2.PrefixHolder(address=peer.address, num_blocks=peer.num_blocks) for peer in peers]
+
+    def _on_message(self, message: Message | TandemError) -> None:
+        """Raises what a worker said went wrong."""
+        if isinstance(message, types_pb2.SequenceTokens):
+            if self._first_here or self._prefill is None:
+                self._tokens(message)
+            else:
+                self._early.append(message)
+        elif isinstance(message, prefill_pb2.FirstToken):
+            self._tokens(message.tokens)
+            early, self._early = self._early, []
+            for tokens in early:
+                self._tokens(tokens)
+        elif isinstance(message, decode_pb2.Reserved):
+            if self._prefill is not None and not self._submitted:
+                self._active.timeline.reserved = time.perf_counter()
+                self._submit(self._prefill, self.decode, message)
+        elif isinstance(message, TandemError):
             raise message
-        return message
 
     def _check_silence(self) -> None:
         """One timer an attempt: a timeout around every message would cost as much as passing it on."""
@@ -126,23 +167,23 @@ class HandOff:
         if self._loop.time() < due:
             self._silence = self._loop.call_at(due, self._check_silence)
         else:
-            silent = WorkerLost(f"nothing heard of the request for {self._timeout_s:g} s", limit=self._timeout_s)
-            self._active.inbox.put_nowait(silent)
+            self.receive(WorkerLost(f"nothing heard of the request for {self._timeout_s:g} s", limit=self._timeout_s))
 
     def _tokens(self, tokens: types_pb2.SequenceTokens) -> None:
-        now = time.perf_counter()
+        active = self._active
         if not self._first_here:
+            now = time.perf_counter()
             self._first_token_came(tokens, now)
-            if not self._active.produced:
-                self._active.on_first_token(tokens, now)
-        elif len(self._active.produced) == 1 and self._prefill is not None:
-            self._active.on_second_token(tokens, now)
-        self._active.emit(tokens)
+            if not active.produced:
+                active.on_first_token(tokens, now)
+        elif len(active.produced) == 1 and self._prefill is not None:
+            active.on_second_token(tokens, time.perf_counter())
+        active.emit(tokens)
 
     def _first_token_came(self, tokens: types_pb2.SequenceTokens, now: float) -> None:
         """The prompt is no longer queued on the worker that computed it, and what it cost is known."""
         self._first_here = True
-        (self._prefill or self._decode).computed(self._active.wire_id)
+        self._computing.computed(self._active.wire_id)
         on_worker_s = (tokens.prefill_queue_ms + tokens.prefill_compute_ms) / 1e3
         if on_worker_s <= 0:
             return

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
-from collections.abc import Set
+import random
+from collections.abc import Mapping, Set
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from services.router.fleet import Fleet
-from services.router.placement.views import NO_HITS, UNKNOWN_HITS, PrefixHits
+from services.router.placement.views import NO_HITS, UNKNOWN_HITS, PrefixHits, PrefixPeer
 from shared.errors import StoreUnavailable
 from shared.kv.hashing import chain
 from shared.rpc.block_holders import PrefixMatch, Tier
@@ -16,6 +19,9 @@ if TYPE_CHECKING:
     from shared.rpc.kvstore_client import KVStoreClient
 
 logger = logging.getLogger(__name__)
+
+MAX_PEERS = 5
+"""Workers named as holders of a prefix: of many that hold the same, any."""
 
 
 class PrefixLookup:
@@ -27,6 +33,7 @@ class PrefixLookup:
         self._fleet = fleet
         self.available = client is not None
         self.num_errors = 0
+        self._random = random.Random()
 
     async def hits(self, token_ids: list[int], salt: str) -> PrefixHits:
         """How many tokens of the prompt have their KV where, from the first on. Never raises."""
@@ -48,7 +55,14 @@ class PrefixLookup:
             logger.info("the KV store answers again")
             self.available = True
         live = {(link.name, link.welcome.worker.incarnation) for link in self._fleet.links if link.welcome is not None}
-        return hits_of(match, live, layout.block_size)
+        hits = hits_of(match, live, layout.block_size)
+        return replace(hits, peers=self._peers(hits.local, layout.block_size)) if hits.local else hits
+
+    def _peers(self, local: Mapping[str, int], block_size: int) -> tuple[PrefixPeer, ...]:
+        """Those with the longest hits; equals are drawn, so that not all prompts ask the same ones."""
+        longest = heapq.nlargest(MAX_PEERS, local.items(), key=lambda item: (item[1], self._random.random()))
+        addresses = {link.name: link.address for link in self._fleet.links}
+        return tuple(PrefixPeer(name, addresses[name], tokens // block_size) for name, tokens in longest)
 
 
 def hits_of(match: PrefixMatch, live: Set[tuple[str, int]], block_size: int) -> PrefixHits:

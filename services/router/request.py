@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from shared.engine.sampling_params import SamplingParams
 
@@ -31,7 +31,13 @@ class Request:
     trace: dict[str, str] = field(default_factory=dict)  # W3C trace context
     priority: int = 0  # higher goes first where the queue is ordered by priority
     session: str = ""  # the turns of one conversation share it; empty = none
+    salt: str = ""  # root of its hash chain: only prompts of the same one share blocks; empty = the tenant's name
     ttft_timeout_s: float = 0.0  # the first token is due so long after arrival; 0 = the router's target
+
+    @property
+    def chain_salt(self) -> str:
+        """What its hash chain begins with."""
+        return self.salt or self.tenant
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -47,9 +53,8 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]  # (token id, log-probability), likeliest first
 
 
-@dataclass(frozen=True, slots=True)
-class TokenDelta:
-    """New tokens of one request; `finish_reason` is set on the last delta."""
+class TokenDelta(NamedTuple):
+    """New tokens of one request; `finish_reason` is set on the last delta. A tuple, since there is one a token."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()  # as many as token_ids where asked for
@@ -77,7 +82,8 @@ class RequestSummary:
     """What is known of a request's cost so far; final once its last delta was read."""
 
     num_cached_tokens: int = 0  # prompt tokens whose KV was not recomputed
-    num_fetched_tokens: int = 0  # of these, what came from the store
+    num_fetched_tokens: int = 0  # of these, what came from elsewhere
+    num_peer_tokens: int = 0  # of the fetched ones, what came from other workers' pools
     ttft: TtftSplit = field(default_factory=TtftSplit)
     prefill_worker: str = ""  # empty: the decode worker prefilled
     decode_worker: str = ""

@@ -39,6 +39,9 @@ class RouterSettings(ServiceSettings):
     """Decode workers, name=host:port, comma-separated."""
     kvstore: str = ""
     """host:port of the KV store; empty = place prompts without an index."""
+    stores: str = ""
+    """Store nodes as the workers know them, name=host:port or host:port, comma-separated: for `tandem cache`, and to
+    say which of them fails."""
     mode: Literal["disaggregated", "collocated"] = "disaggregated"
     """collocated: the decode workers prefill too, as in an ordinary serving system."""
     queue_limit: int = Field(default=1024, ge=1)
@@ -71,6 +74,12 @@ def parse_workers(text: str, field: str) -> dict[str, str]:
             raise ConfigError(f"{field}: worker {name!r} is named twice", field=field)
         workers[name] = address
     return workers
+
+
+def parse_stores(text: str) -> dict[str, str]:
+    """`a=host:1,host:2` as a mapping, an entry without a name by its address; raises ConfigError (`stores`)."""
+    entries = filter(None, (part.strip() for part in text.split(",")))
+    return parse_workers(",".join(part if "=" in part else f"{part}={part}" for part in entries), "stores")
 
 
 def parse_labels(text: str, known: Set[str]) -> dict[str, tuple[str, ...]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from services.router.dispatcher import Dispatcher
 from services.router.fleet import AnyLink, Fleet
 from services.router.metrics import RouterMetrics
@@ -17,6 +19,7 @@ def cluster_status(
     dispatcher: Dispatcher,
     lookup: PrefixLookup,
     metrics: RouterMetrics,
+    cache_failures: Sequence[str] = (),
 ) -> inference_pb2.ClusterStatus:
     """Everything `tandem status` shows."""
     reason = dispatcher.not_ready_reason()
@@ -37,6 +40,7 @@ def cluster_status(
         store_available=lookup.available,
         num_store_errors=lookup.num_errors,
         mode=settings.mode,
+        degraded=[*cache_failures, *_lost(fleet)],
     )
 
 
@@ -50,3 +54,17 @@ def _worker(link: AnyLink) -> inference_pb2.WorkerStatus:
         load=link.load if link.connected else None,
         num_requests=link.num_requests,
     )
+
+
+def _lost(fleet: Fleet) -> list[str]:
+    """Workers without a session, and workers without a store node."""
+    found = []
+    for link in fleet.links:
+        role = "prefill" if link.role == types_pb2.WORKER_ROLE_PREFILL else "decode"
+        if not link.connected:
+            reason = f": {link.mismatch}" if link.mismatch else ""
+            found.append(f"{role} worker {link.name} is not connected{reason}")
+        elif link.load.silent_stores:
+            nodes = ", ".join(link.load.silent_stores)
+            found.append(f"{role} worker {link.name} gets nothing from store nodes: {nodes}")
+    return found

@@ -31,14 +31,14 @@ CommandT = TypeVar("CommandT")
 EventT = TypeVar("EventT")
 
 
-Inbox = asyncio.Queue[Message | TandemError]
-"""What workers say about one attempt at a request; an error ends it there."""
+Receiver = Callable[[Message | TandemError], None]
+"""Takes what a worker says about one attempt at a request, at once and without raising; an error ends it there."""
 
 
 class WorkerLink(ABC, Generic[CommandT, EventT]):
-    """Keeps one worker's session up and passes its messages to the requests' inboxes.
+    """Keeps one worker's session up and passes its messages to the attempts that they are about.
 
-    `run()` reconnects until it is cancelled. When a stream breaks, every inbox on it gets a WorkerLost at once; a
+    `run()` reconnects until it is cancelled. When a stream breaks, every attempt on it gets a WorkerLost at once; a
     worker that returns has a new incarnation, and nothing of the old one reaches a request any more.
     """
 
@@ -68,7 +68,7 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         self._pool = pool
         self._label = label
         self._ledger: Ledger | None = None
-        self._inboxes: dict[str, Inbox] = {}
+        self._receivers: dict[str, Receiver] = {}
         self._outgoing: asyncio.Queue[CommandT] = asyncio.Queue()
 
     @property
@@ -79,7 +79,7 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
     @property
     def num_requests(self) -> int:
         """Requests of this router on the worker."""
-        return len(self._inboxes)
+        return len(self._receivers)
 
     @property
     def num_queued_tokens(self) -> int:
@@ -91,9 +91,9 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         """Longest sequence in tokens; 0 while not connected."""
         return self.welcome.max_model_len if self.welcome is not None else 0
 
-    def open(self, request_id: str, inbox: Inbox, *, num_tokens: int, num_blocks: int) -> None:
-        """From now on messages about the request go to `inbox`, and placement counts what it will take there."""
-        self._inboxes[request_id] = inbox
+    def open(self, request_id: str, receiver: Receiver, *, num_tokens: int, num_blocks: int) -> None:
+        """From now on messages about the request go to `receiver`, and placement counts what it will take there."""
+        self._receivers[request_id] = receiver
         if self._ledger is not None:
             self._ledger.commit(request_id, num_tokens=num_tokens, num_blocks=num_blocks)
 
@@ -104,7 +104,7 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
 
     def close(self, request_id: str) -> None:
         """Messages about the request are dropped from now on."""
-        self._inboxes.pop(request_id, None)
+        self._receivers.pop(request_id, None)
         if self._ledger is not None:
             self._ledger.release(request_id)
 
@@ -216,9 +216,9 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         self._ledger = None
         self._pool.remove(self.name)
         self._outgoing = asyncio.Queue()
-        inboxes, self._inboxes = self._inboxes, {}
-        for inbox in inboxes.values():
-            inbox.put_nowait(WorkerLost(f"worker {self.name} was lost: {reason}"))
+        receivers, self._receivers = self._receivers, {}
+        for receive in receivers.values():
+            receive(WorkerLost(f"worker {self.name} was lost: {reason}"))
         if was_connected:
             self._on_change()
 
@@ -227,6 +227,7 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         if self._ledger is not None:
             self._ledger.view.num_total_blocks = load.num_total_blocks
             self._ledger.view.accepting = not load.draining
+            self._pool.told(self.name, load.routers)
             self._ledger.report(
                 num_free_blocks=load.num_free_blocks,
                 num_requests=load.num_running + load.num_waiting,
@@ -236,6 +237,6 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         self._on_change()
 
     def _deliver(self, request_id: str, message: Message | TandemError) -> None:
-        inbox = self._inboxes.get(request_id)
-        if inbox is not None:  # else it was cancelled meanwhile
-            inbox.put_nowait(message)
+        receive = self._receivers.get(request_id)
+        if receive is not None:  # else it was cancelled meanwhile
+            receive(message)

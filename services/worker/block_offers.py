@@ -1,45 +1,41 @@
-"""Gives the store what sequences left behind, behind the engine's back."""
+"""Gives a store node what sequences left behind, behind the engine's back."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections import deque
 
+from services.worker.block_answers import BlockAnswers
 from services.worker.host import EngineHost
-from services.worker.store_answers import StoreAnswers
+from services.worker.store_nodes import StoreNodes
 from shared.engine.messages import ReleaseHeld
 from shared.errors import ConfigError, InvalidRequest, ModelMismatch, TandemError
 from shared.rpc.shipment import Shipment
-from shared.rpc.store_client import StoreClient
-
-logger = logging.getLogger(__name__)
 
 BATCH = 64
 """Blocks offered, and so held for the sender, at once."""
 MAX_WAITING = 256
 """Sequences whose blocks wait to be offered; more, and the oldest are dropped."""
-RETRY_S = 1.0
 SEND_TIMEOUT_S = 10.0
 
 
 class BlockOffers:
-    """Offers blocks batch by batch, one batch on its way at a time. A store that is gone costs a line in the log, and
-    the blocks of the sequences that end meanwhile."""
+    """Offers blocks to one node, batch by batch, one batch on its way at a time. A node that is gone costs a line in
+    the log, and the blocks that wait for it."""
 
-    def __init__(self, host: EngineHost, client: StoreClient, answers: StoreAnswers) -> None:
-        """Owns none of them."""
+    def __init__(self, host: EngineHost, name: str, nodes: StoreNodes, answers: BlockAnswers) -> None:
+        """`name` is the node's; owns nothing."""
         self._host = host
-        self._client = client
+        self._name = name
+        self._nodes = nodes
         self._answers = answers
-        self._waiting: deque[tuple[bytes, ...]] = deque()
+        self._waiting: deque[tuple[tuple[bytes, ...], str]] = deque()
         self._wake = asyncio.Event()
         self._closing = False
-        self._available = True
         self._task: asyncio.Task[None] | None = None
         self.num_sent = 0
-        """Blocks that the store took."""
+        """Blocks that the node took."""
         self.num_dropped = 0
         """Sequences whose blocks were not offered."""
 
@@ -48,14 +44,14 @@ class BlockOffers:
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="block offers")
 
-    def add(self, hashes: tuple[bytes, ...]) -> None:
-        """A sequence's sealed blocks; returns at once."""
+    def add(self, hashes: tuple[bytes, ...], tenant: str) -> None:
+        """Sealed blocks that a sequence of this tenant left; returns at once."""
         if self._closing:
             return
         if len(self._waiting) == MAX_WAITING:
             self._waiting.popleft()
             self.num_dropped += 1
-        self._waiting.append(hashes)
+        self._waiting.append((hashes, tenant))
         self._wake.set()
 
     async def close(self, deadline_s: float = 1.0) -> None:
@@ -73,27 +69,24 @@ class BlockOffers:
         while True:
             await self._wake.wait()
             while self._waiting:
-                hashes = self._waiting.popleft()
+                hashes, tenant = self._waiting.popleft()
                 try:
                     for start in range(0, len(hashes), BATCH):
-                        await self._offer(hashes[start : start + BATCH])
+                        await self._offer(hashes[start : start + BATCH], tenant)
                 except (ModelMismatch, ConfigError, InvalidRequest) as error:
-                    logger.error("the store at %s cannot take this worker's blocks: %s", self._client.address, error)
-                    self._closing = True
-                    self._waiting.clear()
+                    self._nodes.refused(self._name, error)
+                    self._drop()
                 except TandemError as error:
-                    await self._back_off(error)
+                    self._nodes.failed(self._name, error)
+                    self._drop()
             if self._closing:
                 return
             self._wake.clear()
 
-    async def _offer(self, hashes: tuple[bytes, ...]) -> None:
-        """Raises TandemError where the store is gone or refuses."""
-        settings = self._host.settings
-        wanted = await self._client.offer(settings.name, hashes, self._host.model.layout.block_bytes)
-        if not self._available:
-            logger.info("the store at %s takes blocks again", self._client.address)
-            self._available = True
+    async def _offer(self, hashes: tuple[bytes, ...], tenant: str) -> None:
+        """Raises TandemError where the node is gone or refuses."""
+        client, worker_name = self._nodes.client(self._name), self._host.settings.name
+        wanted = await client.offer(worker_name, hashes, self._host.model.layout.block_bytes, tenant)
         if not wanted.indexes:
             return
         shipment = Shipment(
@@ -111,11 +104,6 @@ class BlockOffers:
         await shipment.finish(0, 0, finished=False)
         self.num_sent += shipment.num_blocks
 
-    async def _back_off(self, error: TandemError) -> None:
-        if self._available:
-            logger.warning("the store at %s takes no blocks for now: %s", self._client.address, error)
-            self._available = False
+    def _drop(self) -> None:
         self.num_dropped += 1 + len(self._waiting)
         self._waiting.clear()
-        if not self._closing:
-            await asyncio.sleep(RETRY_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Literal
 
 Mode = Literal["auto", "always", "never"]
@@ -18,10 +19,12 @@ SLOWEST = 8.0
 """A link so many times slower than computing brings too little to be used."""
 FORGET = 0.9
 """A link that is not used is believed to be a little faster each time it is passed over: some day it is tried again."""
+MAX_LINKS = 256
+"""Links remembered; the one that was not used for longest goes first."""
 
 
 class FetchPolicy:
-    """Compares a link's measured rate with this worker's measured prefill rate.
+    """Compares each link's measured rate with this worker's measured prefill rate. A link is named by its source.
 
     `always` waits for the fetch whatever it costs, `never` computes; both are for comparison. `auto` holds a request
     for a share of what computing would take, and lets the rest arrive while it computes.
@@ -29,8 +32,8 @@ class FetchPolicy:
 
     def __init__(self, mode: Mode = "auto") -> None:
         self.mode = mode
-        self._seconds_per_byte = 0.0  # 0: not measured
-        self._seconds_per_token = 0.0
+        self._seconds_per_byte: OrderedDict[str, float] = OrderedDict()
+        self._seconds_per_token = 0.0  # 0: not measured
 
     @property
     def enabled(self) -> bool:
@@ -42,24 +45,31 @@ class FetchPolicy:
         """How long a fetch may take."""
         return ALWAYS_HOLD_S if self.mode == "always" else TIMEOUT_S
 
-    def hold_s(self, num_bytes: int, num_tokens: int) -> float:
-        """How long to hold a request for a fetch of so many bytes, that spares so many tokens; 0 = do not fetch."""
+    def pays(self, source: str, num_bytes: int, num_tokens: int) -> bool:
+        """Whether to fetch so many bytes, that spare so many tokens, over this link."""
+        if self.mode != "auto":
+            return self.enabled
+        byte_s = self._seconds_per_byte.get(source, 0.0)
+        if not self._seconds_per_token or num_bytes * byte_s <= SLOWEST * num_tokens * self._seconds_per_token:
+            return True
+        self._seconds_per_byte[source] = byte_s * FORGET
+        return False
+
+    def hold_s(self, num_tokens: int) -> float:
+        """How long to hold a request for a fetch that spares so many tokens."""
         if self.mode == "always":
             return ALWAYS_HOLD_S
-        if self.mode == "never":
-            return 0.0
-        if not self._seconds_per_byte or not self._seconds_per_token:
+        if not self._seconds_per_token:
             return UNKNOWN_HOLD_S
-        compute_s = num_tokens * self._seconds_per_token
-        if num_bytes * self._seconds_per_byte > SLOWEST * compute_s:
-            self._seconds_per_byte *= FORGET
-            return 0.0
-        return max(MIN_HOLD_S, HOLD_SHARE * compute_s)
+        return max(MIN_HOLD_S, HOLD_SHARE * num_tokens * self._seconds_per_token)
 
-    def note_fetch(self, num_bytes: int, seconds: float) -> None:
-        """A fetch of so many bytes took so long."""
+    def note_fetch(self, source: str, num_bytes: int, seconds: float) -> None:
+        """A fetch of so many bytes over this link took so long."""
         if num_bytes:
-            self._seconds_per_byte = _mean(self._seconds_per_byte, seconds / num_bytes)
+            before = self._seconds_per_byte.pop(source, 0.0)
+            self._seconds_per_byte[source] = _mean(before, seconds / num_bytes)
+            if len(self._seconds_per_byte) > MAX_LINKS:
+                self._seconds_per_byte.popitem(last=False)
 
     def note_compute(self, num_tokens: int, seconds: float) -> None:
         """So many prompt tokens took so long to compute."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from services.worker.prefix_fetch import PrefixFetch
+from services.worker.block_traffic import BlockTraffic
 from shared.engine.messages import EngineLoad
 from shared.kv.transfer import TransferCounters
 from shared.rpc.block_holders import Tier
@@ -22,11 +22,11 @@ class LoadReporter:
         self,
         counters: TransferCounters,
         publish: Callable[[types_pb2.Load], None],
-        fetches: PrefixFetch | None = None,
+        traffic: BlockTraffic,
     ) -> None:
         """`publish` sends a report to every session."""
         self._counters = counters
-        self._fetches = fetches
+        self._traffic = traffic
         self._publish = publish
         self._newest: EngineLoad | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -47,15 +47,17 @@ class LoadReporter:
 
     def message(self) -> types_pb2.Load:
         """The newest state."""
-        load = self._newest
+        load, fetches = self._newest, self._traffic.fetches
         message = types_pb2.Load(
             draining=self.draining,
             kv_bytes_sent=self._counters.bytes_sent,
             kv_bytes_received=self._counters.bytes_received,
+            num_host_hit_tokens=fetches.num_tokens(Tier.HOST),
+            num_disk_hit_tokens=fetches.num_tokens(Tier.DISK),
+            num_peer_hit_tokens=fetches.num_tokens(Tier.DEVICE),
+            num_blocks_given=self._traffic.server.num_given,
+            silent_stores=self._traffic.nodes.silent,
         )
-        if self._fetches is not None:
-            message.num_host_hit_tokens = self._fetches.num_tokens(Tier.HOST)
-            message.num_disk_hit_tokens = self._fetches.num_tokens(Tier.DISK)
         if load is not None:
             # What a router may count on: running answers will take the others.
             message.num_free_blocks = max(0, load.num_free_blocks - load.num_growth_blocks)
@@ -69,6 +71,7 @@ class LoadReporter:
             message.num_preemptions = load.num_preemptions
             message.num_swapped_out = load.num_swapped_out
             message.num_swapped_in = load.num_swapped_in
+            message.num_bad_blocks = load.num_bad_blocks
         return message
 
     def close(self) -> None:

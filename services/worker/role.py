@@ -9,13 +9,15 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Generic, TypeVar
 
+from services.worker.block_traffic import BlockTraffic
 from services.worker.host import EngineHost
+from services.worker.known_prefix import KnownPrefix
 from services.worker.load import LoadReporter
 from services.worker.prefix_fetch import Fetch
 from services.worker.session import Session
-from services.worker.store_link import StoreLink
 from shared.engine.messages import (
     AddSequence,
+    BlocksAdopted,
     BlocksHeld,
     EngineDied,
     EngineLoad,
@@ -44,9 +46,9 @@ class WorkerRole(ABC, Generic[CommandT, EventT]):
 
     worker_role: types_pb2.WorkerRole.ValueType
 
-    def __init__(self, host: EngineHost, publisher: IndexPublisher | None, store: StoreLink | None = None) -> None:
+    def __init__(self, host: EngineHost, publisher: IndexPublisher | None, traffic: BlockTraffic) -> None:
         self.host = host
-        self.store = store
+        self.traffic = traffic
         self.sessions: set[Session[EventT]] = set()
         self.died = asyncio.Event()
         """Set when the engine cannot go on."""
@@ -55,9 +57,8 @@ class WorkerRole(ABC, Generic[CommandT, EventT]):
         self.idle.set()
         self._publisher = publisher
         self._holding: set[asyncio.Task[None]] = set()
-        self.load = LoadReporter(
-            host.transfer.counters, self._publish_load, store.fetches if store is not None else None
-        )
+        self.load = LoadReporter(host.transfer.counters, self._publish_load, traffic)
+        traffic.nodes.on_change = self.load.flush
 
     # --- from the engine
 
@@ -69,11 +70,9 @@ class WorkerRole(ABC, Generic[CommandT, EventT]):
             case PoolChanged(sealed, evicted):
                 if self._publisher is not None:
                     self._publisher.offer(sealed, evicted)
-                if self.store is not None:
-                    self.store.on_event(event)
-            case SequenceEnded() | BlocksHeld() | FetchPrepared():
-                if self.store is not None:
-                    self.store.on_event(event)
+                self.traffic.on_event(event)
+            case SequenceEnded() | BlocksHeld() | FetchPrepared() | BlocksAdopted():
+                self.traffic.on_event(event)
             case EngineDied(error):
                 logger.critical("the engine died", exc_info=error)
                 self.died.set()
@@ -124,9 +123,9 @@ class WorkerRole(ABC, Generic[CommandT, EventT]):
         )
 
     def on_open(self, session: Session[EventT]) -> None:
-        """A router is connected: it gets the present load at once."""
+        """A router is connected: it gets the present load at once, and the others hear of it."""
         self.sessions.add(session)
-        session.send(self.load_event(self.load.message()))
+        self.load.flush()
 
     def drain(self) -> None:
         """No new work from now on; routers are told."""
@@ -134,38 +133,36 @@ class WorkerRole(ABC, Generic[CommandT, EventT]):
         self.load.flush()
 
     def _publish_load(self, load: types_pb2.Load) -> None:
+        routers = {session.router_name for session in self.sessions}
+        if len(routers) > 1:
+            load.routers.extend(sorted(routers))
         event = self.load_event(load)
         for session in self.sessions:
             session.send(event)
 
     # --- sequences
 
-    def add_sequence(self, sequence: Sequence, num_stored_blocks: int | None, on_start: Callable[[], bool]) -> Fetch:
-        """Has a sequence computed here, behind what the store has of its prefix.
+    def add_sequence(self, sequence: Sequence, known: KnownPrefix, on_start: Callable[[], bool]) -> Fetch:
+        """Has a sequence computed here, behind what peers and store nodes have of its prefix.
 
-        `num_stored_blocks` is what the router knows of that, if it knows. `on_start` is called just before the engine
-        gets the sequence, and says whether it is still wanted.
+        `known` is what the router knows of that. `on_start` is called just before the engine gets the sequence, and
+        says whether it is still wanted.
         """
         fetch = Fetch()
-        if self.store is None:
+        if not self.traffic.fetches.may_bring(known):
             if on_start():
                 self.host.engine.submit(AddSequence(sequence))
             return fetch
-        task = asyncio.create_task(self._add_behind_prefix(self.store, sequence, num_stored_blocks, fetch, on_start))
+        task = asyncio.create_task(self._add_behind_prefix(sequence, known, fetch, on_start))
         self._holding.add(task)
         task.add_done_callback(self._holding.discard)
         return fetch
 
     async def _add_behind_prefix(
-        self,
-        store: StoreLink,
-        sequence: Sequence,
-        num_stored_blocks: int | None,
-        fetch: Fetch,
-        on_start: Callable[[], bool],
+        self, sequence: Sequence, known: KnownPrefix, fetch: Fetch, on_start: Callable[[], bool]
     ) -> None:
         try:
-            await store.fetches.hold(sequence, num_stored_blocks, fetch)
+            await self.traffic.fetches.hold(sequence, known, fetch)
         finally:  # a bug in there must not cost the request
             if on_start():
                 self.host.engine.submit(AddSequence(sequence))
@@ -182,6 +179,7 @@ class WorkerRole(ABC, Generic[CommandT, EventT]):
         goal: Goal,
         ship_blocks: frozenset[int] = frozenset(),
         receiver: bytes = b"",
+        tenant: str = "",
     ) -> Sequence:
         """A sequence from a command's fields. Raises PromptTooLong, InvalidRequest, Overloaded (draining)."""
         if self.load.draining:
@@ -225,6 +223,7 @@ class WorkerRole(ABC, Generic[CommandT, EventT]):
             eos_token_ids=frozenset(model.decoder.config.eos_token_ids),
             ship_blocks=ship_blocks,
             receiver=receiver,
+            tenant=tenant,
         )
 
 

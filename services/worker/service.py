@@ -11,20 +11,23 @@ from typing import Any
 
 import grpc.aio
 
+from services.worker.block_traffic import BlockTraffic
 from services.worker.host import EngineHost
 from services.worker.role import WorkerRole
 from services.worker.session import SessionServer
 from services.worker.settings import WorkerSettings
-from services.worker.store_link import StoreLink
+from services.worker.store_nodes import parse_stores
 from shared.config import load_settings
 from shared.engine.messages import Event
 from shared.process import progress_event
 from shared.rpc.block_holders import WorkerIdentity
 from shared.rpc.block_holders import WorkerRole as HolderRole
+from shared.rpc.block_servicer import SERVICE_NAME as BLOCK_SERVICE_NAME
+from shared.rpc.block_servicer import BlockServicer
 from shared.rpc.index_publisher import IndexPublisher
 from shared.rpc.kvstore_client import KVStoreClient
+from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc
 from shared.rpc.server import RpcServer
-from shared.rpc.store_client import StoreClient
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +41,10 @@ class WorkerService:
         role: WorkerRole[Any, Any],
         store: KVStoreClient | None,
         publisher: IndexPublisher | None,
-        link: StoreLink | None = None,
+        traffic: BlockTraffic,
     ) -> None:
         """Owns all of them."""
-        self._link = link
+        self._traffic = traffic
         self._host = host
         self._store = store
         self._role = role
@@ -61,7 +64,12 @@ class WorkerService:
 
     async def serve(self, register: Callable[[grpc.aio.Server], None], service_name: str) -> None:
         """Opens the session server. Raises ConfigError where the port is taken."""
-        self.server = RpcServer(self._host.settings.bind, register, (service_name,))
+
+        def register_all(server: grpc.aio.Server) -> None:
+            register(server)
+            kvstore_pb2_grpc.add_BlockServiceServicer_to_server(BlockServicer(self._traffic.server), server)
+
+        self.server = RpcServer(self._host.settings.bind, register_all, (service_name, BLOCK_SERVICE_NAME))
         await self.server.start()
         await self.server.set_serving(True)
         self._watch = asyncio.create_task(self._end_with_engine())
@@ -76,8 +84,7 @@ class WorkerService:
         if self._watch is not None:
             self._watch.cancel()
         self._role.load.close()
-        if self._link is not None:
-            await self._link.close()
+        await self._traffic.close()
         if self._publisher is not None:
             await self._publisher.close()
         if self._store is not None:
@@ -98,6 +105,7 @@ async def start_worker(
 ) -> WorkerService:
     """Reads the settings, loads the model, serves sessions. Raises ConfigError, ModelLoadError."""
     settings = load_settings(WorkerSettings)
+    stores = parse_stores(settings.store)
     host = EngineHost(settings)
     events: list[Event] = []  # until the role exists; the engine says little before its first command
     handle: Callable[[Event], None] = events.append
@@ -112,15 +120,13 @@ async def start_worker(
         identity = WorkerIdentity(settings.name, host.incarnation, HolderRole(role_class.worker_role))
         publisher = IndexPublisher(store, identity)
         await publisher.start()
-    link = None
-    if settings.store:
-        link = StoreLink(host, StoreClient(settings.store))
-        link.start()
-    role = role_class(host, publisher, link)
+    traffic = BlockTraffic(host, stores)
+    traffic.start()
+    role = role_class(host, publisher, traffic)
     handle = role.on_event
     for event in events:
         role.on_event(event)
-    service = WorkerService(host, role, store, publisher, link)
+    service = WorkerService(host, role, store, publisher, traffic)
     sessions: SessionServer[Any, Any] = SessionServer(role)
     await service.serve(lambda server: register(server, sessions), service_name)
     model = host.model

@@ -39,10 +39,11 @@ class WorkerSettings(ServiceSettings):
     kvstore: str = ""
     """host:port of the KV store; empty = no fleet index."""
     store: str = ""
-    """host:port of a store node that takes this worker's blocks and gives prefixes; empty = none."""
+    """Store nodes that take this worker's blocks and give prefixes: host:port or name=host:port, comma-separated; empty
+    = none. Which node keeps which blocks follows from the names, so all workers must know the same ones."""
     prefix_fetch: Literal["auto", "always", "never"] = "auto"
-    """auto: prompts are held a little for a prefix from the store, and computed while it arrives. always: held until
-    it is here. never: computed."""
+    """auto: prompts are held a little for a prefix from peers or store nodes, and computed while it arrives. always:
+    held until it is here. never: computed."""
     num_kv_blocks: int = Field(default=0, ge=0)
     """Blocks of the KV pool; 0 = from free memory."""
     block_size: Literal[16, 32, 64] = 16

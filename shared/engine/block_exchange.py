@@ -1,4 +1,4 @@
-"""Blocks that travel between this worker's pool and a store: held while they are sent, taken in when they arrive.
+"""Blocks that travel between this worker's pool and stores or peers: held while sent, taken in when they arrive.
 
 Runs on the engine's thread and knows nothing of sequences: what arrives becomes cached prefix, and is found as such.
 """
@@ -22,7 +22,7 @@ class _Fetch:
 
 
 class BlockExchange:
-    """Keeps the references of blocks that are being sent or received for a store."""
+    """Keeps the references of blocks that are being sent or received."""
 
     def __init__(self, pool: BlockPool, checksums: Callable[[list[int]], list[int]]) -> None:
         """`checksums(block_ids)` are those of the blocks as they are now."""
@@ -63,20 +63,24 @@ class BlockExchange:
         self._fetches[key] = fetch
         return tuple(fetch.open.items())
 
-    def adopt(self, key: str, checksums: Mapping[int, int]) -> None:
+    def adopt(self, key: str, checksums: Mapping[int, int]) -> tuple[int, ...]:
         """These blocks have arrived, by index, with the checksums that they should have: the sound ones are cached
-        from now on."""
+        from now on. Returns the indexes of those that were not in the pool yet."""
         fetch = self._fetches[key]
         arrived = {index: fetch.open[index] for index in checksums if index in fetch.open}
         found = self._checksums(list(arrived.values()))
+        new: list[int] = []
         for (index, block_id), checksum in zip(arrived.items(), found, strict=True):
             if checksum != checksums[index]:
                 self.num_bad_blocks += 1
                 continue
             del fetch.open[index]
+            if not self._pool.match([fetch.hashes[index]]):
+                new.append(index)
             self._pool.seal(block_id, fetch.hashes[index])
             self._pool.set_checksum(block_id, checksum)
             self._pool.release([block_id])
+        return tuple(new)
 
     def end(self, key: str, lost: bool = False) -> None:
         """Gives back what did not arrive; with `lost` somebody may still write there, and it stays taken for good.

@@ -17,6 +17,7 @@ from shared.engine.messages import (
     AbortSequence,
     AddSequence,
     AdoptBlocks,
+    BlocksAdopted,
     BlocksHeld,
     Command,
     EndFetch,
@@ -188,7 +189,7 @@ class Engine:
                 spare = self._scheduler.num_running
                 self._emit(FetchPrepared(key, self._exchange.prepare(key, hashes, spare, 1 + room_to_compute)))
             case AdoptBlocks(key, checksums):
-                self._exchange.adopt(key, checksums)
+                self._emit(BlocksAdopted(key, self._exchange.adopt(key, checksums)))
             case EndFetch(key, lost):
                 self._exchange.end(key, lost)
 
@@ -253,8 +254,8 @@ class Engine:
         events = self._scheduler.pool.drain_events()
         if events.sealed or events.evicted:
             self._emit(PoolChanged(tuple(events.sealed), tuple(events.evicted)))
-        for hashes in self._scheduler.take_ended():
-            self._emit(SequenceEnded(hashes))
+        for ended in self._scheduler.take_ended():
+            self._emit(SequenceEnded(ended.block_hashes, ended.num_arrived, ended.tenant))
         load = self._load()
         if load != self._last_load:
             self._last_load = load

@@ -81,7 +81,7 @@ class PrepareFetch:
 class AdoptBlocks:
     """Blocks of a fetch have arrived; `checksums` by index in its chain, as they were where the blocks were made.
 
-    Sound ones are cached prefix from now on; damaged ones are counted.
+    Sound ones are cached prefix from now on; damaged ones are counted. Answer: `BlocksAdopted`.
     """
 
     key: str
@@ -169,10 +169,12 @@ class PoolChanged:
 
 @dataclass(frozen=True, slots=True)
 class SequenceEnded:
-    """A sequence has left; `block_hashes` are those of the sealed blocks that this worker computed or had cached, not
-    those that a hand-off brought."""
+    """A sequence has left; `block_hashes` are those of its sealed blocks, from the first one on. The first
+    `num_arrived` came by a hand-off, the others this worker computed or had cached."""
 
     block_hashes: tuple[bytes, ...]
+    num_arrived: int
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,14 @@ class FetchPrepared:
 
     key: str
     missing: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksAdopted:
+    """Of the blocks that arrived for a fetch, the indexes of those that the pool had not and has now."""
+
+    key: str
+    indexes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +235,7 @@ Event = (
     | SequenceEnded
     | BlocksHeld
     | FetchPrepared
+    | BlocksAdopted
     | EngineLoad
     | EngineDied
 )

@@ -109,6 +109,15 @@ class BrokenSequence:
 
 
 @dataclass(frozen=True, slots=True)
+class EndedSequence:
+    """What a sequence leaves behind: the hashes of its sealed blocks, from the first one on."""
+
+    block_hashes: tuple[bytes, ...]
+    num_arrived: int  # of them, the first ones, which a hand-off brought
+    tenant: str = ""  # see Sequence
+
+
+@dataclass(frozen=True, slots=True)
 class BlockToShip:
     """A block that a decode worker waits for; the scheduler holds a reference for the shipper until it is released."""
 

@@ -27,6 +27,7 @@ from shared.engine.in_flight import StepsInFlight
 from shared.engine.plan import (
     BlockToShip,
     BrokenSequence,
+    EndedSequence,
     NewToken,
     NoToken,
     PlannedSequence,
@@ -61,7 +62,7 @@ class Scheduler:
         self._receiving: dict[str, Sequence] = {}
         self._arrivals = 0
         self._started: list[tuple[str, int]] = []
-        self._ended: list[tuple[bytes, ...]] = []
+        self._ended: list[EndedSequence] = []
         self._in_flight = StepsInFlight()
         self._tables = BlockTables(pool)
         growth = GrowthReserve(pool.block_size, config.output_quantile, config.first_output_guess)
@@ -209,8 +210,8 @@ class Scheduler:
         started, self._started = self._started, []
         return started
 
-    def take_ended(self) -> list[tuple[bytes, ...]]:
-        """Hashes of the sealed blocks of those that left since the last call, save what a hand-off brought."""
+    def take_ended(self) -> list[EndedSequence]:
+        """Those that left since the last call with more sealed blocks than a hand-off brought."""
         ended, self._ended = self._ended, []
         return ended
 
@@ -405,7 +406,8 @@ class Scheduler:
         sequence.status = Status.FINISHED
         computed = sequence.num_computed_tokens // self.pool.block_size
         if computed > sequence.num_arrived_blocks:
-            self._ended.append(tuple(sequence.block_hashes[sequence.num_arrived_blocks : computed]))
+            hashes = tuple(sequence.block_hashes[:computed])
+            self._ended.append(EndedSequence(hashes, sequence.num_arrived_blocks, sequence.tenant))
         del self._sequences[sequence.sequence_id]
         self._swap.drop(sequence)
         self._free_if_landed(sequence)

@@ -111,6 +111,11 @@ class KVStoreClient:
             index_address=stats.index_address,
         )
 
+    async def rebuild(self) -> int:
+        """Has all holders publish anew; returns how many there were."""
+        request = kvstore_pb2.RebuildRequest()
+        return (await self._call(lambda stub: stub.Rebuild(request, timeout=self._write_timeout_s))).num_holders
+
     async def close(self) -> None:
         """Ends the connection; twice is fine."""
         self._closed = True

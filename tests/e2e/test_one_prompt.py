@@ -233,7 +233,7 @@ async def test_bad_input_is_an_openai_error_and_the_cluster_serves_on(cluster: R
 
 
 async def test_ready_models_health_and_metrics_answer(cluster: Running):
-    for path in ("/readyz", "/healthz"):
+    for path in ("/readyz", "/healthz", "/health"):
         assert (await cluster.http.get(path)).status_code == 200
     models = (await cluster.http.get("/v1/models")).json()
     assert [model["id"] for model in models["data"]] == ["demo"]

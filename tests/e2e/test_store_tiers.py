@@ -3,156 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import signal
-import time
-import uuid
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
-from services.local.cluster import LocalCluster
-from services.local.commands import TandemCommands
-from services.local.spec import ClusterSpec
-from services.router.dispatcher import DispatchConfig, Dispatcher
-from services.router.fleet import Fleet
-from services.router.metrics import RouterMetrics
-from services.router.placement.policy import Placement, PlacementConfig
-from services.router.placement.views import Pool
-from services.router.prefix_lookup import PrefixLookup
-from services.router.request import Request
-from shared.engine.sampling_params import SamplingParams
 from shared.kv.hashing import chain
 from shared.rpc.block_holders import WorkerRole
-from shared.rpc.kvstore_client import KVStoreClient
-from shared.rpc.store_client import StoreClient
-from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, DEMO
+from tests.e2e.running import BLOCK_SIZE
+from tests.e2e.stage import HOST_BYTES, Recording, prompt, staged
 
 pytestmark = pytest.mark.slow
 
-HOST_BYTES = 1 << 26
 
-
-class Recording(TandemCommands):
-    """Remembers who was started where."""
-
-    def router(self, workers, kvstore):
-        self.workers, self.kvstore_address = workers, kvstore
-        return super().router(workers, kvstore)
-
-
-class Chosen(Placement):
-    """Sends every prompt to the prefill worker that the test names, where it names one."""
-
-    prefill = ""
-
-    def choose(self, need, decodes, prefills, *, collocated):
-        named = Pool()
-        for view in prefills:
-            if self.prefill in ("", view.name):
-                named.add(view)
-        return super().choose(need, decodes, named, collocated=collocated)
-
-
-class Stage:
-    """A cluster, and a router within the test, so that the test says where prompts go."""
-
-    def __init__(self, cluster: LocalCluster, commands: Recording) -> None:
-        self.cluster = cluster
-        self.placement = Chosen(PlacementConfig())
-        self.fleet = Fleet("test", commands.workers["prefill"], commands.workers["decode"], self._on_change)
-        self.index = KVStoreClient(commands.kvstore_address, match_timeout_s=5.0)
-        self.store = StoreClient(commands.kvstore_address, look_up_timeout_s=5.0)
-        lookup = PrefixLookup(self.index, self.fleet)
-        self.metrics = RouterMetrics("demo")
-        self.dispatcher = Dispatcher(
-            self.fleet,
-            self.placement,
-            lookup,
-            self.metrics,
-            DispatchConfig(collocated=cluster.spec.mode == "collocated"),
-        )
-
-    async def start(self) -> None:
-        self.fleet.start()
-        await self.until(lambda: all(link.connected for link in self.fleet.links))
-
-    async def close(self) -> None:
-        await self.fleet.close()
-        await self.store.close()
-        await self.index.close()
-        self.metrics.close()
-
-    async def ask(self, prompt, prefill="", tenant="t", **sampling):
-        """Output tokens and summary of a greedy answer."""
-        self.placement.prefill = prefill
-        params = SamplingParams(**{"temperature": 0.0, "seed": 1, "max_tokens": 24, "ignore_eos": True, **sampling})
-        running = self.dispatcher.submit(
-            Request(uuid.uuid4().hex, tuple(prompt), params, tenant, arrived_at=time.perf_counter())
-        )
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                return [token async for delta in running for token in delta.token_ids], running.summary
-        finally:
-            await running.aclose()
-
-    async def stored(self, tokens, num_blocks: int, tenant="t") -> None:
-        """Waits until the index says that the store has so many blocks of these tokens."""
-        hashes = chain(self.fleet.hash_root(tenant), tokens, BLOCK_SIZE)[:num_blocks]
-        assert len(hashes) == num_blocks
-        async with asyncio.timeout(DEADLINE_S):
-            while True:
-                blocks = (await self.index.match(hashes)).blocks if hashes else ()
-                by_store = [any(holder.role is WorkerRole.STORE for holder in holders) for holders in blocks]
-                if by_store == [True] * num_blocks:
-                    return
-                await asyncio.sleep(0.02)
-
-    async def num_bad(self) -> int:
-        return sum(tier.num_bad for tier in await self.store.tier_stats())
-
-    async def idle(self) -> None:
-        """Waits until no pool has a used block: nothing that a store is sent, or sends, stays behind."""
-        links = [link for link in self.fleet.links if link.connected]
-        await self.until(lambda: all(link.load.num_free_blocks == link.load.num_total_blocks > 0 for link in links))
-
-    def kill(self, name: str) -> None:
-        os.kill(self.cluster.children[name].pid, signal.SIGKILL)
-
-    async def until(self, condition) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not condition():
-                await asyncio.sleep(0.02)
-
-    def _on_change(self) -> None:
-        self.dispatcher.pump()
-
-
-@contextlib.asynccontextmanager
-async def staged(folder: Path, kind: type[Recording] = Recording, **spec) -> AsyncIterator[Stage]:
-    wanted = ClusterSpec(
-        model=DEMO, http="127.0.0.1:0", grpc="127.0.0.1:0", state_dir=folder,
-        **{"num_kv_blocks": 256, "dtype": "fp32", "prefix_fetch": "always", **spec},
-    )  # fmt: skip
-    commands = kind(wanted)
-    async with LocalCluster(wanted, commands=commands) as cluster:
-        stage = Stage(cluster, commands)
-        await stage.start()
-        try:
-            yield stage
-        finally:
-            await stage.close()
-
-
-def prompt(num_tokens: int, seed: int = 37) -> list[int]:
-    return [20 + (i * seed) % 2000 for i in range(num_tokens)]
-
-
-async def test_six_turns_on_changing_workers_compute_their_new_tokens_alone(tmp_path):
-    """And the last one after the worker of every earlier turn was killed."""
-    async with staged(tmp_path, num_prefill=3, store_host_bytes=HOST_BYTES) as stage:
+@pytest.mark.parametrize("source", ["store", "peers"])
+async def test_six_turns_on_changing_workers_compute_their_new_tokens_alone(tmp_path, source):
+    """And the last one after the worker of every earlier turn was killed; a decode worker holds all of them."""
+    spec = {"store_host_bytes": HOST_BYTES} if source == "store" else {}
+    async with staged(tmp_path, num_prefill=3, **spec) as stage:
+        stage.lookup.peers = frozenset() if source == "store" else None
         tokens, known = prompt(70), 0
         for turn in range(6):
             if turn == 5:
@@ -161,12 +28,18 @@ async def test_six_turns_on_changing_workers_compute_their_new_tokens_alone(tmp_
                 await stage.until(lambda: sum(link.connected for link in stage.fleet.links) == 2)
             expected, alone = await stage.ask(tokens, "prefill-2", tenant=f"alone-{turn}")
             assert alone.num_cached_tokens == 0
-            await stage.stored(tokens, known // BLOCK_SIZE)
+            if source == "store":
+                await stage.stored(tokens, known // BLOCK_SIZE)
+            else:
+                await stage.held(tokens, known // BLOCK_SIZE, ["decode-0"])
             answer, summary = await stage.ask(tokens, f"prefill-{turn % 3}")
             assert answer == expected
             assert summary.prefill_worker == f"prefill-{turn % 3}"
             assert summary.num_cached_tokens == known
-            assert summary.ttft.prefix_fetch_ms > 0
+            assert turn == 0 or summary.ttft.prefix_fetch_ms > 0
+            if turn > 2:  # the worker has computed an earlier turn itself
+                assert 0 < summary.num_fetched_tokens < known
+            assert summary.num_peer_tokens == (summary.num_fetched_tokens if source == "peers" else 0)
             known = (len(tokens) + len(answer) - 1) // BLOCK_SIZE * BLOCK_SIZE
             tokens = [*tokens, *answer, *prompt(21, seed=41 + turn)]
 

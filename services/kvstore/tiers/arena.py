@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from services.kvstore.tiers.accounts import Quotas
 from services.kvstore.tiers.checksum import block_checksum
-from services.kvstore.tiers.lru import BlockLru, check_budget
+from services.kvstore.tiers.lru import BlockLru, check_budget, check_quotas
 from services.kvstore.tiers.tier import TierCounters, TierEvents
 from shared.errors import StoreUnavailable
 from shared.rpc.block_holders import Tier
@@ -16,14 +17,20 @@ class HostArena:
     """`BlockTier` of blocks of one size. Memory is taken by `start()`, page by page as slots are first written."""
 
     tier = Tier.HOST
+    overhead_bytes = 0
 
-    def __init__(self, budget_bytes: int, block_bytes: int) -> None:
-        """Holds `budget_bytes // block_bytes` blocks. Raises ConfigError (field host_bytes) when that is none."""
+    def __init__(
+        self, budget_bytes: int, block_bytes: int, quotas: Quotas | None = None, pin_share: float = 0.0
+    ) -> None:
+        """Holds `budget_bytes // block_bytes` blocks, at most `pin_share` of them pinned. Raises ConfigError (field
+        host_bytes, or the tenant's quota) when that is none."""
         check_budget("host_bytes", budget_bytes, block_bytes)
         self.counters = TierCounters()
         self._block_bytes = block_bytes
         self._num_slots = budget_bytes // block_bytes
-        self._lru = BlockLru(self._num_slots * block_bytes)
+        limits = quotas or Quotas()
+        check_quotas("host_bytes", limits, block_bytes)
+        self.blocks = BlockLru(self._num_slots * block_bytes, limits, int(pin_share * budget_bytes))
         self._slots: NDArray[np.uint8] | None = None  # [num_slots, block_bytes]
         self._free: list[int] = []
         self._places: dict[bytes, tuple[int, int]] = {}  # hash -> slot, checksum
@@ -31,12 +38,12 @@ class HostArena:
     @property
     def used_bytes(self) -> int:
         """Bytes of the blocks held."""
-        return self._lru.used_bytes
+        return self.blocks.used_bytes
 
     @property
     def budget_bytes(self) -> int:
         """Most of them."""
-        return self._lru.budget_bytes
+        return self.blocks.budget_bytes
 
     def start(self) -> None:
         """Takes the memory. Raises StoreUnavailable when the system has none."""
@@ -44,40 +51,44 @@ class HostArena:
             try:
                 self._slots = np.empty((self._num_slots, self._block_bytes), np.uint8)
             except MemoryError as error:
-                raise StoreUnavailable(f"no {self._lru.budget_bytes} bytes of host memory", tier="host") from error
+                raise StoreUnavailable(f"no {self.blocks.budget_bytes} bytes of host memory", tier="host") from error
             self._free = list(range(self._num_slots - 1, -1, -1))
 
     def close(self) -> None:
         """See BlockTier; what was held is gone."""
         self._slots = None
         self._places.clear()
-        for block_hash in self._lru.hashes():
-            self._lru.drop(block_hash)
+        for block_hash in self.blocks.hashes():
+            self.blocks.drop(block_hash)
 
     def holds(self, block_hash: bytes) -> bool:
         """See BlockTier."""
-        return block_hash in self._lru
+        return block_hash in self.blocks
 
-    def wants(self, block_hash: bytes, num_bytes: int) -> bool:
+    def wants(self, block_hash: bytes, num_bytes: int, tenant: str = "") -> bool:
         """See BlockTier."""
-        wanted = num_bytes == self._block_bytes and self._lru.wants(block_hash, num_bytes)
-        self.counters.num_refused += not wanted and block_hash not in self._lru
+        wanted = num_bytes == self._block_bytes and self.blocks.wants(block_hash, num_bytes, tenant)
+        self.counters.num_refused += not wanted and block_hash not in self.blocks
         return wanted
 
-    def put(self, block_hash: bytes, block: memoryview, checksum: int) -> None:
+    def put(self, block_hash: bytes, block: memoryview, checksum: int, tenant: str = "") -> None:
         """See BlockTier."""
-        if block_hash in self._lru:
-            self._lru.use(block_hash)
+        if block_hash in self.blocks:
+            self.blocks.use(block_hash)
             return
         if block.nbytes != self._block_bytes or block_checksum(block) != checksum:
             raise ValueError(f"no block of {self._block_bytes} bytes with checksum {checksum:016x}")
-        for victim in self._lru.victims(self._block_bytes):
-            self._drop(victim)
+        if not self.blocks.can_fit(self._block_bytes, tenant):
+            self.counters.num_refused += 1
+            return
+        for victim in self.blocks.victims(self._block_bytes, tenant):
+            self._free_slot(victim)
+            self.blocks.evict(victim)
             self.counters.num_evicted += 1
         slot = self._free.pop()
         self._bytes(slot)[:] = np.frombuffer(block, np.uint8)
         self._places[block_hash] = slot, checksum
-        self._lru.add(block_hash, self._block_bytes)
+        self.blocks.add(block_hash, self._block_bytes, tenant)
         self.counters.num_stored += 1
 
     def read(self, block_hash: bytes, into: memoryview) -> int | None:
@@ -92,15 +103,21 @@ class HostArena:
         np.frombuffer(into, np.uint8)[:] = self._bytes(slot)
         if block_checksum(into) != checksum:
             self.counters.num_bad += 1
-            self._drop(block_hash)
+            self.drop(block_hash)
             return None
-        self._lru.use(block_hash)
+        self.blocks.hit(block_hash)
         self.counters.num_hits += 1
         return checksum
 
+    def drop(self, block_hash: bytes) -> None:
+        """See BlockTier."""
+        if block_hash in self.blocks:
+            self._free_slot(block_hash)
+            self.blocks.drop(block_hash)
+
     def drain_events(self) -> TierEvents:
         """See BlockTier."""
-        return TierEvents(*self._lru.drain())
+        return TierEvents(*self.blocks.drain())
 
     def _bytes(self, slot: int) -> NDArray[np.uint8]:
         if self._slots is None:
@@ -108,7 +125,6 @@ class HostArena:
         row: NDArray[np.uint8] = self._slots[slot]
         return row
 
-    def _drop(self, block_hash: bytes) -> None:
-        self._lru.drop(block_hash)
+    def _free_slot(self, block_hash: bytes) -> None:
         slot, _ = self._places.pop(block_hash)
         self._free.append(slot)

@@ -1,12 +1,14 @@
 """Blocks in a folder, one file each, named by their hash; they outlive the process.
 
     <folder>/lock                  held while a process uses the folder
-    <folder>/3f/3f9c…e1.kv         header (64 bytes), block
+    <folder>/3f/3f9c…e1.kv         header (192 bytes), block
     <folder>/3f/3f9c…e1.tmp        being written
+    <folder>/pins.json             see pins.py
 
 A file appears under its name whole or not at all: it is written under another one and renamed. Nothing is synced to
 the disk: it is a cache, and a power cut that leaves a name without its bytes leaves a block that its checksum refuses.
-Every read checks header, size and checksum. Times of modification keep the order of use over a restart.
+Every read checks header, size and checksum. Times of modification keep the order of use over a restart. The header
+names the tenant, so that quotas hold over a restart too: a start reads the header of every file.
 """
 
 from __future__ import annotations
@@ -14,24 +16,20 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import struct
+from collections import Counter
 from collections.abc import Iterator
-from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
 
+from services.kvstore.tiers.accounts import Quotas
 from services.kvstore.tiers.checksum import block_checksum
-from services.kvstore.tiers.lru import BlockLru, check_budget
+from services.kvstore.tiers.disk_header import HEADER_BYTES, Header
+from services.kvstore.tiers.lru import BlockLru, check_budget, check_quotas
 from services.kvstore.tiers.tier import TierCounters, TierEvents
 from shared.errors import ConfigError, StoreUnavailable
 from shared.kv.hashing import HASH_BYTES
 from shared.rpc.block_holders import Tier
 
-MAGIC = b"TANDEMKV"
-FORMAT_VERSION = 1
-HEADER = struct.Struct("<8sIIQQ16s")
-"""Magic, format version, zero, bytes of the block, checksum, hash; then blake2b of these, 16 bytes."""
-HEADER_BYTES = HEADER.size + 16
 SUFFIX, UNFINISHED_SUFFIX = ".kv", ".tmp"
 
 
@@ -39,28 +37,45 @@ class DiskTier:
     """`BlockTier` of blocks of any size. The budget counts the files' bytes, not what the file system adds."""
 
     tier = Tier.DISK
+    overhead_bytes = HEADER_BYTES
 
-    def __init__(self, folder: Path, budget_bytes: int, block_bytes: int) -> None:
-        """Raises ConfigError (field disk_bytes) when not even one block of `block_bytes` fits. No I/O yet."""
-        check_budget("disk_bytes", budget_bytes, block_bytes + HEADER_BYTES)
+    def __init__(
+        self,
+        folder: Path,
+        budget_bytes: int,
+        block_bytes: int,
+        quotas: Quotas | None = None,
+        pin_share: float = 0.0,
+    ) -> None:
+        """At most `pin_share` of the budget may be pinned. Raises ConfigError (field disk_bytes, or the tenant's quota)
+        when not even one block of `block_bytes` fits. No I/O yet."""
+        limits = quotas or Quotas()
         self.counters = TierCounters()
+        self._budget_bytes = budget_bytes
+        self._quotas = limits
+        self.check_block(block_bytes)
         self._folder = folder
-        self._lru = BlockLru(budget_bytes)
+        self.blocks = BlockLru(budget_bytes, limits, int(pin_share * budget_bytes))
         self._lock: BinaryIO | None = None
+
+    def check_block(self, block_bytes: int) -> None:
+        """Raises ConfigError naming the setting into which not even one such block fits."""
+        check_budget("disk_bytes", self._budget_bytes, block_bytes + HEADER_BYTES)
+        check_quotas("disk_bytes", self._quotas, block_bytes + HEADER_BYTES)
 
     @property
     def used_bytes(self) -> int:
         """Bytes of the files."""
-        return self._lru.used_bytes
+        return self.blocks.used_bytes
 
     @property
     def budget_bytes(self) -> int:
         """Most of them."""
-        return self._lru.budget_bytes
+        return self.blocks.budget_bytes
 
     def start(self) -> None:
         """Takes the folder and finds what an earlier process kept; it is in the next events. What is over the budget
-        goes, oldest first.
+        or its tenant's quota goes, oldest first, pinned blocks last; so do files that are no whole blocks.
 
         Raises ConfigError (field disk_folder) when the folder cannot be used or another process does.
         """
@@ -68,7 +83,9 @@ class DiskTier:
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            lock = (self._folder / "lock").open("wb")
+            if not (self._folder / "lock").exists():
+                (self._folder / "lock").touch()
+            lock = (self._folder / "lock").open("rb")  # open for writing, it would keep a disk from going read-only
         except OSError as error:
             raise ConfigError(
                 f"the disk tier's folder {self._folder} cannot be used: {error}", field="disk_folder"
@@ -91,81 +108,102 @@ class DiskTier:
 
     def holds(self, block_hash: bytes) -> bool:
         """See BlockTier."""
-        return block_hash in self._lru
+        return block_hash in self.blocks
 
-    def wants(self, block_hash: bytes, num_bytes: int) -> bool:
+    def wants(self, block_hash: bytes, num_bytes: int, tenant: str = "") -> bool:
         """See BlockTier."""
-        wanted = self._lru.wants(block_hash, num_bytes + HEADER_BYTES)
-        self.counters.num_refused += not wanted and block_hash not in self._lru
+        wanted = self.blocks.wants(block_hash, num_bytes + HEADER_BYTES, tenant)
+        self.counters.num_refused += not wanted and block_hash not in self.blocks
         return wanted
 
-    def put(self, block_hash: bytes, block: memoryview, checksum: int) -> None:
+    def put(self, block_hash: bytes, block: memoryview, checksum: int, tenant: str = "") -> None:
         """See BlockTier."""
-        if block_hash in self._lru:
+        if block_hash in self.blocks:
             self._touch(block_hash)
             return
         if block_checksum(block) != checksum:
             raise ValueError(f"the block's checksum is not {checksum:016x}")
         num_bytes = HEADER_BYTES + block.nbytes
+        if not self.blocks.can_fit(num_bytes, tenant):
+            self.counters.num_refused += 1
+            return
         with self._disk_errors():
-            for victim in self._lru.victims(num_bytes):
-                self._delete(victim)
+            for victim in self.blocks.victims(num_bytes, tenant):
+                self._path(victim).unlink(missing_ok=True)
+                self.blocks.evict(victim)
                 self.counters.num_evicted += 1
-            self._write(block_hash, block, checksum)
-        self._lru.add(block_hash, num_bytes)
+            self._write(block_hash, block, checksum, tenant)
+        self.blocks.add(block_hash, num_bytes, tenant)
         self.counters.num_stored += 1
 
     def read(self, block_hash: bytes, into: memoryview) -> int | None:
         """See BlockTier."""
-        if block_hash not in self._lru:
+        if block_hash not in self.blocks:
             self.counters.num_misses += 1
             return None
         with self._disk_errors():
             checksum = self._read(block_hash, into)
             if checksum is None:
                 self.counters.num_bad += 1
-                self._delete(block_hash)
+                self.blocks.drop(block_hash)
+                with contextlib.suppress(OSError):  # a read-only disk keeps the file; nobody is given it
+                    self._path(block_hash).unlink()
                 return None
+        self.blocks.hit(block_hash)
         self._touch(block_hash)
         self.counters.num_hits += 1
         return checksum
 
+    def drop(self, block_hash: bytes) -> None:
+        """See BlockTier."""
+        if block_hash in self.blocks:
+            with self._disk_errors():
+                self._path(block_hash).unlink(missing_ok=True)
+            self.blocks.drop(block_hash)
+
     def drain_events(self) -> TierEvents:
         """See BlockTier."""
-        return TierEvents(*self._lru.drain())
+        return TierEvents(*self.blocks.drain())
 
     def _path(self, block_hash: bytes) -> Path:
         name = block_hash.hex()
         return self._folder / name[:2] / (name + SUFFIX)
 
     def _adopt(self) -> None:
-        """Files of an earlier process, in the order of their use; unfinished ones go."""
+        """Files of an earlier process, in the order of their use; unfinished and damaged ones go."""
         found = []
         with self._disk_errors():
             for path in self._folder.glob("??/*"):
                 if path.suffix == UNFINISHED_SUFFIX:
                     path.unlink()
                 elif (block_hash := _hash_of(path)) is not None:
-                    stat = path.stat()
-                    found.append((stat.st_mtime_ns, stat.st_size, block_hash))
-            room = self._lru.budget_bytes
+                    stat, header = path.stat(), _read_header(path, block_hash)
+                    if header is None or stat.st_size != HEADER_BYTES + header.num_bytes:
+                        self.counters.num_bad += 1
+                        path.unlink()
+                    else:
+                        pinned = block_hash in self.blocks.pins
+                        found.append((pinned, stat.st_mtime_ns, block_hash, stat.st_size, header.tenant))
+            room, used = self.blocks.budget_bytes, Counter[str]()
             kept = []
-            for _, size, block_hash in sorted(found, reverse=True):
-                room -= size
-                if room >= 0 and size > HEADER_BYTES:
-                    kept.append((block_hash, size))
+            for _, used_at, block_hash, size, tenant in sorted(found, reverse=True):
+                quota = self._quotas.of(tenant)
+                if size <= room and (not quota or used[tenant] + size <= quota):
+                    kept.append((used_at, block_hash, size, tenant))
+                    room -= size
+                    used[tenant] += size
                 else:
                     self._path(block_hash).unlink()
-        for block_hash, size in reversed(kept):
-            self._lru.add(block_hash, size)
+        for _, block_hash, size, tenant in sorted(kept):
+            self.blocks.add(block_hash, size, tenant)
 
-    def _write(self, block_hash: bytes, block: memoryview, checksum: int) -> None:
+    def _write(self, block_hash: bytes, block: memoryview, checksum: int, tenant: str) -> None:
         path = self._path(block_hash)
         unfinished = path.with_suffix(UNFINISHED_SUFFIX)
         path.parent.mkdir(exist_ok=True)
         try:
             with unfinished.open("wb", buffering=0) as file:
-                _write_all(file, memoryview(_header(block_hash, block.nbytes, checksum)))
+                _write_all(file, memoryview(Header(block.nbytes, checksum, tenant).pack(block_hash)))
                 _write_all(file, block.cast("B"))
             unfinished.replace(path)
         except BaseException:
@@ -185,21 +223,18 @@ class DiskTier:
                 rest = file.read(1)
         except FileNotFoundError:
             return None
-        if (stored := _stored_bytes(header, block_hash)) not in (None, into.nbytes):
-            raise ValueError(f"the block has {stored} bytes, not {into.nbytes}")
+        stored = Header.parse(header, block_hash)
+        if stored is not None and stored.num_bytes != into.nbytes:
+            raise ValueError(f"the block has {stored.num_bytes} bytes, not {into.nbytes}")
         checksum = block_checksum(into)
-        if size != into.nbytes or rest or header != _header(block_hash, into.nbytes, checksum):
+        if stored is None or stored.checksum != checksum or size != into.nbytes or rest:
             return None
         return checksum
 
     def _touch(self, block_hash: bytes) -> None:
-        self._lru.use(block_hash)
+        self.blocks.use(block_hash)
         with contextlib.suppress(OSError):  # a read-only disk still serves; only the order of use is lost
             os.utime(self._path(block_hash))
-
-    def _delete(self, block_hash: bytes) -> None:
-        self._path(block_hash).unlink(missing_ok=True)
-        self._lru.drop(block_hash)
 
     @contextlib.contextmanager
     def _disk_errors(self) -> Iterator[None]:
@@ -211,17 +246,9 @@ class DiskTier:
             raise StoreUnavailable(f"the disk tier in {self._folder}: {error}", tier="disk") from error
 
 
-def _header(block_hash: bytes, num_bytes: int, checksum: int) -> bytes:
-    fields = HEADER.pack(MAGIC, FORMAT_VERSION, 0, num_bytes, checksum, block_hash)
-    return fields + blake2b(fields, digest_size=16).digest()
-
-
-def _stored_bytes(header: bytes, block_hash: bytes) -> int | None:
-    """The block's size by its header; None when that is no header of this block."""
-    if len(header) != HEADER_BYTES:
-        return None
-    *_, num_bytes, checksum, _ = HEADER.unpack_from(header)
-    return int(num_bytes) if header == _header(block_hash, num_bytes, checksum) else None
+def _read_header(path: Path, block_hash: bytes) -> Header | None:
+    with path.open("rb", buffering=0) as file:
+        return Header.parse(file.read(HEADER_BYTES), block_hash)
 
 
 def _write_all(file: BinaryIO, data: memoryview) -> None:

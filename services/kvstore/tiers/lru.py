@@ -4,10 +4,18 @@ Least recently used goes first, with admission on second use: while everything f
 budget is spent, a block must be offered twice within the memory of recent offers to be worth another one's place. So
 prompts that nobody repeats pass by without flushing those that many share (the one-hit wonders of Maggs, Sitaraman,
 "Algorithmic nuggets in content delivery", 2015).
+
+A tenant with a quota makes room for its own blocks among its own, so what it stores beyond its quota costs nobody else
+anything. Below its quota it is like everybody: the least recently used of all goes. A block belongs to the tenant that
+brought it. Pinned blocks are taken at their first offer and never evicted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+from services.kvstore.tiers.accounts import Accounts, Quotas
+from services.kvstore.tiers.pin_set import PinSet
 from shared.errors import ConfigError
 
 OFFERS_PER_BLOCK = 4
@@ -16,80 +24,177 @@ MIN_OFFERS = 1024
 
 
 class BlockLru:
-    """Hashes and their sizes, the least recently used first."""
+    """Hashes, their sizes and their tenants, the least recently used first."""
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, budget_bytes: int, quotas: Quotas | None = None, pin_budget_bytes: int = 0) -> None:
+        """Pins may name blocks of `pin_budget_bytes`, which is less than the budget."""
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
-        self._sizes: dict[bytes, int] = {}  # least recently used first
+        self.accounts = Accounts(quotas or Quotas())
+        self.pins = PinSet(pin_budget_bytes)
+        self._pinned_bytes = 0  # of the blocks held
+        self._blocks: dict[bytes, tuple[int, str]] = {}  # size, tenant
+        self._order: dict[bytes, None] = {}  # those that can be evicted, least recently used first
         self._offered: dict[bytes, None] = {}  # not held, oldest offer first
         self._sealed: dict[bytes, None] = {}
         self._evicted: dict[bytes, None] = {}
 
     def __len__(self) -> int:
         """Blocks held."""
-        return len(self._sizes)
+        return len(self._blocks)
 
     def __contains__(self, block_hash: bytes) -> bool:
         """Whether it is held; changes nothing."""
-        return block_hash in self._sizes
+        return block_hash in self._blocks
 
-    def hashes(self) -> list[bytes]:
-        """All, least recently used first."""
-        return list(self._sizes)
+    def hashes(self, tenant: str | None = None) -> list[bytes]:
+        """All, or one tenant's: pinned ones, then the others, least recently used first."""
+        pinned = [block_hash for block_hash in self._blocks if block_hash not in self._order]
+        found = [*pinned, *self._order]
+        return found if tenant is None else [name for name in found if self._blocks[name][1] == tenant]
 
-    def wants(self, block_hash: bytes, num_bytes: int) -> bool:
-        """Whether the block should be brought; notes the offer. False for one that can never fit, or is held: that one
+    def tenant_of(self, block_hash: bytes) -> str:
+        """Whose block it is. Raises KeyError for one that is not held."""
+        return self._blocks[block_hash][1]
+
+    def size_of(self, block_hash: bytes) -> int:
+        """Bytes of a block. Raises KeyError for one that is not held."""
+        return self._blocks[block_hash][0]
+
+    def wants(self, block_hash: bytes, num_bytes: int, tenant: str = "") -> bool:
+        """Whether the block should be brought; notes the offer. False for one that cannot fit, or is held: that one
         counts as used."""
-        if block_hash in self._sizes:
+        if block_hash in self._blocks:
             self.use(block_hash)
             return False
-        if num_bytes > self.budget_bytes:
+        if not self.can_fit(num_bytes, tenant):
             return False
+        if block_hash in self.pins:
+            return True
         again = self._offered.pop(block_hash, self) is None
         self._offered[block_hash] = None
-        while len(self._offered) > max(MIN_OFFERS, OFFERS_PER_BLOCK * len(self._sizes)):
+        while len(self._offered) > max(MIN_OFFERS, OFFERS_PER_BLOCK * len(self._blocks)):
             del self._offered[next(iter(self._offered))]
-        return again or self.used_bytes + num_bytes <= self.budget_bytes
+        return again or num_bytes <= min(self.budget_bytes - self.used_bytes, self.accounts.room(tenant))
+
+    def can_fit(self, num_bytes: int, tenant: str) -> bool:
+        """Whether such a block of the tenant could be held, if what can be evicted were."""
+        quota = self.accounts.quotas.of(tenant)
+        if quota and num_bytes > quota - self.accounts.pinned_bytes(tenant):
+            return False
+        return num_bytes <= self.budget_bytes - self._pinned_bytes
 
     def use(self, block_hash: bytes) -> None:
+        """A held block was asked for."""
+        if self._order.pop(block_hash, self) is None:
+            self._order[block_hash] = None
+            own = self.accounts.of(self._blocks[block_hash][1]).order
+            own[block_hash] = own.pop(block_hash)
+
+    def hit(self, block_hash: bytes) -> None:
         """A held block was read."""
-        self._sizes[block_hash] = self._sizes.pop(block_hash)
+        self.use(block_hash)
+        self.accounts.of(self._blocks[block_hash][1]).num_hits += 1
 
-    def victims(self, num_bytes: int) -> list[bytes]:
-        """Who must go before `num_bytes` fit; changes nothing. Raises ValueError when that never fits."""
-        if num_bytes > self.budget_bytes:
+    def victims(self, num_bytes: int, tenant: str = "") -> list[bytes]:
+        """Who must go before `num_bytes` of the tenant fit; changes nothing. Raises ValueError when that cannot be."""
+        if not self.can_fit(num_bytes, tenant):
             raise ValueError(f"a block of {num_bytes} bytes never fits into {self.budget_bytes}")
+        found: dict[bytes, None] = {}
+        freed = 0
+        excess = num_bytes - self.accounts.room(tenant)
+        if excess > 0:
+            for block_hash in self.accounts.of(tenant).order:
+                found[block_hash] = None
+                freed += self._blocks[block_hash][0]
+                if freed >= excess:
+                    break
         excess = self.used_bytes + num_bytes - self.budget_bytes
-        found: list[bytes] = []
-        for block_hash, size in self._sizes.items():
-            if excess <= 0:
+        for block_hash in self._order:
+            if freed >= excess:
                 break
-            found.append(block_hash)
-            excess -= size
-        return found
+            if block_hash not in found:
+                found[block_hash] = None
+                freed += self._blocks[block_hash][0]
+        return list(found)
 
-    def add(self, block_hash: bytes, num_bytes: int) -> None:
+    def add(self, block_hash: bytes, num_bytes: int, tenant: str = "") -> None:
         """The block is held now, as the most recently used. Raises ValueError unless it fits."""
-        if block_hash in self._sizes or self.used_bytes + num_bytes > self.budget_bytes:
+        room = min(self.budget_bytes - self.used_bytes, self.accounts.room(tenant))
+        if block_hash in self._blocks or num_bytes > room:
             raise ValueError("the block is held already, or does not fit")
-        self._sizes[block_hash] = num_bytes
+        self._blocks[block_hash] = num_bytes, tenant
         self.used_bytes += num_bytes
+        account = self.accounts.of(tenant)
+        account.used_bytes += num_bytes
+        account.num_blocks += 1
+        self._place(block_hash)
         self._offered.pop(block_hash, None)
         if self._evicted.pop(block_hash, self) is not None:
             self._sealed[block_hash] = None
 
+    def evict(self, block_hash: bytes) -> None:
+        """The block is held no more, since another needs its place."""
+        self.accounts.of(self._blocks[block_hash][1]).num_evicted += 1
+        self.drop(block_hash)
+
     def drop(self, block_hash: bytes) -> None:
         """The block is held no more."""
-        self.used_bytes -= self._sizes.pop(block_hash)
+        self._take_out(block_hash)
+        num_bytes, tenant = self._blocks.pop(block_hash)
+        self.used_bytes -= num_bytes
+        account = self.accounts.of(tenant)
+        account.used_bytes -= num_bytes
+        account.num_blocks -= 1
+        self.accounts.settle(tenant)
         if self._sealed.pop(block_hash, self) is not None:
             self._evicted[block_hash] = None
+
+    def pin(self, name: str, block_hashes: Sequence[bytes], num_bytes: int, tenant: str) -> bool:
+        """Keeps these blocks, of `num_bytes` each, whenever they are brought. False, and nothing has changed, where
+        they are more than pins may take, or than the tenant's quota."""
+        quota = self.accounts.quotas.of(tenant)
+        if not self.pins.fits(block_hashes, num_bytes, tenant, quota):
+            return False
+        self._repin(lambda: self.pins.add(name, block_hashes, num_bytes, tenant), block_hashes)
+        return True
+
+    def unpin(self, name: str) -> None:
+        """Ends a pin, if there is one of that name; its blocks can be evicted, as most recently used."""
+        self._repin(lambda: self.pins.remove(name), self.pins.hashes(name))
 
     def drain(self) -> tuple[list[bytes], list[bytes]]:
         """Hashes that came and that went since the last call, net."""
         sealed, evicted = list(self._sealed), list(self._evicted)
         self._sealed, self._evicted = {}, {}
         return sealed, evicted
+
+    def _repin(self, change: Callable[[], None], block_hashes: Sequence[bytes]) -> None:
+        held = [block_hash for block_hash in dict.fromkeys(block_hashes) if block_hash in self._blocks]
+        for block_hash in held:
+            self._take_out(block_hash)
+        change()
+        for block_hash in held:
+            self._place(block_hash)
+
+    def _place(self, block_hash: bytes) -> None:
+        """Among those that can be evicted, or those that cannot."""
+        num_bytes, tenant = self._blocks[block_hash]
+        account = self.accounts.of(tenant)
+        if block_hash in self.pins:
+            self._pinned_bytes += num_bytes
+            account.pinned_bytes += num_bytes
+        else:
+            self._order[block_hash] = account.order[block_hash] = None
+
+    def _take_out(self, block_hash: bytes) -> None:
+        num_bytes, tenant = self._blocks[block_hash]
+        account = self.accounts.of(tenant)
+        if self._order.pop(block_hash, self) is None:
+            del account.order[block_hash]
+        else:
+            self._pinned_bytes -= num_bytes
+            account.pinned_bytes -= num_bytes
 
 
 def check_budget(field: str, budget_bytes: int, block_bytes: int) -> None:
@@ -98,3 +203,11 @@ def check_budget(field: str, budget_bytes: int, block_bytes: int) -> None:
         raise ConfigError(
             f"{field} is {budget_bytes} bytes, one block takes {block_bytes}", field=field, limit=block_bytes
         )
+
+
+def check_quotas(field: str, quotas: Quotas, block_bytes: int) -> None:
+    """Raises ConfigError naming the quota into which not even one block fits."""
+    named = {f"tenant_quotas.{tenant}.{field}": quota for tenant, quota in quotas.named.items()}
+    for name, quota in {f"tenant_quota.{field}": quotas.default, **named}.items():
+        if quota:
+            check_budget(name, quota, block_bytes)

@@ -6,9 +6,11 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from services.kvstore.tiers.pins import Pin, PinBook
 from services.kvstore.tiers.tier import BlockTier
-from shared.errors import StoreUnavailable
+from shared.errors import InvalidRequest, NotFound, StoreUnavailable
 from shared.rpc.block_holders import Tier
 
 logger = logging.getLogger(__name__)
@@ -25,6 +27,15 @@ class FoundBlock:
     tier: Tier
 
 
+@dataclass(frozen=True, slots=True)
+class PinState:
+    """A pin, and what of it is true now."""
+
+    pin: Pin
+    num_held: int  # blocks that are here, in whichever tier
+    tiers: tuple[Tier, ...]  # that keep its blocks
+
+
 class TierStack:
     """The tiers of one node, fastest first. Each decides for itself what it takes and what goes.
 
@@ -32,27 +43,41 @@ class TierStack:
     told to the log once, until a call on it works again.
     """
 
-    def __init__(self, tiers: Sequence[BlockTier]) -> None:
-        """Owns them."""
-        self.tiers = list(tiers)
+    def __init__(self, tiers: Sequence[BlockTier], pin_folder: Path | None = None) -> None:
+        """Owns them. Pins outlive the process where there is a folder."""
+        self.tiers: list[BlockTier] = list(tiers)
         self.failed: dict[Tier, StoreUnavailable] = {}
         """Tiers whose last call failed."""
         self._unread_until: dict[Tier, float] = {}
+        self._pins = PinBook(pin_folder)
 
-    def wanting(self, block_hash: bytes, num_bytes: int) -> tuple[BlockTier, ...]:
+    def load_pins(self) -> None:
+        """Before the tiers start, so that what is pinned is kept. Raises ConfigError for a file that is none."""
+        self._pins.load()
+        for tier in self.tiers:
+            self._apply_pins(tier)
+
+    def add_fastest(self, tier: BlockTier) -> None:
+        """Another tier, above all others."""
+        self.tiers.insert(0, tier)
+        self._apply_pins(tier)
+
+    def wanting(self, block_hash: bytes, num_bytes: int, tenant: str = "") -> tuple[BlockTier, ...]:
         """The tiers that would take a block; none where one of them holds it. All note that it was offered."""
-        wanting = tuple(tier for tier in self.tiers if tier.wants(block_hash, num_bytes))
+        wanting = tuple(tier for tier in self.tiers if tier.wants(block_hash, num_bytes, tenant))
         return () if self.holds(block_hash) else wanting
 
     def holds(self, block_hash: bytes) -> bool:
         """Whether a tier that can be read has it."""
         return any(tier.holds(block_hash) for tier in self.tiers if self._readable(tier))
 
-    def put(self, block_hash: bytes, block: memoryview, checksum: int, tiers: Sequence[BlockTier]) -> None:
+    def put(
+        self, block_hash: bytes, block: memoryview, checksum: int, tiers: Sequence[BlockTier], tenant: str = ""
+    ) -> None:
         """Keeps a block in these tiers. Raises ValueError where the checksum is not its own."""
         for tier in tiers:
             try:
-                tier.put(block_hash, block, checksum)
+                tier.put(block_hash, block, checksum, tenant)
             except StoreUnavailable as error:
                 self._fail(tier, error)
             else:
@@ -64,6 +89,7 @@ class TierStack:
         for tier in self.tiers:
             if not tier.holds(block_hash) or not self._readable(tier):
                 continue
+            tenant = tier.blocks.tenant_of(block_hash)
             try:
                 checksum = tier.read(block_hash, into)
             except StoreUnavailable as error:
@@ -74,14 +100,93 @@ class TierStack:
             if checksum is None:
                 continue
             faster = self.tiers[: self.tiers.index(tier)]
-            self.put(block_hash, into, checksum, [t for t in faster if t.wants(block_hash, into.nbytes)])
+            wanting = [t for t in faster if t.wants(block_hash, into.nbytes, tenant)]
+            self.put(block_hash, into, checksum, wanting, tenant)
             return FoundBlock(checksum, tier.tier)
         return None
+
+    def flush(self, tenant: str | None = None) -> tuple[int, int]:
+        """Drops all blocks, or one tenant's, pinned ones too; returns how many and their bytes, a block in two tiers
+        twice. Raises StoreUnavailable where a tier cannot: those before it are flushed."""
+        num_blocks = num_bytes = 0
+        for tier in self.tiers:
+            for block_hash in tier.blocks.hashes(tenant):
+                size = tier.blocks.size_of(block_hash)
+                try:
+                    tier.drop(block_hash)
+                except StoreUnavailable as error:
+                    self._fail(tier, error)
+                    raise
+                num_blocks += 1
+                num_bytes += size
+        return num_blocks, num_bytes
+
+    def pin(self, pin: Pin) -> PinState:
+        """Keeps these blocks, here already or not, in every tier that has room for all of them among its pins.
+
+        Replaces a pin of the same name. Raises InvalidRequest (field prefix) where no tier has room, StoreUnavailable
+        where the pin cannot be kept over a restart; then nothing has changed.
+        """
+        before = self._pins.get(pin.name)
+        self._unpin(pin.name)
+        pinned = [tier for tier in self.tiers if self._pin(tier, pin)]
+        try:
+            if not pinned:
+                raise self._no_room(pin)
+            self._pins.put(pin)
+        except (InvalidRequest, StoreUnavailable):
+            self._unpin(pin.name)
+            if before is not None:
+                for tier in self.tiers:
+                    self._pin(tier, before)
+            raise
+        return self._state(pin)
+
+    def unpin(self, name: str) -> Pin:
+        """Ends a pin; its blocks stay until they are evicted. Raises NotFound."""
+        pin = self._pins.get(name)
+        if pin is None:
+            raise NotFound(f"there is no pin {name!r}", field="name", value=name)
+        self._pins.remove(name)
+        self._unpin(name)
+        return pin
+
+    def pins(self) -> list[PinState]:
+        """All pins, oldest first."""
+        return [self._state(pin) for pin in self._pins.all()]
 
     def close(self) -> None:
         """Closes all; twice is fine."""
         for tier in self.tiers:
             tier.close()
+
+    def _state(self, pin: Pin) -> PinState:
+        num_held = sum(any(tier.holds(name) for tier in self.tiers) for name in set(pin.block_hashes))
+        return PinState(pin, num_held, tuple(tier.tier for tier in self.tiers if pin.name in tier.blocks.pins.names))
+
+    def _pin(self, tier: BlockTier, pin: Pin) -> bool:
+        return tier.blocks.pin(pin.name, pin.block_hashes, pin.block_bytes + tier.overhead_bytes, pin.tenant)
+
+    def _unpin(self, name: str) -> None:
+        for tier in self.tiers:
+            tier.blocks.unpin(name)
+
+    def _apply_pins(self, tier: BlockTier) -> None:
+        for pin in self._pins.all():
+            if not self._pin(tier, pin):
+                logger.warning("pin %s has no room in the %s tier any more", pin.name, tier.tier.name.lower())
+
+    def _no_room(self, pin: Pin) -> InvalidRequest:
+        room = ", ".join(
+            f"{tier.tier.name.lower()} {tier.blocks.pins.used_bytes} of {tier.blocks.pins.budget_bytes} bytes pinned"
+            for tier in self.tiers
+        )
+        num_bytes = len(set(pin.block_hashes)) * pin.block_bytes
+        return InvalidRequest(
+            f"the prefix takes {num_bytes} bytes, more than pins or the tenant's quota leave in any tier ({room})",
+            field="prefix",
+            limit=max((tier.blocks.pins.budget_bytes for tier in self.tiers), default=0),
+        )
 
     def _readable(self, tier: BlockTier) -> bool:
         return time.monotonic() >= self._unread_until.get(tier.tier, 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.kvstore.tiers.lru import BlockLru
 from shared.rpc.block_holders import Tier
 
 
@@ -25,7 +26,7 @@ class TierCounters:
     num_stored: int = 0
     num_evicted: int = 0
     num_refused: int = 0
-    """Not admitted: offered for the first time while the tier was full."""
+    """Not admitted: offered for the first time while the tier was full, or without room beside what is pinned."""
     num_bad: int = 0
     """Blocks that were not what their checksum said: dropped, to be computed again."""
 
@@ -39,6 +40,10 @@ class BlockTier(Protocol):
 
     tier: Tier
     counters: TierCounters
+    blocks: BlockLru
+    """What is held, whose it is, and what may not be evicted."""
+    overhead_bytes: int
+    """What a block takes of the budget beyond its own bytes."""
 
     @property
     def used_bytes(self) -> int:
@@ -51,14 +56,16 @@ class BlockTier(Protocol):
     def holds(self, block_hash: bytes) -> bool:
         """Whether it is here, as far as is known without reading it; changes nothing."""
 
-    def wants(self, block_hash: bytes, num_bytes: int) -> bool:
-        """Whether to bring this block here, asked before its bytes travel. Notes that it was offered: while the tier is
-        full, only a block that is offered again is worth another one's place. One that is here counts as used."""
+    def wants(self, block_hash: bytes, num_bytes: int, tenant: str = ...) -> bool:
+        """Whether to bring this block here, asked before its bytes travel. Notes that it was offered: while the tier,
+        or the tenant's part of it, is full, only a block that is offered again is worth another one's place. One that
+        is here counts as used."""
 
-    def put(self, block_hash: bytes, block: memoryview, checksum: int) -> None:
-        """Keeps a copy; evicts what must go. A block that is here is kept as it is, and counts as used.
+    def put(self, block_hash: bytes, block: memoryview, checksum: int, tenant: str = ...) -> None:
+        """Keeps a copy; evicts what must go. A block that is here is kept as it is, and counts as used. One that has
+        no room any more, since pins or the tenant's quota are in its way, is refused and counted.
 
-        Raises ValueError when the block can never fit or the checksum is not its own: that is for the caller to check.
+        Raises ValueError when the size or the checksum is not the block's: that is for the caller to check.
         """
 
     def read(self, block_hash: bytes, into: memoryview) -> int | None:
@@ -67,6 +74,9 @@ class BlockTier(Protocol):
         None when it is not here, or was and is damaged: then it is dropped and counted. Raises ValueError, and drops
         nothing, when `into` has another size.
         """
+
+    def drop(self, block_hash: bytes) -> None:
+        """The block is here no more; one that is not here is ignored."""
 
     def drain_events(self) -> TierEvents:
         """Changes for the index since the last call; after a restart of a tier that keeps, all it kept."""

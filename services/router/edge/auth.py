@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from shared.errors import Unauthenticated
+from services.router.edge.settings import EdgeSettings
+from shared.errors import ConfigError, Unauthenticated
 
 _SCHEME = "bearer "
 
@@ -13,23 +14,56 @@ _SCHEME = "bearer "
 class ApiKeys:
     """The keys that are let in; with none, everyone is."""
 
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._keys = tuple(key.encode() for key in keys)
+    def __init__(
+        self, keys: Sequence[str], tenants: Mapping[str, Sequence[str]] | None = None, admin_keys: Sequence[str] = ()
+    ) -> None:
+        """`tenants` are keys by the tenant that they speak for. Raises ConfigError for a key that two of them have."""
+        self._keys = [(key.encode(), "") for key in keys]
+        self._keys += [(key.encode(), tenant) for tenant, own in (tenants or {}).items() for key in own]
+        self._admin_keys = [key.encode() for key in admin_keys]
+        if len({key for key, _ in self._keys}) < len(self._keys):
+            raise ConfigError("edge: an API key is named twice, or by two tenants", field="edge.tenants")
 
-    def check(self, authorization: str | None) -> None:
-        """Passes or raises Unauthenticated; `authorization` is the header's or metadata entry's value.
+    @classmethod
+    def of(cls, settings: EdgeSettings) -> ApiKeys:
+        """Those of the settings."""
+        tenants = {name: tenant.api_keys for name, tenant in settings.tenants.items()}
+        return cls(settings.api_keys, tenants, settings.admin_keys)
 
-        Compares with every key in constant time, so that the time taken tells nothing of any.
+    def check(self, authorization: str | None) -> str:
+        """The tenant that the key speaks for, empty for a key of nobody's in particular; or raises Unauthenticated.
+
+        `authorization` is the header's or metadata entry's value. Compares with every key in constant time, so that
+        the time taken tells nothing of any.
         """
-        if not self._keys:
-            return
-        if authorization is None:
-            raise Unauthenticated("an API key is needed: send `Authorization: Bearer KEY`", field="authorization")
-        if authorization[: len(_SCHEME)].lower() != _SCHEME:
-            raise Unauthenticated("the authorization must be `Bearer KEY`", field="authorization")
-        offered = authorization[len(_SCHEME) :].strip().encode()
-        known = False
-        for key in self._keys:
-            known |= hmac.compare_digest(key, offered)
+        if not self._keys and not self._admin_keys:
+            return ""
+        offered = _offered(authorization)
+        known, tenant = False, ""
+        for key, owner in (*self._keys, *((key, "") for key in self._admin_keys)):
+            if hmac.compare_digest(key, offered):
+                known, tenant = True, owner
         if not known:
             raise Unauthenticated("the API key is not known here", field="authorization")
+        return tenant
+
+    def check_admin(self, authorization: str | None) -> None:
+        """Passes for an admin key, and for everyone where there are no keys at all; or raises Unauthenticated."""
+        if not self._keys and not self._admin_keys:
+            return
+        if not self._admin_keys:
+            raise Unauthenticated("this needs an admin key, and edge.admin_keys is empty", field="authorization")
+        offered = _offered(authorization)
+        known = False
+        for key in self._admin_keys:
+            known |= hmac.compare_digest(key, offered)
+        if not known:
+            raise Unauthenticated("this needs an admin key", field="authorization")
+
+
+def _offered(authorization: str | None) -> bytes:
+    if authorization is None:
+        raise Unauthenticated("an API key is needed: send `Authorization: Bearer KEY`", field="authorization")
+    if authorization[: len(_SCHEME)].lower() != _SCHEME:
+        raise Unauthenticated("the authorization must be `Bearer KEY`", field="authorization")
+    return authorization[len(_SCHEME) :].strip().encode()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from services.router.edge.generation import Generation
 from services.router.edge.scheduling import SchedulingHints
 from services.router.edge.settings import EdgeSettings
+from services.router.edge.tenancy import chain_salt
 from services.router.request import Core, Request
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest, NotFound, PromptTooLong, WorkerLost
@@ -57,6 +58,7 @@ class CallInfo:
     timeout_s: float = 0.0  # 0 = none
     trace: Mapping[str, str] = field(default_factory=dict)  # W3C trace context
     scheduling: SchedulingHints = field(default_factory=SchedulingHints)
+    cache_salt: str = ""  # the client's own; prefixes are shared only with requests of the same one
 
 
 def checked_request_id(request_id: str) -> str:
@@ -131,6 +133,7 @@ class Frontend:
             prompt_token_ids=token_ids,
             sampling=sampling.resolved(seed=secrets.randbits(64), max_tokens=max_tokens),
             tenant=info.scheduling.tenant,
+            salt=chain_salt(self._settings.tenants, info.scheduling.tenant, info.cache_salt),
             arrived_at=info.arrived_at,
             timeout_s=min(limits, default=0.0),
             trace=dict(info.trace),

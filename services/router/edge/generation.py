@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from services.router.edge.stop_strings import StopStrings
 from services.router.request import (
@@ -38,9 +39,11 @@ class OutputFinish:
     summary: RequestSummary
 
 
-@dataclass(frozen=True, slots=True)
-class OutputDelta:
-    """New output; `text` is certain by now and may be empty, `finish` is set on the last delta only."""
+class OutputDelta(NamedTuple):
+    """New output; `text` is certain by now and may be empty, `finish` is set on the last delta only.
+
+    A tuple, since there is one a token.
+    """
 
     text: str
     token_ids: tuple[int, ...]

@@ -47,7 +47,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """`explain` raises NotFound for a request that it does not know."""
         self._explain = explain
         self._frontend = frontend
-        self._keys = ApiKeys(settings.api_keys)
+        self._keys = ApiKeys.of(settings)
         self._status = status
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -96,7 +96,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def _generate(self, request: inference_pb2.GenerateRequest, context: Context, arrived_at: float) -> None:
         """One coroutine, no generator: a cancelled call unwinds all of it at once."""
         metadata = _metadata(context)
-        self._keys.check(metadata.get("authorization"))
+        tenant = self._keys.check(metadata.get("authorization"))
         time_left = context.time_remaining()
         if time_left is not None and time_left <= 0:
             raise DeadlineExceeded("the call's deadline passed before it began")
@@ -106,7 +106,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             arrived_at=arrived_at,
             timeout_s=time_left or 0.0,
             trace={key: metadata[key] for key in _TRACE_KEYS if key in metadata},
-            scheduling=scheduling_hints(metadata),
+            scheduling=scheduling_hints(metadata, tenant),
+            cache_salt=request.cache_salt,
         )
         prepared = await self._frontend.prepare(_prompt(request), sampling_params(request.sampling), info)
         async with contextlib.aclosing(self._frontend.start(prepared)) as generation:
@@ -131,7 +132,7 @@ def _prompt(request: inference_pb2.GenerateRequest) -> Prompt:
     if kind == "text":
         return TextPrompt(request.text)
     if kind == "tokens":
-        return TokensPrompt(request.tokens.ids)
+        return TokensPrompt(tuple(request.tokens.ids))
     if kind == "chat":
         return ChatPrompt([{"role": m.role, "content": m.content} for m in request.chat.messages])
     raise InvalidRequest("prompt is missing: set text, tokens or chat", field="prompt")

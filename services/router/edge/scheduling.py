@@ -1,11 +1,13 @@
 """What a client may say about its place in the line: the same names as HTTP headers and as gRPC metadata.
 
-    x-tenant            whose share it counts against; prefixes are never shared between tenants. Default "default"
+    x-tenant            whose share it counts against; prefixes are shared between tenants only where the settings
+                        say so. Default: the tenant that the API key speaks for, else "default"
     x-priority          -100..100, higher first where the queue is ordered by priority. Default 0
     x-session-id        the turns of one conversation share it
     x-ttft-timeout-ms   the first token is due so soon; 429 at once where that cannot be. Default: the router's target
 
-A proxy that knows who calls sets `x-tenant` itself and drops what came from outside.
+A key of a tenant's own settles who calls; without one, a proxy that knows sets `x-tenant` and drops what came from
+outside.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, Unauthenticated
 
 MAX_NAME_LEN = 128
 MAX_PRIORITY = 100
@@ -30,10 +32,14 @@ class SchedulingHints:
     ttft_timeout_s: float = 0.0  # 0 = the router's target
 
 
-def scheduling_hints(headers: Mapping[str, str]) -> SchedulingHints:
-    """Reads them; raises InvalidRequest naming the header."""
+def scheduling_hints(headers: Mapping[str, str], tenant: str = "") -> SchedulingHints:
+    """Reads them; raises InvalidRequest naming the header, Unauthenticated for a tenant that is not `tenant`, where the
+    key speaks for that one."""
+    named = _name(headers, "x-tenant")
+    if tenant and named and named != tenant:
+        raise Unauthenticated(f"the API key does not speak for tenant {named!r}", field="x-tenant")
     return SchedulingHints(
-        tenant=_name(headers, "x-tenant") or "default",
+        tenant=tenant or named or "default",
         priority=_priority(headers.get("x-priority", "0")),
         session=_name(headers, "x-session-id"),
         ttft_timeout_s=_timeout_s(headers.get("x-ttft-timeout-ms", "")),

@@ -7,6 +7,20 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 ApiKey = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[\x21-\x7e]+$")]
+TenantName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
+
+
+class TenantSettings(BaseModel):
+    """One tenant."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    api_keys: tuple[ApiKey, ...] = Field(default=(), repr=False)
+    """Bearer keys that speak for this tenant and no other; what x-tenant says must agree."""
+
+    share: TenantName | None = None
+    """Tenants that name the same share prefixes with each other; none = with nobody. Who shares can tell by the time
+    to a first token what others have sent."""
 
 
 class EdgeSettings(BaseModel):
@@ -16,6 +30,13 @@ class EdgeSettings(BaseModel):
 
     api_keys: tuple[ApiKey, ...] = Field(default=(), repr=False)
     """Bearer keys that are let in, over HTTP and gRPC alike; none = open to everyone."""
+
+    admin_keys: tuple[ApiKey, ...] = Field(default=(), repr=False)
+    """Keys that may also see, flush and pin everybody's cache. Where any key is set, nobody else may; where none is,
+    everyone."""
+
+    tenants: dict[TenantName, TenantSettings] = Field(default_factory=dict)
+    """By name. A tenant that is not here has a salt of its own like every other, and counts as `other` in metrics."""
 
     max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1024, le=1024 * 1024 * 1024)
     """Longest HTTP request body, bytes."""

@@ -6,6 +6,7 @@ acknowledged it, else at the second one, `SETTLE_S` after it was sent. Other rou
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from services.router.placement.views import WorkerView
@@ -31,6 +32,7 @@ class Ledger:
         self._free_blocks = view.num_free_blocks
         self._requests = view.num_requests
         self._queued_tokens = view.num_queued_tokens
+        self._own_tokens = 0  # of the open ones, whose first token has not come
         self._open: dict[str, _Commitment] = {}
         self._unsettled: dict[str, _Commitment] = {}
 
@@ -42,6 +44,7 @@ class Ledger:
     def commit(self, request_id: str, *, num_tokens: int, num_blocks: int) -> None:
         """The request was placed here: it will compute `num_tokens` and take `num_blocks`."""
         self._open[request_id] = self._unsettled[request_id] = _Commitment(num_tokens, num_blocks)
+        self._own_tokens += num_tokens
         self._write()
 
     def sent(self, request_id: str, now_s: float) -> None:
@@ -60,13 +63,16 @@ class Ledger:
         """The first token came: nothing of the prompt is queued there any more."""
         item = self._open.get(request_id)
         if item is not None:
+            self._own_tokens -= item.num_tokens
             item.num_tokens = 0
             item.acknowledged = True
             self._write()
 
     def release(self, request_id: str) -> None:
         """The request is over for this worker."""
-        if self._open.pop(request_id, None) is not None:
+        item = self._open.pop(request_id, None)
+        if item is not None:
+            self._own_tokens -= item.num_tokens
             self._unsettled.pop(request_id, None)
             self._write()
 
@@ -75,6 +81,10 @@ class Ledger:
         self._free_blocks = num_free_blocks
         self._requests = num_requests
         self._queued_tokens = num_queued_tokens
+        if num_queued_tokens > self._own_tokens:
+            self.view.ours_since_s = math.inf
+        elif self.view.ours_since_s == math.inf:
+            self.view.ours_since_s = now_s
         for request_id, item in list(self._unsettled.items()):
             if item.sent_s is not None and now_s >= item.sent_s:
                 item.num_reports += 1

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import mul
 
 from services.router.placement.candidates import candidates
 from services.router.placement.decision import Candidate, Choice
@@ -46,8 +47,8 @@ class PlacementConfig:
     thresholds: Thresholds = field(default_factory=Thresholds)
     max_candidates: int = 32
     """Workers looked at; of a larger pool the best prefix holders, the rest drawn at random."""
-    jitter: float = 0.0
-    """Scores that are so little below the best count as equal, and equals are drawn: for several routers."""
+    jitter: float = 0.1
+    """Scores that are so little below the best count as equal where other routers place requests too."""
     max_sessions: int = 100_000
     """Sessions whose last workers are remembered."""
     explain: bool = True
@@ -134,7 +135,8 @@ class Placement:
         """Where the prompt is computed, and the predicted seconds to its first token."""
         thresholds = self._config.thresholds
         pool_s = self.predictor.pool_s(prefill, need) if prefill is not None else math.inf
-        most = max(thresholds.short_suffix_tokens, thresholds.max_here_tokens)
+        # Another router's decode worker may be given a prompt by each of us in the same moment: short ones at most.
+        most = max(thresholds.short_suffix_tokens, thresholds.max_here_tokens if decode.home else 0)
         num_uncached = need.num_uncached_tokens(decode.name)
         if not num_prefills or decode.num_queued_tokens + num_uncached > most:
             return Route.HAND_OFF, pool_s  # it has enough to prefill already
@@ -169,26 +171,31 @@ class Placement:
     def _pick(
         self, views: Sequence[WorkerView], scorers: Sequence[Scorer], need: Need
     ) -> tuple[WorkerView | None, tuple[Candidate, ...]]:
-        """The best by the weighted mean; equals are drawn, so that several routers do not all take the first."""
+        """The best by the weighted mean; equals are drawn, this router's own before others."""
         if not views:
             return None, ()
         scorers = [scorer for scorer in scorers if scorer[1] > 0]
         total = sum(weight for _, weight, _ in scorers) or 1.0
-        scores = [sum(weight * score(view) for _, weight, score in scorers) / total for view in views]
-        enough = max(scores) - self._config.jitter
-        chosen = self._random.choice([view for view, value in zip(views, scores, strict=True) if value >= enough])
+        parts = [[score(view) for _, _, score in scorers] for view in views]
+        weights = [weight for _, weight, _ in scorers]
+        scores = [sum(map(mul, weights, part)) / total for part in parts]
+        alone = all(view.home for view in views)
+        enough = max(scores) - (0.0 if alone else self._config.jitter)
+        equals = [view for view, value in zip(views, scores, strict=True) if value >= enough]
+        chosen = self._random.choice([view for view in equals if view.home] or equals)
         if not self._config.explain:
             return chosen, ()
-        ranked = sorted(zip(scores, views, strict=True), key=lambda pair: -pair[0])[: self._config.max_candidates]
+        names = [name for name, _, _ in scorers]
+        ranked = sorted(zip(scores, views, parts, strict=True), key=lambda entry: -entry[0])
         return chosen, tuple(
             Candidate(
                 view.name,
                 value,
-                tuple((name, score(view)) for name, _, score in scorers),
+                tuple(zip(names, part, strict=True)),
                 view.num_queued_tokens,
                 view.num_free_blocks,
                 view.num_requests,
                 need.num_hit_tokens(view.name),
             )
-            for value, view in ranked
+            for value, view, part in ranked[: self._config.max_candidates]
         )

@@ -5,6 +5,8 @@ The blocks' way to the decode worker is not in it: the first token goes to the c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from services.router.placement.cost_model import CostModel
 from services.router.placement.views import Need, Pool, WorkerView
 
@@ -51,16 +53,16 @@ class TtftPredictor:
         own_s = self._prompts.predict_s(0, num_uncached, num_cached)
         return None if own_s is None else own_s + self.hand_off_s
 
-    def queued_s(self, num_tokens_ahead: int, pool: Pool, num_uncached: int, num_cached: int) -> float | None:
-        """Seconds to the first token behind `num_tokens_ahead` of the admission queue, all of `pool` working.
+    def wait_s(self, num_tokens_ahead: int, pool: Pool) -> float | None:
+        """Seconds until some worker of `pool` has computed what it has and its part of `num_tokens_ahead`.
 
-        With nobody ahead a worker can start it now; else everything queued is shared by all workers.
+        What waits fills up the shortest queues first. An idle worker and nobody ahead: 0.
         """
-        own_s, token_s = self.idle_s(num_uncached, num_cached), self._prompts.token_s
-        if own_s is None or token_s is None or not num_tokens_ahead:
-            return own_s
-        num_tokens = num_tokens_ahead + sum(view.num_queued_tokens for view in pool)
-        return own_s + num_tokens * token_s / max(1, len(pool))
+        token_s = self._prompts.token_s
+        if token_s is None:
+            return None
+        queues = [view.num_queued_tokens for view in pool if view.accepting]
+        return _level(num_tokens_ahead, queues) * token_s if queues else 0.0
 
     @property
     def _prompts(self) -> CostModel:
@@ -71,3 +73,17 @@ class TtftPredictor:
 def _own_s(model: CostModel, view: WorkerView, need: Need) -> float | None:
     name = view.name
     return model.predict_s(view.num_queued_tokens, need.num_uncached_tokens(name), need.num_hit_tokens(name))
+
+
+def _level(num_tokens: int, queues: Sequence[int]) -> float:
+    """How long the shortest queue is once `num_tokens` were poured over `queues`: they level out from below."""
+    lowest = min(queues)
+    if not num_tokens:
+        return lowest
+    below = queues
+    while True:
+        level = (num_tokens + sum(below)) / len(below)
+        kept = [queue for queue in below if queue <= level]
+        if len(kept) == len(below):
+            return level
+        below = kept

@@ -44,8 +44,9 @@ class PlacementSettings(BaseModel):
     """... slower by this factor: the others in the decode worker's batch wait too."""
     max_candidates: int = Field(default=32, ge=2)
     """Workers looked at for one request; of more, the best prefix holders and a random draw."""
-    jitter: float = Field(default=0.0, ge=0, le=1)
-    """Scores this close to the best count as equal and are drawn from; with several routers about 0.02."""
+    jitter: float = Field(default=0.1, ge=0, le=1)
+    """Where several routers serve the fleet: scores this close to the best count as equal, and the router's own workers
+    (by a hash of the names) go before their equals. With one router nothing is drawn but true equals."""
     max_sessions: int = Field(default=100_000, ge=0)
     """Conversations whose last workers are remembered."""
     explain_requests: int = Field(default=1024, ge=0)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
+
+from services.router.placement.home import Replicas, own_workers
 
 
 @dataclass(slots=True)
@@ -25,14 +27,22 @@ class WorkerView:
     """Connected, not draining, and not just found full."""
     label: tuple[str, ...] = ()
     """Where it stands, widest first: ("zone-a", "rack-3", "nvlink-1"). Empty: unknown."""
+    home: bool = True
+    """Of several routers before the fleet, this one takes it first."""
+    ours_since_s: float = -math.inf
+    """Since when no other router was seen to have a prompt there; infinity while one is."""
 
 
 class Pool:
     """The connected workers of one role, in a list that can be drawn from."""
 
-    __slots__ = ("_places", "_views")
+    __slots__ = ("_dealt", "_places", "_replicas", "_router", "_views")
 
-    def __init__(self) -> None:
+    def __init__(self, router: str = "") -> None:
+        """`router`: the name of the one that looks at it."""
+        self._router = router
+        self._replicas = Replicas()
+        self._dealt = False
         self._views: list[WorkerView] = []
         self._places: dict[str, int] = {}
 
@@ -55,6 +65,7 @@ class Pool:
         self.remove(view.name)
         self._places[view.name] = len(self._views)
         self._views.append(view)
+        self._deal()
 
     def remove(self, name: str) -> None:
         """A worker is gone; unknown names are ignored. The last view takes its place in the list."""
@@ -65,6 +76,27 @@ class Pool:
         if place < len(self._views):
             self._views[place] = last
             self._places[last.name] = place
+        self._replicas.told(name, ())
+        self._deal()
+
+    def told(self, worker: str, routers: Sequence[str]) -> None:
+        """A worker names the routers connected to it, none where there is only one: says which are this one's own."""
+        if self._replicas.told(worker, routers):
+            self._deal()
+
+    def _deal(self) -> None:
+        routers = self._replicas.names
+        if not routers and not self._dealt:
+            return
+        self._dealt = bool(routers)
+        own = own_workers(self._places, self._router, routers)
+        for view in self._views:
+            view.home = view.name in own
+
+    @property
+    def shared(self) -> bool:
+        """Whether other routers serve it too."""
+        return self._dealt
 
     def draw(self, rng: random.Random, count: int) -> list[WorkerView]:
         """`count` different workers at random, all of them where there are no more."""
@@ -76,6 +108,15 @@ class Pool:
         """All workers, once each, beginning anywhere: a search that stops early favours none."""
         start = rng.randrange(len(self._views)) if self._views else 0
         return chain(islice(self._views, start, None), islice(self._views, start))
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixPeer:
+    """A worker that others may have a prompt's first blocks from."""
+
+    name: str
+    address: str
+    num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +133,8 @@ class PrefixHits:
     """The workers that hold at least half of the longest hit, the longest first: worth looking at in any fleet."""
     num_stored_blocks: int | None = 0
     """Blocks of the prefix up to the last one that the store has, whoever has those before it; None: not known."""
+    peers: tuple[PrefixPeer, ...] = ()
+    """Workers that hold the most, the most first: a few, whom the one that is chosen can ask."""
 
     @classmethod
     def of(cls, local: Mapping[str, int], store: int = 0, num_stored_blocks: int = 0) -> PrefixHits:
@@ -100,6 +143,11 @@ class PrefixHits:
         best = [name for name, tokens in local.items() if tokens > 0 and 2 * tokens >= longest]
         best.sort(key=lambda name: -local[name])
         return cls(local, longest, store, tuple(best), num_stored_blocks)
+
+    def peers_of(self, name: str) -> list[PrefixPeer]:
+        """Those who hold more of the prefix than the worker of this name."""
+        own = self.local.get(name, 0)
+        return [peer for peer in self.peers if self.local[peer.name] > own]
 
 
 NO_HITS = PrefixHits()
@@ -118,6 +166,8 @@ class Need:
     """Turns of one conversation share it; empty = none."""
     slack_s: float = math.inf
     """Seconds until its first token is due."""
+    now_s: float = math.inf
+    """The moment, on the clock of `WorkerView.ours_since_s`."""
 
     @property
     def num_blocks(self) -> int:

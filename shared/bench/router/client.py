@@ -2,8 +2,8 @@
 
 Open loop (`--rate`): one request every 1/rate seconds for `--duration` seconds, whatever became of the others.
 Closed loop (`--in-flight`): so many answers stream all the time. FILE gets {"requests": {id: [sent, first]},
-"num_tokens", "tokens_per_s", "num_failed", "failure"}; times are `time.perf_counter()` seconds. The rate is that of a
-window which leaves out a closed loop's start.
+"num_tokens", "num_messages", "tokens_per_s", "num_failed", "failure"}; times are `time.perf_counter()` seconds. The
+rate is that of a window which leaves out a closed loop's start.
 """
 
 from __future__ import annotations
@@ -12,25 +12,28 @@ import argparse
 import asyncio
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
-import grpc.aio
 import uvloop
 
-from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2
-from shared.rpc.server import channel
+from shared.bench.router.http2 import Connection
+from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 
 START_S = 2.0
 """A closed loop's streams all begin within this time; it is not measured."""
 VOCAB = range(260, 1260)
+NUM_CONNECTIONS = 4
+TIMEOUT_S = 120.0
+_GENERATE = "/tandem.v1.InferenceService/Generate"
 
 
 class Load:
     """One process's requests and what came of them."""
 
-    def __init__(self, target: str, prompt_tokens: int, max_tokens: int, prefix: str) -> None:
-        self._channels = [channel(target) for _ in range(4)]
+    def __init__(self, connections: Sequence[Connection], prompt_tokens: int, max_tokens: int, prefix: str) -> None:
+        self._connections = connections
         self._prompt_tokens = prompt_tokens
         self._max_tokens = max_tokens
         self._prefix = prefix
@@ -38,6 +41,7 @@ class Load:
         self._random = random.Random(prefix)
         self.requests: dict[str, tuple[float, float]] = {}
         self.num_tokens = 0
+        self.num_messages = 0
         self.num_failed = 0
         self.failure = ""
 
@@ -45,23 +49,36 @@ class Load:
         """Sends one request and reads its whole answer."""
         self._count += 1
         request_id = f"{self._prefix}{self._count}"
-        stub = inference_pb2_grpc.InferenceServiceStub(self._channels[self._count % len(self._channels)])
+        connection = self._connections[self._count % len(self._connections)]
         request = inference_pb2.GenerateRequest(
             request_id=request_id,
             tokens=inference_pb2.TokenIds(ids=self._random.choices(VOCAB, k=self._prompt_tokens)),
             sampling=types_pb2.SamplingParams(max_tokens=self._max_tokens, ignore_eos=True, seed=1),
         )
-        sent, first = perf_counter(), 0.0
+        body = request.SerializeToString()
+        sent, first, finished = perf_counter(), 0.0, False
+
+        def take(data: bytes) -> None:
+            nonlocal first, finished
+            message = inference_pb2.GenerateResponse.FromString(data)
+            num_tokens = len(message.token_ids)
+            if num_tokens and not first:
+                first = perf_counter()
+            self.num_tokens += num_tokens
+            self.num_messages += 1
+            finished = message.finish_reason != types_pb2.FINISH_REASON_UNSPECIFIED
+
         try:
-            async for message in stub.Generate(request, timeout=120.0):
-                if message.token_ids and not first:
-                    first = perf_counter()
-                self.num_tokens += len(message.token_ids)
-        except grpc.aio.AioRpcError as error:
-            self.num_failed += 1
-            self.failure = f"{error.code().name}: {error.details()}"
+            async with asyncio.timeout(TIMEOUT_S):
+                await connection.call(_GENERATE, body, take)
+        except TimeoutError:
+            self.failure = f"{request_id} has not ended within {TIMEOUT_S:g} s"
         else:
+            self.failure = self.failure if finished else f"{request_id} ended without a finish reason"
+        if finished:
             self.requests[request_id] = (sent, first)
+        else:
+            self.num_failed += 1
 
     async def open_loop(self, rate: float, duration_s: float) -> float:
         """Returns the tokens per second from the first request to the last answer."""
@@ -85,11 +102,6 @@ class Load:
         await asyncio.gather(*users, return_exceptions=True)
         return tokens_per_s
 
-    async def close(self) -> None:
-        """Ends the connections."""
-        for each in self._channels:
-            await each.close()
-
     async def _user(self, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
         while True:
@@ -98,15 +110,18 @@ class Load:
 
 async def run(options: argparse.Namespace) -> None:
     """One load, its figures into the file."""
-    load = Load(options.target, options.prompt_tokens, options.max_tokens, options.prefix)
+    connections = [await Connection.open(options.target) for _ in range(NUM_CONNECTIONS)]
+    load = Load(connections, options.prompt_tokens, options.max_tokens, options.prefix)
     if options.rate:
         tokens_per_s = await load.open_loop(options.rate, options.duration)
     else:
         tokens_per_s = await load.closed_loop(options.in_flight, options.duration)
-    await load.close()
+    for connection in connections:
+        connection.close()
     figures = {
         "requests": load.requests,
         "num_tokens": load.num_tokens,
+        "num_messages": load.num_messages,
         "tokens_per_s": tokens_per_s,
         "num_failed": load.num_failed,
         "failure": load.failure,

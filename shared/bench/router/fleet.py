@@ -19,11 +19,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import grpc
 import grpc.aio
 import uvloop
 
 from shared.kv.layout import LAYOUT_VERSION
-from shared.rpc.pb.tandem.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, types_pb2
+from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, prefill_pb2_grpc, types_pb2
 from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.rpc.server import RpcServer
 
@@ -41,7 +42,10 @@ class Script:
     """What all workers of a fleet share."""
 
     tokens_per_s: float
-    """Of the whole fleet, while anything runs; one token a sequence and step."""
+    """Of the whole fleet; one token a sequence and step."""
+    num_sequences: int = 0
+    """So many give that rate; 0 = however many run. An engine's step takes its time whether its router keeps up or not:
+    with the rate alone, those few that run while others are held up would get all of its tokens."""
     stamps: dict[str, list[float]] = field(default_factory=dict)
     hand_offs: dict[int, tuple[DecodeWorker, str, int]] = field(default_factory=dict)
     num_running: int = 0
@@ -49,7 +53,7 @@ class Script:
     @property
     def step_interval_s(self) -> float:
         """Seconds between two steps of one worker."""
-        return max(1, self.num_running) / self.tokens_per_s
+        return max(1, self.num_sequences or self.num_running) / self.tokens_per_s
 
 
 class Worker(ABC):
@@ -114,37 +118,58 @@ class PrefillWorker(Worker, prefill_pb2_grpc.PrefillServiceServicer):
             await context.write(prefill_pb2.PrefillEvent(shipped=prefill_pb2.Shipped(request_id=request_id)))
 
 
-class DecodeWorker(Worker, decode_pb2_grpc.DecodeServiceServicer):
+@dataclass(slots=True)
+class Sequence:
+    """What a step says of one sequence, in bytes, since a fleet has less than a core for the tokens of a whole one."""
+
+    remaining: int
+    middle: bytes
+    last: bytes
+
+    @classmethod
+    def of(cls, request_id: str, num_tokens: int) -> Sequence:
+        """A sequence of `num_tokens` tokens, all the same."""
+        tokens = types_pb2.SequenceTokens(request_id=request_id, token_ids=[260 + num_tokens % 1000])
+        middle = decode_pb2.Step(sequences=[tokens]).SerializeToString()
+        tokens.finish_reason = types_pb2.FINISH_REASON_LENGTH
+        return cls(num_tokens, middle, decode_pb2.Step(sequences=[tokens]).SerializeToString())
+
+
+class DecodeWorker(Worker):
     """Reserves at once and gives every sequence one token a step. Serves one router."""
 
     def __init__(self, name: str, role: types_pb2.WorkerRole.ValueType, script: Script) -> None:
         super().__init__(name, role, script)
-        self._remaining: dict[str, int] = {}
+        self._sequences: dict[str, Sequence] = {}
         self._writing = asyncio.Lock()  # a stream takes one message at a time
         self._joined = asyncio.Event()
 
     def join(self, request_id: str, num_tokens: int) -> None:
         """The sequence's blocks are here; `num_tokens` are to come."""
-        self._remaining[request_id] = num_tokens
+        self._sequences[request_id] = Sequence.of(request_id, num_tokens)
         self._script.num_running += 1
         self._joined.set()
 
     def _register(self, server: grpc.aio.Server) -> None:
-        decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)
+        session: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
+            self._session, decode_pb2.DecodeCommand.FromString, None
+        )
+        handlers = grpc.method_handlers_generic_handler("tandem.v1.DecodeService", {"Session": session})
+        server.add_generic_rpc_handlers((handlers,))
 
-    async def Session(  # type: ignore[override]  # noqa: N802 - gRPC's name; grpc.aio also takes a coroutine
+    async def _session(
         self, request_iterator: AsyncIterator[decode_pb2.DecodeCommand], context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
-        """See decode.proto."""
+        """See decode.proto; events are written as bytes."""
         await anext(request_iterator)
-        await context.write(decode_pb2.DecodeEvent(welcome=self._welcome()))
+        await context.write(decode_pb2.DecodeEvent(welcome=self._welcome()).SerializeToString())
         steps = asyncio.create_task(self._step(context))
         try:
             async for command in request_iterator:
                 kind = command.WhichOneof("command")
                 if kind == "reserve":
                     await self._reserve(command.reserve, context)
-                elif kind == "cancel" and self._remaining.pop(command.cancel.request_id, None) is not None:
+                elif kind == "cancel" and self._sequences.pop(command.cancel.request_id, None) is not None:
                     self._script.num_running -= 1
         finally:
             steps.cancel()
@@ -157,9 +182,9 @@ class DecodeWorker(Worker, decode_pb2_grpc.DecodeServiceServicer):
         needed = range(len(reserve.token_ids) // BLOCK_SIZE)
         reserved = decode_pb2.Reserved(request_id=reserve.request_id, ticket=ticket, needed_blocks=needed)
         script.stamps[reserve.request_id] = [came, perf_counter()]
-        await self._write(context, decode_pb2.DecodeEvent(reserved=reserved))
+        await self._write(context, decode_pb2.DecodeEvent(reserved=reserved).SerializeToString())
 
-    async def _write(self, context: grpc.aio.ServicerContext[Any, Any], event: decode_pb2.DecodeEvent) -> None:
+    async def _write(self, context: grpc.aio.ServicerContext[Any, Any], event: bytes) -> None:
         async with self._writing:
             await context.write(event)
 
@@ -167,32 +192,33 @@ class DecodeWorker(Worker, decode_pb2_grpc.DecodeServiceServicer):
         """Keeps to its schedule: a step that was written late is followed by the next one sooner."""
         due = perf_counter()
         while True:
-            if not self._remaining:
+            if not self._sequences:
                 self._joined.clear()
                 await self._joined.wait()
                 due = perf_counter()
-            sequences = []
-            for request_id, remaining in list(self._remaining.items()):
-                last = remaining <= 1
-                finish = types_pb2.FINISH_REASON_LENGTH if last else types_pb2.FINISH_REASON_UNSPECIFIED
-                sequences.append(
-                    types_pb2.SequenceTokens(
-                        request_id=request_id, token_ids=[260 + remaining % 1000], finish_reason=finish
-                    )
-                )
-                if last:
-                    del self._remaining[request_id]
+            parts = []
+            for request_id, sequence in list(self._sequences.items()):
+                sequence.remaining -= 1
+                parts.append(sequence.middle if sequence.remaining else sequence.last)
+                if not sequence.remaining:
+                    del self._sequences[request_id]
                     self._script.num_running -= 1
-                else:
-                    self._remaining[request_id] = remaining - 1
-            await self._write(context, decode_pb2.DecodeEvent(step=decode_pb2.Step(sequences=sequences)))
+            await self._write(context, step_event(b"".join(parts)))
             due = max(due + self._script.step_interval_s, perf_counter() - 0.1)
             await asyncio.sleep(max(0.0, due - perf_counter()))
 
 
-async def serve(num_prefill: int, num_decode: int, tokens_per_s: float, stamps: Path) -> None:
+def step_event(step: bytes) -> bytes:
+    """A DecodeEvent around a serialized Step."""
+    head, length = bytes((decode_pb2.DecodeEvent.STEP_FIELD_NUMBER << 3 | 2,)), len(step)
+    while length > 0x7F:
+        head += bytes((length & 0x7F | 0x80,))
+        length >>= 7
+    return head + bytes((length,)) + step
+
+
+async def serve(num_prefill: int, num_decode: int, script: Script, stamps: Path) -> None:
     """Runs the fleet until SIGTERM."""
-    script = Script(tokens_per_s)
     prefills = [PrefillWorker(f"p{i}", types_pb2.WORKER_ROLE_PREFILL, script) for i in range(num_prefill)]
     decodes = [DecodeWorker(f"d{i}", types_pb2.WORKER_ROLE_DECODE, script) for i in range(num_decode)]
     addresses: dict[str, dict[str, str]] = {
@@ -214,9 +240,10 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, required=True)
     parser.add_argument("--decode", type=int, required=True)
     parser.add_argument("--tokens-per-s", type=float, required=True)
+    parser.add_argument("--sequences", type=int, default=0, help="that give this rate; default: those that run")
     parser.add_argument("--stamps", type=Path, required=True)
     options = parser.parse_args()
-    uvloop.run(serve(options.prefill, options.decode, options.tokens_per_s, options.stamps))
+    uvloop.run(serve(options.prefill, options.decode, Script(options.tokens_per_s, options.sequences), options.stamps))
 
 
 if __name__ == "__main__":

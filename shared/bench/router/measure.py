@@ -46,7 +46,7 @@ def latency(num_workers: int, rate: float, duration_s: float, name: str) -> list
 
 def fan_out(in_flight: int, tokens_per_s: float, duration_s: float, num_clients: int) -> list[Result]:
     """Closed loop: long answers whose tokens the workers send at a pace."""
-    with tempfile.TemporaryDirectory() as scratch, Rig(8, tokens_per_s, Path(scratch)) as rig:
+    with tempfile.TemporaryDirectory() as scratch, Rig(8, tokens_per_s, Path(scratch), in_flight) as rig:
         share = str(max(1, in_flight // num_clients))
         measured = rig.load(num_clients, "--in-flight", share, "--duration", str(duration_s), "--max-tokens", "512")
     _refuse_failures(measured)
@@ -54,6 +54,7 @@ def fan_out(in_flight: int, tokens_per_s: float, duration_s: float, num_clients:
     return [
         Result(f"{name}: tokens passed on", measured.tokens_per_s, "tok/s", limit=tokens_per_s,
                fraction=measured.tokens_per_s / tokens_per_s),
+        Result(f"{name}: tokens a message", measured.num_tokens / max(1, measured.num_messages), "tok"),
         Result(f"{name}: tokens a second of the router's core", measured.tokens_per_cpu_s, "tok/s",
                limit=GOAL_TOKENS_PER_S),
     ]  # fmt: skip

@@ -29,6 +29,8 @@ class Measured:
     requests: dict[str, tuple[float, float]]
     """Moments of each answered request: sent, and first token read; `time.perf_counter()` seconds."""
     num_tokens: int
+    num_messages: int
+    """That the tokens came in."""
     num_failed: int
     failure: str
     """The last one."""
@@ -50,12 +52,12 @@ class Measured:
 class Rig(AbstractContextManager["Rig"]):
     """A scripted fleet, half prefill, half decode, and a router before it. Leaves no process behind."""
 
-    def __init__(self, num_workers: int, tokens_per_s: float, scratch: Path) -> None:
-        """Files go to the folder `scratch`."""
+    def __init__(self, num_workers: int, tokens_per_s: float, scratch: Path, num_sequences: int = 0) -> None:
+        """Files go to the folder `scratch`; see `Script` for the pace."""
         cores = sorted(os.sched_getaffinity(0))
         self._router_cores, self._other_cores = cores[:1], cores[1:] or cores
         self._num_workers = num_workers
-        self._tokens_per_s = tokens_per_s
+        self._pace = ["--tokens-per-s", str(tokens_per_s), "--sequences", str(num_sequences)]
         self._scratch = scratch
         self._processes: list[subprocess.Popen[str]] = []
         self._target = ""
@@ -64,7 +66,7 @@ class Rig(AbstractContextManager["Rig"]):
         """Starts both; returns when every worker's session can be used."""
         half = self._num_workers // 2
         pools = ["--prefill", str(half), "--decode", str(self._num_workers - half)]
-        pace = ["--tokens-per-s", str(self._tokens_per_s), "--stamps", str(self._stamps)]
+        pace = [*self._pace, "--stamps", str(self._stamps)]
         try:
             fleet = self._start("shared.bench.router.fleet", [*pools, *pace], self._other_cores)
             workers = {
@@ -106,6 +108,7 @@ class Rig(AbstractContextManager["Rig"]):
         return Measured(
             {request_id: moments for each in told for request_id, moments in each["requests"].items()},
             sum(each["num_tokens"] for each in told),
+            sum(each["num_messages"] for each in told),
             sum(each["num_failed"] for each in told),
             next((each["failure"] for each in told if each["failure"]), ""),
             sum(each["tokens_per_s"] for each in told),

@@ -10,10 +10,10 @@ import time
 import pytest
 from redis.asyncio import Redis
 
-from services.kvstore.requests import MAX_HASHES
 from services.kvstore.server import KVStoreServer
 from services.kvstore.settings import KVStoreSettings
 from shared.errors import InvalidRequest, StoreUnavailable
+from shared.rpc.hash_lists import MAX_HASHES
 from shared.rpc.kvstore_client import KVStoreClient
 from tests.integration.kvstore.test_processes import end_of, event_of, start_store
 from tests.integration.kvstore.workers import hashes, worker

@@ -85,6 +85,27 @@ async def test_a_bad_setting_is_told_on_stdout_and_ends_the_process_with_2(flag:
     assert "s3cret" not in event["message"] + err
 
 
+@pytest.mark.parametrize(
+    ("flags", "field"),
+    [
+        (("--host-bytes", "4095"), "host_bytes"),
+        (("--disk-bytes", "4200"), "disk_bytes"),
+        (("--host-bytes", "1000000", "--tenant-quota.host-bytes", "4095"), "tenant_quota.host_bytes"),
+        (("--host-bytes", "1000000", "--staging-bytes", "65536", "--block-bytes", "131072"), "staging_bytes"),
+    ],
+)
+async def test_a_budget_too_small_for_one_block_ends_the_start(
+    valkey_url: str, tmp_path: Path, flags: tuple[str, ...], field: str
+) -> None:
+    flags = ("--block-bytes", "4096", "--disk-folder", str(tmp_path / "blocks"), *flags)
+    process = await start_store("--bind", "127.0.0.1:0", "--redis-url", valkey_url, *flags)
+    event = await event_of(process)
+    assert (event["event"], event["kind"], event["field"]) == ("error", "ConfigError", field)
+    status, _, err = await end_of(process)
+    assert status == 2
+    assert "Traceback" not in err
+
+
 async def test_help_lists_the_settings_and_exits_with_0() -> None:
     status, out, err = await end_of(await start_store("--help"))
     assert status == 0

@@ -19,12 +19,13 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from redis.asyncio import Redis
 
 from services.kvstore.embedded import EmbeddedValkey
-from services.kvstore.requests import MAX_HASHES, MAX_NAME_BYTES
+from services.kvstore.requests import MAX_NAME_BYTES
 from services.kvstore.server import KVStoreServer
 from services.kvstore.servicer import SERVICE_NAME
 from services.kvstore.settings import KVStoreSettings
 from shared.errors import ConfigError, InvalidRequest, StoreUnavailable
 from shared.rpc.block_holders import PrefixMatch, Tier, WorkerRole
+from shared.rpc.hash_lists import MAX_HASHES
 from shared.rpc.index_publisher import IndexPublisher
 from shared.rpc.kvstore_client import KVStoreClient
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc, types_pb2

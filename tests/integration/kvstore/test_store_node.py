@@ -112,7 +112,7 @@ async def test_what_was_given_is_published_and_given_back_last_block_first():
         assert await r.give(CHAIN, BLOCKS) == list(range(8, 12))
         assert await r.give(CHAIN, BLOCKS) == []
         await until(lambda: r.index.held[Tier.HOST] == set(CHAIN))
-        assert await r.node.look_up(CHAIN) == 12
+        assert await r.node.look_up(CHAIN) == [True] * 12
         came = await r.fetch(CHAIN)
         assert list(came) == list(range(11, -1, -1))
         assert all(came[i] == (bytes(BLOCKS[i]), Tier.HOST) for i in range(12))
@@ -124,11 +124,11 @@ async def test_a_bit_flipped_in_the_arena_on_disk_or_in_flight_is_never_given(tm
         await r.give(CHAIN[:4], BLOCKS)
         r.node.tiers[0]._slots[r.node.tiers[0]._places[CHAIN[2]][0]][77] ^= 4
         assert sorted(await r.fetch(CHAIN[:4])) == [0, 1, 3]
-        assert (await r.node.look_up(CHAIN[:4]), r.node.tiers[0].counters.num_bad) == (2, 1)
+        assert (await r.node.look_up(CHAIN[:4]), r.node.tiers[0].counters.num_bad) == ([True, True, False, True], 1)
         sums = [block_checksum(block) for block in BLOCKS]
         sums[6] ^= 1
         await r.give(CHAIN[4:8], BLOCKS[4:8], sums[4:8])
-        assert await r.node.look_up(CHAIN[4:8]) == 2
+        assert await r.node.look_up(CHAIN[4:8]) == [True, True, False, True]
         await until(lambda: r.index.held[Tier.HOST] == {*CHAIN[:8]} - {CHAIN[2], CHAIN[6]})
     async with rig(disk_folder=tmp_path, disk_bytes=1 << 20) as r:
         await r.give(CHAIN[:4], BLOCKS)
@@ -145,7 +145,7 @@ async def test_a_restarted_node_has_what_lay_on_disk_and_brings_it_into_memory(t
         await r.give(CHAIN[:5], BLOCKS)
     async with rig(**sizes) as r:
         await until(lambda: r.index.held[Tier.DISK] == set(CHAIN[:5]))
-        assert await r.node.look_up(CHAIN) == 5
+        assert await r.node.look_up(CHAIN) == [True] * 5 + [False] * 7
         assert {tier for _, tier in (await r.fetch(CHAIN[:5])).values()} == {Tier.DISK}
         assert {tier for _, tier in (await r.fetch(CHAIN[:5])).values()} == {Tier.HOST}
 

@@ -31,12 +31,16 @@ class NoMetrics:
     def __init__(self) -> None:
         self.outcomes: list[str] = []
         self.routes: list[str] = []
+        self.refusals: list[str] = []
 
     def finished(self, active) -> None:
         self.outcomes.append("finished")
 
     def failed(self, error: TandemError) -> None:
         self.outcomes.append(error.code)
+
+    def refused(self, *, waited: bool) -> None:
+        self.refusals.append("waited" if waited else "arrival")
 
     def cancelled(self) -> None:
         self.outcomes.append("cancelled")

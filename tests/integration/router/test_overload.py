@@ -70,6 +70,8 @@ async def test_at_three_times_the_capacity_goodput_stays_and_no_refusal_comes_la
         ]
         await offer(router, "learn", 20, 1.0)
         at_capacity, _ = await offer(router, "full", 45, 3.0)
+        await offer(router, "rising", 150, 1.0)  # how long such waits are is learnt from the first few
+        router.metrics.refusals.clear()
         overloaded, refusals = await offer(router, "over", 150, 3.0)
         for task in serving:
             task.cancel()
@@ -77,5 +79,8 @@ async def test_at_three_times_the_capacity_goodput_stays_and_no_refusal_comes_la
                 await task
         assert overloaded >= 0.9 * at_capacity
         assert len(refusals) > 100
+        at_once = [took_s for took_s in refusals if took_s <= 0.05]
+        assert len(at_once) >= 0.99 * len(refusals)
         assert max(refusals) <= ROUTER_TARGET_S + 0.05  # nobody waits for a 429 longer than for a first token
+        assert router.metrics.refusals.count("arrival") >= 0.99 * len(refusals)
         assert router.dispatcher.num_active == router.dispatcher.num_waiting == 0

@@ -56,7 +56,7 @@ async def leave_in_the_middle(edge: Edge, body: dict[str, Any], read_until: byte
 
 async def test_probes_metrics_and_status(edge: Edge) -> None:
     assert (await edge.client.get("/healthz")).status_code == 200
-    assert (await edge.client.get("/readyz")).json() == {"ready": True, "reason": ""}
+    assert (await edge.client.get("/readyz")).json() == {"ready": True, "reason": "", "degraded": []}
     edge.core.reason = "no decode worker is connected"
     ready = await edge.client.get("/readyz")
     assert (ready.status_code, ready.json()["reason"]) == (503, "no decode worker is connected")

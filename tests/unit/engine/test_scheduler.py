@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.engine.plan import SampledToken, StepResult
+from shared.engine.plan import EndedSequence, SampledToken, StepResult
 from shared.engine.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import Goal, Status
 from shared.errors import Overloaded
@@ -190,7 +190,7 @@ def test_blocks_that_come_into_the_pool_meanwhile_end_the_chunk_before_them_and_
     assert len(outcome.tokens) == 1
     assert s.take_started() == [("a", 12)]
     assert s.counters.num_prefix_hit_tokens == 12
-    assert s.take_ended() == [tuple(running.block_hashes[:8])]
+    assert s.take_ended() == [EndedSequence(tuple(running.block_hashes[:8]), 0)]
     s.check_integrity()
     assert s.pool.num_used == 0
 
@@ -202,4 +202,4 @@ def test_a_handed_over_prompt_is_not_among_the_blocks_that_a_sequence_leaves():
     s.join("a", 9, {}, None)
     while s.has_work:
         step(s)
-    assert s.take_ended() == [tuple(given.block_hashes[1:2])]
+    assert s.take_ended() == [EndedSequence(tuple(given.block_hashes[:2]), 1)]

@@ -43,12 +43,17 @@ class FakeCommands:
         self.redis_url = redis_url
         return self.process("kvstore")
 
+    def store_node(self, number: int, bind: str, redis_url: str) -> Sequence[str]:
+        assert bind not in self.kvstores
+        assert redis_url == self.redis_url
+        return self.process(f"store-{number}")
+
     def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
         self.kvstores.add(kvstore)
         self.workers.append(plan)
         return self.process(plan.name)
 
-    def router(self, workers: Mapping[Role, Mapping[str, str]], kvstore: str) -> Sequence[str]:
+    def router(self, workers: Mapping[Role, Mapping[str, str]], kvstore: str, stores: str = "") -> Sequence[str]:
         self.kvstores.add(kvstore)
         self.routed = {role: dict(addresses) for role, addresses in workers.items()}
         return self.process("router", "router")

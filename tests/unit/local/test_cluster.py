@@ -34,6 +34,20 @@ async def test_everyone_is_told_where_the_others_are(spec: ClusterSpec, commands
         assert all(child.log_path.parent == spec.log_dir for child in cluster.children.values())
 
 
+async def test_every_worker_is_told_all_store_nodes_and_they_stop_last(
+    spec: ClusterSpec, commands: FakeCommands
+) -> None:
+    async with LocalCluster(replace(spec, store_nodes=3, store_host_bytes=1 << 20), commands=commands) as cluster:
+        assert list(cluster.children) == ["kvstore", "store-1", "store-2", "prefill-0", "decode-0", "router"]
+        (stores,) = {plan.stores for plan in commands.workers}
+        named = dict(entry.split("=") for entry in stores.split(","))
+        assert list(named) == ["store-0", "store-1", "store-2"]
+        assert len(set(named.values())) == 3
+        assert named["store-0"] in commands.kvstores
+    stops = [line.removesuffix(" stop") for line in commands.events() if line.endswith(" stop")]
+    assert sorted(stops[3:]) == ["kvstore", "store-1", "store-2"]
+
+
 async def test_cores_are_shared_out_among_the_workers(spec: ClusterSpec, commands: FakeCommands) -> None:
     async with LocalCluster(spec, commands=commands):
         used = [core for plan in commands.workers for core in plan.cores]

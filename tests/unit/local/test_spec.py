@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +67,16 @@ def test_a_collocated_router_is_given_decode_workers_alone() -> None:
     assert "--prefill" not in command
     assert command[command.index("--decode") + 1] == "decode-0=127.0.0.1:1,decode-1=127.0.0.1:2"
     assert command[command.index("--mode") + 1] == "collocated"
+
+
+def test_several_store_nodes_have_a_name_and_a_folder_each() -> None:
+    spec = ClusterSpec(model=Path("m"), store_nodes=2, store_disk_folder=Path("d"), store_disk_bytes=1 << 20)
+    for number, command in enumerate(
+        (TandemCommands(spec).kvstore("h:1", "redis://"), TandemCommands(spec).store_node(1, "h:2", "redis://"))
+    ):
+        flags = dict(zip(command[3::2], command[4::2], strict=True))
+        assert (flags["--name"], flags["--disk-folder"]) == (f"store-{number}", f"d/store-{number}")
+    alone = TandemCommands(replace(spec, store_nodes=1)).kvstore("h:1", "redis://")
+    assert alone[alone.index("--disk-folder") + 1] == "d"
+    with pytest.raises(ConfigError, match="store_nodes"):
+        ClusterSpec(model=Path("m"), store_nodes=0)

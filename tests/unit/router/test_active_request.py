@@ -8,6 +8,7 @@ import pytest
 
 from services.router.active_request import ActiveRequest
 from services.router.request import FinishReason, Request, TokenDelta
+from services.router.turns import Turns
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import WorkerLost
 from shared.rpc.pb.tandem.v1 import types_pb2
@@ -20,7 +21,7 @@ def tokens(*token_ids: int, finish: types_pb2.FinishReason.ValueType = 0) -> typ
 
 @pytest.fixture
 async def active() -> ActiveRequest:
-    return ActiveRequest(Request("r", (1, 2), SamplingParams(seed=1, max_tokens=8)))
+    return ActiveRequest(Request("r", (1, 2), SamplingParams(seed=1, max_tokens=8)), Turns())
 
 
 async def test_tokens_that_waited_come_as_one_delta_in_order(active: ActiveRequest) -> None:

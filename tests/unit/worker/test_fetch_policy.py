@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.fetch_policy import HOLD_SHARE, MIN_HOLD_S, SLOWEST, FetchPolicy
+from services.worker.fetch_policy import HOLD_SHARE, MAX_LINKS, MIN_HOLD_S, SLOWEST, FetchPolicy
 
 SECONDS = st.floats(1e-6, 1e3)
 
@@ -14,27 +14,36 @@ SECONDS = st.floats(1e-6, 1e3)
 @given(SECONDS, SECONDS)
 def test_a_request_is_never_held_for_more_than_a_share_of_computing(fetch_s, compute_s):
     policy = FetchPolicy()
-    policy.note_fetch(1000, fetch_s)
+    policy.note_fetch("a", 1000, fetch_s)
     policy.note_compute(100, compute_s)
-    hold_s = policy.hold_s(1000, 100)
-    assert hold_s <= max(MIN_HOLD_S, HOLD_SHARE * compute_s * 1.001)
+    assert 0 < policy.hold_s(100) <= max(MIN_HOLD_S, HOLD_SHARE * compute_s * 1.001)
+    pays = policy.pays("a", 1000, 100)
     if fetch_s < compute_s:
-        assert hold_s > 0
+        assert pays
     if fetch_s > 1.001 * SLOWEST * compute_s:
-        assert hold_s == 0
+        assert not pays
 
 
-def test_a_link_that_was_too_slow_is_tried_again_some_day():
+def test_a_link_that_was_too_slow_is_tried_again_some_day_and_says_nothing_of_others():
     policy = FetchPolicy()
     policy.note_compute(100, 1.0)
-    policy.note_fetch(1000, 100.0)
-    assert any(policy.hold_s(1000, 100) > 0 for _ in range(40))
+    policy.note_fetch("a", 1000, 100.0)
+    assert policy.pays("b", 1000, 100)
+    assert any(policy.pays("a", 1000, 100) for _ in range(40))
+
+
+def test_links_that_were_not_used_for_longest_are_forgotten():
+    policy = FetchPolicy()
+    policy.note_compute(100, 1.0)
+    for number in range(MAX_LINKS + 1):
+        policy.note_fetch(f"{number}", 1000, 1e6)
+    assert policy.pays("0", 1000, 100)
+    assert not policy.pays("1", 1000, 100)
 
 
 @pytest.mark.parametrize(("mode", "fetches"), [("always", True), ("never", False)])
 def test_modes_for_comparison_ask_nobody(mode, fetches):
     policy = FetchPolicy(mode)
     policy.note_compute(100, 1e-6)
-    policy.note_fetch(1, 1e6)
-    assert (policy.hold_s(1 << 30, 16) > 0) is fetches
-    assert policy.enabled is fetches
+    policy.note_fetch("a", 1, 1e6)
+    assert policy.enabled is policy.pays("a", 1 << 30, 16) is fetches

@@ -26,7 +26,7 @@ def build_app(
     status: Callable[[], inference_pb2.ClusterStatus],
 ) -> Starlette:
     """The ASGI application; `metrics` gives Prometheus text, `status` the cluster's state."""
-    keys = ApiKeys(settings.api_keys)
+    keys = ApiKeys.of(settings)
     completions = Completions(frontend.tokenizer, frontend.model_name)
     chat = Chat(frontend.tokenizer, frontend.model_name)
     pages = Pages(frontend, keys, metrics, status)
@@ -47,6 +47,7 @@ def build_app(
             Route("/v1/models", pages.models),
             Route("/v1/models/{model:path}", pages.model),
             Route("/healthz", pages.healthz),
+            Route("/health", pages.healthz),  # vLLM's name
             Route("/readyz", pages.readyz),
             Route("/metrics", pages.metrics),
             Route("/status", pages.status),

@@ -45,6 +45,7 @@ class Call:
     sampling: SamplingParams
     default_max_tokens: int | None
     model: str
+    cache_salt: str  # empty: none
     request_id: str  # empty: the header's, or drawn
     stream: bool
     stream_writer: Callable[[Sequence[Request], str], StreamWriter]

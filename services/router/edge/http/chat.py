@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from services.router.edge.frontend import ChatPrompt
 from services.router.edge.generation import OutputDelta
 from services.router.edge.http.call import Call
-from services.router.edge.http.envelope import DONE, Envelope, Totals, choice_end, tandem_member
+from services.router.edge.http.envelope import DONE, Envelope, Tails, Totals, choice_end, tandem_member
 from services.router.edge.http.logprobs import chat_logprobs
 from services.router.edge.http.schemas import ChatRequest, parse_chat
 from services.router.request import Request
@@ -35,6 +35,7 @@ class Chat:
             sampling=request.sampling_params(max_tokens, (request.top_logprobs or 0) if request.logprobs else None),
             default_max_tokens=None,
             model=request.model or "",
+            cache_salt=request.cache_salt or "",
             request_id=request.request_id or "",
             stream=bool(request.stream),
             stream_writer=lambda plan, rid: ChatStream(self, request, plan, rid),
@@ -54,13 +55,12 @@ class ChatStream:
         self._request = request
         self._plan = plan
         self._totals = Totals(len(plan), len(plan))
-        self._envelope = Envelope(
-            f"chatcmpl-{request_id}", "chat.completion.chunk", dialect.model_name, request.include_usage
-        )
+        self._envelope = Envelope(f"chatcmpl-{request_id}", "chat.completion.chunk", dialect.model_name)
+        self._tails = Tails(plan, include_usage=request.include_usage, continuous=request.continuous_usage)
         self._detailed = bool(request.return_token_ids) or bool(request.logprobs)
         self._begun = [False] * len(plan)
         self._before = [f'{self._envelope.head}{{"index": {i}, "delta": {{"content": ' for i in range(len(plan))]
-        self._behind = f'}}, "logprobs": null, "finish_reason": null}}]{self._envelope.tail}'
+        self._behind = '}, "logprobs": null, "finish_reason": null}]'
 
     def events(self, index: int, delta: OutputDelta) -> bytes:
         """One event, or none for text that is still held back; the role comes before a choice's first."""
@@ -68,10 +68,11 @@ class ChatStream:
         if not self._begun[index]:
             self._begun[index] = True
             opening = self._opening(index)
+        tail = self._tails.next(index, len(delta.token_ids))
         if not self._detailed and delta.finish is None:
             if not delta.text:
                 return opening
-            return opening + f"{self._before[index]}{json.dumps(delta.text)}{self._behind}".encode()
+            return opening + f"{self._before[index]}{json.dumps(delta.text)}{self._behind}{tail}".encode()
         choice: dict[str, object] = {
             "index": index,
             "delta": {"content": delta.text} if delta.text else {},
@@ -81,9 +82,9 @@ class ChatStream:
         if self._request.return_token_ids:
             choice["token_ids"] = delta.token_ids
         if delta.finish is None:
-            return opening + self._envelope.chunk(choice)
+            return opening + self._envelope.chunk(choice, tail)
         self._totals.add(index, delta.finish)
-        return opening + self._envelope.chunk(choice, tandem_member(delta.finish.summary))
+        return opening + self._envelope.chunk(choice, tail, tandem_member(delta.finish.summary))
 
     def closing(self) -> bytes:
         """The usage chunk where asked for, and [DONE]."""
@@ -92,6 +93,7 @@ class ChatStream:
         return self._envelope.usage_chunk(self._totals.usage(), self._totals.extension()) + DONE
 
     def _opening(self, index: int) -> bytes:
+        tail = self._tails.next(index)
         choice = {
             "index": index,
             "delta": {"role": "assistant", "content": ""},
@@ -99,8 +101,8 @@ class ChatStream:
             "finish_reason": None,
         }
         if not self._request.return_token_ids:
-            return self._envelope.chunk(choice)
-        return self._envelope.chunk(choice, {"prompt_token_ids": self._plan[index].prompt_token_ids})
+            return self._envelope.chunk(choice, tail)
+        return self._envelope.chunk(choice, tail, {"prompt_token_ids": self._plan[index].prompt_token_ids})
 
 
 class ChatBody:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from services.router.edge.frontend import Prompt, TextPrompt, TokensPrompt
 from services.router.edge.generation import OutputDelta
 from services.router.edge.http.call import Call
-from services.router.edge.http.envelope import DONE, Envelope, Totals, choice_end, tandem_member
+from services.router.edge.http.envelope import DONE, Envelope, Tails, Totals, choice_end, tandem_member
 from services.router.edge.http.logprobs import CompletionLogprobs
 from services.router.edge.http.schemas import CompletionRequest, parse_completion
 from services.router.request import Request
@@ -37,6 +37,7 @@ class Completions:
             sampling=request.sampling_params(request.max_tokens, request.logprobs),
             default_max_tokens=_DEFAULT_MAX_TOKENS,
             model=request.model or "",
+            cache_salt=request.cache_salt or "",
             request_id=request.request_id or "",
             stream=bool(request.stream),
             stream_writer=lambda plan, rid: CompletionStream(self, request, plan, rid),
@@ -73,18 +74,20 @@ class CompletionStream:
         self._echoes = dialect.echoes(request, plan)
         self._logprobs = dialect.logprobs(request, plan)
         self._totals = Totals(len(plan), request.n or 1)
-        self._envelope = Envelope(f"cmpl-{request_id}", _KIND, dialect.model_name, request.include_usage)
+        self._envelope = Envelope(f"cmpl-{request_id}", _KIND, dialect.model_name)
+        self._tails = Tails(plan, include_usage=request.include_usage, continuous=request.continuous_usage)
         self._detailed = bool(request.return_token_ids) or bool(self._logprobs)
         self._begun = [False] * len(plan)
         self._before = [f'{self._envelope.head}{{"index": {i}, "text": ' for i in range(len(plan))]
-        self._behind = f', "logprobs": null, "finish_reason": null}}]{self._envelope.tail}'
+        self._behind = ', "logprobs": null, "finish_reason": null}]'
 
     def events(self, index: int, delta: OutputDelta) -> bytes:
         """One event, or none for text that is still held back."""
+        tail = self._tails.next(index, len(delta.token_ids))
         if self._begun[index] and not self._detailed and delta.finish is None:
             if not delta.text:
                 return b""
-            return f"{self._before[index]}{json.dumps(delta.text)}{self._behind}".encode()
+            return f"{self._before[index]}{json.dumps(delta.text)}{self._behind}{tail}".encode()
         text = delta.text
         choice: dict[str, object] = {"index": index}
         if not self._begun[index]:
@@ -98,9 +101,9 @@ class CompletionStream:
             choice["token_ids"] = delta.token_ids
         choice.update(choice_end(delta.finish))
         if delta.finish is None:
-            return self._envelope.chunk(choice)
+            return self._envelope.chunk(choice, tail)
         self._totals.add(index, delta.finish)
-        return self._envelope.chunk(choice, tandem_member(delta.finish.summary))
+        return self._envelope.chunk(choice, tail, tandem_member(delta.finish.summary))
 
     def closing(self) -> bytes:
         """The usage chunk where asked for, and [DONE]."""

@@ -50,7 +50,7 @@ class InferenceEndpoint:
         reply = Reply(send, checked_request_id(""))
         try:
             reply.request_id = checked_request_id(headers.get("x-request-id", ""))
-            self._keys.check(headers.get("authorization"))
+            tenant = self._keys.check(headers.get("authorization"))
             call = self._dialect.parse(await read_body(receive, headers, self._settings.max_body_bytes))
             reply.request_id = checked_request_id(call.request_id or reply.request_id)
             info = CallInfo(
@@ -58,7 +58,8 @@ class InferenceEndpoint:
                 request_id=reply.request_id,
                 arrived_at=arrived_at,
                 trace={name: headers[name] for name in _TRACE_HEADERS if name in headers},
-                scheduling=scheduling_hints(headers),
+                scheduling=scheduling_hints(headers, tenant),
+                cache_salt=call.cache_salt,
             )
             async with ended_by_disconnect(receive, reply):
                 await self._serve(call, info, reply)

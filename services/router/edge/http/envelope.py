@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from services.router.edge.generation import OutputFinish
-from services.router.request import RequestSummary
+from services.router.request import Request, RequestSummary
 
 DONE = b"data: [DONE]\n\n"
 
@@ -16,22 +16,44 @@ DONE = b"data: [DONE]\n\n"
 class Envelope:
     """Builds the server-sent events of one streamed response."""
 
-    def __init__(self, response_id: str, kind: str, model: str, include_usage: bool) -> None:
-        """`kind` is OpenAI's `object`; with `include_usage` all chunks but the last say `"usage": null`."""
+    def __init__(self, response_id: str, kind: str, model: str) -> None:
+        """`kind` is OpenAI's `object`."""
         fields = {"id": response_id, "object": kind, "created": int(time.time()), "model": model}
         self._fields = "data: " + json.dumps(fields)[:-1]
         self.head = self._fields + ', "choices": ['
-        self.tail = ', "usage": null}\n\n' if include_usage else "}\n\n"
 
-    def chunk(self, choice: Mapping[str, object], extra: Mapping[str, object] | None = None) -> bytes:
-        """An event with one choice; `extra` goes to the top level."""
+    def chunk(self, choice: Mapping[str, object], tail: str, extra: Mapping[str, object] | None = None) -> bytes:
+        """An event with one choice; `extra` goes to the top level, `tail` is `Tails.next`'s."""
         more = "" if not extra else ", " + json.dumps(extra)[1:-1]
-        return f"{self.head}{json.dumps(choice)}]{more}{self.tail}".encode()
+        return f"{self.head}{json.dumps(choice)}]{more}{tail}".encode()
 
     def usage_chunk(self, usage: Mapping[str, object], extra: Mapping[str, object]) -> bytes:
         """The event behind the last choice's: no choices, the counts."""
         more = json.dumps({"usage": usage, **extra})[1:]
         return f"{self.head}], {more}\n\n".encode()
+
+
+class Tails:
+    """How the chunks of one response end: what they say of usage, and the brace that closes them."""
+
+    def __init__(self, plan: Sequence[Request], *, include_usage: bool, continuous: bool) -> None:
+        """With `include_usage` chunks say `"usage": null`, since one with the counts follows; with `continuous` the
+        counts of their own choice so far, as vLLM's do."""
+        self._plan = plan
+        self._num_output_tokens = [0] * len(plan)
+        self._continuous = include_usage and continuous
+        self._plain = ', "usage": null}\n\n' if include_usage else "}\n\n"
+
+    def next(self, index: int, num_tokens: int = 0) -> str:
+        """The end of a chunk that has `num_tokens` more tokens of choice `index`."""
+        if not self._continuous:
+            return self._plain
+        num_output = self._num_output_tokens[index] = self._num_output_tokens[index] + num_tokens
+        num_prompt = self._plan[index].num_prompt_tokens
+        return (
+            f', "usage": {{"prompt_tokens": {num_prompt}, "completion_tokens": {num_output}, '
+            f'"total_tokens": {num_prompt + num_output}}}}}\n\n'
+        )
 
 
 class Totals:

@@ -51,9 +51,12 @@ class Pages:
         return JSONResponse({"status": "ok"})
 
     async def readyz(self, _: Request) -> Response:
-        """200 when a prompt can be served now, else 503 with the reason."""
+        """200 when a prompt can be served now, else 503 with the reason; and what does not work as it should."""
         reason = self._frontend.core.not_ready_reason()
-        return JSONResponse({"ready": not reason, "reason": reason}, status_code=503 if reason else 200)
+        degraded = list(self._status().degraded)
+        return JSONResponse(
+            {"ready": not reason, "reason": reason, "degraded": degraded}, status_code=503 if reason else 200
+        )
 
     async def metrics(self, _: Request) -> Response:
         """Prometheus text."""

@@ -36,6 +36,7 @@ class StreamOptions(BaseModel):
     model_config = _STRICT
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class CommonRequest(BaseModel):
@@ -63,11 +64,17 @@ class CommonRequest(BaseModel):
     stop_token_ids: TokenIdList | None = None
     return_token_ids: bool | None = None
     user: str | None = None
+    cache_salt: str | None = Field(default=None, min_length=1)
 
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk says its choice's usage so far."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     def check_supported(self, known: Mapping[str, tuple[object, ...]]) -> None:
         """Raises InvalidRequest for what we know and do not do."""
@@ -76,6 +83,9 @@ class CommonRequest(BaseModel):
             refuse_unsupported(self.stream_options.model_extra, STREAM_OPTION_FIELDS, "stream_options.")
             if not self.stream:
                 raise InvalidRequest("stream_options needs stream to be true", field="stream_options")
+            if self.continuous_usage and not self.include_usage:
+                field = "stream_options.continuous_usage_stats"
+                raise InvalidRequest(f"{field} needs stream_options.include_usage to be true", field=field)
 
     def sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """The sampling fields as the core's value object; raises InvalidRequest naming the field."""

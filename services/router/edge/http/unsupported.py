@@ -14,7 +14,6 @@ _COMMON: Mapping[str, tuple[object, ...]] = {
     "allowed_token_ids": ([],),
     "bad_words": ([],),
     "best_of": (1,),
-    "cache_salt": (),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
@@ -82,7 +81,6 @@ MESSAGE_FIELDS: Mapping[str, tuple[object, ...]] = {
 }
 
 STREAM_OPTION_FIELDS: Mapping[str, tuple[object, ...]] = {
-    "continuous_usage_stats": (False,),
     "include_obfuscation": (False,),
 }
 

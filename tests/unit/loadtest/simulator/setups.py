@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from loadtest.simulator.fleet import WorkerSpec
@@ -21,6 +22,21 @@ HEAD = Path(__file__).parents[4] / "loadtest" / "traces" / "mooncake_conversatio
 def head(count: int = 400) -> list[TraceRequest]:
     """The first requests of the conversation trace."""
     return list(read_mooncake(HEAD))[:count]
+
+
+def repeated(times: int) -> list[TraceRequest]:
+    """The head of the trace again and again, one behind the other; they share nothing but the first run."""
+    trace = head()
+    span_s = trace[-1].at_s * (1 + 1 / len(trace))
+    return [
+        replace(
+            line,
+            at_s=line.at_s + turn * span_s,
+            hash_ids=(*line.hash_ids[:1], *(run + turn * 1_000_000 for run in line.hash_ids[1:])),
+        )
+        for turn in range(times)
+        for line in trace
+    ]
 
 
 def spec(num_blocks: int = 20_000, **changes) -> WorkerSpec:

@@ -68,12 +68,28 @@ def test_a_prediction_is_never_negative_and_grows_with_the_prompt(seen, n, cache
 def test_what_is_queued_comes_first():
     predictor = TtftPredictor()
     assert predictor.pool_s(view(), need()) is None
-    assert predictor.queued_s(100, pool(view()), 64, 0) is None
+    assert predictor.wait_s(100, pool(view())) is None
     for n in range(1, 30):
         predictor.observe_prefill(0, n * 100, 0, n * 0.1)
     predictor.observe_hand_off(0.5)
     assert predictor.pool_s(view(num_queued_tokens=1000), need(64)) == pytest.approx(1.0 + 0.064 + 0.5, rel=0.01)
     assert predictor.here_s(view(), need(64)) == pytest.approx(0.064, rel=0.01)
-    assert predictor.queued_s(0, pool(view(num_queued_tokens=1000)), 64, 0) == pytest.approx(0.564, rel=0.01)
+    assert predictor.idle_s(64, 0) == pytest.approx(0.564, rel=0.01)
+    assert predictor.wait_s(0, pool(view(num_queued_tokens=1000))) == pytest.approx(1.0, rel=0.01)
     two = pool(view("a", num_queued_tokens=1000), view("b"))
-    assert predictor.queued_s(3000, two, 64, 0) == pytest.approx(2.0 + 0.564, rel=0.01)
+    assert predictor.wait_s(0, two) == 0.0
+    assert predictor.wait_s(3000, two) == pytest.approx(2.0, rel=0.01)
+    assert predictor.wait_s(500, two) == pytest.approx(0.5, rel=0.01)  # the idle one takes it all
+    assert predictor.wait_s(500, pool(view(accepting=False))) == 0.0
+
+
+@given(st.lists(st.integers(0, 10_000), min_size=1, max_size=20), st.integers(0, 100_000))
+def test_what_waits_fills_up_the_shortest_queues_first(queues, ahead):
+    predictor = TtftPredictor()
+    for n in range(1, 30):
+        predictor.observe_prefill(0, n * 100, 0, n * 0.1)
+    workers = pool(*(view(f"w{n}", num_queued_tokens=queued) for n, queued in enumerate(queues)))
+    token_s = predictor.prefill.token_s
+    level = predictor.wait_s(ahead, workers) / token_s
+    assert sum(max(0.0, level - queued) for queued in queues) == pytest.approx(ahead, abs=1e-3)
+    assert level >= min(queues) - 1e-6

@@ -79,6 +79,34 @@ def test_a_completion_stream_ends_with_finish_usage_and_done(tokenizer: Tokenize
     assert done == "data: [DONE]"
 
 
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+def test_continuous_usage_counts_each_choice_in_every_chunk_held_back_tokens_included(
+    tokenizer: Tokenizer, kind: str
+) -> None:
+    options = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}, "n": 2}
+    if kind == "chat":
+        body = {**options, "messages": [{"role": "user", "content": "hi"}]}
+        call, requests = plan(tokenizer, Chat(tokenizer, "m"), body)
+    else:
+        call, requests = plan(tokenizer, Completions(tokenizer, "m"), {**options, "prompt": "hi"})
+    writer = call.stream_writer(requests, "r")
+    num_prompt = requests[0].num_prompt_tokens
+    deltas = [
+        (0, OutputDelta("a", (5,))),
+        (0, OutputDelta("", (6,))),  # held back: no chunk
+        (1, OutputDelta("b", (7,))),
+        (0, OutputDelta("cd", (8, 9))),
+        (1, OutputDelta("e", (10,), (), finish())),
+    ]
+    usages = [[chunk["usage"] for chunk in parsed(writer.events(i, delta)) if delta.text] for i, delta in deltas]
+    counted = [last["completion_tokens"] for *_, last in (part for part in usages if part)]
+    assert counted == [1, 1, 4, 2]
+    if kind == "chat":  # the role comes in a chunk of its own, before the first token
+        assert [part[0]["completion_tokens"] for part in usages if len(part) == 2] == [0, 0]
+    last = usages[-1][-1]
+    assert last == {"prompt_tokens": num_prompt, "completion_tokens": 2, "total_tokens": num_prompt + 2}
+
+
 def test_echo_comes_before_the_first_text_of_each_choice(tokenizer: Tokenizer) -> None:
     writer = completion_stream(tokenizer, echo=True, prompt=["one ", "two "], n=2)
     texts = [parsed(writer.events(i, OutputDelta("x", (5,))))[0]["choices"][0]["text"] for i in range(4)]

@@ -146,6 +146,8 @@ def test_stream_options_need_a_stream() -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse_chat(chat(stream=True, stream_options={"continuous_usage_stats": True}))
     assert caught.value.field == "stream_options.continuous_usage_stats"
+    both = {"include_usage": True, "continuous_usage_stats": True}
+    assert parse_chat(chat(stream=True, stream_options=both)).continuous_usage
 
 
 def test_top_logprobs_need_logprobs() -> None:

@@ -1,0 +1,88 @@
+"""Gaps between tokens, by the window in which they ended. Times are seconds of one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from loadtest.metrics import distribution
+from loadtest.records import Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """From `begin_s` to `end_s`."""
+
+    begin_s: float
+    end_s: float
+
+    def gaps_s(self, replies: Iterable[Reply]) -> list[float]:
+        """Of all answers, the gaps between messages with tokens that began and ended in it, in seconds."""
+        gaps = []
+        for reply in replies:
+            times = [at_s for at_s in reply.token_times_s if self.begin_s <= at_s <= self.end_s]
+            gaps += [later - earlier for earlier, later in pairwise(times)]
+        return gaps
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One measurement without and one with long prompts, one right after the other. Milliseconds."""
+
+    quiet_p50_ms: float
+    quiet_p99_ms: float
+    busy_p50_ms: float
+    busy_p99_ms: float
+    num_prompts: int
+    """Long prompts that were answered meanwhile."""
+    prompt_ttft_ms: float
+    """Their median time to first token."""
+
+    @property
+    def p99_ratio(self) -> float:
+        """With over without: 1.1 is 10 % more."""
+        return self.busy_p99_ms / self.quiet_p99_ms
+
+    @property
+    def p50_ratio(self) -> float:
+        """Likewise of the medians."""
+        return self.busy_p50_ms / self.quiet_p50_ms
+
+    @staticmethod
+    def of(quiet_s: Sequence[float], busy_s: Sequence[float], prompt_ttfts_s: Sequence[float]) -> Pair:
+        """From the gaps of both windows; there must be some in each, and at least one prompt."""
+        quiet, busy = distribution(quiet_s), distribution(busy_s)
+        assert quiet is not None, "no tokens came"
+        assert busy is not None, "no tokens came"
+        ms = 1e3
+        ttft_ms = median(prompt_ttfts_s) * ms
+        return Pair(
+            quiet.p50 * ms, quiet.p99 * ms, busy.p50 * ms, busy.p99 * ms, len(prompt_ttfts_s), ttft_ms
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Medians:
+    """Over a system's pairs."""
+
+    quiet_p99_ms: float
+    busy_p99_ms: float
+    p99_ratio: float
+    p50_ratio: float
+    prompt_ttft_ms: float
+    num_prompts: int
+    """Sum."""
+
+    @staticmethod
+    def of(pairs: Sequence[Pair]) -> Medians:
+        """Of each figure by itself; the ratio is the median of the pairs' ratios."""
+        return Medians(
+            median(pair.quiet_p99_ms for pair in pairs),
+            median(pair.busy_p99_ms for pair in pairs),
+            median(pair.p99_ratio for pair in pairs),
+            median(pair.p50_ratio for pair in pairs),
+            median(pair.prompt_ttft_ms for pair in pairs),
+            sum(pair.num_prompts for pair in pairs),
+        )

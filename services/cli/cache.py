@@ -1,0 +1,178 @@
+"""`tandem cache`: what the fleet's cache holds, and what an operator may do to it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from google.protobuf.json_format import MessageToJson
+from google.protobuf.message import Message
+from rich.console import Console
+
+from services.cli.cache_client import CacheClient
+from services.cli.cache_view import show, size
+from services.cli.failures import EXIT_FAILED
+from services.cli.generate import parse_token_ids
+from services.cli.options import DEFAULT_TARGET, ApiKey, Target
+from shared.errors import InvalidRequest
+from shared.rpc.pb.tandem.v1 import cache_pb2
+
+_PIPED_WIDTH = 240
+_NAME_LEN = 32
+
+T = TypeVar("T")
+AsJson = Annotated[bool, typer.Option("--json", help="All that the router says, as JSON.")]
+
+
+def build_cache_app() -> typer.Typer:
+    """The commands under `tandem cache`."""
+    app = typer.Typer(
+        help="Look at the fleet's cache, empty it, keep prefixes in it.", no_args_is_help=True, rich_markup_mode=None
+    )
+    for command in (stats, flush, pin, unpin):
+        app.command()(command)
+    return app
+
+
+def stats(as_json: AsJson = False, target: Target = DEFAULT_TARGET, api_key: ApiKey = "") -> None:
+    """Show the index, each store node's tiers, tenants and pins."""
+    told = _call(target, api_key, lambda client: client.stats())
+    if as_json:
+        _print_json(told)
+    else:
+        show(Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH), told)
+
+
+def flush(
+    tenant: Annotated[str | None, typer.Option("--tenant", help="This tenant's blocks only.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+    target: Target = DEFAULT_TARGET,
+    api_key: ApiKey = "",
+) -> None:
+    """Drop all blocks that the store nodes keep.
+
+    Pinned ones too; their pins stay, and keep what comes again. Without a tenant the index is built anew as well. The
+    workers' own pools keep what they hold, and running requests are not disturbed.
+    """
+    whose = f"tenant {tenant}'s blocks" if tenant is not None else "everybody's blocks"
+    if not yes and not typer.confirm(f"Drop {whose} from all store nodes of {target}?", err=True):
+        print("nothing was dropped", file=sys.stderr)
+        raise typer.Exit(EXIT_FAILED)
+    done = _call(target, api_key, lambda client: client.flush(tenant))
+    if as_json:
+        _print_json(done)
+    else:
+        for node in done.nodes:
+            dropped = f"{node.flushed.num_blocks} blocks, {size(node.flushed.num_bytes)} dropped"
+            print(f"{node.address}: {node.failure or dropped}")
+        if done.index_rebuilt:
+            print("index: built anew; workers and store nodes publish what they hold within a few seconds")
+        elif done.index_failure:
+            print(f"index: {done.index_failure}")
+        if not done.nodes:
+            print("no store nodes: nothing to drop")
+    _fail_if(any(node.failure for node in done.nodes) or bool(done.index_failure))
+
+
+def pin(
+    prefix: Annotated[str, typer.Argument(help="The prefix; @FILE reads it from a file, - from stdin.")],
+    name: Annotated[str, typer.Option("--name", help="What to call the pin; its beginning by default.")] = "",
+    system: Annotated[bool, typer.Option("--system", help="A system message: what all its chats share.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="The text as it is: no chat template.")] = False,
+    token_ids: Annotated[bool, typer.Option("--token-ids", help="The prefix is token ids, such as 1,15,9.")] = False,
+    tenant: Annotated[str, typer.Option("--tenant", help="Whose prefix.")] = "default",
+    cache_salt: Annotated[str, typer.Option("--cache-salt", help="The salt that its requests come with.")] = "",
+    as_json: AsJson = False,
+    target: Target = DEFAULT_TARGET,
+    api_key: ApiKey = "",
+) -> None:
+    """Keep a prefix's blocks in the store nodes.
+
+    Those that are there already, and those that come later. Without --system, --raw or --token-ids the prefix is a
+    user's message, as `tandem generate` would send it.
+    """
+    if system + raw + token_ids > 1:
+        raise InvalidRequest("--system, --raw and --token-ids exclude each other", field="prefix")
+    text = _read(prefix)
+    request = cache_pb2.PinPrefixRequest(name=name or _name_of(text), tenant=tenant, cache_salt=cache_salt)
+    if token_ids:
+        request.tokens.ids.extend(parse_token_ids(text))
+    elif raw:
+        request.text = text
+    elif system:
+        request.system = text
+    else:
+        request.chat.messages.add(role="user", content=text)
+    done = _call(target, api_key, lambda client: client.pin(request))
+    if as_json:
+        _print_json(done)
+    else:
+        held = sum(node.pin.num_held for node in done.nodes)
+        print(
+            f"pinned {request.name!r}: {done.num_tokens} tokens, {done.num_blocks} blocks, {held} of them stored; "
+            + ("all are kept" if held == done.num_blocks else "the others are kept when a request brings them")
+        )
+        _print_failures(done.nodes)
+    _fail_if(any(node.failure for node in done.nodes))
+
+
+def unpin(
+    name: Annotated[str, typer.Argument(help="The pin's name, as `tandem cache stats` shows it.")],
+    as_json: AsJson = False,
+    target: Target = DEFAULT_TARGET,
+    api_key: ApiKey = "",
+) -> None:
+    """End a pin; its blocks stay until they are evicted."""
+    done = _call(target, api_key, lambda client: client.unpin(name))
+    if as_json:
+        _print_json(done)
+    else:
+        print(f"unpinned {name!r}: {sum(node.pin.num_blocks for node in done.nodes)} blocks may be evicted")
+        _print_failures(done.nodes)
+    _fail_if(any(node.failure for node in done.nodes))
+
+
+def _call(target: str, api_key: str, ask: Callable[[CacheClient], Awaitable[T]]) -> T:
+    async def run() -> T:
+        client = CacheClient(target, api_key)
+        async with client:
+            return await ask(client)
+
+    return asyncio.run(run())
+
+
+def _read(prefix: str) -> str:
+    """Raises InvalidRequest for a file that cannot be read."""
+    if prefix == "-":
+        return sys.stdin.read()
+    if not prefix.startswith("@"):
+        return prefix
+    try:
+        return Path(prefix[1:]).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the prefix cannot be read from {prefix[1:]}: {error}", field="prefix") from error
+
+
+def _name_of(text: str) -> str:
+    words = " ".join(text.split())
+    return words[:_NAME_LEN].rstrip() or "prefix"
+
+
+def _print_json(message: Message) -> None:
+    print(MessageToJson(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
+
+
+def _print_failures(nodes: Sequence[cache_pb2.PinnedNode]) -> None:
+    for node in nodes:
+        if node.failure:
+            print(f"{node.address}: {node.failure}", file=sys.stderr)
+
+
+def _fail_if(failed: bool) -> None:
+    if failed:
+        raise typer.Exit(EXIT_FAILED)

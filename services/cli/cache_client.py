@@ -1,0 +1,45 @@
+"""The client of tandem.v1.CacheService, which a router serves beside its InferenceService."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import grpc.aio
+
+from services.cli.client import InferenceClient
+from shared.rpc.pb.tandem.v1 import cache_pb2, cache_pb2_grpc
+
+TIMEOUT_S = 30.0
+
+T = TypeVar("T")
+
+
+class CacheClient(InferenceClient):
+    """Raises like `InferenceClient`; NotFound for a pin that does not exist."""
+
+    async def stats(self) -> cache_pb2.CacheStats:
+        """Index, store nodes, tenants."""
+        return await self._cache(lambda stub, **call: stub.GetCacheStats(cache_pb2.GetCacheStatsRequest(), **call))
+
+    async def flush(self, tenant: str | None) -> cache_pb2.FlushCacheResponse:
+        """Drops what store nodes keep of a tenant, or of everybody."""
+        request = cache_pb2.FlushCacheRequest(tenant=tenant)
+        return await self._cache(lambda stub, **call: stub.FlushCache(request, **call))
+
+    async def pin(self, request: cache_pb2.PinPrefixRequest) -> cache_pb2.PinPrefixResponse:
+        """Keeps a prefix."""
+        return await self._cache(lambda stub, **call: stub.PinPrefix(request, **call))
+
+    async def unpin(self, name: str) -> cache_pb2.UnpinPrefixResponse:
+        """Ends a pin."""
+        request = cache_pb2.UnpinPrefixRequest(name=name)
+        return await self._cache(lambda stub, **call: stub.UnpinPrefix(request, **call))
+
+    async def _cache(self, call: Callable[..., Awaitable[T]]) -> T:
+        assert self._channel is not None, "use the client in `async with`"
+        stub = cache_pb2_grpc.CacheServiceStub(self._channel)
+        try:
+            return await call(stub, metadata=self._metadata, timeout=TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise self._typed(error, answered=False) from error

@@ -1,0 +1,73 @@
+"""Whose blocks they are: what each tenant may hold of a tier, and what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+OTHER = "other"
+"""Stands for tenants without a name in the settings that hold nothing any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """Most bytes of one tenant's blocks in one tier; 0 = as much as the tier's budget."""
+
+    default: int = 0
+    named: Mapping[str, int] = field(default_factory=dict)
+
+    def of(self, tenant: str) -> int:
+        """One tenant's."""
+        return self.named.get(tenant, self.default)
+
+
+@dataclass(slots=True)
+class Account:
+    """One tenant in one tier."""
+
+    used_bytes: int = 0
+    pinned_bytes: int = 0  # of these, what cannot be evicted
+    num_blocks: int = 0
+    num_hits: int = 0  # blocks read since start, as what follows
+    num_evicted: int = 0
+    order: dict[bytes, None] = field(default_factory=dict)  # what can be evicted, least recently used first
+
+
+class Accounts:
+    """All tenants of a tier. One that holds nothing is forgotten unless the settings name it; its counts stay."""
+
+    def __init__(self, quotas: Quotas) -> None:
+        self.quotas = quotas
+        self._accounts: dict[str, Account] = {}
+        self._gone = Account()
+
+    def of(self, tenant: str) -> Account:
+        """A tenant's account, opened if need be."""
+        account = self._accounts.get(tenant)
+        if account is None:
+            account = self._accounts[tenant] = Account()
+        return account
+
+    def room(self, tenant: str) -> float:
+        """Bytes that a tenant may still take; may be below 0 where nothing was taken yet."""
+        quota = self.quotas.of(tenant)
+        account = self._accounts.get(tenant)
+        return quota - (account.used_bytes if account is not None else 0) if quota else float("inf")
+
+    def pinned_bytes(self, tenant: str) -> int:
+        """Bytes of a tenant that cannot be evicted."""
+        account = self._accounts.get(tenant)
+        return account.pinned_bytes if account is not None else 0
+
+    def settle(self, tenant: str) -> None:
+        """A block of the tenant has gone."""
+        account = self._accounts[tenant]
+        if account.num_blocks == 0 and tenant not in self.quotas.named:
+            del self._accounts[tenant]
+            self._gone.num_hits += account.num_hits
+            self._gone.num_evicted += account.num_evicted
+
+    def all(self) -> dict[str, Account]:
+        """By tenant; those that were forgotten as `OTHER`, unless a tenant of that name has an account."""
+        gone = {OTHER: self._gone} if self._gone.num_hits or self._gone.num_evicted else {}
+        return {**gone, **self._accounts}

@@ -1,0 +1,101 @@
+"""Who may wait: what cannot have its first token in time is refused when it comes, not after it has waited."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from services.router.admission.calibration import WaitCalibration
+from services.router.admission.deadline import check_deadline, may_be_late
+from services.router.admission.drain import DrainRate
+from services.router.admission.queue import AdmissionQueue
+from services.router.admission.waiting import Waiting
+from services.router.placement.prediction import TtftPredictor
+from services.router.placement.views import Pool
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What a request was let in with. Times are seconds of the queue's clock."""
+
+    item: Waiting
+    """The entry, with the deadline that it is held to: infinite where it may be late."""
+    entered_s: float
+    own_s: float
+    """Predicted from its start to its first token on an idle worker; 0 while nothing is known."""
+    wait_s: float
+    """Predicted until nothing is before it, in the queue and at a worker; 0 where nobody is ahead."""
+
+    @property
+    def latest_start_s(self) -> float:
+        """Started later it would be late."""
+        return self.item.deadline_s - self.own_s
+
+
+class Gate:
+    """Stands before the admission queue: refuses by calibrated predictions, and learns from those that it let in."""
+
+    def __init__(self, predictor: TtftPredictor, late_idle_share: float) -> None:
+        """`late_idle_share`: see `may_be_late`."""
+        self.calibration = WaitCalibration()
+        self._drain = DrainRate()
+        self._predictor = predictor
+        self._late_idle_share = late_idle_share
+
+    def enter(
+        self,
+        item: Waiting,
+        now_s: float,
+        queue: AdmissionQueue[Any],
+        pool: Pool,
+        *,
+        num_cached: int,
+        strict: bool = False,
+        first: bool = False,
+    ) -> Expectation:
+        """What is expected of an entry before it is pushed; raises Overloaded where it would be late.
+
+        `pool` computes prompts, `num_cached` tokens of this one need not be computed. `strict`: never late, even where
+        it takes nothing from anyone. `first`: it goes before all that wait.
+        """
+        if not queue:
+            self._drain.waiting(now_s)
+        if math.isinf(item.deadline_s):
+            return Expectation(item, now_s, 0.0, 0.0)
+        own_s = self._predictor.idle_s(item.num_tokens, num_cached) or 0.0
+        too_long = item.arrived_s + own_s > item.deadline_s
+        if too_long and not strict and may_be_late(len(queue), pool, self._late_idle_share):
+            return Expectation(replace(item, deadline_s=math.inf), now_s, own_s, 0.0)
+        wait_s = self._wait_s(now_s, pool, 0 if first else queue.num_tokens_ahead(item)) if queue else 0.0
+        check_deadline(now_s, item.deadline_s, own_s + wait_s * self.calibration.factor if own_s else None)
+        return Expectation(item, now_s, own_s, wait_s)
+
+    def start(self, expected: Expectation, now_s: float, predicted_s: float | None) -> None:
+        """Its turn has come, and a worker would have its first token in `predicted_s`.
+
+        Learns how long it waited; raises Overloaded where the first token would be late all the same.
+        """
+        if now_s > expected.entered_s:
+            self._drain.started(expected.item.num_tokens, now_s)
+            at_worker_s = max(0.0, predicted_s - expected.own_s) if predicted_s is not None else 0.0
+            self._learn(expected, now_s - expected.entered_s + at_worker_s)
+        check_deadline(now_s, expected.item.deadline_s, predicted_s)
+
+    def gave_up(self, expected: Expectation, now_s: float) -> None:
+        """Its latest start has passed while it waited."""
+        self._learn(expected, now_s - expected.entered_s)
+
+    def _wait_s(self, now_s: float, pool: Pool, num_ahead: int) -> float:
+        """The longer of two: until the workers have computed what is queued, and until the queue has let it go."""
+        by_workers_s = self._predictor.wait_s(num_ahead, pool) or 0.0
+        return max(by_workers_s, self._drain.wait_s(num_ahead, now_s)) if num_ahead else by_workers_s
+
+    def _learn(self, expected: Expectation, waited_s: float) -> None:
+        """By those near the line: where there was time to spare, a few milliseconds may be many times what was
+        predicted, and say little."""
+        slack_s = expected.latest_start_s - expected.entered_s
+        if math.isinf(slack_s) or expected.wait_s <= 0:
+            return
+        longer_s = max(waited_s, expected.wait_s * self.calibration.factor)
+        self.calibration.observe(expected.wait_s, waited_s, min(1.0, longer_s / max(slack_s, 1e-9)))

@@ -1,0 +1,197 @@
+"""`tandem.v1.CacheService`: what `tandem cache` calls."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+import grpc.aio
+
+from services.router.cache.prefix import PrefixReader
+from services.router.cache.store_nodes import Answer, StoreNodes
+from services.router.edge.auth import ApiKeys
+from services.router.edge.settings import EdgeSettings
+from services.router.edge.tenancy import chain_salt
+from services.router.fleet import Fleet
+from services.router.metrics import TenantCounts
+from shared.errors import Internal, InvalidRequest, NotFound, StoreUnavailable, TandemError, WorkerLost
+from shared.kv.hashing import chain
+from shared.kv.rendezvous import by_keeper
+from shared.rpc.block_holders import join_hashes
+from shared.rpc.errors import abort
+from shared.rpc.kvstore_client import KVStoreClient
+from shared.rpc.pb.tandem.v1 import cache_pb2, cache_pb2_grpc, kvstore_pb2
+
+logger = logging.getLogger(__name__)
+
+SERVICE_NAME = "tandem.v1.CacheService"
+
+T = TypeVar("T")
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
+    """Asks index and store nodes on behalf of an operator, whose key must be an admin's."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        index: KVStoreClient | None,
+        nodes: StoreNodes,
+        reader: PrefixReader,
+        tenants: Mapping[str, TenantCounts],
+        settings: EdgeSettings,
+    ) -> None:
+        """Owns none of them."""
+        self._fleet = fleet
+        self._index = index
+        self._nodes = nodes
+        self._reader = reader
+        self._tenants = tenants
+        self._settings = settings
+        self._keys = ApiKeys.of(settings)
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """What `RpcServer` takes as `register`."""
+        cache_pb2_grpc.add_CacheServiceServicer_to_server(self, server)
+
+    async def GetCacheStats(  # noqa: N802
+        self, request: cache_pb2.GetCacheStatsRequest, context: Context
+    ) -> cache_pb2.CacheStats:
+        """All that is known of the cache."""
+        return await self._answer(self._stats, request, context)
+
+    async def FlushCache(  # noqa: N802
+        self, request: cache_pb2.FlushCacheRequest, context: Context
+    ) -> cache_pb2.FlushCacheResponse:
+        """Drops what the store nodes keep."""
+        return await self._answer(self._flush, request, context)
+
+    async def PinPrefix(  # noqa: N802
+        self, request: cache_pb2.PinPrefixRequest, context: Context
+    ) -> cache_pb2.PinPrefixResponse:
+        """Keeps a prefix."""
+        return await self._answer(self._pin, request, context)
+
+    async def UnpinPrefix(  # noqa: N802
+        self, request: cache_pb2.UnpinPrefixRequest, context: Context
+    ) -> cache_pb2.UnpinPrefixResponse:
+        """Ends a pin."""
+        return await self._answer(self._unpin, request, context)
+
+    async def _stats(self, _request: cache_pb2.GetCacheStatsRequest) -> cache_pb2.CacheStats:
+        stats = cache_pb2.CacheStats()
+        for answer in await self._nodes.ask(lambda _, client: client.stats()):
+            stats.nodes.add(address=answer.address, failure=_reason(answer), stats=answer.value)
+        for tenant, counts in self._tenants.items():
+            stats.tenants.add(
+                tenant=tenant,
+                num_requests=counts.num_requests,
+                num_prompt_tokens=counts.num_prompt_tokens,
+                num_local_tokens=counts.num_local_tokens,
+                num_peer_tokens=counts.num_peer_tokens,
+                num_store_tokens=counts.num_store_tokens,
+            )
+        try:
+            index = await self._known_index().stats()
+        except TandemError as error:
+            stats.index_failure = error.message
+        else:
+            stats.index.num_blocks = index.num_blocks
+            stats.index.num_match_requests = index.num_match_requests
+            stats.index.num_match_blocks = index.num_match_blocks
+            stats.index.num_hit_blocks = index.num_hit_blocks
+            stats.index.index_bytes = index.index_bytes
+            stats.index.index_address = index.index_address
+        return stats
+
+    async def _flush(self, request: cache_pb2.FlushCacheRequest) -> cache_pb2.FlushCacheResponse:
+        wanted = kvstore_pb2.FlushRequest()
+        if request.HasField("tenant"):
+            wanted.tenant = request.tenant
+        response = cache_pb2.FlushCacheResponse()
+        for answer in await self._nodes.ask(lambda _, client: client.flush(wanted)):
+            response.nodes.add(address=answer.address, failure=_reason(answer), flushed=answer.value)
+        if not request.HasField("tenant"):
+            try:
+                await self._known_index().rebuild()
+                response.index_rebuilt = True
+            except TandemError as error:
+                response.index_failure = error.message
+        return response
+
+    async def _pin(self, request: cache_pb2.PinPrefixRequest) -> cache_pb2.PinPrefixResponse:
+        self._require_nodes()
+        layout = self._fleet.layout
+        if layout is None:
+            raise WorkerLost("no worker has connected yet: nobody knows the model's block size")
+        token_ids = self._reader.token_ids(request)
+        tenant = request.tenant or "default"
+        salt = chain_salt(self._settings.tenants, tenant, request.cache_salt)
+        hashes = chain(self._fleet.hash_root(salt), token_ids, layout.block_size)
+        if not hashes:
+            raise InvalidRequest(
+                f"the prefix has {len(token_ids)} tokens, less than one block of {layout.block_size}: no part of it "
+                "can be kept",
+                field="prefix",
+                limit=layout.block_size,
+            )
+        kept = by_keeper(hashes, range(len(hashes)), self._nodes.names)
+        requests = {
+            name: kvstore_pb2.PinRequest(
+                name=request.name,
+                tenant=tenant,
+                block_hashes=join_hashes([hashes[index] for index in indexes]),
+                block_bytes=layout.block_bytes,
+            )
+            for name, indexes in kept.items()
+        }
+        answers = await self._nodes.ask(lambda name, client: client.pin(requests[name]), among=requests)
+        if refused := next((answer.error for answer in answers if isinstance(answer.error, InvalidRequest)), None):
+            # A prefix with a hole in it is of little use.
+            await self._nodes.ask(lambda _, client: client.unpin(request.name), among=requests)
+            raise refused
+        response = cache_pb2.PinPrefixResponse(num_tokens=len(token_ids), num_blocks=len(hashes))
+        for answer in answers:
+            response.nodes.add(address=answer.address, failure=_reason(answer), pin=answer.value)
+        return response
+
+    async def _unpin(self, request: cache_pb2.UnpinPrefixRequest) -> cache_pb2.UnpinPrefixResponse:
+        self._require_nodes()
+        answers = await self._nodes.ask(lambda _, client: client.unpin(request.name))
+        if all(isinstance(answer.error, NotFound) for answer in answers):
+            raise NotFound(f"there is no pin {request.name!r}", field="name", value=request.name)
+        response = cache_pb2.UnpinPrefixResponse()
+        for answer in answers:
+            if not isinstance(answer.error, NotFound):
+                response.nodes.add(address=answer.address, failure=_reason(answer), pin=answer.value)
+        return response
+
+    def _require_nodes(self) -> None:
+        if not self._nodes.names:
+            raise StoreUnavailable("the router knows no store node: `tandem up --store-host-bytes …` starts one")
+
+    def _known_index(self) -> KVStoreClient:
+        if self._index is None:
+            raise StoreUnavailable("the router has no index: its setting kvstore is empty")
+        return self._index
+
+    async def _answer(self, work: Callable[[Any], Awaitable[T]], request: object, context: Context) -> T:
+        error: TandemError
+        try:
+            metadata = dict(context.invocation_metadata() or ())
+            key = metadata.get("authorization")
+            self._keys.check_admin(key if isinstance(key, str) else None)
+            return await work(request)
+        except TandemError as known:
+            error = known
+        except Exception as unknown:
+            logger.exception("a cache call failed")
+            error = Internal(f"internal error ({type(unknown).__name__})")
+        await abort(context, error)
+        raise AssertionError("abort raises")
+
+
+def _reason(answer: Answer[Any]) -> str:
+    return answer.error.message if answer.error is not None else ""

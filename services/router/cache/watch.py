@@ -1,0 +1,58 @@
+"""Looks now and then whether index and store nodes work, so that health can name what does not."""
+
+from __future__ import annotations
+
+import asyncio
+
+from services.router.cache.store_nodes import StoreNodes
+from shared.errors import TandemError
+from shared.rpc.block_holders import Tier
+from shared.rpc.kvstore_client import KVStoreClient
+from shared.tasks import end_task
+
+INTERVAL_S = 1.0
+
+
+class CacheWatch:
+    """`start()`/`close()`; twice is fine. Nothing waits for it."""
+
+    def __init__(self, index: KVStoreClient | None, nodes: StoreNodes, interval_s: float = INTERVAL_S) -> None:
+        """Owns neither."""
+        self._index = index
+        self._nodes = nodes
+        self._interval_s = interval_s
+        self._task: asyncio.Task[None] | None = None
+        self.failures: tuple[str, ...] = ()
+        """What failed at the last look, in words."""
+
+    def start(self) -> None:
+        """Begins to look."""
+        if self._task is None and (self._index is not None or self._nodes.names):
+            self._task = asyncio.create_task(self._run(), name="cache watch")
+
+    async def close(self) -> None:
+        """Stops."""
+        if self._task is not None:
+            task, self._task = self._task, None
+            await end_task(task)
+
+    async def look(self) -> tuple[str, ...]:
+        """What fails now."""
+        found = []
+        if self._index is not None:
+            try:
+                await self._index.stats()
+            except TandemError as error:
+                found.append(f"the index does not answer, prompts are placed without it: {error}")
+        for answer in await self._nodes.ask(lambda _, client: client.stats()):
+            if answer.error is not None:
+                found.append(f"store node {answer.name} does not answer: {answer.error}")
+            for tier in answer.value.tiers if answer.value is not None else ():
+                if tier.failure:
+                    found.append(f"store node {answer.name}, {Tier(tier.tier).name.lower()} tier: {tier.failure}")
+        return tuple(found)
+
+    async def _run(self) -> None:
+        while True:
+            self.failures = await self.look()
+            await asyncio.sleep(self._interval_s)

@@ -1,0 +1,127 @@
+"""Load with a fault in the middle of it, disks that are really full or read-only, and what the index says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import subprocess
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from services.kvstore.records import holder_ids
+from services.kvstore.redis_index import read_table
+from services.kvstore.resp.open import redis_client
+from services.router.cache.store_nodes import StoreNodes
+from services.router.cache.watch import CacheWatch
+from shared.rpc.block_holders import Holder
+from tests.e2e.running import DEADLINE_S
+from tests.e2e.stage import Stage, prompt
+
+PROMPT_LEN = 150
+NUM_AT_ONCE = 6
+
+
+class Load:
+    """Prompts, half of them repeated, whose answers without any fault are known."""
+
+    def __init__(self, stage: Stage, num_requests: int = 24, num_prompts: int = 8) -> None:
+        self._stage = stage
+        self._prompts = [prompt(PROMPT_LEN, seed=37 + 2 * (i % num_prompts)) for i in range(num_requests)]
+        self._num_prompts = num_prompts
+        self.num_done = 0
+
+    async def run(self, fault: Callable[[], Awaitable[None]]) -> None:
+        """Asks all, `fault` strikes when some are answered; every answer must be what it is without faults."""
+        expected = [(await self._stage.ask(tokens, tenant="calm"))[0] for tokens in self._prompts[: self._num_prompts]]
+        gate = asyncio.Semaphore(NUM_AT_ONCE)
+
+        async def ask(number: int) -> list[int]:
+            async with gate:
+                answer, _ = await self._stage.ask(self._prompts[number])
+            self.num_done += 1
+            return answer
+
+        asking = [asyncio.create_task(ask(number)) for number in range(len(self._prompts))]
+        await self._stage.until(lambda: self.num_done >= 4)
+        await fault()
+        answers = await asyncio.gather(*asking)
+        assert answers == [expected[number % self._num_prompts] for number in range(len(self._prompts))]
+
+    async def at_most(self, seconds: float) -> None:
+        """Returns when all are answered, or after that time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.num_done < len(self._prompts):
+                    await asyncio.sleep(0.02)
+
+
+@contextlib.asynccontextmanager
+async def watched(stage: Stage) -> AsyncIterator[Callable[[Callable[[tuple[str, ...]], bool]], Awaitable[None]]]:
+    """Waits until the router's view of what fails fulfils a condition."""
+    nodes = StoreNodes({"store-0": stage.index.address})
+    watch = CacheWatch(stage.index, nodes)
+
+    async def until(condition: Callable[[tuple[str, ...]], bool]) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition(await watch.look()):
+                await asyncio.sleep(0.05)
+
+    try:
+        yield until
+    finally:
+        await nodes.close()
+
+
+class SmallDisk:
+    """A file system of its own: its end is a real ENOSPC, and it can be made read-only."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def remount(self, options: str) -> None:
+        """Tries again while a file is being written."""
+        for _ in range(100):
+            if _mount("-o", f"remount,{options}", str(self.folder)) == 0:
+                return
+        pytest.fail(f"the disk cannot be remounted {options}")
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[SmallDisk]:
+    """A mounted tmpfs; skips where this process may not mount."""
+    folder.mkdir()
+    if shutil.which("mount") is None or _mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)) != 0:
+        pytest.skip("mounting a file system is not permitted here: a full or read-only disk cannot be had")
+    try:
+        yield SmallDisk(folder)
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def _mount(*arguments: str) -> int:
+    return subprocess.run(["mount", *arguments], check=False, capture_output=True).returncode
+
+
+async def blocks_by_holder(redis_url: str) -> dict[Holder, set[bytes]]:
+    """What the index says, read from Redis itself: the blocks of every live holder."""
+    client = redis_client(redis_url, 5.0)
+    try:
+        table = await read_table(client)
+        found: dict[Holder, set[bytes]] = defaultdict(set)
+        if table is None:
+            return found
+        async with Redis.from_url(redis_url, protocol=2, driver_info=None) as redis:
+            keys = [key async for key in redis.scan_iter(b"b:*")]
+            values = await redis.mget(keys) if keys else []
+        for key, value in zip(keys, values, strict=True):
+            for holder_id in holder_ids(value or b""):
+                if holder_id in table.live:
+                    found[table.live[holder_id]].add(key[-16:])
+        return found
+    finally:
+        await client.close()

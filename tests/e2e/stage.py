@@ -1,0 +1,178 @@
+"""A cluster whose router lies within the test, so that the test says where prompts go and what they may be had from."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+from services.local.cluster import LocalCluster
+from services.local.commands import TandemCommands
+from services.local.spec import ClusterSpec
+from services.router.dispatcher import DispatchConfig, Dispatcher
+from services.router.fleet import Fleet
+from services.router.metrics import RouterMetrics
+from services.router.placement.policy import Placement, PlacementConfig
+from services.router.placement.views import Pool
+from services.router.prefix_lookup import PrefixLookup
+from services.router.request import Request
+from shared.engine.sampling_params import SamplingParams
+from shared.kv.hashing import chain
+from shared.rpc.block_holders import WorkerRole
+from shared.rpc.kvstore_client import KVStoreClient
+from shared.rpc.store_client import StoreClient
+from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, DEMO
+
+HOST_BYTES = 1 << 26
+
+
+class Recording(TandemCommands):
+    """Remembers who was started where."""
+
+    def router(self, workers, kvstore, stores):
+        self.workers, self.kvstore_address = workers, kvstore
+        return super().router(workers, kvstore, stores)
+
+
+class Chosen(Placement):
+    """Sends every prompt to the workers that the test names, where it names any."""
+
+    prefill = decode = ""
+
+    def choose(self, need, decodes, prefills, *, collocated):
+        return super().choose(need, _named(decodes, self.decode), _named(prefills, self.prefill), collocated=collocated)
+
+
+def _named(pool: Pool, name: str) -> Pool:
+    named = Pool()
+    for view in pool:
+        if name in ("", view.name):
+            named.add(view)
+    return named
+
+
+class Lookup(PrefixLookup):
+    """Names those peers alone that the test does."""
+
+    peers: frozenset[str] | None = frozenset()
+    """None: all of them."""
+
+    async def hits(self, token_ids, salt):
+        hits = await super().hits(token_ids, salt)
+        named = tuple(peer for peer in hits.peers if self.peers is None or peer.name in self.peers)
+        return replace(hits, peers=named)
+
+
+class Stage:
+    """A cluster, and a router within the test, so that the test says where prompts go."""
+
+    def __init__(self, cluster: LocalCluster, commands: Recording) -> None:
+        self.cluster = cluster
+        self.placement = Chosen(PlacementConfig())
+        self.fleet = Fleet("test", commands.workers["prefill"], commands.workers["decode"], self._on_change)
+        self.index = KVStoreClient(commands.kvstore_address, match_timeout_s=5.0)
+        self.store = StoreClient(commands.kvstore_address, look_up_timeout_s=5.0)
+        self.lookup = Lookup(self.index, self.fleet)
+        self.metrics = RouterMetrics("demo")
+        self.dispatcher = Dispatcher(
+            self.fleet,
+            self.placement,
+            self.lookup,
+            self.metrics,
+            DispatchConfig(collocated=cluster.spec.mode == "collocated"),
+        )
+
+    async def start(self) -> None:
+        self.fleet.start()
+        await self.until(lambda: all(link.connected for link in self.fleet.links))
+
+    async def close(self) -> None:
+        await self.fleet.close()
+        await self.store.close()
+        await self.index.close()
+        self.metrics.close()
+
+    async def ask(self, prompt, prefill="", tenant="t", **sampling):
+        """Output tokens and summary of a greedy answer."""
+        self.placement.prefill = prefill
+        params = SamplingParams(**{"temperature": 0.0, "seed": 1, "max_tokens": 24, "ignore_eos": True, **sampling})
+        running = self.dispatcher.submit(
+            Request(uuid.uuid4().hex, tuple(prompt), params, tenant, arrived_at=time.perf_counter())
+        )
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                return [token async for delta in running for token in delta.token_ids], running.summary
+        finally:
+            await running.aclose()
+
+    async def held(self, tokens, num_blocks: int, names=(), tenant="t") -> None:
+        """Waits until the index says that each of these workers has so many blocks of these tokens."""
+        hashes = chain(self.fleet.hash_root(tenant), tokens, BLOCK_SIZE)[:num_blocks]
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                blocks = (await self.index.match(hashes)).blocks
+                by_block = [{holder.worker_name for holder in holders} for holders in blocks]
+                if len(blocks) == num_blocks and all(held.issuperset(names) for held in by_block):
+                    return
+                await asyncio.sleep(0.02)
+
+    async def stored(self, tokens, num_blocks: int, tenant="t") -> None:
+        """Waits until the index says that the store has so many blocks of these tokens."""
+        hashes = chain(self.fleet.hash_root(tenant), tokens, BLOCK_SIZE)[:num_blocks]
+        assert len(hashes) == num_blocks
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                blocks = (await self.index.match(hashes)).blocks if hashes else ()
+                by_store = [any(holder.role is WorkerRole.STORE for holder in holders) for holders in blocks]
+                if by_store == [True] * num_blocks:
+                    return
+                await asyncio.sleep(0.02)
+
+    async def num_bad(self) -> int:
+        return sum(tier.num_bad for tier in await self.store.tier_stats())
+
+    async def idle(self) -> None:
+        """Waits until no pool has a used block: nothing that a store is sent, or sends, stays behind."""
+        links = [link for link in self.fleet.links if link.connected]
+        await self.until(lambda: all(link.load.num_free_blocks == link.load.num_total_blocks > 0 for link in links))
+
+    def load(self, name: str):
+        """A worker's last report."""
+        return next(link.load for link in self.fleet.links if link.name == name)
+
+    def kill(self, name: str) -> None:
+        os.kill(self.cluster.children[name].pid, signal.SIGKILL)
+
+    async def until(self, condition) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():
+                await asyncio.sleep(0.02)
+
+    def _on_change(self) -> None:
+        self.dispatcher.pump()
+
+
+@contextlib.asynccontextmanager
+async def staged(folder: Path, kind: type[Recording] = Recording, **spec) -> AsyncIterator[Stage]:
+    wanted = ClusterSpec(
+        model=DEMO, http="127.0.0.1:0", grpc="127.0.0.1:0", state_dir=folder,
+        **{"num_kv_blocks": 256, "dtype": "fp32", "prefix_fetch": "always", **spec},
+    )  # fmt: skip
+    commands = kind(wanted)
+    async with LocalCluster(wanted, commands=commands) as cluster:
+        stage = Stage(cluster, commands)
+        await stage.start()
+        try:
+            yield stage
+        finally:
+            await stage.close()
+
+
+def prompt(num_tokens: int, seed: int = 37) -> list[int]:
+    return [20 + (i * seed) % 2000 for i in range(num_tokens)]

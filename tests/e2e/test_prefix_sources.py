@@ -1,0 +1,125 @@
+"""Prefixes from other workers' pools and from several store nodes: real processes, UCX between them, a real index."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from shared.kv.hashing import chain
+from shared.kv.rendezvous import by_keeper
+from tests.e2e.running import BLOCK_SIZE
+from tests.e2e.stage import HOST_BYTES, Recording, Stage, prompt, staged
+
+pytestmark = pytest.mark.slow
+
+STORES = ("store-0", "store-1", "store-2")
+
+
+@pytest.mark.parametrize("names", [("prefill-0",), ("decode-0",), ("prefill-0", "decode-0")])
+async def test_a_prefix_is_fetched_from_the_pools_of_those_that_hold_it(tmp_path, names):
+    """There is no store node at all. 600 tokens: 37 blocks are known, and the last 8 tokens are computed."""
+    async with staged(tmp_path, num_prefill=2) as stage:
+        stage.lookup.peers = frozenset(names)
+        tokens = prompt(600)
+        expected, _ = await stage.ask(tokens, "prefill-0")
+        await stage.held(tokens, 37, names)
+        answer, summary = await stage.ask(tokens, "prefill-1")
+        assert answer == expected
+        assert summary.num_cached_tokens == summary.num_fetched_tokens == summary.num_peer_tokens == 37 * BLOCK_SIZE
+        await stage.idle()
+        given = {name: stage.load(name).num_blocks_given for name in ("prefill-0", "decode-0")}
+        assert sum(given.values()) == 37
+        assert {name for name, count in given.items() if count} == set(names)
+        assert stage.load("prefill-1").num_peer_hit_tokens == 37 * BLOCK_SIZE
+        assert b"fetched_from_peers" in stage.metrics.page()
+
+
+async def test_collocated_workers_fetch_from_each_other(tmp_path):
+    async with staged(tmp_path, mode="collocated", num_prefill=0, num_decode=2) as stage:
+        stage.lookup.peers = None
+        tokens = prompt(400)
+        stage.placement.decode = "decode-0"
+        expected, _ = await stage.ask(tokens)
+        await stage.held(tokens, 25, ["decode-0"])
+        stage.placement.decode = "decode-1"
+        answer, summary = await stage.ask(tokens)
+        assert answer == expected
+        assert (summary.decode_worker, summary.num_peer_tokens) == ("decode-1", 24 * BLOCK_SIZE)
+        assert summary.num_cached_tokens == 24 * BLOCK_SIZE
+        await stage.idle()
+
+
+class Damaging(Recording):
+    """prefill-0 gives damaged blocks."""
+
+    def worker(self, plan, kvstore):
+        command = list(super().worker(plan, kvstore))
+        if plan.name == "prefill-0":
+            command[command.index("services.prefill")] = "tests.e2e.damaging_prefill"
+        return command
+
+
+async def test_bits_flipped_on_the_way_from_a_peer_are_computed_again_and_nothing_else(tmp_path):
+    async with staged(tmp_path, Damaging, num_prefill=2) as stage:
+        stage.lookup.peers = frozenset({"prefill-0"})
+        tokens = prompt(200)
+        expected, _ = await stage.ask(tokens, "prefill-0")
+        await stage.held(tokens, 12, ["prefill-0"])
+        answer, summary = await stage.ask(tokens, "prefill-1")
+        assert answer == expected
+        assert summary.num_cached_tokens == summary.num_peer_tokens == (12 - 2) * BLOCK_SIZE
+        assert stage.load("prefill-1").num_bad_blocks == 2
+        await stage.idle()
+
+
+def shares(stage: Stage, tokens: list[int]) -> dict[str, int]:
+    """How many of the first 37 blocks each store node keeps."""
+    names = chain(stage.fleet.hash_root("t"), tokens, BLOCK_SIZE)[:37]
+    kept = by_keeper(names, range(37), STORES)
+    return {node: len(kept.get(node, ())) for node in STORES}
+
+
+class OneSlow(Recording):
+    """store-1 sends eight blocks in 2.6 seconds."""
+
+    def store_node(self, number, bind, redis_url):
+        slow = ["--send-bytes-per-s", "200000"] if number == 1 else []
+        return [*super().store_node(number, bind, redis_url), *slow]
+
+
+async def test_a_prefix_spread_over_three_nodes_comes_back_and_one_that_dies_costs_its_own_blocks_alone(tmp_path):
+    spec = {"num_prefill": 3, "store_nodes": 3, "store_host_bytes": HOST_BYTES}
+    async with staged(tmp_path, OneSlow, **spec) as stage:
+        prompts = (prompt(600, seed=37 + 2 * number) for number in range(100))
+        # store-1 sends 8 of its blocks at once, and has some left when it dies.
+        spread = (tokens for tokens in prompts if shares(stage, tokens)["store-1"] in range(12, 20))
+        tokens = next(spread)
+        kept = shares(stage, tokens)
+        expected, _ = await stage.ask(tokens, "prefill-0")
+        await stage.stored(tokens, 37)
+
+        answer, summary = await stage.ask(tokens, "prefill-1")
+        assert answer == expected
+        assert summary.num_cached_tokens == summary.num_fetched_tokens == 37 * BLOCK_SIZE
+        assert summary.num_peer_tokens == 0
+
+        asking = asyncio.create_task(stage.ask(tokens, "prefill-2"))
+        others = (37 - kept["store-1"]) * BLOCK_SIZE
+        await stage.until(lambda: stage.load("prefill-2").num_host_hit_tokens >= others)
+        stage.kill("store-1")
+        answer, summary = await asking
+        assert answer == expected
+        assert others <= summary.num_cached_tokens <= others + 8 * BLOCK_SIZE
+        await stage.until(lambda: list(stage.load("prefill-2").silent_stores) == ["store-1"])
+
+        # Its runs are the other nodes' from now on, and nobody waits for it.
+        fresh = next(spread)
+        expected, _ = await stage.ask(fresh, "prefill-2")
+        await stage.stored(fresh, 37)
+        await stage.ask(prompt(300, seed=97), "prefill-1")  # it too finds out that store-1 is gone
+        await stage.until(lambda: list(stage.load("prefill-1").silent_stores) == ["store-1"])
+        answer, summary = await stage.ask(fresh, "prefill-1")
+        assert answer == expected
+        assert summary.num_cached_tokens == 37 * BLOCK_SIZE
+        await stage.idle()

@@ -1,0 +1,1 @@
+"""A worker's traffic in blocks, without an engine that computes."""

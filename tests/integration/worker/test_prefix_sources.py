@@ -1,0 +1,199 @@
+"""Prefixes from peers' pools: split between them, and whole again whatever one of them does."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from services.worker import block_server
+from services.worker.store_nodes import parse_stores
+from shared.errors import ConfigError, ModelMismatch, StoreUnavailable, TransferFailed
+from shared.rpc.block_client import BlockClient
+from tests.integration.worker.rig import BLOCK_BYTES, BLOCK_SIZE, DEADLINE_S, prompt, workers
+
+
+async def test_a_prefix_comes_from_all_peers_that_hold_it_at_once():
+    tokens, names = prompt(48)
+    async with workers(3) as (a, b, c):
+        await a.has(names)
+        await b.has(names[:40])
+        fetch = await c.fetch(tokens, [(a, 48), (b, 40)])
+        assert c.found(names) == list(range(48))
+        assert fetch.num_tokens == fetch.num_peer_tokens == 48 * BLOCK_SIZE
+        assert a.traffic.server.num_given + b.traffic.server.num_given == 48
+        assert b.traffic.server.num_given == 16  # one whole piece of three: that with the end of the chain is a's
+        for worker in (a, b, c):
+            await worker.idle()
+
+
+async def test_what_is_here_already_is_not_fetched_again():
+    tokens, names = prompt(20)
+    async with workers(2) as (a, b):
+        await a.has(names)
+        await b.has(names[:7])
+        await b.has(names[9:11])
+        fetch = await b.fetch(tokens, [(a, 20)])
+        assert b.found(names) == list(range(20))
+        assert fetch.num_tokens == (20 - 9) * BLOCK_SIZE
+        assert (await b.fetch(tokens, [(a, 20)])).task is None
+
+
+async def test_a_block_damaged_in_a_peers_memory_is_dropped_and_counted():
+    tokens, names = prompt(20)
+    async with workers(2) as (a, b):
+        await a.has(names)
+        a.damage(names[3])
+        a.damage(names[17])
+        fetch = await b.fetch(tokens, [(a, 20)])
+        assert b.found(names) == [i for i in range(20) if i not in (3, 17)]
+        assert b.engine.exchange.num_bad_blocks == 2
+        assert fetch.num_peer_tokens == 18 * BLOCK_SIZE
+        await b.idle()
+
+
+async def test_what_a_peer_has_lost_since_the_index_heard_of_it_is_had_from_another():
+    tokens, names = prompt(20)
+    async with workers(3) as (a, b, c):
+        await a.has(names)
+        await b.has(names)
+        await a.loses(names[4:12])
+        await c.fetch(tokens, [(a, 20), (b, 20)])
+        assert c.found(names) == list(range(20))
+
+
+async def test_a_peer_that_fails_in_the_middle_costs_its_own_blocks_alone(monkeypatch):
+    tokens, names = prompt(32)
+    async with workers(3) as (a, b, c):
+        await a.has(names[:16])
+        await b.has(names)
+        sent = 0
+
+        async def break_off(address, ticket, index, memory, send=a.transfer.send):
+            nonlocal sent
+            sent += 1
+            if sent > 5:
+                raise TransferFailed("the cable was cut")
+            await send(address, ticket, index, memory)
+
+        monkeypatch.setattr(a.transfer, "send", break_off)
+        # The last run is b's alone; of the first one a has the turn.
+        await c.fetch(tokens, [(a, 16), (b, 32)])
+        found = c.found(names)
+        assert set(range(16, 32)) <= set(found)
+        assert len(found) < 32
+        assert c.traffic.fetches.num_failed == 1
+        for worker in (a, b, c):
+            await worker.idle()
+
+
+async def test_a_peer_that_is_gone_is_left_alone_and_costs_nothing():
+    tokens, names = prompt(10)
+    async with workers(2) as (a, b):
+        await a.has(names)
+        await a.rpc.stop(0)
+        fetch = await b.fetch(tokens, [(a, 10)])
+        assert fetch.task is None
+        assert b.traffic._peers.client(a.address) is None
+        assert b.engine.pool.num_used == 0
+
+
+async def test_a_peer_that_falls_silent_is_given_up(monkeypatch):
+    tokens, names = prompt(10)
+    async with workers(2, mode="auto") as (a, b):
+        monkeypatch.setattr("services.worker.fetch_policy.TIMEOUT_S", 0.2)
+        await a.has(names)
+        monkeypatch.setattr(a.transfer, "send", lambda *_: asyncio.sleep(DEADLINE_S))
+        await b.fetch(tokens, [(a, 10)])
+        assert b.found(names) == []
+        assert b.traffic.fetches.num_failed == 1
+        await b.idle()
+
+
+async def test_a_fetch_that_is_given_up_leaves_no_block_held_on_either_side(monkeypatch):
+    tokens, names = prompt(40)
+    async with workers(2, mode="auto") as (a, b):
+        await a.has(names)
+        holding = asyncio.Event()
+        slow = a.transfer.send
+
+        async def send(address, ticket, index, memory):
+            holding.set()
+            await asyncio.sleep(0.05)
+            await slow(address, ticket, index, memory)
+
+        monkeypatch.setattr(a.transfer, "send", send)
+        asking = asyncio.create_task(b.fetch(tokens, [(a, 40)]))
+        await holding.wait()
+        asking.cancel()
+        for task in list(b.traffic.fetches._tasks):
+            task.cancel()
+        await asyncio.wait({asking})
+        await b.idle()
+        await a.idle()
+
+
+async def test_blocks_held_for_others_are_bounded_in_number(monkeypatch):
+    monkeypatch.setattr(block_server, "MAX_HELD", 6)
+    tokens, names = prompt(30)
+    async with workers(3) as (a, b, c):
+        await a.has(names)
+        most = 0
+        send = a.transfer.send
+
+        async def count(*args):
+            nonlocal most
+            most = max(most, a.engine.pool.num_used)
+            await send(*args)
+
+        monkeypatch.setattr(a.transfer, "send", count)
+        await asyncio.gather(*(worker.fetch(tokens, [(a, 30)]) for worker in (b, c)))
+        assert b.found(names) == c.found(names) == list(range(30))
+        assert 0 < most <= 6
+        await a.idle()
+
+
+async def test_blocks_of_another_size_are_refused_by_name():
+    _, names = prompt(3)
+    async with workers(1) as (a,):
+        await a.has(names)
+        client = BlockClient(a.address)
+        with pytest.raises(ModelMismatch, match=f"have {BLOCK_BYTES} bytes, those asked for 64") as caught:
+            async for _ in client.fetch(names, 64, 1, b"", 5.0):
+                pass
+        assert caught.value.details["field"] == "block_bytes"
+        await client.close()
+        with pytest.raises(StoreUnavailable):
+            await client.look_up(names)
+        await a.idle()
+
+
+async def test_a_store_node_that_is_gone_is_passed_over_until_it_answers(monkeypatch):
+    """Another worker serves as the node: the service is the same."""
+    monkeypatch.setattr("services.worker.store_nodes.RETRY_S", 0.02)
+    tokens, names = prompt(12)
+    async with workers(1) as (store,):
+        await store.has(names)
+        address = store.address
+        async with workers(1, {"s": address}) as (w,):
+            changes = []
+            w.traffic.nodes.on_change = lambda: changes.append(w.traffic.nodes.silent)
+            await store.rpc.stop(0)
+            assert (await w.fetch(tokens, num_stored=12)).task is None
+            assert changes == [("s",)]
+            assert not w.traffic.nodes.live
+            store.rpc._bind = address
+            await store.rpc.start()
+            async with asyncio.timeout(DEADLINE_S):
+                while len(changes) < 2:
+                    await asyncio.sleep(0.01)
+            assert w.traffic.nodes.live == ("s",)
+
+
+def test_store_nodes_are_read_from_one_setting():
+    assert parse_stores("") == {}
+    assert parse_stores("127.0.0.1:1") == {"127.0.0.1:1": "127.0.0.1:1"}
+    assert parse_stores("a=h:1, b=h:2") == {"a": "h:1", "b": "h:2"}
+    for wrong in ("a=h", "h:x", "=h:1", "a=h:1,a=h:2"):
+        with pytest.raises(ConfigError, match="store"):
+            parse_stores(wrong)

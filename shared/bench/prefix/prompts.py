@@ -1,0 +1,51 @@
+"""A trace's prompts as tokens and blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from loadtest.workloads.mooncake import BLOCK_LEN, read_mooncake
+from loadtest.workloads.tokens import TokenSource
+from loadtest.workloads.trace import Replay
+from shared.kv.hashing import chain, root_hash
+from shared.kv.layout import LAYOUT_VERSION
+
+BLOCK_SIZE = 16
+"""Tokens of a worker's KV block, and of a trace's block at the scale that is played."""
+SCALE = BLOCK_LEN // BLOCK_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One request."""
+
+    token_ids: Sequence[int]
+    num_output_tokens: int
+    hashes: Sequence[bytes]
+    """Of its full blocks; equal where the blocks and all before them are. Not those of any worker's own chain."""
+
+    def usable(self, block_size: int) -> Sequence[bytes]:
+        """The blocks that can be hits: the last token is always computed, since it gives the next one."""
+        return self.hashes[: (len(self.token_ids) - 1) // block_size]
+
+
+def make_prompt(token_ids: Sequence[int], num_output_tokens: int) -> Prompt:
+    """Hashes the full blocks."""
+    root = root_hash("ideal", "float32", LAYOUT_VERSION)
+    return Prompt(token_ids, num_output_tokens, tuple(chain(root, token_ids, BLOCK_SIZE)))
+
+
+def read_prompts(path: Path, num_requests: int, scale_output: int, source: TokenSource) -> list[Prompt]:
+    """The first requests of a Mooncake trace in its order, each of its blocks of 512 tokens being one of 16 here.
+
+    Raises ConfigError for a file that cannot be read, and for tokens that cannot keep the blocks apart.
+    """
+    source.check_block(BLOCK_SIZE)
+    replay = Replay(list(islice(read_mooncake(path), num_requests)), BLOCK_LEN, SCALE, scale_output)
+    turns = (conversation.turns[0] for conversation in replay.conversations(np.random.default_rng(0)))
+    return [make_prompt(source.prompt(turn.spans), turn.num_output_tokens) for turn in turns]

@@ -1,0 +1,1 @@
+"""The prefix benchmark's own arithmetic."""

@@ -32,12 +32,15 @@ _LATENCIES = tuple((f"{stat}_{key}_ms", f"{key.upper()} {stat}") for key in ("tt
 
 
 def outcome_rows(entrants: Sequence[Entrant], rate: float | None) -> list[list[str]]:
-    """A row an entrant: its maximum goodput, between which rates its limit lies, and its latencies at `rate`."""
+    """A row an entrant: its maximum goodput, between which rates its limit lies, and its latencies.
+
+    Those at `rate`, or, where there is none that all were measured at, at the highest rate that it kept up with itself.
+    """
     rows = []
     for entrant in entrants:
         points, wanted = entrant.sweep.points, entrant.sweep.space.attainment
         missed = lowest_missed(points, wanted)
-        figures = _row_at(entrant, rate)
+        figures = _row_at(entrant, _rate_of(entrant, rate))
         rows.append(
             [
                 entrant.system.title,
@@ -63,7 +66,7 @@ def common_rate(entrants: Sequence[Entrant]) -> float | None:
 
 def title(name: str, rate: float | None) -> str:
     """Of a workload's table."""
-    return name if rate is None else f"{name}, latencies at {rate:g} req/s"
+    return f"{name}, latencies at " + ("the rate that each one met" if rate is None else f"{rate:g} req/s")
 
 
 def write_outcome(out: Path, measured: Mapping[str, Sequence[Entrant]]) -> str:
@@ -116,11 +119,17 @@ def write_figures(path: Path, measured: Mapping[str, Sequence[Entrant]]) -> None
                     ratio=ratio,
                 )
             )
-            figures = _row_at(entrant, rate) or {}
+            at = _rate_of(entrant, rate)
+            figures = _row_at(entrant, at) or {}
             for key, latency in _LATENCIES:
                 if (value := figures.get(key)) is not None:
-                    results.append(Result(f"{name}: {latency} at {rate:g} req/s", value, "ms"))
+                    results.append(Result(f"{name}: {latency} at {at:g} req/s", value, "ms"))
     write(path, results)
+
+
+def _rate_of(entrant: Entrant, common: float | None) -> float | None:
+    own = None if entrant.best is None else entrant.best.rate
+    return own if common is None else common
 
 
 def _row_at(entrant: Entrant, rate: float | None) -> Mapping[str, float | None] | None:

@@ -101,9 +101,16 @@ def test_systems_that_share_no_rate_within_the_targets_are_compared_at_the_highe
 ) -> None:
     found = [entrant(0, {2.0: 1.0, 3.0: 0.4}, tmp_path / "a"), entrant(1, {2.0: 0.5, 3.0: 0.2}, tmp_path / "b")]
     assert common_rate(found) == 3.0
-    apart = [entrant(0, {2.0: 1.0}, tmp_path / "c"), entrant(1, {3.0: 1.0}, tmp_path / "d")]
+    apart = [entrant(0, {2.0: 1.0}, tmp_path / "f" / "c"), entrant(1, {3.0: 1.0}, tmp_path / "f" / "d")]
     assert common_rate(apart) is None
-    assert outcome_rows(apart, None)[0][6:] == ["-"] * 4
+    own = [*apart, entrant(2, {5.0: 0.2}, tmp_path / "f" / "e")]
+    rows = outcome_rows(own, None)
+    assert [row[3] for row in rows] == ["2", "3", "-"]
+    assert [["-" in row[6:]] for row in rows] == [[False], [False], [True]]
+    assert "latencies at the rate that each one met" in write_outcome(tmp_path, {"f": own})
+    write_figures(tmp_path / "figures.json", {"f": own})
+    names = {result["name"] for result in json.loads((tmp_path / "figures.json").read_text())["results"]}
+    assert any(name.endswith("TTFT p50 at 3 req/s") for name in names)
     assert rate_for_all(apart) == 2.0
     assert rate_for_all(found) is None
 

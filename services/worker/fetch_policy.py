@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Literal
 
 Mode = Literal["auto", "always", "never"]
@@ -10,7 +11,11 @@ Mode = Literal["auto", "always", "never"]
 UNKNOWN_HOLD_S = 0.25
 """How long a request is held before anything was measured."""
 HOLD_SHARE = 0.25
-"""Of the time that computing the same tokens would take: what a request may lose at most by being held."""
+"""Of the time that computing the same tokens would take: how long a request is held for links of unknown speed."""
+WAIT_SHARE = 0.5
+"""Likewise, where all of it is expected sooner: to compute beside it would slow both on a machine that they share."""
+MARGIN = 1.5
+"""A fetch may take so many times what is expected of it before computing begins."""
 MIN_HOLD_S = 0.01
 ALWAYS_HOLD_S = 30.0
 TIMEOUT_S = 5.0
@@ -55,13 +60,20 @@ class FetchPolicy:
         self._seconds_per_byte[source] = byte_s * FORGET
         return False
 
-    def hold_s(self, num_tokens: int) -> float:
-        """How long to hold a request for a fetch that spares so many tokens."""
+    def hold_s(self, num_bytes: Mapping[str, int], num_tokens: int) -> float:
+        """How long to hold a request for a fetch of so many bytes by source, all at once, that spares so many tokens.
+
+        Long enough for all of it where that is soon; hardly at all where computing from the front meanwhile is better.
+        """
         if self.mode == "always":
             return ALWAYS_HOLD_S
         if not self._seconds_per_token:
             return UNKNOWN_HOLD_S
-        return max(MIN_HOLD_S, HOLD_SHARE * num_tokens * self._seconds_per_token)
+        compute_s = num_tokens * self._seconds_per_token
+        if any(source not in self._seconds_per_byte for source in num_bytes):
+            return max(MIN_HOLD_S, HOLD_SHARE * compute_s)
+        expected_s = max(size * self._seconds_per_byte[source] for source, size in num_bytes.items())
+        return max(MIN_HOLD_S, MARGIN * expected_s) if MARGIN * expected_s <= WAIT_SHARE * compute_s else MIN_HOLD_S
 
     def note_fetch(self, source: str, num_bytes: int, seconds: float) -> None:
         """A fetch of so many bytes over this link took so long."""

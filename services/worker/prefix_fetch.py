@@ -103,8 +103,10 @@ class PrefixFetch:
             fetch.task = asyncio.create_task(self._bring(hashes, missing[0], plan, fetch))
             self._tasks.add(fetch.task)
             fetch.task.add_done_callback(self._tasks.discard)
+            block_bytes = self._host.model.layout.block_bytes
+            num_bytes = {source.name: block_bytes * len(indexes) for source, indexes in plan.items()}
             num_tokens = block_size * sum(map(len, plan.values()))
-            await asyncio.wait({fetch.task}, timeout=self.policy.hold_s(num_tokens))
+            await asyncio.wait({fetch.task}, timeout=self.policy.hold_s(num_bytes, num_tokens))
         fetch.waited_ms = (time.perf_counter() - began) * 1e3
 
     async def close(self) -> None:

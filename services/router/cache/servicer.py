@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -85,25 +86,13 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         for answer in await self._nodes.ask(lambda _, client: client.stats()):
             stats.nodes.add(address=answer.address, failure=_reason(answer), stats=answer.value)
         for tenant, counts in self._tenants.items():
-            stats.tenants.add(
-                tenant=tenant,
-                num_requests=counts.num_requests,
-                num_prompt_tokens=counts.num_prompt_tokens,
-                num_local_tokens=counts.num_local_tokens,
-                num_peer_tokens=counts.num_peer_tokens,
-                num_store_tokens=counts.num_store_tokens,
-            )
+            stats.tenants.add(tenant=tenant, **asdict(counts))
         try:
             index = await self._known_index().stats()
         except TandemError as error:
             stats.index_failure = error.message
         else:
-            stats.index.num_blocks = index.num_blocks
-            stats.index.num_match_requests = index.num_match_requests
-            stats.index.num_match_blocks = index.num_match_blocks
-            stats.index.num_hit_blocks = index.num_hit_blocks
-            stats.index.index_bytes = index.index_bytes
-            stats.index.index_address = index.index_address
+            stats.index.CopyFrom(kvstore_pb2.StoreStats(**asdict(index)))
         return stats
 
     async def _flush(self, request: cache_pb2.FlushCacheRequest) -> cache_pb2.FlushCacheResponse:
@@ -178,19 +167,16 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         return self._index
 
     async def _answer(self, work: Callable[[Any], Awaitable[T]], request: object, context: Context) -> T:
-        error: TandemError
         try:
             metadata = dict(context.invocation_metadata() or ())
             key = metadata.get("authorization")
             self._keys.check_admin(key if isinstance(key, str) else None)
             return await work(request)
-        except TandemError as known:
-            error = known
-        except Exception as unknown:
+        except TandemError as error:
+            await abort(context, error)
+        except Exception as error:
             logger.exception("a cache call failed")
-            error = Internal(f"internal error ({type(unknown).__name__})")
-        await abort(context, error)
-        raise AssertionError("abort raises")
+            await abort(context, Internal(f"internal error ({type(error).__name__})"))
 
 
 def _reason(answer: Answer[Any]) -> str:

@@ -106,7 +106,7 @@ bench-long-prompt: setup  ## what long prompts do to running answers, disaggrega
 	$(BIN)/python -m loadtest.long_prompt $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
 
 bench-prefix: setup  ## prefix hits of a fleet beside one ideal cache, and TTFT with the store: TRACE=path REQUESTS=n WORKERS="1 2 4" PARTS="index no-index store ttft" OUT=file
-	$(BIN)/python -m shared.bench.prefix $(PREFIX_FLAGS) $(ARGS)
+	$(BIN)/python -m loadtest.prefix $(PREFIX_FLAGS) $(ARGS)
 
 clean:  ## remove what was made here, except .venv
 	rm -rf .tandem .mypy_cache .ruff_cache .pytest_cache .hypothesis build out tandem_llm.egg-info shared/rpc/pb

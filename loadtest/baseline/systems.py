@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from services.local.cluster import LocalCluster
-from services.local.commands import Role, TandemCommands, WorkerPlan
+from services.local.commands import TandemCommands, WorkerPlan
 from services.local.spec import ClusterSpec, Mode
 
 _WORKER_NICENESS = "5"
@@ -55,28 +55,16 @@ def make_cluster(system: System, model: Path, chunk_len: int, num_kv_blocks: int
     return LocalCluster(spec, commands=_Commands(spec, chunk_len))
 
 
-class _Commands:
+class _Commands(TandemCommands):
     """The real services with a chunk budget, and workers that give way."""
 
     def __init__(self, spec: ClusterSpec, chunk_len: int) -> None:
-        self._inner = TandemCommands(spec)
+        super().__init__(spec)
         self._chunk_len = chunk_len
-
-    def kvstore(self, bind: str, redis_url: str) -> Sequence[str]:
-        """See ServiceCommands."""
-        return self._inner.kvstore(bind, redis_url)
-
-    def store_node(self, number: int, bind: str, redis_url: str) -> Sequence[str]:
-        """See ServiceCommands."""
-        return self._inner.store_node(number, bind, redis_url)
 
     def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
         """See ServiceCommands."""
         budget = ("--max-step-tokens", str(self._chunk_len))
         nice = shutil.which("nice")
         give_way = [] if nice is None else [nice, "-n", _WORKER_NICENESS]
-        return [*give_way, *self._inner.worker(plan, kvstore), *budget]
-
-    def router(self, workers: Mapping[Role, Mapping[str, str]], kvstore: str, stores: str = "") -> Sequence[str]:
-        """See ServiceCommands."""
-        return self._inner.router(workers, kvstore, stores)
+        return [*give_way, *super().worker(plan, kvstore), *budget]

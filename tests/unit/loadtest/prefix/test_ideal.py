@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.bench.prefix.ideal import PrefixLru, ideal_hit_tokens
-from shared.bench.prefix.prompts import BLOCK_SIZE, make_prompt
+from loadtest.prefix.ideal import PrefixLru, ideal_hit_tokens
+from loadtest.prefix.prompts import BLOCK_SIZE, make_prompt
 
 
 class NaiveLru:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import loadtest
+from loadtest.prefix.prompts import BLOCK_SIZE, read_prompts
 from loadtest.workloads.tokens import TokenSource
-from shared.bench.prefix.prompts import BLOCK_SIZE, read_prompts
 from shared.errors import ConfigError
 
 SLICE = Path(loadtest.__file__).parent / "traces" / "mooncake_conversation_head.jsonl"

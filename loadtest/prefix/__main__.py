@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import loadtest
+from loadtest.prefix.clusters import Setup, write_tiny_model
+from loadtest.prefix.hits import GOAL, HitRun, hit_table, measure_hits
+from loadtest.prefix.prompts import read_prompts
+from loadtest.prefix.ttft import TtftRun, measure_ttft, ttft_setups, ttft_table
 from loadtest.workloads.tokens import TokenSource
-from shared.bench.prefix.clusters import Setup, write_tiny_model
-from shared.bench.prefix.hits import GOAL, HitRun, hit_table, measure_hits
-from shared.bench.prefix.prompts import read_prompts
-from shared.bench.prefix.ttft import TtftRun, measure_ttft, ttft_setups, ttft_table
 from shared.bench.report import Result, machine, write
 from shared.errors import TandemError
 

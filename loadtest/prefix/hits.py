@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.bench.prefix.client import Client
-from shared.bench.prefix.clusters import Setup, make_cluster
-from shared.bench.prefix.ideal import ideal_hit_tokens
-from shared.bench.prefix.losses import Losses, Served, find_losses
-from shared.bench.prefix.prompts import BLOCK_SIZE, Prompt
+from loadtest.prefix.client import Client
+from loadtest.prefix.clusters import Setup, make_cluster
+from loadtest.prefix.ideal import ideal_hit_tokens
+from loadtest.prefix.losses import Losses, Served, find_losses
+from loadtest.prefix.prompts import BLOCK_SIZE, Prompt
 from shared.bench.report import Result
 
 GOAL = 0.95

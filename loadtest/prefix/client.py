@@ -10,7 +10,7 @@ from types import TracebackType
 
 import grpc.aio
 
-from shared.bench.prefix.prompts import Prompt
+from loadtest.prefix.prompts import Prompt
 from shared.errors import DeadlineExceeded, Internal
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from shared.rpc.server import channel

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from loadtest.prefix.clusters import Setup, write_tiny_model
+from loadtest.prefix.hits import hit_table, measure_hits
+from loadtest.prefix.prompts import make_prompt
+from loadtest.prefix.ttft import measure_ttft, ttft_setups, ttft_table
 from loadtest.workloads.tokens import Span, TokenSource
-from shared.bench.prefix.clusters import Setup, write_tiny_model
-from shared.bench.prefix.hits import hit_table, measure_hits
-from shared.bench.prefix.prompts import make_prompt
-from shared.bench.prefix.ttft import measure_ttft, ttft_setups, ttft_table
 
 pytestmark = pytest.mark.slow
 

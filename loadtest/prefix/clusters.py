@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from loadtest.prefix.prompts import BLOCK_SIZE
 from services.local.cluster import LocalCluster
-from services.local.commands import Role, TandemCommands, WorkerPlan
+from services.local.commands import Role, TandemCommands
 from services.local.spec import ClusterSpec, PrefixFetch
-from shared.bench.prefix.prompts import BLOCK_SIZE
 from shared.kv.layout import BlockLayout
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.config import ModelConfig
 
-DEMO = Path(__file__).parents[3] / "models" / "demo"
+DEMO = Path(__file__).parents[2] / "models" / "demo"
 MAX_MODEL_LEN = 8192
 """Tokens; the longest prompts of the conversation trace have 4,000 at its scale here."""
 
@@ -70,26 +70,18 @@ def write_tiny_model(folder: Path) -> Path:
     return folder
 
 
-class _Commands:
+class _Commands(TandemCommands):
     """The real services with a throttled store, or a router that has no index."""
 
     def __init__(self, spec: ClusterSpec, setup: Setup) -> None:
-        self._inner = TandemCommands(spec)
+        super().__init__(spec)
         self._throttle = ("--send-bytes-per-s", str(setup.send_bytes_per_s))
         self._indexed = setup.indexed
 
-    def kvstore(self, bind: str, redis_url: str) -> Sequence[str]:
-        """See ServiceCommands."""
-        return [*self._inner.kvstore(bind, redis_url), *self._throttle]
-
     def store_node(self, number: int, bind: str, redis_url: str) -> Sequence[str]:
         """See ServiceCommands."""
-        return [*self._inner.store_node(number, bind, redis_url), *self._throttle]
-
-    def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
-        """See ServiceCommands."""
-        return self._inner.worker(plan, kvstore)
+        return [*super().store_node(number, bind, redis_url), *self._throttle]
 
     def router(self, workers: Mapping[Role, Mapping[str, str]], kvstore: str, stores: str = "") -> Sequence[str]:
         """See ServiceCommands."""
-        return self._inner.router(workers, kvstore if self._indexed else "", stores)
+        return super().router(workers, kvstore if self._indexed else "", stores)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.bench.prefix.ideal import PrefixLru
-from shared.bench.prefix.prompts import Prompt
+from loadtest.prefix.ideal import PrefixLru
+from loadtest.prefix.prompts import Prompt
 
 
 @dataclass(frozen=True, slots=True)

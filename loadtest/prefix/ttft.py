@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from loadtest.prefix.client import Client, Outcome
+from loadtest.prefix.clusters import DEMO, Setup, make_cluster
+from loadtest.prefix.prompts import make_prompt
 from loadtest.workloads.tokens import Span, TokenSource
 from services.local.spec import PrefixFetch
-from shared.bench.prefix.client import Client, Outcome
-from shared.bench.prefix.clusters import DEMO, Setup, make_cluster
-from shared.bench.prefix.prompts import make_prompt
 from shared.bench.report import Result
 
 PREFIX_TOKENS = 960

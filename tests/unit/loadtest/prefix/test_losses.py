@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shared.bench.prefix.ideal import ideal_hit_tokens
-from shared.bench.prefix.losses import Losses, Served, find_losses
-from shared.bench.prefix.prompts import BLOCK_SIZE, make_prompt
+from loadtest.prefix.ideal import ideal_hit_tokens
+from loadtest.prefix.losses import Losses, Served, find_losses
+from loadtest.prefix.prompts import BLOCK_SIZE, make_prompt
 
 FIRST = make_prompt(range(65), 1)  # four blocks and a token
 OTHER = make_prompt(range(100, 165), 1)

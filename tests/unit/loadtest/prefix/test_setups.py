@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from shared.bench.prefix.__main__ import hit_setups
-from shared.bench.prefix.clusters import Setup
-from shared.bench.prefix.hits import HitRun
-from shared.bench.prefix.losses import Losses
-from shared.bench.prefix.ttft import ttft_setups
+from loadtest.prefix.__main__ import hit_setups
+from loadtest.prefix.clusters import Setup
+from loadtest.prefix.hits import HitRun
+from loadtest.prefix.losses import Losses
+from loadtest.prefix.ttft import ttft_setups
 
 MODEL = Path("model")
 

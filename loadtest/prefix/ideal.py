@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from shared.bench.prefix.prompts import Prompt
+from loadtest.prefix.prompts import Prompt
 
 
 class PrefixLru:

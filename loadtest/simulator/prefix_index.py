@@ -12,31 +12,33 @@ class PrefixIndex:
 
     def __init__(self, run_len: int) -> None:
         self._run_len = run_len
-        self._holders: dict[int, set[str]] = {}
+        # Not sets: they would give the holders in another order to every process, and equals are drawn in that order.
+        self._holders: dict[int, dict[str, None]] = {}
 
     def add(self, run: int, worker: str) -> None:
         """The worker holds the run."""
-        self._holders.setdefault(run, set()).add(worker)
+        self._holders.setdefault(run, {})[worker] = None
 
     def remove(self, run: int, worker: str) -> None:
         """It holds it no more."""
         holders = self._holders[run]
-        holders.discard(worker)
+        holders.pop(worker, None)
         if not holders:
             del self._holders[run]
 
     def match(self, runs: Sequence[int], num_prompt_tokens: int) -> PrefixHits:
         """By worker, how many of the prompt's leading tokens it holds."""
         local: dict[str, int] = {}
-        holding = self._holders.get(runs[0])
+        holding = list(self._holders.get(runs[0], ()))
         if not holding:
             return NO_HITS
         num_tokens = 0
         for run in runs:
-            holders = self._holders.get(run, set())
-            for worker in holding - holders:
-                local[worker] = num_tokens
-            holding = holding & holders
+            holders = self._holders.get(run, {})
+            for worker in holding:
+                if worker not in holders:
+                    local[worker] = num_tokens
+            holding = [worker for worker in holding if worker in holders]
             if not holding:
                 break
             num_tokens = min(num_tokens + self._run_len, num_prompt_tokens)

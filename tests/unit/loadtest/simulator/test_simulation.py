@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from statistics import median
 
 import pytest
 
@@ -89,10 +90,13 @@ def test_several_routers_with_views_a_step_old_place_nearly_as_well_as_one():
 @pytest.mark.parametrize("load", [1.25, 1.75])
 def test_eight_routers_with_views_of_a_quarter_second_lose_little_goodput_at_64_workers(load):
     trace = repeated(4)
-    setups = setup(64, 64)
-    one, eight = (run(trace, Case(64, load, num, report_s), setups) for num, report_s in ((1, 0.005), (8, 0.25)))
+    shares = []
+    for seed in range(3):  # one seed's share is 0.95-0.98 at 1.25, 0.87-0.97 at 1.75
+        setups = setup(64, 64, seed=seed)
+        one, eight = (run(trace, Case(64, load, num, report_s), setups) for num, report_s in ((1, 0.005), (8, 0.25)))
+        shares.append(eight.goodput / one.goodput)
     # At 1.75 a request in ten is refused by the single router too: more than the fleet can serve.
-    assert eight.goodput >= (0.97 if load < 1.5 else 0.87) * one.goodput
+    assert median(shares) >= (0.97 if load < 1.5 else 0.87)
 
 
 def test_a_router_that_gets_all_the_load_uses_the_whole_fleet():

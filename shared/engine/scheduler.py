@@ -15,7 +15,6 @@ writes to them any more.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
@@ -39,6 +38,7 @@ from shared.engine.prompt_order import PromptOrder
 from shared.engine.scheduler_config import SchedulerConfig as SchedulerConfig
 from shared.engine.scheduler_config import SchedulerCounters
 from shared.engine.sequence import Goal, Sequence, Status, StopCause
+from shared.engine.sequence_table import SequenceTable
 from shared.engine.step_time import BatchLimit
 from shared.engine.unsent_blocks import UnsentBlocks
 from shared.errors import Overloaded
@@ -56,11 +56,7 @@ class Scheduler:
         self.config = config
         self._clock = clock
         self.counters = SchedulerCounters()
-        self._sequences: dict[str, Sequence] = {}
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []  # in order of arrival
-        self._receiving: dict[str, Sequence] = {}
-        self._arrivals = 0
+        self._sequences = SequenceTable()
         self._started: list[tuple[str, int]] = []
         self._ended: list[EndedSequence] = []
         self._in_flight = StepsInFlight()
@@ -75,21 +71,18 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence to be computed here; takes no blocks yet."""
-        self._register(sequence)
-        self._waiting.append(sequence)
+        self._sequences.add(sequence, self._clock())
 
     def reserve(self, sequence: Sequence) -> list[int]:
         """Takes blocks for a sequence whose KV will arrive: its cached prefix, and room for the rest of its tokens
         and one more. Returns the block indexes that must arrive. Raises Overloaded, and then nothing is taken: the
         blocks must be free beside what all running sequences and this one are expected to grow.
         """
-        self._admission.check_batch(sequence, self._holders)
+        self._admission.check_batch(sequence, self._sequences.holders)
         block_size = self.pool.block_size
         num_blocks = -(-(sequence.num_tokens + 1) // block_size)
         cached = self._take_cached(sequence, self._tables.hashes(sequence), num_blocks)
-        self._register(sequence)
-        self._receiving[sequence.sequence_id] = sequence
-        sequence.status = Status.RECEIVING
+        self._sequences.add(sequence, self._clock(), receiving=True)
         sequence.block_ids = cached + self.pool.allocate(num_blocks - len(cached))
         self._count_prefix(sequence, len(cached) * block_size)
         sequence.started = True
@@ -114,26 +107,19 @@ class Scheduler:
                 self.pool.set_checksum(sequence.block_ids[index], checksums[index])
         sequence.token_ids.append(first_token)
         sequence.check()
-        del self._receiving[sequence_id]
         if sequence.stop_cause() is not None:
             self._admission.ended(sequence)
             self._retire(sequence)
         else:
-            sequence.status = Status.RUNNING
-            self._insert_running(sequence)
+            self._sequences.run(sequence)
 
     def abort(self, sequence_id: str) -> bool:
         """Forgets a sequence and gives its blocks back; False where it is unknown (already done)."""
         sequence = self._sequences.get(sequence_id)
         if sequence is None:
             return False
-        if sequence.status is Status.WAITING:
-            self._waiting.remove(sequence)
-        elif sequence.status is Status.RUNNING:
-            self._running.remove(sequence)
+        if sequence.status is Status.RUNNING:
             self._admission.ended(sequence)  # a stop string, which the router finds, or a client that left
-        else:
-            del self._receiving[sequence_id]
         self._retire(sequence)
         return True
 
@@ -142,7 +128,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """True where `schedule` may return a plan."""
-        return bool(self._running or self._waiting)
+        return bool(self._sequences.running or self._sequences.waiting)
 
     def schedule(self) -> StepPlan:
         """The next step, in flight until `apply`. Changes the pool (allocates, preempts), starts waiting sequences.
@@ -150,7 +136,7 @@ class Scheduler:
         Empty where there is nothing to compute, or where the result of the step in flight decides what comes next.
         At most one step may be in flight.
         """
-        ready = [s for s in self._running if not s.ends_in_flight]
+        ready = [s for s in self._sequences.running if not s.ends_in_flight]
         if any(s.num_in_flight_samples and s.sampling.has_penalties for s in ready):
             return StepPlan(())  # how a penalised sequence goes on depends on the very token that is not known yet
         planned: dict[str, PlannedSequence] = {}
@@ -183,7 +169,6 @@ class Scheduler:
                 continue
             if isinstance(token, NoToken):
                 broken.append(BrokenSequence(item.sequence_id, sequence.num_tokens, token.source))
-                self._running.remove(sequence)
                 self.pool.forget(sequence.block_ids)
                 self._retire(sequence)
                 continue
@@ -200,7 +185,6 @@ class Scheduler:
             cause = sequence.stop_cause()
             tokens.append(NewToken(item.sequence_id, token, _FINISH[cause] if cause else None))
             if cause is not None or sequence.goal is Goal.FIRST_TOKEN:
-                self._running.remove(sequence)
                 self._admission.ended(sequence)
                 self._retire(sequence)
         return StepOutcome(tuple(tokens), tuple(ships), tuple(broken))
@@ -224,62 +208,32 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Sequences that hold blocks, those still receiving included."""
-        return len(self._running) + len(self._receiving)
+        return len(self._sequences.running) + len(self._sequences.receiving)
 
     @property
     def num_growth_blocks(self) -> int:
         """Blocks that those sequences are expected to take beyond what they hold; there may be fewer."""
-        return self._admission.growth(self._holders)
+        return self._admission.growth(self._sequences.holders)
 
     @property
     def num_waiting(self) -> int:
         """Sequences that wait to be computed."""
-        return len(self._waiting)
+        return len(self._sequences.waiting)
 
     @property
     def num_queued_tokens(self) -> int:
         """Prompt tokens not computed yet, over all sequences."""
-        return sum(s.num_uncomputed_tokens - s.num_host_tokens for s in self._waiting) + sum(
-            s.num_uncomputed_tokens for s in self._running if s.num_uncomputed_tokens > 1
-        )
+        return self._sequences.num_queued_tokens
 
     def check_integrity(self) -> None:
         """Asserts that sequences and pool agree; called by tests and by idle workers."""
         self.pool.check_integrity()
-        for sequence in self._sequences.values():
-            sequence.check()
-            held = sequence.status in (Status.RUNNING, Status.RECEIVING)
-            assert held or not sequence.block_ids, f"{sequence.sequence_id} waits but holds blocks"
-            assert not held or not sequence.host_slots, f"{sequence.sequence_id} holds blocks in both memories"
-            if held:
-                capacity = len(sequence.block_ids) * self.pool.block_size
-                assert sequence.num_computed_tokens <= capacity, f"{sequence.sequence_id}: computed beyond its blocks"
-        assert [s.arrival for s in self._running] == sorted(s.arrival for s in self._running)
-        assert len(self._sequences) == self.num_running + self.num_waiting
-        slots = [slot for sequence in self._sequences.values() for slot in sequence.host_slots]
+        self._sequences.check(self.pool.block_size)
+        slots = self._sequences.host_slots
         assert len(set(slots)) == len(slots) == self._swap.num_used, "each slot in use is some sequence's"
         assert not self._swap.has_copies, "copies were left out of the step that they were meant for"
 
     # --- inside
-
-    def _register(self, sequence: Sequence) -> None:
-        assert sequence.sequence_id not in self._sequences, f"{sequence.sequence_id} is known already"
-        self._arrivals += 1
-        sequence.arrival = self._arrivals
-        sequence.arrived_s = self._clock()
-        self._sequences[sequence.sequence_id] = sequence
-
-    def _insert_running(self, sequence: Sequence) -> None:
-        """Keeps `_running` in order of arrival: blocks do not arrive in the order of their reservation."""
-        index = len(self._running)
-        while index > 0 and self._running[index - 1].arrival > sequence.arrival:
-            index -= 1
-        self._running.insert(index, sequence)
-
-    @property
-    def _holders(self) -> tuple[Sequence, ...]:
-        """The sequences that hold blocks."""
-        return (*self._running, *self._receiving.values())
 
     def _take_cached(self, sequence: Sequence, hashes: Seq[bytes], num_blocks: int) -> list[int]:
         """References on a newcomer's cached prefix. Raises Overloaded where there is no room for the rest of its
@@ -287,7 +241,7 @@ class Scheduler:
         cached = self.pool.match(hashes)
         self.pool.acquire(cached)
         try:
-            self._admission.check_blocks(sequence, num_blocks, num_blocks - len(cached), self._holders)
+            self._admission.check_blocks(sequence, num_blocks, num_blocks - len(cached), self._sequences.holders)
         except Overloaded:
             self.pool.release(cached)
             raise
@@ -301,14 +255,12 @@ class Scheduler:
         usable = (sequence.num_tokens - 1) // block_size  # the last token is always computed, to have its logits
         hashes = self._tables.hashes(sequence)[:usable]
         try:
-            self._admission.check_batch(sequence, self._holders)
+            self._admission.check_batch(sequence, self._sequences.holders)
             cached = self._take_cached(sequence, hashes, -(-sequence.num_tokens // block_size))
         except Overloaded:
             return False
-        self._waiting.remove(sequence)
+        self._sequences.run(sequence)
         sequence.block_ids = cached
-        sequence.status = Status.RUNNING
-        self._insert_running(sequence)
         self.counters.num_swapped_in += bool(sequence.host_slots)
         sequence.num_computed_tokens = self._swap.move_in(sequence)
         self._tables.seal(sequence, len(cached) * block_size)
@@ -353,7 +305,7 @@ class Scheduler:
         """Chunks of prompts, those that start included; False as in `_plan_decodes`."""
         running = [s for s in ready if s.status is Status.RUNNING]
         may_start = True
-        for sequence in self._order.sort(running, tuple(self._waiting), self._clock()):
+        for sequence in self._order.sort(running, tuple(self._sequences.waiting), self._clock()):
             if budget == 0:
                 break
             if sequence.status is Status.WAITING:
@@ -375,7 +327,7 @@ class Scheduler:
     def _make_room(self, sequence: Sequence, count: int, planned: dict[str, PlannedSequence]) -> bool:
         """Grows a running sequence, preempting younger ones as needed; False where it had to go itself."""
         while not self._tables.grow(sequence, count):
-            victim = next((s for s in reversed(self._running) if s.sequence_id not in planned), sequence)
+            victim = next((s for s in reversed(self._sequences.running) if s.sequence_id not in planned), sequence)
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -383,14 +335,12 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         assert sequence.num_in_flight_tokens == 0, f"{sequence.sequence_id} is in flight"
-        self._running.remove(sequence)
         self.counters.num_preemptions += 1
         self.counters.num_swapped_out += self._swap.move_out(sequence)
         self._tables.free(sequence)
         sequence.num_computed_tokens = 0
         sequence.num_cached_tokens = 0
-        sequence.status = Status.WAITING
-        self._waiting.appendleft(sequence)
+        self._sequences.preempt(sequence)
 
     def _ship(self, sequence: Sequence, end_block: int) -> list[BlockToShip]:
         due = self._tables.ship(sequence, end_block)
@@ -403,12 +353,11 @@ class Scheduler:
         self._unsent.remove(receiver, len(block_ids))
 
     def _retire(self, sequence: Sequence) -> None:
-        sequence.status = Status.FINISHED
+        self._sequences.end(sequence)
         computed = sequence.num_computed_tokens // self.pool.block_size
         if computed > sequence.num_arrived_blocks:
             hashes = tuple(sequence.block_hashes[:computed])
             self._ended.append(EndedSequence(hashes, sequence.num_arrived_blocks, sequence.tenant))
-        del self._sequences[sequence.sequence_id]
         self._swap.drop(sequence)
         self._free_if_landed(sequence)
 

@@ -54,29 +54,30 @@ def flush(
     target: Target = DEFAULT_TARGET,
     api_key: ApiKey = "",
 ) -> None:
-    """Drop all blocks that the store nodes keep.
+    """Drop all blocks that the store nodes and the workers' pools keep.
 
-    Pinned ones too; their pins stay, and keep what comes again. Without a tenant the index is built anew as well. The
-    workers' own pools keep what they hold, and running requests are not disturbed.
+    Pinned ones too; their pins stay, and keep what comes again. The index is built anew. Running requests are not
+    disturbed. With --tenant only the store nodes drop blocks: a pool does not know whose its blocks are.
     """
     whose = f"tenant {tenant}'s blocks" if tenant is not None else "everybody's blocks"
-    if not yes and not typer.confirm(f"Drop {whose} from all store nodes of {target}?", err=True):
+    places = "all store nodes" if tenant is not None else "all store nodes and workers"
+    if not yes and not typer.confirm(f"Drop {whose} from {places} of {target}?", err=True):
         print("nothing was dropped", file=sys.stderr)
         raise typer.Exit(EXIT_FAILED)
     done = _call(target, api_key, lambda client: client.flush(tenant))
     if as_json:
         _print_json(done)
     else:
-        for node in done.nodes:
+        for node in (*done.nodes, *done.workers):
             dropped = f"{node.flushed.num_blocks} blocks, {size(node.flushed.num_bytes)} dropped"
             print(f"{node.address}: {node.failure or dropped}")
         if done.index_rebuilt:
             print("index: built anew; workers and store nodes publish what they hold within a few seconds")
         elif done.index_failure:
             print(f"index: {done.index_failure}")
-        if not done.nodes:
+        if not (done.nodes or done.workers):
             print("no store nodes: nothing to drop")
-    _fail_if(any(node.failure for node in done.nodes) or bool(done.index_failure))
+    _fail_if(any(node.failure for node in (*done.nodes, *done.workers)) or bool(done.index_failure))
 
 
 def pin(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.kvstore.pacer import Pacer
+from services.kvstore.requests import check_tenant
 from services.kvstore.staging import Staging
 from services.kvstore.tiers.accounts import Quotas
 from services.kvstore.tiers.arena import HostArena
@@ -142,6 +143,12 @@ class StoreNode:
         """Which of these blocks are here."""
         return await self._in_thread(lambda: [self._tiers.holds(name) for name in hashes])
 
+    async def flush(self, tenant: str | None) -> tuple[int, int]:
+        """See `BlockGiver`."""
+        if tenant is not None:
+            check_tenant(tenant)
+        return await self.with_tiers(lambda tiers: tiers.flush(tenant))
+
     async def fetch(
         self, hashes: Sequence[bytes], block_bytes: int, ticket: int, address: bytes
     ) -> AsyncGenerator[list[SentBlock], None]:
@@ -152,9 +159,8 @@ class StoreNode:
             lambda block: self._staging.give_back(block.block_id),
             TRANSFER_TIMEOUT_S,
         )  # fmt: skip
-        left = list(range(len(hashes)))
-        finished = False
-        try:
+        async with shipment:
+            left = list(range(len(hashes)))
             while left:
                 slots = await self._staging.wait(min(FETCH_BATCH, len(left)))
                 batch, left = left[-len(slots) :][::-1], left[: -len(slots)]
@@ -162,11 +168,7 @@ class StoreNode:
                 if sent:
                     yield sent
                 await self._pacer.spend(len(sent) * block_bytes)
-            finished = True
             await shipment.finish(0, 0, finished=False)
-        finally:
-            if not finished:
-                await asyncio.shield(shipment.abort())
 
     async def _send_batch(
         self, shipment: Shipment, batch: list[tuple[int, bytes]], slots: list[int]
@@ -242,6 +244,7 @@ class StoreNode:
                 self._tiers.put(name, self._staging.memory(slot), checksum, tiers, tenant)
             except ValueError:
                 num_bad += 1
+                tiers[0].counters.num_bad += 1
         return num_bad
 
     async def open(self, block_bytes: int) -> None:

@@ -73,13 +73,18 @@ def remover_of(message: kvstore_pb2.RemoveRequest) -> WorkerIdentity:
     return WorkerIdentity(name_of(message.worker), incarnation_of(message.worker), WorkerRole.PREFILL)
 
 
-def tenant_of(message: kvstore_pb2.OfferRequest | kvstore_pb2.FlushRequest | kvstore_pb2.PinRequest) -> str:
+def tenant_of(message: kvstore_pb2.OfferRequest | kvstore_pb2.PinRequest) -> str:
     """Whose blocks the request is about; empty = nobody's in particular."""
-    if len(message.tenant.encode()) > MAX_TENANT_BYTES or "\0" in message.tenant:
+    check_tenant(message.tenant)
+    return message.tenant
+
+
+def check_tenant(tenant: str) -> None:
+    """Raises InvalidRequest for what cannot be a tenant's name."""
+    if len(tenant.encode()) > MAX_TENANT_BYTES or "\0" in tenant:
         raise InvalidRequest(
             f"tenant must have at most {MAX_TENANT_BYTES} bytes, none of them 0", field="tenant", limit=MAX_TENANT_BYTES
         )
-    return message.tenant
 
 
 def pin_name_of(message: kvstore_pb2.PinRequest | kvstore_pb2.UnpinRequest) -> str:

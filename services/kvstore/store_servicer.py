@@ -36,10 +36,6 @@ class StoreServicer(kvstore_pb2_grpc.StoreServiceServicer):
         """Size and use of each tier, by tenant too, and the pins."""
         return await answer(self._tier_stats(request), context)
 
-    async def Flush(self, request: kvstore_pb2.FlushRequest, context: Context) -> kvstore_pb2.FlushResponse:  # noqa: N802
-        """Drops blocks."""
-        return await answer(self._flush(request), context)
-
     async def Pin(self, request: kvstore_pb2.PinRequest, context: Context) -> kvstore_pb2.PinResponse:  # noqa: N802
         """Keeps blocks."""
         return await answer(self._pin(request), context)
@@ -58,11 +54,6 @@ class StoreServicer(kvstore_pb2_grpc.StoreServiceServicer):
 
     async def _tier_stats(self, _request: kvstore_pb2.GetTierStatsRequest) -> kvstore_pb2.TierStatsList:
         return await self._node.with_tiers(lambda tiers: tier_stats_list(self._name, self._node.failure, tiers))
-
-    async def _flush(self, request: kvstore_pb2.FlushRequest) -> kvstore_pb2.FlushResponse:
-        tenant = tenant_of(request) if request.HasField("tenant") else None
-        num_blocks, num_bytes = await self._node.with_tiers(lambda tiers: tiers.flush(tenant))
-        return kvstore_pb2.FlushResponse(num_blocks=num_blocks, num_bytes=num_bytes)
 
     async def _pin(self, request: kvstore_pb2.PinRequest) -> kvstore_pb2.PinResponse:
         pin = pin_of(request)

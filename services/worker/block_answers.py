@@ -7,9 +7,18 @@ import itertools
 from collections import deque
 
 from shared.engine.engine import Engine
-from shared.engine.messages import AdoptBlocks, BlocksAdopted, BlocksHeld, FetchPrepared, HoldBlocks, PrepareFetch
+from shared.engine.messages import (
+    AdoptBlocks,
+    BlocksAdopted,
+    BlocksHeld,
+    CacheFlushed,
+    FetchPrepared,
+    FlushCache,
+    HoldBlocks,
+    PrepareFetch,
+)
 
-Answer = BlocksHeld | FetchPrepared | BlocksAdopted
+Answer = BlocksHeld | FetchPrepared | BlocksAdopted | CacheFlushed
 
 
 class BlockAnswers:
@@ -39,6 +48,13 @@ class BlockAnswers:
         """Blocks of a prepared fetch have arrived; the answer is a `BlocksAdopted`, which nobody has to wait for."""
         return self._ask(key, AdoptBlocks(key, checksums))
 
+    async def flush(self) -> int:
+        """Forgets all cached blocks; returns how many there were."""
+        key = self._key()
+        answer = await self._ask(key, FlushCache(key))
+        assert isinstance(answer, CacheFlushed)
+        return answer.num_blocks
+
     def on_event(self, event: Answer) -> None:
         """The engine's answer."""
         asked = self._waiting[event.key]
@@ -49,7 +65,7 @@ class BlockAnswers:
     def _key(self) -> str:
         return f"blocks/{next(self._keys)}"
 
-    def _ask(self, key: str, command: HoldBlocks | PrepareFetch | AdoptBlocks) -> asyncio.Future[Answer]:
+    def _ask(self, key: str, command: HoldBlocks | PrepareFetch | AdoptBlocks | FlushCache) -> asyncio.Future[Answer]:
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, deque()).append(answer)
         self._engine.submit(command)

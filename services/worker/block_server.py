@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 
 from services.worker.block_answers import BlockAnswers
 from services.worker.host import EngineHost
 from services.worker.local_blocks import LocalBlocks
 from shared.engine.messages import ReleaseHeld, ShippedBlock
-from shared.errors import ModelMismatch
+from shared.errors import InvalidRequest, ModelMismatch
 from shared.rpc.block_client import SentBlock
 from shared.rpc.block_holders import Tier
 from shared.rpc.shipment import Shipment
@@ -60,30 +60,27 @@ class BlockServer:
         shipment = Shipment(
             self._host.transfer, address, ticket, len(hashes), self.memory, self._release, SEND_TIMEOUT_S
         )
-        left = list(range(len(hashes)))
-        finished = False
-        self._num_active += 1
-        self._idle.clear()
-        try:
-            while left:
-                count = await self._take(len(left))
-                batch, left = left[-count:][::-1], left[:-count]
-                blocks = await self._hold(batch, hashes)
-                for block in blocks:
-                    shipment.add(block)
-                self.num_given += len(blocks)
-                for start in range(0, len(blocks), PART):
-                    yield [
-                        SentBlock(block.index, block.checksum, Tier.DEVICE) for block in blocks[start : start + PART]
-                    ]
-            finished = True
-            await shipment.finish(0, 0, finished=False)
-        finally:
-            if not finished:
-                await asyncio.shield(shipment.abort())
-            self._num_active -= 1
-            if not self._num_active:
-                self._idle.set()
+        with self._active():
+            async with shipment:
+                left = list(range(len(hashes)))
+                while left:
+                    count = await self._take(len(left))
+                    batch, left = left[-count:][::-1], left[:-count]
+                    blocks = await self._hold(batch, hashes)
+                    for block in blocks:
+                        shipment.add(block)
+                    self.num_given += len(blocks)
+                    for begin in range(0, len(blocks), PART):
+                        part = blocks[begin : begin + PART]
+                        yield [SentBlock(block.index, block.checksum, Tier.DEVICE) for block in part]
+                await shipment.finish(0, 0, finished=False)
+
+    async def flush(self, tenant: str | None) -> tuple[int, int]:
+        """See `BlockGiver`; raises InvalidRequest for one tenant's."""
+        if tenant is not None:
+            raise InvalidRequest("a worker's pool does not know whose its blocks are", field="tenant")
+        num_blocks = await self._answers.flush()
+        return num_blocks, num_blocks * self._host.model.layout.block_bytes
 
     def memory(self, block_id: int) -> memoryview:
         """A held block's bytes."""
@@ -94,6 +91,18 @@ class BlockServer:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline_s):
                 await self._idle.wait()
+
+    @contextlib.contextmanager
+    def _active(self) -> Iterator[None]:
+        """While something is being sent."""
+        self._num_active += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num_active -= 1
+            if not self._num_active:
+                self._idle.set()
 
     async def _hold(self, batch: list[int], hashes: Sequence[bytes]) -> list[ShippedBlock]:
         """Those of the blocks that are still here, each with a reference for the shipment, which also ends what was

@@ -14,7 +14,7 @@ from services.worker.local_blocks import LocalBlocks
 from services.worker.peers import Peers
 from services.worker.prefix_fetch import PrefixFetch
 from services.worker.store_nodes import StoreNodes
-from shared.engine.messages import BlocksAdopted, BlocksHeld, FetchPrepared, PoolChanged, SequenceEnded
+from shared.engine.messages import BlocksAdopted, BlocksHeld, CacheFlushed, FetchPrepared, PoolChanged, SequenceEnded
 from shared.kv.rendezvous import by_keeper
 
 
@@ -45,7 +45,7 @@ class BlockTraffic:
                 self._local.on_pool(sealed, evicted)
             case SequenceEnded():
                 self._offer(event)
-            case BlocksHeld() | FetchPrepared() | BlocksAdopted():
+            case BlocksHeld() | FetchPrepared() | BlocksAdopted() | CacheFlushed():
                 self._answers.on_event(event)
 
     async def close(self) -> None:

@@ -19,6 +19,7 @@ from shared.engine.messages import (
     AddSequence,
     BlocksAdopted,
     BlocksHeld,
+    CacheFlushed,
     EngineDied,
     EngineLoad,
     Event,
@@ -71,7 +72,7 @@ class WorkerRole(ABC, Generic[CommandT, EventT]):
                 if self._publisher is not None:
                     self._publisher.offer(sealed, evicted)
                 self.traffic.on_event(event)
-            case SequenceEnded() | BlocksHeld() | FetchPrepared() | BlocksAdopted():
+            case SequenceEnded() | BlocksHeld() | FetchPrepared() | BlocksAdopted() | CacheFlushed():
                 self.traffic.on_event(event)
             case EngineDied(error):
                 logger.critical("the engine died", exc_info=error)

@@ -19,6 +19,7 @@ from shared.engine.messages import (
     AdoptBlocks,
     BlocksAdopted,
     BlocksHeld,
+    CacheFlushed,
     Command,
     EndFetch,
     EngineDied,
@@ -26,6 +27,7 @@ from shared.engine.messages import (
     Event,
     FetchPrepared,
     FirstScheduled,
+    FlushCache,
     HoldBlocks,
     JoinSequence,
     PoolChanged,
@@ -192,6 +194,10 @@ class Engine:
                 self._emit(BlocksAdopted(key, self._exchange.adopt(key, checksums)))
             case EndFetch(key, lost):
                 self._exchange.end(key, lost)
+            case FlushCache(key):
+                pool = self._scheduler.pool
+                self._emit(CacheFlushed(key, pool.num_cached))
+                pool.clear_cache()
 
     def _guarded(self, sequence_id: str, action: Callable[[], None]) -> None:
         try:

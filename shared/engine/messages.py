@@ -96,6 +96,13 @@ class EndFetch:
     lost: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class FlushCache:
+    """Forget every cached prefix; running sequences keep their blocks to themselves. Answer: `CacheFlushed`."""
+
+    key: str
+
+
 Command = (
     AddSequence
     | ReserveSequence
@@ -107,6 +114,7 @@ Command = (
     | PrepareFetch
     | AdoptBlocks
     | EndFetch
+    | FlushCache
 )
 
 
@@ -202,6 +210,14 @@ class BlocksAdopted:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheFlushed:
+    """So many blocks can be found no more."""
+
+    key: str
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineLoad:
     """The engine's state after a step or a command."""
 
@@ -236,6 +252,7 @@ Event = (
     | BlocksHeld
     | FetchPrepared
     | BlocksAdopted
+    | CacheFlushed
     | EngineLoad
     | EngineDied
 )

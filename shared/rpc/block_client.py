@@ -74,6 +74,14 @@ class BlockClient:
         finally:
             call.cancel()
 
+    async def flush(self, tenant: str | None, timeout_s: float) -> kvstore_pb2.FlushResponse:
+        """Drops a tenant's blocks, or all. Raises InvalidRequest where the holder does not know tenants apart."""
+        stub = kvstore_pb2_grpc.BlockServiceStub(self.connected())
+        try:
+            return await stub.Flush(kvstore_pb2.FlushRequest(tenant=tenant), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise self.translate(error) from error
+
     async def close(self) -> None:
         """Ends the connection; twice is fine."""
         self._closed = True

@@ -36,6 +36,10 @@ class BlockGiver(Protocol):
         """Sends blocks to `address` on the transfer plane, the last one first, then a trailer; yields what is on its
         way. Closed early, it ends the transfer. Raises ModelMismatch for blocks of another size, TransferFailed."""
 
+    async def flush(self, tenant: str | None) -> tuple[int, int]:
+        """Drops a tenant's blocks, or all; returns how many blocks and bytes. Raises InvalidRequest for a tenant that
+        cannot be one."""
+
 
 class BlockServicer(kvstore_pb2_grpc.BlockServiceServicer):
     """gRPC's view of a giver."""
@@ -51,6 +55,14 @@ class BlockServicer(kvstore_pb2_grpc.BlockServiceServicer):
     async def Fetch(self, request: kvstore_pb2.FetchRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802 - the stubs know no servicer that writes itself
         """Sends blocks."""
         await answer(self._fetch(request, context), context)
+
+    async def Flush(self, request: kvstore_pb2.FlushRequest, context: Context) -> kvstore_pb2.FlushResponse:  # noqa: N802
+        """Drops blocks."""
+        return await answer(self._flush(request), context)
+
+    async def _flush(self, request: kvstore_pb2.FlushRequest) -> kvstore_pb2.FlushResponse:
+        num_blocks, num_bytes = await self._giver.flush(request.tenant if request.HasField("tenant") else None)
+        return kvstore_pb2.FlushResponse(num_blocks=num_blocks, num_bytes=num_bytes)
 
     async def _look_up(self, request: kvstore_pb2.LookUpRequest) -> kvstore_pb2.LookUpResponse:
         held = await self._giver.look_up(split_hashes(request))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Self
 
 from shared.engine.messages import ShippedBlock
 from shared.errors import TransferFailed
@@ -16,7 +17,7 @@ class Shipment:
     """Sends blocks to one receiver: a sequence's to a decode worker, a batch to a store, a prefix from there.
 
     Every block given to `add` is released exactly once, when its memory may be reused. `finish` and `abort` end the
-    hand-off with a trailer, one of them, once.
+    hand-off with a trailer, one of them, once. As a context manager it aborts where its block is left without `finish`.
     """
 
     def __init__(
@@ -41,7 +42,15 @@ class Shipment:
         self._sends: list[asyncio.Task[None]] = []
         self._sent: list[ShippedBlock] = []
         self._error: TransferFailed | None = None
+        self._finishing = False
         self.num_bytes = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if not self._finishing:
+            await asyncio.shield(self.abort())
 
     @property
     def num_blocks(self) -> int:
@@ -55,6 +64,7 @@ class Shipment:
 
     async def finish(self, first_token: int, num_computed_tokens: int, *, finished: bool) -> None:
         """Waits for every block, then sends the trailer. Raises TransferFailed where something did not leave."""
+        self._finishing = True
         await self._all_sent()
         if self._error is not None:
             raise self._error

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import grpc.aio
 
 from services.router.cache.prefix import PrefixReader
-from services.router.cache.store_nodes import Answer, StoreNodes
+from services.router.cache.store_nodes import TIMEOUT_S, Answer, StoreNodes, ask
 from services.router.edge.auth import ApiKeys
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenancy import chain_salt
@@ -19,6 +19,7 @@ from services.router.metrics import TenantCounts
 from shared.errors import Internal, InvalidRequest, NotFound, StoreUnavailable, TandemError, WorkerLost
 from shared.kv.hashing import chain
 from shared.kv.rendezvous import by_keeper
+from shared.rpc.block_client import BlockClient
 from shared.rpc.block_holders import join_hashes
 from shared.rpc.errors import abort
 from shared.rpc.kvstore_client import KVStoreClient
@@ -66,7 +67,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
     async def FlushCache(  # noqa: N802
         self, request: cache_pb2.FlushCacheRequest, context: Context
     ) -> cache_pb2.FlushCacheResponse:
-        """Drops what the store nodes keep."""
+        """Drops what the store nodes keep, and the workers' pools."""
         return await self._answer(self._flush, request, context)
 
     async def PinPrefix(  # noqa: N802
@@ -96,19 +97,27 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         return stats
 
     async def _flush(self, request: cache_pb2.FlushCacheRequest) -> cache_pb2.FlushCacheResponse:
-        wanted = kvstore_pb2.FlushRequest()
-        if request.HasField("tenant"):
-            wanted.tenant = request.tenant
+        tenant = request.tenant if request.HasField("tenant") else None
         response = cache_pb2.FlushCacheResponse()
-        for answer in await self._nodes.ask(lambda _, client: client.flush(wanted)):
+        for answer in await self._nodes.ask(lambda _, client: client.flush(tenant, TIMEOUT_S)):
             response.nodes.add(address=answer.address, failure=_reason(answer), flushed=answer.value)
-        if not request.HasField("tenant"):
+        if tenant is None:
+            for answer in await self._flush_pools():
+                response.workers.add(address=answer.address, failure=_reason(answer), flushed=answer.value)
             try:
                 await self._known_index().rebuild()
                 response.index_rebuilt = True
             except TandemError as error:
                 response.index_failure = error.message
         return response
+
+    async def _flush_pools(self) -> list[Answer[kvstore_pb2.FlushResponse]]:
+        pools = {link.name: BlockClient(link.address) for link in self._fleet.links if link.connected}
+        try:
+            return await ask(pools, lambda _, client: client.flush(None, TIMEOUT_S))
+        finally:
+            for client in pools.values():
+                await client.close()
 
     async def _pin(self, request: cache_pb2.PinPrefixRequest) -> cache_pb2.PinPrefixResponse:
         self._require_nodes()

@@ -18,6 +18,7 @@ TIMEOUT_S = 10.0
 STATS_TIMEOUT_S = 2.0
 
 T = TypeVar("T")
+ClientT = TypeVar("ClientT", bound=BlockClient)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,6 @@ class StoreNodeClient(BlockClient):
         request = kvstore_pb2.GetTierStatsRequest()
         return await self._call(lambda stub: stub.GetTierStats(request, timeout=STATS_TIMEOUT_S))
 
-    async def flush(self, request: kvstore_pb2.FlushRequest) -> kvstore_pb2.FlushResponse:
-        """Drops blocks."""
-        return await self._call(lambda stub: stub.Flush(request, timeout=TIMEOUT_S))
-
     async def pin(self, request: kvstore_pb2.PinRequest) -> kvstore_pb2.PinStatus:
         """Keeps blocks. Raises InvalidRequest where they have no room."""
         return (await self._call(lambda stub: stub.Pin(request, timeout=TIMEOUT_S))).pin
@@ -58,6 +55,18 @@ class StoreNodeClient(BlockClient):
             return await call(stub)
         except grpc.aio.AioRpcError as error:
             raise self.translate(error) from error
+
+
+async def ask(clients: Mapping[str, ClientT], call: Callable[[str, ClientT], Awaitable[T]]) -> list[Answer[T]]:
+    """What `call` gets of each; never raises for what one of them did."""
+
+    async def one(name: str, client: ClientT) -> Answer[T]:
+        try:
+            return Answer(name, client.address, await call(name, client))
+        except TandemError as error:
+            return Answer(name, client.address, None, error)
+
+    return await asyncio.gather(*(one(name, client) for name, client in clients.items()))
 
 
 class StoreNodes:
@@ -77,14 +86,9 @@ class StoreNodes:
     ) -> list[Answer[T]]:
         """What `call` gets of each node, or of those named; never raises for what a node did."""
 
-        async def one(name: str, client: StoreNodeClient) -> Answer[T]:
-            try:
-                return Answer(name, client.address, await call(name, client))
-            except TandemError as error:
-                return Answer(name, client.address, None, error)
-
-        asked = [(name, client) for name, client in self._clients.items() if among is None or name in among]
-        return await asyncio.gather(*(one(name, client) for name, client in asked))
+        return await ask(
+            {name: client for name, client in self._clients.items() if among is None or name in among}, call
+        )
 
     async def close(self) -> None:
         """Ends the connections; twice is fine."""

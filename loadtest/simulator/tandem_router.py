@@ -33,6 +33,7 @@ class TandemConfig:
     queue_limit: int = 100_000
     ttft_target_s: float = 5.0
     late_idle_share: float = 0.25
+    late_grace: float = 1.0
     placement: PlacementConfig = field(default_factory=PlacementConfig)
 
 
@@ -67,7 +68,7 @@ class TandemRouter(SimRouter):
                     pool.told(view.name, routers)
         self._config = config
         self._placement = Placement(config.placement, seed, self.predictor)
-        self._gate = Gate(self.predictor, config.late_idle_share)
+        self._gate = Gate(self.predictor, config.late_idle_share, config.late_grace)
         self._queue: AdmissionQueue[_Active] = AdmissionQueue(config.queue_limit, order=ORDERS[config.order])
         self._again = False
         self.num_waiting_max = 0
@@ -89,8 +90,8 @@ class TandemRouter(SimRouter):
             return
         self.num_waiting_max = max(self.num_waiting_max, len(self._queue))
         self.changed()
-        if not math.isinf(expected.latest_start_s):
-            self.world.clock.at(expected.latest_start_s, self._expire, active)
+        if not math.isinf(expected.given_up_s):
+            self.world.clock.at(expected.given_up_s, self._expire, active)
 
     def changed(self) -> None:
         """See `Dispatcher.pump`."""

@@ -69,6 +69,7 @@ class RouterService:
                 tenant_weights=settings.admission.tenant_weights,
                 ttft_target_s=settings.admission.ttft_target_s,
                 late_idle_share=settings.admission.late_idle_share,
+                late_grace=settings.admission.late_grace,
                 max_explained=settings.placement.explain_requests,
                 max_attempts=settings.max_attempts,
             ),

@@ -52,6 +52,8 @@ class DispatchConfig:
     """A first token is due so long after arrival unless the client says otherwise; 0 = no deadline."""
     late_idle_share: float = 0.25
     """See `may_be_late`."""
+    late_grace: float = 1.0
+    """See `Gate`."""
     max_explained: int = 1024
     """Requests whose placement can be explained."""
     max_attempts: int = 3
@@ -80,7 +82,7 @@ class Dispatcher:
             config.queue_limit, config.queue_limit_bytes, ORDERS[config.order], config.tenant_weights
         )
         self._predictor = placement.predictor
-        self._gate = Gate(self._predictor, config.late_idle_share)
+        self._gate = Gate(self._predictor, config.late_idle_share, config.late_grace)
         self._turns = Turns()
         self._again: asyncio.TimerHandle | None = None
         self.decisions = DecisionLog(config.max_explained)
@@ -186,7 +188,7 @@ class Dispatcher:
         active.timeline.matched = now = time.perf_counter()
         expected = active.expected = self._enter(active, now, returning=returning)
         item = expected.item
-        wait_s = min(self._config.queue_timeout_s, max(0.0, expected.latest_start_s - now))
+        wait_s = min(self._config.queue_timeout_s, max(0.0, expected.given_up_s - now))
         active.assignment = asyncio.get_running_loop().create_future()
         try:
             if returning:

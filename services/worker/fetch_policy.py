@@ -12,8 +12,9 @@ UNKNOWN_HOLD_S = 0.25
 """How long a request is held before anything was measured."""
 HOLD_SHARE = 0.25
 """Of the time that computing the same tokens would take: how long a request is held for links of unknown speed."""
-WAIT_SHARE = 0.5
-"""Likewise, where all of it is expected sooner: to compute beside it would slow both on a machine that they share."""
+WAIT_SHARE = 1.0
+"""Likewise, where all of it is expected sooner: computing beside it could win at most a half of that, slows the fetch
+where both share a machine, and takes from other prompts what need not be computed at all."""
 MARGIN = 1.5
 """A fetch may take so many times what is expected of it before computing begins."""
 MIN_HOLD_S = 0.01

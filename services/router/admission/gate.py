@@ -26,22 +26,31 @@ class Expectation:
     """Predicted from its start to its first token on an idle worker; 0 while nothing is known."""
     wait_s: float
     """Predicted until nothing is before it, in the queue and at a worker; 0 where nobody is ahead."""
+    grace_s: float = 0.0
+    """How late its first token may become before it is refused after all."""
 
     @property
     def latest_start_s(self) -> float:
         """Started later it would be late."""
         return self.item.deadline_s - self.own_s
 
+    @property
+    def given_up_s(self) -> float:
+        """If it is not started by then, it is refused although it was let in."""
+        return self.latest_start_s + self.grace_s
+
 
 class Gate:
     """Stands before the admission queue: refuses by calibrated predictions, and learns from those that it let in."""
 
-    def __init__(self, predictor: TtftPredictor, late_idle_share: float) -> None:
-        """`late_idle_share`: see `may_be_late`."""
+    def __init__(self, predictor: TtftPredictor, late_idle_share: float, late_grace: float) -> None:
+        """`late_idle_share`: see `may_be_late`. `late_grace`: the share of its time to the first token by which a
+        request that was let in may be late: who has waited wants the answer, not a refusal."""
         self.calibration = WaitCalibration()
         self._drain = DrainRate()
         self._predictor = predictor
         self._late_idle_share = late_idle_share
+        self._late_grace = late_grace
 
     def enter(
         self,
@@ -56,8 +65,8 @@ class Gate:
     ) -> Expectation:
         """What is expected of an entry before it is pushed; raises Overloaded where it would be late.
 
-        `pool` computes prompts, `num_cached` tokens of this one need not be computed. `strict`: never late, even where
-        it takes nothing from anyone. `first`: it goes before all that wait.
+        `pool` computes prompts, `num_cached` tokens of this one need not be computed. `strict`: never late, not
+        even by the grace or where it takes nothing from anyone. `first`: it goes before all that wait.
         """
         if not queue:
             self._drain.waiting(now_s)
@@ -69,21 +78,22 @@ class Gate:
             return Expectation(replace(item, deadline_s=math.inf), now_s, own_s, 0.0)
         wait_s = self._wait_s(now_s, pool, 0 if first else queue.num_tokens_ahead(item)) if queue else 0.0
         check_deadline(now_s, item.deadline_s, own_s + wait_s * self.calibration.factor if own_s else None)
-        return Expectation(item, now_s, own_s, wait_s)
+        grace_s = 0.0 if strict else self._late_grace * (item.deadline_s - item.arrived_s)
+        return Expectation(item, now_s, own_s, wait_s, grace_s)
 
     def start(self, expected: Expectation, now_s: float, predicted_s: float | None) -> None:
         """Its turn has come, and a worker would have its first token in `predicted_s`.
 
-        Learns how long it waited; raises Overloaded where the first token would be late all the same.
+        Learns how long it waited; raises Overloaded where the first token would be later than it may be.
         """
         if now_s > expected.entered_s:
             self._drain.started(expected.item.num_tokens, now_s)
             at_worker_s = max(0.0, predicted_s - expected.own_s) if predicted_s is not None else 0.0
             self._learn(expected, now_s - expected.entered_s + at_worker_s)
-        check_deadline(now_s, expected.item.deadline_s, predicted_s)
+        check_deadline(now_s, expected.item.deadline_s + expected.grace_s, predicted_s)
 
     def gave_up(self, expected: Expectation, now_s: float) -> None:
-        """Its latest start has passed while it waited."""
+        """It waited until it was given up."""
         self._learn(expected, now_s - expected.entered_s)
 
     def _wait_s(self, now_s: float, pool: Pool, num_ahead: int) -> float:

@@ -39,7 +39,7 @@ def test_a_fetch_that_ends_soon_is_waited_for_and_a_slow_one_computed_beside():
     policy.note_compute(100, 1.0)
     assert policy.hold_s({"a": 1000}, 100) == pytest.approx(HOLD_SHARE)
     policy.note_fetch("a", 1000, 0.2)
-    policy.note_fetch("b", 1000, 0.5)
+    policy.note_fetch("b", 1000, 0.8)
     assert policy.hold_s({"a": 1000}, 100) == pytest.approx(MARGIN * 0.2)
     assert policy.hold_s({"a": 1000, "b": 100}, 100) == pytest.approx(MARGIN * 0.2)  # side by side
     assert policy.hold_s({"a": 1000, "b": 1000}, 100) == MIN_HOLD_S

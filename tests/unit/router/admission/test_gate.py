@@ -18,11 +18,11 @@ from tests.unit.router.placement.builders import pool, view
 TOKEN_S = 1e-3
 
 
-def gate(idle_share: float = 2.0) -> Gate:
+def gate(idle_share: float = 2.0, late_grace: float = 0.0) -> Gate:
     predictor = TtftPredictor()
     for n in range(1, 20):
         predictor.observe_prefill(0, n * 50, 0, n * 50 * TOKEN_S)
-    return Gate(predictor, idle_share)
+    return Gate(predictor, idle_share, late_grace)
 
 
 def queue(*num_tokens: int) -> AdmissionQueue[str]:
@@ -53,7 +53,7 @@ def test_one_that_goes_first_or_finds_nobody_waiting_is_let_in():
 
 def test_without_a_deadline_or_before_anything_is_known_nobody_is_refused():
     assert ask(gate(), queue(10**9), due_s=math.inf).latest_start_s == math.inf
-    assert ask(Gate(TtftPredictor(), 0.25), queue(10**9), due_s=0.01).own_s == 0.0
+    assert ask(Gate(TtftPredictor(), 0.25, 0.0), queue(10**9), due_s=0.01).own_s == 0.0
 
 
 def test_a_prompt_too_long_for_its_target_may_be_late_where_workers_are_idle_unless_the_client_set_it():
@@ -90,6 +90,19 @@ def test_a_turn_that_comes_too_late_is_refused():
     with pytest.raises(Overloaded):
         at.start(expected, 0.55, 0.1)
     at.start(ask(at, queue(800), due_s=0.6), 0.3, 0.1)
+
+
+def test_one_that_was_let_in_may_be_late_by_its_grace_unless_the_client_set_the_target():
+    at = gate(late_grace=0.5)
+    expected = ask(at, queue(800), due_s=0.6)
+    assert expected.given_up_s - expected.latest_start_s == pytest.approx(0.3)
+    at.start(expected, 0.75, 0.1)
+    with pytest.raises(Overloaded):
+        at.start(expected, 0.85, 0.1)
+    strict = ask(at, queue(), due_s=0.6, strict=True)
+    assert strict.given_up_s == strict.latest_start_s
+    with pytest.raises(Overloaded):  # nobody is let in by the grace
+        ask(at, queue(2000), due_s=0.6)
 
 
 @given(

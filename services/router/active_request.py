@@ -67,6 +67,7 @@ class ActiveRequest:
         self._pending: TokenDelta | None = None  # what the edge has not taken yet, as one
         self._error: TandemError | None = None
         self._turns = turns
+        self._has_begun = False  # the edge was given something
         self._reader: asyncio.Future[None] | None = None  # set while the edge waits for more
 
     @property
@@ -133,8 +134,7 @@ class ActiveRequest:
     async def __aiter__(self) -> AsyncIterator[TokenDelta]:
         """See `RunningRequest`."""
         while True:
-            if self._pending is None and self._error is None:
-                await self._more()
+            await self._turn()
             delta, self._pending = self._pending, None
             if delta is not None:
                 if delta.finish_reason is not None:
@@ -157,7 +157,8 @@ class ActiveRequest:
     def _wake_reader(self) -> None:
         reader, self._reader = self._reader, None
         if reader is not None:
-            self._turns.take(reader)
+            self._turns.take(reader, now=not self._has_begun)
+            self._has_begun = True
 
     async def _settled(self) -> None:
         """The reader may be here in the very pass of the loop in which the end came, before the dispatcher's task: who
@@ -165,11 +166,13 @@ class ActiveRequest:
         if self.task is not None and not self.task.done():
             await asyncio.wait((self.task,))
 
-    async def _more(self) -> None:
-        """Waits for its turn to read what has come or will come."""
-        self._reader = asyncio.get_running_loop().create_future()
+    async def _turn(self) -> None:
+        """Waits for something to have come, and for the turn to pass it on."""
+        reader = self._reader = asyncio.get_running_loop().create_future()
+        if self._pending is not None or self._error is not None:
+            self._wake_reader()
         try:
-            await self._reader
+            await reader
         finally:
             self._reader = None
 

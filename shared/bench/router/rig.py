@@ -52,8 +52,16 @@ class Measured:
 class Rig(AbstractContextManager["Rig"]):
     """A scripted fleet, half prefill, half decode, and a router before it. Leaves no process behind."""
 
-    def __init__(self, num_workers: int, tokens_per_s: float, scratch: Path, num_sequences: int = 0) -> None:
-        """Files go to the folder `scratch`; see `Script` for the pace."""
+    def __init__(
+        self,
+        num_workers: int,
+        tokens_per_s: float,
+        scratch: Path,
+        num_sequences: int = 0,
+        router: str = "services.router",
+    ) -> None:
+        """Files go to the folder `scratch`; see `Script` for the pace. `router` is the module that is measured."""
+        self._router = router
         cores = sorted(os.sched_getaffinity(0))
         self._router_cores, self._other_cores = cores[:1], cores[1:] or cores
         self._num_workers = num_workers
@@ -77,7 +85,7 @@ class Rig(AbstractContextManager["Rig"]):
             flags = itertools.chain.from_iterable(
                 (f"--{name}", value) for name, value in {**settings, **workers}.items()
             )
-            router = self._start("services.router", flags, self._router_cores)
+            router = self._start(self._router, flags, self._router_cores)
             while (event := _next_line(router))["event"] != "ready":
                 if event["event"] == "error":
                     raise Internal(f"the router does not start: {event['message']}")

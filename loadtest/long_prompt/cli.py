@@ -16,6 +16,7 @@ from loadtest.clients.connect import make_client
 from loadtest.clients.target import parse_target
 from loadtest.long_prompt.cores import pin_all_but
 from loadtest.long_prompt.load import Load, Shape
+from loadtest.long_prompt.neighbour import Neighbour
 from loadtest.long_prompt.windows import Medians, Pair
 from loadtest.workloads.tokens import TokenSource
 
@@ -79,13 +80,17 @@ async def measure(
             await client.start()
             stack.push_async_callback(client.close)
             loads[system.name] = Load(client, shape, TokenSource(seed))
+        # Where the disaggregated system has its prefill worker.
+        neighbour = stack.enter_context(Neighbour(model, chunk_len, shape.num_long_tokens, cores[0]))
         pin_all_but(workers, cores[:1])
         try:
             for load in loads.values():  # what is allocated or compiled once
                 await load.pair(busy_first=True)
             for turn in range(num_pairs):
-                for name, load in loads.items():
-                    measured[name].append(await load.pair(busy_first=turn % 2 == 1))
+                for system in systems:
+                    beside = neighbour if system.mode == "disaggregated" else None
+                    pair = await loads[system.name].pair(busy_first=turn % 2 == 1, neighbour=beside)
+                    measured[system.name].append(pair)
         finally:
             pin_all_but(workers, cores)
     return measured
@@ -94,8 +99,9 @@ async def measure(
 def table(systems: Sequence[System], measured: dict[str, list[Pair]]) -> str:
     """Markdown, a row a system."""
     lines = [
-        "| system | ITL p99 without | with | ratio (each pair's) | p50 ratio | long prompts | their TTFT |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| system | ITL p99 without | with | ratio (each pair's) | beside a neighbour | over that | p50 ratio "
+        "| long prompts | their TTFT |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for system in systems:
         pairs = measured[system.name]
@@ -103,10 +109,18 @@ def table(systems: Sequence[System], measured: dict[str, list[Pair]]) -> str:
         each = ", ".join(f"{pair.p99_ratio:.2f}" for pair in pairs)
         lines.append(
             f"| {system.title} | {medians.quiet_p99_ms:.1f} ms | {medians.busy_p99_ms:.1f} ms "
-            f"| **{medians.p99_ratio:.2f}** ({each}) | {medians.p50_ratio:.2f} | {medians.num_prompts} "
+            f"| **{medians.p99_ratio:.2f}** ({each}) | {_beside(medians, pairs)} | {medians.p50_ratio:.2f} "
+            f"| {medians.num_prompts} "
             f"| {medians.prompt_ttft_ms:.0f} ms |"
         )
     return "\n".join(lines)
+
+
+def _beside(medians: Medians, pairs: Sequence[Pair]) -> str:
+    if medians.neighbour_p99_ms is None or medians.p99_over_neighbour is None:
+        return "| "
+    each = ", ".join(f"{pair.p99_over_neighbour:.2f}" for pair in pairs if pair.p99_over_neighbour is not None)
+    return f"{medians.neighbour_p99_ms:.1f} ms | **{medians.p99_over_neighbour:.2f}** ({each})"
 
 
 def write_figures(path: Path, systems: Sequence[System], measured: dict[str, list[Pair]]) -> None:
@@ -131,6 +145,11 @@ def write_figures(path: Path, systems: Sequence[System], measured: dict[str, lis
                 limit=GOAL_RATIO if system.mode == "disaggregated" else None,
                 peer=None if beside is None else beside.title,
                 ratio=None if beside is None else medians[beside.name].p99_ratio / found.p99_ratio,
+            ),
+            *(
+                [Result(f"{system.title}: ITL p99 with over as much work beside it", found.p99_over_neighbour, "")]
+                if found.p99_over_neighbour is not None
+                else []
             ),
             Result(f"{system.title}: ITL p50 with over without", found.p50_ratio, ""),
             Result(f"{system.title}: TTFT p50 of the long prompts", found.prompt_ttft_ms, "ms"),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from itertools import count
 
 from loadtest.clients.base import Call, Client, RequestFailed
+from loadtest.long_prompt.neighbour import Neighbour
 from loadtest.long_prompt.windows import Pair, Window
 from loadtest.records import Reply
 from loadtest.workloads.tokens import Span, TokenSource
@@ -19,6 +21,14 @@ _START_S = 180.0
 _POLL_S = 0.01
 _SETTLE_S = 0.5
 """After a batch began, and after a window's last long prompt: what they left behind is not in the next window."""
+
+
+class _Kind(Enum):
+    """Of a window."""
+
+    QUIET = auto()
+    NEIGHBOUR = auto()
+    BUSY = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +54,24 @@ class Load:
     tokens: TokenSource
     _numbers: count[int] = field(default_factory=count)
 
-    async def pair(self, *, busy_first: bool) -> Pair:
-        """Both windows in one batch of answers. Raises Internal where an answer ended too soon, DeadlineExceeded where
-        none began."""
+    async def pair(self, *, busy_first: bool, neighbour: Neighbour | None = None) -> Pair:
+        """Both windows in one batch of answers, and between them one in which the neighbour is busy. Raises Internal
+        where an answer ended too soon, DeadlineExceeded where none began."""
         async with self._batch() as replies:
             ttfts_s: list[float] = []
-            windows: dict[bool, Window] = {}
-            for busy in (busy_first, not busy_first):
+            windows: dict[_Kind, Window] = {}
+            kinds = [_Kind.QUIET, *([_Kind.NEIGHBOUR] if neighbour is not None else []), _Kind.BUSY]
+            for kind in reversed(kinds) if busy_first else kinds:
                 begin_s = time.perf_counter()
-                if busy:
+                if kind is _Kind.BUSY:
                     ttfts_s = await self._long_prompts(begin_s + self.shape.window_s)
                 else:
-                    await asyncio.sleep(self.shape.window_s)
-                windows[busy] = Window(begin_s, time.perf_counter())
+                    with neighbour.busy() if neighbour is not None and kind is _Kind.NEIGHBOUR else nullcontext():
+                        await asyncio.sleep(self.shape.window_s)
+                windows[kind] = Window(begin_s, time.perf_counter())
                 await asyncio.sleep(_SETTLE_S)
-        return Pair.of(windows[False].gaps_s(replies), windows[True].gaps_s(replies), ttfts_s)
+        gaps_s = {kind: window.gaps_s(replies) for kind, window in windows.items()}
+        return Pair.of(gaps_s[_Kind.QUIET], gaps_s[_Kind.BUSY], ttfts_s, gaps_s.get(_Kind.NEIGHBOUR))
 
     async def _long_prompts(self, until_s: float) -> list[float]:
         """One after the other; no new one is sent after `until_s`. Their times to the first token, seconds."""

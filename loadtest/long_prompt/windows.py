@@ -39,6 +39,8 @@ class Pair:
     """Long prompts that were answered meanwhile."""
     prompt_ttft_ms: float
     """Their median time to first token."""
+    neighbour_p99_ms: float | None = None
+    """While a process beside the cluster computed such prompts instead; None where that was not measured."""
 
     @property
     def p99_ratio(self) -> float:
@@ -50,16 +52,28 @@ class Pair:
         """Likewise of the medians."""
         return self.busy_p50_ms / self.quiet_p50_ms
 
+    @property
+    def p99_over_neighbour(self) -> float | None:
+        """With long prompts in the cluster over with as much work beside it."""
+        return None if self.neighbour_p99_ms is None else self.busy_p99_ms / self.neighbour_p99_ms
+
     @staticmethod
-    def of(quiet_s: Sequence[float], busy_s: Sequence[float], prompt_ttfts_s: Sequence[float]) -> Pair:
-        """From the gaps of both windows; there must be some in each, and at least one prompt."""
+    def of(
+        quiet_s: Sequence[float],
+        busy_s: Sequence[float],
+        prompt_ttfts_s: Sequence[float],
+        neighbour_s: Sequence[float] | None = None,
+    ) -> Pair:
+        """From the gaps of the windows; there must be some in each, and at least one prompt."""
         quiet, busy = distribution(quiet_s), distribution(busy_s)
         assert quiet is not None, "no tokens came"
         assert busy is not None, "no tokens came"
         ms = 1e3
         ttft_ms = median(prompt_ttfts_s) * ms
+        beside = None if neighbour_s is None else distribution(neighbour_s)
         return Pair(
-            quiet.p50 * ms, quiet.p99 * ms, busy.p50 * ms, busy.p99 * ms, len(prompt_ttfts_s), ttft_ms
+            quiet.p50 * ms, quiet.p99 * ms, busy.p50 * ms, busy.p99 * ms, len(prompt_ttfts_s), ttft_ms,
+            None if beside is None else beside.p99 * ms,
         )  # fmt: skip
 
 
@@ -74,6 +88,8 @@ class Medians:
     prompt_ttft_ms: float
     num_prompts: int
     """Sum."""
+    neighbour_p99_ms: float | None = None
+    p99_over_neighbour: float | None = None
 
     @staticmethod
     def of(pairs: Sequence[Pair]) -> Medians:
@@ -85,4 +101,11 @@ class Medians:
             median(pair.p50_ratio for pair in pairs),
             median(pair.prompt_ttft_ms for pair in pairs),
             sum(pair.num_prompts for pair in pairs),
+            _median(pair.neighbour_p99_ms for pair in pairs),
+            _median(pair.p99_over_neighbour for pair in pairs),
         )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None

@@ -29,6 +29,10 @@ def test_a_pair_is_a_ratio_of_its_own_windows():
     assert pair.p99_ratio == pytest.approx(1.5)
     assert pair.p50_ratio == pytest.approx(1.0)
     assert (pair.num_prompts, pair.prompt_ttft_ms) == (2, pytest.approx(600.0))
+    assert pair.p99_over_neighbour is None
+    beside = Pair.of([0.01] * 100, [0.03] * 100, [0.5], [0.02] * 100)
+    assert beside.p99_over_neighbour == pytest.approx(1.5)
+    assert Medians.of([pair, beside]).p99_over_neighbour == pytest.approx(1.5)
 
 
 def pairs(*ratios: float) -> list[Pair]:

@@ -14,6 +14,7 @@ from shared.kernels.batch import AttentionBatch
 from shared.kernels.registry import AUTO, choose_kernels
 from shared.model.attention_block import AttentionBlock
 from shared.model.config import ModelConfig
+from shared.model.huge_pages import ask_for_huge_pages
 from shared.model.mlp import Mlp
 from shared.model.parameters import DecoderParameters
 from shared.model.rope import Rotary
@@ -68,6 +69,8 @@ class Decoder:
             ConfigError: those kernels cannot serve this device or dtype.
             ModelLoadError: the folder cannot be served; see `ModelConfig.load` and `load_weights`.
         """
+        if torch.device(device).type == "cpu":
+            ask_for_huge_pages()
         chosen = choose_kernels(device, dtype, kernels)
         config = ModelConfig.load(folder)
         parameters = DecoderParameters.allocate(config, dtype, device)

@@ -73,69 +73,91 @@ void add_all_values(const T* value, int64_t dim, int64_t count, const float* wei
   for (; d < dim; d += 16) add_values<G, 1>(value + d, dim, count, weights, step, out + d);
 }
 
-// Scores [size], a multiple of 16, to 2^(score - top), in place; returns their sum.
-inline float weigh(float* row, int64_t size) {
-  __m512 top = _mm512_set1_ps(-std::numeric_limits<float>::infinity()), total = _mm512_setzero_ps();
-  for (int64_t t = 0; t < size; t += 16) top = _mm512_max_ps(top, _mm512_loadu_ps(row + t));
-  const __m512 shift = _mm512_set1_ps(_mm512_reduce_max_ps(top)), least = _mm512_set1_ps(-126.0f);
-  for (int64_t t = 0; t < size; t += 16) {
-    __m512 x = _mm512_sub_ps(_mm512_loadu_ps(row + t), shift);
-    __m512 e = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, least, _CMP_NLT_UQ), exp2_16(_mm512_max_ps(least, x)));
-    _mm512_storeu_ps(row + t, e);
-    total = _mm512_add_ps(total, e);
-  }
-  return _mm512_reduce_add_ps(total);
-}
+// What is known of G query heads so far: the weighted values, and the sum of the weights, both over 2^top.
+struct Sums {
+  float* values;  // [G][dim]
+  float* totals;  // [G][16], to be added up
+  float* tops;    // [G]
+};
 
-// G query heads from `first` on, of the KV head that the pool is seen by. query, out: [heads of it][dim].
+// Takes in up to 16 keys and their values. query [G][dim], scaled to powers of 2.
 template <int G, typename T>
-void attend_heads(const Pool<T>& pool, const T* query, T* out, int64_t length, Workspace& workspace) {
-  const int64_t dim = pool.s.dim, low = pool.s.first_seen(length - 1), step = (length - low + 15) / 16 * 16 + 16;
-  float* wide = workspace.floats(G * (2 * dim + step));
-  float *sums = wide + G * dim, *scores = sums + G * dim;
-  const __m512 scale = _mm512_set1_ps(pool.s.scale * 1.44269504f);  // to powers of 2
-  for (int64_t i = 0; i < G * dim; i += 16) {
-    _mm512_storeu_ps(wide + i, _mm512_mul_ps(load16(query + i), scale));
-    _mm512_storeu_ps(sums + i, _mm512_setzero_ps());
-  }
-  // A run is too short for the processor to find out where the next one lies.
-  auto fetch = [&](int64_t position, int64_t to_part) {
-    if (position >= length) return;
-    const int64_t block_size = pool.s.block_size;
-    const T* part = pool.keys(position / block_size) + position % block_size * dim + to_part;
-    for (int64_t i = 0; i < 16 * dim; i += 64 / int64_t(sizeof(T))) _mm_prefetch((const char*)(part + i), _MM_HINT_T0);
-  };
-  pool.runs(low, length, 16, [&](const T* key, int64_t position, int64_t count) {
-    fetch(position + count, 0);
-    score_keys<G>(key, dim, count, wide, scores + position - low, step);
-  });
-  float totals[G];
+void take_in(const T* key, const T* value, int64_t dim, int64_t count, const float* query, const Sums& so_far) {
+  alignas(64) float weights[G * 16];
+  score_keys<G>(key, dim, count, query, weights, 16);
+  const __m512 none = _mm512_set1_ps(-std::numeric_limits<float>::infinity()), least = _mm512_set1_ps(-126.0f);
+  const __mmask16 there = __mmask16(0xffffu >> (16 - count));
   for (int g = 0; g < G; g++) {
-    float* row = scores + g * step;
-    const __mmask16 past = __mmask16(0xffffu << ((length - low) % 16));
-    if ((length - low) % 16)
-      _mm512_mask_storeu_ps(row + (length - low) / 16 * 16, past, _mm512_set1_ps(-std::numeric_limits<float>::infinity()));
-    totals[g] = weigh(row, step - 16);
+    __m512 scores = _mm512_mask_loadu_ps(none, there, weights + 16 * g);
+    __m512 total = _mm512_loadu_ps(so_far.totals + 16 * g);
+    const float top = _mm512_reduce_max_ps(scores);
+    if (top > so_far.tops[g]) {  // rare after the first keys
+      const float before = so_far.tops[g] - top;
+      const __m512 shrink = _mm512_set1_ps(before < -126.0f ? 0.0f : std::exp2(before));
+      for (int64_t d = 0; d < dim; d += 16) {
+        float* sum = so_far.values + g * dim + d;
+        _mm512_storeu_ps(sum, _mm512_mul_ps(_mm512_loadu_ps(sum), shrink));
+      }
+      total = _mm512_mul_ps(total, shrink);
+      so_far.tops[g] = top;
+    }
+    __m512 x = _mm512_sub_ps(scores, _mm512_set1_ps(so_far.tops[g]));
+    __m512 e = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, least, _CMP_NLT_UQ), exp2_16(_mm512_max_ps(least, x)));
+    _mm512_storeu_ps(weights + 16 * g, e);
+    _mm512_storeu_ps(so_far.totals + 16 * g, _mm512_add_ps(total, e));
   }
-  pool.runs(low, length, 16, [&](const T* key, int64_t position, int64_t count) {
-    fetch(position + count, pool.to_values());
-    add_all_values<G>(key + pool.to_values(), dim, count, scores + position - low, step, sums);
-  });
-  for (int64_t i = 0; i < G * dim; i += 16)
-    store16(out + i, _mm512_div_ps(_mm512_loadu_ps(sums + i), _mm512_set1_ps(totals[i / dim])));
+  add_all_values<G>(value, dim, count, weights, 16, so_far.values);
 }
 
-// One query token at position length - 1, all query heads of the KV head, four at a time.
+// One query token at position length - 1, all query heads of `kv_heads` KV heads from pool.head on. Blocks are read in
+// one go, the keys of all heads and then their values: what lies together is asked for together.
 template <typename T>
-void attend_one(const Pool<T>& pool, const T* query, T* out, int64_t length, Workspace& workspace) {
-  const int64_t group = pool.s.group(), dim = pool.s.dim;
+void attend_one(
+    const Pool<T>& pool, int64_t kv_heads, const T* query, T* out, int64_t length, Workspace& workspace) {
+  const int64_t group = pool.s.group(), dim = pool.s.dim, heads = kv_heads * group, block_size = pool.s.block_size;
+  const int64_t of_head = block_size * dim;
   query += pool.head * group * dim;
   out += pool.head * group * dim;
-  int64_t g = 0;
-  for (; g + 4 <= group; g += 4) attend_heads<4>(pool, query + g * dim, out + g * dim, length, workspace);
-  switch (group - g) {
-    case 3: attend_heads<3>(pool, query + g * dim, out + g * dim, length, workspace); break;
-    case 2: attend_heads<2>(pool, query + g * dim, out + g * dim, length, workspace); break;
-    case 1: attend_heads<1>(pool, query + g * dim, out + g * dim, length, workspace); break;
+  float* wide = workspace.floats(heads * (2 * dim + 17));
+  const Sums all{wide + heads * dim, wide + 2 * heads * dim, wide + heads * (2 * dim + 16)};
+  const __m512 scale = _mm512_set1_ps(pool.s.scale * 1.44269504f);  // to powers of 2
+  for (int64_t i = 0; i < heads * dim; i += 16) {
+    _mm512_storeu_ps(wide + i, _mm512_mul_ps(load16(query + i), scale));
+    _mm512_storeu_ps(all.values + i, _mm512_setzero_ps());
+  }
+  for (int64_t h = 0; h < heads; h++) {
+    _mm512_storeu_ps(all.totals + 16 * h, _mm512_setzero_ps());
+    all.tops[h] = -std::numeric_limits<float>::infinity();
+  }
+  pool.runs(pool.s.first_seen(length - 1), length, 16, [&](const T* key, int64_t position, int64_t count) {
+    // A run is too short for the processor to find out where the next one lies.
+    const int64_t next = position + count;
+    const T* ahead = next < length ? pool.keys(next / block_size) + next % block_size * dim : nullptr;
+    for (int64_t h = 0; h < kv_heads; h++) {
+      const T* k = key + h * of_head;
+      if (ahead != nullptr)
+        for (int64_t i = 0; i < 16 * dim; i += 64 / int64_t(sizeof(T))) {
+          _mm_prefetch((const char*)(ahead + h * of_head + i), _MM_HINT_T0);
+          _mm_prefetch((const char*)(ahead + h * of_head + pool.to_values() + i), _MM_HINT_T0);
+        }
+      auto heads_from = [&](int64_t g) {
+        const int64_t first = h * group + g;
+        return Sums{all.values + first * dim, all.totals + 16 * first, all.tops + first};
+      };
+      const T* v = k + pool.to_values();
+      const float* q = wide + h * group * dim;
+      int64_t g = 0;
+      for (; g + 4 <= group; g += 4) take_in<4>(k, v, dim, count, q + g * dim, heads_from(g));
+      switch (group - g) {
+        case 3: take_in<3>(k, v, dim, count, q + g * dim, heads_from(g)); break;
+        case 2: take_in<2>(k, v, dim, count, q + g * dim, heads_from(g)); break;
+        case 1: take_in<1>(k, v, dim, count, q + g * dim, heads_from(g)); break;
+      }
+    }
+  });
+  for (int64_t h = 0; h < heads; h++) {
+    const __m512 total = _mm512_set1_ps(_mm512_reduce_add_ps(_mm512_loadu_ps(all.totals + 16 * h)));
+    for (int64_t d = 0; d < dim; d += 16)
+      store16(out + h * dim + d, _mm512_div_ps(_mm512_loadu_ps(all.values + h * dim + d), total));
   }
 }

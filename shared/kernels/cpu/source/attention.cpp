@@ -1,4 +1,6 @@
-// Attention over paged KV. One task is one KV head of one sequence (decode) or of one tile of its queries (prefill).
+// Attention over paged KV. One task is some KV heads of one sequence (decode) or one of a tile of its queries (prefill).
+#include <omp.h>
+
 #include <algorithm>
 #include <vector>
 
@@ -12,7 +14,8 @@ namespace {
 constexpr int64_t kTaskRows = 256;  // query rows of a task: what a tile of keys, once laid out, is used for
 
 struct Task {
-  int64_t seq, head, first, count;  // query tokens [first, first + count) of the step
+  int64_t seq, head, heads;  // KV heads [head, head + heads)
+  int64_t first, count;      // query tokens [first, first + count) of the step
 };
 
 template <typename T>
@@ -20,14 +23,18 @@ void paged_attention(
     const T* query, const T* blocks, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens, T* out,
     const Shape& s) {
   const int64_t most = std::max<int64_t>(2, kTaskRows / s.group());
+  // In a decode step a task takes as many heads, which lie side by side, as leave four tasks to a thread.
+  const int64_t together = std::clamp<int64_t>(s.num_seqs * s.kv_heads / (4 * omp_get_max_threads()), 1, s.kv_heads);
   std::vector<Task> tasks;
   for (int64_t i = 0; i < s.num_seqs; i++)
-    for (int64_t first = query_start[i]; first < query_start[i + 1]; first += most)
-      for (int64_t head = 0; head < s.kv_heads; head++)
-        tasks.push_back({i, head, first, std::min(most, query_start[i + 1] - first)});
+    for (int64_t first = query_start[i]; first < query_start[i + 1]; first += most) {
+      const int64_t count = std::min(most, query_start[i + 1] - first), heads = count == 1 ? together : 1;
+      for (int64_t head = 0; head < s.kv_heads; head += heads)
+        tasks.push_back({i, head, std::min(heads, s.kv_heads - head), first, count});
+    }
   auto start = [&](const Task& t) { return seq_lens[t.seq] - (query_start[t.seq + 1] - t.first); };
   // The longest first: what is left at the end is short, and no thread waits long for another.
-  auto cost = [&](const Task& t) { return t.count * (start(t) + t.count); };
+  auto cost = [&](const Task& t) { return t.heads * t.count * (start(t) + t.count); };
   std::stable_sort(tasks.begin(), tasks.end(), [&](const Task& a, const Task& b) { return cost(a) > cost(b); });
   parallel_for(tasks.size(), [&](int64_t i) {
     thread_local Workspace workspace;
@@ -36,7 +43,7 @@ void paged_attention(
     const T* q = query + task.first * s.width();
     T* o = out + task.first * s.width();
     if (task.count == 1)
-      attend_one(pool, q, o, start(task) + 1, workspace);
+      attend_one(pool, task.heads, q, o, start(task) + 1, workspace);
     else
       attend_many(pool, q, o, start(task), task.count, workspace);
   });

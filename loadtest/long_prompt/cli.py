@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("--chunk", type=int, default=128, help=f"chunk budget, tokens; a long prompt has {CHUNKS_PER_PROMPT} of them")
     add("--answers", type=int, default=8, help="answers that are written all the time")
-    add("--window", type=float, default=6.0, help="seconds without, and seconds with long prompts")
+    add("--window", type=float, default=6.0, help="seconds without and with long prompts, in two halves each")
     add("--pairs", type=int, default=5, help="measurements of each system, in turns")
     add("--shape", choices=sorted(SHAPES), default="xs", help="random weights in this shape")
     add("--model", type=Path, help="a model's folder instead")

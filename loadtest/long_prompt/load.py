@@ -55,22 +55,28 @@ class Load:
     _numbers: count[int] = field(default_factory=count)
 
     async def pair(self, *, busy_first: bool, neighbour: Neighbour | None = None) -> Pair:
-        """Both windows in one batch of answers, and between them one in which the neighbour is busy. Raises Internal
-        where an answer ended too soon, DeadlineExceeded where none began."""
+        """Windows of all kinds in one batch of answers, and again in the reverse order: answers grow, so a kind that
+        always came last would look slow. Raises Internal where an answer ended too soon, DeadlineExceeded where none
+        began."""
         async with self._batch() as replies:
             ttfts_s: list[float] = []
-            windows: dict[_Kind, Window] = {}
+            windows: list[tuple[_Kind, Window]] = []
             kinds = [_Kind.QUIET, *([_Kind.NEIGHBOUR] if neighbour is not None else []), _Kind.BUSY]
-            for kind in reversed(kinds) if busy_first else kinds:
+            if busy_first:
+                kinds.reverse()
+            for kind in (*kinds, *reversed(kinds)):
                 begin_s = time.perf_counter()
+                end_s = begin_s + self.shape.window_s / 2
                 if kind is _Kind.BUSY:
-                    ttfts_s = await self._long_prompts(begin_s + self.shape.window_s)
+                    ttfts_s += await self._long_prompts(end_s)
                 else:
                     with neighbour.busy() if neighbour is not None and kind is _Kind.NEIGHBOUR else nullcontext():
-                        await asyncio.sleep(self.shape.window_s)
-                windows[kind] = Window(begin_s, time.perf_counter())
+                        await asyncio.sleep(end_s - begin_s)
+                windows.append((kind, Window(begin_s, time.perf_counter())))
                 await asyncio.sleep(_SETTLE_S)
-        gaps_s = {kind: window.gaps_s(replies) for kind, window in windows.items()}
+        gaps_s: dict[_Kind, list[float]] = {}
+        for kind, window in windows:
+            gaps_s.setdefault(kind, []).extend(window.gaps_s(replies))
         return Pair.of(gaps_s[_Kind.QUIET], gaps_s[_Kind.BUSY], ttfts_s, gaps_s.get(_Kind.NEIGHBOUR))
 
     async def _long_prompts(self, until_s: float) -> list[float]:

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from shared.errors import Internal
+from shared.parent_death import command_dying_with_parent
 
 _NICENESS = 5
 """That of the load tests' workers."""
@@ -34,11 +35,14 @@ class Neighbour(AbstractContextManager["Neighbour"]):
 
     def __enter__(self) -> Neighbour:
         """Returns when the model is loaded and one prompt was computed; raises Internal where that fails."""
-        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(command_dying_with_parent(self._command), stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
-        if self._process.stdout.readline() != "ready\n":
+        try:
+            if self._process.stdout.readline() != "ready\n":
+                raise Internal("the neighbour of the measured cluster did not start")
+        except BaseException:
             self._end()
-            raise Internal("the neighbour of the measured cluster did not start")
+            raise
         self._process.send_signal(signal.SIGSTOP)
         return self
 
@@ -52,12 +56,14 @@ class Neighbour(AbstractContextManager["Neighbour"]):
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """It computes."""
+        """It computes. Raises Internal where it ended instead."""
         self._process.send_signal(signal.SIGCONT)
         try:
             yield
         finally:
             self._process.send_signal(signal.SIGSTOP)
+        if self._process.poll() is not None:
+            raise Internal(f"the neighbour of the measured cluster ended with status {self._process.returncode}")
 
     def _end(self) -> None:
         self._process.kill()
@@ -79,9 +85,10 @@ def main() -> None:
     import torch
 
     from shared.bench.engine import Bench
+    from shared.kernels.registry import AUTO
 
     torch.set_num_threads(1)
-    bench = Bench(options.model, torch.float32, "cpu", options.tokens)
+    bench = Bench(options.model, torch.float32, AUTO, options.tokens)
     chunks = [bench.plan(1, start, options.chunk) for start in range(0, options.tokens, options.chunk)]
     told = False
     with torch.inference_mode():

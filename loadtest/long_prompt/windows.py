@@ -29,7 +29,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One measurement without and one with long prompts, one right after the other. Milliseconds."""
+    """What was measured without and with long prompts in one batch of answers. Milliseconds."""
 
     quiet_p50_ms: float
     quiet_p99_ms: float

@@ -33,7 +33,7 @@ class TandemConfig:
     queue_limit: int = 100_000
     ttft_target_s: float = 5.0
     late_idle_share: float = 0.25
-    late_grace: float = 1.0
+    late_grace: float = 0.0
     placement: PlacementConfig = field(default_factory=PlacementConfig)
 
 

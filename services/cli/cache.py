@@ -57,7 +57,8 @@ def flush(
     """Drop all blocks that the store nodes and the workers' pools keep.
 
     Pinned ones too; their pins stay, and keep what comes again. The index is built anew. Running requests are not
-    disturbed. With --tenant only the store nodes drop blocks: a pool does not know whose its blocks are.
+    disturbed. With --tenant only the store nodes drop blocks, since a pool does not know whose its blocks are, and the
+    index stays.
     """
     whose = f"tenant {tenant}'s blocks" if tenant is not None else "everybody's blocks"
     places = "all store nodes" if tenant is not None else "all store nodes and workers"

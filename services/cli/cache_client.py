@@ -23,7 +23,7 @@ class CacheClient(InferenceClient):
         return await self._cache(lambda stub, **call: stub.GetCacheStats(cache_pb2.GetCacheStatsRequest(), **call))
 
     async def flush(self, tenant: str | None) -> cache_pb2.FlushCacheResponse:
-        """Drops what store nodes keep of a tenant, or of everybody."""
+        """Drops what store nodes keep of a tenant, or what they and the workers keep of everybody."""
         request = cache_pb2.FlushCacheRequest(tenant=tenant)
         return await self._cache(lambda stub, **call: stub.FlushCache(request, **call))
 

@@ -52,7 +52,7 @@ class DispatchConfig:
     """A first token is due so long after arrival unless the client says otherwise; 0 = no deadline."""
     late_idle_share: float = 0.25
     """See `may_be_late`."""
-    late_grace: float = 1.0
+    late_grace: float = 0.0
     """See `Gate`."""
     max_explained: int = 1024
     """Requests whose placement can be explained."""
@@ -236,7 +236,7 @@ class Dispatcher:
                 first=returning,
             )
         except Overloaded:
-            self._metrics.refused(waited=False)
+            self._metrics.refused(waited=returning)
             raise
 
     def _waiting(self, active: ActiveRequest) -> Waiting:

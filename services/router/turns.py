@@ -15,8 +15,8 @@ import time
 PAUSE = 2.0
 """From the end of a pass to the next one, in lengths of the pass. A write is paid for about twice, in the pass and when
 gRPC says that it is done; the rest is for reading. Less sends more messages with fewer tokens in each."""
-MAX_PAUSE_S = 0.25
-"""However slow writing has become."""
+MAX_PAUSE_S = 0.1
+"""However long a pass took: something else than writing may have held it up."""
 MIN_PAUSE_S = 0.001
 """Less is none: timers are no finer."""
 

@@ -58,7 +58,9 @@ class BlockAnswers:
     def on_event(self, event: Answer) -> None:
         """The engine's answer."""
         asked = self._waiting[event.key]
-        asked.popleft().set_result(event)
+        answer = asked.popleft()
+        if not answer.done():  # else nobody waits for it any more
+            answer.set_result(event)
         if not asked:
             del self._waiting[event.key]
 

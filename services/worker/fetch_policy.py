@@ -20,7 +20,7 @@ MARGIN = 1.5
 MIN_HOLD_S = 0.01
 ALWAYS_HOLD_S = 30.0
 TIMEOUT_S = 5.0
-"""A fetch holds blocks of the pool: one that takes longer is given up. Longer where its request waits for it."""
+"""A fetch holds blocks of the pool: one that takes longer is given up. Longer with `always`."""
 SLOWEST = 8.0
 """A link so many times slower than computing brings too little to be used."""
 FORGET = 0.9
@@ -74,7 +74,8 @@ class FetchPolicy:
         if any(source not in self._seconds_per_byte for source in num_bytes):
             return max(MIN_HOLD_S, HOLD_SHARE * compute_s)
         expected_s = max(size * self._seconds_per_byte[source] for source, size in num_bytes.items())
-        return max(MIN_HOLD_S, MARGIN * expected_s) if MARGIN * expected_s <= WAIT_SHARE * compute_s else MIN_HOLD_S
+        worth_s = min(WAIT_SHARE * compute_s, self.timeout_s)
+        return max(MIN_HOLD_S, MARGIN * expected_s) if MARGIN * expected_s <= worth_s else MIN_HOLD_S
 
     def note_fetch(self, source: str, num_bytes: int, seconds: float) -> None:
         """A fetch of so many bytes over this link took so long."""

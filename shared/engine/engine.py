@@ -195,9 +195,10 @@ class Engine:
             case EndFetch(key, lost):
                 self._exchange.end(key, lost)
             case FlushCache(key):
-                pool = self._scheduler.pool
-                self._emit(CacheFlushed(key, pool.num_cached))
-                pool.clear_cache()
+                num_blocks = self._scheduler.pool.num_cached
+                self._scheduler.pool.clear_cache()
+                self._report_pool()
+                self._emit(CacheFlushed(key, num_blocks))
 
     def _guarded(self, sequence_id: str, action: Callable[[], None]) -> None:
         try:

@@ -95,6 +95,9 @@ class SequenceTable:
             if held:
                 capacity = len(sequence.block_ids) * block_size
                 assert sequence.num_computed_tokens <= capacity, f"{sequence.sequence_id}: computed beyond its blocks"
+        assert all(s.status is Status.WAITING for s in self.waiting), "the waiting wait"
+        assert all(s.status is Status.RUNNING for s in self.running), "the running run"
+        assert all(s.status is Status.RECEIVING for s in self.receiving.values()), "the receiving receive"
         assert [s.arrival for s in self.running] == sorted(s.arrival for s in self.running)
         assert len(self) == len(self.running) + len(self.receiving) + len(self.waiting)
 

@@ -6,8 +6,8 @@ from services.router.placement.views import Pool
 from shared.errors import Overloaded
 
 
-def check_deadline(now_s: float, deadline_s: float, predicted_s: float | None) -> None:
-    """Raises Overloaded where the first token, `predicted_s` from now, would come after `deadline_s`.
+def check_deadline(now_s: float, deadline_s: float, predicted_s: float | None, grace_s: float = 0.0) -> None:
+    """Raises Overloaded where the first token, `predicted_s` from now, comes more than `grace_s` after `deadline_s`.
 
     Without a prediction nothing is refused. The hint is when the same request would be in time, were nobody else to
     come: by as much as it is late now.
@@ -15,7 +15,7 @@ def check_deadline(now_s: float, deadline_s: float, predicted_s: float | None) -
     if predicted_s is None:
         return
     late_s = now_s + predicted_s - deadline_s
-    if late_s > 0:
+    if late_s > grace_s:
         raise Overloaded(
             f"the first token is predicted in {predicted_s:.3g} s, {late_s:.3g} s after its deadline",
             retry_after_s=max(1.0, late_s),

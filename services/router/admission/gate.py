@@ -20,7 +20,7 @@ class Expectation:
     """What a request was let in with. Times are seconds of the queue's clock."""
 
     item: Waiting
-    """The entry, with the deadline that it is held to: infinite where it may be late."""
+    """The entry, with its deadline: infinite where it may be as late as it is."""
     entered_s: float
     own_s: float
     """Predicted from its start to its first token on an idle worker; 0 while nothing is known."""
@@ -66,7 +66,8 @@ class Gate:
         """What is expected of an entry before it is pushed; raises Overloaded where it would be late.
 
         `pool` computes prompts, `num_cached` tokens of this one need not be computed. `strict`: never late, not
-        even by the grace or where it takes nothing from anyone. `first`: it goes before all that wait.
+        even by the grace or where it takes nothing from anyone. `first`: it was let in before, and goes before all
+        that wait.
         """
         if not queue:
             self._drain.waiting(now_s)
@@ -77,8 +78,9 @@ class Gate:
         if too_long and not strict and may_be_late(len(queue), pool, self._late_idle_share):
             return Expectation(replace(item, deadline_s=math.inf), now_s, own_s, 0.0)
         wait_s = self._wait_s(now_s, pool, 0 if first else queue.num_tokens_ahead(item)) if queue else 0.0
-        check_deadline(now_s, item.deadline_s, own_s + wait_s * self.calibration.factor if own_s else None)
         grace_s = 0.0 if strict else self._late_grace * (item.deadline_s - item.arrived_s)
+        predicted_s = own_s + wait_s * self.calibration.factor if own_s else None
+        check_deadline(now_s, item.deadline_s, predicted_s, grace_s if first else 0.0)
         return Expectation(item, now_s, own_s, wait_s, grace_s)
 
     def start(self, expected: Expectation, now_s: float, predicted_s: float | None) -> None:
@@ -90,7 +92,7 @@ class Gate:
             self._drain.started(expected.item.num_tokens, now_s)
             at_worker_s = max(0.0, predicted_s - expected.own_s) if predicted_s is not None else 0.0
             self._learn(expected, now_s - expected.entered_s + at_worker_s)
-        check_deadline(now_s, expected.item.deadline_s + expected.grace_s, predicted_s)
+        check_deadline(now_s, expected.item.deadline_s, predicted_s, expected.grace_s)
 
     def gave_up(self, expected: Expectation, now_s: float) -> None:
         """It waited until it was given up."""

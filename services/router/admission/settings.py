@@ -24,8 +24,9 @@ class AdmissionSettings(BaseModel):
     late_idle_share: float = Field(default=0.25, ge=0.0, le=2.0)
     """A prompt too long to meet the target on any worker is served late while nobody waits and this share of the
     workers is idle, else refused; above 1: always refused. Where the client set the target, it is refused."""
-    late_grace: float = Field(default=1.0, ge=0.0, le=100.0)
+    late_grace: float = Field(default=0.0, ge=0.0, le=100.0)
     """A request that was let in, and against all predictions could not be started in time, is served late, by up to
-    this share of its target, and only then refused. Where the client set the target, it is refused at once."""
+    this share of its target, and only then refused. Who has waited then gets an answer, but after a sudden rush many
+    late ones keep the workers from those that could be in time. Where the client set the target, it is never late."""
     tenant_weights: dict[str, Weight] = Field(default_factory=dict)
     """Tenants' shares where several wait, {"tenant": 2.0}; one that is not named has 1."""

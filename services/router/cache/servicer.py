@@ -112,7 +112,8 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         return response
 
     async def _flush_pools(self) -> list[Answer[kvstore_pb2.FlushResponse]]:
-        pools = {link.name: BlockClient(link.address) for link in self._fleet.links if link.connected}
+        # Also those that are not connected now: they may be alive, and keep their pools.
+        pools = {link.address: BlockClient(link.address) for link in self._fleet.links}
         try:
             return await ask(pools, lambda _, client: client.flush(None, TIMEOUT_S))
         finally:

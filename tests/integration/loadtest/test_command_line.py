@@ -130,7 +130,7 @@ def test_ctrl_c_writes_what_was_measured(start_fake: StartFake, tmp_path: Path) 
     assert "PARTIAL: stopped by the user" in stdout
     summary = json.loads((out / "summary.json").read_text())
     assert summary["partial"]
-    assert summary["completed"] > 10
+    assert summary["completed"] > 0
     assert "stopped by the user" in (out / "report.html").read_text()
 
 

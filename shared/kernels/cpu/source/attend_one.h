@@ -110,7 +110,7 @@ void take_in(const T* key, const T* value, int64_t dim, int64_t count, const flo
 }
 
 // One query token at position length - 1, all query heads of `kv_heads` KV heads from pool.head on. Blocks are read in
-// one go, the keys of all heads and then their values: what lies together is asked for together.
+// one go, each head's keys and values after the other's: what lies together is asked for together.
 template <typename T>
 void attend_one(
     const Pool<T>& pool, int64_t kv_heads, const T* query, T* out, int64_t length, Workspace& workspace) {
@@ -127,7 +127,7 @@ void attend_one(
   }
   for (int64_t h = 0; h < heads; h++) {
     _mm512_storeu_ps(all.totals + 16 * h, _mm512_setzero_ps());
-    all.tops[h] = -std::numeric_limits<float>::infinity();
+    all.tops[h] = -1e30f;  // finite, so that keys of weight 0 in front are no NaN
   }
   pool.runs(pool.s.first_seen(length - 1), length, 16, [&](const T* key, int64_t position, int64_t count) {
     // A run is too short for the processor to find out where the next one lies.

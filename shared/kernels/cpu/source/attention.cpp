@@ -23,12 +23,17 @@ void paged_attention(
     const T* query, const T* blocks, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens, T* out,
     const Shape& s) {
   const int64_t most = std::max<int64_t>(2, kTaskRows / s.group());
-  // In a decode step a task takes as many heads, which lie side by side, as leave four tasks to a thread.
-  const int64_t together = std::clamp<int64_t>(s.num_seqs * s.kv_heads / (4 * omp_get_max_threads()), 1, s.kv_heads);
+  // Heads lie side by side: a decode task takes as many of its sequence's as are a quarter of a thread's share at most.
+  auto seen = [&](int64_t i) { return seq_lens[i] - s.first_seen(seq_lens[i] - 1); };
+  int64_t all = 0;
+  for (int64_t i = 0; i < s.num_seqs; i++)
+    if (query_start[i + 1] - query_start[i] == 1) all += seen(i) * s.kv_heads;
+  const int64_t share = all / (4 * omp_get_max_threads());
   std::vector<Task> tasks;
+  auto together = [&](int64_t i) { return std::clamp<int64_t>(share / std::max<int64_t>(1, seen(i)), 1, s.kv_heads); };
   for (int64_t i = 0; i < s.num_seqs; i++)
     for (int64_t first = query_start[i]; first < query_start[i + 1]; first += most) {
-      const int64_t count = std::min(most, query_start[i + 1] - first), heads = count == 1 ? together : 1;
+      const int64_t count = std::min(most, query_start[i + 1] - first), heads = count == 1 ? together(i) : 1;
       for (int64_t head = 0; head < s.kv_heads; head += heads)
         tasks.push_back({i, head, std::min(heads, s.kv_heads - head), first, count});
     }

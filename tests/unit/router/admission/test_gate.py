@@ -103,6 +103,11 @@ def test_one_that_was_let_in_may_be_late_by_its_grace_unless_the_client_set_the_
     assert strict.given_up_s == strict.latest_start_s
     with pytest.raises(Overloaded):  # nobody is let in by the grace
         ask(at, queue(2000), due_s=0.6)
+    item = Waiting("back", 100, 0.0, 0.6)  # but who comes back, refused by a worker, is still let in
+    again = at.enter(item, 0.7, queue(800), pool(view("p0"), view("p1")), num_cached=0, first=True)
+    assert again.given_up_s > 0.7
+    with pytest.raises(Overloaded):
+        at.enter(item, 0.7, queue(800), pool(view("p0"), view("p1")), num_cached=0)
 
 
 @given(

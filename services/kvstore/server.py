@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import secrets
@@ -85,8 +86,9 @@ class KVStoreServer:
         await self._sweeper.close()
         await self._availability.close()
         await self._rpc.set_serving(False)
-        await self._servicer.drain(self._settings.drain_timeout_s)
-        await self._rpc.stop(self._settings.drain_timeout_s)
+        # At once: a client whose stream has ended opens another one, which would be cut off in its beginning.
+        drain_s = self._settings.drain_timeout_s
+        await asyncio.gather(self._rpc.stop(drain_s), self._servicer.drain(drain_s))
         if self._node is not None:
             await self._node.close()
         await self._index.close()

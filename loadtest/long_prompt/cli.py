@@ -80,8 +80,10 @@ async def measure(
             await client.start()
             stack.push_async_callback(client.close)
             loads[system.name] = Load(client, shape, TokenSource(seed))
-        # Where the disaggregated system has its prefill worker.
-        neighbour = stack.enter_context(Neighbour(model, chunk_len, shape.num_long_tokens, cores[0]))
+        neighbour = None
+        if any(system.mode == "disaggregated" for system in systems):
+            # On the core of that system's prefill worker.
+            neighbour = stack.enter_context(Neighbour(model, chunk_len, shape.num_long_tokens, cores[0]))
         pin_all_but(workers, cores[:1])
         try:
             for load in loads.values():  # what is allocated or compiled once

@@ -86,7 +86,7 @@ class KVStoreServer:
         await self._sweeper.close()
         await self._availability.close()
         await self._rpc.set_serving(False)
-        # At once: a client whose stream has ended opens another one, which would be cut off in its beginning.
+        # At once: a client whose stream has ended may open another one, which would be cut off in its beginning.
         drain_s = self._settings.drain_timeout_s
         await asyncio.gather(self._rpc.stop(drain_s), self._servicer.drain(drain_s))
         if self._node is not None:

@@ -12,9 +12,6 @@ UNKNOWN_HOLD_S = 0.25
 """How long a request is held before anything was measured."""
 HOLD_SHARE = 0.25
 """Of the time that computing the same tokens would take: how long a request is held for links of unknown speed."""
-WAIT_SHARE = 1.0
-"""Likewise, where all of it is expected sooner: computing beside it could win at most a half of that, slows the fetch
-where both share a machine, and takes from other prompts what need not be computed at all."""
 MARGIN = 1.5
 """A fetch may take so many times what is expected of it before computing begins."""
 MIN_HOLD_S = 0.01
@@ -64,7 +61,9 @@ class FetchPolicy:
     def hold_s(self, num_bytes: Mapping[str, int], num_tokens: int) -> float:
         """How long to hold a request for a fetch of so many bytes by source, all at once, that spares so many tokens.
 
-        Long enough for all of it where that is soon; hardly at all where computing from the front meanwhile is better.
+        Long enough for all of it where that is sooner than computing: to compute beside it could win at most a half of
+        that, slows the fetch where both share a machine, and takes from other prompts what need not be computed at all.
+        Hardly at all where it is slower, and computing from the front meanwhile is better.
         """
         if self.mode == "always":
             return ALWAYS_HOLD_S
@@ -74,7 +73,7 @@ class FetchPolicy:
         if any(source not in self._seconds_per_byte for source in num_bytes):
             return max(MIN_HOLD_S, HOLD_SHARE * compute_s)
         expected_s = max(size * self._seconds_per_byte[source] for source, size in num_bytes.items())
-        worth_s = min(WAIT_SHARE * compute_s, self.timeout_s)
+        worth_s = min(compute_s, self.timeout_s)
         return max(MIN_HOLD_S, MARGIN * expected_s) if MARGIN * expected_s <= worth_s else MIN_HOLD_S
 
     def note_fetch(self, source: str, num_bytes: int, seconds: float) -> None:

@@ -17,10 +17,10 @@ from statistics import quantiles
 from typing import Any
 
 from shared.bench.report import Result, machine, table, write
-from shared.bench.router.rig import PROMPT_TOKENS, Measured, Rig
+from shared.bench.router.rig import PROMPT_TOKENS, ROUTER, Measured, Rig
 
 GOAL_P50_MS, GOAL_P99_MS, GOAL_TOKENS_PER_S = 1.0, 5.0, 20_000.0
-ROUTER, RELAY = "services.router", "shared.bench.router.relay"
+RELAY = "shared.bench.router.relay"
 WORKERS = (8, 64, 512)
 IN_FLIGHT = (16, 128, 1024)
 

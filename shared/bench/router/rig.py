@@ -16,6 +16,7 @@ import psutil
 
 from shared.errors import Internal
 
+ROUTER = "services.router"
 PROMPT_TOKENS = 500
 STOP_S = 120.0
 CLIENT_S = 300.0
@@ -58,7 +59,7 @@ class Rig(AbstractContextManager["Rig"]):
         tokens_per_s: float,
         scratch: Path,
         num_sequences: int = 0,
-        router: str = "services.router",
+        router: str = ROUTER,
     ) -> None:
         """Files go to the folder `scratch`; see `Script` for the pace. `router` is the module that is measured."""
         self._router = router

@@ -17,13 +17,10 @@ from shared.kernels.attention.contract import check_paged_attention
 from shared.kernels.backend import LayerSizes, LayerWeights
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.layer_stack import CpuLayerStack, fits
+from shared.kernels.cpu.packing import LANES, PANEL, check_packed, is_packed, pack, tight_bytes
 from shared.kernels.rmsnorm import reference as rmsnorm
 from shared.kernels.rotary import reference as rotary
 
-LANES = 16
-"""fp32 numbers in a vector: sizes must be multiples of it."""
-PANEL = 32
-"""Outputs of a projection that lie side by side once its weight is packed."""
 WIDE_CHUNK = 512
 """Rows of a bf16 weight that are widened to fp32 at a time, to stay in the cache."""
 
@@ -35,13 +32,19 @@ def load(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     p, n = c_void_p, c_int64
     library.tandem_pack_linear.argtypes = [p, n, n, c_int]
-    library.tandem_linear.argtypes = [p, p, p, p, p, n, n, n, c_int]
+    library.tandem_reads_tight.argtypes = []
+    library.tandem_plan_tight.argtypes = [p, n, n, p, p]
+    library.tandem_tighten.argtypes = [p, n, n, p, n, p]
+    library.tandem_linear.argtypes = [p, p, n, p, p, p, n, n, n, c_int]
     library.tandem_rms_norm.argtypes = [p, p, p, p, p, n, n, c_float, c_int]
     library.tandem_silu_mul.argtypes = [p, p, n, n, c_int]
     library.tandem_rotate_and_write.argtypes = [p, p, p, p, p, p, p, p, p, p, c_float, p, p, c_int]
     library.tandem_paged_attention.argtypes = [p, p, p, p, p, p, c_float, p, c_int]
     library.tandem_layers.argtypes = [p, p, p, p, c_float, c_float]
-    for name in ("pack_linear", "linear", "rms_norm", "silu_mul", "rotate_and_write", "paged_attention", "layers"):
+    for name in (
+        "pack_linear", "plan_tight", "tighten", "linear", "rms_norm", "silu_mul", "rotate_and_write",
+        "paged_attention", "layers",
+    ):  # fmt: skip
         getattr(library, f"tandem_{name}").restype = None
     return library
 
@@ -55,24 +58,19 @@ class CpuOps:
         self._has_amx = bool(torch.cpu._is_amx_tile_supported())
 
     def pack_linear(self, weight: Tensor) -> Tensor:
-        """See `PacksLinear`. In place, to panels [out_size / 32, in_size, 32]; with AMX, to what oneDNN wants of it."""
-        out_size, size = weight.shape
+        """See `PacksLinear`. With AMX a bf16 weight becomes what oneDNN wants of it, else see `packing`."""
         if self._has_amx and weight.dtype == torch.bfloat16:
             return torch.ops.mkldnn._reorder_linear_weight(weight, None)  # type: ignore[no-any-return]
-        if out_size % PANEL or size % LANES or not weight.is_contiguous():
-            return weight
-        self.library.tandem_pack_linear(weight.data_ptr(), size, out_size, _is_bf16(weight))
-        return weight.view(out_size // PANEL, size, PANEL)
+        return pack(self.library, weight)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See `DecoderOps`; a weight that was not packed is left to torch."""
         if weight.is_mkldnn:
             return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]
         num_rows, size = x.shape
-        if weight.dim() == 2 or num_rows == 0:
+        if not is_packed(weight) or num_rows == 0:
             return self._plain_linear(x, weight, bias)
-        assert x.dtype == weight.dtype, f"{x.dtype} times {weight.dtype}"
-        assert weight.shape[1] == size, f"{size} columns times panels {tuple(weight.shape)}"
+        check_packed(weight, x)
         assert x.is_contiguous(), "x is strided"
         out_size = weight.shape[0] * PANEL
         out = torch.empty((num_rows, out_size), dtype=x.dtype)
@@ -80,6 +78,7 @@ class CpuOps:
         self.library.tandem_linear(
             x.data_ptr(),
             weight.data_ptr(),
+            tight_bytes(weight),
             _pointer(bias),
             out.data_ptr(),
             scratch.data_ptr(),
@@ -91,7 +90,7 @@ class CpuOps:
         return out
 
     def _plain_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if weight.dim() == 3:  # no rows
+        if is_packed(weight):  # no rows
             return x.new_empty((0, weight.shape[0] * PANEL))
         if x.dtype == torch.bfloat16 and not self._has_bf16:
             return _wide_linear(x, weight, bias)
@@ -101,7 +100,7 @@ class CpuOps:
         self, layers: Sequence[LayerWeights], last_norm: Tensor, sizes: LayerSizes
     ) -> CpuLayerStack | None:
         """See `StacksLayers`."""
-        if not fits(layers, last_norm, sizes, LANES):
+        if not fits(layers, last_norm, sizes):
             return None
         return CpuLayerStack(lambda: self.library, layers, last_norm, sizes)
 

@@ -11,16 +11,22 @@ from torch import Tensor
 
 from shared.kernels.backend import LayerSizes, LayerWeights
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.cpu.packing import LANES, PANEL, is_packed, tight_bytes
 
-_TENSORS = (
-    "input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "o", "o_bias",
-    "post_norm", "gate_up", "gate_up_bias", "down", "down_bias",
-)  # fmt: skip
 _PACKED = ("qkv", "o", "gate_up", "down")
+_PLAIN = ("input_norm", "qkv_bias", "q_norm", "k_norm", "o_bias", "post_norm", "gate_up_bias", "down_bias")
+
+
+class _Weight(Structure):
+    _fields_ = [("panels", c_void_p), ("tight_bytes", c_int64)]
 
 
 class _Layer(Structure):
-    _fields_ = [*((name, c_void_p) for name in _TENSORS), ("window", c_int64)]
+    _fields_ = [
+        *((name, _Weight) for name in _PACKED),
+        *((name, c_void_p) for name in _PLAIN),
+        ("window", c_int64),
+    ]
 
 
 class _Sizes(Structure):
@@ -55,7 +61,7 @@ class CpuLayerStack:
         self._last_norm = last_norm
         self._sizes = sizes
         self._hidden = last_norm.shape[0]
-        self._inner = layers[0].down.shape[1]
+        self._inner = layers[0].gate_up.shape[0] * PANEL // 2
         self._dtype = last_norm.dtype
         self._layers = (_Layer * len(layers))(*(_layer(*pair) for pair in zip(layers, sizes.windows, strict=True)))
 
@@ -105,21 +111,21 @@ class CpuLayerStack:
         return normed[: logit_rows.shape[0]]
 
 
-def fits(layers: Sequence[LayerWeights], last_norm: Tensor, sizes: LayerSizes, lanes: int) -> bool:
+def fits(layers: Sequence[LayerWeights], last_norm: Tensor, sizes: LayerSizes) -> bool:
     """Whether every op of these layers has its C++ kernel: sizes of whole vectors, all projections packed."""
-    widths = (last_norm.shape[0], *(layer.down.shape[1] for layer in layers))
     return (
-        all(weight.dim() == 3 for weight in _projections(layers))
-        and all(width % lanes == 0 for width in widths)
-        and sizes.head_dim % (2 * lanes) == 0
+        all(is_packed(weight) for layer in layers for weight in _projections(layer))
+        and last_norm.shape[0] % LANES == 0
+        and sizes.head_dim % (2 * LANES) == 0
         and sizes.head_dim <= 512
     )
 
 
-def _projections(layers: Sequence[LayerWeights]) -> Iterator[Tensor]:
-    return (getattr(layer, name) for layer in layers for name in _PACKED)
+def _projections(layer: LayerWeights) -> Iterator[Tensor]:
+    return (getattr(layer, name) for name in _PACKED)
 
 
-def _layer(weights: LayerWeights, window: int | None) -> _Layer:
-    tensors = (getattr(weights, name) for name in _TENSORS)
-    return _Layer(*(None if tensor is None else tensor.data_ptr() for tensor in tensors), window or 0)
+def _layer(layer: LayerWeights, window: int | None) -> _Layer:
+    weights = (_Weight(weight.data_ptr(), tight_bytes(weight)) for weight in _projections(layer))
+    tensors = (getattr(layer, name) for name in _PLAIN)
+    return _Layer(*weights, *(None if tensor is None else tensor.data_ptr() for tensor in tensors), window or 0)

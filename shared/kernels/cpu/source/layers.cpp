@@ -9,9 +9,14 @@
 
 namespace {
 
+struct Weight {  // as tandem_linear takes it
+  const void* panels;
+  int64_t tight_bytes;
+};
+
 struct Layer {
-  const void *input_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *o, *o_bias;
-  const void *post_norm, *gate_up, *gate_up_bias, *down, *down_bias;
+  Weight qkv, o, gate_up, down;
+  const void *input_norm, *qkv_bias, *q_norm, *k_norm, *o_bias, *post_norm, *gate_up_bias, *down_bias;
   int64_t window;  // 0 = none
 };
 
@@ -67,8 +72,8 @@ extern "C" void tandem_layers(
   const int64_t qkv_size = s.q_size() + 2 * s.kv_size(), strides[3] = {qkv_size, qkv_size, qkv_size};
   int64_t tokens = s.tokens;
   std::vector<std::byte> copy;
-  auto linear = [&](const void* x, const void* w, const void* bias, void* y, int64_t in, int64_t out) {
-    tandem_linear(x, w, bias, y, m.scratch, tokens, in, out, is_bf16);
+  auto linear = [&](const void* x, const Weight& w, const void* bias, void* y, int64_t in, int64_t out) {
+    tandem_linear(x, w.panels, w.tight_bytes, bias, y, m.scratch, tokens, in, out, is_bf16);
   };
   auto add_norm = [&](const void* weight) {
     tandem_rms_norm(m.out, m.residual, weight, m.normed, m.residual, tokens, s.hidden, eps, is_bf16);

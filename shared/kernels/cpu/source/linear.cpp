@@ -4,11 +4,12 @@
 // pairs (k, k + 1) of bf16, which widen by one shift and one mask, or are multiplied as they are by AVX512-BF16.
 // Few rows read each weight once from memory, in its own dtype. Many rows widen a panel once and reuse it from the
 // cache, blocked over k (Goto and van de Geijn 2008, "Anatomy of high-performance matrix multiplication").
+// Panels of bf16 may be tight (panels.h); few rows open them as they go.
 #include <algorithm>
 
 #include "crew.h"
-#include "gemm.h"
 #include "ops.h"
+#include "panels.h"
 
 namespace {
 
@@ -18,7 +19,6 @@ constexpr int64_t kBlock = 512;             // k of a widened panel
 constexpr int64_t kChunk = 16 * kRows;      // rows that use a widened panel
 constexpr int64_t kGroup = 4;               // panels of a task
 constexpr int64_t kTaskWork = 1 << 20;      // products of a task of few rows, so that tasks are neither tiny nor few
-constexpr int64_t kAhead = 2048;            // bytes prefetched ahead of the stream of weights
 
 template <typename T>
 struct Words;  // of 32 bits that a row of x consists of, once laid out for the products
@@ -54,21 +54,29 @@ void lay_rows(const T* x, int64_t k_size, int rows, float* out) {
   }
 }
 
+template <int R>
+void direct_tile(const float* a, const float* w, int64_t k, float* c) {
+  multiply_tile<R>(a, R, w, k, c, false);
+}
+
 #ifdef __AVX512BF16__
 template <int R>
-void direct_tile(const float* a, const bf16* w, int64_t k, float* c) {
+void direct_tile(const float* a, const PlainPanel& panel, int64_t k, float* c) {
   __m512 sums[R][2];
 #pragma GCC unroll 14
   for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
-  for (int64_t j = 0; j < k; j += 2, a += R, w += 64) {
-    _mm_prefetch((const char*)w + kAhead, _MM_HINT_T0);
-    _mm_prefetch((const char*)w + kAhead + 64, _MM_HINT_T0);
-    __m512bh low = (__m512bh)_mm512_loadu_si512(w), high = (__m512bh)_mm512_loadu_si512(w + 32);
+  for (int64_t j = 0; j < k; j += kGroupK) {
+    const auto group = panel.group(j);
+    group.prefetch();
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++, a += R) {
+      const Pairs pairs = group.half(half);
 #pragma GCC unroll 14
-    for (int r = 0; r < R; r++) {
-      __m512bh x = (__m512bh)_mm512_castps_si512(_mm512_set1_ps(a[r]));
-      sums[r][0] = _mm512_dpbf16_ps(sums[r][0], x, low);
-      sums[r][1] = _mm512_dpbf16_ps(sums[r][1], x, high);
+      for (int r = 0; r < R; r++) {
+        __m512bh x = (__m512bh)_mm512_castps_si512(_mm512_set1_ps(a[r]));
+        sums[r][0] = _mm512_dpbf16_ps(sums[r][0], x, (__m512bh)pairs.low);
+        sums[r][1] = _mm512_dpbf16_ps(sums[r][1], x, (__m512bh)pairs.high);
+      }
     }
   }
 #pragma GCC unroll 14
@@ -78,32 +86,33 @@ void direct_tile(const float* a, const bf16* w, int64_t k, float* c) {
   }
 }
 #else
-template <int R>
-void direct_tile(const float* a, const bf16* w, int64_t k, float* c) {
+// A group's halves are opened one after the other: 12 rows' sums leave registers for one.
+template <int R, typename Panel>
+void direct_tile(const float* a, const Panel& panel, int64_t k, float* c) {
   constexpr int P = R < 4 ? 2 : 1;  // few rows: sums of even and odd k apart, so that enough products are under way
   __m512 sums[P][R][2];
 #pragma GCC unroll 2
   for (int p = 0; p < P; p++)
 #pragma GCC unroll 14
     for (int r = 0; r < R; r++) sums[p][r][0] = sums[p][r][1] = _mm512_setzero_ps();
-  const __m512i upper = _mm512_set1_epi32(0xffff0000);
-  for (int64_t j = 0; j < k; j += 2, a += 2 * R, w += 64) {
-    _mm_prefetch((const char*)w + kAhead, _MM_HINT_T0);
-    _mm_prefetch((const char*)w + kAhead + 64, _MM_HINT_T0);
-    __m512i v0 = _mm512_loadu_si512(w), v1 = _mm512_loadu_si512(w + 32);
-    __m512 e0 = _mm512_castsi512_ps(_mm512_slli_epi32(v0, 16)), e1 = _mm512_castsi512_ps(_mm512_slli_epi32(v1, 16));
+  const float* row = a;
+  for (int64_t j = 0; j < k; j += kGroupK) {
+    const auto group = panel.group(j);
+    group.prefetch();
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+      const Pairs pairs = group.half(half);
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; i++, row += R) {
+        const __m512 low = i ? odd_of(pairs.low) : even_of(pairs.low), high = i ? odd_of(pairs.high) : even_of(pairs.high);
+        __m512(&own)[R][2] = sums[i % P];
 #pragma GCC unroll 14
-    for (int r = 0; r < R; r++) {
-      __m512 x = _mm512_set1_ps(a[r]);
-      sums[0][r][0] = _mm512_fmadd_ps(x, e0, sums[0][r][0]);
-      sums[0][r][1] = _mm512_fmadd_ps(x, e1, sums[0][r][1]);
-    }
-    __m512 o0 = _mm512_castsi512_ps(_mm512_and_si512(v0, upper)), o1 = _mm512_castsi512_ps(_mm512_and_si512(v1, upper));
-#pragma GCC unroll 14
-    for (int r = 0; r < R; r++) {
-      __m512 x = _mm512_set1_ps(a[R + r]);
-      sums[P - 1][r][0] = _mm512_fmadd_ps(x, o0, sums[P - 1][r][0]);
-      sums[P - 1][r][1] = _mm512_fmadd_ps(x, o1, sums[P - 1][r][1]);
+        for (int r = 0; r < R; r++) {
+          const __m512 x = _mm512_set1_ps(row[r]);
+          own[r][0] = _mm512_fmadd_ps(x, low, own[r][0]);
+          own[r][1] = _mm512_fmadd_ps(x, high, own[r][1]);
+        }
+      }
     }
   }
 #pragma GCC unroll 14
@@ -113,12 +122,11 @@ void direct_tile(const float* a, const bf16* w, int64_t k, float* c) {
       __m512 sum = P == 2 ? _mm512_add_ps(sums[0][r][v], sums[P - 1][r][v]) : sums[0][r][v];
       _mm512_storeu_ps(c + r * kColumns + 16 * v, sum);
     }
+  panel.each_rare(0, k, [&](int64_t j, int64_t output, float weight) {
+    for (int r = 0; r < R; r++) c[r * kColumns + output] += a[j * R + r] * weight;
+  });
 }
 #endif
-template <int R>
-void direct_tile(const float* a, const float* w, int64_t k, float* c) {
-  multiply_tile<R>(a, R, w, k, c, false);
-}
 
 // y[rows][32] = c + bias, rounded.
 template <typename T>
@@ -134,37 +142,56 @@ struct Product {
   const float* rows;  // laid out, tile after tile
   const T *weight, *bias;
   T* y;
-  int64_t k_size, n_size;
+  int64_t k_size, n_size, tight_bytes;  // from a tight panel to the next; 0: the panels are not tight
   Tiles tiles;
 
   int64_t words() const { return k_size / Words<T>::per_word; }
-  const T* panel(int64_t p) const { return weight + p * kColumns * k_size; }
   void put(const float* c, int64_t row, int count, int64_t p) const {
     finish(c, count, bias ? bias + p * kColumns : nullptr, y + row * n_size + p * kColumns, n_size);
   }
 };
 
+// Calls f with panel p, as what it is.
+template <typename F>
+auto with_panel(const Product<float>& job, int64_t p, F&& f) {
+  return f(job.weight + p * kColumns * job.k_size);
+}
+template <typename F>
+auto with_panel(const Product<bf16>& job, int64_t p, F&& f) {
+#ifndef __AVX512BF16__
+  if (job.tight_bytes) return f(TightPanel((const std::byte*)job.weight + p * job.tight_bytes, job.k_size));
+#endif
+  return f(PlainPanel{job.weight + p * kColumns * job.k_size});
+}
+
 template <typename T>
 void direct_panel(const Product<T>& job, int64_t p) {
   const Tiles& tiles = job.tiles;
   alignas(64) float c[kRows * kColumns];
-  for (int64_t t = 0; t < tiles.count; t++)
-    with_rows(tiles.size(t), [&](auto rows) {
-      direct_tile<rows.value>(job.rows + tiles.first(t) * job.words(), job.panel(p), job.k_size, c);
-      job.put(c, tiles.first(t), rows.value, p);
-    });
+  with_panel(job, p, [&](const auto& panel) {
+    for (int64_t t = 0; t < tiles.count; t++)
+      with_rows(tiles.size(t), [&](auto r) {
+        direct_tile<r.value>(job.rows + tiles.first(t) * job.words(), panel, job.k_size, c);
+        job.put(c, tiles.first(t), r.value, p);
+      });
+  });
 }
 
-// k x 32 weights, wide; fp32 ones lie so already.
-inline const float* widen(const float* w, int64_t, float*) { return w; }
-inline const float* widen(const bf16* w, int64_t k, float* out) {
-  const __m512i upper = _mm512_set1_epi32(0xffff0000);
-  for (int64_t j = 0; j < k; j += 2)
-    for (int v = 0; v < 2; v++) {
-      __m512i pairs = _mm512_loadu_si512(w + 32 * (j + v));
-      _mm512_store_si512(out + 32 * j + 16 * v, _mm512_slli_epi32(pairs, 16));
-      _mm512_store_si512(out + 32 * (j + 1) + 16 * v, _mm512_and_si512(pairs, upper));
-    }
+// Weights of `count` k from `first` on, wide: [k][32]; fp32 ones lie so already.
+inline const float* widen(const float* panel, int64_t first, int64_t, float*) { return panel + first * kColumns; }
+template <typename Panel>
+const float* widen(const Panel& panel, int64_t first, int64_t count, float* out) {
+  for (int64_t j = 0; j < count; j += 2) {
+    const Pairs pairs = panel.group(first + j / kGroupK * kGroupK).half(j % kGroupK / 2);
+    float *even = out + kColumns * j, *odd = even + kColumns;
+    _mm512_store_ps(even, even_of(pairs.low));
+    _mm512_store_ps(even + 16, even_of(pairs.high));
+    _mm512_store_ps(odd, odd_of(pairs.low));
+    _mm512_store_ps(odd + 16, odd_of(pairs.high));
+  }
+  panel.each_rare(first, first + count, [&](int64_t k, int64_t output, float weight) {
+    out[(k - first) * kColumns + output] = weight;
+  });
   return out;
 }
 
@@ -179,7 +206,7 @@ void blocked(const Product<T>& job, int64_t low, int64_t high, int64_t first, in
   for (int64_t k = 0; k < job.k_size; k += kBlock) {
     const int64_t depth = std::min(kBlock, job.k_size - k);
     for (int64_t p = first; p < last; p++) {
-      const float* b = widen(job.panel(p) + k * kColumns, depth, wide);
+      const float* b = with_panel(job, p, [&](const auto& panel) { return widen(panel, k, depth, wide); });
       for (int64_t t = low; t < high; t++)
         with_rows(tiles.size(t), [&](auto r) {
           float* c = sums + ((p - first) * rows + tiles.first(t) - top) * kColumns;
@@ -192,10 +219,12 @@ void blocked(const Product<T>& job, int64_t low, int64_t high, int64_t first, in
 }
 
 template <typename T>
-void linear(const T* x, const T* weight, const T* bias, T* y, float* scratch, int64_t m, int64_t k, int64_t n) {
+void linear(
+    const T* x, const T* weight, int64_t tight_bytes, const T* bias, T* y, float* scratch, int64_t m, int64_t k,
+    int64_t n) {
   const bool direct = m <= kDirectRows || Words<T>::per_word == 2;
   const Tiles tiles(m, direct && Words<T>::per_word == 1 ? kDirectTile : kRows);
-  const Product<T> job{scratch, weight, bias, y, k, n, tiles};
+  const Product<T> job{scratch, weight, bias, y, k, n, tight_bytes, tiles};
   const int64_t panels = n / kColumns;
   const int64_t chunks = direct ? 1 : (m + kChunk - 1) / kChunk, groups = (panels + kGroup - 1) / kGroup;
   parallel_ranges(tiles.count, m < kChunk ? tiles.count : 2, [&](int64_t first, int64_t last) {
@@ -241,11 +270,13 @@ extern "C" void tandem_pack_linear(void* w, int64_t k, int64_t n, int is_bf16) {
   });
 }
 
-// x [m, k], packed w, bias [n] or null, y [m, n], contiguous; scratch of m k floats; n a multiple of 32, k of 16.
+// x [m, k], packed w, in tight panels every `tight_bytes` unless that is 0, bias [n] or null, y [m, n]; all contiguous;
+// scratch of m k floats; n a multiple of 32, k of 16.
 extern "C" void tandem_linear(
-    const void* x, const void* w, const void* bias, void* y, float* scratch, int64_t m, int64_t k, int64_t n, int is_bf16) {
+    const void* x, const void* w, int64_t tight_bytes, const void* bias, void* y, float* scratch, int64_t m, int64_t k,
+    int64_t n, int is_bf16) {
   if (is_bf16)
-    linear((const bf16*)x, (const bf16*)w, (const bf16*)bias, (bf16*)y, scratch, m, k, n);
+    linear((const bf16*)x, (const bf16*)w, tight_bytes, (const bf16*)bias, (bf16*)y, scratch, m, k, n);
   else
-    linear((const float*)x, (const float*)w, (const float*)bias, (float*)y, scratch, m, k, n);
+    linear((const float*)x, (const float*)w, 0, (const float*)bias, (float*)y, scratch, m, k, n);
 }

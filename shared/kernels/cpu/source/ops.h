@@ -5,7 +5,8 @@
 
 extern "C" {
 void tandem_linear(
-    const void* x, const void* w, const void* bias, void* y, float* scratch, int64_t m, int64_t k, int64_t n, int is_bf16);
+    const void* x, const void* w, int64_t tight_bytes, const void* bias, void* y, float* scratch, int64_t m, int64_t k,
+    int64_t n, int is_bf16);
 void tandem_rms_norm(
     const void* x, const void* residual, const void* weight, void* y, void* sum, int64_t rows, int64_t size, float eps,
     int is_bf16);

@@ -1,0 +1,94 @@
+// From plain panels of bf16 weights to tight ones.
+#include <algorithm>
+#include <numeric>
+
+#include "crew.h"
+#include "panels.h"
+
+namespace {
+
+struct Words {
+  const uint16_t* words;  // [k / 2][2][16] pairs
+  int64_t k_size;
+
+  int64_t count() const { return k_size * kColumns; }
+  // Of the word at `index`.
+  static int64_t place(int64_t index) { return (index / 64 * 2 + index % 2) * kColumns + index % 64 / 2; }
+};
+
+// The 15 upper bytes that most words have, behind 0; returns how many words have another one.
+int64_t choose_upper(const Words& panel, uint8_t* upper) {
+  int64_t counts[256] = {};
+  for (int64_t i = 0; i < panel.count(); i++) counts[panel.words[i] >> 8]++;
+  int order[255];
+  std::iota(order, order + 255, 1);
+  std::partial_sort(order, order + 15, order + 255, [&](int a, int b) { return counts[a] > counts[b]; });
+  upper[0] = 0;
+  int64_t rare = panel.count() - counts[0];
+  for (int i = 0; i < 15; i++) {
+    upper[i + 1] = uint8_t(order[i]);
+    rare -= counts[order[i]];
+  }
+  return rare;
+}
+
+// The lower bytes of 64 words, and their uppers' places in the table; clears what is not in it.
+void close_half(const uint16_t* words, const uint8_t* upper, __m512i& lower, __m512i& places) {
+  const __m512i low_byte = _mm512_set1_epi16(0xff);
+  const __m512i first = _mm512_loadu_si512(words), second = _mm512_loadu_si512(words + 32);
+  lower = _mm512_packus_epi16(_mm512_and_si512(first, low_byte), _mm512_and_si512(second, low_byte));
+  const __m512i uppers = _mm512_packus_epi16(_mm512_srli_epi16(first, 8), _mm512_srli_epi16(second, 8));
+  __mmask64 found = _mm512_testn_epi8_mask(uppers, uppers);
+  places = _mm512_setzero_si512();
+  for (int i = 1; i < 16; i++) {
+    const __mmask64 equal = _mm512_cmpeq_epi8_mask(uppers, _mm512_set1_epi8(char(upper[i])));
+    places = _mm512_mask_mov_epi8(places, equal, _mm512_set1_epi8(char(i)));
+    found |= equal;
+  }
+  lower = _mm512_maskz_mov_epi8(found, lower);
+}
+
+void tighten_panel(const Words& panel, const uint8_t* upper, std::byte* out) {
+  auto* head = (TightPanel::Head*)out;
+  *head = {};
+  std::memcpy(head->upper, upper, 16);
+  std::byte* group = out + sizeof(*head);
+  for (int64_t k = 0; k < panel.k_size; k += kGroupK, group += TightPanel::kGroupBytes) {
+    __m512i lower[2], places[2];
+    for (int i = 0; i < 2; i++) close_half(panel.words + k * kColumns + 64 * i, upper, lower[i], places[i]);
+    _mm512_storeu_si512(group, lower[0]);
+    _mm512_storeu_si512(group + 64, lower[1]);
+    _mm512_storeu_si512(group + 128, _mm512_or_si512(places[0], _mm512_slli_epi16(places[1], 4)));
+  }
+  bool known[256] = {};
+  for (int i = 0; i < 16; i++) known[upper[i]] = true;
+  auto* rare = (TightPanel::Rare*)group;
+  for (int64_t i = 0; i < panel.count(); i++)
+    if (!known[panel.words[i] >> 8]) rare[head->num_rare++] = {uint32_t(Words::place(i)), to_float(bf16{panel.words[i]})};
+  std::sort(rare, rare + head->num_rare, [](const auto& a, const auto& b) { return a.place < b.place; });
+}
+
+}  // namespace
+
+// Whether tandem_linear reads tight panels. With AVX512-BF16 weights are multiplied as pairs, from plain ones.
+extern "C" int tandem_reads_tight() {
+#ifdef __AVX512BF16__
+  return 0;
+#else
+  return 1;
+#endif
+}
+
+// For each plain panel of w [n, k]: its table, [n / 32][16], and how many weights are not in it, [n / 32].
+extern "C" void tandem_plan_tight(const void* w, int64_t k, int64_t n, uint8_t* upper, int64_t* num_rare) {
+  parallel_for(n / kColumns, [&](int64_t p) {
+    num_rare[p] = choose_upper({(const uint16_t*)w + p * kColumns * k, k}, upper + 16 * p);
+  });
+}
+
+// Tight panels, one every `stride` bytes: a multiple of 64, with room for the rare weights of the fullest one.
+extern "C" void tandem_tighten(const void* w, int64_t k, int64_t n, const uint8_t* upper, int64_t stride, void* out) {
+  parallel_for(n / kColumns, [&](int64_t p) {
+    tighten_panel({(const uint16_t*)w + p * kColumns * k, k}, upper + 16 * p, (std::byte*)out + p * stride);
+  });
+}

@@ -54,7 +54,8 @@ class _Submitted:
 
 
 class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]):
-    """Every accepted Submit ends in one trailer and in one of Shipped, Failed or (after a Cancel) silence."""
+    """Every accepted Submit ends in one trailer; its router hears of a first token, of a failure, or (after a Cancel)
+    of nothing."""
 
     worker_role = types_pb2.WORKER_ROLE_PREFILL
 
@@ -211,13 +212,6 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
         except TandemError as error:
             failed = types_pb2.Failed(request_id=item.request_id, error=to_proto(error))
             item.session.send(prefill_pb2.PrefillEvent(failed=failed))
-        else:
-            shipped = prefill_pb2.Shipped(
-                request_id=item.request_id,
-                num_blocks=item.shipment.num_blocks,
-                num_bytes=item.shipment.num_bytes,
-            )
-            item.session.send(prefill_pb2.PrefillEvent(shipped=shipped))
 
     def _release(self, block: ShippedBlock) -> None:
         self.host.engine.submit(ReleaseBlocks((block.block_id,), block.receiver))

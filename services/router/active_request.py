@@ -66,6 +66,7 @@ class ActiveRequest:
         self.finished = False
         self._pending: TokenDelta | None = None  # what the edge has not taken yet, as one
         self._error: TandemError | None = None
+        self._settled = False
         self._turns = turns
         self._has_begun = False  # the edge was given something
         self._reader: asyncio.Future[None] | None = None  # set while the edge waits for more
@@ -99,6 +100,12 @@ class ActiveRequest:
             self._pending = TokenDelta(token_ids, logprobs, finish)
         else:
             self._pending = TokenDelta(waiting.token_ids + token_ids, waiting.logprobs + logprobs, finish)
+        if not self.finished:
+            self._wake_reader()
+
+    def settle(self) -> None:
+        """Lets the last delta go: who reads it finds the workers free, the request counted and its id free again."""
+        self._settled = True
         self._wake_reader()
 
     def fail(self, error: TandemError) -> None:
@@ -136,14 +143,13 @@ class ActiveRequest:
         while True:
             await self._turn()
             delta, self._pending = self._pending, None
+            is_last = self._settled
             if delta is not None:
-                if delta.finish_reason is not None:
-                    await self._settled()
-                    yield delta
-                    return
                 yield delta
             if self._error is not None:
                 raise self._error
+            if is_last:
+                return
 
     async def aclose(self) -> None:
         """See `RunningRequest`: cancels the dispatcher's task, which frees what the workers hold."""
@@ -160,16 +166,10 @@ class ActiveRequest:
             self._turns.take(reader, now=not self._has_begun)
             self._has_begun = True
 
-    async def _settled(self) -> None:
-        """The reader may be here in the very pass of the loop in which the end came, before the dispatcher's task: who
-        reads the end finds its workers free, the request counted and its id free to use again."""
-        if self.task is not None and not self.task.done():
-            await asyncio.wait((self.task,))
-
     async def _turn(self) -> None:
         """Waits for something to have come, and for the turn to pass it on."""
         reader = self._reader = asyncio.get_running_loop().create_future()
-        if self._pending is not None or self._error is not None:
+        if self._settled or self._error is not None or (self._pending is not None and not self.finished):
             self._wake_reader()
         try:
             await reader

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 import grpc.aio
 
@@ -18,9 +19,13 @@ class DecodeLink(WorkerLink[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
 
     role = types_pb2.WORKER_ROLE_DECODE
 
-    def reserve(self, reserve: decode_pb2.Reserve) -> None:
-        """Gives the worker a sequence; raises WorkerLost."""
-        self._give(reserve.request_id, decode_pb2.DecodeCommand(reserve=reserve))
+    def reserve(self, reserve: decode_pb2.Reserve, token_ids: Iterable[int]) -> Iterable[int]:
+        """Gives the worker a sequence of these tokens; returns them in the form of messages, in which they are copied
+        at once. Raises WorkerLost."""
+        command = decode_pb2.DecodeCommand(reserve=reserve)
+        command.reserve.token_ids.extend(token_ids)
+        self._give(reserve.request_id, command)
+        return command.reserve.token_ids
 
     def cancel(self, request_id: str, *, sender_active: bool) -> None:
         """Tells the worker, unless it is lost, that a request is over; see proto Cancel."""

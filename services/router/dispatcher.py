@@ -157,6 +157,7 @@ class Dispatcher:
             self._fail(active, Internal(f"{type(error).__name__}: {error}"))
         finally:
             del self._active[request.request_id]
+            active.settle()
 
     def _fail(self, active: ActiveRequest, error: TandemError) -> None:
         self._metrics.failed(error)

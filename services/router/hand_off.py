@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 
 from services.router.active_request import ActiveRequest
 from services.router.decode_link import DecodeLink
@@ -37,6 +38,7 @@ class HandOff:
         self._prefill = prefill
         self._computing: PrefillLink | DecodeLink = prefill or decode
         self._sampling = sampling_to_proto(active.request.sampling)
+        self._token_ids: Iterable[int] = active.token_ids
         self._predictor = predictor
         self._placed_at = time.perf_counter()
         self._num_tokens = active.num_tokens
@@ -97,10 +99,9 @@ class HandOff:
     def _reserve(self) -> None:
         request = self._request
         self._active.timeline.reserved = self._active.timeline.placed
-        self.decode.reserve(
+        self._token_ids = self.decode.reserve(
             decode_pb2.Reserve(
                 request_id=self._active.wire_id,
-                token_ids=self._active.token_ids,
                 num_prompt_tokens=request.num_prompt_tokens,
                 sampling=self._sampling,
                 salt=request.chain_salt,
@@ -109,7 +110,8 @@ class HandOff:
                 trace=request.trace,
                 num_stored_blocks=self._active.hits.num_stored_blocks,
                 peers=self._peers(self.decode.name) if self._prefill is None else (),
-            )
+            ),
+            self._token_ids,
         )
         self._reserved = True
         self._active.summary.decode_worker = self.decode.name
@@ -122,7 +124,6 @@ class HandOff:
         prefill.submit(
             prefill_pb2.Submit(
                 request_id=self._active.wire_id,
-                token_ids=self._active.token_ids,
                 num_prompt_tokens=request.num_prompt_tokens,
                 sampling=self._sampling,
                 salt=request.chain_salt,
@@ -133,7 +134,8 @@ class HandOff:
                 trace=request.trace,
                 num_stored_blocks=self._active.hits.num_stored_blocks,
                 peers=self._peers(prefill.name),
-            )
+            ),
+            self._token_ids,
         )
         self._submitted = True
 

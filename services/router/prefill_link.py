@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 import grpc.aio
 
@@ -18,9 +19,11 @@ class PrefillLink(WorkerLink[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
 
     role = types_pb2.WORKER_ROLE_PREFILL
 
-    def submit(self, submit: prefill_pb2.Submit) -> None:
-        """Gives the worker a prompt; raises WorkerLost."""
-        self._give(submit.request_id, prefill_pb2.PrefillCommand(submit=submit))
+    def submit(self, submit: prefill_pb2.Submit, token_ids: Iterable[int]) -> None:
+        """Gives the worker a prompt of these tokens; raises WorkerLost."""
+        command = prefill_pb2.PrefillCommand(submit=submit)
+        command.submit.token_ids.extend(token_ids)
+        self._give(submit.request_id, command)
 
     def cancel(self, request_id: str, *, receiver_active: bool) -> None:
         """Tells the worker, unless it is lost, that a request is over; see proto Cancel."""
@@ -40,8 +43,6 @@ class PrefillLink(WorkerLink[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
         match event.WhichOneof("event"):
             case "first_token":
                 self._deliver(event.first_token.tokens.request_id, event.first_token)
-            case "shipped":
-                self._deliver(event.shipped.request_id, event.shipped)
             case "failed":
                 self._deliver(event.failed.request_id, from_proto(event.failed.error))
             case "load":

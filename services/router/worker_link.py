@@ -26,7 +26,7 @@ HELLO_TIMEOUT_S = 10.0
 
 logger = logging.getLogger(__name__)
 
-Message = decode_pb2.Reserved | types_pb2.SequenceTokens | prefill_pb2.FirstToken | prefill_pb2.Shipped
+Message = decode_pb2.Reserved | types_pb2.SequenceTokens | prefill_pb2.FirstToken
 CommandT = TypeVar("CommandT")
 EventT = TypeVar("EventT")
 

@@ -28,6 +28,7 @@ class Tokenizer:
         """Use `load`; `special_tokens` maps roles such as `bos_token` to their text."""
         self._backend = backend
         self._special_tokens = dict(special_tokens)
+        self._vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(number for number, token in added.items() if token.special)
         self._byte_of_char = _byte_of_char() if _is_byte_level(backend) else None
@@ -58,7 +59,7 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         """Number of tokens, added ones included; a model's `vocab_size` may be padded beyond it."""
-        return self._backend.get_vocab_size(with_added_tokens=True)
+        return self._vocab_size
 
     @property
     def special_tokens(self) -> Mapping[str, str]:

@@ -43,7 +43,6 @@ class Shipment:
         self._sent: list[ShippedBlock] = []
         self._error: TransferFailed | None = None
         self._finishing = False
-        self.num_bytes = 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -99,9 +98,7 @@ class Shipment:
     async def _send(self, block: ShippedBlock) -> None:
         try:
             if self._error is None:
-                memory = self._memory(block.block_id)
-                await self._transfer.send(self._address, self._ticket, block.index, memory)
-                self.num_bytes += memory.nbytes
+                await self._transfer.send(self._address, self._ticket, block.index, self._memory(block.block_id))
         except TransferFailed as error:
             self._error = error
         finally:

@@ -115,7 +115,6 @@ class PrefillWorker(Worker, prefill_pb2_grpc.PrefillServiceServicer):
             await context.write(prefill_pb2.PrefillEvent(first_token=prefill_pb2.FirstToken(tokens=tokens)))
             decode, request_id, num_tokens = self._script.hand_offs.pop(submit.ticket)
             decode.join(request_id, num_tokens - 1)
-            await context.write(prefill_pb2.PrefillEvent(shipped=prefill_pb2.Shipped(request_id=request_id)))
 
 
 @dataclass(slots=True)

@@ -75,7 +75,6 @@ class BusyPrefillWorker(PrefillWorker):
             await context.write(prefill_pb2.PrefillEvent(first_token=prefill_pb2.FirstToken(tokens=tokens)))
             decode, request_id, num_tokens = self._script.hand_offs.pop(submit.ticket)
             decode.join(request_id, num_tokens - 1)
-            await context.write(prefill_pb2.PrefillEvent(shipped=prefill_pb2.Shipped(request_id=request_id)))
             load = types_pb2.Load(num_queued_tokens=queue.qsize() * PROMPT_TOKENS, num_waiting=queue.qsize())
             await context.write(prefill_pb2.PrefillEvent(load=load))
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadtest.workloads.trace import TraceRequest
+from services.router.placement.work import NO_WORK, Work
 
 
 @dataclass(slots=True)
@@ -22,8 +23,8 @@ class SimRequest:
     prefill: str = ""
     decode: str = ""
     prefilled_here: bool = False
-    num_tokens_ahead: int = 0
-    """Prompt tokens queued before it, by its router's view."""
+    ahead: Work = NO_WORK
+    """Queued before it, by its router's view."""
     num_cached_tokens: int = 0
     started: bool = False
     refused: bool = False

@@ -13,6 +13,7 @@ from services.router.placement.decode_load import missing_blocks
 from services.router.placement.ledger import Ledger
 from services.router.placement.prediction import TtftPredictor
 from services.router.placement.views import Need, Pool, WorkerView
+from services.router.placement.work import NO_WORK, Work
 
 
 class SimRouter(ABC):
@@ -75,14 +76,13 @@ class SimRouter(ABC):
         """Counts the request on its workers; an empty `prefill`: the decode worker computes the prompt."""
         request.decode, request.prefill = decode, prefill
         request.prefilled_here = not prefill
-        num_tokens = need.num_uncached_tokens(prefill or decode)
-        request.num_tokens_ahead = self._ledgers[prefill or decode].view.num_queued_tokens
-        self._ledgers[decode].commit(
-            request.name, num_tokens=0 if prefill else num_tokens, num_blocks=missing_blocks(need, decode)
-        )
+        work = need.work(prefill or decode)
+        request.ahead = self._ledgers[prefill or decode].view.queued
+        here = NO_WORK if prefill else work
+        self._ledgers[decode].commit(request.name, here, num_blocks=missing_blocks(need, decode))
         self._ledgers[decode].sent(request.name, self.world.clock.now_s)
         if prefill:
-            self._ledgers[prefill].commit(request.name, num_tokens=num_tokens, num_blocks=0)
+            self._ledgers[prefill].commit(request.name, work, num_blocks=0)
 
     def release(self, request: SimRequest) -> None:
         """The request is over for its workers."""
@@ -101,12 +101,11 @@ class SimRouter(ABC):
     def _on_first_token(self, request: SimRequest, on_worker_s: float) -> None:
         request.first_token_s = self.world.clock.now_s
         self._ledgers[request.prefill or request.decode].computed(request.name)
-        ahead, num_cached = request.num_tokens_ahead, request.num_cached_tokens
-        num_uncached = request.num_prompt_tokens - num_cached
+        own = Work.of(request.num_prompt_tokens - request.num_cached_tokens, request.num_cached_tokens)
         if request.prefilled_here:
-            self.predictor.observe_here(ahead, num_uncached, num_cached, on_worker_s)
+            self.predictor.observe_here(request.ahead, own, on_worker_s)
         else:
-            self.predictor.observe_prefill(ahead, num_uncached, num_cached, on_worker_s)
+            self.predictor.observe_prefill(request.ahead, own, on_worker_s)
         self.changed()
 
     def _on_done(self, request: SimRequest) -> None:

@@ -279,7 +279,7 @@ class Dispatcher:
         active.num_attempts += 1
         self._explain(active, choice)
         hand_off = HandOff(active, decode, prefill, self._predictor, self._config.worker_timeout_s)
-        hand_off.open(need.num_uncached_tokens((prefill or decode).name), missing_blocks(need, decode.name))
+        hand_off.open(need.work((prefill or decode).name), missing_blocks(need, decode.name))
         future.set_result(hand_off)
         return True
 

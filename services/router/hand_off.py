@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from services.router.active_request import ActiveRequest
 from services.router.decode_link import DecodeLink
 from services.router.placement.prediction import TtftPredictor
+from services.router.placement.work import NO_WORK, Work
 from services.router.prefill_link import PrefillLink
 from services.router.worker_link import Message
 from shared.errors import TandemError, WorkerLost
@@ -42,7 +43,7 @@ class HandOff:
         self._predictor = predictor
         self._placed_at = time.perf_counter()
         self._num_tokens = active.num_tokens
-        self._num_ahead = self._computing.num_queued_tokens  # prompt tokens queued before it where it is computed
+        self._ahead = self._computing.queued  # before it, where it is computed
         self._timeout_s = worker_timeout_s
         self._reserved = False  # the decode worker was asked
         self._submitted = False
@@ -54,13 +55,12 @@ class HandOff:
         self._heard_at = self._loop.time()
         self._silence = self._loop.call_at(self._heard_at + worker_timeout_s, self._check_silence)
 
-    def open(self, num_tokens: int, num_blocks: int) -> None:
-        """Commits to the workers in our view: `num_tokens` to compute, `num_blocks` more blocks to hold."""
+    def open(self, work: Work, num_blocks: int) -> None:
+        """Commits to the workers in our view: `work` for the one that computes, `num_blocks` more blocks to hold."""
         wire_id, prefill = self._active.wire_id, self._prefill
-        here = num_tokens if prefill is None else 0
-        self.decode.open(wire_id, self.receive, num_tokens=here, num_blocks=num_blocks)
+        self.decode.open(wire_id, self.receive, work if prefill is None else NO_WORK, num_blocks=num_blocks)
         if prefill is not None:
-            prefill.open(wire_id, self.receive, num_tokens=num_tokens, num_blocks=0)
+            prefill.open(wire_id, self.receive, work, num_blocks=0)
 
     async def run(self) -> None:
         """Returns when the request ended; raises what ended the attempt, a TandemError unless it is a bug."""
@@ -190,8 +190,9 @@ class HandOff:
         if on_worker_s <= 0:
             return
         num_cached = min(tokens.num_cached_tokens, self._num_tokens - 1)
+        own = Work.of(self._num_tokens - num_cached, num_cached)
         if self._prefill is None:
-            self._predictor.observe_here(self._num_ahead, self._num_tokens - num_cached, num_cached, on_worker_s)
+            self._predictor.observe_here(self._ahead, own, on_worker_s)
         else:
-            self._predictor.observe_prefill(self._num_ahead, self._num_tokens - num_cached, num_cached, on_worker_s)
+            self._predictor.observe_prefill(self._ahead, own, on_worker_s)
             self._predictor.observe_hand_off(max(0.0, now - self._placed_at - on_worker_s))

@@ -14,6 +14,7 @@ import grpc.aio
 
 from services.router.placement.ledger import Ledger
 from services.router.placement.views import Pool, WorkerView
+from services.router.placement.work import NO_WORK, Work
 from shared.errors import ModelMismatch, TandemError, WorkerLost
 from shared.rpc.errors import from_rpc_error
 from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
@@ -82,20 +83,20 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         return len(self._receivers)
 
     @property
-    def num_queued_tokens(self) -> int:
-        """Prompt tokens it still has to compute, as placement sees it; 0 while not connected."""
-        return self._ledger.view.num_queued_tokens if self._ledger is not None else 0
+    def queued(self) -> Work:
+        """What it still has to compute, as placement sees it; nothing while not connected."""
+        return self._ledger.view.queued if self._ledger is not None else NO_WORK
 
     @property
     def max_model_len(self) -> int:
         """Longest sequence in tokens; 0 while not connected."""
         return self.welcome.max_model_len if self.welcome is not None else 0
 
-    def open(self, request_id: str, receiver: Receiver, *, num_tokens: int, num_blocks: int) -> None:
+    def open(self, request_id: str, receiver: Receiver, work: Work, *, num_blocks: int) -> None:
         """From now on messages about the request go to `receiver`, and placement counts what it will take there."""
         self._receivers[request_id] = receiver
         if self._ledger is not None:
-            self._ledger.commit(request_id, num_tokens=num_tokens, num_blocks=num_blocks)
+            self._ledger.commit(request_id, work, num_blocks=num_blocks)
 
     def computed(self, request_id: str) -> None:
         """The request's first token came: none of its prompt is queued there."""

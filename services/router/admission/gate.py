@@ -13,6 +13,7 @@ from services.router.admission.queue import AdmissionQueue
 from services.router.admission.waiting import Waiting
 from services.router.placement.prediction import TtftPredictor
 from services.router.placement.views import Pool
+from services.router.placement.work import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Gate:
             self._drain.waiting(now_s)
         if math.isinf(item.deadline_s):
             return Expectation(item, now_s, 0.0, 0.0)
-        own_s = self._predictor.idle_s(item.num_tokens, num_cached) or 0.0
+        own_s = self._predictor.idle_s(Work.of(item.num_tokens, num_cached)) or 0.0
         too_long = item.arrived_s + own_s > item.deadline_s
         if too_long and not strict and may_be_late(len(queue), pool, self._late_idle_share):
             return Expectation(replace(item, deadline_s=math.inf), now_s, own_s, 0.0)

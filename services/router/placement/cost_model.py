@@ -1,12 +1,14 @@
 """How long a prompt takes on a worker, its wait there included, learnt from what was measured.
 
-seconds = a + b · (ahead + n) + c · n · (cached + n / 2): a fixed cost, the tokens queued before the prompt and its own
-n uncached ones, and their attention to everything before them. The wait is learnt together with the computation since
-they overlap: one step computes the end of one prompt and the beginning of the next. Least squares with exponential
-forgetting; a term that comes out negative is left out, so that a prediction grows with every argument.
+seconds = a + b · tokens + c · pairs: a fixed cost, and the work (`Work`) of the prompt and of all that is queued before
+it. The wait is learnt together with the computation since they overlap: one step computes the end of one prompt and the
+beginning of the next. Least squares with exponential forgetting; a term that comes out negative is left out, so that a
+prediction grows with every argument.
 """
 
 from __future__ import annotations
+
+from services.router.placement.work import Work
 
 FORGETTING = 0.99
 """An observation's weight falls to a half after about 70 newer ones."""
@@ -17,7 +19,7 @@ _ATTENTION_UNIT = 1e-6  # keeps the third feature's size near the others'
 
 
 class CostModel:
-    """Learns from (tokens ahead, uncached tokens, cached tokens, seconds); predicts None until it has seen enough."""
+    """Learns from (work ahead, own work, seconds); predicts None until it has seen enough."""
 
     def __init__(self) -> None:
         self.num_observations = 0
@@ -27,9 +29,9 @@ class CostModel:
         self._sum_s = 0.0
         self._solution: list[float] | None = None
 
-    def observe(self, num_ahead: int, num_uncached: int, num_cached: int, seconds: float) -> None:
+    def observe(self, ahead: Work, own: Work, seconds: float) -> None:
         """One prompt, from its coming to the worker to its first token."""
-        x = _features(num_ahead, num_uncached, num_cached)
+        x = _features(ahead, own)
         # Errors count by the prompt's length: else a few long ones would decide what short ones are said to take.
         weight = 1.0 / (x[1] + _SHORT_TOKENS) ** 2
         for i in range(3):
@@ -37,7 +39,7 @@ class CostModel:
             for j in range(3):
                 row[j] = FORGETTING * row[j] + weight * x[i] * x[j]
             self._targets[i] = FORGETTING * self._targets[i] + weight * x[i] * seconds
-        self._sum_tokens = FORGETTING * self._sum_tokens + num_ahead + num_uncached
+        self._sum_tokens = FORGETTING * self._sum_tokens + x[1]
         self._sum_s = FORGETTING * self._sum_s + seconds
         self.num_observations += 1
         self._solution = None
@@ -47,18 +49,17 @@ class CostModel:
         """Seconds a token over the prompts seen lately: for a queue of which only the tokens are known."""
         return self._sum_s / self._sum_tokens if self.num_observations >= MIN_OBSERVATIONS else None
 
-    def predict_s(self, num_ahead: int, num_uncached: int, num_cached: int) -> float | None:
-        """Seconds to the first token behind `num_ahead` queued tokens."""
+    def predict_s(self, ahead: Work, own: Work) -> float | None:
+        """Seconds to the first token behind what is queued ahead."""
         if self.num_observations < MIN_OBSERVATIONS:
             return None
         if self._solution is None:
             self._solution = _nonnegative(self._products, self._targets)
-        return sum(c * x for c, x in zip(self._solution, _features(num_ahead, num_uncached, num_cached), strict=True))
+        return sum(c * x for c, x in zip(self._solution, _features(ahead, own), strict=True))
 
 
-def _features(num_ahead: int, num_uncached: int, num_cached: int) -> tuple[float, float, float]:
-    n = float(num_uncached)
-    return (1.0, num_ahead + n, _ATTENTION_UNIT * n * (num_cached + n / 2))
+def _features(ahead: Work, own: Work) -> tuple[float, float, float]:
+    return (1.0, ahead.tokens + own.tokens, _ATTENTION_UNIT * (ahead.pairs + own.pairs))
 
 
 def _nonnegative(products: list[list[float]], targets: list[float]) -> list[float]:

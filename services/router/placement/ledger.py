@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from services.router.placement.views import WorkerView
+from services.router.placement.work import NO_WORK, Work
 
 SETTLE_S = 0.02
 """Longer than a command's way to a worker and its load report's way back."""
@@ -17,7 +18,7 @@ SETTLE_S = 0.02
 
 @dataclass(slots=True)
 class _Commitment:
-    num_tokens: int  # prompt tokens to compute there whose first token has not come
+    work: Work  # to compute there, none once its first token has come
     num_blocks: int
     sent_s: float | None = None  # None: the command has not left yet
     num_reports: int = 0  # since it was sent
@@ -32,7 +33,7 @@ class Ledger:
         self._free_blocks = view.num_free_blocks
         self._requests = view.num_requests
         self._queued_tokens = view.num_queued_tokens
-        self._own_tokens = 0  # of the open ones, whose first token has not come
+        self._own = NO_WORK  # of the open ones
         self._open: dict[str, _Commitment] = {}
         self._unsettled: dict[str, _Commitment] = {}
 
@@ -41,10 +42,10 @@ class Ledger:
         """This router's requests there."""
         return len(self._open)
 
-    def commit(self, request_id: str, *, num_tokens: int, num_blocks: int) -> None:
-        """The request was placed here: it will compute `num_tokens` and take `num_blocks`."""
-        self._open[request_id] = self._unsettled[request_id] = _Commitment(num_tokens, num_blocks)
-        self._own_tokens += num_tokens
+    def commit(self, request_id: str, work: Work, *, num_blocks: int) -> None:
+        """The request was placed here: so much is to be computed for it, and it takes `num_blocks`."""
+        self._open[request_id] = self._unsettled[request_id] = _Commitment(work, num_blocks)
+        self._own = self._own.plus(work)
         self._write()
 
     def sent(self, request_id: str, now_s: float) -> None:
@@ -63,8 +64,8 @@ class Ledger:
         """The first token came: nothing of the prompt is queued there any more."""
         item = self._open.get(request_id)
         if item is not None:
-            self._own_tokens -= item.num_tokens
-            item.num_tokens = 0
+            self._own = self._own.minus(item.work)
+            item.work = NO_WORK
             item.acknowledged = True
             self._write()
 
@@ -72,7 +73,7 @@ class Ledger:
         """The request is over for this worker."""
         item = self._open.pop(request_id, None)
         if item is not None:
-            self._own_tokens -= item.num_tokens
+            self._own = self._own.minus(item.work)
             self._unsettled.pop(request_id, None)
             self._write()
 
@@ -81,7 +82,7 @@ class Ledger:
         self._free_blocks = num_free_blocks
         self._requests = num_requests
         self._queued_tokens = num_queued_tokens
-        if num_queued_tokens > self._own_tokens:
+        if num_queued_tokens > self._own.tokens:
             self.view.ours_since_s = math.inf
         elif self.view.ours_since_s == math.inf:
             self.view.ours_since_s = now_s
@@ -97,4 +98,6 @@ class Ledger:
         view, fresh = self.view, self._unsettled.values()
         view.num_free_blocks = max(0, self._free_blocks - sum(item.num_blocks for item in fresh))
         view.num_requests = max(len(self._open), self._requests + len(fresh))
-        view.num_queued_tokens = self._queued_tokens + sum(item.num_tokens for item in fresh)
+        view.num_queued_tokens = self._queued_tokens + sum(item.work.tokens for item in fresh)
+        # A worker says how many tokens, not in prompts of which lengths: of those like ours.
+        view.num_queued_pairs = view.num_queued_tokens * self._own.pairs / self._own.tokens if self._own.tokens else 0.0

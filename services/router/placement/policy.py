@@ -47,6 +47,9 @@ class PlacementConfig:
     thresholds: Thresholds = field(default_factory=Thresholds)
     max_candidates: int = 32
     """Workers looked at; of a larger pool the best prefix holders, the rest drawn at random."""
+    tie_margin: float = 0.01
+    """Scores that are so little below the best count as equal. Else a worker that lacks the few blocks with which all
+    prompts begin would get none while others have room, and its pool would keep nobody's prefix."""
     jitter: float = 0.1
     """Scores that are so little below the best count as equal where other routers place requests too."""
     max_sessions: int = 100_000
@@ -180,7 +183,7 @@ class Placement:
         weights = [weight for _, weight, _ in scorers]
         scores = [sum(map(mul, weights, part)) / total for part in parts]
         alone = all(view.home for view in views)
-        enough = max(scores) - (0.0 if alone else self._config.jitter)
+        enough = max(scores) - max(self._config.tie_margin, 0.0 if alone else self._config.jitter)
         equals = [view for view, value in zip(views, scores, strict=True) if value >= enough]
         chosen = self._random.choice([view for view in equals if view.home] or equals)
         if not self._config.explain:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from services.router.placement.cost_model import CostModel
 from services.router.placement.views import Need, Pool, WorkerView
+from services.router.placement.work import NO_WORK, Work
 
 _SMOOTHING = 0.05
 
@@ -27,13 +28,13 @@ class TtftPredictor:
         """What prefill costs on a decode worker; as on a prefill worker until one was seen to do it often enough."""
         return self._here if self._here.token_s is not None else self.prefill
 
-    def observe_prefill(self, num_ahead: int, num_uncached: int, num_cached: int, seconds: float) -> None:
-        """A prefill worker computed a prompt behind `num_ahead` queued tokens, wait and computation in one."""
-        self.prefill.observe(num_ahead, num_uncached, num_cached, seconds)
+    def observe_prefill(self, ahead: Work, own: Work, seconds: float) -> None:
+        """A prefill worker computed a prompt behind others, wait and computation in one."""
+        self.prefill.observe(ahead, own, seconds)
 
-    def observe_here(self, num_ahead: int, num_uncached: int, num_cached: int, seconds: float) -> None:
+    def observe_here(self, ahead: Work, own: Work, seconds: float) -> None:
         """A decode worker computed a prompt beside its batch."""
-        self._here.observe(num_ahead, num_uncached, num_cached, seconds)
+        self._here.observe(ahead, own, seconds)
 
     def observe_hand_off(self, seconds: float) -> None:
         """What lay between the choice of workers and the first token beside queue and compute."""
@@ -48,9 +49,9 @@ class TtftPredictor:
         """Seconds to the first token where this decode worker computes the prompt itself."""
         return _own_s(self.here, view, need)
 
-    def idle_s(self, num_uncached: int, num_cached: int) -> float | None:
+    def idle_s(self, own: Work) -> float | None:
         """Seconds to the first token on an idle worker."""
-        own_s = self._prompts.predict_s(0, num_uncached, num_cached)
+        own_s = self._prompts.predict_s(NO_WORK, own)
         return None if own_s is None else own_s + self.hand_off_s
 
     def wait_s(self, num_tokens_ahead: int, pool: Pool) -> float | None:
@@ -71,8 +72,7 @@ class TtftPredictor:
 
 
 def _own_s(model: CostModel, view: WorkerView, need: Need) -> float | None:
-    name = view.name
-    return model.predict_s(view.num_queued_tokens, need.num_uncached_tokens(name), need.num_hit_tokens(name))
+    return model.predict_s(view.queued, need.work(view.name))
 
 
 def _level(num_tokens: int, queues: Sequence[int]) -> float:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 
 from services.router.placement.home import Replicas, own_workers
+from services.router.placement.work import Work
 
 
 @dataclass(slots=True)
@@ -23,6 +24,8 @@ class WorkerView:
     max_num_seqs: int
     num_queued_tokens: int
     """Prompt tokens it still has to compute."""
+    num_queued_pairs: float = 0.0
+    """See `Work`; estimated."""
     accepting: bool = True
     """Connected, not draining, and not just found full."""
     label: tuple[str, ...] = ()
@@ -31,6 +34,11 @@ class WorkerView:
     """Of several routers before the fleet, this one takes it first."""
     ours_since_s: float = -math.inf
     """Since when no other router was seen to have a prompt there; infinity while one is."""
+
+    @property
+    def queued(self) -> Work:
+        """What it still has to compute."""
+        return Work(self.num_queued_tokens, self.num_queued_pairs)
 
 
 class Pool:
@@ -181,3 +189,8 @@ class Need:
     def num_uncached_tokens(self, name: str) -> int:
         """What the worker would have to compute: at least the last token, which has to be run to get the next."""
         return max(1, self.num_tokens - self.hits.local.get(name, 0))
+
+    def work(self, name: str) -> Work:
+        """What the worker would have to compute."""
+        num_uncached = self.num_uncached_tokens(name)
+        return Work.of(num_uncached, self.num_tokens - num_uncached)

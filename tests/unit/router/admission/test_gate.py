@@ -12,6 +12,7 @@ from services.router.admission.gate import Expectation, Gate
 from services.router.admission.queue import AdmissionQueue
 from services.router.admission.waiting import Waiting
 from services.router.placement.prediction import TtftPredictor
+from services.router.placement.work import NO_WORK, Work
 from shared.errors import Overloaded
 from tests.unit.router.placement.builders import pool, view
 
@@ -21,7 +22,7 @@ TOKEN_S = 1e-3
 def gate(idle_share: float = 2.0, late_grace: float = 0.0) -> Gate:
     predictor = TtftPredictor()
     for n in range(1, 20):
-        predictor.observe_prefill(0, n * 50, 0, n * 50 * TOKEN_S)
+        predictor.observe_prefill(NO_WORK, Work(n * 50), n * 50 * TOKEN_S)
     return Gate(predictor, idle_share, late_grace)
 
 

@@ -14,6 +14,7 @@ from services.router.placement.ledger import Ledger
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.prefill_load import GUEST_AFTER_S, has_turn
 from services.router.placement.views import Pool
+from services.router.placement.work import Work
 from tests.unit.router.placement.builders import need, pool, view
 
 names = st.sets(st.text("abcdef0123", min_size=1, max_size=4), max_size=8)
@@ -94,14 +95,14 @@ def test_a_ledger_knows_since_when_no_other_router_had_a_prompt_there():
 
     assert report(5, 0.5) == math.inf
     assert (report(0, 1.0), report(0, 2.0)) == (1.0, 1.0)
-    ledger.commit("r", num_tokens=10, num_blocks=1)
+    ledger.commit("r", Work.of(10, 0), num_blocks=1)
     assert report(10, 3.0) == 1.0
     assert report(11, 4.0) == math.inf
     ledger.computed("r")
     assert report(1, 5.0) == math.inf
     assert report(0, 6.0) == 6.0
     ledger.release("r")
-    ledger.commit("s", num_tokens=10, num_blocks=1)
+    ledger.commit("s", Work.of(10, 0), num_blocks=1)
     ledger.release("s")
     assert report(1, 7.0) == math.inf
 

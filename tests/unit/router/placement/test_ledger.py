@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.router.placement.ledger import SETTLE_S, Ledger
+from services.router.placement.work import NO_WORK, Work
 from tests.unit.router.placement.builders import view
 
 
@@ -20,7 +21,7 @@ def report(ledger, now_s, free=100, requests=0, queued=0) -> None:
 
 def test_a_commitment_counts_at_once_and_until_the_reports_contain_it():
     ledger = Ledger(view())
-    ledger.commit("a", num_tokens=50, num_blocks=4)
+    ledger.commit("a", Work.of(50, 0), num_blocks=4)
     assert state(ledger) == (96, 1, 50)
     report(ledger, 1.0)  # made before the worker could know
     assert state(ledger) == (96, 1, 50)
@@ -36,7 +37,7 @@ def test_a_commitment_counts_at_once_and_until_the_reports_contain_it():
 
 def test_an_acknowledged_commitment_is_in_the_next_report():
     ledger = Ledger(view())
-    ledger.commit("a", num_tokens=0, num_blocks=4)
+    ledger.commit("a", NO_WORK, num_blocks=4)
     ledger.sent("a", 1.0)
     ledger.acknowledged("a")
     report(ledger, 1.001, free=95, requests=1)
@@ -45,7 +46,7 @@ def test_an_acknowledged_commitment_is_in_the_next_report():
 
 def test_a_first_token_takes_its_prompt_off_the_queue():
     ledger = Ledger(view())
-    ledger.commit("a", num_tokens=50, num_blocks=4)
+    ledger.commit("a", Work.of(50, 0), num_blocks=4)
     ledger.computed("a")
     assert state(ledger) == (96, 1, 0)
 
@@ -53,8 +54,27 @@ def test_a_first_token_takes_its_prompt_off_the_queue():
 def test_other_routers_work_is_in_the_reports():
     ledger = Ledger(view())
     report(ledger, 1.0, free=40, requests=5, queued=300)
-    ledger.commit("a", num_tokens=50, num_blocks=4)
+    ledger.commit("a", Work.of(50, 0), num_blocks=4)
     assert state(ledger) == (36, 6, 350)
+
+
+def test_queued_tokens_attend_to_as_many_as_those_of_the_prompts_that_are_known():
+    ledger = Ledger(view())
+    ledger.commit("long", Work.of(1000, 0), num_blocks=0)
+    ledger.commit("cached", Work.of(100, 4000), num_blocks=0)
+    known = Work(1100, 1000 * 500 + 100 * 4050)
+    assert ledger.view.queued == known
+    for name in ("long", "cached"):
+        ledger.sent(name, 1.0)
+        ledger.acknowledged(name)
+    report(ledger, 1.1, queued=550)  # half of it is done
+    assert ledger.view.queued == Work(550, known.pairs / 2)
+    report(ledger, 1.2, queued=2200)  # as much again, by other routers
+    assert ledger.view.queued == Work(2200, 2 * known.pairs)
+    ledger.computed("long")
+    ledger.release("cached")
+    report(ledger, 1.3, queued=300)
+    assert ledger.view.queued == Work(300, 0.0)
 
 
 @given(
@@ -66,7 +86,7 @@ def test_after_all_is_released_only_the_reports_count(steps):
     for now, (what, which) in enumerate(steps):
         name = str(which)
         if what == "commit" and name not in known:
-            ledger.commit(name, num_tokens=10, num_blocks=1)
+            ledger.commit(name, Work.of(10, 0), num_blocks=1)
             known.add(name)
         elif what == "sent":
             ledger.sent(name, now)

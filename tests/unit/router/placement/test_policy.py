@@ -16,6 +16,7 @@ from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.prediction import TtftPredictor
 from services.router.placement.prefill_load import has_turn
 from services.router.placement.views import Need, PrefixHits, WorkerView
+from services.router.placement.work import NO_WORK, Work
 from tests.unit.router.placement.builders import need, pool, view
 
 
@@ -102,8 +103,8 @@ def test_a_conversation_returns_to_its_workers_without_an_index():
 def trained(prefill_s=1e-3, here_s=2e-3) -> TtftPredictor:
     predictor = TtftPredictor()
     for n in range(1, 20):
-        predictor.observe_prefill(0, n * 50, 0, n * 50 * prefill_s)
-        predictor.observe_here(0, n * 50, 0, n * 50 * here_s)
+        predictor.observe_prefill(NO_WORK, Work.of(n * 50, 0), n * 50 * prefill_s)
+        predictor.observe_here(NO_WORK, Work.of(n * 50, 0), n * 50 * here_s)
     return predictor
 
 

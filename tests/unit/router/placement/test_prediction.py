@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from services.router.placement.cost_model import MIN_OBSERVATIONS, CostModel
 from services.router.placement.prediction import TtftPredictor
+from services.router.placement.work import NO_WORK, Work
 from tests.unit.router.placement.builders import need, pool, view
 
 
@@ -17,32 +18,41 @@ def seconds(n: int, cached: int) -> float:
     return 0.01 + 5e-5 * n + 2e-9 * n * (cached + n / 2)
 
 
+def queue_s(n: int) -> float:
+    return 5e-5 * n + 2e-9 * n * n / 2
+
+
 def test_it_says_nothing_before_it_has_seen_enough():
     model = CostModel()
     for n in range(MIN_OBSERVATIONS):
-        assert model.predict_s(0, 100, 0) is None
+        assert model.predict_s(NO_WORK, Work.of(100, 0)) is None
         assert model.token_s is None
-        model.observe(0, 100 + n, 0, 1.0)
-    assert model.predict_s(0, 100, 0) == pytest.approx(1.0, rel=0.05)
+        model.observe(NO_WORK, Work.of(100 + n, 0), 1.0)
+    assert model.predict_s(NO_WORK, Work.of(100, 0)) == pytest.approx(1.0, rel=0.05)
 
 
 def test_it_finds_fixed_cost_rate_and_attention():
     model, rng = CostModel(), random.Random(1)
     for _ in range(200):
         ahead, n, cached = rng.choice((0, rng.randint(0, 9000))), rng.randint(16, 60_000), rng.randint(0, 60_000)
-        model.observe(ahead, n, cached, (seconds(n, cached) + 5e-5 * ahead) * rng.uniform(0.95, 1.05))
+        took = (seconds(n, cached) + queue_s(ahead)) * rng.uniform(0.95, 1.05)
+        model.observe(Work.of(ahead, 0), Work.of(n, cached), took)
     for n, cached in ((100, 0), (100, 50_000), (8000, 4000), (100_000, 0)):
-        assert model.predict_s(5000, n, cached) == pytest.approx(seconds(n, cached) + 0.25, rel=0.08)
-        assert model.predict_s(0, n, cached) == pytest.approx(seconds(n, cached), rel=0.08)
+        for ahead in (0, 5000):
+            expected = seconds(n, cached) + queue_s(ahead)
+            assert model.predict_s(Work.of(ahead, 0), Work.of(n, cached)) == pytest.approx(expected, rel=0.08)
+    one_long, many_short = Work.of(40_000, 0), Work(40_000, 40 * Work.of(1000, 0).pairs)
+    assert model.predict_s(one_long, NO_WORK) == pytest.approx(queue_s(40_000), rel=0.08)
+    assert model.predict_s(many_short, NO_WORK) == pytest.approx(40 * queue_s(1000), rel=0.08)
 
 
 def test_it_follows_a_machine_that_becomes_slower():
     model = CostModel()
     for n in range(300):
-        model.observe(0, 500 + n, 0, (500 + n) * 1e-4)
+        model.observe(NO_WORK, Work.of(500 + n, 0), (500 + n) * 1e-4)
     for n in range(300):
-        model.observe(0, 500 + n, 0, (500 + n) * 3e-4)
-    assert model.predict_s(0, 600, 0) == pytest.approx(0.18, rel=0.1)
+        model.observe(NO_WORK, Work.of(500 + n, 0), (500 + n) * 3e-4)
+    assert model.predict_s(NO_WORK, Work.of(600, 0)) == pytest.approx(0.18, rel=0.1)
     assert model.token_s == pytest.approx(3e-4, rel=0.1)
 
 
@@ -54,15 +64,15 @@ observations = st.lists(
 @given(observations, st.integers(1, 50_000), st.integers(0, 50_000))
 def test_a_prediction_is_never_negative_and_grows_with_the_prompt(seen, n, cached):
     model = CostModel()
-    for one in seen:
-        model.observe(0, *one)
-    short, long, deep = (
-        model.predict_s(0, n, cached),
-        model.predict_s(0, 2 * n, cached),
-        model.predict_s(0, n, 2 * cached),
+    for uncached, before, took in seen:
+        model.observe(NO_WORK, Work.of(uncached, before), took)
+    short, long, deep, behind = (
+        model.predict_s(NO_WORK, Work.of(n, cached)),
+        model.predict_s(NO_WORK, Work.of(2 * n, cached)),
+        model.predict_s(NO_WORK, Work.of(n, 2 * cached)),
+        model.predict_s(Work.of(n, 0), Work.of(n, cached)),
     )
-    assert 0 <= short <= long * (1 + 1e-9)
-    assert short <= deep * (1 + 1e-9)
+    assert 0 <= short <= min(long, deep, behind) * (1 + 1e-9)
 
 
 def test_what_is_queued_comes_first():
@@ -70,11 +80,11 @@ def test_what_is_queued_comes_first():
     assert predictor.pool_s(view(), need()) is None
     assert predictor.wait_s(100, pool(view())) is None
     for n in range(1, 30):
-        predictor.observe_prefill(0, n * 100, 0, n * 0.1)
+        predictor.observe_prefill(NO_WORK, Work(n * 100), n * 0.1)
     predictor.observe_hand_off(0.5)
     assert predictor.pool_s(view(num_queued_tokens=1000), need(64)) == pytest.approx(1.0 + 0.064 + 0.5, rel=0.01)
     assert predictor.here_s(view(), need(64)) == pytest.approx(0.064, rel=0.01)
-    assert predictor.idle_s(64, 0) == pytest.approx(0.564, rel=0.01)
+    assert predictor.idle_s(Work(64)) == pytest.approx(0.564, rel=0.01)
     assert predictor.wait_s(0, pool(view(num_queued_tokens=1000))) == pytest.approx(1.0, rel=0.01)
     two = pool(view("a", num_queued_tokens=1000), view("b"))
     assert predictor.wait_s(0, two) == 0.0
@@ -87,7 +97,7 @@ def test_what_is_queued_comes_first():
 def test_what_waits_fills_up_the_shortest_queues_first(queues, ahead):
     predictor = TtftPredictor()
     for n in range(1, 30):
-        predictor.observe_prefill(0, n * 100, 0, n * 0.1)
+        predictor.observe_prefill(NO_WORK, Work(n * 100), n * 0.1)
     workers = pool(*(view(f"w{n}", num_queued_tokens=queued) for n, queued in enumerate(queues)))
     token_s = predictor.prefill.token_s
     level = predictor.wait_s(ahead, workers) / token_s

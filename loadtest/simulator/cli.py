@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     add("--prefix", type=float, default=PREFIX, help="ours: placement.prefix and placement.decode_prefix")
     add("--prefill-here", type=int, default=HERE[0], help="ours: placement.prefill_here_tokens")
     add("--prefill-here-max", type=int, default=HERE[1], help="ours: placement.prefill_here_max_tokens")
-    add("--tie-margin", type=float, default=0.01, help="ours: placement.tie_margin")
+    add("--min-hit-share", type=float, default=0.125, help="ours: placement.min_hit_share")
     add("--jitter", type=float, default=0.1, help="ours: placement.jitter, for several routers")
     add("--max-candidates", type=int, default=32, help="ours: placement.max_candidates")
     add("--out", type=Path, help="where to write the results as JSON")
@@ -117,7 +117,7 @@ def setup_of(args: argparse.Namespace) -> Setup:
         weights=Weights(prefix=args.prefix, decode_prefix=args.prefix),
         thresholds=Thresholds(args.prefill_here, args.prefill_here_max),
         max_candidates=args.max_candidates,
-        tie_margin=args.tie_margin,
+        min_hit_share=args.min_hit_share,
         jitter=args.jitter,
         explain=False,
     )

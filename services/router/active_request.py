@@ -142,6 +142,8 @@ class ActiveRequest:
         """See `RunningRequest`."""
         while True:
             await self._turn()
+            if self.finished and not self._settled:
+                continue  # the end came between the reader's waking and its turn
             delta, self._pending = self._pending, None
             is_last = self._settled
             if delta is not None:

@@ -114,6 +114,8 @@ class HandOff:
             self._token_ids,
         )
         self._reserved = True
+        if self._prefill is None:
+            self._token_ids = ()
         self._active.summary.decode_worker = self.decode.name
         self._active.summary.prefill_worker = self._prefill.name if self._prefill is not None else ""
 
@@ -138,6 +140,7 @@ class HandOff:
             self._token_ids,
         )
         self._submitted = True
+        self._token_ids = ()  # else the messages' memory would stay until the end
 
     def _peers(self, name: str) -> list[types_pb2.PrefixHolder]:
         """Whom the worker of this name may ask for the prefix."""

@@ -47,5 +47,7 @@ class PrefillLink(WorkerLink[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
                 self._deliver(event.failed.request_id, from_proto(event.failed.error))
             case "load":
                 self._on_load(event.load)
+            case None:
+                pass  # of another version's worker
             case other:
                 logger.warning("worker %s sent %s in mid-session", self.name, other)

@@ -66,11 +66,6 @@ class Bench:
             return timed(lambda: self.runner.execute(plan), repeats)
 
     @property
-    def weight_bytes(self) -> int:
-        """Bytes that a decode step must read: every parameter but the embedding's other rows."""
-        return self.num_parameters * self.decoder.dtype.itemsize
-
-    @property
     def num_parameters(self) -> int:
         """Parameters that take part in a token's products."""
         c = self.decoder.config
@@ -117,9 +112,10 @@ def _prefill(bench: Bench, step: Step, repeats: int) -> Result:
 
 
 def _decode(bench: Bench, step: Step, repeats: int) -> Result:
-    """A small batch is bound by reading weights and KV, a large one by its products: the nearer limit counts."""
+    """A small batch is bound by reading weights, as they lie in memory, and KV, a large one by its products: the nearer
+    limit counts."""
     kv_bytes = step.batch * step.start * bench.layout.block_bytes / BLOCK_SIZE
-    reading_s = (bench.weight_bytes + kv_bytes) / read_bandwidth(3)
+    reading_s = (bench.decoder.projection_bytes + kv_bytes) / read_bandwidth(3)
     products_s = 2.0 * step.batch * bench.num_parameters / matmul_rate(3)
     limit = step.batch / max(reading_s, products_s)
     value = step.batch / bench.step_s(bench.plan(step.batch, step.start, 1), repeats)

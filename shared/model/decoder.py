@@ -111,6 +111,11 @@ class Decoder:
             normed = self._op_by_op(embedded, cos, sin, kv_blocks, batch)[logit_rows]
         return self.kernels.linear(normed, self._parameters.lm_head, None).float()
 
+    @property
+    def projection_bytes(self) -> int:
+        """See `DecoderParameters`."""
+        return self._parameters.projection_bytes
+
     def op_by_op(self, kernels: Kernels) -> Decoder:
         """The same model with `kernels` asked for each norm and for the output, its layers never run in one call."""
         other = copy.copy(self)

@@ -72,6 +72,12 @@ class DecoderParameters:
         )
         return replace(self, layers=layers, lm_head=pack(lm_head))
 
+    @property
+    def projection_bytes(self) -> int:
+        """Memory that all projections' weights take, packed or not: what a step of one token reads."""
+        layers = (weight for layer in self.layers for weight in (layer.qkv, layer.o, layer.gate_up, layer.down))
+        return sum(weight.nbytes for weight in (*layers, self.lm_head))
+
     def checkpoint_views(self, config: ModelConfig) -> dict[str, Tensor]:
         """Checkpoint tensor name → the view of these parameters that it fills.
 

@@ -14,13 +14,14 @@ def can_hold(view: WorkerView, need: Need) -> bool:
     )
 
 
-def decode_load(view: WorkerView, need: Need) -> float:
-    """The mean of two shares: blocks free after this request, places free in the batch."""
-    blocks = max(0, view.num_free_blocks - missing_blocks(need, view.name)) / max(1, view.num_total_blocks)
+def decode_load(view: WorkerView, need: Need, least_hit: float = 0.0) -> float:
+    """The mean of two shares: blocks free after this request, places free in the batch. Hits of fewer tokens than
+    `least_hit` count as none."""
+    blocks = max(0, view.num_free_blocks - missing_blocks(need, view.name, least_hit)) / max(1, view.num_total_blocks)
     places = max(0, view.max_num_seqs - view.num_requests) / max(1, view.max_num_seqs)
     return min(1.0, (blocks + places) / 2)
 
 
-def missing_blocks(need: Need, name: str) -> int:
+def missing_blocks(need: Need, name: str, least_hit: float = 0.0) -> int:
     """Blocks that the worker does not hold yet."""
-    return max(0, need.num_blocks - need.hits.local.get(name, 0) // need.block_size)
+    return max(0, need.num_blocks - need.num_hit_tokens(name, least_hit) // need.block_size)

@@ -34,6 +34,7 @@ class Ledger:
         self._requests = view.num_requests
         self._queued_tokens = view.num_queued_tokens
         self._own = NO_WORK  # of the open ones
+        self._pairs_a_token = 0.0
         self._open: dict[str, _Commitment] = {}
         self._unsettled: dict[str, _Commitment] = {}
 
@@ -45,7 +46,7 @@ class Ledger:
     def commit(self, request_id: str, work: Work, *, num_blocks: int) -> None:
         """The request was placed here: so much is to be computed for it, and it takes `num_blocks`."""
         self._open[request_id] = self._unsettled[request_id] = _Commitment(work, num_blocks)
-        self._own = self._own.plus(work)
+        self._own += work
         self._write()
 
     def sent(self, request_id: str, now_s: float) -> None:
@@ -64,7 +65,7 @@ class Ledger:
         """The first token came: nothing of the prompt is queued there any more."""
         item = self._open.get(request_id)
         if item is not None:
-            self._own = self._own.minus(item.work)
+            self._own -= item.work
             item.work = NO_WORK
             item.acknowledged = True
             self._write()
@@ -73,7 +74,7 @@ class Ledger:
         """The request is over for this worker."""
         item = self._open.pop(request_id, None)
         if item is not None:
-            self._own = self._own.minus(item.work)
+            self._own -= item.work
             self._unsettled.pop(request_id, None)
             self._write()
 
@@ -99,5 +100,7 @@ class Ledger:
         view.num_free_blocks = max(0, self._free_blocks - sum(item.num_blocks for item in fresh))
         view.num_requests = max(len(self._open), self._requests + len(fresh))
         view.num_queued_tokens = self._queued_tokens + sum(item.work.tokens for item in fresh)
-        # A worker says how many tokens, not in prompts of which lengths: of those like ours.
-        view.num_queued_pairs = view.num_queued_tokens * self._own.pairs / self._own.tokens if self._own.tokens else 0.0
+        # A worker says how many tokens, not in prompts of which lengths: of those like ours, or like our last ones.
+        if self._own.tokens:
+            self._pairs_a_token = self._own.pairs / self._own.tokens
+        view.num_queued_pairs = view.num_queued_tokens * self._pairs_a_token

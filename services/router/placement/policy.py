@@ -47,9 +47,9 @@ class PlacementConfig:
     thresholds: Thresholds = field(default_factory=Thresholds)
     max_candidates: int = 32
     """Workers looked at; of a larger pool the best prefix holders, the rest drawn at random."""
-    tie_margin: float = 0.01
-    """Scores that are so little below the best count as equal. Else a worker that lacks the few blocks with which all
-    prompts begin would get none while others have room, and its pool would keep nobody's prefix."""
+    min_hit_share: float = 0.125
+    """Hits of a smaller share of the prompt do not count when workers are compared. Else one that lacks the few blocks
+    with which all prompts begin would get none while others have room, and its pool would keep nobody's prefix."""
     jitter: float = 0.1
     """Scores that are so little below the best count as equal where other routers place requests too."""
     max_sessions: int = 100_000
@@ -149,18 +149,20 @@ class Placement:
 
     def _decode_scorers(self, need: Need, last: str) -> list[Scorer]:
         weights, tiers = self._config.weights, TierWeights(1.0, 0.0, 0.0)  # a decode worker fetches from nowhere
-        scorers: list[Scorer] = [("load", weights.decode_load, lambda view: decode_load(view, need))]
+        least = self._config.min_hit_share * need.num_tokens
+        scorers: list[Scorer] = [("load", weights.decode_load, lambda view: decode_load(view, need, least))]
         if need.hits.local:
-            scorers.append(("prefix", weights.decode_prefix, lambda view: prefix_hit(view, need, tiers)))
+            scorers.append(("prefix", weights.decode_prefix, lambda view: prefix_hit(view, need, tiers, least)))
         if last:
             scorers.append(("session", weights.decode_session, lambda view: stickiness(view, last)))
         return scorers
 
     def _prefill_scorers(self, need: Need, last: str, near: tuple[str, ...]) -> list[Scorer]:
         weights, tiers, hits = self._config.weights, self._config.tiers, need.hits
+        least = self._config.min_hit_share * need.num_tokens
         scorers = [self._prefill_load(need, weights.prefill_load)]
         if hits.local or hits.store:
-            scorers.append(("prefix", weights.prefix, lambda view: prefix_hit(view, need, tiers)))
+            scorers.append(("prefix", weights.prefix, lambda view: prefix_hit(view, need, tiers, least)))
         if near:
             scorers.append(("topology", weights.topology, lambda view: nearness(view, near)))
         if last:
@@ -169,7 +171,8 @@ class Placement:
 
     def _prefill_load(self, need: Need, weight: float) -> Scorer:
         scale = max(need.num_tokens, self._config.max_queued_tokens)
-        return ("queue", weight, lambda view: prefill_load(view, need, scale))
+        least = self._config.min_hit_share * need.num_tokens
+        return ("queue", weight, lambda view: prefill_load(view, need, scale, least))
 
     def _pick(
         self, views: Sequence[WorkerView], scorers: Sequence[Scorer], need: Need
@@ -183,7 +186,7 @@ class Placement:
         weights = [weight for _, weight, _ in scorers]
         scores = [sum(map(mul, weights, part)) / total for part in parts]
         alone = all(view.home for view in views)
-        enough = max(scores) - max(self._config.tie_margin, 0.0 if alone else self._config.jitter)
+        enough = max(scores) - (0.0 if alone else self._config.jitter)
         equals = [view for view, value in zip(views, scores, strict=True) if value >= enough]
         chosen = self._random.choice([view for view in equals if view.home] or equals)
         if not self._config.explain:

@@ -27,9 +27,11 @@ def has_turn(view: WorkerView, need: Need, max_queued_tokens: int, patience: flo
     return queued < worth - max_queued_tokens
 
 
-def prefill_load(view: WorkerView, need: Need, scale_tokens: int) -> float:
+def prefill_load(view: WorkerView, need: Need, scale_tokens: int, least_hit: float = 0.0) -> float:
     """1 / (1 + (queued + uncached) / scale): load and prefix hits in one unit, tokens to compute.
 
-    `scale_tokens` is where the score is a half; the policy takes the longer of the prompt and its queue limit.
+    `scale_tokens` is where the score is a half; the policy takes the longer of the prompt and its queue limit. Hits of
+    fewer tokens than `least_hit` count as none.
     """
-    return 1.0 / (1.0 + (view.num_queued_tokens + need.num_uncached_tokens(view.name)) / scale_tokens)
+    num_uncached = max(1, need.num_tokens - need.num_hit_tokens(view.name, least_hit))
+    return 1.0 / (1.0 + (view.num_queued_tokens + num_uncached) / scale_tokens)

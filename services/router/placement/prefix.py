@@ -16,13 +16,14 @@ class TierWeights:
     store: float = 0.25
 
 
-def prefix_hit(view: WorkerView, need: Need, tiers: TierWeights) -> float:
+def prefix_hit(view: WorkerView, need: Need, tiers: TierWeights, least_hit: float = 0.0) -> float:
     """(w_local · local + w_peer · (peer − local) + w_store · (store − max(local, peer))) / prompt tokens.
 
-    Negative differences count as 0: a farther place matters for what the nearer ones do not hold.
+    Negative differences count as 0: a farther place matters for what the nearer ones do not hold. So do local hits of
+    fewer tokens than `least_hit`.
     """
     hits = need.hits
-    local = hits.local.get(view.name, 0)
+    local = need.num_hit_tokens(view.name, least_hit)
     worth = tiers.local * local
     if hits.peer > local:
         worth += tiers.peer * (hits.peer - local)

@@ -44,12 +44,12 @@ class PlacementSettings(BaseModel):
     """... slower by this factor: the others in the decode worker's batch wait too."""
     max_candidates: int = Field(default=32, ge=2)
     """Workers looked at for one request; of more, the best prefix holders and a random draw."""
-    tie_margin: float = Field(default=0.01, ge=0, le=1)
-    """Scores this close to the best count as equal, and one of the equals is drawn: long prompts without a prefix of
-    their own go to all workers, those included that do not hold what all prompts begin with."""
+    min_hit_share: float = Field(default=0.125, ge=0, le=1)
+    """A worker's hits count when workers are compared if they are at least this share of the prompt: long prompts
+    without a prefix of their own go to all workers, those included that do not hold what all prompts begin with."""
     jitter: float = Field(default=0.1, ge=0, le=1)
-    """The same where several routers serve the fleet, and the router's own workers (by a hash of the names) go before
-    their equals; the larger of the two counts."""
+    """Where several routers serve the fleet: scores this close to the best count as equal, and the router's own workers
+    (by a hash of the names) go before their equals. With one router nothing is drawn but true equals."""
     max_sessions: int = Field(default=100_000, ge=0)
     """Conversations whose last workers are remembered."""
     explain_requests: int = Field(default=1024, ge=0)
@@ -78,7 +78,7 @@ class PlacementSettings(BaseModel):
             tiers=TierWeights(self.tier_local, self.tier_peer, self.tier_store),
             thresholds=Thresholds(self.prefill_here_tokens, self.prefill_here_max_tokens, self.prefill_here_gain),
             max_candidates=self.max_candidates,
-            tie_margin=self.tie_margin,
+            min_hit_share=self.min_hit_share,
             jitter=self.jitter,
             max_sessions=self.max_sessions,
             explain=self.explain_requests > 0,

@@ -182,9 +182,10 @@ class Need:
         """Blocks for the tokens known now and one more."""
         return -(-(self.num_tokens + 1) // self.block_size)
 
-    def num_hit_tokens(self, name: str) -> int:
-        """Of the prompt, how many tokens lie in the worker's pool."""
-        return self.hits.local.get(name, 0)
+    def num_hit_tokens(self, name: str, least: float = 0.0) -> int:
+        """Of the prompt, how many tokens lie in the worker's pool; 0 where they are fewer than `least`."""
+        num_tokens = self.hits.local.get(name, 0)
+        return num_tokens if num_tokens >= least else 0
 
     def num_uncached_tokens(self, name: str) -> int:
         """What the worker would have to compute: at least the last token, which has to be run to get the next."""

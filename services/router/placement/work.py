@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class Work(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Work:
     """Tokens go through the projections; in attention each meets those before it. A long prompt's pairs outgrow its
     tokens: 40,000 tokens in one prompt take much longer than in forty."""
 
@@ -18,12 +19,10 @@ class Work(NamedTuple):
         """A prompt's whose first `num_cached` tokens need not be computed."""
         return cls(num_uncached, num_uncached * (num_cached + num_uncached / 2))
 
-    def plus(self, other: Work) -> Work:
-        """Both."""
+    def __add__(self, other: Work) -> Work:
         return Work(self.tokens + other.tokens, self.pairs + other.pairs)
 
-    def minus(self, other: Work) -> Work:
-        """Without what was part of it."""
+    def __sub__(self, other: Work) -> Work:
         return Work(self.tokens - other.tokens, self.pairs - other.pairs)
 
 

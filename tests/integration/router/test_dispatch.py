@@ -208,7 +208,7 @@ async def test_a_cancel_before_the_submit_says_that_no_sender_knows():
 
 async def test_a_lost_decode_worker_is_replaced_and_no_token_is_repeated_or_dropped():
     prefill, first, second = prefill_worker(), decode_worker("d0"), decode_worker("d1")
-    second.num_blocks = 20
+    second.num_blocks = 60
     async with Router([prefill], [first, second]) as router:
         running = router.submit()
         submit = await to_submit(prefill, first)
@@ -361,7 +361,7 @@ async def test_a_short_suffix_is_prefilled_by_the_decode_worker_and_counted():
 
 async def test_a_placement_can_be_explained_with_every_attempt():
     prefill, first, second = prefill_worker(), decode_worker("d0"), decode_worker("d1")
-    second.num_blocks = 20
+    second.num_blocks = 60
     async with Router([prefill], [first, second]) as router:
         running = router.submit()
         await first.expect(decode_pb2.Reserve)

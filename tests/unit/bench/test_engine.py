@@ -37,7 +37,9 @@ def test_steps_are_measured_against_limits_of_the_same_run(folder, monkeypatch):
     assert (prefill.name, decode.name) == ("prefill 64", "decode 4 at 64")
     assert prefill.limit == pytest.approx(64 * 1e9 / bench.prefill_flops(64))
     kv_bytes = 4 * 64 * 2 * 2 * 2 * 16 * 4  # sequences, tokens, layers, K and V, KV heads, head_dim, bytes
-    assert decode.limit == pytest.approx(4 * 1e9 / max(bench.weight_bytes + kv_bytes, 8 * bench.num_parameters))
+    weight_bytes = bench.decoder.projection_bytes
+    assert weight_bytes == 4 * bench.num_parameters
+    assert decode.limit == pytest.approx(4 * 1e9 / max(weight_bytes + kv_bytes, 8 * bench.num_parameters))
     assert decode.fraction == pytest.approx(decode.value / decode.limit)
 
 

@@ -96,3 +96,16 @@ async def test_the_end_may_come_while_the_delta_before_it_is_passed_on(active: A
             active.emit(tokens(6, finish=types_pb2.FINISH_REASON_STOP))
             active.settle()
     assert read == [(5,), (6,)]
+
+
+async def test_an_end_that_overtakes_its_woken_reader_waits_too(active: ActiveRequest) -> None:
+    reading = asyncio.ensure_future(anext(aiter(active)))
+    await asyncio.sleep(0)  # it waits now
+    active.emit(tokens(5))
+    asyncio.get_running_loop().call_soon(active.emit, tokens(6, finish=types_pb2.FINISH_REASON_LENGTH))
+    for _ in range(5):
+        await asyncio.sleep(0)
+        assert not reading.done()
+    active.settle()
+    async with asyncio.timeout(5):
+        assert (await reading).token_ids == (5, 6)

@@ -72,9 +72,11 @@ def test_queued_tokens_attend_to_as_many_as_those_of_the_prompts_that_are_known(
     report(ledger, 1.2, queued=2200)  # as much again, by other routers
     assert ledger.view.queued == Work(2200, 2 * known.pairs)
     ledger.computed("long")
-    ledger.release("cached")
     report(ledger, 1.3, queued=300)
-    assert ledger.view.queued == Work(300, 0.0)
+    assert ledger.view.queued == Work(300, 300 * 4050.0)
+    ledger.release("cached")
+    report(ledger, 1.4, queued=200)
+    assert ledger.view.queued == Work(200, 200 * 4050.0)
 
 
 @given(

@@ -37,6 +37,19 @@ def test_a_prefix_hit_outweighs_a_little_load():
     assert choose(decodes, prefills, need(d0=64, p0=48)) == Choice("d0", "p0")
 
 
+def test_workers_that_lack_what_all_prompts_begin_with_have_long_prompts_too():
+    decodes, prefills = [view("d"), view("new-d")], [view("p"), view("new-p")]
+
+    def chosen(request: Need, **config: float) -> set[Choice]:
+        placement = Placement(PlacementConfig(**config))
+        pools = pool(*decodes), pool(*prefills)
+        return {placement.choose(request, *pools, collocated=False) for _ in range(50)}
+
+    short_hit, long_hit = need(1024, d=112, p=112), need(1024, d=128, p=128)
+    assert len(chosen(short_hit)) == 4
+    assert chosen(long_hit) == chosen(short_hit, min_hit_share=0.0) == {Choice("d", "p")}
+
+
 def test_nobody_is_chosen_when_one_half_is_missing_or_full():
     assert choose([view()], []) is None
     assert choose([], [view()]) is None

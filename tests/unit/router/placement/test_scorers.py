@@ -28,6 +28,16 @@ def test_tokens_count_by_where_their_kv_lies():
     assert prefix_hit(view("none"), request, tiers) == pytest.approx((0.5 * 60 + 0.25 * 20) / 100)
 
 
+def test_hits_shorter_than_the_least_that_counts_are_none():
+    tiers, request = TierWeights(1.0, 0.5, 0.25), need(100, w=20, other=19)
+    for score in (
+        lambda v: prefix_hit(v, request, tiers, 20),
+        lambda v: prefill_load(v, request, 100, 20),
+        lambda v: decode_load(v, request, 20),
+    ):
+        assert score(view("other")) == score(view("none")) < score(view("w"))
+
+
 def test_decode_load_is_the_mean_of_free_blocks_and_places():
     assert decode_load(view(num_free_blocks=55, num_requests=4), need(79)) == pytest.approx((0.5 + 0.5) / 2)
 

@@ -151,7 +151,7 @@ class PacksLinear(Protocol):
         """Lay a weight out for this backend's `linear`, which alone can read it from then on.
 
         Args:
-            weight: [out_size, in_size], contiguous; its memory is changed, and may be part of the result.
+            weight: [out_size, in_size], contiguous; its memory is changed, and becomes part of the result or is freed.
 
         Returns:
             What to call `linear` with; `weight` as it was where its shape does not suit.

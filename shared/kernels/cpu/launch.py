@@ -17,14 +17,12 @@ from shared.kernels.attention.contract import check_paged_attention
 from shared.kernels.backend import LayerSizes, LayerWeights
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.layer_stack import CpuLayerStack, fits
-from shared.kernels.cpu.packing import LANES, PANEL, check_packed, is_packed, pack, tight_bytes
+from shared.kernels.cpu.packing import DTYPES, LANES, PANEL, check_packed, is_packed, pack, tight_bytes
 from shared.kernels.rmsnorm import reference as rmsnorm
 from shared.kernels.rotary import reference as rotary
 
 WIDE_CHUNK = 512
 """Rows of a bf16 weight that are widened to fp32 at a time, to stay in the cache."""
-
-DTYPES = (torch.float32, torch.bfloat16)
 
 
 def load(path: Path) -> ctypes.CDLL:

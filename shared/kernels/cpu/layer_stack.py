@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shared.kernels.backend import LayerSizes, LayerWeights
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.cpu.packing import LANES, PANEL, is_packed, tight_bytes
+from shared.kernels.cpu.packing import LANES, PANEL, in_size, is_packed, tight_bytes
 
 _PACKED = ("qkv", "o", "gate_up", "down")
 _PLAIN = ("input_norm", "qkv_bias", "q_norm", "k_norm", "o_bias", "post_norm", "gate_up_bias", "down_bias")
@@ -63,6 +63,10 @@ class CpuLayerStack:
         self._hidden = last_norm.shape[0]
         self._inner = layers[0].gate_up.shape[0] * PANEL // 2
         self._dtype = last_norm.dtype
+        for layer in layers:
+            found = tuple(in_size(weight) for weight in _projections(layer))
+            expected = (self._hidden, sizes.num_heads * sizes.head_dim, self._hidden, self._inner)
+            assert found == expected, f"projections of {found} columns, not {expected}"
         self._layers = (_Layer * len(layers))(*(_layer(*pair) for pair in zip(layers, sizes.windows, strict=True)))
 
     def run(

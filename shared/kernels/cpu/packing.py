@@ -10,6 +10,7 @@ import ctypes
 import torch
 from torch import Tensor
 
+DTYPES = (torch.float32, torch.bfloat16)
 LANES = 16
 """fp32 numbers in a vector: sizes must be multiples of it."""
 PANEL = 32
@@ -17,6 +18,7 @@ PANEL = 32
 MOST_RARE = 1 / 128
 """Of a panel's weights, those that may lie outside its table: each is corrected by itself after the panel."""
 
+_K_SIZE = slice(16, 20)  # in a tight panel's head
 _HEAD_BYTES, _COLUMN_BYTES, _RARE_BYTES, _LINE_BYTES = 64, PANEL * 3 // 2, 8, 64  # of source/panels.h
 
 
@@ -24,8 +26,10 @@ def pack(library: ctypes.CDLL, weight: Tensor) -> Tensor:
     """Lays a weight [out_size, in_size], fp32 or bf16, out in panels; changes its memory.
 
     Returns panels [out_size / 32, in_size, 32] in place; or tight ones, uint8 [out_size / 32, bytes of a panel], and
-    frees the weight's memory; or the weight as it was where its sizes do not fit vectors.
+    frees the weight's memory unless it is part of another tensor's; or the weight as it was where its sizes do not fit
+    vectors.
     """
+    assert weight.dtype in DTYPES, f"{weight.dtype} is neither fp32 nor bf16"
     out_size, size = weight.shape
     if out_size % PANEL or size % LANES or not weight.is_contiguous():
         return weight
@@ -34,7 +38,8 @@ def pack(library: ctypes.CDLL, weight: Tensor) -> Tensor:
     tight = _tighten(library, weight) if is_bf16 and library.tandem_reads_tight() else None
     if tight is None:
         return weight.view(out_size // PANEL, size, PANEL)
-    weight.untyped_storage().resize_(0)  # whoever still holds a view of it holds no memory
+    if weight.untyped_storage().nbytes() == weight.nbytes:  # its own, so nobody else's memory goes
+        weight.untyped_storage().resize_(0)
     return tight
 
 
@@ -58,16 +63,18 @@ def is_packed(weight: Tensor) -> bool:
     return weight.dim() == 3 or weight.dtype == torch.uint8
 
 
+def in_size(weight: Tensor) -> int:
+    """Of a packed weight."""
+    if tight_bytes(weight):
+        return int(weight[0, _K_SIZE].view(torch.int32))
+    return weight.shape[1]
+
+
 def check_packed(weight: Tensor, x: Tensor) -> None:
     """Asserts that x [num_rows, in_size] can be multiplied by a packed weight."""
-    size = x.shape[1]
-    if tight_bytes(weight):
-        assert x.dtype == torch.bfloat16, f"{x.dtype} times tight panels"
-        least, most = (_HEAD_BYTES + (_COLUMN_BYTES + rare) * size for rare in (0, MOST_RARE * PANEL * _RARE_BYTES))
-        assert least <= weight.shape[1] < most + _LINE_BYTES, f"{size} columns times panels of {weight.shape[1]} bytes"
-    else:
-        assert x.dtype == weight.dtype, f"{x.dtype} times {weight.dtype}"
-        assert weight.shape[1] == size, f"{size} columns times panels {tuple(weight.shape)}"
+    dtype = torch.bfloat16 if tight_bytes(weight) else weight.dtype
+    assert x.dtype == dtype, f"{x.dtype} times {dtype}"
+    assert x.shape[1] == in_size(weight), f"{x.shape[1]} columns times panels of {in_size(weight)}"
 
 
 def tight_bytes(weight: Tensor) -> int:

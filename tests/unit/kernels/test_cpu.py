@@ -170,6 +170,10 @@ def test_tightening_frees_the_weight(cpu):
     if not tight_bytes(cpu.pack_linear(weight)):
         pytest.skip("this processor multiplies pairs of bf16, from plain panels")
     assert view.untyped_storage().nbytes() == 0
+    both = random(192, 64, dtype=torch.bfloat16)
+    kept = both[96:].clone()
+    assert tight_bytes(cpu.pack_linear(both[:96]))
+    assert both[96:].equal(kept)
 
 
 @needs_library
@@ -178,8 +182,14 @@ def test_tight_panels_of_another_size_are_refused(cpu):
     for wrong in (48, 80):
         with pytest.raises(AssertionError, match="columns times panels"):
             cpu.linear(random(2, wrong, dtype=torch.bfloat16), tight, None)
-    with pytest.raises(AssertionError, match="times tight panels"):
+    with pytest.raises(AssertionError, match=r"float32 times torch\.bfloat16"):
         cpu.linear(random(2, 64, dtype=torch.float32), tight, None)
+
+
+@needs_library
+def test_weights_of_other_dtypes_are_not_packed(cpu):
+    with pytest.raises(AssertionError, match="float16 is neither"):
+        cpu.pack_linear(random(96, 64, dtype=torch.float16))
 
 
 @needs_library

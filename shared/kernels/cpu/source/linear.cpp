@@ -17,7 +17,7 @@ constexpr int64_t kDirectTile = 12;          // rows that share a weight as it i
 constexpr int64_t kDirectRows = 36;         // up to so many rows, weights are widened as they are used
 constexpr int64_t kBlock = 512;             // k of a widened panel
 constexpr int64_t kChunk = 16 * kRows;      // rows that use a widened panel
-constexpr int64_t kGroup = 4;               // panels of a task
+constexpr int64_t kTaskPanels = 4;          // of a task of many rows
 constexpr int64_t kTaskWork = 1 << 20;      // products of a task of few rows, so that tasks are neither tiny nor few
 
 template <typename T>
@@ -201,7 +201,7 @@ void blocked(const Product<T>& job, int64_t low, int64_t high, int64_t first, in
   thread_local Workspace workspace;
   const Tiles& tiles = job.tiles;
   const int64_t top = tiles.first(low), rows = tiles.first(high) - top;
-  float* wide = workspace.floats(kColumns * (kBlock + kGroup * rows));
+  float* wide = workspace.floats(kColumns * (kBlock + kTaskPanels * rows));
   float* sums = wide + kColumns * kBlock;  // [panel][row][32]
   for (int64_t k = 0; k < job.k_size; k += kBlock) {
     const int64_t depth = std::min(kBlock, job.k_size - k);
@@ -226,7 +226,7 @@ void linear(
   const Tiles tiles(m, direct && Words<T>::per_word == 1 ? kDirectTile : kRows);
   const Product<T> job{scratch, weight, bias, y, k, n, tight_bytes, tiles};
   const int64_t panels = n / kColumns;
-  const int64_t chunks = direct ? 1 : (m + kChunk - 1) / kChunk, groups = (panels + kGroup - 1) / kGroup;
+  const int64_t chunks = direct ? 1 : (m + kChunk - 1) / kChunk, groups = (panels + kTaskPanels - 1) / kTaskPanels;
   parallel_ranges(tiles.count, m < kChunk ? tiles.count : 2, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; t++)
       lay_rows(x + tiles.first(t) * k, k, tiles.size(t), scratch + tiles.first(t) * job.words());
@@ -238,9 +238,9 @@ void linear(
     });
   } else {
     parallel_for(chunks * groups, [&](int64_t i) {
-      const int64_t chunk = i % chunks, p = i / chunks * kGroup;
+      const int64_t chunk = i % chunks, p = i / chunks * kTaskPanels;
       const int64_t low = chunk * tiles.count / chunks, high = (chunk + 1) * tiles.count / chunks;
-      blocked(job, low, high, p, std::min(p + kGroup, panels));
+      blocked(job, low, high, p, std::min(p + kTaskPanels, panels));
     });
   }
 }

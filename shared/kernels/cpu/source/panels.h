@@ -52,8 +52,8 @@ class TightPanel {
   };
   struct Head {
     uint8_t upper[16];  // the first is 0
-    uint32_t num_rare;
-    uint8_t unused[44];
+    uint32_t k_size, num_rare;
+    uint8_t unused[40];
   };
   static constexpr int64_t kGroupBytes = 192;
 
@@ -91,4 +91,7 @@ class TightPanel {
   int64_t k_size_;
   __m512i upper_;
 };
-static_assert(sizeof(TightPanel::Head) == 64);
+// packing.py counts on these.
+static_assert(sizeof(TightPanel::Head) == 64 && offsetof(TightPanel::Head, k_size) == 16);
+static_assert(sizeof(TightPanel::Rare) == 8);
+static_assert(2 * TightPanel::kGroupBytes == 3 * kGroupK * kColumns);

@@ -7,17 +7,17 @@
 
 namespace {
 
-struct Words {
-  const uint16_t* words;  // [k / 2][2][16] pairs
+struct Source {
+  const uint16_t* words;  // a plain panel: [k / 2][2][16] pairs
   int64_t k_size;
 
   int64_t count() const { return k_size * kColumns; }
-  // Of the word at `index`.
+  // k * 32 + output of the word at `index`.
   static int64_t place(int64_t index) { return (index / 64 * 2 + index % 2) * kColumns + index % 64 / 2; }
 };
 
 // The 15 upper bytes that most words have, behind 0; returns how many words have another one.
-int64_t choose_upper(const Words& panel, uint8_t* upper) {
+int64_t choose_upper(const Source& panel, uint8_t* upper) {
   int64_t counts[256] = {};
   for (int64_t i = 0; i < panel.count(); i++) counts[panel.words[i] >> 8]++;
   int order[255];
@@ -48,10 +48,11 @@ void close_half(const uint16_t* words, const uint8_t* upper, __m512i& lower, __m
   lower = _mm512_maskz_mov_epi8(found, lower);
 }
 
-void tighten_panel(const Words& panel, const uint8_t* upper, std::byte* out) {
+void tighten_panel(const Source& panel, const uint8_t* upper, std::byte* out) {
   auto* head = (TightPanel::Head*)out;
   *head = {};
   std::memcpy(head->upper, upper, 16);
+  head->k_size = uint32_t(panel.k_size);
   std::byte* group = out + sizeof(*head);
   for (int64_t k = 0; k < panel.k_size; k += kGroupK, group += TightPanel::kGroupBytes) {
     __m512i lower[2], places[2];
@@ -64,7 +65,7 @@ void tighten_panel(const Words& panel, const uint8_t* upper, std::byte* out) {
   for (int i = 0; i < 16; i++) known[upper[i]] = true;
   auto* rare = (TightPanel::Rare*)group;
   for (int64_t i = 0; i < panel.count(); i++)
-    if (!known[panel.words[i] >> 8]) rare[head->num_rare++] = {uint32_t(Words::place(i)), to_float(bf16{panel.words[i]})};
+    if (!known[panel.words[i] >> 8]) rare[head->num_rare++] = {uint32_t(Source::place(i)), to_float(bf16{panel.words[i]})};
   std::sort(rare, rare + head->num_rare, [](const auto& a, const auto& b) { return a.place < b.place; });
 }
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from shared.kernels.cpu.build import CannotBuild, library
-from shared.kernels.cpu.launch import DTYPES, CpuOps, load
+from shared.kernels.cpu.launch import CpuOps, load
+from shared.kernels.cpu.packing import DTYPES
 from shared.kernels.torch_backend import TorchKernels
 
 

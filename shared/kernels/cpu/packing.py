@@ -18,7 +18,7 @@ PANEL = 32
 MOST_RARE = 1 / 128
 """Of a panel's weights, those that may lie outside its table: each is corrected by itself after the panel."""
 
-_K_SIZE = slice(16, 20)  # in a tight panel's head
+_K_SIZE_AT = 16  # in a tight panel's head
 _HEAD_BYTES, _COLUMN_BYTES, _RARE_BYTES, _LINE_BYTES = 64, PANEL * 3 // 2, 8, 64  # of source/panels.h
 
 
@@ -66,7 +66,7 @@ def is_packed(weight: Tensor) -> bool:
 def in_size(weight: Tensor) -> int:
     """Of a packed weight."""
     if tight_bytes(weight):
-        return int(weight[0, _K_SIZE].view(torch.int32))
+        return ctypes.c_uint32.from_address(weight.data_ptr() + _K_SIZE_AT).value  # torch's own way takes 15 µs
     return weight.shape[1]
 
 

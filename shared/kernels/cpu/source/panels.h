@@ -24,7 +24,7 @@ inline __m512 odd_of(__m512i pairs) {
 }
 
 constexpr int64_t kGroupK = 4;  // k of a group: a line of lower bytes for each half, then one of both halves' places
-constexpr int64_t kAhead = 2048;  // bytes prefetched ahead of the stream of weights
+constexpr int64_t kAhead = 4096;  // bytes prefetched ahead of the stream of weights
 
 struct PlainPanel {
   const bf16* weights;

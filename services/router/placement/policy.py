@@ -147,9 +147,13 @@ class Placement:
         route = thresholds.route(num_uncached, here_s, pool_s)
         return route, pool_s if route is Route.HAND_OFF else here_s
 
+    def _least_hit(self, need: Need) -> float:
+        """Tokens of the shortest hit that counts when workers are compared."""
+        return self._config.min_hit_share * need.num_tokens
+
     def _decode_scorers(self, need: Need, last: str) -> list[Scorer]:
         weights, tiers = self._config.weights, TierWeights(1.0, 0.0, 0.0)  # a decode worker fetches from nowhere
-        least = self._config.min_hit_share * need.num_tokens
+        least = self._least_hit(need)
         scorers: list[Scorer] = [("load", weights.decode_load, lambda view: decode_load(view, need, least))]
         if need.hits.local:
             scorers.append(("prefix", weights.decode_prefix, lambda view: prefix_hit(view, need, tiers, least)))
@@ -159,7 +163,7 @@ class Placement:
 
     def _prefill_scorers(self, need: Need, last: str, near: tuple[str, ...]) -> list[Scorer]:
         weights, tiers, hits = self._config.weights, self._config.tiers, need.hits
-        least = self._config.min_hit_share * need.num_tokens
+        least = self._least_hit(need)
         scorers = [self._prefill_load(need, weights.prefill_load)]
         if hits.local or hits.store:
             scorers.append(("prefix", weights.prefix, lambda view: prefix_hit(view, need, tiers, least)))
@@ -171,7 +175,7 @@ class Placement:
 
     def _prefill_load(self, need: Need, weight: float) -> Scorer:
         scale = max(need.num_tokens, self._config.max_queued_tokens)
-        least = self._config.min_hit_share * need.num_tokens
+        least = self._least_hit(need)
         return ("queue", weight, lambda view: prefill_load(view, need, scale, least))
 
     def _pick(

@@ -33,5 +33,5 @@ def prefill_load(view: WorkerView, need: Need, scale_tokens: int, least_hit: flo
     `scale_tokens` is where the score is a half; the policy takes the longer of the prompt and its queue limit. Hits of
     fewer tokens than `least_hit` count as none.
     """
-    num_uncached = max(1, need.num_tokens - need.num_hit_tokens(view.name, least_hit))
+    num_uncached = need.num_uncached_tokens(view.name, least_hit)
     return 1.0 / (1.0 + (view.num_queued_tokens + num_uncached) / scale_tokens)

@@ -187,9 +187,10 @@ class Need:
         num_tokens = self.hits.local.get(name, 0)
         return num_tokens if num_tokens >= least else 0
 
-    def num_uncached_tokens(self, name: str) -> int:
-        """What the worker would have to compute: at least the last token, which has to be run to get the next."""
-        return max(1, self.num_tokens - self.hits.local.get(name, 0))
+    def num_uncached_tokens(self, name: str, least_hit: float = 0.0) -> int:
+        """What the worker would have to compute: at least the last token, which has to be run to get the next. Hits of
+        fewer tokens than `least_hit` count as none."""
+        return max(1, self.num_tokens - self.num_hit_tokens(name, least_hit))
 
     def work(self, name: str) -> Work:
         """What the worker would have to compute."""

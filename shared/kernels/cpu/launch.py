@@ -17,7 +17,7 @@ from shared.kernels.attention.contract import check_paged_attention
 from shared.kernels.backend import LayerSizes, LayerWeights
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.layer_stack import CpuLayerStack, fits
-from shared.kernels.cpu.packing import DTYPES, LANES, PANEL, check_packed, is_packed, pack, tight_bytes
+from shared.kernels.cpu.packing import LANES, PANEL, check_packed, is_bf16, is_packed, pack, tight_bytes
 from shared.kernels.rmsnorm import reference as rmsnorm
 from shared.kernels.rotary import reference as rotary
 
@@ -83,7 +83,7 @@ class CpuOps:
             num_rows,
             size,
             out_size,
-            _is_bf16(x),
+            is_bf16(x),
         )
         return out
 
@@ -127,7 +127,7 @@ class CpuOps:
         assert weight.dtype == x.dtype, f"weight {weight.dtype} for {x.dtype}"
         rows = x.numel() // size
         pointers = (x.data_ptr(), _pointer(residual), weight.data_ptr(), out.data_ptr(), _pointer(total))
-        self.library.tandem_rms_norm(*pointers, rows, size, eps, _is_bf16(x))
+        self.library.tandem_rms_norm(*pointers, rows, size, eps, is_bf16(x))
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """See `DecoderOps`."""
@@ -136,7 +136,7 @@ class CpuOps:
             return activation.silu_mul(gate_up)
         assert gate_up.is_contiguous(), "gate_up is strided"
         out = torch.empty((rows, both // 2), dtype=gate_up.dtype)
-        self.library.tandem_silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, both // 2, _is_bf16(gate_up))
+        self.library.tandem_silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, both // 2, is_bf16(gate_up))
         return out
 
     def rotate_and_write(
@@ -184,7 +184,7 @@ class CpuOps:
             eps,
             out.data_ptr(),
             sizes,
-            _is_bf16(query),
+            is_bf16(query),
         )
         return out
 
@@ -226,7 +226,7 @@ class CpuOps:
             out.data_ptr(),
             scale,
             sizes,
-            _is_bf16(query),
+            is_bf16(query),
         )
         return out
 
@@ -250,8 +250,3 @@ def _wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
-
-
-def _is_bf16(tensor: Tensor) -> int:
-    assert tensor.dtype in DTYPES, f"{tensor.dtype} is neither fp32 nor bf16"
-    return int(tensor.dtype == torch.bfloat16)

@@ -29,13 +29,12 @@ def pack(library: ctypes.CDLL, weight: Tensor) -> Tensor:
     frees the weight's memory unless it is part of another tensor's; or the weight as it was where its sizes do not fit
     vectors.
     """
-    assert weight.dtype in DTYPES, f"{weight.dtype} is neither fp32 nor bf16"
+    packs_pairs = is_bf16(weight)
     out_size, size = weight.shape
     if out_size % PANEL or size % LANES or not weight.is_contiguous():
         return weight
-    is_bf16 = weight.dtype == torch.bfloat16
-    library.tandem_pack_linear(weight.data_ptr(), size, out_size, int(is_bf16))
-    tight = _tighten(library, weight) if is_bf16 and library.tandem_reads_tight() else None
+    library.tandem_pack_linear(weight.data_ptr(), size, out_size, packs_pairs)
+    tight = _tighten(library, weight) if packs_pairs and library.tandem_reads_tight() else None
     if tight is None:
         return weight.view(out_size // PANEL, size, PANEL)
     if weight.untyped_storage().nbytes() == weight.nbytes:  # its own, so nobody else's memory goes
@@ -56,6 +55,12 @@ def _tighten(library: ctypes.CDLL, packed: Tensor) -> Tensor | None:
     tight = torch.empty((panels, num_lines * _LINE_BYTES), dtype=torch.uint8)
     library.tandem_tighten(packed.data_ptr(), size, out_size, tables.data_ptr(), tight.shape[1], tight.data_ptr())
     return tight
+
+
+def is_bf16(tensor: Tensor) -> int:
+    """1 for bf16, 0 for fp32, as the C++ kernels are told; asserts that it is one of them."""
+    assert tensor.dtype in DTYPES, f"{tensor.dtype} is neither fp32 nor bf16"
+    return int(tensor.dtype == torch.bfloat16)
 
 
 def is_packed(weight: Tensor) -> bool:

@@ -99,7 +99,7 @@ def write_figures(path: Path, measured: Mapping[str, Sequence[Entrant]]) -> None
     Disaggregated goodput has the best collocated baseline as its peer.
     """
     # Imported here: it brings torch, which no other command of the load tests needs.
-    from shared.bench.report import Result, write
+    from loadtest.bench.report import Result, write
 
     results = []
     for workload, entrants in measured.items():

@@ -64,7 +64,7 @@ class _Commands(TandemCommands):
 
     def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
         """See ServiceCommands."""
-        budget = ("--max-step-tokens", str(self._chunk_len))
+        budget = ("--max-num-batched-tokens", str(self._chunk_len))
         nice = shutil.which("nice")
         give_way = [] if nice is None else [nice, "-n", _WORKER_NICENESS]
         return [*give_way, *super().worker(plan, kvstore), *budget]

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from loadtest.bench.report import write
 from loadtest.simulator import report
 from loadtest.simulator.fleet import WorkerSpec
 from loadtest.simulator.outcome import Targets
@@ -18,7 +19,6 @@ from loadtest.workloads.trace import TraceRequest, parse_slice, slice_requests
 from services.router.admission.orders import ORDERS
 from services.router.placement.disaggregation import Thresholds
 from services.router.placement.policy import PlacementConfig, Weights
-from shared.bench.report import write
 from shared.errors import ConfigError
 
 BLOCK_SIZE = 16
@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     add("--prefill-here", type=int, default=HERE[0], help="ours: placement.prefill_here_tokens")
     add("--prefill-here-max", type=int, default=HERE[1], help="ours: placement.prefill_here_max_tokens")
     add("--min-hit-share", type=float, default=0.125, help="ours: placement.min_hit_share")
-    add("--jitter", type=float, default=0.1, help="ours: placement.jitter, for several routers")
+    add("--tie_margin", type=float, default=0.1, help="ours: placement.tie_margin, for several routers")
     add("--max-candidates", type=int, default=32, help="ours: placement.max_candidates")
     add("--out", type=Path, help="where to write the results as JSON")
     return made
@@ -118,7 +118,7 @@ def setup_of(args: argparse.Namespace) -> Setup:
         thresholds=Thresholds(args.prefill_here, args.prefill_here_max),
         max_candidates=args.max_candidates,
         min_hit_share=args.min_hit_share,
-        jitter=args.jitter,
+        tie_margin=args.tie_margin,
         explain=False,
     )
     return Setup(

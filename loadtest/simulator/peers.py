@@ -7,13 +7,13 @@ from collections.abc import Callable
 from itertools import count
 from typing import Protocol
 
-from services.router.placement.views import Need, Pool, WorkerView
+from services.router.placement.views import PlacementRequest, Pool, WorkerView
 
 
 class PeerPolicy(Protocol):
     """Chooses at arrival, whatever the workers' queues."""
 
-    def choose(self, need: Need, prefills: Pool, decodes: Pool) -> tuple[str, str]:
+    def choose(self, need: PlacementRequest, prefills: Pool, decodes: Pool) -> tuple[str, str]:
         """(prefill worker, decode worker)."""
         ...
 
@@ -24,7 +24,7 @@ class RoundRobin:
     def __init__(self, seed: int) -> None:
         self._turns = count(seed)
 
-    def choose(self, need: Need, prefills: Pool, decodes: Pool) -> tuple[str, str]:  # noqa: ARG002 - looks at nothing
+    def choose(self, need: PlacementRequest, prefills: Pool, decodes: Pool) -> tuple[str, str]:  # noqa: ARG002 - looks at nothing
         """See `PeerPolicy`."""
         turn = next(self._turns)
         return _names(prefills)[turn % len(prefills)], _names(decodes)[turn % len(decodes)]
@@ -36,7 +36,7 @@ class LeastLoaded:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
-    def choose(self, need: Need, prefills: Pool, decodes: Pool) -> tuple[str, str]:  # noqa: ARG002 - nor at prefixes
+    def choose(self, need: PlacementRequest, prefills: Pool, decodes: Pool) -> tuple[str, str]:  # noqa: ARG002 - nor at prefixes
         """See `PeerPolicy`."""
         return (
             _least(prefills, lambda view: view.num_queued_tokens, self._random),
@@ -51,7 +51,7 @@ class SessionSticky:
         self._first = LeastLoaded(seed)
         self._homes: dict[str, tuple[str, str]] = {}
 
-    def choose(self, need: Need, prefills: Pool, decodes: Pool) -> tuple[str, str]:
+    def choose(self, need: PlacementRequest, prefills: Pool, decodes: Pool) -> tuple[str, str]:
         """See `PeerPolicy`."""
         home = self._homes.get(need.session)
         if home is None:
@@ -68,7 +68,7 @@ class PrefixAware:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
-    def choose(self, need: Need, prefills: Pool, decodes: Pool) -> tuple[str, str]:
+    def choose(self, need: PlacementRequest, prefills: Pool, decodes: Pool) -> tuple[str, str]:
         """See `PeerPolicy`."""
 
         def prefill_cost(view: WorkerView) -> float:

@@ -13,13 +13,13 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from loadtest.bench.report import Result, write
 from loadtest.simulator.cli import parser as simulator_parser
 from loadtest.simulator.cli import setup_of
 from loadtest.simulator.outcome import Outcome
 from loadtest.simulator.simulation import Setup, simulate
 from loadtest.workloads.mooncake import read_mooncake
 from loadtest.workloads.trace import TraceRequest, parse_slice, slice_requests
-from shared.bench.report import Result, write
 
 
 @dataclass(frozen=True, slots=True)

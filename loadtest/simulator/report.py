@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from loadtest.bench.report import Result
 from loadtest.simulator.outcome import Outcome
-from shared.bench.report import Result
 
 HEADERS = (
     "req/s", "policy", "goodput", "of offered", "prefix hits", "refused", "of these late", "TTFT p50", "p90",

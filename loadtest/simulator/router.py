@@ -9,10 +9,10 @@ from loadtest.simulator.decode_worker import DecodeWorker
 from loadtest.simulator.fleet import Report, World
 from loadtest.simulator.prefill_worker import PrefillWorker
 from loadtest.simulator.request import SimRequest
-from services.router.placement.decode_load import missing_blocks
 from services.router.placement.ledger import Ledger
 from services.router.placement.prediction import TtftPredictor
-from services.router.placement.views import Need, Pool, WorkerView
+from services.router.placement.scorers.decode_load import missing_blocks
+from services.router.placement.views import PlacementRequest, Pool, WorkerView
 from services.router.placement.work import NO_WORK, Work
 
 
@@ -63,16 +63,16 @@ class SimRouter(ABC):
         )
         self.changed()
 
-    def need(self, request: SimRequest) -> Need:
+    def need(self, request: SimRequest) -> PlacementRequest:
         """What the request asks for, with the prefix hits that the index knows of now."""
         hits = self.world.index.match(request.runs, request.num_prompt_tokens)
-        return Need(request.num_prompt_tokens, self.world.spec.block_size, hits, request.session)
+        return PlacementRequest(request.num_prompt_tokens, self.world.spec.block_size, hits, request.session)
 
     def ledger(self, worker: str) -> Ledger:
         """This router's account of a worker."""
         return self._ledgers[worker]
 
-    def commit(self, request: SimRequest, need: Need, decode: str, prefill: str) -> None:
+    def commit(self, request: SimRequest, need: PlacementRequest, decode: str, prefill: str) -> None:
         """Counts the request on its workers; an empty `prefill`: the decode worker computes the prompt."""
         request.decode, request.prefill = decode, prefill
         request.prefilled_here = not prefill

@@ -1,6 +1,6 @@
 """Our router: the real admission queue and the real placement over the simulated fleet, bound late.
 
-The steps are those of `services/router/dispatcher.py`: match, queue, place, reserve, submit.
+The steps are those of `services/router/dispatch/dispatcher.py`: match, queue, place, reserve, submit.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from loadtest.simulator.fleet import World
 from loadtest.simulator.prefill_worker import PrefillCalls, PrefillWorker
 from loadtest.simulator.request import SimRequest
 from loadtest.simulator.router import SimRouter
-from services.router.admission.gate import Expectation, Gate
+from services.router.admission.controller import AdmissionController, Estimate
 from services.router.admission.orders import ORDERS
 from services.router.admission.queue import AdmissionQueue
 from services.router.admission.waiting import Waiting
 from services.router.placement.decision import Choice
 from services.router.placement.policy import Placement, PlacementConfig
-from services.router.placement.prefill_load import GUEST_AFTER_S
-from services.router.placement.views import Need
+from services.router.placement.scorers.prefill_load import GUEST_AFTER_S
+from services.router.placement.views import PlacementRequest
 from shared.errors import Overloaded
 
 
@@ -40,8 +40,8 @@ class TandemConfig:
 @dataclass(slots=True)
 class _Active:
     request: SimRequest
-    need: Need
-    expected: Expectation
+    need: PlacementRequest
+    estimate: Estimate
     ended: bool = False
     """Given to workers, or refused."""
 
@@ -68,7 +68,7 @@ class TandemRouter(SimRouter):
                     pool.told(view.name, routers)
         self._config = config
         self._placement = Placement(config.placement, seed, self.predictor)
-        self._gate = Gate(self.predictor, config.late_idle_share, config.late_grace)
+        self._admission = AdmissionController(self.predictor, config.late_idle_share, config.late_grace)
         self._queue: AdmissionQueue[_Active] = AdmissionQueue(config.queue_limit, order=ORDERS[config.order])
         self._again = False
         self.num_waiting_max = 0
@@ -82,16 +82,16 @@ class TandemRouter(SimRouter):
         try:
             pool = self.prefill_pool if self.prefills else self.decode_pool
             num_cached = request.num_prompt_tokens - num_uncached
-            expected = self._gate.enter(item, now_s, self._queue, pool, num_cached=num_cached)
-            active = _Active(request, need, expected)
-            self._queue.push(expected.item, active)
+            estimate = self._admission.enter(item, now_s, self._queue, pool, num_cached=num_cached)
+            active = _Active(request, need, estimate)
+            self._queue.push(estimate.item, active)
         except Overloaded:
             self._refuse(request)
             return
         self.num_waiting_max = max(self.num_waiting_max, len(self._queue))
         self.changed()
-        if not math.isinf(expected.given_up_s):
-            self.world.clock.at(expected.given_up_s, self._expire, active)
+        if not math.isinf(estimate.given_up_s):
+            self.world.clock.at(estimate.given_up_s, self._expire, active)
 
     def changed(self) -> None:
         """See `Dispatcher.pump`."""
@@ -108,7 +108,7 @@ class TandemRouter(SimRouter):
     def _expire(self, active: _Active) -> None:
         if not active.ended:
             active.ended = True
-            self._gate.gave_up(active.expected, self.world.clock.now_s)
+            self._admission.gave_up(active.estimate, self.world.clock.now_s)
             self._refuse(active.request)
             self._queue.remove(active.request.name)
             self.changed()
@@ -118,13 +118,13 @@ class TandemRouter(SimRouter):
 
     def _try_start(self, active: _Active) -> bool:
         now_s = self.world.clock.now_s
-        need = replace(active.need, slack_s=active.expected.item.deadline_s - now_s, now_s=now_s)
+        need = replace(active.need, slack_s=active.estimate.item.deadline_s - now_s, now_s=now_s)
         choice = self._placement.choose(need, self.decode_pool, self.prefill_pool, collocated=not self.prefills)
         if choice is None:
             return False
         active.ended = True
         try:
-            self._gate.start(active.expected, now_s, choice.predicted_ttft_s)
+            self._admission.start(active.estimate, now_s, choice.predicted_ttft_s)
         except Overloaded:
             self._refuse(active.request)
             return True
@@ -148,7 +148,7 @@ class TandemRouter(SimRouter):
         self.release(active.request)
         self.ledger(choice.decode).view.accepting = False
         active.ended = False
-        self._queue.push_front(active.expected.item, active)
+        self._queue.push_front(active.estimate.item, active)
         self.changed()
 
     def _reserved(self, request: SimRequest, num_held: int) -> None:

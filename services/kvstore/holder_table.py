@@ -19,7 +19,7 @@ from itertools import groupby
 
 from services.kvstore.records import holder_ids
 from shared.errors import Internal
-from shared.rpc.block_holders import Holder, PrefixMatch, Tier, WorkerRole
+from shared.kv_index.holders import Holder, PrefixMatch, Tier, WorkerRole
 
 ENTRY = struct.Struct("<Q4sB")
 NEXT_FIELD = b"next"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.rpc.block_holders import EventStamp, PrefixMatch, Tier, WorkerIdentity
+from shared.kv_index.holders import EventStamp, PrefixMatch, Tier, WorkerIdentity
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from services.kvstore.pacer import Pacer
+from services.kvstore.rate_limiter import RateLimiter
 from services.kvstore.requests import check_tenant
 from services.kvstore.staging import Staging
 from services.kvstore.tiers.accounts import Quotas
@@ -18,16 +18,16 @@ from services.kvstore.tiers.arena import HostArena
 from services.kvstore.tiers.disk import DiskTier
 from services.kvstore.tiers.stack import TierStack
 from services.kvstore.tiers.tier import BlockTier, TierEvents
+from shared.block_service.client import SentBlock
+from shared.block_service.store_client import Wanted
 from shared.engine.messages import ShippedBlock
 from shared.errors import ModelMismatch, StoreUnavailable, TransferFailed
+from shared.kv.handoff.receiving import MemoryLost, receive_trailer
+from shared.kv.handoff.shipment import Shipment
+from shared.kv.handoff.trailer import trailer_bytes
 from shared.kv.transfer import Incoming, KVTransfer, new_ticket
-from shared.rpc.block_client import SentBlock
-from shared.rpc.block_holders import Tier
-from shared.rpc.handoff import trailer_bytes
-from shared.rpc.index_publisher import IndexPublisher
-from shared.rpc.receiving import MemoryLost, receive_trailer
-from shared.rpc.shipment import Shipment
-from shared.rpc.store_client import Wanted
+from shared.kv_index.holders import Tier
+from shared.kv_index.publisher import IndexPublisher
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class StoreNode:
         kinds = [Tier.HOST] * bool(config.host_bytes) + [Tier.DISK] * bool(config.disk_bytes)
         self._publishers = {tier: publisher(tier) for tier in kinds}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store tiers")
-        self._pacer = Pacer(config.send_bytes_per_s)
+        self._limiter = RateLimiter(config.send_bytes_per_s)
         self._block_bytes = 0  # not known yet
         self._opening = asyncio.Lock()
         self._staging: Staging
@@ -167,7 +167,7 @@ class StoreNode:
                 sent = await self._send_batch(shipment, [(index, hashes[index]) for index in batch], slots)
                 if sent:
                     yield sent
-                await self._pacer.spend(len(sent) * block_bytes)
+                await self._limiter.spend(len(sent) * block_bytes)
             await shipment.finish(0, 0, finished=False)
 
     async def _send_batch(

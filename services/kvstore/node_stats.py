@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from services.kvstore.tiers.stack import PinState, TierStack
 from services.kvstore.tiers.tier import BlockTier
-from shared.rpc.block_holders import Tier
+from shared.kv_index.holders import Tier
 from shared.rpc.pb.tandem.v1 import kvstore_pb2
 
 MAX_TENANTS = 1000

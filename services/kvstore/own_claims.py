@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from services.kvstore.availability import Availability
 from services.kvstore.index import BlockIndex, ResyncNeeded
 from shared.errors import StoreUnavailable
-from shared.rpc.block_holders import EventStamp, Tier, WorkerIdentity, join_hashes
+from shared.kv_index.holders import EventStamp, Tier, WorkerIdentity, join_hashes
 
 _UNSTAMPED = EventStamp(sequence=0, acknowledged=0)
 

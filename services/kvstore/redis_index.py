@@ -21,7 +21,7 @@ from services.kvstore.index import IndexStats, ResyncNeeded
 from services.kvstore.records import BOOKKEEPING_KEYS, TABLE_TAG, VERSION_KEY
 from services.kvstore.resp.client import RedisClient, info_fields, replies_of
 from services.kvstore.resp.command import Command, LuaScript
-from services.kvstore.resp.node import Lane
+from services.kvstore.resp.node import RedisConnection
 from services.kvstore.scripts import (
     ADMIT,
     FORGET_ALL,
@@ -35,7 +35,7 @@ from services.kvstore.scripts import (
     UNKNOWN,
 )
 from shared.errors import InvalidRequest, StoreUnavailable
-from shared.rpc.block_holders import EventStamp, PrefixMatch, Tier, WorkerIdentity
+from shared.kv_index.holders import EventStamp, PrefixMatch, Tier, WorkerIdentity
 
 SCRIPT_HASHES = 1024
 """Blocks in one run of a script, during which Redis serves nobody else: one or two milliseconds."""
@@ -69,7 +69,7 @@ class RedisIndex:
             return PrefixMatch()
         read = self._buckets.read(hashes, VERSION_KEY)
         for _ in range(2):
-            version, values = read.collect(await self._redis.call(*read.commands, lane=Lane.READ))
+            version, values = read.collect(await self._redis.call(*read.commands, connection=RedisConnection.READ))
             if version is None:
                 return PrefixMatch()  # nobody ever published
             table = await self._table_for(TableVersion.parse(version))
@@ -92,12 +92,12 @@ class RedisIndex:
         num_keys, used_bytes = 0, 0
         for node in await self._redis.nodes():
             size, info = replies_of(
-                node, await node.ask((Command.of("DBSIZE"), Command.of("INFO", "memory")), Lane.READ)
+                node, await node.ask((Command.of("DBSIZE"), Command.of("INFO", "memory")), RedisConnection.READ)
             )
             num_keys += size
             used_bytes += int(info_fields(info)["used_memory"])
         commands = [Command.of("EXISTS", *BOOKKEEPING_KEYS, slot=TABLE_SLOT), *self._markers("EXISTS")]
-        num_bookkeeping = sum(await self._redis.call(*commands, lane=Lane.READ))
+        num_bookkeeping = sum(await self._redis.call(*commands, connection=RedisConnection.READ))
         return IndexStats(num_keys - num_bookkeeping, used_bytes, self._redis.address)
 
     async def probe(self) -> None:
@@ -107,7 +107,7 @@ class RedisIndex:
         forgotten: each of them starts over as soon as it next says anything.
         """
         version, *markers = await self._redis.call(
-            Command.of("GET", VERSION_KEY, slot=TABLE_SLOT), *self._markers("EXISTS"), lane=Lane.READ
+            Command.of("GET", VERSION_KEY, slot=TABLE_SLOT), *self._markers("EXISTS"), connection=RedisConnection.READ
         )
         if all(markers):
             return
@@ -186,7 +186,9 @@ class RedisIndex:
 
 async def read_table(redis: RedisClient) -> HolderTable | None:
     """The holder table as it is now; None when nobody has published yet."""
-    [(version, fields)] = await redis.call(Command.script(READ_TABLE, TABLE_KEYS, (), TABLE_SLOT), lane=Lane.READ)
+    [(version, fields)] = await redis.call(
+        Command.script(READ_TABLE, TABLE_KEYS, (), TABLE_SLOT), connection=RedisConnection.READ
+    )
     if version is None:
         return None
     return HolderTable(TableVersion.parse(version), dict(zip(fields[::2], fields[1::2], strict=True)))

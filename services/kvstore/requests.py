@@ -5,8 +5,8 @@ from __future__ import annotations
 from services.kvstore.tiers.disk_header import MAX_TENANT_BYTES
 from services.kvstore.tiers.pins import Pin
 from shared.errors import InvalidRequest
-from shared.rpc.block_holders import EventStamp, Tier, WorkerIdentity, WorkerRole
-from shared.rpc.hash_lists import split_hashes
+from shared.kv_index.hash_lists import split_hashes
+from shared.kv_index.holders import EventStamp, Tier, WorkerIdentity, WorkerRole
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, types_pb2
 
 MAX_NAME_BYTES = 256

@@ -22,12 +22,12 @@ from services.kvstore.store_servicer import SERVICE_NAME as STORE_SERVICE_NAME
 from services.kvstore.store_servicer import StoreServicer
 from services.kvstore.sweeper import Sweeper
 from services.kvstore.tiers.accounts import Quotas
+from shared.block_service.servicer import SERVICE_NAME as BLOCK_SERVICE_NAME
+from shared.block_service.servicer import BlockServicer
 from shared.errors import ConfigError, StoreUnavailable
 from shared.kv.ucx import UcxTransfer
-from shared.rpc.block_holders import Tier, WorkerIdentity, WorkerRole
-from shared.rpc.block_servicer import SERVICE_NAME as BLOCK_SERVICE_NAME
-from shared.rpc.block_servicer import BlockServicer
-from shared.rpc.index_publisher import IndexPublisher
+from shared.kv_index.holders import Tier, WorkerIdentity, WorkerRole
+from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc
 from shared.rpc.server import RpcServer
 

@@ -14,9 +14,9 @@ from services.kvstore.match_streams import MatchStreams
 from services.kvstore.requests import publisher_of, remover_of, stamp_of, tier_of
 from shared.errors import StoreUnavailable, TandemError
 from shared.kv.hashing import HASH_BYTES
+from shared.kv_index.hash_lists import hashes_of
+from shared.kv_index.messages import match_to_proto
 from shared.rpc.errors import abort
-from shared.rpc.hash_lists import hashes_of
-from shared.rpc.kvstore_messages import match_to_proto
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from services.kvstore.records import VERSION_KEY, holder_ids
 from services.kvstore.redis_index import TABLE_SLOT, read_table
 from services.kvstore.resp.client import RedisClient, replies_of
 from services.kvstore.resp.command import Command
-from services.kvstore.resp.node import Lane, RedisNode
+from services.kvstore.resp.node import RedisConnection, RedisNode
 from services.kvstore.scripts import EXPIRE, REMOVE, TABLE_KEYS
 from shared.errors import StoreUnavailable, TandemError
 from shared.tasks import end_task
@@ -94,7 +94,7 @@ class Sweeper:
         cursor, num_pruned = b"0", 0
         while True:
             [(cursor, keys)] = replies_of(
-                node, await node.ask([Command.of("SCAN", cursor, "COUNT", KEYS_PER_STEP)], Lane.WRITE)
+                node, await node.ask([Command.of("SCAN", cursor, "COUNT", KEYS_PER_STEP)], RedisConnection.WRITE)
             )
             hashes = b"".join(found for key in keys if (found := self._buckets.hash_of(key)) is not None)
             if hashes:

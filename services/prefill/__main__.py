@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc.aio
 
-from services.prefill.role import PrefillRole
+from services.prefill.worker import PrefillRole
 from services.worker.service import WorkerService, start_worker
 from services.worker.session import SessionServer
 from shared.process import run_service

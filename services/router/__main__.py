@@ -14,24 +14,24 @@ from services.router.cache.servicer import SERVICE_NAME as CACHE_SERVICE_NAME
 from services.router.cache.servicer import CacheServicer
 from services.router.cache.store_nodes import StoreNodes
 from services.router.cache.watch import CacheWatch
-from services.router.dispatcher import DispatchConfig, Dispatcher
-from services.router.edge.frontend import Frontend
+from services.router.dispatch.dispatcher import DispatchConfig, Dispatcher
+from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.edge.grpc_api import InferenceServicer
 from services.router.edge.http.app import build_app
 from services.router.edge.http.server import HttpServer
+from services.router.edge.input_processor import InputProcessor
 from services.router.explanation import explanation
-from services.router.fleet import Fleet
 from services.router.metrics import RouterMetrics
 from services.router.placement.policy import Placement
-from services.router.prefix_lookup import PrefixLookup
 from services.router.settings import RouterSettings, parse_labels, parse_stores, parse_workers
 from services.router.status import cluster_status
+from services.router.workers.fleet import Fleet
 from shared.config import load_settings
 from shared.errors import ConfigError
+from shared.kv_index.client import KVStoreClient
 from shared.model.chat_template import ChatTemplate
 from shared.model.tokenizer import Tokenizer
 from shared.process import run_service
-from shared.rpc.kvstore_client import KVStoreClient
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from shared.rpc.server import RpcServer
 
@@ -83,9 +83,12 @@ class RouterService:
                 settings, model_name, self._fleet, self._dispatcher, lookup, self._metrics, self._watch.failures
             )
 
-        frontend = Frontend(self._dispatcher, tokenizer, template, model_name, settings.edge)
+        input_processor = InputProcessor(self._dispatcher, tokenizer, template, model_name, settings.edge)
         servicer = InferenceServicer(
-            frontend, settings.edge, status, lambda request_id: explanation(self._dispatcher.decisions, request_id)
+            input_processor,
+            settings.edge,
+            status,
+            lambda request_id: explanation(self._dispatcher.decisions, request_id),
         )
         cache = CacheServicer(
             self._fleet,
@@ -101,7 +104,7 @@ class RouterService:
             cache.register(server)
 
         self.grpc = RpcServer(settings.grpc, register, ("tandem.v1.InferenceService", CACHE_SERVICE_NAME))
-        self.http = HttpServer(settings.http, build_app(frontend, settings.edge, self._metrics.page, status))
+        self.http = HttpServer(settings.http, build_app(input_processor, settings.edge, self._metrics.page, status))
 
     @property
     def address(self) -> str:

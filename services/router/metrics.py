@@ -10,11 +10,11 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
 from prometheus_client import REGISTRY, generate_latest
 
-from services.router.active_request import ActiveRequest
+from services.router.dispatch.active_request import ActiveRequest
 from services.router.placement.disaggregation import Route
 from services.router.request import Request, RequestSummary
-from services.router.tally import Tally
 from shared.errors import TandemError
+from shared.telemetry.observable_counter import ObservableCounter
 
 OTHER_TENANTS = "other"
 
@@ -65,17 +65,17 @@ class RouterMetrics:
         meter = self._provider.get_meter("tandem.router")
         self._ttft = meter.create_histogram("gen_ai.server.time_to_first_token", unit="s")
 
-        def tally(name: str, description: str, *labels: str) -> Tally:
-            return Tally(meter, name, description, labels, self._model)
+        def counter(name: str, description: str, *labels: str) -> ObservableCounter:
+            return ObservableCounter(meter, name, description, labels, self._model)
 
-        self._requests = tally("tandem_requests", "requests by outcome", "outcome")
-        self._retries = tally("tandem_retries", "requests placed anew, by cause", "cause")
-        self._placements = tally("tandem_placements", "choices of workers by route", "route")
-        self._refusals = tally("tandem_refusals", "requests refused, at arrival or after a wait", "when")
-        self._prefixes = tally(
+        self._requests = counter("tandem_requests", "requests by outcome", "outcome")
+        self._retries = counter("tandem_retries", "requests placed anew, by cause", "cause")
+        self._placements = counter("tandem_placements", "choices of workers by route", "route")
+        self._refusals = counter("tandem_refusals", "requests refused, at arrival or after a wait", "when")
+        self._prefixes = counter(
             "tandem_prefix_tokens", "prompt tokens by tenant and by where their KV came from", "tenant", "place"
         )
-        self._tokens = tally("tandem_tokens", "tokens by kind", "kind")
+        self._tokens = counter("tandem_tokens", "tokens by kind", "kind")
 
     def finished(self, active: ActiveRequest) -> None:
         """A request ended well."""

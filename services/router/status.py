@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.router.dispatcher import Dispatcher
-from services.router.fleet import AnyLink, Fleet
+from services.router.dispatch.dispatcher import Dispatcher
+from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.metrics import RouterMetrics
-from services.router.prefix_lookup import PrefixLookup
 from services.router.settings import RouterSettings
+from services.router.workers.fleet import AnyLink, Fleet
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 
 

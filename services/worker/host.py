@@ -16,10 +16,10 @@ import torch
 from services.worker.settings import WorkerSettings
 from shared.engine.engine import Engine
 from shared.engine.messages import Event
-from shared.engine.pool_memory import MemoryBudget
-from shared.engine.profile_run import measure_budget
-from shared.engine.runner import Runner, RunnerConfig
-from shared.engine.scheduler import Scheduler, SchedulerConfig
+from shared.engine.runner.pool_memory import MemoryBudget
+from shared.engine.runner.profile_run import measure_budget
+from shared.engine.runner.runner import Runner, RunnerConfig
+from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.errors import ConfigError
 from shared.kv.layout import BlockLayout
 from shared.kv.pool import BlockPool
@@ -117,7 +117,7 @@ def scheduler_config(settings: WorkerSettings, layout: BlockLayout) -> Scheduler
     """The scheduler's part of the settings."""
     return SchedulerConfig(
         max_num_seqs=settings.max_num_seqs,
-        max_step_tokens=settings.max_step_tokens,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
         output_quantile=settings.output_length_quantile,
         num_host_blocks=settings.host_swap_bytes // layout.block_bytes,
         tpot_target_s=settings.tpot_target_ms / 1e3,
@@ -140,7 +140,7 @@ def choose_dtype(wanted: str, config: ModelConfig, device: str = "cpu") -> torch
 def _choose_num_blocks(settings: WorkerSettings, decoder: Decoder, layout: BlockLayout, max_len: int) -> int:
     """Raises ConfigError where the pool does not fit; it says how many blocks do."""
     if settings.device == "cuda":
-        budget = measure_budget(decoder, layout, settings.max_num_seqs, settings.max_step_tokens, max_len)
+        budget = measure_budget(decoder, layout, settings.max_num_seqs, settings.max_num_batched_tokens, max_len)
         return budget.choose(settings.num_kv_blocks, sys.maxsize, layout)
     share = 1.0 if settings.num_kv_blocks else AUTO_POOL_MEMORY_SHARE
     budget = MemoryBudget(psutil.virtual_memory().available, step_bytes=0, share=share)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from services.worker.block_traffic import BlockTraffic
+from services.worker.blocks.connector import KVConnector
 from shared.engine.messages import EngineLoad
 from shared.kv.transfer import TransferCounters
-from shared.rpc.block_holders import Tier
+from shared.kv_index.holders import Tier
 from shared.rpc.pb.tandem.v1 import types_pb2
 
 REPORT_INTERVAL_S = 0.005
@@ -22,11 +22,11 @@ class LoadReporter:
         self,
         counters: TransferCounters,
         publish: Callable[[types_pb2.Load], None],
-        traffic: BlockTraffic,
+        connector: KVConnector,
     ) -> None:
         """`publish` sends a report to every session."""
         self._counters = counters
-        self._traffic = traffic
+        self._connector = connector
         self._publish = publish
         self._newest: EngineLoad | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -47,7 +47,7 @@ class LoadReporter:
 
     def message(self) -> types_pb2.Load:
         """The newest state."""
-        load, fetches = self._newest, self._traffic.fetches
+        load, fetches = self._newest, self._connector.fetches
         message = types_pb2.Load(
             draining=self.draining,
             kv_bytes_sent=self._counters.bytes_sent,
@@ -55,8 +55,8 @@ class LoadReporter:
             num_host_hit_tokens=fetches.num_tokens(Tier.HOST),
             num_disk_hit_tokens=fetches.num_tokens(Tier.DISK),
             num_peer_hit_tokens=fetches.num_tokens(Tier.DEVICE),
-            num_blocks_given=self._traffic.server.num_given,
-            silent_stores=self._traffic.nodes.silent,
+            num_blocks_given=self._connector.server.num_given,
+            silent_stores=self._connector.nodes.silent,
         )
         if load is not None:
             # What a router may count on: running answers will take the others.

@@ -11,21 +11,21 @@ from typing import Any
 
 import grpc.aio
 
-from services.worker.block_traffic import BlockTraffic
+from services.worker.blocks.connector import KVConnector
+from services.worker.blocks.store_nodes import parse_stores
 from services.worker.host import EngineHost
-from services.worker.role import WorkerRole
 from services.worker.session import SessionServer
 from services.worker.settings import WorkerSettings
-from services.worker.store_nodes import parse_stores
+from services.worker.worker import WorkerRole
+from shared.block_service.servicer import SERVICE_NAME as BLOCK_SERVICE_NAME
+from shared.block_service.servicer import BlockServicer
 from shared.config import load_settings
 from shared.engine.messages import Event
+from shared.kv_index.client import KVStoreClient
+from shared.kv_index.holders import WorkerIdentity
+from shared.kv_index.holders import WorkerRole as HolderRole
+from shared.kv_index.publisher import IndexPublisher
 from shared.process import progress_event
-from shared.rpc.block_holders import WorkerIdentity
-from shared.rpc.block_holders import WorkerRole as HolderRole
-from shared.rpc.block_servicer import SERVICE_NAME as BLOCK_SERVICE_NAME
-from shared.rpc.block_servicer import BlockServicer
-from shared.rpc.index_publisher import IndexPublisher
-from shared.rpc.kvstore_client import KVStoreClient
 from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc
 from shared.rpc.server import RpcServer
 
@@ -41,10 +41,10 @@ class WorkerService:
         role: WorkerRole[Any, Any],
         store: KVStoreClient | None,
         publisher: IndexPublisher | None,
-        traffic: BlockTraffic,
+        connector: KVConnector,
     ) -> None:
         """Owns all of them."""
-        self._traffic = traffic
+        self._connector = connector
         self._host = host
         self._store = store
         self._role = role
@@ -67,7 +67,7 @@ class WorkerService:
 
         def register_all(server: grpc.aio.Server) -> None:
             register(server)
-            kvstore_pb2_grpc.add_BlockServiceServicer_to_server(BlockServicer(self._traffic.server), server)
+            kvstore_pb2_grpc.add_BlockServiceServicer_to_server(BlockServicer(self._connector.server), server)
 
         self.server = RpcServer(self._host.settings.bind, register_all, (service_name, BLOCK_SERVICE_NAME))
         await self.server.start()
@@ -84,7 +84,7 @@ class WorkerService:
         if self._watch is not None:
             self._watch.cancel()
         self._role.load.close()
-        await self._traffic.close()
+        await self._connector.close()
         if self._publisher is not None:
             await self._publisher.close()
         if self._store is not None:
@@ -120,13 +120,13 @@ async def start_worker(
         identity = WorkerIdentity(settings.name, host.incarnation, HolderRole(role_class.worker_role))
         publisher = IndexPublisher(store, identity)
         await publisher.start()
-    traffic = BlockTraffic(host, stores)
-    traffic.start()
-    role = role_class(host, publisher, traffic)
+    connector = KVConnector(host, stores)
+    connector.start()
+    role = role_class(host, publisher, connector)
     handle = role.on_event
     for event in events:
         role.on_event(event)
-    service = WorkerService(host, role, store, publisher, traffic)
+    service = WorkerService(host, role, store, publisher, connector)
     sessions: SessionServer[Any, Any] = SessionServer(role)
     await service.serve(lambda server: register(server, sessions), service_name)
     model = host.model

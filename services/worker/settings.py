@@ -52,7 +52,7 @@ class WorkerSettings(ServiceSettings):
     """Longest sequence in tokens; 0 = the model's own limit. Cut to what the pool holds."""
     max_num_seqs: int = Field(default=64, ge=1, le=4096)
     """Most sequences that hold blocks at once."""
-    max_step_tokens: int = Field(default=512, ge=16, le=65536)
+    max_num_batched_tokens: int = Field(default=512, ge=16, le=65536)
     """Token budget of one step: the size of a prompt's chunks."""
     output_length_quantile: float = Field(default=0.75, ge=0, le=1)
     """A request takes free blocks only beside those that running answers are expected to grow into: as long as this

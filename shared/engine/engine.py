@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 
-from shared.engine.block_access import BlockAccess
 from shared.engine.block_exchange import BlockExchange
 from shared.engine.messages import (
     AbortSequence,
@@ -41,10 +40,11 @@ from shared.engine.messages import (
     ShippedBlock,
     Stepped,
 )
-from shared.engine.pending_step import PendingStep
 from shared.engine.plan import BlockToShip, BrokenSequence, StepPlan
-from shared.engine.runner import Runner
-from shared.engine.scheduler import Scheduler
+from shared.engine.runner.block_access import BlockAccess
+from shared.engine.runner.pending_step import PendingStep
+from shared.engine.runner.runner import Runner
+from shared.engine.scheduler.scheduler import Scheduler
 from shared.errors import NumericalFault, PromptTooLong, TandemError
 
 INTEGRITY_CHECK_INTERVAL_S = 5.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.engine.plan import NewToken
-from shared.engine.sequence import Sequence
+from shared.engine.sequence import EngineSequence
 from shared.errors import TandemError
 
 
@@ -13,14 +13,14 @@ from shared.errors import TandemError
 class AddSequence:
     """Compute a sequence here. Answer: its tokens in `Stepped`, or `SequenceFailed`."""
 
-    sequence: Sequence
+    sequence: EngineSequence
 
 
 @dataclass(frozen=True, slots=True)
 class ReserveSequence:
     """Take blocks for a sequence whose KV will arrive. Answer: `SequenceReserved` or `SequenceFailed`."""
 
-    sequence: Sequence
+    sequence: EngineSequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class StopCause(Enum):
 
 
 @dataclass(slots=True)
-class Sequence:
+class EngineSequence:
     """One request on one worker.
 
     0 <= num_cached_tokens <= num_computed_tokens <= num_tokens <= max_tokens_total holds at all times. The newest

@@ -15,18 +15,18 @@ from pathlib import Path
 from services.local.cluster import LocalCluster
 from services.local.commands import TandemCommands
 from services.local.spec import ClusterSpec
-from services.router.dispatcher import DispatchConfig, Dispatcher
-from services.router.fleet import Fleet
+from services.router.dispatch.dispatcher import DispatchConfig, Dispatcher
+from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.metrics import RouterMetrics
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.views import Pool
-from services.router.prefix_lookup import PrefixLookup
 from services.router.request import Request
+from services.router.workers.fleet import Fleet
+from shared.block_service.store_client import StoreClient
 from shared.engine.sampling_params import SamplingParams
 from shared.kv.hashing import chain
-from shared.rpc.block_holders import WorkerRole
-from shared.rpc.kvstore_client import KVStoreClient
-from shared.rpc.store_client import StoreClient
+from shared.kv_index.client import KVStoreClient
+from shared.kv_index.holders import WorkerRole
 from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, DEMO
 
 HOST_BYTES = 1 << 26

@@ -76,8 +76,8 @@ async def test_the_final_message_splits_the_ttft(cluster: Running):
 async def test_the_index_knows_the_blocks(cluster: Running):
     from shared.kv.hashing import chain, root_hash
     from shared.kv.layout import LAYOUT_VERSION
+    from shared.kv_index.client import KVStoreClient
     from shared.model.weights import fingerprint
-    from shared.rpc.kvstore_client import KVStoreClient
 
     prompt = prompt_of(3 * BLOCK_SIZE + 1, salt=3)
     await cluster.generate(prompt, max_tokens=1)

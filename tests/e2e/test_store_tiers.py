@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from shared.kv.hashing import chain
-from shared.rpc.block_holders import WorkerRole
+from shared.kv_index.holders import WorkerRole
 from tests.e2e.running import BLOCK_SIZE
 from tests.e2e.stage import HOST_BYTES, Recording, prompt, staged
 

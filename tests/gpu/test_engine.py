@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
-from shared.engine.profile_run import measure_budget
-from shared.engine.runner import Runner, RunnerConfig
+from shared.engine.runner.profile_run import measure_budget
+from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import ConfigError
 from shared.kv.checksum import BlockChecksum
@@ -104,7 +104,7 @@ def test_checksums_beside_a_running_step_are_those_of_the_host(folder: Path) -> 
 
 def test_the_pool_takes_what_weights_and_the_largest_step_leave(folder: Path) -> None:
     decoder, layout = loaded(folder)
-    budget = measure_budget(decoder, layout, max_num_seqs=8, max_step_tokens=256, max_seq_len=64)
+    budget = measure_budget(decoder, layout, max_num_seqs=8, max_num_batched_tokens=256, max_seq_len=64)
     assert 0 < budget.step_bytes < budget.free_bytes
     fitting = budget.num_blocks(layout)
     with pytest.raises(ConfigError, match=f"do not fit, {fitting} do"):

@@ -64,7 +64,7 @@ def test_lengths_come_from_the_device() -> None:
 
 
 def test_random_numbers_equal_the_engines() -> None:
-    from shared.engine.philox import uniform
+    from shared.kernels.sampling.philox import uniform
 
     pairs = [(7**k % 2**64, 3**k % 2**40) for k in range(24)]
     assert checks.check_uniform(pairs, "cuda") == [uniform(*pair) for pair in pairs]

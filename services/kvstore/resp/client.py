@@ -9,7 +9,7 @@ import hiredis
 
 from services.kvstore.resp.address import RedisAddress
 from services.kvstore.resp.command import Command
-from services.kvstore.resp.node import Lane, RedisNode
+from services.kvstore.resp.node import RedisConnection, RedisNode
 from shared.errors import ConfigError, StoreUnavailable
 
 
@@ -23,7 +23,7 @@ class RedisClient(Protocol):
     async def check(self) -> None:
         """Raises ConfigError for what no waiting will mend: credentials, certificates, the wrong kind of server."""
 
-    async def call(self, *commands: Command, lane: Lane = Lane.WRITE) -> list[Any]:
+    async def call(self, *commands: Command, connection: RedisConnection = RedisConnection.WRITE) -> list[Any]:
         """The replies in order, one round trip (a node); raises for the first that is an error, the others have run."""
 
     async def nodes(self) -> Sequence[RedisNode]:
@@ -50,12 +50,12 @@ class SingleRedis:
     async def check(self) -> None:
         """See RedisClient."""
         await self._node.check()
-        [info] = replies_of(self._node, await self._node.ask([Command.of("INFO")], Lane.READ))
+        [info] = replies_of(self._node, await self._node.ask([Command.of("INFO")], RedisConnection.READ))
         check_server(self.address, info, is_cluster=False)
 
-    async def call(self, *commands: Command, lane: Lane = Lane.WRITE) -> list[Any]:
+    async def call(self, *commands: Command, connection: RedisConnection = RedisConnection.WRITE) -> list[Any]:
         """See RedisClient."""
-        return replies_of(self._node, await self._node.ask(commands, lane))
+        return replies_of(self._node, await self._node.ask(commands, connection))
 
     async def nodes(self) -> Sequence[RedisNode]:
         """See RedisClient."""

@@ -11,7 +11,7 @@ import hiredis
 from services.kvstore.resp.address import Endpoint, RedisAddress
 from services.kvstore.resp.client import check_server, not_covered, replies_of
 from services.kvstore.resp.command import Command
-from services.kvstore.resp.node import Lane, RedisNode
+from services.kvstore.resp.node import RedisConnection, RedisNode
 from shared.errors import ConfigError, StoreUnavailable
 
 NUM_SLOTS = 16_384
@@ -52,7 +52,7 @@ class ClusterRedis:
             node = self._node(endpoint)
             try:
                 await node.check()
-                [info] = replies_of(node, await node.ask([Command.of("INFO")], Lane.READ))
+                [info] = replies_of(node, await node.ask([Command.of("INFO")], RedisConnection.READ))
                 check_server(self.address, info, is_cluster=True)
                 break
             except StoreUnavailable as error:
@@ -64,7 +64,7 @@ class ClusterRedis:
         for node in await self.nodes():
             await node.check()
 
-    async def call(self, *commands: Command, lane: Lane = Lane.WRITE) -> list[Any]:
+    async def call(self, *commands: Command, connection: RedisConnection = RedisConnection.WRITE) -> list[Any]:
         """See RedisClient."""
         if not self._slots:
             await self._discover()
@@ -73,13 +73,13 @@ class ClusterRedis:
         for i, command in enumerate(commands):
             waiting.setdefault(self._serving(command.slot), []).append(i)
         try:
-            await asyncio.gather(*(self._ask(node, commands, at, replies, lane) for node, at in waiting.items()))
+            await asyncio.gather(*(self._ask(node, commands, at, replies, connection) for node, at in waiting.items()))
         except StoreUnavailable:
             self._slots = []
             raise
         for i, reply in enumerate(replies):
             if isinstance(reply, hiredis.ReplyError):
-                replies[i] = await self._redirected(commands[i], reply, lane)
+                replies[i] = await self._redirected(commands[i], reply, connection)
         return replies
 
     async def nodes(self) -> Sequence[RedisNode]:
@@ -96,29 +96,34 @@ class ClusterRedis:
         self._slots = []
 
     async def _ask(
-        self, node: RedisNode, commands: Sequence[Command], at: list[int], replies: list[Any], lane: Lane
+        self,
+        node: RedisNode,
+        commands: Sequence[Command],
+        at: list[int],
+        replies: list[Any],
+        connection: RedisConnection,
     ) -> None:
-        for i, reply in zip(at, await node.ask([commands[i] for i in at], lane), strict=True):
+        for i, reply in zip(at, await node.ask([commands[i] for i in at], connection), strict=True):
             replies[i] = reply
 
-    async def _redirected(self, command: Command, error: hiredis.ReplyError, lane: Lane) -> Any:
+    async def _redirected(self, command: Command, error: hiredis.ReplyError, connection: RedisConnection) -> Any:
         """Follows what the nodes say about a slot that moves. Raises StoreUnavailable for any other error."""
         for attempt in range(MAX_REDIRECTIONS):
             kind, *where = str(error).split()
             if kind == "TRYAGAIN":  # some of the command's keys have moved already
                 verb, *keys = _parts_of(command)
                 if verb == b"MGET":
-                    return [await self._get(key, command.slot, lane) for key in keys]
+                    return [await self._get(key, command.slot, connection) for key in keys]
                 await asyncio.sleep(RETRY_S * 2**attempt)
-                [reply] = await self._serving(command.slot).ask([command], lane)
+                [reply] = await self._serving(command.slot).ask([command], connection)
             elif kind == "MOVED" and len(where) == 2:
                 node = self._node(self._endpoint(where[1], self._seeds[0]))
                 if self._slots:
                     self._slots[int(where[0])] = node
-                [reply] = await node.ask([command], lane)
+                [reply] = await node.ask([command], connection)
             elif kind == "ASK" and len(where) == 2:
                 node = self._node(self._endpoint(where[1], self._seeds[0]))
-                _, reply = await node.ask([_ASKING, command], lane)
+                _, reply = await node.ask([_ASKING, command], connection)
             else:
                 break
             if not isinstance(reply, hiredis.ReplyError):
@@ -126,8 +131,8 @@ class ClusterRedis:
             error = reply
         raise StoreUnavailable(f"the Redis cluster at {self.address} is unavailable: {error}", address=self.address)
 
-    async def _get(self, key: bytes, slot: int, lane: Lane) -> Any:
-        [value] = await self.call(Command.of("GET", key, slot=slot), lane=lane)
+    async def _get(self, key: bytes, slot: int, connection: RedisConnection) -> Any:
+        [value] = await self.call(Command.of("GET", key, slot=slot), connection=connection)
         return value
 
     def _serving(self, slot: int) -> RedisNode:
@@ -146,7 +151,7 @@ class ClusterRedis:
             for endpoint in dict.fromkeys((*self._seeds, *self._nodes)):
                 node = self._node(endpoint)
                 try:
-                    [ranges] = replies_of(node, await node.ask([_SLOTS], Lane.READ))
+                    [ranges] = replies_of(node, await node.ask([_SLOTS], RedisConnection.READ))
                 except StoreUnavailable as error:
                     failure = error
                     continue

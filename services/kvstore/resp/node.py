@@ -19,8 +19,8 @@ from shared.errors import ConfigError, StoreUnavailable
 _REFUSALS = ("NOAUTH", "WRONGPASS", "NOPERM")
 
 
-class Lane(IntEnum):
-    """Each has a connection of its own: a match does not wait behind a batch of thousands of blocks."""
+class RedisConnection(IntEnum):
+    """One of a node's two connections: a match does not wait behind a batch of thousands of blocks."""
 
     READ = 0
     WRITE = 1
@@ -34,15 +34,15 @@ class RedisNode:
         self.endpoint = endpoint
         self._login = login
         self._timeout_s = timeout_s
-        self._lanes: dict[Lane, RespConnection] = {}
-        self._connecting = {lane: asyncio.Lock() for lane in Lane}
+        self._connections: dict[RedisConnection, RespConnection] = {}
+        self._connecting = {connection: asyncio.Lock() for connection in RedisConnection}
 
-    async def ask(self, commands: Sequence[Command], lane: Lane) -> list[Any]:
+    async def ask(self, commands: Sequence[Command], connection: RedisConnection) -> list[Any]:
         """Their replies in one round trip; error replies are `hiredis.ReplyError` objects among them.
 
         One more round trip where the server, freshly started, does not know a script.
         """
-        replies = await self._ask([command.packed for command in commands], lane, _num_scripts(commands))
+        replies = await self._ask([command.packed for command in commands], connection, _num_scripts(commands))
         unknown = [
             i
             for i, reply in enumerate(replies)
@@ -50,7 +50,7 @@ class RedisNode:
         ]
         if unknown:
             sources = [commands[i].source or b"" for i in unknown]
-            for i, reply in zip(unknown, await self._ask(sources, lane, len(sources)), strict=True):
+            for i, reply in zip(unknown, await self._ask(sources, connection, len(sources)), strict=True):
                 replies[i] = reply
         return replies
 
@@ -58,7 +58,7 @@ class RedisNode:
         """Raises ConfigError for credentials or certificates that do not fit, else StoreUnavailable."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                [reply] = await (await self._connection(Lane.READ)).ask(Command.of("PING").packed, 1)
+                [reply] = await (await self._connection(RedisConnection.READ)).ask(Command.of("PING").packed, 1)
             if isinstance(reply, hiredis.ReplyError):
                 raise LoginRefused(str(reply)) if str(reply).startswith(_REFUSALS) else ConnectionError(str(reply))
         except LoginRefused as error:
@@ -72,36 +72,36 @@ class RedisNode:
 
     def close(self) -> None:
         """Ends the connections; twice is fine."""
-        for connection in self._lanes.values():
+        for connection in self._connections.values():
             connection.abort()
-        self._lanes.clear()
+        self._connections.clear()
 
     def unavailable(self, error: BaseException | str) -> StoreUnavailable:
         """The error that names this server."""
         reason = str(error) or f"no answer within {self._timeout_s:g} s"
         return StoreUnavailable(f"Redis at {self.endpoint} is unavailable: {reason}", address=str(self.endpoint))
 
-    async def _ask(self, packed: Sequence[bytes], lane: Lane, num_scripts: int) -> list[Any]:
+    async def _ask(self, packed: Sequence[bytes], which: RedisConnection, num_scripts: int) -> list[Any]:
         try:
             async with asyncio.timeout(self._timeout_s * max(1, num_scripts)):
-                connection = await self._connection(lane)
+                connection = await self._connection(which)
                 return await connection.ask(b"".join(packed), len(packed))
         except TimeoutError as error:
             # A host that went silent never closes its connections: the next call tries a new one.
             with contextlib.suppress(KeyError):
-                self._lanes.pop(lane).abort()
+                self._connections.pop(which).abort()
             raise self.unavailable("") from error
         except (OSError, LoginRefused) as error:
             raise self.unavailable(error) from error
 
-    async def _connection(self, lane: Lane) -> RespConnection:
-        connection = self._lanes.get(lane)
+    async def _connection(self, which: RedisConnection) -> RespConnection:
+        connection = self._connections.get(which)
         if connection is not None and connection.is_open:
             return connection
-        async with self._connecting[lane]:
-            connection = self._lanes.get(lane)
+        async with self._connecting[which]:
+            connection = self._connections.get(which)
             if connection is None or not connection.is_open:
-                connection = self._lanes[lane] = await connect(self.endpoint, self._login)
+                connection = self._connections[which] = await connect(self.endpoint, self._login)
             return connection
 
 

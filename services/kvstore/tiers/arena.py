@@ -10,7 +10,7 @@ from services.kvstore.tiers.checksum import block_checksum
 from services.kvstore.tiers.lru import BlockLru, check_budget, check_quotas
 from services.kvstore.tiers.tier import TierCounters, TierEvents
 from shared.errors import StoreUnavailable
-from shared.rpc.block_holders import Tier
+from shared.kv_index.holders import Tier
 
 
 class HostArena:

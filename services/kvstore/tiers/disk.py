@@ -28,7 +28,7 @@ from services.kvstore.tiers.lru import BlockLru, check_budget, check_quotas
 from services.kvstore.tiers.tier import TierCounters, TierEvents
 from shared.errors import ConfigError, StoreUnavailable
 from shared.kv.hashing import HASH_BYTES
-from shared.rpc.block_holders import Tier
+from shared.kv_index.holders import Tier
 
 SUFFIX, UNFINISHED_SUFFIX = ".kv", ".tmp"
 

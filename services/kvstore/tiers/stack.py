@@ -11,7 +11,7 @@ from pathlib import Path
 from services.kvstore.tiers.pins import Pin, PinBook
 from services.kvstore.tiers.tier import BlockTier
 from shared.errors import InvalidRequest, NotFound, StoreUnavailable
-from shared.rpc.block_holders import Tier
+from shared.kv_index.holders import Tier
 
 logger = logging.getLogger(__name__)
 

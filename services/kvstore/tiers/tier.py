@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.kvstore.tiers.lru import BlockLru
-from shared.rpc.block_holders import Tier
+from shared.kv_index.holders import Tier
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 from services.router.admission.orders import Order, fcfs
-from services.router.admission.tenant import Line
+from services.router.admission.tenant_queue import TenantQueue
 from services.router.admission.waiting import Waiting
 from shared.errors import Overloaded
 
@@ -36,7 +36,7 @@ class AdmissionQueue(Generic[T]):
         self.num_bytes = 0
         self._order = order
         self._weights = dict(tenant_weights or {})
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, TenantQueue] = {}
         self._entries: dict[str, tuple[Waiting, T]] = {}
         self._virtual = 0.0
 
@@ -113,7 +113,7 @@ class AdmissionQueue(Generic[T]):
         assert item.request_id not in self._entries, f"{item.request_id} waits already"
         line = self._lines.get(item.tenant)
         if line is None:
-            line = self._lines[item.tenant] = Line(self._order)
+            line = self._lines[item.tenant] = TenantQueue(self._order)
         if not line:
             active = [other.virtual for other in self._lines.values() if other]
             line.virtual = max(line.virtual, min(active, default=self._virtual))
@@ -122,7 +122,7 @@ class AdmissionQueue(Generic[T]):
         self._entries[item.request_id] = (item, entry)
         self.num_bytes += item.num_bytes
 
-    def _next_line(self) -> Line:
+    def _next_line(self) -> TenantQueue:
         line = min((line for line in self._lines.values() if line), key=lambda line: line.virtual)
         self._virtual = max(self._virtual, line.virtual)
         return line

@@ -14,15 +14,15 @@ from services.router.cache.store_nodes import TIMEOUT_S, Answer, StoreNodes, ask
 from services.router.edge.auth import ApiKeys
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenancy import chain_salt
-from services.router.fleet import Fleet
 from services.router.metrics import TenantCounts
+from services.router.workers.fleet import Fleet
+from shared.block_service.client import BlockClient
 from shared.errors import Internal, InvalidRequest, NotFound, StoreUnavailable, TandemError, WorkerLost
 from shared.kv.hashing import chain
 from shared.kv.rendezvous import by_keeper
-from shared.rpc.block_client import BlockClient
-from shared.rpc.block_holders import join_hashes
+from shared.kv_index.client import KVStoreClient
+from shared.kv_index.holders import join_hashes
 from shared.rpc.errors import abort
-from shared.rpc.kvstore_client import KVStoreClient
 from shared.rpc.pb.tandem.v1 import cache_pb2, cache_pb2_grpc, kvstore_pb2
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 
 import grpc.aio
 
+from shared.block_service.client import BlockClient
 from shared.errors import TandemError
-from shared.rpc.block_client import BlockClient
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 TIMEOUT_S = 10.0

@@ -6,8 +6,8 @@ import asyncio
 
 from services.router.cache.store_nodes import StoreNodes
 from shared.errors import TandemError
-from shared.rpc.block_holders import Tier
-from shared.rpc.kvstore_client import KVStoreClient
+from shared.kv_index.client import KVStoreClient
+from shared.kv_index.holders import Tier
 from shared.tasks import end_task
 
 INTERVAL_S = 1.0

@@ -29,7 +29,7 @@ def sub_requests(prompts: Sequence[Request], n: int) -> list[Request]:
     fanned: list[Request] = []
     for prompt in prompts:
         seed = prompt.sampling.seed
-        assert seed is not None, "the frontend resolves seeds"
+        assert seed is not None, "the input_processor resolves seeds"
         for index in range(n):
             fanned.append(
                 replace(

@@ -11,8 +11,8 @@ from typing import Any
 import grpc.aio
 
 from services.router.edge.auth import ApiKeys
-from services.router.edge.frontend import CallInfo, ChatPrompt, Frontend, Prompt, TextPrompt, TokensPrompt
 from services.router.edge.generation import OutputDelta, OutputFinish
+from services.router.edge.input_processor import CallInfo, ChatPrompt, InputProcessor, Prompt, TextPrompt, TokensPrompt
 from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
 from services.router.request import FinishReason, RequestSummary
@@ -39,14 +39,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     def __init__(
         self,
-        frontend: Frontend,
+        input_processor: InputProcessor,
         settings: EdgeSettings,
         status: Callable[[], inference_pb2.ClusterStatus],
         explain: Callable[[str], inference_pb2.Explanation],
     ) -> None:
         """`explain` raises NotFound for a request that it does not know."""
         self._explain = explain
-        self._frontend = frontend
+        self._input_processor = input_processor
         self._keys = ApiKeys.of(settings)
         self._status = status
 
@@ -109,8 +109,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             scheduling=scheduling_hints(metadata, tenant),
             cache_salt=request.cache_salt,
         )
-        prepared = await self._frontend.prepare(_prompt(request), sampling_params(request.sampling), info)
-        async with contextlib.aclosing(self._frontend.start(prepared)) as generation:
+        prepared = await self._input_processor.prepare(_prompt(request), sampling_params(request.sampling), info)
+        async with contextlib.aclosing(self._input_processor.start(prepared)) as generation:
             async for delta in generation:
                 await context.write(_response(prepared.request_id, delta))
 

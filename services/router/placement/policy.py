@@ -10,14 +10,14 @@ from operator import mul
 
 from services.router.placement.candidates import candidates
 from services.router.placement.decision import Candidate, Choice
-from services.router.placement.decode_load import can_hold, decode_load
 from services.router.placement.disaggregation import Route, Thresholds
 from services.router.placement.prediction import TtftPredictor
-from services.router.placement.prefill_load import has_turn, prefill_load
-from services.router.placement.prefix import TierWeights, prefix_hit
-from services.router.placement.session import SessionTable, stickiness
-from services.router.placement.topology import nearness
-from services.router.placement.views import Need, Pool, WorkerView
+from services.router.placement.scorers.decode_load import can_hold, decode_load
+from services.router.placement.scorers.prefill_load import has_turn, prefill_load
+from services.router.placement.scorers.prefix import TierWeights, prefix_hit
+from services.router.placement.scorers.session import SessionTable, stickiness
+from services.router.placement.scorers.topology import nearness
+from services.router.placement.views import PlacementRequest, Pool, WorkerView
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class PlacementConfig:
     min_hit_share: float = 0.125
     """Hits of a smaller share of the prompt do not count when workers are compared. Else one that lacks the few blocks
     with which all prompts begin would get none while others have room, and its pool would keep nobody's prefix."""
-    jitter: float = 0.1
+    tie_margin: float = 0.1
     """Scores that are so little below the best count as equal where other routers place requests too."""
     max_sessions: int = 100_000
     """Sessions whose last workers are remembered."""
@@ -71,7 +71,7 @@ class Placement:
         """What it knows of prefill times; whoever sees first tokens feeds it."""
         self._sessions = SessionTable(config.max_sessions)
 
-    def choose(self, need: Need, decodes: Pool, prefills: Pool, *, collocated: bool) -> Choice | None:
+    def choose(self, need: PlacementRequest, decodes: Pool, prefills: Pool, *, collocated: bool) -> Choice | None:
         """None where no worker can start the request now. Remembers the session's workers."""
         last_prefill, last_decode = self._sessions.last(need.session)
         choice = (
@@ -83,7 +83,7 @@ class Placement:
             self._sessions.note(need.session, choice.prefill or "", choice.decode)
         return choice
 
-    def _collocated(self, need: Need, decodes: Pool, last: str) -> Choice | None:
+    def _collocated(self, need: PlacementRequest, decodes: Pool, last: str) -> Choice | None:
         limit = self._config.max_queued_tokens
         found = candidates(
             decodes,
@@ -101,7 +101,7 @@ class Placement:
         return Choice(decode.name, None, Route.COLLOCATED, self.predictor.here_s(decode, need), ranked)
 
     def _two_pools(
-        self, need: Need, decodes: Pool, prefills: Pool, last_prefill: str, last_decode: str
+        self, need: PlacementRequest, decodes: Pool, prefills: Pool, last_prefill: str, last_decode: str
     ) -> Choice | None:
         config, holders = self._config, need.hits.holders
         found = candidates(
@@ -126,20 +126,20 @@ class Placement:
         name = prefill.name if prefill is not None and route is Route.HAND_OFF else None
         return Choice(decode.name, name, route, predicted_s, ranked_decodes, ranked_prefills)
 
-    def _in_time(self, views: list[WorkerView], need: Need) -> list[WorkerView]:
+    def _in_time(self, views: list[WorkerView], need: PlacementRequest) -> list[WorkerView]:
         """Those that are predicted to meet the deadline; all of them where none is."""
         if math.isinf(need.slack_s):
             return views
         return [view for view in views if (self.predictor.pool_s(view, need) or 0.0) <= need.slack_s] or views
 
     def _route(
-        self, need: Need, decode: WorkerView, prefill: WorkerView | None, *, num_prefills: int
+        self, need: PlacementRequest, decode: WorkerView, prefill: WorkerView | None, *, num_prefills: int
     ) -> tuple[Route, float | None]:
         """Where the prompt is computed, and the predicted seconds to its first token."""
         thresholds = self._config.thresholds
         pool_s = self.predictor.pool_s(prefill, need) if prefill is not None else math.inf
         # Another router's decode worker may be given a prompt by each of us in the same moment: short ones at most.
-        most = max(thresholds.short_suffix_tokens, thresholds.max_here_tokens if decode.home else 0)
+        most = max(thresholds.short_suffix_tokens, thresholds.max_here_tokens if decode.in_shard else 0)
         num_uncached = need.num_uncached_tokens(decode.name)
         if not num_prefills or decode.num_queued_tokens + num_uncached > most:
             return Route.HAND_OFF, pool_s  # it has enough to prefill already
@@ -147,11 +147,11 @@ class Placement:
         route = thresholds.route(num_uncached, here_s, pool_s)
         return route, pool_s if route is Route.HAND_OFF else here_s
 
-    def _least_hit(self, need: Need) -> float:
+    def _least_hit(self, need: PlacementRequest) -> float:
         """Tokens of the shortest hit that counts when workers are compared."""
         return self._config.min_hit_share * need.num_tokens
 
-    def _decode_scorers(self, need: Need, last: str) -> list[Scorer]:
+    def _decode_scorers(self, need: PlacementRequest, last: str) -> list[Scorer]:
         weights, tiers = self._config.weights, TierWeights(1.0, 0.0, 0.0)  # a decode worker fetches from nowhere
         least = self._least_hit(need)
         scorers: list[Scorer] = [("load", weights.decode_load, lambda view: decode_load(view, need, least))]
@@ -161,7 +161,7 @@ class Placement:
             scorers.append(("session", weights.decode_session, lambda view: stickiness(view, last)))
         return scorers
 
-    def _prefill_scorers(self, need: Need, last: str, near: tuple[str, ...]) -> list[Scorer]:
+    def _prefill_scorers(self, need: PlacementRequest, last: str, near: tuple[str, ...]) -> list[Scorer]:
         weights, tiers, hits = self._config.weights, self._config.tiers, need.hits
         least = self._least_hit(need)
         scorers = [self._prefill_load(need, weights.prefill_load)]
@@ -173,13 +173,13 @@ class Placement:
             scorers.append(("session", weights.session, lambda view: stickiness(view, last)))
         return scorers
 
-    def _prefill_load(self, need: Need, weight: float) -> Scorer:
+    def _prefill_load(self, need: PlacementRequest, weight: float) -> Scorer:
         scale = max(need.num_tokens, self._config.max_queued_tokens)
         least = self._least_hit(need)
         return ("queue", weight, lambda view: prefill_load(view, need, scale, least))
 
     def _pick(
-        self, views: Sequence[WorkerView], scorers: Sequence[Scorer], need: Need
+        self, views: Sequence[WorkerView], scorers: Sequence[Scorer], need: PlacementRequest
     ) -> tuple[WorkerView | None, tuple[Candidate, ...]]:
         """The best by the weighted mean; equals are drawn, this router's own before others."""
         if not views:
@@ -189,10 +189,10 @@ class Placement:
         parts = [[score(view) for _, _, score in scorers] for view in views]
         weights = [weight for _, weight, _ in scorers]
         scores = [sum(map(mul, weights, part)) / total for part in parts]
-        alone = all(view.home for view in views)
-        enough = max(scores) - (0.0 if alone else self._config.jitter)
+        alone = all(view.in_shard for view in views)
+        enough = max(scores) - (0.0 if alone else self._config.tie_margin)
         equals = [view for view, value in zip(views, scores, strict=True) if value >= enough]
-        chosen = self._random.choice([view for view in equals if view.home] or equals)
+        chosen = self._random.choice([view for view in equals if view.in_shard] or equals)
         if not self._config.explain:
             return chosen, ()
         names = [name for name, _, _ in scorers]

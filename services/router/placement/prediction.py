@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from services.router.placement.cost_model import CostModel
-from services.router.placement.views import Need, Pool, WorkerView
+from services.router.placement.views import PlacementRequest, Pool, WorkerView
 from services.router.placement.work import NO_WORK, Work
 
 _SMOOTHING = 0.05
@@ -40,12 +40,12 @@ class TtftPredictor:
         """What lay between the choice of workers and the first token beside queue and compute."""
         self.hand_off_s += _SMOOTHING * (seconds - self.hand_off_s) if self.hand_off_s else seconds
 
-    def pool_s(self, view: WorkerView, need: Need) -> float | None:
+    def pool_s(self, view: WorkerView, need: PlacementRequest) -> float | None:
         """Seconds to the first token by way of this prefill worker."""
         own_s = _own_s(self.prefill, view, need)
         return None if own_s is None else own_s + self.hand_off_s
 
-    def here_s(self, view: WorkerView, need: Need) -> float | None:
+    def here_s(self, view: WorkerView, need: PlacementRequest) -> float | None:
         """Seconds to the first token where this decode worker computes the prompt itself."""
         return _own_s(self.here, view, need)
 
@@ -71,7 +71,7 @@ class TtftPredictor:
         return self.prefill if self.prefill.num_observations else self._here
 
 
-def _own_s(model: CostModel, view: WorkerView, need: Need) -> float | None:
+def _own_s(model: CostModel, view: WorkerView, need: PlacementRequest) -> float | None:
     return model.predict_s(view.queued, need.work(view.name))
 
 

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from services.router.placement.disaggregation import Thresholds
 from services.router.placement.policy import PlacementConfig, Weights
-from services.router.placement.prefix import TierWeights
+from services.router.placement.scorers.prefix import TierWeights
 
 
 class PlacementSettings(BaseModel):
@@ -47,7 +47,7 @@ class PlacementSettings(BaseModel):
     min_hit_share: float = Field(default=0.125, ge=0, le=1)
     """A worker's hits count when workers are compared if they are at least this share of the prompt: long prompts
     without a prefix of their own go to all workers, those included that do not hold what all prompts begin with."""
-    jitter: float = Field(default=0.1, ge=0, le=1)
+    tie_margin: float = Field(default=0.1, ge=0, le=1)
     """Where several routers serve the fleet: scores this close to the best count as equal, and the router's own workers
     (by a hash of the names) go before their equals. With one router nothing is drawn but true equals."""
     max_sessions: int = Field(default=100_000, ge=0)
@@ -79,7 +79,7 @@ class PlacementSettings(BaseModel):
             thresholds=Thresholds(self.prefill_here_tokens, self.prefill_here_max_tokens, self.prefill_here_gain),
             max_candidates=self.max_candidates,
             min_hit_share=self.min_hit_share,
-            jitter=self.jitter,
+            tie_margin=self.tie_margin,
             max_sessions=self.max_sessions,
             explain=self.explain_requests > 0,
         )

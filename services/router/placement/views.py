@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
-from services.router.placement.home import Replicas, own_workers
+from services.router.placement.router_shards import Replicas, own_workers
 from services.router.placement.work import Work
 
 
@@ -30,7 +30,7 @@ class WorkerView:
     """Connected, not draining, and not just found full."""
     label: tuple[str, ...] = ()
     """Where it stands, widest first: ("zone-a", "rack-3", "nvlink-1"). Empty: unknown."""
-    home: bool = True
+    in_shard: bool = True
     """Of several routers before the fleet, this one takes it first."""
     ours_since_s: float = -math.inf
     """Since when no other router was seen to have a prompt there; infinity while one is."""
@@ -99,7 +99,7 @@ class Pool:
         self._dealt = bool(routers)
         own = own_workers(self._places, self._router, routers)
         for view in self._views:
-            view.home = view.name in own
+            view.in_shard = view.name in own
 
     @property
     def shared(self) -> bool:
@@ -163,7 +163,7 @@ UNKNOWN_HITS = PrefixHits(num_stored_blocks=None)
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class PlacementRequest:
     """What one request asks of a worker."""
 
     num_tokens: int

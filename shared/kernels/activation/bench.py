@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from shared.kernels.activation.launch import silu_mul
-from shared.kernels.benchmark import Case
+from shared.kernels.bench_case import Case
 
 SHAPES = ((64, 14_336), (8192, 14_336))
 

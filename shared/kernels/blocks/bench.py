@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from shared.kernels.benchmark import Case
+from shared.kernels.bench_case import Case
 from shared.kernels.blocks.launch import block_checksums, gather_blocks, scatter_blocks
 
 BLOCK_SHAPE = (32, 2, 8, 16, 128)  # an 8B model's: 2 MiB in 16 bits

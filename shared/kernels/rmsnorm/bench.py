@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from shared.kernels.benchmark import Case
+from shared.kernels.bench_case import Case
 from shared.kernels.rmsnorm.launch import add_rms_norm, rms_norm
 
 SHAPES = ((64, 4096), (8192, 4096), (32_768, 4096), (8192, 8192))

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from shared.kernels.benchmark import Case
+from shared.kernels.bench_case import Case
 from shared.kernels.rotary.launch import rotate_and_write
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from shared.kernels.benchmark import Case
+from shared.kernels.bench_case import Case
 from shared.kernels.sampling.launch import sample_tokens
 from shared.kernels.sampling.reference import sample_tokens as sample_by_sorting
 from shared.kernels.sampling.rows import SamplingRows

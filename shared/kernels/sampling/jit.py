@@ -20,7 +20,7 @@ NARROW = tl.constexpr(1 << 20)  # keys that lie closer differ by an eighth at mo
 
 @triton.jit
 def philox_uniform(seed, position):
-    """fp64 in [0, 1) with 53 random bits: `shared.engine.philox.uniform` of two int64 scalars.
+    """fp64 in [0, 1) with 53 random bits: `shared.kernels.sampling.philox.uniform` of two int64 scalars.
 
     Philox 4x32-10 (Salmon, Moraes, Dror, Shaw, SC 2011): the seed is the key, the position the counter.
     """
@@ -149,7 +149,7 @@ def in_range(row, start, vocab_size, low, high, TILE: tl.constexpr):
 
 
 @triton.jit
-def likeliest(logits, vocab_size, TILE: tl.constexpr):
+def argmax(logits, vocab_size, TILE: tl.constexpr):
     """The lowest id of the highest logit; -1 where a logit is NaN or +inf, or none is finite."""
     best = tl.full([TILE], float("-inf"), tl.float32)
     ids = tl.zeros([TILE], tl.int32)
@@ -231,7 +231,7 @@ def sample_rows(
     """Grid (num_rows,): one token."""
     row = tl.program_id(0)
     offset = row.to(tl.int64) * vocab_size
-    token = likeliest(logits + offset, vocab_size, TILE)
+    token = argmax(logits + offset, vocab_size, TILE)
     if (token >= 0) & (tl.load(temperatures + row) > 0.0):
         peak = tl.load(probabilities + offset + token)
         if peak == peak:

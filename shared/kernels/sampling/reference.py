@@ -55,7 +55,7 @@ def sample_tokens(logits: Tensor, rows: SamplingRows) -> Tensor:
 
 
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
-    """[n] int64 seeds and positions to [n] fp64 in [0, 1): the numbers of `shared.engine.philox.uniform`.
+    """[n] int64 seeds and positions to [n] fp64 in [0, 1): the numbers of `shared.kernels.sampling.philox.uniform`.
 
     Philox 4x32-10 (Salmon, Moraes, Dror, Shaw, SC 2011), on the host: torch would take a hundred times as long over
     so few numbers.

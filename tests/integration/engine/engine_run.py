@@ -19,10 +19,10 @@ from shared.engine.messages import (
     SequenceReserved,
     Stepped,
 )
-from shared.engine.runner import Runner, RunnerConfig
+from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
-from shared.engine.scheduler import Scheduler, SchedulerConfig
-from shared.engine.sequence import Goal, Sequence
+from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
+from shared.engine.sequence import EngineSequence, Goal
 from shared.kernels.registry import AUTO
 from shared.kv.layout import BlockLayout
 from shared.kv.pool import BlockPool
@@ -40,7 +40,7 @@ class EngineRun:
         self,
         folder: Path,
         num_blocks: int = 64,
-        max_step_tokens: int = 24,
+        max_num_batched_tokens: int = 24,
         *,
         kernels: str = AUTO,
         config: RunnerConfig | None = None,
@@ -55,7 +55,7 @@ class EngineRun:
         config = replace(config, num_host_blocks=policy.get("num_host_blocks", 0))
         self.layout = BlockLayout(model.num_layers, model.num_kv_heads, model.head_dim, BLOCK_SIZE, "float32")
         self.pool = BlockPool(num_blocks, BLOCK_SIZE)
-        self.scheduler = Scheduler(self.pool, SchedulerConfig(config.max_num_seqs, max_step_tokens, **policy))
+        self.scheduler = Scheduler(self.pool, SchedulerConfig(config.max_num_seqs, max_num_batched_tokens, **policy))
         self.runner = Runner(self.decoder, self.layout, num_blocks, config)
         with torch.inference_mode():
             self.runner.start()
@@ -67,10 +67,10 @@ class EngineRun:
     def close(self) -> None:
         self.engine.close()
 
-    def sequence(self, token_ids, max_tokens, goal=Goal.COMPLETION, ship=frozenset(), **sampling) -> Sequence:
+    def sequence(self, token_ids, max_tokens, goal=Goal.COMPLETION, ship=frozenset(), **sampling) -> EngineSequence:
         self.names += 1
         params = SamplingParams(**{"temperature": 0.0, "seed": 0, "max_tokens": max_tokens, **sampling})
-        return Sequence(
+        return EngineSequence(
             f"s{self.names}", list(token_ids), len(token_ids), params, b"root-of-a-model!", goal,
             len(token_ids) + max_tokens, frozenset(), ship,
         )  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shared.engine.messages import AddSequence, SequenceFailed, Stepped
-from shared.engine.runner import RunnerConfig
+from shared.engine.runner.runner import RunnerConfig
 from shared.errors import NumericalFault
 from tests.integration.engine.engine_run import DEADLINE_S, EngineRun
 from tests.integration.engine.families import write_family

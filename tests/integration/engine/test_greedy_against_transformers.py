@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.engine.runner import RunnerConfig
+from shared.engine.runner.runner import RunnerConfig
 from tests.integration.engine.engine_run import EngineRun, hand_off
 from tests.integration.engine.families import FAMILIES, write_family
 
@@ -63,8 +63,8 @@ def test_every_way_through_the_engine_gives_the_tokens_of_transformers(folder):
 def test_batch_mates_chunks_and_preemption_do_not_change_tokens(tmp_path):
     folder = write_family(tmp_path / "model", "LlamaForCausalLM")
     prompts = [[5 + (i * k) % 200 for i in range(20 + 9 * k)] for k in range(1, 5)]
-    roomy = EngineRun(folder, num_blocks=64, max_step_tokens=512)
-    tight = EngineRun(folder, num_blocks=16, max_step_tokens=17)
+    roomy = EngineRun(folder, num_blocks=64, max_num_batched_tokens=512)
+    tight = EngineRun(folder, num_blocks=16, max_num_batched_tokens=17)
     try:
         alone = [roomy.generate(prompt, max_tokens=40)[0] for prompt in prompts]
         together = tight.generate(*prompts, max_tokens=40)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.engine.messages import AbortSequence, AddSequence, EngineLoad, Stepped
-from shared.engine.runner import RunnerConfig
+from shared.engine.runner.runner import RunnerConfig
 from tests.integration.engine.engine_run import BLOCK_SIZE, EngineRun, hand_off
 from tests.integration.engine.families import write_family
 from tests.integration.engine.test_greedy_against_transformers import transformers_greedy

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from services.decode.receiving import receive
 from shared.engine.messages import AddSequence, ReleaseBlocks, Stepped
 from shared.engine.sequence import Goal
+from shared.kv.handoff.arrival import receive
+from shared.kv.handoff.shipment import Shipment
+from shared.kv.handoff.trailer import trailer_bytes
 from shared.kv.local import LocalPlane, LocalTransfer
-from shared.rpc.handoff import trailer_bytes
-from shared.rpc.shipment import Shipment
 from tests.integration.engine.engine_run import DEADLINE_S, EngineRun
 from tests.integration.engine.families import write_family
 
@@ -58,7 +58,7 @@ class HandOffs:
 
 async def test_a_receiver_that_takes_nothing_holds_up_its_own_prompts_alone(tmp_path):
     folder = write_family(tmp_path / "model", "LlamaForCausalLM")
-    run = EngineRun(folder, num_blocks=NUM_BLOCKS, max_step_tokens=64, max_unsent_share=SHARE)
+    run = EngineRun(folder, num_blocks=NUM_BLOCKS, max_num_batched_tokens=64, max_unsent_share=SHARE)
     plane = LocalPlane()
     sender, fast, slow = (LocalTransfer(plane) for _ in range(3))
     for transfer in (sender, fast, slow):

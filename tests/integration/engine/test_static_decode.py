@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.engine.messages import AddSequence, Stepped
-from shared.engine.runner import RunnerConfig
+from shared.engine.runner.runner import RunnerConfig
 from tests.integration.engine.engine_run import EngineRun
 from tests.integration.engine.families import write_family
 

@@ -15,15 +15,15 @@ from services.kvstore.index import ResyncNeeded
 from services.kvstore.redis_index import TABLE_SLOT, RedisIndex
 from services.kvstore.resp.client import RedisClient
 from services.kvstore.resp.command import Command
-from services.kvstore.resp.node import Lane
+from services.kvstore.resp.node import RedisConnection
 from services.kvstore.resp.open import redis_client
 from services.kvstore.server import KVStoreServer
 from services.kvstore.settings import KVStoreSettings
 from services.kvstore.sweeper import Sweeper
 from shared.errors import ConfigError, InvalidRequest, StoreUnavailable
-from shared.rpc.block_holders import EventStamp, Tier, WorkerRole
-from shared.rpc.index_publisher import IndexPublisher
-from shared.rpc.kvstore_client import KVStoreClient
+from shared.kv_index.client import KVStoreClient
+from shared.kv_index.holders import EventStamp, Tier, WorkerRole
+from shared.kv_index.publisher import IndexPublisher
 from tests.integration.kvstore.valkey_cluster import ValkeyCluster
 from tests.integration.kvstore.workers import hashes, holder, worker
 
@@ -229,7 +229,7 @@ async def test_any_seed_will_do_and_none_is_unavailable(cluster: ValkeyCluster) 
 async def _owner_of(cluster: ValkeyCluster, slot: int) -> int:
     """The port of the node that serves a slot."""
     client = redis_client(cluster.url, 5.0, cluster=True)
-    [ranges] = await (await client.nodes())[0].ask([Command.of("CLUSTER", "SLOTS")], Lane.READ)
+    [ranges] = await (await client.nodes())[0].ask([Command.of("CLUSTER", "SLOTS")], RedisConnection.READ)
     await client.close()
     return next(int(primary[1]) for first, last, primary, *_ in ranges if first <= slot <= last)
 

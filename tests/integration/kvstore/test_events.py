@@ -21,9 +21,9 @@ from services.kvstore.settings import KVStoreSettings
 from services.kvstore.sweeper import Sweeper
 from shared.errors import InvalidRequest, StoreUnavailable
 from shared.kv.pool import BlockPool
-from shared.rpc.block_holders import EventStamp, Tier, WorkerRole
-from shared.rpc.index_publisher import IndexPublisher
-from shared.rpc.kvstore_client import KVStoreClient
+from shared.kv_index.client import KVStoreClient
+from shared.kv_index.holders import EventStamp, Tier, WorkerRole
+from shared.kv_index.publisher import IndexPublisher
 from tests.integration.kvstore.workers import hashes, holder, worker
 
 A, B = worker("prefill-0", 5), worker("decode-0", 7, WorkerRole.DECODE)

@@ -16,7 +16,7 @@ from services.kvstore.resp.command import Command
 from services.kvstore.resp.open import redis_client
 from services.kvstore.sweeper import Sweeper
 from shared.errors import InvalidRequest
-from shared.rpc.block_holders import Holder, PrefixMatch, Tier, WorkerRole
+from shared.kv_index.holders import Holder, PrefixMatch, Tier, WorkerRole
 from tests.integration.kvstore.workers import hashes, worker
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ from redis.asyncio import Redis
 from services.kvstore.server import KVStoreServer
 from services.kvstore.settings import KVStoreSettings
 from shared.errors import InvalidRequest, StoreUnavailable
-from shared.rpc.hash_lists import MAX_HASHES
-from shared.rpc.kvstore_client import KVStoreClient
+from shared.kv_index.client import KVStoreClient
+from shared.kv_index.hash_lists import MAX_HASHES
 from tests.integration.kvstore.test_processes import end_of, event_of, start_store
 from tests.integration.kvstore.workers import hashes, worker
 

@@ -19,7 +19,7 @@ from redis.asyncio import Redis
 from services.kvstore import embedded
 from services.kvstore.embedded import EmbeddedValkey, find_valkey_server
 from shared.errors import ConfigError, StoreUnavailable
-from shared.rpc.kvstore_client import KVStoreClient
+from shared.kv_index.client import KVStoreClient
 from tests.integration.kvstore.workers import hashes, worker
 
 ROOT = Path(__file__).parents[3]

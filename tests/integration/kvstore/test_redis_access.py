@@ -15,7 +15,7 @@ from services.kvstore.resp.open import redis_client
 from services.kvstore.server import KVStoreServer
 from services.kvstore.settings import KVStoreSettings
 from shared.errors import ConfigError, StoreUnavailable
-from shared.rpc.block_holders import Tier
+from shared.kv_index.holders import Tier
 from tests.integration.kvstore.tls_proxy import TlsProxy
 from tests.integration.kvstore.workers import hashes, worker
 

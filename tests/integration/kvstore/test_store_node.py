@@ -13,11 +13,11 @@ import pytest
 from services.kvstore.node import NodeConfig, StoreNode
 from services.kvstore.tiers.checksum import block_checksum
 from shared.errors import ConfigError, ModelMismatch
+from shared.kv.handoff.trailer import encode_trailer, trailer_bytes
 from shared.kv.local import LocalPlane, LocalTransfer
 from shared.kv.transfer import TRAILER_INDEX, new_ticket
-from shared.rpc.block_holders import Tier, WorkerIdentity, WorkerRole
-from shared.rpc.handoff import encode_trailer, trailer_bytes
-from shared.rpc.index_publisher import IndexPublisher
+from shared.kv_index.holders import Tier, WorkerIdentity, WorkerRole
+from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.pb.tandem.v1 import types_pb2
 from tests.integration.kvstore.workers import hashes
 

@@ -13,9 +13,9 @@ from services.kvstore.settings import KVStoreSettings
 from services.kvstore.tiers.checksum import block_checksum
 from services.kvstore.tiers.disk import DiskTier
 from shared.errors import StoreUnavailable
-from shared.rpc.block_holders import Tier
-from shared.rpc.index_publisher import IndexPublisher
-from shared.rpc.kvstore_client import KVStoreClient
+from shared.kv_index.client import KVStoreClient
+from shared.kv_index.holders import Tier
+from shared.kv_index.publisher import IndexPublisher
 from tests.integration.kvstore.workers import hashes, holder, worker
 
 BLOCK = bytes(range(256))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-from shared.rpc.block_holders import Holder, Tier, WorkerIdentity, WorkerRole
+from shared.kv_index.holders import Holder, Tier, WorkerIdentity, WorkerRole
 
 
 def worker(name: str = "prefill-0", incarnation: int = 1, role: WorkerRole = WorkerRole.PREFILL) -> WorkerIdentity:

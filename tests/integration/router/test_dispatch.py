@@ -8,13 +8,13 @@ import time
 
 import pytest
 
-from services.router.dispatcher import DispatchConfig, Dispatcher
+from services.router.dispatch.dispatcher import DispatchConfig, Dispatcher
+from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.explanation import explanation
-from services.router.fleet import Fleet
 from services.router.placement.disaggregation import Thresholds
 from services.router.placement.policy import Placement, PlacementConfig
-from services.router.prefix_lookup import PrefixLookup
 from services.router.request import FinishReason, Request
+from services.router.workers.fleet import Fleet
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest, NotFound, Overloaded, PromptTooLong, TandemError, TransferFailed, WorkerLost
 from shared.rpc.errors import to_proto

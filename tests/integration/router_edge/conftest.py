@@ -100,12 +100,12 @@ async def start_edge(edge_tokenizer: Tokenizer) -> AsyncIterator[StartEdge]:
             tokenizer = edge_tokenizer
             core = ScriptedCore(script)
             options = EdgeSettings(**settings)  # type: ignore[arg-type]
-            frontend = make_frontend(core, tokenizer, options)
-            app = build_app(frontend, options, lambda: b"tandem_up 1\n", cluster_status)
+            input_processor = make_frontend(core, tokenizer, options)
+            app = build_app(input_processor, options, lambda: b"tandem_up 1\n", cluster_status)
             http = HttpServer("127.0.0.1:0", app)
             await http.start()
             stack.push_async_callback(http.stop, 0)
-            servicer = InferenceServicer(frontend, options, cluster_status, explain)
+            servicer = InferenceServicer(input_processor, options, cluster_status, explain)
             rpc = RpcServer("127.0.0.1:0", servicer.register, (SERVICE_NAME,))
             await rpc.start()
             stack.push_async_callback(rpc.stop, 0)

@@ -1,1 +1,1 @@
-"""A worker's traffic in blocks, without an engine that computes."""
+"""A worker's connector in blocks, without an engine that computes."""

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from services.worker.block_traffic import BlockTraffic
-from services.worker.known_prefix import KnownPrefix
-from services.worker.prefix_fetch import Fetch
+from services.worker.blocks.connector import KVConnector
+from services.worker.blocks.prefix_fetch.fetch import Fetch
+from services.worker.blocks.prefix_fetch.known_prefix import KnownPrefix
+from shared.block_service.servicer import SERVICE_NAME, BlockServicer
 from shared.engine.block_exchange import BlockExchange
 from shared.engine.messages import (
     AdoptBlocks,
@@ -28,7 +29,6 @@ from shared.engine.messages import (
 from shared.kv.hashing import chain
 from shared.kv.local import LocalPlane, LocalTransfer
 from shared.kv.pool import BlockPool
-from shared.rpc.block_servicer import SERVICE_NAME, BlockServicer
 from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc
 from shared.rpc.server import RpcServer
 
@@ -95,12 +95,12 @@ class Worker:
             model=SimpleNamespace(layout=layout, num_blocks=NUM_BLOCKS),
             settings=SimpleNamespace(name=name, prefix_fetch=mode),
         )
-        self.traffic = BlockTraffic(host, stores)  # type: ignore[arg-type]
-        self.engine.emit = self.traffic.on_event
+        self.connector = KVConnector(host, stores)  # type: ignore[arg-type]
+        self.engine.emit = self.connector.on_event
         self.rpc = RpcServer("127.0.0.1:0", self._register, (SERVICE_NAME,))
 
     def _register(self, server) -> None:
-        kvstore_pb2_grpc.add_BlockServiceServicer_to_server(BlockServicer(self.traffic.server), server)
+        kvstore_pb2_grpc.add_BlockServiceServicer_to_server(BlockServicer(self.connector.server), server)
 
     @property
     def address(self) -> str:
@@ -137,7 +137,7 @@ class Worker:
         fetch = Fetch()
         known = KnownPrefix(num_stored, tuple((peer.address, count) for peer, count in peers))
         async with asyncio.timeout(DEADLINE_S):
-            await self.traffic.fetches.hold(sequence, known, fetch)  # type: ignore[arg-type]
+            await self.connector.fetches.hold(sequence, known, fetch)  # type: ignore[arg-type]
             if fetch.task is not None:
                 await asyncio.wait({fetch.task})
                 fetch.task.result()
@@ -171,12 +171,12 @@ async def workers(
         for worker in group:
             await worker.transfer.start()
             await worker.rpc.start()
-            worker.traffic.start()
+            worker.connector.start()
         yield group
     finally:
         for worker in group:
             await worker.rpc.stop(0.1)
-            await worker.traffic.close()
+            await worker.connector.close()
         for worker in group:
             await worker.transfer.close()
 

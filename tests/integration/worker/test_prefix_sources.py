@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from services.worker import block_server
-from services.worker.store_nodes import parse_stores
+from services.worker.blocks import server as block_server
+from services.worker.blocks.store_nodes import parse_stores
+from shared.block_service.client import BlockClient
 from shared.errors import ConfigError, ModelMismatch, StoreUnavailable, TransferFailed
-from shared.rpc.block_client import BlockClient
 from tests.integration.worker.rig import BLOCK_BYTES, BLOCK_SIZE, DEADLINE_S, prompt, workers
 
 
@@ -21,8 +21,8 @@ async def test_a_prefix_comes_from_all_peers_that_hold_it_at_once():
         fetch = await c.fetch(tokens, [(a, 48), (b, 40)])
         assert c.found(names) == list(range(48))
         assert fetch.num_tokens == fetch.num_peer_tokens == 48 * BLOCK_SIZE
-        assert a.traffic.server.num_given + b.traffic.server.num_given == 48
-        assert b.traffic.server.num_given == 16  # one whole piece of three: that with the end of the chain is a's
+        assert a.connector.server.num_given + b.connector.server.num_given == 48
+        assert b.connector.server.num_given == 16  # one whole piece of three: that with the end of the chain is a's
         for worker in (a, b, c):
             await worker.idle()
 
@@ -82,7 +82,7 @@ async def test_a_peer_that_fails_in_the_middle_costs_its_own_blocks_alone(monkey
         found = c.found(names)
         assert set(range(16, 32)) <= set(found)
         assert len(found) < 32
-        assert c.traffic.fetches.num_failed == 1
+        assert c.connector.fetches.num_failed == 1
         for worker in (a, b, c):
             await worker.idle()
 
@@ -94,19 +94,19 @@ async def test_a_peer_that_is_gone_is_left_alone_and_costs_nothing():
         await a.rpc.stop(0)
         fetch = await b.fetch(tokens, [(a, 10)])
         assert fetch.task is None
-        assert b.traffic._peers.client(a.address) is None
+        assert b.connector._peers.client(a.address) is None
         assert b.engine.pool.num_used == 0
 
 
 async def test_a_peer_that_falls_silent_is_given_up(monkeypatch):
     tokens, names = prompt(10)
     async with workers(2, mode="auto") as (a, b):
-        monkeypatch.setattr("services.worker.fetch_policy.TIMEOUT_S", 0.2)
+        monkeypatch.setattr("services.worker.blocks.prefix_fetch.policy.TIMEOUT_S", 0.2)
         await a.has(names)
         monkeypatch.setattr(a.transfer, "send", lambda *_: asyncio.sleep(DEADLINE_S))
         await b.fetch(tokens, [(a, 10)])
         assert b.found(names) == []
-        assert b.traffic.fetches.num_failed == 1
+        assert b.connector.fetches.num_failed == 1
         await b.idle()
 
 
@@ -126,7 +126,7 @@ async def test_a_fetch_that_is_given_up_leaves_no_block_held_on_either_side(monk
         asking = asyncio.create_task(b.fetch(tokens, [(a, 40)]))
         await holding.wait()
         asking.cancel()
-        for task in list(b.traffic.fetches._tasks):
+        for task in list(b.connector.fetches._tasks):
             task.cancel()
         await asyncio.wait({asking})
         await b.idle()
@@ -170,24 +170,24 @@ async def test_blocks_of_another_size_are_refused_by_name():
 
 async def test_a_store_node_that_is_gone_is_passed_over_until_it_answers(monkeypatch):
     """Another worker serves as the node: the service is the same."""
-    monkeypatch.setattr("services.worker.store_nodes.RETRY_S", 0.02)
+    monkeypatch.setattr("services.worker.blocks.store_nodes.RETRY_S", 0.02)
     tokens, names = prompt(12)
     async with workers(1) as (store,):
         await store.has(names)
         address = store.address
         async with workers(1, {"s": address}) as (w,):
             changes = []
-            w.traffic.nodes.on_change = lambda: changes.append(w.traffic.nodes.silent)
+            w.connector.nodes.on_change = lambda: changes.append(w.connector.nodes.silent)
             await store.rpc.stop(0)
             assert (await w.fetch(tokens, num_stored=12)).task is None
             assert changes == [("s",)]
-            assert not w.traffic.nodes.live
+            assert not w.connector.nodes.live
             store.rpc._bind = address
             await store.rpc.start()
             async with asyncio.timeout(DEADLINE_S):
                 while len(changes) < 2:
                     await asyncio.sleep(0.01)
-            assert w.traffic.nodes.live == ("s",)
+            assert w.connector.nodes.live == ("s",)
 
 
 def test_store_nodes_are_read_from_one_setting():

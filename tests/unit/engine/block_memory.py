@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shared.engine.plan import StepPlan
-from shared.engine.sequence import Sequence
+from shared.engine.sequence import EngineSequence
 
 GARBAGE = None
 
@@ -17,7 +17,7 @@ class BlockMemory:
         self.blocks = [[GARBAGE] * block_size for _ in range(num_blocks)]
         self.slots = [[GARBAGE] * block_size for _ in range(num_slots)]
 
-    def launch(self, plan: StepPlan, sequences: dict[str, Sequence]) -> None:
+    def launch(self, plan: StepPlan, sequences: dict[str, EngineSequence]) -> None:
         """Does a step's copies and writes, and asserts that all that it reads is the sequence's own."""
         for copy in plan.copies:
             if copy.to_host:
@@ -33,7 +33,7 @@ class BlockMemory:
         for item in plan.sequences:
             self.check(sequences[item.sequence_id], item.block_ids, item.end)
 
-    def check(self, reader: Sequence, block_ids, num_tokens: int) -> None:
+    def check(self, reader: EngineSequence, block_ids, num_tokens: int) -> None:
         """The first `num_tokens` of a block table are the reader's."""
         compared = {}
         for position in range(num_tokens):
@@ -47,7 +47,7 @@ class BlockMemory:
             known = min(position + 1, len(writer.token_ids), len(reader.token_ids))
             assert writer.token_ids[:known] == reader.token_ids[:known], f"{reader.sequence_id} reads another's KV"
 
-    def receive(self, sequence: Sequence, indexes, *, whole: bool) -> None:
+    def receive(self, sequence: EngineSequence, indexes, *, whole: bool) -> None:
         """Blocks arrive, or bytes of them: until they are all there, they mean nothing."""
         for index in indexes:
             first = index * self.block_size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shared.engine.sampling_params import SamplingParams
-from shared.engine.sequence import Goal, Sequence
+from shared.engine.sequence import EngineSequence, Goal
 
 EOS = 1
 
@@ -18,10 +18,10 @@ def sequence(
     num_prompt_tokens: int | None = None,
     receiver: bytes = b"",
     **sampling: object,
-) -> Sequence:
+) -> EngineSequence:
     num_prompt = len(token_ids) if num_prompt_tokens is None else num_prompt_tokens
     params = SamplingParams(temperature=0.0, seed=0, max_tokens=max_tokens, **sampling)
-    return Sequence(
+    return EngineSequence(
         sequence_id=sequence_id,
         token_ids=list(token_ids),
         num_prompt_tokens=num_prompt,

@@ -31,7 +31,7 @@ class SamplingCase:
         )
 
     def tokens_of_the_engine(self) -> list[int]:
-        """What `shared.engine.sampler` chooses, one row at a time."""
+        """What `shared.engine.runner.sampler` chooses, one row at a time."""
         specs = [
             SampleSpec(
                 SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),

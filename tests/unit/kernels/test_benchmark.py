@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from shared.kernels.benchmark import GOALS, Case, Goal, Limits, Result, all_cases, measure, rows, verdicts
+from loadtest.bench.kernels.measure import GOALS, Case, Goal, Limits, Result, all_cases, measure, rows, verdicts
 
 from .conftest import Run
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.engine.philox import uniform as engine_uniform
+from shared.kernels.sampling.philox import uniform as engine_uniform
 from shared.kernels.sampling.reference import sample_tokens, uniform
 from shared.kernels.sampling.rows import SamplingRows
 

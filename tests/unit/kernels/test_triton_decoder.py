@@ -9,7 +9,7 @@ import pytest
 
 from shared.engine.messages import AddSequence, Stepped
 from shared.engine.plan import SampledToken
-from shared.engine.runner import RunnerConfig
+from shared.engine.runner.runner import RunnerConfig
 from shared.model.checkpoints import write_random_checkpoint
 from tests.integration.engine.engine_run import EngineRun
 
@@ -23,7 +23,7 @@ WINDOWED = ("Qwen3ForCausalLM", {"use_sliding_window": True, "sliding_window": 9
 def engine_tokens(folder: Path, kernels: str, num_tokens: int, *, static: bool) -> list[list[SampledToken]]:
     """Two prompts in chunks, one greedy and one sampled; `static` means padded buffers and steps launched ahead."""
     config = RunnerConfig(max_num_seqs=3, max_seq_len=48, static_decode=static)
-    run = EngineRun(folder, num_blocks=8, max_step_tokens=13, kernels=kernels, config=config, ahead=static)
+    run = EngineRun(folder, num_blocks=8, max_num_batched_tokens=13, kernels=kernels, config=config, ahead=static)
     try:
         assert run.decoder.kernels.name == kernels
         sequences = [

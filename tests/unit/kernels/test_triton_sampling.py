@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from shared.engine.philox import uniform
+from shared.kernels.sampling.philox import uniform
 
 from . import checks
 from .conftest import Run

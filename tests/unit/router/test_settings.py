@@ -26,7 +26,7 @@ def test_flags_reach_admission_and_placement():
 @pytest.mark.parametrize(
     ("flags", "field"),
     [
-        (["--placement.jitter", "2"], "placement.jitter"),
+        (["--placement.tie-margin", "2"], "placement.tie_margin"),
         (["--placement.tier-store", "0.9"], "placement"),
         (["--admission.order", "random"], "admission.order"),
     ],

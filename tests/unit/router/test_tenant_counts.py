@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.router.active_request import ActiveRequest
+from services.router.dispatch.active_request import ActiveRequest
+from services.router.dispatch.write_coalescer import WriteCoalescer
 from services.router.metrics import OTHER_TENANTS, RouterMetrics, TenantCounts
 from services.router.request import Request
-from services.router.turns import Turns
 from shared.engine.sampling_params import SamplingParams
 
 
@@ -22,7 +22,7 @@ def metrics() -> Iterator[RouterMetrics]:
 
 def finish(metrics: RouterMetrics, tenant: str, num_prompt: int, cached: int, fetched: int, peer: int) -> None:
     params = SamplingParams(max_tokens=1, seed=1)
-    active = ActiveRequest(Request(f"r-{tenant}", tuple(range(num_prompt)), params, tenant), Turns())
+    active = ActiveRequest(Request(f"r-{tenant}", tuple(range(num_prompt)), params, tenant), WriteCoalescer())
     active.summary.num_cached_tokens = cached
     active.summary.num_fetched_tokens = fetched
     active.summary.num_peer_tokens = peer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from services.prefill.role import PrefillRole
+from services.prefill.worker import PrefillRole
 from services.worker.session import Session
 from shared.rpc.pb.tandem.v1 import prefill_pb2
 
@@ -18,12 +18,12 @@ async def newest_report(session: Session[prefill_pb2.PrefillEvent]) -> list[str]
 
 async def test_every_router_hears_who_else_is_connected_and_a_single_one_hears_of_nobody() -> None:
     host = SimpleNamespace(transfer=SimpleNamespace(counters=SimpleNamespace(bytes_sent=0, bytes_received=0)))
-    traffic = SimpleNamespace(
+    connector = SimpleNamespace(
         nodes=SimpleNamespace(silent=[], on_change=None),
         server=SimpleNamespace(num_given=0),
         fetches=SimpleNamespace(num_tokens=lambda _: 0, num_bad_blocks=0),
     )
-    role = PrefillRole(host, None, traffic)  # type: ignore[arg-type]
+    role = PrefillRole(host, None, connector)  # type: ignore[arg-type]
     first, second = Session[prefill_pb2.PrefillEvent](1, "r1"), Session[prefill_pb2.PrefillEvent](2, "r0")
     role.on_open(first)
     assert await newest_report(first) == []

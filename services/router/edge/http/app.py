@@ -9,38 +9,38 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from services.router.edge.auth import ApiKeys
-from services.router.edge.frontend import Frontend
 from services.router.edge.http.chat import Chat
 from services.router.edge.http.completions import Completions
 from services.router.edge.http.endpoint import InferenceEndpoint
 from services.router.edge.http.pages import Pages, on_error, on_http_exception
+from services.router.edge.input_processor import InputProcessor
 from services.router.edge.settings import EdgeSettings
 from shared.errors import TandemError
 from shared.rpc.pb.tandem.v1 import inference_pb2
 
 
 def build_app(
-    frontend: Frontend,
+    input_processor: InputProcessor,
     settings: EdgeSettings,
     metrics: Callable[[], bytes],
     status: Callable[[], inference_pb2.ClusterStatus],
 ) -> Starlette:
     """The ASGI application; `metrics` gives Prometheus text, `status` the cluster's state."""
     keys = ApiKeys.of(settings)
-    completions = Completions(frontend.tokenizer, frontend.model_name)
-    chat = Chat(frontend.tokenizer, frontend.model_name)
-    pages = Pages(frontend, keys, metrics, status)
+    completions = Completions(input_processor.tokenizer, input_processor.model_name)
+    chat = Chat(input_processor.tokenizer, input_processor.model_name)
+    pages = Pages(input_processor, keys, metrics, status)
     return Starlette(
         routes=[
             Route(
                 "/v1/completions",
-                InferenceEndpoint(frontend, completions, keys, settings),
+                InferenceEndpoint(input_processor, completions, keys, settings),
                 methods=["POST"],
                 name="completions",
             ),
             Route(
                 "/v1/chat/completions",
-                InferenceEndpoint(frontend, chat, keys, settings),
+                InferenceEndpoint(input_processor, chat, keys, settings),
                 methods=["POST"],
                 name="chat_completions",
             ),

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.router.edge.frontend import Prompt
 from services.router.edge.generation import OutputDelta
+from services.router.edge.input_processor import Prompt
 from services.router.request import Request
 from shared.engine.sampling_params import SamplingParams
 

@@ -6,12 +6,12 @@ import json
 import time
 from collections.abc import Sequence
 
-from services.router.edge.frontend import ChatPrompt
 from services.router.edge.generation import OutputDelta
 from services.router.edge.http.call import Call
-from services.router.edge.http.envelope import DONE, Envelope, Tails, Totals, choice_end, tandem_member
+from services.router.edge.http.envelope import DONE, ChunkSuffix, Envelope, Totals, choice_end, tandem_member
 from services.router.edge.http.logprobs import chat_logprobs
 from services.router.edge.http.schemas import ChatRequest, parse_chat
+from services.router.edge.input_processor import ChatPrompt
 from services.router.request import Request
 from shared.model.tokenizer import Tokenizer
 
@@ -56,7 +56,7 @@ class ChatStream:
         self._plan = plan
         self._totals = Totals(len(plan), len(plan))
         self._envelope = Envelope(f"chatcmpl-{request_id}", "chat.completion.chunk", dialect.model_name)
-        self._tails = Tails(plan, include_usage=request.include_usage, continuous=request.continuous_usage)
+        self._suffixes = ChunkSuffix(plan, include_usage=request.include_usage, continuous=request.continuous_usage)
         self._detailed = bool(request.return_token_ids) or bool(request.logprobs)
         self._begun = [False] * len(plan)
         self._before = [f'{self._envelope.head}{{"index": {i}, "delta": {{"content": ' for i in range(len(plan))]
@@ -68,11 +68,11 @@ class ChatStream:
         if not self._begun[index]:
             self._begun[index] = True
             opening = self._opening(index)
-        tail = self._tails.next(index, len(delta.token_ids))
+        suffix = self._suffixes.next(index, len(delta.token_ids))
         if not self._detailed and delta.finish is None:
             if not delta.text:
                 return opening
-            return opening + f"{self._before[index]}{json.dumps(delta.text)}{self._behind}{tail}".encode()
+            return opening + f"{self._before[index]}{json.dumps(delta.text)}{self._behind}{suffix}".encode()
         choice: dict[str, object] = {
             "index": index,
             "delta": {"content": delta.text} if delta.text else {},
@@ -82,9 +82,9 @@ class ChatStream:
         if self._request.return_token_ids:
             choice["token_ids"] = delta.token_ids
         if delta.finish is None:
-            return opening + self._envelope.chunk(choice, tail)
+            return opening + self._envelope.chunk(choice, suffix)
         self._totals.add(index, delta.finish)
-        return opening + self._envelope.chunk(choice, tail, tandem_member(delta.finish.summary))
+        return opening + self._envelope.chunk(choice, suffix, tandem_member(delta.finish.summary))
 
     def closing(self) -> bytes:
         """The usage chunk where asked for, and [DONE]."""
@@ -93,7 +93,7 @@ class ChatStream:
         return self._envelope.usage_chunk(self._totals.usage(), self._totals.extension()) + DONE
 
     def _opening(self, index: int) -> bytes:
-        tail = self._tails.next(index)
+        suffix = self._suffixes.next(index)
         choice = {
             "index": index,
             "delta": {"role": "assistant", "content": ""},
@@ -101,8 +101,8 @@ class ChatStream:
             "finish_reason": None,
         }
         if not self._request.return_token_ids:
-            return self._envelope.chunk(choice, tail)
-        return self._envelope.chunk(choice, tail, {"prompt_token_ids": self._plan[index].prompt_token_ids})
+            return self._envelope.chunk(choice, suffix)
+        return self._envelope.chunk(choice, suffix, {"prompt_token_ids": self._plan[index].prompt_token_ids})
 
 
 class ChatBody:

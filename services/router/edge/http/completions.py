@@ -6,12 +6,12 @@ import json
 import time
 from collections.abc import Sequence
 
-from services.router.edge.frontend import Prompt, TextPrompt, TokensPrompt
 from services.router.edge.generation import OutputDelta
 from services.router.edge.http.call import Call
-from services.router.edge.http.envelope import DONE, Envelope, Tails, Totals, choice_end, tandem_member
+from services.router.edge.http.envelope import DONE, ChunkSuffix, Envelope, Totals, choice_end, tandem_member
 from services.router.edge.http.logprobs import CompletionLogprobs
 from services.router.edge.http.schemas import CompletionRequest, parse_completion
+from services.router.edge.input_processor import Prompt, TextPrompt, TokensPrompt
 from services.router.request import Request
 from shared.errors import InvalidRequest
 from shared.model.tokenizer import Tokenizer
@@ -75,7 +75,7 @@ class CompletionStream:
         self._logprobs = dialect.logprobs(request, plan)
         self._totals = Totals(len(plan), request.n or 1)
         self._envelope = Envelope(f"cmpl-{request_id}", _KIND, dialect.model_name)
-        self._tails = Tails(plan, include_usage=request.include_usage, continuous=request.continuous_usage)
+        self._suffixes = ChunkSuffix(plan, include_usage=request.include_usage, continuous=request.continuous_usage)
         self._detailed = bool(request.return_token_ids) or bool(self._logprobs)
         self._begun = [False] * len(plan)
         self._before = [f'{self._envelope.head}{{"index": {i}, "text": ' for i in range(len(plan))]
@@ -83,11 +83,11 @@ class CompletionStream:
 
     def events(self, index: int, delta: OutputDelta) -> bytes:
         """One event, or none for text that is still held back."""
-        tail = self._tails.next(index, len(delta.token_ids))
+        suffix = self._suffixes.next(index, len(delta.token_ids))
         if self._begun[index] and not self._detailed and delta.finish is None:
             if not delta.text:
                 return b""
-            return f"{self._before[index]}{json.dumps(delta.text)}{self._behind}{tail}".encode()
+            return f"{self._before[index]}{json.dumps(delta.text)}{self._behind}{suffix}".encode()
         text = delta.text
         choice: dict[str, object] = {"index": index}
         if not self._begun[index]:
@@ -101,9 +101,9 @@ class CompletionStream:
             choice["token_ids"] = delta.token_ids
         choice.update(choice_end(delta.finish))
         if delta.finish is None:
-            return self._envelope.chunk(choice, tail)
+            return self._envelope.chunk(choice, suffix)
         self._totals.add(index, delta.finish)
-        return self._envelope.chunk(choice, tail, tandem_member(delta.finish.summary))
+        return self._envelope.chunk(choice, suffix, tandem_member(delta.finish.summary))
 
     def closing(self) -> bytes:
         """The usage chunk where asked for, and [DONE]."""

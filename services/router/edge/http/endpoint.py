@@ -13,11 +13,11 @@ from starlette.types import Receive, Scope, Send
 
 from services.router.edge.auth import ApiKeys
 from services.router.edge.fan_out import interleave, sub_requests
-from services.router.edge.frontend import CallInfo, Frontend, checked_request_id
 from services.router.edge.generation import Generation, OutputDelta
 from services.router.edge.http.call import BodyWriter, Call, StreamWriter
 from services.router.edge.http.connection import BodyTooLargeError, Reply, ended_by_disconnect, read_body
 from services.router.edge.http.errors import as_tandem_error
+from services.router.edge.input_processor import CallInfo, InputProcessor, checked_request_id
 from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
 from services.router.request import Request
@@ -37,8 +37,10 @@ class Dialect(Protocol):
 class InferenceEndpoint:
     """An ASGI application. Frees everything in the cluster when the client leaves, in streams and without."""
 
-    def __init__(self, frontend: Frontend, dialect: Dialect, keys: ApiKeys, settings: EdgeSettings) -> None:
-        self._frontend = frontend
+    def __init__(
+        self, input_processor: InputProcessor, dialect: Dialect, keys: ApiKeys, settings: EdgeSettings
+    ) -> None:
+        self._input_processor = input_processor
         self._dialect = dialect
         self._keys = keys
         self._settings = settings
@@ -76,7 +78,7 @@ class InferenceEndpoint:
         async with contextlib.AsyncExitStack() as stack:
             generations: list[Generation] = []
             for request in plan:
-                generation = self._frontend.start(request)
+                generation = self._input_processor.start(request)
                 stack.push_async_callback(generation.aclose)
                 generations.append(generation)
             deltas = await stack.enter_async_context(contextlib.aclosing(interleave(generations)))
@@ -96,7 +98,7 @@ class InferenceEndpoint:
                 value=num_choices,
             )
         prepared = [
-            await self._frontend.prepare(prompt, call.sampling, info, call.default_max_tokens)
+            await self._input_processor.prepare(prompt, call.sampling, info, call.default_max_tokens)
             for prompt in call.prompts
         ]
         return sub_requests(prepared, call.n)

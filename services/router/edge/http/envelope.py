@@ -22,10 +22,10 @@ class Envelope:
         self._fields = "data: " + json.dumps(fields)[:-1]
         self.head = self._fields + ', "choices": ['
 
-    def chunk(self, choice: Mapping[str, object], tail: str, extra: Mapping[str, object] | None = None) -> bytes:
-        """An event with one choice; `extra` goes to the top level, `tail` is `Tails.next`'s."""
+    def chunk(self, choice: Mapping[str, object], suffix: str, extra: Mapping[str, object] | None = None) -> bytes:
+        """An event with one choice; `extra` goes to the top level, `suffix` is `ChunkSuffix.next`'s."""
         more = "" if not extra else ", " + json.dumps(extra)[1:-1]
-        return f"{self.head}{json.dumps(choice)}]{more}{tail}".encode()
+        return f"{self.head}{json.dumps(choice)}]{more}{suffix}".encode()
 
     def usage_chunk(self, usage: Mapping[str, object], extra: Mapping[str, object]) -> bytes:
         """The event behind the last choice's: no choices, the counts."""
@@ -33,7 +33,7 @@ class Envelope:
         return f"{self.head}], {more}\n\n".encode()
 
 
-class Tails:
+class ChunkSuffix:
     """How the chunks of one response end: what they say of usage, and the brace that closes them."""
 
     def __init__(self, plan: Sequence[Request], *, include_usage: bool, continuous: bool) -> None:

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from services.router.edge.auth import ApiKeys
-from services.router.edge.frontend import Frontend
 from services.router.edge.http.errors import as_tandem_error, error_headers, error_json
+from services.router.edge.input_processor import InputProcessor
 from shared.errors import InvalidRequest, NotFound, TandemError
 from shared.rpc.pb.tandem.v1 import inference_pb2
 
@@ -24,12 +24,12 @@ class Pages:
 
     def __init__(
         self,
-        frontend: Frontend,
+        input_processor: InputProcessor,
         keys: ApiKeys,
         metrics: Callable[[], bytes],
         status: Callable[[], inference_pb2.ClusterStatus],
     ) -> None:
-        self._frontend = frontend
+        self._input_processor = input_processor
         self._keys = keys
         self._metrics = metrics
         self._status = status
@@ -43,7 +43,7 @@ class Pages:
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/{model}`."""
         self._keys.check(request.headers.get("authorization"))
-        self._frontend.check_model(request.path_params["model"])
+        self._input_processor.check_model(request.path_params["model"])
         return JSONResponse(self._model())
 
     async def healthz(self, _: Request) -> Response:
@@ -52,7 +52,7 @@ class Pages:
 
     async def readyz(self, _: Request) -> Response:
         """200 when a prompt can be served now, else 503 with the reason; and what does not work as it should."""
-        reason = self._frontend.core.not_ready_reason()
+        reason = self._input_processor.core.not_ready_reason()
         degraded = list(self._status().degraded)
         return JSONResponse(
             {"ready": not reason, "reason": reason, "degraded": degraded}, status_code=503 if reason else 200
@@ -71,11 +71,11 @@ class Pages:
 
     def _model(self) -> dict[str, object]:
         return {
-            "id": self._frontend.model_name,
+            "id": self._input_processor.model_name,
             "object": "model",
             "created": self._created,
             "owned_by": "tandem",
-            "max_model_len": self._frontend.core.max_prompt_tokens(),
+            "max_model_len": self._input_processor.core.max_prompt_tokens(),
         }
 
 

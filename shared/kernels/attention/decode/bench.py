@@ -10,7 +10,7 @@ import torch
 from shared.kernels.attention.bench_batch import HeadShape, attention_inputs
 from shared.kernels.attention.decode.launch import decode_attention
 from shared.kernels.attention.decode.splits import DecodeConfig
-from shared.kernels.benchmark import Case
+from shared.kernels.bench_case import Case
 
 Setting = tuple[Sequence[int], HeadShape]
 """(KV length of each sequence, heads)."""

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from shared.kernels.attention.bench_batch import HeadShape, attention_inputs
 from shared.kernels.attention.prefill.launch import PrefillConfig, prefill_attention
-from shared.kernels.benchmark import Case
+from shared.kernels.bench_case import Case
 
 Setting = tuple[Sequence[tuple[int, int]], HeadShape]
 """((query_len, kv_len) of each sequence, heads)."""

@@ -109,7 +109,7 @@ def test_a_router_that_gets_all_the_load_uses_the_whole_fleet():
 
 def test_looking_at_few_workers_costs_little_goodput():
     trace = head()
-    few = {"max_candidates": 4, "jitter": 0.02}
+    few = {"max_candidates": 4, "tie_margin": 0.02}
     all_of_them = simulate(trace, 7.0, "tandem", setup(16, 16)).goodput
     assert simulate(trace, 7.0, "tandem", setup(16, 16, placement=few)).goodput >= 0.95 * all_of_them
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
-from services.router.edge.frontend import Frontend
+from services.router.edge.input_processor import InputProcessor
 from services.router.edge.settings import EdgeSettings
 from services.router.request import FinishReason, Request, RequestSummary, TokenDelta, TokenLogprobs, TtftSplit
 from shared.model.chat_template import ChatTemplate
@@ -99,10 +99,10 @@ class ScriptedCore:
         return [running.request for running in self.running]
 
 
-def make_frontend(core: ScriptedCore, tokenizer: Tokenizer, settings: EdgeSettings | None = None) -> Frontend:
-    """A frontend over the scripted core."""
+def make_frontend(core: ScriptedCore, tokenizer: Tokenizer, settings: EdgeSettings | None = None) -> InputProcessor:
+    """A input_processor over the scripted core."""
     template = ChatTemplate({"default": TEMPLATE}, tokenizer.special_tokens)
-    return Frontend(core, tokenizer, template, MODEL, settings or EdgeSettings())
+    return InputProcessor(core, tokenizer, template, MODEL, settings or EdgeSettings())
 
 
 def text_steps(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.router.placement.views import Need, Pool, PrefixHits, WorkerView
+from services.router.placement.views import PlacementRequest, Pool, PrefixHits, WorkerView
 
 
 def view(name: str = "w", **changes) -> WorkerView:
@@ -25,6 +25,6 @@ def pool(*views: WorkerView) -> Pool:
     return made
 
 
-def need(num_tokens: int = 64, session: str = "", store: int = 0, **local: int) -> Need:
+def need(num_tokens: int = 64, session: str = "", store: int = 0, **local: int) -> PlacementRequest:
     """A prompt with `local` hit tokens by worker."""
-    return Need(num_tokens, 16, PrefixHits.of(local, store), session)
+    return PlacementRequest(num_tokens, 16, PrefixHits.of(local, store), session)

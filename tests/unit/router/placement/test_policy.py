@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.router.placement.decision import Choice
-from services.router.placement.decode_load import can_hold
 from services.router.placement.disaggregation import Route, Thresholds
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.prediction import TtftPredictor
-from services.router.placement.prefill_load import has_turn
-from services.router.placement.views import Need, PrefixHits, WorkerView
+from services.router.placement.scorers.decode_load import can_hold
+from services.router.placement.scorers.prefill_load import has_turn
+from services.router.placement.views import PlacementRequest, PrefixHits, WorkerView
 from services.router.placement.work import NO_WORK, Work
 from tests.unit.router.placement.builders import need, pool, view
 
@@ -40,7 +40,7 @@ def test_a_prefix_hit_outweighs_a_little_load():
 def test_workers_that_lack_what_all_prompts_begin_with_have_long_prompts_too():
     decodes, prefills = [view("d"), view("new-d")], [view("p"), view("new-p")]
 
-    def chosen(request: Need, **config: float) -> set[Choice]:
+    def chosen(request: PlacementRequest, **config: float) -> set[Choice]:
         placement = Placement(PlacementConfig(**config))
         pools = pool(*decodes), pool(*prefills)
         return {placement.choose(request, *pools, collocated=False) for _ in range(50)}
@@ -175,7 +175,7 @@ def test_a_decision_among_a_thousand_workers_takes_less_than_a_millisecond():
     prefills = pool(*(view(f"p{n}", num_queued_tokens=n) for n in range(1000)))
     placement = Placement(PlacementConfig())
     local = {f"{role}{n}": 512 for role in "pd" for n in range(1000)}  # the system prompt that everyone holds
-    request = Need(12_000, 16, PrefixHits.of({**local, "p7": 6000, "d9": 6000}))
+    request = PlacementRequest(12_000, 16, PrefixHits.of({**local, "p7": 6000, "d9": 6000}))
     costs = []
     for _ in range(200):
         begin = time.perf_counter()
@@ -206,13 +206,13 @@ def upper(one: WorkerView) -> WorkerView:
     prefills=st.lists(views.map(upper), max_size=6),
     local=hits,
     limit=st.integers(2, 8),
-    jitter=st.floats(0, 0.3),
+    tie_margin=st.floats(0, 0.3),
 )
 def test_only_workers_that_can_start_the_request_are_chosen_and_one_is_whenever_one_can(
-    decodes, prefills, local, limit, jitter
+    decodes, prefills, local, limit, tie_margin
 ):
     request = need(64, **local)
-    placement = Placement(PlacementConfig(max_candidates=limit, jitter=jitter))
+    placement = Placement(PlacementConfig(max_candidates=limit, tie_margin=tie_margin))
     all_decodes, all_prefills = pool(*decodes), pool(*prefills)
     choice = placement.choose(request, all_decodes, all_prefills, collocated=False)
     able_decodes = {v.name for v in all_decodes if can_hold(v, request)}

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.placement.decode_load import decode_load
-from services.router.placement.prefill_load import prefill_load
-from services.router.placement.prefix import TierWeights, prefix_hit
-from services.router.placement.session import SessionTable, stickiness
-from services.router.placement.topology import nearness
-from services.router.placement.views import Need, PrefixHits
+from services.router.placement.scorers.decode_load import decode_load
+from services.router.placement.scorers.prefill_load import prefill_load
+from services.router.placement.scorers.prefix import TierWeights, prefix_hit
+from services.router.placement.scorers.session import SessionTable, stickiness
+from services.router.placement.scorers.topology import nearness
+from services.router.placement.views import PlacementRequest, PrefixHits
 from tests.unit.router.placement.builders import need, view
 
 
@@ -22,7 +22,7 @@ def test_prefill_load_is_a_half_at_its_scale():
 
 def test_tokens_count_by_where_their_kv_lies():
     tiers = TierWeights(1.0, 0.5, 0.25)
-    request = Need(100, 16, PrefixHits.of({"w": 20, "other": 60}, store=80))
+    request = PlacementRequest(100, 16, PrefixHits.of({"w": 20, "other": 60}, store=80))
     assert prefix_hit(view("w"), request, tiers) == pytest.approx((20 + 0.5 * 40 + 0.25 * 20) / 100)
     assert prefix_hit(view("other"), request, tiers) == pytest.approx((60 + 0.25 * 20) / 100)
     assert prefix_hit(view("none"), request, tiers) == pytest.approx((0.5 * 60 + 0.25 * 20) / 100)
@@ -71,7 +71,7 @@ def test_sessions_are_remembered_up_to_a_limit_and_a_turn_without_prefill_keeps_
 )  # fmt: skip
 def test_scores_lie_between_0_and_1(free, requests, queued, num_tokens, local, peer, store):
     worker = view("w", num_free_blocks=free, num_requests=requests, num_queued_tokens=queued)
-    request = Need(num_tokens, 16, PrefixHits({"w": local}, peer, store))
+    request = PlacementRequest(num_tokens, 16, PrefixHits({"w": local}, peer, store))
     for score in (
         decode_load(worker, request),
         prefill_load(worker, request, 2048),

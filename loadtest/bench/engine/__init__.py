@@ -1,0 +1,1 @@
+"""The engine's steps beside the limits of the hardware."""

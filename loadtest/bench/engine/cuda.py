@@ -1,0 +1,190 @@
+"""`python -m loadtest.bench.engine.cuda`: an 8B-shaped engine's steps on a GPU, beside limits measured in the same run.
+
+Weights are drawn on the device: speed does not depend on their values. Decode steps run as the engine runs them, each
+launched while the one before computes; their floor is reading the weights and the batch's KV once, at the bandwidth
+of a large copy. A prompt's limit is its FLOPs at the rate of a large matrix product.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from loadtest.bench.kernels.measure import Limits, graph_clock, measure_limits
+from loadtest.bench.report import Result, table, write
+from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
+from shared.engine.runner.runner import Runner, RunnerConfig
+from shared.engine.sampling_params import SamplingParams
+from shared.kv.layout import BYTES_PER_ELEMENT, BlockLayout
+from shared.model.config import ModelConfig
+from shared.model.decoder import Decoder
+from shared.model.parameters import DecoderParameters
+from shared.model.random_weights import random_decoder
+
+BLOCK_SIZE = 16
+LLAMA_8B: dict[str, object] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128_256,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 16_384,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
+    "tie_word_embeddings": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`batch` sequences that compute `count` tokens each behind `start` cached ones."""
+
+    batch: int
+    start: int
+    count: int
+    goal: float | None = None
+    """Share of the limit that an H200 is to reach."""
+
+    @property
+    def name(self) -> str:
+        """As the report has it."""
+        return f"decode {self.batch} at {self.start}" if self.count == 1 else f"prefill {self.count}"
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of each sequence."""
+        return -(-(self.start + self.count) // BLOCK_SIZE)
+
+    def plan(self, vocab_size: int, *, pending: bool) -> StepPlan:
+        """Each sequence with blocks of its own; `pending` decodes what the step before sampled."""
+        spec = SampleSpec(SamplingParams(temperature=0.0, seed=0, max_tokens=1), self.start + self.count)
+        return StepPlan(
+            tuple(
+                PlannedSequence(
+                    f"s{i}",
+                    (0,) if pending else tuple((7 * i + 13 * j) % vocab_size for j in range(self.count)),
+                    self.start,
+                    tuple(range(i * self.num_blocks, (i + 1) * self.num_blocks)),
+                    self.start + self.count,
+                    spec,
+                    i if pending else None,
+                )
+                for i in range(self.batch)
+            )
+        )
+
+
+STEPS = (
+    Step(1, 0, 512),
+    Step(1, 0, 2048),
+    Step(1, 0, 8192, goal=0.60),
+    *(Step(batch, 256, 1) for batch in (1, 8, 32, 64, 256)),
+    *(Step(batch, 2048, 1, goal=1 / 1.25 if batch == 64 else None) for batch in (1, 8, 32, 64, 256)),
+)
+HOST_GOAL = 10.0
+"""Percent of a decode step that Python may take."""
+
+
+class EngineBench:
+    """One model over one pool, ready for the given steps."""
+
+    def __init__(self, decoder: Decoder, steps: Sequence[Step]) -> None:
+        self.config = config = decoder.config
+        dtype = str(decoder.dtype).removeprefix("torch.")
+        self.layout = BlockLayout(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, dtype)
+        num_blocks = max(step.batch * step.num_blocks for step in steps)
+        longest = max(step.num_blocks for step in steps) * BLOCK_SIZE
+        batch = max(step.batch for step in steps)
+        self.runner = Runner(decoder, self.layout, num_blocks, RunnerConfig(batch, longest))
+        self.runner.kv_blocks.normal_()
+        self.runner.start()
+        views = DecoderParameters.allocate(config, decoder.dtype, "meta").checkpoint_views(config)
+        self.num_weights = sum(view.numel() for name, view in views.items() if view.dim() == 2 and "embed" not in name)
+        """Elements that every token is multiplied by."""
+
+    def measure(self, step: Step, limits: Limits, repeats: int) -> list[Result]:
+        """The step's rate beside its limit, and for a decode step what the host took of it."""
+        is_decode = step.count == 1
+        plans = [step.plan(self.config.vocab_size, pending=pending) for pending in (False, is_decode)]
+        pending = self.runner.launch(plans[0])
+        steps, launches = [], []
+        begin = time.perf_counter()
+        for _ in range(repeats + 3):
+            launched = time.perf_counter()
+            following = self.runner.launch(plans[1])
+            launches.append(time.perf_counter() - launched)
+            pending.result()
+            pending = following
+            steps.append(time.perf_counter() - begin)
+            begin = time.perf_counter()
+        pending.result()
+        seconds, host_s = median(steps[3:]), median(launches[3:])  # the first compile, or fill the queue
+        value, limit = step.batch * step.count / seconds, step.batch * step.count / self.limit_s(step, limits)
+        results = [Result(step.name, value, "tok/s", limit, value / limit)]
+        if is_decode:
+            results.append(Result(f"{step.name}, host time", 100 * host_s / seconds, "% of the step"))
+        return results
+
+    def limit_s(self, step: Step, limits: Limits) -> float:
+        """Seconds that the limits of the device allow for a step."""
+        config = self.config
+        if step.count == 1:
+            kv_bytes = step.batch * step.start * self.layout.block_bytes // BLOCK_SIZE
+            return (self.num_weights * BYTES_PER_ELEMENT[self.layout.dtype] + kv_bytes) / limits.bytes_per_s
+        head = config.vocab_size * config.hidden_size  # needed for the last token alone
+        attention = 2 * config.num_layers * config.num_heads * config.head_dim * step.count**2
+        flops = 2 * (self.num_weights - head) * step.count + 2 * head + attention
+        return step.batch * flops / limits.flops_per_s
+
+
+def verdicts(steps: Sequence[Step], results: Sequence[Result]) -> list[str]:
+    """A line for each goal that was measured."""
+    found = {result.name: result for result in results}
+    lines = []
+    for step in steps:
+        result = found.get(step.name)
+        if step.goal is not None and result is not None and result.fraction is not None:
+            met = "met" if result.fraction >= step.goal else "missed"
+            lines.append(f"{met}: {step.name}: {result.fraction:.0%} of the limit, the goal is {step.goal:.0%}")
+        host = found.get(f"{step.name}, host time")
+        if step.batch == 32 and host is not None:
+            met = "met" if host.value < HOST_GOAL else "missed"
+            lines.append(f"{met}: {host.name}: {host.value:.1f} %, the goal is below {HOST_GOAL:g} %")
+    return lines
+
+
+def main() -> None:
+    """Prints the table and, with --out, writes the JSON."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.engine.cuda", description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--out", type=Path, help="where to write the results as JSON")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("this benchmark needs a CUDA device, and torch sees none; without one: make bench-engine")
+    device = torch.device("cuda")
+    with torch.inference_mode():
+        limits = measure_limits(graph_clock, device)
+        torch.cuda.empty_cache()
+        bench = EngineBench(random_decoder(ModelConfig.parse(LLAMA_8B), torch.bfloat16, device), STEPS)
+        results = [result for step in STEPS for result in bench.measure(step, limits, arguments.repeats)]
+    results.insert(0, Result(f"copy bandwidth, {limits.device}", limits.bytes_per_s / 1e9, "GB/s"))
+    results.insert(1, Result(f"bf16 matmul, {limits.device}", limits.flops_per_s / 1e12, "TFLOP/s"))
+    print(table(results))
+    print("\n".join(["", *verdicts(STEPS, results)]))
+    if arguments.out:
+        write(arguments.out, results)
+
+
+if __name__ == "__main__":
+    main()

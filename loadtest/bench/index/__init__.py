@@ -1,0 +1,1 @@
+"""The block index by its size."""

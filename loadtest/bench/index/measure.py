@@ -1,0 +1,190 @@
+"""`make bench-index`: what the fleet's block index takes, by its size: a match, a publish, a block's memory.
+
+Everything is real: Valkey, the KV store's process and its client over gRPC. Every `Match` is followed by a bare MGET of
+the same keys over redis-py in this process: what no store in between could beat, on this machine, at this moment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from statistics import median, quantiles
+
+import psutil
+import uvloop
+from redis.asyncio import Redis
+
+from loadtest.bench.index.processes import ServiceProcess
+from loadtest.bench.report import Result, machine, table, write
+from shared.kv.hashing import HASH_BYTES
+from shared.kv_index.client import KVStoreClient
+from shared.kv_index.holders import WorkerIdentity, WorkerRole
+
+PROMPT_BLOCKS = 512
+BATCH_BLOCKS = 4096
+"""What a worker's publisher sends at most in one call."""
+NUM_PUBLISHERS = 4
+MAX_PROMPTS = 256
+GOAL_MATCH_MS = {50: 1.0, 99: 2.5}
+GOAL_RATIO = 1.6
+"""Match over the bare MGET: 1.0 ms / 0.62 ms."""
+GOAL_PUBLISH = 50_000.0
+GOAL_BYTES = 100.0
+
+
+class IndexBench:
+    """One index that grows; measured where the caller says."""
+
+    def __init__(self, store: KVStoreClient, redis: Redis, store_pid: int) -> None:
+        """Owns none of them."""
+        self._store = store
+        self._redis = redis
+        self._store_process = psutil.Process(store_pid)
+        self._workers = [
+            WorkerIdentity(f"worker-{i}", secrets.randbits(63) + 1, WorkerRole.PREFILL) for i in range(NUM_PUBLISHERS)
+        ]
+        self._prompts: list[list[bytes]] = []
+        self._num_blocks = 0
+        self._empty_bytes = 0
+
+    async def start(self) -> None:
+        """Registers the workers; what the index takes from here on is blocks."""
+        for worker in self._workers:
+            await self._store.publish(worker, [])
+        self._empty_bytes = (await self._store.stats()).index_bytes
+
+    async def grow(self, num_blocks: int) -> float:
+        """Publishes up to `num_blocks` in all, as several workers at once; returns blocks a second."""
+        batches = [BATCH_BLOCKS] * ((num_blocks - self._num_blocks) // BATCH_BLOCKS)
+        rest = num_blocks - self._num_blocks - sum(batches)
+        batches += [rest] if rest else []
+        every = max(1, len(batches) * BATCH_BLOCKS // PROMPT_BLOCKS // MAX_PROMPTS)
+        self._prompts = []
+
+        async def publish(worker: WorkerIdentity) -> None:
+            while batches:
+                blob = os.urandom(batches.pop() * HASH_BYTES)
+                hashes = [blob[i : i + HASH_BYTES] for i in range(0, len(blob), HASH_BYTES)]
+                if len(self._prompts) < MAX_PROMPTS and len(batches) % every == 0:
+                    self._prompts.append(hashes[-PROMPT_BLOCKS:])
+                await self._store.publish(worker, hashes)
+
+        started = time.perf_counter()
+        await asyncio.gather(*(publish(worker) for worker in self._workers))
+        seconds = time.perf_counter() - started
+        grown, self._num_blocks = num_blocks - self._num_blocks, num_blocks
+        return grown / seconds
+
+    async def match_and_mget(self, pairs: int) -> tuple[list[float], list[float]]:
+        """Milliseconds of each match and of the MGET beside it; one at a time, so neither waits for another."""
+
+        async def match(prompt: list[bytes]) -> None:
+            found = await self._store.match(prompt)
+            assert found.num_blocks == len(prompt)
+
+        async def mget(prompt: list[bytes]) -> None:
+            values = await self._redis.mget([b"b:" + block_hash for block_hash in prompt])
+            assert None not in values
+
+        ours, bare = [], []
+        for number in range(-20, pairs):
+            prompt = self._prompts[number % len(self._prompts)]
+            times = [await _timed_ms(match, prompt), await _timed_ms(mget, prompt)]
+            if number >= 0:
+                ours.append(times[0])
+                bare.append(times[1])
+        return ours, bare
+
+    async def store_cpu_ms(self, matches: int) -> float:
+        """Processor time of the store's process in one match, milliseconds."""
+        before = self._store_process.cpu_times()
+        for number in range(matches):
+            await self._store.match(self._prompts[number % len(self._prompts)])
+        after = self._store_process.cpu_times()
+        return (after.user + after.system - before.user - before.system) * 1000 / matches
+
+    async def bytes_per_block(self) -> float:
+        """Memory of the Redis server for each indexed block."""
+        stats = await self._store.stats()
+        assert stats.num_blocks == self._num_blocks
+        return (stats.index_bytes - self._empty_bytes) / self._num_blocks
+
+
+async def run(sizes: Sequence[int], pairs: int) -> list[Result]:
+    """Grows one index through all sizes and measures at each."""
+    results: list[Result] = []
+    async with ServiceProcess("services.kvstore.valkey") as valkey:
+        environment = {"TANDEM_KVSTORE_REDIS_URL": valkey.address, "TANDEM_KVSTORE_REDIS_TIMEOUT_S": "10"}
+        async with (
+            ServiceProcess("services.kvstore", "--bind", "127.0.0.1:0", **environment) as process,
+            Redis.from_url(valkey.address, protocol=2) as redis,
+        ):
+            store = KVStoreClient(process.address, match_timeout_s=30, write_timeout_s=60)
+            bench = IndexBench(store, redis, process.pid)
+            await bench.start()
+            for size in sorted(sizes):
+                rate = await bench.grow(size)
+                ours, bare = await bench.match_and_mget(pairs)
+                results += _match_results(f"{size:,} blocks", ours, bare)
+                name = f"store CPU of a match, {size:,} blocks"
+                results.append(Result(name, await bench.store_cpu_ms(min(pairs, 500)), "ms"))
+                results.append(_at_least(f"publish, {size:,} blocks", rate, "blocks/s", GOAL_PUBLISH))
+                used = await bench.bytes_per_block()
+                results.append(_at_most(f"memory, {size:,} blocks", used, "B/block", GOAL_BYTES))
+            await store.close()
+    return results
+
+
+async def _timed_ms(call: Callable[[list[bytes]], Awaitable[None]], prompt: list[bytes]) -> float:
+    started = time.perf_counter()
+    await call(prompt)
+    return (time.perf_counter() - started) * 1000
+
+
+def _match_results(size: str, ours: list[float], bare: list[float]) -> list[Result]:
+    pairs = median(peer / own for own, peer in zip(ours, bare, strict=True))
+    results = []
+    for percent in (50, 99):
+        own, peer = _percentile(ours, percent), _percentile(bare, percent)
+        ratio = pairs if percent == 50 else peer / own
+        goal = GOAL_MATCH_MS[percent]
+        name = f"match {PROMPT_BLOCKS} p{percent}, {size}"
+        results.append(Result(name, own, "ms", goal, goal / own, f"MGET {peer:.3g} ms", ratio))
+    results.append(_at_most(f"match / MGET, median of pairs, {size}", 1 / pairs, "x", GOAL_RATIO))
+    return results
+
+
+def _at_least(name: str, value: float, unit: str, goal: float) -> Result:
+    return Result(name, value, unit, goal, value / goal)
+
+
+def _at_most(name: str, value: float, unit: str, goal: float) -> Result:
+    return Result(name, value, unit, goal, goal / value)
+
+
+def _percentile(values: list[float], percent: int) -> float:
+    return quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+def main() -> None:
+    """Prints the table and, with --out, writes the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--blocks", type=int, nargs="+", default=[100_000, 1_000_000], help="sizes of the index")
+    parser.add_argument("--pairs", type=int, default=2000, help="matches, each beside an MGET, at every size")
+    parser.add_argument("--out", type=Path, help="where to write the results as JSON")
+    args = parser.parse_args()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        results = runner.run(run(args.blocks, args.pairs))
+    print(f"The limit is the goal, above 100 % is better than that; on {machine()}\n")
+    print(table(results))
+    if args.out:
+        write(args.out, results)
+
+
+if __name__ == "__main__":
+    main()

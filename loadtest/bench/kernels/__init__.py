@@ -1,0 +1,1 @@
+"""The Triton kernels beside the limits of a GPU."""

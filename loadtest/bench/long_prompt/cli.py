@@ -1,0 +1,159 @@
+"""The command line: systems in turns, a table, JSON."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from loadtest.baseline.model import SHAPES, write_model
+from loadtest.baseline.systems import SYSTEMS, System, make_cluster
+from loadtest.bench.long_prompt.cores import pin_all_but
+from loadtest.bench.long_prompt.load import Load, Shape
+from loadtest.bench.long_prompt.neighbour import Neighbour
+from loadtest.bench.long_prompt.windows import Medians, Pair
+from loadtest.clients.connect import make_client
+from loadtest.clients.target import parse_target
+from loadtest.workloads.tokens import TokenSource
+
+GOAL_RATIO = 1.1
+"""Of the disaggregated system: a long prompt moves the p99 of the running answers by less than 10 %."""
+CHUNKS_PER_PROMPT = 8
+_NUM_KV_BLOCKS = 8192
+
+
+def parser() -> argparse.ArgumentParser:
+    """All flags."""
+    made = argparse.ArgumentParser(
+        prog="python -m loadtest.bench.long_prompt",
+        description="Inter-token latency of running answers, with and without long prompts arriving beside them.",
+    )
+    add = made.add_argument
+    add("--chunk", type=int, default=128, help=f"chunk budget, tokens; a long prompt has {CHUNKS_PER_PROMPT} of them")
+    add("--answers", type=int, default=8, help="answers that are written all the time")
+    add("--window", type=float, default=6.0, help="seconds without and with long prompts, in two halves each")
+    add("--pairs", type=int, default=5, help="measurements of each system, in turns")
+    add("--shape", choices=sorted(SHAPES), default="xs", help="random weights in this shape")
+    add("--model", type=Path, help="a model's folder instead")
+    add("--tokenizer", type=Path, default=Path("models/demo"), help="model whose tokenizer a shape takes")
+    add("--systems", nargs="+", choices=[system.name for system in SYSTEMS], help="default: all")
+    add("--seed", type=int, default=1)
+    add("--out", type=Path, help="writes the figures as JSON")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints the table and, with --out, writes the JSON; raises ConfigError and what a cluster's start does."""
+    args = parser().parse_args(argv)
+    systems = [system for system in SYSTEMS if args.systems is None or system.name in args.systems]
+    shape = Shape(args.answers, num_long_tokens=CHUNKS_PER_PROMPT * args.chunk, window_s=args.window)
+    with tempfile.TemporaryDirectory(prefix="tandem-long-prompt-") as scratch:
+        model = args.model
+        if model is None:
+            model = Path(scratch) / f"random-{args.shape}"
+            write_model(model, SHAPES[args.shape], args.tokenizer)
+        measured = asyncio.run(measure(systems, model, args.chunk, shape, args.pairs, args.seed, Path(scratch)))
+    print(
+        f"{args.answers} answers, prompts of {shape.num_long_tokens} tokens one after the other, "
+        f"chunks of {args.chunk}, {args.pairs} pairs of {args.window:g} s\n\n{table(systems, measured)}"
+    )
+    if args.out is not None:
+        write_figures(args.out, systems, measured)
+
+
+async def measure(
+    systems: Sequence[System], model: Path, chunk_len: int, shape: Shape, num_pairs: int, seed: int, out: Path
+) -> dict[str, list[Pair]]:
+    """Pairs by system name. All systems run at once and are measured in turns: the others stand still meanwhile."""
+    cores = sorted(os.sched_getaffinity(0))
+    measured: dict[str, list[Pair]] = {system.name: [] for system in systems}
+    async with AsyncExitStack() as stack:
+        loads, workers = {}, []
+        for system in systems:
+            cluster = await stack.enter_async_context(make_cluster(system, model, chunk_len, _NUM_KV_BLOCKS, out))
+            workers += [child.pid for name, child in cluster.children.items() if name.startswith(("prefill", "decode"))]
+            client = make_client(parse_target(f"grpc://{cluster.grpc}"))
+            await client.start()
+            stack.push_async_callback(client.close)
+            loads[system.name] = Load(client, shape, TokenSource(seed))
+        neighbour = None
+        if any(system.mode == "disaggregated" for system in systems):
+            # On the core of that system's prefill worker.
+            neighbour = stack.enter_context(Neighbour(model, chunk_len, shape.num_long_tokens, cores[0]))
+        pin_all_but(workers, cores[:1])
+        try:
+            for load in loads.values():  # what is allocated or compiled once
+                await load.pair(busy_first=True)
+            for turn in range(num_pairs):
+                for system in systems:
+                    beside = neighbour if system.mode == "disaggregated" else None
+                    pair = await loads[system.name].pair(busy_first=turn % 2 == 1, neighbour=beside)
+                    measured[system.name].append(pair)
+        finally:
+            pin_all_but(workers, cores)
+    return measured
+
+
+def table(systems: Sequence[System], measured: dict[str, list[Pair]]) -> str:
+    """Markdown, a row a system."""
+    lines = [
+        "| system | ITL p99 without | with | ratio (each pair's) | beside a neighbour | over that | p50 ratio "
+        "| long prompts | their TTFT |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for system in systems:
+        pairs = measured[system.name]
+        medians = Medians.of(pairs)
+        each = ", ".join(f"{pair.p99_ratio:.2f}" for pair in pairs)
+        lines.append(
+            f"| {system.title} | {medians.quiet_p99_ms:.1f} ms | {medians.busy_p99_ms:.1f} ms "
+            f"| **{medians.p99_ratio:.2f}** ({each}) | {_beside(medians, pairs)} | {medians.p50_ratio:.2f} "
+            f"| {medians.num_prompts} "
+            f"| {medians.prompt_ttft_ms:.0f} ms |"
+        )
+    return "\n".join(lines)
+
+
+def _beside(medians: Medians, pairs: Sequence[Pair]) -> str:
+    if medians.neighbour_p99_ms is None or medians.p99_over_neighbour is None:
+        return "| "
+    each = ", ".join(f"{pair.p99_over_neighbour:.2f}" for pair in pairs if pair.p99_over_neighbour is not None)
+    return f"{medians.neighbour_p99_ms:.1f} ms | **{medians.p99_over_neighbour:.2f}** ({each})"
+
+
+def write_figures(path: Path, systems: Sequence[System], measured: dict[str, list[Pair]]) -> None:
+    """The form of every benchmark's results; the best collocated system is the peer of the disaggregated one."""
+    # Imported here: it brings torch, which nothing else here needs.
+    from loadtest.bench.report import Result, write
+
+    medians = {system.name: Medians.of(measured[system.name]) for system in systems}
+    collocated = [system for system in systems if system.mode == "collocated"]
+    peer = min(collocated, key=lambda system: medians[system.name].p99_ratio, default=None)
+    results = []
+    for system in systems:
+        found = medians[system.name]
+        beside = peer if system.mode == "disaggregated" else None
+        results += [
+            Result(f"{system.title}: ITL p99 without long prompts", found.quiet_p99_ms, "ms"),
+            Result(f"{system.title}: ITL p99 with long prompts", found.busy_p99_ms, "ms"),
+            Result(
+                f"{system.title}: ITL p99 with over without",
+                found.p99_ratio,
+                "",
+                limit=GOAL_RATIO if system.mode == "disaggregated" else None,
+                peer=None if beside is None else beside.title,
+                ratio=None if beside is None else medians[beside.name].p99_ratio / found.p99_ratio,
+            ),
+            *(
+                [Result(f"{system.title}: ITL p99 with over as much work beside it", found.p99_over_neighbour, "")]
+                if found.p99_over_neighbour is not None
+                else []
+            ),
+            Result(f"{system.title}: ITL p50 with over without", found.p50_ratio, ""),
+            Result(f"{system.title}: TTFT p50 of the long prompts", found.prompt_ttft_ms, "ms"),
+        ]
+    write(path, results)

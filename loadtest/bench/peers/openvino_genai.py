@@ -1,0 +1,96 @@
+"""OpenVINO GenAI's continuous batching, stepped by hand."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from loadtest.bench.peers.contestant import MAX_BATCH, STEP_TOKENS, Settings, spare_steps
+
+
+class OpenvinoGenai:
+    """See `Contestant`. The checkpoint is converted once, to fp16 weights: OpenVINO's form of 16 bits."""
+
+    def __init__(self, settings: Settings) -> None:
+        import openvino_genai as genai  # type: ignore[import-not-found, unused-ignore]
+
+        self._genai: Any = genai
+        scheduler = genai.SchedulerConfig()
+        scheduler.cache_size = 2
+        scheduler.max_num_seqs = MAX_BATCH
+        scheduler.max_num_batched_tokens = STEP_TOKENS
+        scheduler.dynamic_split_fuse = True
+        scheduler.enable_prefix_caching = False
+        folder = _converted(settings)
+        kind = _precision()
+        # KV in the kind it computes in, as everyone's: the default would be 8 bits.
+        properties: dict[str, object] = {"INFERENCE_PRECISION_HINT": kind, "KV_CACHE_PRECISION": kind}
+        properties["INFERENCE_NUM_THREADS"] = settings.num_threads
+        self._pipeline: Any = genai.ContinuousBatchingPipeline(str(folder), scheduler, "CPU", properties)
+        self._names = itertools.count()
+
+    def describe(self) -> str:
+        """See `Contestant`."""
+        return f"openvino-genai {self._genai.__version__}, fp16 weights, computes and keeps KV in {_precision()}"
+
+    def prefill_s(self, prompt: list[int]) -> float:
+        """See `Contestant`."""
+        start = time.perf_counter()
+        handle = self._add(prompt, 1)
+        while self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+        seconds = time.perf_counter() - start
+        handle.read_all()
+        return seconds
+
+    def decode_steps_s(self, prompts: list[list[int]], num_steps: int) -> list[float]:
+        """See `Contestant`. A few steps more than asked for; the last are those in which all prompts are computed."""
+        spare = spare_steps(prompts)
+        handles = [self._add(prompt, num_steps + spare + 1) for prompt in prompts]
+        times = []
+        most = 0
+        while self._pipeline.has_non_finished_requests():
+            start = time.perf_counter()
+            self._pipeline.step()
+            seconds = time.perf_counter() - start
+            counts = [len(handle.read()) if handle.can_read() else 0 for handle in handles]
+            most = max(most, sum(counts))
+            if sum(counts) == len(prompts):
+                times.append(seconds)
+        if not times:
+            raise RuntimeError(f"no step gave all {len(prompts)} sequences a token, at most {most} did")
+        return times[1:][-num_steps:]  # the first may be the prompts'
+
+    def _add(self, prompt: list[int], num_tokens: int) -> Any:
+        import numpy
+        import openvino  # type: ignore[import-not-found, unused-ignore]
+
+        config = self._genai.GenerationConfig()
+        config.max_new_tokens = num_tokens
+        config.ignore_eos = True
+        config.do_sample = False
+        tokens = openvino.Tensor(numpy.array([prompt], dtype=numpy.int64))
+        return self._pipeline.add_request(next(self._names), tokens, config)
+
+
+def _precision() -> str:
+    """bf16 where the processor has it, else OpenVINO computes in fp32."""
+    import openvino  # type: ignore[import-not-found, unused-ignore]
+
+    return "bf16" if "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "f32"
+
+
+def _converted(settings: Settings) -> Path:
+    """The model in OpenVINO's form, and any tokenizer: the pipeline wants one, the benchmark hands over token ids."""
+    folder = settings.scratch / "openvino"
+    if not (folder / "openvino_detokenizer.xml").exists():
+        command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino"]
+        command += ["--task", "text-generation-with-past", "--weight-format", "fp16", "--model", str(settings.folder)]
+        environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+        subprocess.run([*command, str(folder)], check=True, stdout=sys.stderr, env=environment)
+    return folder

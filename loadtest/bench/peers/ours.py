@@ -1,0 +1,132 @@
+"""Tandem's own engine, its step loop included."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from loadtest.bench.peers.contestant import MAX_BATCH, MAX_TOKENS, STEP_TOKENS, Settings, spare_steps
+from shared.engine.engine import Engine
+from shared.engine.messages import AddSequence, EngineDied, Event, SequenceFailed, Stepped
+from shared.engine.runner.runner import Runner
+from shared.engine.sampling_params import SamplingParams
+from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
+from shared.engine.sequence import EngineSequence, Goal
+from shared.kernels.batch import AttentionBatch
+from shared.kv.layout import BlockLayout
+from shared.kv.pool import BlockPool
+from shared.model.decoder import Decoder
+
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True)
+class _Step:
+    """When a step's tokens came out, and how many."""
+
+    at_s: float
+    metered: float  # what the meter said then
+    num_tokens: int
+
+
+class Ours:
+    """See `Contestant`."""
+
+    def __init__(self, settings: Settings) -> None:
+        torch.set_num_threads(settings.num_threads)
+        self.decoder = Decoder.load(settings.folder, torch.bfloat16, "cpu")
+        config = self.decoder.config
+        layout = BlockLayout(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, "bfloat16")
+        num_blocks = MAX_BATCH * 512 // BLOCK_SIZE + MAX_TOKENS // BLOCK_SIZE
+        self._runner = Runner(self.decoder, layout, num_blocks)
+        self._events: queue.SimpleQueue[_Step | BaseException] = queue.SimpleQueue()
+        self._meter: Callable[[], float] = lambda: 0.0
+        self._names = (f"s{i}" for i in itertools.count())
+        scheduler = Scheduler(BlockPool(num_blocks, BLOCK_SIZE), SchedulerConfig(MAX_BATCH, STEP_TOKENS))
+        self._engine = Engine(scheduler, self._runner, self._on_event)
+        self._engine.start()
+
+    def describe(self) -> str:
+        """See `Contestant`."""
+        return f"kernels {self.decoder.kernels.name}, bf16 weights, sums in fp32"
+
+    def prefill_s(self, prompt: list[int]) -> float:
+        """See `Contestant`."""
+        start = time.perf_counter()
+        self._add(prompt, 1)
+        return self._next_step().at_s - start
+
+    def decode_steps_s(self, prompts: list[list[int]], num_steps: int) -> list[float]:
+        """See `Contestant`."""
+        return [seconds for seconds, _ in self.decode_steps(prompts, num_steps, lambda: 0.0)]
+
+    def decode_steps(
+        self, prompts: list[list[int]], num_steps: int, meter: Callable[[], float]
+    ) -> list[tuple[float, float]]:
+        """Seconds of each step, and by how much the meter rose; it is read in the engine's thread.
+
+        A few steps more are computed than asked for, since the prompts may end in different steps.
+        """
+        self._meter = meter
+        spare = spare_steps(prompts)
+        for prompt in prompts:
+            self._add(prompt, num_steps + spare + 1)
+        left = len(prompts) * (num_steps + spare + 1)
+        full = []
+        while left > 0:
+            step = self._next_step()
+            left -= step.num_tokens
+            if step.num_tokens == len(prompts):
+                full.append(step)
+        times = [(b.at_s - a.at_s, b.metered - a.metered) for a, b in itertools.pairwise(full)]
+        return times[-num_steps:]
+
+    def logits(self, prompt: list[int]) -> list[list[float]]:
+        """See `Contestant`."""
+        size, blocks = len(prompt), -(-len(prompt) // BLOCK_SIZE)
+        batch = AttentionBatch.from_lists([size], [size], [list(range(blocks))], BLOCK_SIZE)
+        pool = torch.zeros_like(self._runner.kv_blocks[:blocks])
+        rows = torch.arange(size)
+        with torch.inference_mode():
+            found = self.decoder.forward(torch.tensor(prompt), rows, pool, batch, rows)
+        return found.tolist()
+
+    def close(self) -> None:
+        """Ends the engine's thread."""
+        self._engine.close()
+
+    def _add(self, prompt: list[int], num_tokens: int) -> None:
+        sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, seed=0)
+        self._engine.submit(
+            AddSequence(
+                EngineSequence(
+                    next(self._names),
+                    list(prompt),
+                    len(prompt),
+                    sampling,
+                    bytes(16),
+                    Goal.COMPLETION,
+                    len(prompt) + num_tokens,
+                    frozenset(),
+                )
+            )
+        )
+
+    def _on_event(self, event: Event) -> None:
+        """Called by the engine's thread."""
+        match event:
+            case Stepped(tokens=tokens) if tokens:
+                self._events.put(_Step(time.perf_counter(), self._meter(), len(tokens)))
+            case EngineDied(error) | SequenceFailed(_, error):
+                self._events.put(error)
+
+    def _next_step(self) -> _Step:
+        event = self._events.get()
+        if isinstance(event, BaseException):
+            raise event
+        return event

@@ -1,0 +1,87 @@
+"""The clusters that are measured: real processes, started as a deployment starts them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtest.bench.prefix.prompts import BLOCK_SIZE
+from services.local.cluster import LocalCluster
+from services.local.commands import Role, TandemCommands
+from services.local.spec import ClusterSpec, PrefixFetch
+from shared.kv.layout import BlockLayout
+from shared.model.checkpoints import write_random_checkpoint
+from shared.model.config import ModelConfig
+
+DEMO = Path(__file__).parents[2] / "models" / "demo"
+MAX_MODEL_LEN = 8192
+"""Tokens; the longest prompts of the conversation trace have 4,000 at its scale here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """One cluster."""
+
+    name: str
+    model: Path
+    num_workers: int
+    """In either pool."""
+    pool_blocks: int
+    """Of each worker."""
+    store_blocks: int = 0
+    """Of the store's host memory; 0 = no store."""
+    indexed: bool = True
+    """Whether the router asks the index. Without it, it places prompts by load alone, equals at random."""
+    prefix_fetch: PrefixFetch = "always"
+    send_bytes_per_s: float = 0.0
+    """Most that the store sends; 0 = no limit."""
+
+
+def make_cluster(setup: Setup, folder: Path) -> LocalCluster:
+    """Not started yet, on any free ports, with its logs under `folder`. Raises ModelLoadError."""
+    spec = ClusterSpec(
+        model=setup.model,
+        num_prefill=setup.num_workers,
+        num_decode=setup.num_workers,
+        dtype="fp32",
+        http="127.0.0.1:0",
+        grpc="127.0.0.1:0",
+        num_kv_blocks=setup.pool_blocks,
+        store_host_bytes=setup.store_blocks * block_bytes(setup.model),
+        prefix_fetch=setup.prefix_fetch,
+        state_dir=folder / setup.name,
+    )
+    return LocalCluster(spec, commands=_Commands(spec, setup))
+
+
+def block_bytes(model: Path) -> int:
+    """Of one fp32 block; raises ModelLoadError."""
+    config = ModelConfig.load(model)
+    return BlockLayout(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, "float32").block_bytes
+
+
+def write_tiny_model(folder: Path) -> Path:
+    """Random weights whose compute is next to nothing: what a cache holds does not depend on the model's size."""
+    vocab_size = ModelConfig.load(DEMO).vocab_size
+    write_random_checkpoint(
+        folder, vocab_size=vocab_size, max_position_embeddings=MAX_MODEL_LEN, tie=True, tokenizer_from=DEMO
+    )
+    return folder
+
+
+class _Commands(TandemCommands):
+    """The real services with a throttled store, or a router that has no index."""
+
+    def __init__(self, spec: ClusterSpec, setup: Setup) -> None:
+        super().__init__(spec)
+        self._throttle = ("--send-bytes-per-s", str(setup.send_bytes_per_s))
+        self._indexed = setup.indexed
+
+    def store_node(self, number: int, bind: str, redis_url: str) -> Sequence[str]:
+        """See ServiceCommands."""
+        return [*super().store_node(number, bind, redis_url), *self._throttle]
+
+    def router(self, workers: Mapping[Role, Mapping[str, str]], kvstore: str, stores: str = "") -> Sequence[str]:
+        """See ServiceCommands."""
+        return super().router(workers, kvstore if self._indexed else "", stores)

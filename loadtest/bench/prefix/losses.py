@@ -1,0 +1,52 @@
+"""Why a fleet's hits fall short of one cache's: pools that are several, placement, or time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loadtest.bench.prefix.ideal import PrefixLru
+from loadtest.bench.prefix.prompts import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Where a prompt was computed, and how much of it was not."""
+
+    prompt: Prompt
+    prefill_worker: str
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Hit tokens of the ideal cache that the workers' own pools had not. Each may be below 0: several pools can hold
+    what one would have dropped. Their sum, less what was fetched, is the shortfall."""
+
+    split: int
+    """No worker's pool held them any more: copies took room, or one pool's share of the prompts was larger."""
+    placement: int
+    """A worker held them, and another one computed the prompt."""
+    timing: int
+    """The worker should have held them by the order of the prompts: an earlier one was still being computed, or its
+    running prompts took the room."""
+
+
+def find_losses(
+    served: Sequence[Served], num_ideal_tokens: int, num_fetched_tokens: int, pool_blocks: int, block_size: int
+) -> Losses:
+    """Plays the same prompts to pools of `pool_blocks`, each to the worker that served it, in the order of sending.
+
+    `num_ideal_tokens`: hits of the ideal cache; `num_fetched_tokens`: hits that were in no pool of their worker.
+    """
+    pools = {worker: PrefixLru(pool_blocks) for worker in {item.prefill_worker for item in served}}
+    num_best = num_chosen = num_found = 0
+    for item in served:
+        usable = item.prompt.usable(block_size)
+        pool = pools[item.prefill_worker]
+        num_best += max(each.num_hit_blocks(usable) for each in pools.values()) * block_size
+        num_chosen += pool.num_hit_blocks(usable) * block_size
+        num_found += item.num_cached_tokens
+        pool.use(item.prompt.hashes)
+    num_local = num_found - num_fetched_tokens
+    return Losses(num_ideal_tokens - num_best, num_best - num_chosen, num_chosen - num_local)

@@ -1,0 +1,148 @@
+"""Clients of the router: `python -m loadtest.bench.router.client --target host:port --out FILE …` runs one load.
+
+Open loop (`--rate`): one request every 1/rate seconds for `--duration` seconds, whatever became of the others.
+Closed loop (`--in-flight`): so many answers stream all the time. FILE gets {"requests": {id: [sent, first]},
+"num_tokens", "num_messages", "tokens_per_s", "num_failed", "failure"}; times are `time.perf_counter()` seconds. The
+rate is that of a window which leaves out a closed loop's start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+
+import uvloop
+
+from loadtest.bench.router.http2 import Connection
+from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
+
+START_S = 2.0
+"""A closed loop's streams all begin within this time; it is not measured."""
+VOCAB = range(260, 1260)
+NUM_CONNECTIONS = 4
+TIMEOUT_S = 120.0
+_GENERATE = "/tandem.v1.InferenceService/Generate"
+
+
+class Load:
+    """One process's requests and what came of them."""
+
+    def __init__(self, connections: Sequence[Connection], prompt_tokens: int, max_tokens: int, prefix: str) -> None:
+        self._connections = connections
+        self._prompt_tokens = prompt_tokens
+        self._max_tokens = max_tokens
+        self._prefix = prefix
+        self._count = 0
+        self._random = random.Random(prefix)
+        self.requests: dict[str, tuple[float, float]] = {}
+        self.num_tokens = 0
+        self.num_messages = 0
+        self.num_failed = 0
+        self.failure = ""
+
+    async def one(self) -> None:
+        """Sends one request and reads its whole answer."""
+        self._count += 1
+        request_id = f"{self._prefix}{self._count}"
+        connection = self._connections[self._count % len(self._connections)]
+        request = inference_pb2.GenerateRequest(
+            request_id=request_id,
+            tokens=inference_pb2.TokenIds(ids=self._random.choices(VOCAB, k=self._prompt_tokens)),
+            sampling=types_pb2.SamplingParams(max_tokens=self._max_tokens, ignore_eos=True, seed=1),
+        )
+        body = request.SerializeToString()
+        sent, first, finished = perf_counter(), 0.0, False
+
+        def take(data: bytes) -> None:
+            nonlocal first, finished
+            message = inference_pb2.GenerateResponse.FromString(data)
+            num_tokens = len(message.token_ids)
+            if num_tokens and not first:
+                first = perf_counter()
+            self.num_tokens += num_tokens
+            self.num_messages += 1
+            finished = message.finish_reason != types_pb2.FINISH_REASON_UNSPECIFIED
+
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                await connection.call(_GENERATE, body, take)
+        except TimeoutError:
+            self.failure = f"{request_id} has not ended within {TIMEOUT_S:g} s"
+        else:
+            self.failure = self.failure if finished else f"{request_id} ended without a finish reason"
+        if finished:
+            self.requests[request_id] = (sent, first)
+        else:
+            self.num_failed += 1
+
+    async def open_loop(self, rate: float, duration_s: float) -> float:
+        """Returns the tokens per second from the first request to the last answer."""
+        began = perf_counter()
+        tasks = set()
+        for number in range(round(rate * duration_s)):
+            await asyncio.sleep(max(0.0, began + number / rate - perf_counter()))
+            tasks.add(asyncio.create_task(self.one()))
+        await asyncio.wait(tasks)
+        return self.num_tokens / (perf_counter() - began)
+
+    async def closed_loop(self, in_flight: int, duration_s: float) -> float:
+        """Returns the tokens per second of the window."""
+        users = [asyncio.create_task(self._user(START_S * i / in_flight)) for i in range(in_flight)]
+        await asyncio.sleep(2 * START_S)
+        before, began = self.num_tokens, perf_counter()
+        await asyncio.sleep(duration_s)
+        tokens_per_s = (self.num_tokens - before) / (perf_counter() - began)
+        for user in users:
+            user.cancel()
+        await asyncio.gather(*users, return_exceptions=True)
+        return tokens_per_s
+
+    async def _user(self, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        while True:
+            await self.one()
+
+
+async def run(options: argparse.Namespace) -> None:
+    """One load, its figures into the file."""
+    connections = [await Connection.open(options.target) for _ in range(NUM_CONNECTIONS)]
+    load = Load(connections, options.prompt_tokens, options.max_tokens, options.prefix)
+    if options.rate:
+        tokens_per_s = await load.open_loop(options.rate, options.duration)
+    else:
+        tokens_per_s = await load.closed_loop(options.in_flight, options.duration)
+    for connection in connections:
+        connection.close()
+    figures = {
+        "requests": load.requests,
+        "num_tokens": load.num_tokens,
+        "num_messages": load.num_messages,
+        "tokens_per_s": tokens_per_s,
+        "num_failed": load.num_failed,
+        "failure": load.failure,
+    }
+    options.out.write_text(json.dumps(figures))
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--prompt-tokens", type=int, default=500)
+    parser.add_argument("--max-tokens", type=int, required=True)
+    parser.add_argument("--duration", type=float, required=True)
+    parser.add_argument("--prefix", default="r", help="of request ids")
+    parser.add_argument("--out", type=Path, required=True)
+    kind = parser.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--rate", type=float)
+    kind.add_argument("--in-flight", type=int)
+    uvloop.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

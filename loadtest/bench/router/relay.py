@@ -1,0 +1,181 @@
+"""What any router over gRPC must do, and nothing else: the floor beside which `measure` sets ours.
+
+`python -m loadtest.bench.router.relay --prefill name=host:port,… --decode … --grpc host:port …` speaks to the same
+workers and clients in the same messages. It takes workers in turn, believes all it is told, and has no queue, no
+placement, no limits, no metrics, no retries, no second front door. What it costs is gRPC's and Python's price for the
+messages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from itertools import cycle
+from typing import Any
+
+import grpc
+import grpc.aio
+import uvloop
+
+from shared.rpc.pb.tandem.v1 import (
+    decode_pb2,
+    decode_pb2_grpc,
+    inference_pb2,
+    prefill_pb2,
+    prefill_pb2_grpc,
+    types_pb2,
+)
+from shared.rpc.protocol import PROTOCOL_VERSION
+from shared.rpc.server import RpcServer, channel
+
+SERVICE = "tandem.v1.InferenceService"
+
+
+class Relayed:
+    """One request on its way."""
+
+    def __init__(self, request: inference_pb2.GenerateRequest) -> None:
+        self.request = request
+        self.name = f"{request.request_id}#1"
+        self.prefill: asyncio.Queue[Any] | None = None
+        self.transfer_address = b""
+        self.tokens: asyncio.Queue[types_pb2.SequenceTokens] = asyncio.Queue()
+
+    def reserve(self) -> decode_pb2.DecodeCommand:
+        """For the decode worker."""
+        request = self.request
+        return decode_pb2.DecodeCommand(
+            reserve=decode_pb2.Reserve(
+                request_id=self.name,
+                token_ids=request.tokens.ids,
+                num_prompt_tokens=len(request.tokens.ids),
+                sampling=request.sampling,
+            )
+        )
+
+    def submit(self, reserved: decode_pb2.Reserved) -> prefill_pb2.PrefillCommand:
+        """For the prefill worker."""
+        request = self.request
+        return prefill_pb2.PrefillCommand(
+            submit=prefill_pb2.Submit(
+                request_id=self.name,
+                token_ids=request.tokens.ids,
+                num_prompt_tokens=len(request.tokens.ids),
+                sampling=request.sampling,
+                ticket=reserved.ticket,
+                transfer_address=self.transfer_address,
+                needed_blocks=reserved.needed_blocks,
+            )
+        )
+
+
+class Relay:
+    """Sessions to all workers, and the clients' service."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, Relayed] = {}
+        self._prefills: list[asyncio.Queue[Any]] = []
+        self._decodes: list[tuple[asyncio.Queue[Any], bytes]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def connect(self, prefills: list[str], decodes: list[str]) -> None:
+        """Opens the sessions; returns when all are welcomed."""
+        hello = types_pb2.Hello(router_name="relay", protocol_version=PROTOCOL_VERSION)
+        for address in prefills:
+            call = prefill_pb2_grpc.PrefillServiceStub(channel(address)).Session()
+            await call.write(prefill_pb2.PrefillCommand(hello=hello))
+            await call.read()
+            self._prefills.append(self._session(call, self._on_prefill))
+        for address in decodes:
+            stream: Any = decode_pb2_grpc.DecodeServiceStub(channel(address)).Session()
+            await stream.write(decode_pb2.DecodeCommand(hello=hello))
+            welcome = (await stream.read()).welcome
+            self._decodes.append((self._session(stream, self._on_decode), welcome.transfer_address))
+        self._next_prefill, self._next_decode = cycle(self._prefills), cycle(self._decodes)
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """What `RpcServer` takes as `register`."""
+        handler: grpc.RpcMethodHandler[Any, Any] = grpc.unary_stream_rpc_method_handler(
+            self._generate, inference_pb2.GenerateRequest.FromString, inference_pb2.GenerateResponse.SerializeToString
+        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Generate": handler}),))
+
+    async def _generate(
+        self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        """Reserve, submit, pass on."""
+        relayed = Relayed(request)
+        relayed.prefill = next(self._next_prefill)
+        decode, relayed.transfer_address = next(self._next_decode)
+        self._running[relayed.name] = relayed
+        decode.put_nowait(relayed.reserve())
+        try:
+            while True:
+                tokens = await relayed.tokens.get()
+                response = inference_pb2.GenerateResponse(request_id=request.request_id, token_ids=tokens.token_ids)
+                response.finish_reason = tokens.finish_reason
+                await context.write(response)
+                if tokens.finish_reason != types_pb2.FINISH_REASON_UNSPECIFIED:
+                    return
+        finally:
+            del self._running[relayed.name]
+
+    def _session(self, call: Any, on_event: Any) -> asyncio.Queue[Any]:
+        commands: asyncio.Queue[Any] = asyncio.Queue()
+
+        async def write() -> None:
+            while True:
+                await call.write(await commands.get())
+
+        async def read() -> None:
+            while (event := await call.read()) is not grpc.aio.EOF:
+                on_event(event)
+
+        self._tasks += [asyncio.create_task(write()), asyncio.create_task(read())]
+        return commands
+
+    def _on_prefill(self, event: prefill_pb2.PrefillEvent) -> None:
+        if event.WhichOneof("event") == "first_token":
+            self._give(event.first_token.tokens)
+
+    def _on_decode(self, event: decode_pb2.DecodeEvent) -> None:
+        kind = event.WhichOneof("event")
+        if kind == "step":
+            for tokens in event.step.sequences:
+                self._give(tokens)
+        elif kind == "reserved" and (relayed := self._running.get(event.reserved.request_id)) is not None:
+            assert relayed.prefill is not None
+            relayed.prefill.put_nowait(relayed.submit(event.reserved))
+
+    def _give(self, tokens: types_pb2.SequenceTokens) -> None:
+        relayed = self._running.get(tokens.request_id)
+        if relayed is not None:
+            relayed.tokens.put_nowait(tokens)
+
+
+def _addresses(flag: str) -> list[str]:
+    return [item.partition("=")[2] for item in flag.split(",")]
+
+
+async def serve(options: argparse.Namespace) -> None:
+    """Until it is killed."""
+    relay = Relay()
+    await relay.connect(_addresses(options.prefill), _addresses(options.decode))
+    server = RpcServer(options.grpc, relay.register, (SERVICE,))
+    await server.start()
+    print(json.dumps({"event": "ready", "grpc": server.address}), flush=True)
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("prefill", "decode", "grpc"):
+        parser.add_argument(f"--{name}", required=True)
+    options, _ = parser.parse_known_args()  # the real router's other settings mean nothing here
+    uvloop.run(serve(options))
+
+
+if __name__ == "__main__":
+    main()

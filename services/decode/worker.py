@@ -1,0 +1,293 @@
+"""The decode role: Reserve → receives posted → join → tokens, all of a router's sequences in one message a step."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Coroutine
+from dataclasses import dataclass, field, replace
+
+from services.worker.blocks.connector import KVConnector
+from services.worker.blocks.prefix_fetch.fetch import Fetch
+from services.worker.blocks.prefix_fetch.known_prefix import KnownPrefix
+from services.worker.host import EngineHost
+from services.worker.session import Session
+from services.worker.worker import WorkerRole
+from shared.engine.messages import (
+    AbortSequence,
+    Event,
+    FirstScheduled,
+    JoinSequence,
+    ReserveSequence,
+    SequenceFailed,
+    SequenceReserved,
+    Stepped,
+)
+from shared.engine.plan import NewToken
+from shared.engine.sequence import Goal
+from shared.errors import TandemError, TransferFailed
+from shared.kv.handoff.arrival import Arrived, receive
+from shared.kv.handoff.receiving import MemoryLost
+from shared.kv.handoff.trailer import trailer_bytes
+from shared.kv.transfer import new_ticket
+from shared.kv_index.publisher import IndexPublisher
+from shared.rpc.convert import logprobs_to_proto
+from shared.rpc.errors import to_proto
+from shared.rpc.pb.tandem.v1 import decode_pb2, types_pb2
+
+logger = logging.getLogger(__name__)
+
+DecodeSession = Session[decode_pb2.DecodeEvent]
+
+_FINISH = {
+    None: types_pb2.FINISH_REASON_UNSPECIFIED,
+    "stop": types_pb2.FINISH_REASON_STOP,
+    "length": types_pb2.FINISH_REASON_LENGTH,
+}
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request from Reserve to its last token."""
+
+    session: DecodeSession
+    request_id: str
+    num_tokens: int
+    prefill_here: bool
+    fetch: Fetch = field(default_factory=Fetch)
+    queued_at: float = field(default_factory=time.perf_counter)
+    receiving: asyncio.Task[None] | None = None
+    cancelled: bool = False
+    """The router gave it up, but the sender's trailer is still to come."""
+    joined_at: float = 0.0
+    scheduled: FirstScheduled | None = None
+    reported: bool = False
+    """Its first tokens were sent."""
+
+
+class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
+    """A reserved sequence's blocks are freed only when no receive can write to them any more."""
+
+    worker_role = types_pb2.WORKER_ROLE_DECODE
+
+    def __init__(self, host: EngineHost, publisher: IndexPublisher | None, connector: KVConnector) -> None:
+        super().__init__(host, publisher, connector)
+        self._requests: dict[str, _Request] = {}
+        self._lost_buffers: list[tuple[int, memoryview]] = []  # a silent sender may write to them at any time
+
+    # --- commands
+
+    def hello_of(self, command: decode_pb2.DecodeCommand) -> types_pb2.Hello | None:
+        return command.hello if command.HasField("hello") else None
+
+    def welcome_event(self, welcome: types_pb2.Welcome) -> decode_pb2.DecodeEvent:
+        return decode_pb2.DecodeEvent(welcome=welcome)
+
+    def load_event(self, load: types_pb2.Load) -> decode_pb2.DecodeEvent:
+        return decode_pb2.DecodeEvent(load=load)
+
+    def on_command(self, session: DecodeSession, command: decode_pb2.DecodeCommand) -> None:
+        match command.WhichOneof("command"):
+            case "reserve":
+                self._reserve(session, command.reserve)
+            case "cancel":
+                self._cancel(session.key(command.cancel.request_id), command.cancel.peer_active)
+            case "drain":
+                self.drain()
+            case other:
+                logger.warning("router %s sent %s in mid-session", session.router_name, other)
+
+    def on_closed(self, session: DecodeSession) -> None:
+        """Without a router nobody tells whether a sender was told: the trailer or the hand-off's timeout decides."""
+        self.sessions.discard(session)
+        for sequence_id in [key for key, item in self._requests.items() if item.session is session]:
+            self._cancel(sequence_id, sender_active=True)
+
+    def _reserve(self, session: DecodeSession, reserve: decode_pb2.Reserve) -> None:
+        sequence_id = session.key(reserve.request_id)
+        item = _Request(session, reserve.request_id, len(reserve.token_ids), reserve.prefill_here)
+        try:
+            sequence = self.build_sequence(
+                sequence_id,
+                list(reserve.token_ids),
+                reserve.num_prompt_tokens,
+                reserve.sampling,
+                reserve.salt,
+                Goal.COMPLETION,
+                tenant=reserve.tenant,
+            )
+        except TandemError as error:
+            self._send_failed(item, error)
+            return
+        self._requests[sequence_id] = item
+        self.idle.clear()
+        if reserve.prefill_here:
+            item.fetch = self.add_sequence(sequence, KnownPrefix.of(reserve), lambda: self._start(sequence_id, item))
+        else:
+            self.host.engine.submit(ReserveSequence(sequence))
+
+    def _start(self, sequence_id: str, item: _Request) -> bool:
+        """A request's turn to queue; False where it was given up meanwhile."""
+        item.queued_at = time.perf_counter()
+        return self._requests.get(sequence_id) is item
+
+    def _cancel(self, sequence_id: str, sender_active: bool) -> None:
+        item = self._requests.get(sequence_id)
+        if item is None:
+            return
+        if item.receiving is None:  # running, waiting or not reserved yet: the engine alone holds it
+            self._forget(sequence_id)
+            self.host.engine.submit(AbortSequence(sequence_id))
+        else:
+            item.cancelled = True
+            if not sender_active:
+                item.receiving.cancel()
+
+    # --- engine events
+
+    def on_sequence_event(self, event: Event) -> None:
+        match event:
+            case SequenceReserved():
+                self._on_reserved(event)
+            case SequenceFailed(sequence_id, error):
+                item = self._forget(sequence_id)
+                if item is not None:
+                    self._send_failed(item, error)
+            case Stepped(started, tokens, _):
+                for first in started:
+                    self._on_started(first)
+                self._on_tokens(tokens)
+            case _:
+                raise AssertionError(f"a decode engine sent {type(event).__name__}")
+
+    def _on_started(self, first: FirstScheduled) -> None:
+        item = self._requests.get(first.sequence_id)
+        if item is not None:
+            at = item.scheduled.at if item.scheduled is not None else first.at
+            item.scheduled = replace(first, at=at)
+
+    def _on_reserved(self, reserved: SequenceReserved) -> None:
+        item = self._requests.get(reserved.sequence_id)
+        if item is None:
+            return  # cancelled meanwhile: its AbortSequence is queued behind the reservation
+        memory = self.host.engine.blocks.incoming
+        try:
+            buffers = [(block_id, memory(block_id)) for _, block_id in reserved.needed]
+        except TransferFailed as error:
+            self._forget(reserved.sequence_id)
+            self.host.engine.submit(AbortSequence(reserved.sequence_id))
+            self._send_failed(item, error)
+            return
+        ticket = new_ticket()
+        indexes = [index for index, _ in reserved.needed]
+        needed = frozenset(indexes)
+        incoming = self.host.transfer.expect(
+            ticket,
+            [(index, buffer) for index, (_, buffer) in zip(indexes, buffers, strict=True)],
+            trailer_bytes(len(needed)),
+        )
+        arrival = receive(
+            self.host.transfer,
+            ticket,
+            incoming,
+            needed,
+            item.num_tokens,
+            self.host.settings.handoff_timeout_s,
+        )
+        item.receiving = asyncio.create_task(self._join(reserved.sequence_id, item, arrival, buffers))
+        message = decode_pb2.Reserved(
+            request_id=item.request_id,
+            ticket=ticket,
+            needed_blocks=sorted(needed),
+            num_cached_tokens=reserved.num_cached_tokens,
+        )
+        item.session.send(decode_pb2.DecodeEvent(reserved=message))
+
+    async def _join(
+        self,
+        sequence_id: str,
+        item: _Request,
+        arrival: Coroutine[None, None, Arrived | None],
+        buffers: list[tuple[int, memoryview]],
+    ) -> None:
+        """Ends the receiving of one sequence: it joins the batch, or its blocks are freed. `buffers`: where each block
+        id's bytes arrive."""
+        arrived: Arrived | None = None
+        lost = False
+        try:
+            arrived = await arrival
+        except MemoryLost as error:
+            lost = True
+            self._lost_buffers += buffers
+            logger.critical("the blocks of %d tokens are lost until a restart: %s", item.num_tokens, error)
+            if not item.cancelled:
+                self._send_failed(item, error)
+        except TandemError as error:
+            if not item.cancelled:
+                self._send_failed(item, error)
+        finally:
+            item.receiving = None
+            keep = arrived is not None and (arrived.finished or not item.cancelled)
+            if keep:
+                assert arrived is not None
+                self.host.engine.blocks.store(buffers)
+                item.joined_at = time.perf_counter()
+                self.host.engine.submit(JoinSequence(sequence_id, arrived.first_token, arrived.checksums))
+            elif not lost:
+                self.host.engine.submit(AbortSequence(sequence_id))
+            if not keep or (arrived is not None and arrived.finished):
+                self._forget(sequence_id)
+
+    def _on_tokens(self, tokens: tuple[NewToken, ...]) -> None:
+        """One Step message for each router that has sequences in this engine step."""
+        steps: dict[DecodeSession, list[types_pb2.SequenceTokens]] = defaultdict(list)
+        for token in tokens:
+            item = self._requests.get(token.sequence_id)
+            if item is None:
+                continue  # cancelled while the step ran
+            message = types_pb2.SequenceTokens(
+                request_id=item.request_id,
+                token_ids=(token.token.token_id,),
+                finish_reason=_FINISH[token.finish],
+            )
+            logprobs = logprobs_to_proto(token.token)
+            if logprobs is not None:
+                message.logprobs.append(logprobs)
+            if not item.reported:
+                self._report_first(item, message)
+            if token.finish is not None:
+                self._forget(token.sequence_id)
+            steps[item.session].append(message)
+        for session, sequences in steps.items():
+            session.send(decode_pb2.DecodeEvent(step=decode_pb2.Step(sequences=sequences)))
+
+    def _report_first(self, item: _Request, message: types_pb2.SequenceTokens) -> None:
+        """What the router wants to know once: how the prompt was computed here."""
+        item.reported = True
+        if not item.prefill_here:
+            message.first_decode_step_ms = (time.perf_counter() - item.joined_at) * 1e3
+        elif item.scheduled is not None:
+            num_cached, computing_s = item.scheduled.num_cached_tokens, time.perf_counter() - item.scheduled.at
+            message.num_cached_tokens = num_cached
+            message.num_fetched_tokens = min(item.fetch.num_tokens, num_cached)
+            message.num_peer_tokens = min(item.fetch.num_peer_tokens, message.num_fetched_tokens)
+            message.prefix_fetch_ms = item.fetch.waited_ms
+            message.prefill_queue_ms = (item.scheduled.at - item.queued_at) * 1e3
+            message.prefill_compute_ms = computing_s * 1e3
+            if not item.fetch.num_tokens:
+                self.connector.fetches.policy.note_compute(item.num_tokens - num_cached, computing_s)
+            item.fetch.stop()
+
+    def _forget(self, sequence_id: str) -> _Request | None:
+        item = self._requests.pop(sequence_id, None)
+        if item is not None:
+            item.fetch.stop()
+        if not self._requests:
+            self.idle.set()
+        return item
+
+    def _send_failed(self, item: _Request, error: TandemError) -> None:
+        failed = types_pb2.Failed(request_id=item.request_id, error=to_proto(error))
+        item.session.send(decode_pb2.DecodeEvent(failed=failed))

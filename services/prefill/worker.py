@@ -1,0 +1,230 @@
+"""The prefill role: Submit → chunks → blocks shipped as they are sealed → first token → trailer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+
+from services.worker.blocks.connector import KVConnector
+from services.worker.blocks.prefix_fetch.fetch import Fetch
+from services.worker.blocks.prefix_fetch.known_prefix import KnownPrefix
+from services.worker.host import EngineHost
+from services.worker.session import Session
+from services.worker.worker import WorkerRole
+from shared.engine.messages import (
+    AbortSequence,
+    Event,
+    FirstScheduled,
+    ReleaseBlocks,
+    SequenceFailed,
+    ShippedBlock,
+    Stepped,
+)
+from shared.engine.plan import NewToken
+from shared.engine.sequence import Goal
+from shared.errors import TandemError
+from shared.kv.handoff.shipment import Shipment
+from shared.kv_index.publisher import IndexPublisher
+from shared.rpc.convert import logprobs_to_proto
+from shared.rpc.errors import to_proto
+from shared.rpc.pb.tandem.v1 import prefill_pb2, types_pb2
+
+logger = logging.getLogger(__name__)
+
+PrefillSession = Session[prefill_pb2.PrefillEvent]
+
+_FINISH = {"stop": types_pb2.FINISH_REASON_STOP, "length": types_pb2.FINISH_REASON_LENGTH}
+
+
+@dataclass(slots=True)
+class _Submitted:
+    """A request between Submit and its trailer."""
+
+    session: PrefillSession
+    request_id: str
+    num_tokens: int
+    shipment: Shipment
+    fetch: Fetch = field(default_factory=Fetch)
+    queued_at: float = 0.0
+    scheduled_at: float = 0.0
+    num_cached_tokens: int = 0
+
+
+class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]):
+    """Every accepted Submit ends in one trailer; its router hears of a first token, of a failure, or (after a Cancel)
+    of nothing."""
+
+    worker_role = types_pb2.WORKER_ROLE_PREFILL
+
+    def __init__(self, host: EngineHost, publisher: IndexPublisher | None, connector: KVConnector) -> None:
+        super().__init__(host, publisher, connector)
+        self._submitted: dict[str, _Submitted] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._shipments: dict[str, Shipment] = {}  # until the trailer left
+
+    # --- commands
+
+    def hello_of(self, command: prefill_pb2.PrefillCommand) -> types_pb2.Hello | None:
+        return command.hello if command.HasField("hello") else None
+
+    def welcome_event(self, welcome: types_pb2.Welcome) -> prefill_pb2.PrefillEvent:
+        return prefill_pb2.PrefillEvent(welcome=welcome)
+
+    def load_event(self, load: types_pb2.Load) -> prefill_pb2.PrefillEvent:
+        return prefill_pb2.PrefillEvent(load=load)
+
+    def on_command(self, session: PrefillSession, command: prefill_pb2.PrefillCommand) -> None:
+        match command.WhichOneof("command"):
+            case "submit":
+                self._submit(session, command.submit)
+            case "cancel":
+                self._cancel(session.key(command.cancel.request_id), command.cancel.peer_active)
+            case "drain":
+                self.drain()
+            case other:
+                logger.warning("router %s sent %s in mid-session", session.router_name, other)
+
+    def on_closed(self, session: PrefillSession) -> None:
+        self.sessions.discard(session)
+        for sequence_id in [key for key, item in self._submitted.items() if item.session is session]:
+            self._abort(sequence_id)
+
+    def _submit(self, session: PrefillSession, submit: prefill_pb2.Submit) -> None:
+        sequence_id = session.key(submit.request_id)
+        shipment = Shipment(
+            self.host.transfer,
+            submit.transfer_address,
+            submit.ticket,
+            len(submit.needed_blocks),
+            self.host.engine.blocks.outgoing,
+            self._release,
+            self.host.settings.handoff_timeout_s,
+        )
+        item = _Submitted(session, submit.request_id, len(submit.token_ids), shipment)
+        self._submitted[sequence_id] = item
+        self._shipments[sequence_id] = shipment
+        self.idle.clear()
+        try:
+            sequence = self.build_sequence(
+                sequence_id,
+                list(submit.token_ids),
+                submit.num_prompt_tokens,
+                submit.sampling,
+                submit.salt,
+                Goal.FIRST_TOKEN,
+                frozenset(submit.needed_blocks),
+                submit.transfer_address,
+                submit.tenant,
+            )
+        except TandemError as error:
+            self._fail(sequence_id, error)
+            return
+        item.fetch = self.add_sequence(sequence, KnownPrefix.of(submit), lambda: self._start(sequence_id, item))
+
+    def _start(self, sequence_id: str, item: _Submitted) -> bool:
+        """A request's turn to queue; False where it was given up meanwhile."""
+        item.queued_at = time.perf_counter()
+        return self._submitted.get(sequence_id) is item
+
+    def _cancel(self, sequence_id: str, receiver_active: bool) -> None:
+        shipment = self._shipments.get(sequence_id)
+        if shipment is not None and not receiver_active:
+            shipment.drop_receiver()
+        self._abort(sequence_id)
+
+    def _abort(self, sequence_id: str) -> None:
+        """Stops a request wherever it is; what it holds is released as soon as the sends under way are done."""
+        item = self._submitted.pop(sequence_id, None)
+        if item is not None:
+            item.fetch.stop()
+            self.host.engine.submit(AbortSequence(sequence_id))
+            self._close(sequence_id, item.shipment.abort())
+
+    def _fail(self, sequence_id: str, error: TandemError) -> None:
+        item = self._submitted[sequence_id]
+        failed = types_pb2.Failed(request_id=item.request_id, error=to_proto(error))
+        item.session.send(prefill_pb2.PrefillEvent(failed=failed))
+        self._abort(sequence_id)
+
+    # --- engine events
+
+    def on_sequence_event(self, event: Event) -> None:
+        match event:
+            case SequenceFailed(sequence_id, error):
+                if sequence_id in self._submitted:
+                    self._fail(sequence_id, error)
+            case Stepped(started, tokens, ships):
+                for first in started:
+                    self._on_started(first)
+                for block in ships:
+                    self._on_ship(block)
+                for token in tokens:
+                    self._on_first_token(token)
+            case _:
+                raise AssertionError(f"a prefill engine sent {type(event).__name__}")
+
+    def _on_started(self, first: FirstScheduled) -> None:
+        item = self._submitted.get(first.sequence_id)
+        if item is not None:
+            item.scheduled_at = item.scheduled_at or first.at
+            item.num_cached_tokens = first.num_cached_tokens
+
+    def _on_ship(self, block: ShippedBlock) -> None:
+        item = self._submitted.get(block.sequence_id)
+        if item is None:
+            self._release(block)  # cancelled while the step ran
+        else:
+            item.shipment.add(block)
+
+    def _on_first_token(self, token: NewToken) -> None:
+        item = self._submitted.pop(token.sequence_id, None)
+        if item is None:
+            return  # cancelled while the step ran
+        item.fetch.stop()
+        computing_s = time.perf_counter() - item.scheduled_at
+        if not item.fetch.num_tokens:
+            self.connector.fetches.policy.note_compute(item.num_tokens - item.num_cached_tokens, computing_s)
+        num_fetched = min(item.fetch.num_tokens, item.num_cached_tokens)
+        finish = _FINISH[token.finish] if token.finish else types_pb2.FINISH_REASON_UNSPECIFIED
+        logprobs = logprobs_to_proto(token.token)
+        tokens = types_pb2.SequenceTokens(
+            request_id=item.request_id,
+            token_ids=[token.token.token_id],
+            logprobs=[logprobs] if logprobs is not None else [],
+            finish_reason=finish,
+            num_cached_tokens=item.num_cached_tokens,
+            prefix_fetch_ms=item.fetch.waited_ms,
+            num_fetched_tokens=num_fetched,
+            num_peer_tokens=min(item.fetch.num_peer_tokens, num_fetched),
+            prefill_queue_ms=(item.scheduled_at - item.queued_at) * 1e3,
+            prefill_compute_ms=computing_s * 1e3,
+        )
+        item.session.send(prefill_pb2.PrefillEvent(first_token=prefill_pb2.FirstToken(tokens=tokens)))
+        self._close(token.sequence_id, self._finish(token, item))
+
+    async def _finish(self, token: NewToken, item: _Submitted) -> None:
+        """Closes the hand-off behind its first token."""
+        try:
+            await item.shipment.finish(token.token.token_id, item.num_tokens, finished=token.finish is not None)
+        except TandemError as error:
+            failed = types_pb2.Failed(request_id=item.request_id, error=to_proto(error))
+            item.session.send(prefill_pb2.PrefillEvent(failed=failed))
+
+    def _release(self, block: ShippedBlock) -> None:
+        self.host.engine.submit(ReleaseBlocks((block.block_id,), block.receiver))
+
+    def _close(self, sequence_id: str, ending: Coroutine[None, None, None]) -> None:
+        """Runs the end of a shipment; the shipment is known until it is over."""
+        task = asyncio.create_task(ending)
+        self._closing.add(task)
+
+        def closed(task: asyncio.Task[None]) -> None:
+            self._closing.discard(task)
+            del self._shipments[sequence_id]
+            if not self._shipments:
+                self.idle.set()
+
+        task.add_done_callback(closed)

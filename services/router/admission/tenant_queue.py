@@ -1,0 +1,55 @@
+"""One tenant's line in the queue, in its order, and its place in the fair turn."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from itertools import count
+
+from services.router.admission.orders import Key, Order
+from services.router.admission.waiting import Waiting
+
+
+class TenantQueue:
+    """A heap by the order's key with removal by id; a returned entry stands before all others."""
+
+    def __init__(self, order: Order) -> None:
+        self.virtual = 0.0
+        """Tokens started over weight: the tenant with the least has the next turn."""
+        self.num_tokens = 0
+        self._order = order
+        self._heap: list[tuple[int, Key, int, str]] = []
+        self._items: dict[str, tuple[int, Key, int, Waiting]] = {}
+        self._ticks = count()
+        self._returns = count(-1, -1)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Waiting]:
+        return (entry[3] for entry in self._items.values())
+
+    def push(self, item: Waiting, *, front: bool) -> None:
+        """Adds by the order, or before everything that waits."""
+        rank, key, tick = (next(self._returns), (), 0) if front else (0, self._order(item), next(self._ticks))
+        self._items[item.request_id] = (rank, key, tick, item)
+        self.num_tokens += item.num_tokens
+        heapq.heappush(self._heap, (rank, key, tick, item.request_id))
+
+    def remove(self, request_id: str) -> None:
+        """Takes an entry out, wherever it stands."""
+        self.num_tokens -= self._items.pop(request_id)[3].num_tokens
+
+    def head(self) -> Waiting:
+        """The next entry; the line must not be empty."""
+        while True:
+            rank, key, tick, request_id = self._heap[0]
+            entry = self._items.get(request_id)
+            if entry is not None and entry[:3] == (rank, key, tick):
+                return entry[3]
+            heapq.heappop(self._heap)  # it was removed, or left and came again
+
+    def num_tokens_before(self, item: Waiting) -> int:
+        """Tokens of the entries that would go before `item`, were it pushed now."""
+        key = self._order(item)
+        return sum(entry[3].num_tokens for entry in self._items.values() if entry[0] < 0 or entry[1] <= key)

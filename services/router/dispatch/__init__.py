@@ -1,0 +1,1 @@
+"""A request's states, from admission to its last token."""

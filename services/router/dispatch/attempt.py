@@ -1,0 +1,201 @@
+"""One attempt at a request: the router's conversation with a decode worker and a prefill worker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+
+from services.router.dispatch.active_request import ActiveRequest
+from services.router.placement.prediction import TtftPredictor
+from services.router.placement.work import NO_WORK, Work
+from services.router.workers.decode_link import DecodeLink
+from services.router.workers.link import Message
+from services.router.workers.prefill_link import PrefillLink
+from shared.errors import TandemError, WorkerLost
+from shared.rpc.convert import sampling_to_proto
+from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
+
+
+class Attempt:
+    """One attempt: the conversation with a decode worker and, unless it prefills itself, a prefill worker.
+
+    The links call `receive` with what their workers say, and everything that follows from it is done in that call:
+    a token passes through here without waking a task. `run` wakes once, when the attempt is over.
+    """
+
+    def __init__(
+        self,
+        active: ActiveRequest,
+        decode: DecodeLink,
+        prefill: PrefillLink | None,
+        predictor: TtftPredictor,
+        worker_timeout_s: float,
+    ) -> None:
+        """From now on it listens to both workers. `predictor` learns from what they say of their prefill times."""
+        self._active = active
+        self._request = active.request
+        self.decode = decode
+        self._prefill = prefill
+        self._computing: PrefillLink | DecodeLink = prefill or decode
+        self._sampling = sampling_to_proto(active.request.sampling)
+        self._token_ids: Iterable[int] = active.token_ids
+        self._predictor = predictor
+        self._placed_at = time.perf_counter()
+        self._num_tokens = active.num_tokens
+        self._ahead = self._computing.queued  # before it, where it is computed
+        self._timeout_s = worker_timeout_s
+        self._reserved = False  # the decode worker was asked
+        self._submitted = False
+        self._first_here = False  # this attempt's first token has come
+        self._early: list[types_pb2.SequenceTokens] = []  # steps that overtook the first token
+        self._loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[None] = self._loop.create_future()
+        self._error: Exception | None = None
+        self._heard_at = self._loop.time()
+        self._silence = self._loop.call_at(self._heard_at + worker_timeout_s, self._check_silence)
+
+    def open(self, work: Work, num_blocks: int) -> None:
+        """Commits to the workers in our view: `work` for the one that computes, `num_blocks` more blocks to hold."""
+        wire_id, prefill = self._active.wire_id, self._prefill
+        self.decode.open(wire_id, self.receive, work if prefill is None else NO_WORK, num_blocks=num_blocks)
+        if prefill is not None:
+            prefill.open(wire_id, self.receive, work, num_blocks=0)
+
+    async def run(self) -> None:
+        """Returns when the request ended; raises what ended the attempt, a TandemError unless it is a bug."""
+        self._reserve()
+        await self._over
+        if self._error is not None:
+            raise self._error
+
+    def receive(self, message: Message | TandemError) -> None:
+        """Takes what a worker says of the attempt; what it says after the end is dropped."""
+        if self._over.done():
+            return
+        self._heard_at = self._loop.time()
+        try:
+            self._on_message(message)
+        except Exception as error:
+            self._error = error
+        if self._active.finished or self._error is not None:
+            self._over.set_result(None)
+
+    def release(self) -> None:
+        """Tells the workers, by message, that the request is over for them."""
+        self._silence.cancel()
+        self._over.cancel()
+        request_id = self._active.wire_id
+        ended = self._active.finished or not self._reserved
+        sender_active = self._submitted and self._prefill is not None and self._prefill.connected
+        if self._prefill is not None:
+            self._prefill.close(request_id)
+            if self._submitted and not ended:
+                self._prefill.cancel(request_id, receiver_active=self.decode.connected)
+        self.decode.close(request_id)
+        if not ended:
+            self.decode.cancel(request_id, sender_active=sender_active)
+
+    def _reserve(self) -> None:
+        request = self._request
+        self._active.timeline.reserved = self._active.timeline.placed
+        self._token_ids = self.decode.reserve(
+            decode_pb2.Reserve(
+                request_id=self._active.wire_id,
+                num_prompt_tokens=request.num_prompt_tokens,
+                sampling=self._sampling,
+                salt=request.chain_salt,
+                tenant=request.tenant,
+                prefill_here=self._prefill is None,
+                trace=request.trace,
+                num_stored_blocks=self._active.hits.num_stored_blocks,
+                peers=self._peers(self.decode.name) if self._prefill is None else (),
+            ),
+            self._token_ids,
+        )
+        self._reserved = True
+        if self._prefill is None:
+            self._token_ids = ()
+        self._active.summary.decode_worker = self.decode.name
+        self._active.summary.prefill_worker = self._prefill.name if self._prefill is not None else ""
+
+    def _submit(self, prefill: PrefillLink, decode: DecodeLink, reserved: decode_pb2.Reserved) -> None:
+        if decode.welcome is None:
+            raise WorkerLost(f"worker {decode.name} was lost")
+        request = self._request
+        prefill.submit(
+            prefill_pb2.Submit(
+                request_id=self._active.wire_id,
+                num_prompt_tokens=request.num_prompt_tokens,
+                sampling=self._sampling,
+                salt=request.chain_salt,
+                tenant=request.tenant,
+                ticket=reserved.ticket,
+                transfer_address=decode.welcome.transfer_address,
+                needed_blocks=reserved.needed_blocks,
+                trace=request.trace,
+                num_stored_blocks=self._active.hits.num_stored_blocks,
+                peers=self._peers(prefill.name),
+            ),
+            self._token_ids,
+        )
+        self._submitted = True
+        self._token_ids = ()  # else the messages' memory would stay until the end
+
+    def _peers(self, name: str) -> list[types_pb2.PrefixHolder]:
+        """Whom the worker of this name may ask for the prefix."""
+        peers = self._active.hits.peers_of(name)
+        return [types_pb2.PrefixHolder(address=peer.address, num_blocks=peer.num_blocks) for peer in peers]
+
+    def _on_message(self, message: Message | TandemError) -> None:
+        """Raises what a worker said went wrong."""
+        if isinstance(message, types_pb2.SequenceTokens):
+            if self._first_here or self._prefill is None:
+                self._tokens(message)
+            else:
+                self._early.append(message)
+        elif isinstance(message, prefill_pb2.FirstToken):
+            self._tokens(message.tokens)
+            early, self._early = self._early, []
+            for tokens in early:
+                self._tokens(tokens)
+        elif isinstance(message, decode_pb2.Reserved):
+            if self._prefill is not None and not self._submitted:
+                self._active.timeline.reserved = time.perf_counter()
+                self._submit(self._prefill, self.decode, message)
+        elif isinstance(message, TandemError):
+            raise message
+
+    def _check_silence(self) -> None:
+        """One timer an attempt: a timeout around every message would cost as much as passing it on."""
+        due = self._heard_at + self._timeout_s
+        if self._loop.time() < due:
+            self._silence = self._loop.call_at(due, self._check_silence)
+        else:
+            self.receive(WorkerLost(f"nothing heard of the request for {self._timeout_s:g} s", limit=self._timeout_s))
+
+    def _tokens(self, tokens: types_pb2.SequenceTokens) -> None:
+        active = self._active
+        if not self._first_here:
+            now = time.perf_counter()
+            self._first_token_came(tokens, now)
+            if not active.produced:
+                active.on_first_token(tokens, now)
+        elif len(active.produced) == 1 and self._prefill is not None:
+            active.on_second_token(tokens, time.perf_counter())
+        active.emit(tokens)
+
+    def _first_token_came(self, tokens: types_pb2.SequenceTokens, now: float) -> None:
+        """The prompt is no longer queued on the worker that computed it, and what it cost is known."""
+        self._first_here = True
+        self._computing.computed(self._active.wire_id)
+        on_worker_s = (tokens.prefill_queue_ms + tokens.prefill_compute_ms) / 1e3
+        if on_worker_s <= 0:
+            return
+        num_cached = min(tokens.num_cached_tokens, self._num_tokens - 1)
+        own = Work.of(self._num_tokens - num_cached, num_cached)
+        if self._prefill is None:
+            self._predictor.observe_here(self._ahead, own, on_worker_s)
+        else:
+            self._predictor.observe_prefill(self._ahead, own, on_worker_s)
+            self._predictor.observe_hand_off(max(0.0, now - self._placed_at - on_worker_s))

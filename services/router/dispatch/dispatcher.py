@@ -1,0 +1,299 @@
+"""A request's life in the router: match → queue → place → reserve → submit → tokens, and again on a lost worker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from services.router.admission.controller import AdmissionController, Estimate
+from services.router.admission.orders import ORDERS
+from services.router.admission.queue import AdmissionQueue
+from services.router.admission.waiting import BYTES_PER_TOKEN, Waiting
+from services.router.dispatch.active_request import ActiveRequest
+from services.router.dispatch.attempt import Attempt
+from services.router.dispatch.prefix_lookup import PrefixLookup
+from services.router.dispatch.write_coalescer import WriteCoalescer
+from services.router.metrics import RouterMetrics
+from services.router.placement.decision import Choice, Decision, DecisionLog
+from services.router.placement.policy import Placement
+from services.router.placement.scorers.decode_load import missing_blocks
+from services.router.placement.scorers.prefill_load import GUEST_AFTER_S
+from services.router.placement.views import PlacementRequest
+from services.router.request import Request
+from services.router.workers.fleet import Fleet
+from shared.errors import (
+    DeadlineExceeded,
+    Internal,
+    InvalidRequest,
+    Overloaded,
+    TandemError,
+    WorkerLost,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchConfig:
+    """Limits of the core."""
+
+    collocated: bool = False
+    queue_limit: int = 1024
+    queue_limit_bytes: int = 1 << 30
+    queue_timeout_s: float = 60.0
+    order: str = "fcfs"
+    """One of `ORDERS`."""
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    ttft_target_s: float = 0.0
+    """A first token is due so long after arrival unless the client says otherwise; 0 = no deadline."""
+    late_idle_share: float = 0.25
+    """See `may_be_late`."""
+    late_grace: float = 0.0
+    """See `AdmissionController`."""
+    max_explained: int = 1024
+    """Requests whose placement can be explained."""
+    max_attempts: int = 3
+    """Times a request is placed anew after a worker was lost or a transfer failed."""
+    worker_timeout_s: float = 120.0
+    """Net beneath the protocol: a worker that says nothing about a request for so long has lost it."""
+
+
+class Dispatcher:
+    """The router's core; implements `Core` for the edge."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        placement: Placement,
+        lookup: PrefixLookup,
+        metrics: RouterMetrics,
+        config: DispatchConfig,
+    ) -> None:
+        self._fleet = fleet
+        self._placement = placement
+        self._lookup = lookup
+        self._metrics = metrics
+        self._config = config
+        self._queue: AdmissionQueue[ActiveRequest] = AdmissionQueue(
+            config.queue_limit, config.queue_limit_bytes, ORDERS[config.order], config.tenant_weights
+        )
+        self._predictor = placement.predictor
+        self._admission = AdmissionController(self._predictor, config.late_idle_share, config.late_grace)
+        self._coalescer = WriteCoalescer()
+        self._again: asyncio.TimerHandle | None = None
+        self.decisions = DecisionLog(config.max_explained)
+        """What was chosen lately, and why."""
+        self._active: dict[str, ActiveRequest] = {}
+
+    # --- Core
+
+    def submit(self, request: Request) -> ActiveRequest:
+        """Starts a request. Raises InvalidRequest on a running id, Overloaded, WorkerLost where none can serve."""
+        if request.request_id in self._active:
+            raise InvalidRequest(f"request {request.request_id!r} is running already", field="request_id")
+        reason = self._fleet.not_ready_reason()
+        if reason:
+            raise WorkerLost(reason)
+        try:
+            self._queue.check(BYTES_PER_TOKEN * request.num_prompt_tokens)
+        except Overloaded:
+            self._metrics.refused(waited=False)
+            raise
+        active = ActiveRequest(request, self._coalescer)
+        self._active[request.request_id] = active
+        active.task = asyncio.create_task(self._run(active), name=f"request-{request.request_id}")
+        return active
+
+    def max_prompt_tokens(self) -> int:
+        """Longest sequence in tokens that the connected decode workers can hold."""
+        return self._fleet.max_model_len
+
+    def not_ready_reason(self) -> str:
+        """Empty when a prompt can be served now."""
+        return self._fleet.not_ready_reason()
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the admission queue."""
+        return len(self._queue)
+
+    @property
+    def num_active(self) -> int:
+        """Requests accepted and not ended, those waiting included."""
+        return len(self._active)
+
+    def pump(self) -> None:
+        """Gives waiting requests to workers that can start them; called whenever a worker's state changes."""
+        self._queue.admit(self._try_start)
+        if self._queue and self._again is None and self._fleet.shared:
+            self._again = asyncio.get_running_loop().call_later(GUEST_AFTER_S, self._pump_again)
+
+    def _pump_again(self) -> None:
+        """Other routers' workers may have stood idle meanwhile, and an idle worker says nothing."""
+        self._again = None
+        self.pump()
+
+    # --- one request
+
+    async def _run(self, active: ActiveRequest) -> None:
+        request = active.request
+        try:
+            async with asyncio.timeout(request.timeout_s or None):
+                await self._run_attempts(active)
+            self._metrics.finished(active)
+        except TimeoutError:
+            self._fail(active, DeadlineExceeded(f"not done within {request.timeout_s:g} s", limit=request.timeout_s))
+        except TandemError as error:
+            self._fail(active, error)
+        except asyncio.CancelledError:
+            self._metrics.cancelled()
+            raise
+        except Exception as error:
+            logger.exception("request %s", request.request_id)
+            self._fail(active, Internal(f"{type(error).__name__}: {error}"))
+        finally:
+            del self._active[request.request_id]
+            active.settle()
+
+    def _fail(self, active: ActiveRequest, error: TandemError) -> None:
+        self._metrics.failed(error)
+        active.fail(error)
+
+    async def _run_attempts(self, active: ActiveRequest) -> None:
+        failures = 0
+        returning = False
+        while True:
+            attempt = await self._place(active, returning=returning)
+            try:
+                await self._serve(attempt)
+                return
+            except Overloaded:
+                # Its own state was newer than our view of it; the request keeps its place in the queue.
+                attempt.decode.refused()
+            except TandemError as error:
+                failures += 1
+                if not error.retryable or failures >= self._config.max_attempts:
+                    raise
+                logger.warning("request %s is placed anew: %s", active.request.request_id, error)
+                self._metrics.retried(error)
+            returning = True
+
+    async def _place(self, active: ActiveRequest, *, returning: bool) -> Attempt:
+        """Waits in the queue until workers can start the request; raises Overloaded where that is not in time."""
+        request_id = active.request.request_id
+        active.hits = await self._lookup.hits(active.token_ids, active.request.chain_salt)
+        active.timeline.matched = now = time.perf_counter()
+        estimate = active.estimate = self._enter(active, now, returning=returning)
+        item = estimate.item
+        wait_s = min(self._config.queue_timeout_s, max(0.0, estimate.given_up_s - now))
+        active.assignment = asyncio.get_running_loop().create_future()
+        try:
+            if returning:
+                self._queue.push_front(item, active)
+            else:
+                self._queue.push(item, active)
+            self.pump()
+            waits = not active.assignment.done()
+            async with asyncio.timeout(wait_s if waits else None):
+                attempt = await active.assignment
+        except Overloaded:
+            self._metrics.refused(waited=waits)
+            raise
+        except asyncio.CancelledError:
+            given = active.assignment
+            if given.done() and not given.cancelled() and given.exception() is None:
+                given.result().release()  # it got workers in the moment that it left
+                self.pump()
+            raise
+        except TimeoutError:
+            reason = self._fleet.not_ready_reason()
+            if reason:
+                raise WorkerLost(reason) from None
+            self._admission.gave_up(estimate, time.perf_counter())
+            self._metrics.refused(waited=True)
+            raise Overloaded(f"no worker could start the request within {wait_s:.3g} s", limit=wait_s) from None
+        finally:
+            self._queue.remove(request_id)
+            active.assignment = None
+        active.timeline.placed = time.perf_counter()
+        return attempt
+
+    def _enter(self, active: ActiveRequest, now: float, *, returning: bool) -> Estimate:
+        """What is expected of the request in the queue; raises Overloaded where it would be late."""
+        item = self._waiting(active)
+        pool = self._fleet.decode_pool if self._config.collocated else self._fleet.prefill_pool
+        try:
+            return self._admission.enter(
+                item,
+                now,
+                self._queue,
+                pool,
+                num_cached=active.num_tokens - item.num_tokens,
+                strict=bool(active.request.ttft_timeout_s),
+                first=returning,
+            )
+        except Overloaded:
+            self._metrics.refused(waited=returning)
+            raise
+
+    def _waiting(self, active: ActiveRequest) -> Waiting:
+        """What the queue knows of a request. Once a first token is out, its deadline is met or missed for good."""
+        request = active.request
+        target_s = request.ttft_timeout_s or self._config.ttft_target_s
+        return Waiting(
+            request.request_id,
+            num_tokens=max(1, active.num_tokens - active.hits.peer),
+            arrived_s=active.timeline.accepted,
+            deadline_s=active.timeline.accepted + target_s if target_s and not active.produced else math.inf,
+            priority=request.priority,
+            tenant=request.tenant,
+            num_bytes=BYTES_PER_TOKEN * active.num_tokens,
+        )
+
+    def _try_start(self, active: ActiveRequest) -> bool:
+        """Chooses workers for the queue's head; commits to them in our view, so that the next choice sees it."""
+        future, estimate, layout = active.assignment, active.estimate, self._fleet.layout
+        if future is None or estimate is None or future.done():
+            return True  # it gave up waiting
+        if layout is None:
+            return False
+        fleet, request = self._fleet, active.request
+        session = f"{request.tenant}/{request.session}" if request.session else ""
+        now_s = time.perf_counter()
+        slack_s = estimate.item.deadline_s - now_s
+        need = PlacementRequest(active.num_tokens, layout.block_size, active.hits, session, slack_s, now_s)
+        choice = self._placement.choose(need, fleet.decode_pool, fleet.prefill_pool, collocated=self._config.collocated)
+        if choice is None:
+            return False
+        try:
+            self._admission.start(estimate, time.perf_counter(), choice.predicted_ttft_s)
+        except Overloaded as error:
+            future.set_exception(error)
+            return True
+        decode = fleet.decodes[choice.decode]
+        prefill = fleet.prefills[choice.prefill] if choice.prefill is not None else None
+        active.num_attempts += 1
+        self._explain(active, choice)
+        attempt = Attempt(active, decode, prefill, self._predictor, self._config.worker_timeout_s)
+        attempt.open(need.work((prefill or decode).name), missing_blocks(need, decode.name))
+        future.set_result(attempt)
+        return True
+
+    def _explain(self, active: ActiveRequest, choice: Choice) -> None:
+        self._metrics.placed(choice.route)
+        request, queue_s = active.request, time.perf_counter() - active.timeline.matched
+        self.decisions.note(
+            Decision(request.request_id, active.num_attempts, request.num_prompt_tokens, queue_s, choice)
+        )
+
+    async def _serve(self, attempt: Attempt) -> None:
+        """One attempt on one pair of workers; frees what they hold unless the request ended there by itself."""
+        try:
+            await attempt.run()
+        finally:
+            attempt.release()
+            self.pump()

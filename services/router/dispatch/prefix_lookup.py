@@ -1,0 +1,80 @@
+"""Where a prompt's prefix lies: the index's answer in tokens by worker and tier. The index may be gone."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import random
+from collections.abc import Mapping, Set
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from services.router.placement.views import NO_HITS, UNKNOWN_HITS, PrefixHits, PrefixPeer
+from services.router.workers.fleet import Fleet
+from shared.errors import StoreUnavailable
+from shared.kv.hashing import chain
+from shared.kv_index.holders import PrefixMatch, Tier
+
+if TYPE_CHECKING:
+    from shared.kv_index.client import KVStoreClient
+
+logger = logging.getLogger(__name__)
+
+MAX_PEERS = 5
+"""Workers named as holders of a prefix: of many that hold the same, any."""
+
+
+class PrefixLookup:
+    """Asks the KV store; counts and tells when it does not answer, and never passes that off as a miss."""
+
+    def __init__(self, client: KVStoreClient | None, fleet: Fleet) -> None:
+        """Without a client every look-up finds nothing."""
+        self._client = client
+        self._fleet = fleet
+        self.available = client is not None
+        self.num_errors = 0
+        self._random = random.Random()
+
+    async def hits(self, token_ids: list[int], salt: str) -> PrefixHits:
+        """How many tokens of the prompt have their KV where, from the first on. Never raises."""
+        layout = self._fleet.layout
+        if self._client is None or layout is None:
+            return UNKNOWN_HITS
+        hashes = chain(self._fleet.hash_root(salt), token_ids, layout.block_size)
+        if not hashes:
+            return NO_HITS
+        try:
+            match = await self._client.match(hashes)
+        except StoreUnavailable as error:
+            self.num_errors += 1
+            if self.available:
+                logger.warning("the KV store does not answer, prompts are placed without it: %s", error)
+            self.available = False
+            return UNKNOWN_HITS
+        if not self.available:
+            logger.info("the KV store answers again")
+            self.available = True
+        live = {(link.name, link.welcome.worker.incarnation) for link in self._fleet.links if link.welcome is not None}
+        hits = hits_of(match, live, layout.block_size)
+        return replace(hits, peers=self._peers(hits.local, layout.block_size)) if hits.local else hits
+
+    def _peers(self, local: Mapping[str, int], block_size: int) -> tuple[PrefixPeer, ...]:
+        """Those with the longest hits; equals are drawn, so that not all prompts ask the same ones."""
+        longest = heapq.nlargest(MAX_PEERS, local.items(), key=lambda item: (item[1], self._random.random()))
+        addresses = {link.name: link.address for link in self._fleet.links}
+        return tuple(PrefixPeer(name, addresses[name], tokens // block_size) for name, tokens in longest)
+
+
+def hits_of(match: PrefixMatch, live: Set[tuple[str, int]], block_size: int) -> PrefixHits:
+    """The index's answer in tokens; holders that are not in `live` (name, incarnation) are passed over."""
+    local: dict[str, int] = {}
+    store = num_stored_blocks = 0
+    for index, holders in enumerate(match.blocks):
+        begin, end = index * block_size, (index + 1) * block_size
+        for holder in holders:
+            if holder.tier is not Tier.DEVICE:
+                store = end if store == begin else store
+                num_stored_blocks = index + 1
+            elif local.get(holder.worker_name, 0) == begin and (holder.worker_name, holder.incarnation) in live:
+                local[holder.worker_name] = end
+    return PrefixHits.of(local, store, num_stored_blocks)

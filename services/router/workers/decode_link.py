@@ -1,0 +1,57 @@
+"""The router's session with a decode worker."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import grpc.aio
+
+from services.router.workers.link import WorkerLink
+from shared.rpc.errors import from_proto
+from shared.rpc.pb.tandem.v1 import decode_pb2, decode_pb2_grpc, types_pb2
+
+logger = logging.getLogger(__name__)
+
+
+class DecodeLink(WorkerLink[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
+    """Reserves go down, one Step a step comes up, with the tokens of all of this router's sequences."""
+
+    role = types_pb2.WORKER_ROLE_DECODE
+
+    def reserve(self, reserve: decode_pb2.Reserve, token_ids: Iterable[int]) -> Iterable[int]:
+        """Gives the worker a sequence of these tokens; returns them in the form of messages, in which they are copied
+        at once. Raises WorkerLost."""
+        command = decode_pb2.DecodeCommand(reserve=reserve)
+        command.reserve.token_ids.extend(token_ids)
+        self._give(reserve.request_id, command)
+        return command.reserve.token_ids
+
+    def cancel(self, request_id: str, *, sender_active: bool) -> None:
+        """Tells the worker, unless it is lost, that a request is over; see proto Cancel."""
+        if self.connected:
+            cancel = types_pb2.Cancel(request_id=request_id, peer_active=sender_active)
+            self.send(decode_pb2.DecodeCommand(cancel=cancel))
+
+    def _open_stream(
+        self, link: grpc.aio.Channel
+    ) -> grpc.aio.StreamStreamCall[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]:
+        return decode_pb2_grpc.DecodeServiceStub(link).Session()
+
+    def _hello(self, hello: types_pb2.Hello) -> decode_pb2.DecodeCommand:
+        return decode_pb2.DecodeCommand(hello=hello)
+
+    def _on_event(self, event: decode_pb2.DecodeEvent) -> None:
+        match event.WhichOneof("event"):
+            case "step":
+                for sequence in event.step.sequences:
+                    self._deliver(sequence.request_id, sequence)
+            case "reserved":
+                self._acknowledged(event.reserved.request_id)
+                self._deliver(event.reserved.request_id, event.reserved)
+            case "failed":
+                self._deliver(event.failed.request_id, from_proto(event.failed.error))
+            case "load":
+                self._on_load(event.load)
+            case other:
+                logger.warning("worker %s sent %s in mid-session", self.name, other)

@@ -1,0 +1,53 @@
+"""The router's session with a prefill worker."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import grpc.aio
+
+from services.router.workers.link import WorkerLink
+from shared.rpc.errors import from_proto
+from shared.rpc.pb.tandem.v1 import prefill_pb2, prefill_pb2_grpc, types_pb2
+
+logger = logging.getLogger(__name__)
+
+
+class PrefillLink(WorkerLink[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]):
+    """Submits go down, first tokens come up."""
+
+    role = types_pb2.WORKER_ROLE_PREFILL
+
+    def submit(self, submit: prefill_pb2.Submit, token_ids: Iterable[int]) -> None:
+        """Gives the worker a prompt of these tokens; raises WorkerLost."""
+        command = prefill_pb2.PrefillCommand(submit=submit)
+        command.submit.token_ids.extend(token_ids)
+        self._give(submit.request_id, command)
+
+    def cancel(self, request_id: str, *, receiver_active: bool) -> None:
+        """Tells the worker, unless it is lost, that a request is over; see proto Cancel."""
+        if self.connected:
+            cancel = types_pb2.Cancel(request_id=request_id, peer_active=receiver_active)
+            self.send(prefill_pb2.PrefillCommand(cancel=cancel))
+
+    def _open_stream(
+        self, link: grpc.aio.Channel
+    ) -> grpc.aio.StreamStreamCall[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]:
+        return prefill_pb2_grpc.PrefillServiceStub(link).Session()
+
+    def _hello(self, hello: types_pb2.Hello) -> prefill_pb2.PrefillCommand:
+        return prefill_pb2.PrefillCommand(hello=hello)
+
+    def _on_event(self, event: prefill_pb2.PrefillEvent) -> None:
+        match event.WhichOneof("event"):
+            case "first_token":
+                self._deliver(event.first_token.tokens.request_id, event.first_token)
+            case "failed":
+                self._deliver(event.failed.request_id, from_proto(event.failed.error))
+            case "load":
+                self._on_load(event.load)
+            case None:
+                pass  # of another version's worker
+            case other:
+                logger.warning("worker %s sent %s in mid-session", self.name, other)

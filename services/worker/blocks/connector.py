@@ -1,0 +1,62 @@
+"""A worker's dealings in blocks: gives them to store nodes and peers, has prefixes from both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from services.worker.blocks.answers import Answer, BlockAnswers
+from services.worker.blocks.local_blocks import LocalBlocks
+from services.worker.blocks.peers import Peers
+from services.worker.blocks.prefix_fetch.fetch import PrefixFetch
+from services.worker.blocks.prefix_fetch.policy import FetchPolicy
+from services.worker.blocks.server import BlockServer
+from services.worker.blocks.store_nodes import StoreNodes
+from services.worker.blocks.store_offloader import StoreOffloader
+from services.worker.host import EngineHost
+from shared.engine.messages import BlocksAdopted, BlocksHeld, CacheFlushed, FetchPrepared, PoolChanged, SequenceEnded
+from shared.kv.rendezvous import by_keeper
+
+
+class KVConnector:
+    """Offers, fetches and the server of this worker's own blocks. `start()`/`close()`; `on_event` takes the engine's
+    words about blocks."""
+
+    def __init__(self, host: EngineHost, stores: Mapping[str, str]) -> None:
+        """`stores` are the store nodes, host:port by name. The host must be started."""
+        self._answers = BlockAnswers(host.engine)
+        self._local = LocalBlocks()
+        self._peers = Peers()
+        self.nodes = StoreNodes(stores)
+        self.offers = {name: StoreOffloader(host, name, self.nodes, self._answers) for name in self.nodes.names}
+        policy = FetchPolicy(host.settings.prefix_fetch)
+        self.fetches = PrefixFetch(host, self.nodes, self._peers, self._answers, self._local, policy)
+        self.server = BlockServer(host, self._answers, self._local)
+
+    def start(self) -> None:
+        """Does not wait for any store node."""
+        for offers in self.offers.values():
+            offers.start()
+
+    def on_event(self, event: PoolChanged | SequenceEnded | Answer) -> None:
+        """What the engine says about blocks."""
+        match event:
+            case PoolChanged(sealed, evicted):
+                self._local.on_pool(sealed, evicted)
+            case SequenceEnded():
+                self._offer(event)
+            case BlocksHeld() | FetchPrepared() | BlocksAdopted() | CacheFlushed():
+                self._answers.on_event(event)
+
+    async def close(self) -> None:
+        """Gives what waits, within a second; twice is fine."""
+        await self.fetches.close()
+        await asyncio.gather(self.server.close(), *(offers.close() for offers in self.offers.values()))
+        await self._peers.close()
+        await self.nodes.close()
+
+    def _offer(self, ended: SequenceEnded) -> None:
+        """Each run of blocks to the node that keeps it, of those that answer."""
+        hashes = ended.block_hashes
+        for name, indexes in by_keeper(hashes, range(ended.num_arrived, len(hashes)), self.nodes.live).items():
+            self.offers[name].add(tuple(hashes[index] for index in indexes), ended.tenant)

@@ -1,0 +1,1 @@
+"""Bringing a prompt's prefix from peers and store nodes."""

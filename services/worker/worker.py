@@ -1,0 +1,236 @@
+"""What both roles do alike: identity, sessions, load reports, index publishing, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from services.worker.blocks.connector import KVConnector
+from services.worker.blocks.prefix_fetch.fetch import Fetch
+from services.worker.blocks.prefix_fetch.known_prefix import KnownPrefix
+from services.worker.host import EngineHost
+from services.worker.load import LoadReporter
+from services.worker.session import Session
+from shared.engine.messages import (
+    AddSequence,
+    BlocksAdopted,
+    BlocksHeld,
+    CacheFlushed,
+    EngineDied,
+    EngineLoad,
+    Event,
+    FetchPrepared,
+    PoolChanged,
+    SequenceEnded,
+)
+from shared.engine.sequence import EngineSequence, Goal
+from shared.errors import InvalidRequest, Overloaded, PromptTooLong
+from shared.kv.hashing import root_hash
+from shared.kv.layout import LAYOUT_VERSION
+from shared.kv_index.publisher import IndexPublisher
+from shared.rpc.convert import layout_to_proto, sampling_from_proto
+from shared.rpc.pb.tandem.v1 import types_pb2
+from shared.rpc.protocol import PROTOCOL_VERSION
+
+logger = logging.getLogger(__name__)
+
+CommandT = TypeVar("CommandT")
+EventT = TypeVar("EventT")
+
+
+class WorkerRole(ABC, Generic[CommandT, EventT]):
+    """Base of both roles. Everything here runs on the event loop."""
+
+    worker_role: types_pb2.WorkerRole.ValueType
+
+    def __init__(self, host: EngineHost, publisher: IndexPublisher | None, connector: KVConnector) -> None:
+        self.host = host
+        self.connector = connector
+        self.sessions: set[Session[EventT]] = set()
+        self.died = asyncio.Event()
+        """Set when the engine cannot go on."""
+        self.idle = asyncio.Event()
+        """Set while no request is left."""
+        self.idle.set()
+        self._publisher = publisher
+        self._holding: set[asyncio.Task[None]] = set()
+        self.load = LoadReporter(host.transfer.counters, self._publish_load, connector)
+        connector.nodes.on_change = self.load.flush
+
+    # --- from the engine
+
+    def on_event(self, event: Event) -> None:
+        """The engine's events, in order."""
+        match event:
+            case EngineLoad():
+                self.load.update(event)
+            case PoolChanged(sealed, evicted):
+                if self._publisher is not None:
+                    self._publisher.offer(sealed, evicted)
+                self.connector.on_event(event)
+            case SequenceEnded() | BlocksHeld() | FetchPrepared() | BlocksAdopted() | CacheFlushed():
+                self.connector.on_event(event)
+            case EngineDied(error):
+                logger.critical("the engine died", exc_info=error)
+                self.died.set()
+            case _:
+                self.on_sequence_event(event)
+
+    @abstractmethod
+    def on_sequence_event(self, event: Event) -> None:
+        """Events about sequences."""
+
+    @abstractmethod
+    def load_event(self, load: types_pb2.Load) -> EventT:
+        """Wraps a load report."""
+
+    @abstractmethod
+    def hello_of(self, command: CommandT) -> types_pb2.Hello | None:
+        """The Hello inside a command, or None."""
+
+    @abstractmethod
+    def welcome_event(self, welcome: types_pb2.Welcome) -> EventT:
+        """Wraps the answer to Hello."""
+
+    @abstractmethod
+    def on_command(self, session: Session[EventT], command: CommandT) -> None:
+        """Any command but Hello."""
+
+    @abstractmethod
+    def on_closed(self, session: Session[EventT]) -> None:
+        """The router is gone: free everything it holds."""
+
+    # --- sessions
+
+    def welcome(self) -> types_pb2.Welcome:
+        """This worker's identity and capacity."""
+        host, model = self.host, self.host.model
+        return types_pb2.Welcome(
+            worker=types_pb2.WorkerId(name=host.settings.name, incarnation=host.incarnation),
+            role=self.worker_role,
+            model_fingerprint=model.fingerprint,
+            layout=layout_to_proto(model.layout),
+            transfer_address=host.transfer.address,
+            transfer_kind="ucx",
+            num_blocks=model.num_blocks,
+            max_model_len=model.max_model_len,
+            max_num_seqs=host.settings.max_num_seqs,
+            protocol_version=PROTOCOL_VERSION,
+            model_name=model.name,
+        )
+
+    def on_open(self, session: Session[EventT]) -> None:
+        """A router is connected: it gets the present load at once, and the others hear of it."""
+        self.sessions.add(session)
+        self.load.flush()
+
+    def drain(self) -> None:
+        """No new work from now on; routers are told."""
+        self.load.draining = True
+        self.load.flush()
+
+    def _publish_load(self, load: types_pb2.Load) -> None:
+        routers = {session.router_name for session in self.sessions}
+        if len(routers) > 1:
+            load.routers.extend(sorted(routers))
+        event = self.load_event(load)
+        for session in self.sessions:
+            session.send(event)
+
+    # --- sequences
+
+    def add_sequence(self, sequence: EngineSequence, known: KnownPrefix, on_start: Callable[[], bool]) -> Fetch:
+        """Has a sequence computed here, behind what peers and store nodes have of its prefix.
+
+        `known` is what the router knows of that. `on_start` is called just before the engine gets the sequence, and
+        says whether it is still wanted.
+        """
+        fetch = Fetch()
+        if not self.connector.fetches.may_bring(known):
+            if on_start():
+                self.host.engine.submit(AddSequence(sequence))
+            return fetch
+        task = asyncio.create_task(self._add_behind_prefix(sequence, known, fetch, on_start))
+        self._holding.add(task)
+        task.add_done_callback(self._holding.discard)
+        return fetch
+
+    async def _add_behind_prefix(
+        self, sequence: EngineSequence, known: KnownPrefix, fetch: Fetch, on_start: Callable[[], bool]
+    ) -> None:
+        try:
+            await self.connector.fetches.hold(sequence, known, fetch)
+        finally:  # a bug in there must not cost the request
+            if on_start():
+                self.host.engine.submit(AddSequence(sequence))
+            else:
+                fetch.stop()
+
+    def build_sequence(
+        self,
+        sequence_id: str,
+        token_ids: list[int],
+        num_prompt_tokens: int,
+        sampling: types_pb2.SamplingParams,
+        salt: str,
+        goal: Goal,
+        ship_blocks: frozenset[int] = frozenset(),
+        receiver: bytes = b"",
+        tenant: str = "",
+    ) -> EngineSequence:
+        """A sequence from a command's fields. Raises PromptTooLong, InvalidRequest, Overloaded (draining)."""
+        if self.load.draining:
+            raise Overloaded(f"worker {self.host.settings.name} is draining")
+        model = self.host.model
+        params = sampling_from_proto(sampling)
+        assert params.max_tokens is not None
+        vocab_size = model.decoder.config.vocab_size
+        # An id that the model has no row for would not fail this request alone: it would end the engine.
+        if not 0 < num_prompt_tokens <= len(token_ids):
+            raise InvalidRequest(
+                f"prompt must hold at least one token, num_prompt_tokens is {num_prompt_tokens} of {len(token_ids)}",
+                field="prompt",
+                limit=1,
+            )
+        _check_ids("prompt", token_ids, vocab_size)
+        _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+        total = num_prompt_tokens + params.max_tokens
+        # A prefill worker holds the tokens it is given; where the answer may grow is the decode worker's to check.
+        held = len(token_ids) if goal is Goal.FIRST_TOKEN else total
+        if held > model.max_model_len:
+            raise PromptTooLong(
+                f"the request takes {held} tokens, the limit of worker {self.host.settings.name} is "
+                f"{model.max_model_len}",
+                field="max_tokens",
+                limit=model.max_model_len,
+            )
+        rope = model.decoder.config.rope
+        if rope.type == "dynamic" and num_prompt_tokens > rope.original_max_position_embeddings:
+            # Such a prompt's rotation depends on its length: only prompts of the same length share blocks.
+            salt = f"{salt}\0rope-length={num_prompt_tokens}"
+        root = root_hash(model.fingerprint, model.layout.dtype, LAYOUT_VERSION, salt=salt)
+        return EngineSequence(
+            sequence_id=sequence_id,
+            token_ids=token_ids,
+            num_prompt_tokens=num_prompt_tokens,
+            sampling=params,
+            hash_root=root,
+            goal=goal,
+            max_tokens_total=max(total, len(token_ids) + 1),
+            eos_token_ids=frozenset(model.decoder.config.eos_token_ids),
+            ship_blocks=ship_blocks,
+            receiver=receiver,
+            tenant=tenant,
+        )
+
+
+def _check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    if token_ids and max(token_ids) >= vocab_size:
+        raise InvalidRequest(
+            f"{field} holds token id {max(token_ids)}, the model's are below {vocab_size}",
+            field=field,
+            limit=vocab_size - 1,
+        )

@@ -1,0 +1,105 @@
+"""Async client of whoever gives blocks, a store node or another worker: what it has, and what it sends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+
+import grpc.aio
+
+from shared.errors import DeadlineExceeded, StoreUnavailable, TandemError, WorkerLost
+from shared.kv_index.holders import Tier, join_hashes
+from shared.rpc.errors import from_rpc_error
+from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
+from shared.rpc.server import channel
+
+LOOK_UP_TIMEOUT_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class SentBlock:
+    """A block that is on its way."""
+
+    index: int
+    """In the question."""
+    checksum: int
+    tier: Tier
+    """Where it was kept."""
+
+
+class BlockClient:
+    """One holder of blocks. Connects on first use, reconnects by itself; safe for any number of concurrent calls.
+
+    Every method raises StoreUnavailable when the other side does not answer in time, at once where that is known, and
+    its own typed errors.
+    """
+
+    def __init__(self, address: str, *, look_up_timeout_s: float = LOOK_UP_TIMEOUT_S) -> None:
+        """`address` is host:port."""
+        self.address = address
+        self._look_up_timeout_s = look_up_timeout_s
+        self._channel: grpc.aio.Channel | None = None
+        self._closed = False
+
+    async def look_up(self, hashes: Sequence[bytes]) -> list[bool]:
+        """Which of these blocks are there."""
+        request = kvstore_pb2.LookUpRequest(block_hashes=join_hashes(hashes))
+        stub = kvstore_pb2_grpc.BlockServiceStub(self.connected())
+        try:
+            held = (await stub.LookUp(request, timeout=self._look_up_timeout_s)).held
+        except grpc.aio.AioRpcError as error:
+            raise self.translate(error) from error
+        if 8 * len(held) < len(hashes):
+            raise StoreUnavailable(f"{self.address} does not say of every block whether it has it")
+        return [bool(held[index >> 3] >> (index & 7) & 1) for index in range(len(hashes))]
+
+    async def fetch(
+        self, hashes: Sequence[bytes], block_bytes: int, ticket: int, transfer_address: bytes, timeout_s: float
+    ) -> AsyncGenerator[list[SentBlock], None]:
+        """Has blocks sent to receives of `ticket` at `transfer_address`, the last first; batch by batch."""
+        request = kvstore_pb2.FetchRequest(
+            block_hashes=join_hashes(hashes), block_bytes=block_bytes, ticket=ticket, transfer_address=transfer_address
+        )
+        call = kvstore_pb2_grpc.BlockServiceStub(self.connected()).Fetch(request, timeout=timeout_s)
+        try:
+            async for part in call:
+                if any(index >= len(hashes) for index in part.block_indexes):
+                    raise StoreUnavailable(f"{self.address} sends blocks that nobody asked for")
+                yield [
+                    SentBlock(index, checksum, Tier(tier))
+                    for index, checksum, tier in zip(part.block_indexes, part.checksums, part.tiers, strict=True)
+                ]
+        except grpc.aio.AioRpcError as error:
+            raise self.translate(error) from error
+        finally:
+            call.cancel()
+
+    async def flush(self, tenant: str | None, timeout_s: float) -> kvstore_pb2.FlushResponse:
+        """Drops a tenant's blocks, or all. Raises InvalidRequest where the holder does not know tenants apart."""
+        stub = kvstore_pb2_grpc.BlockServiceStub(self.connected())
+        try:
+            return await stub.Flush(kvstore_pb2.FlushRequest(tenant=tenant), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise self.translate(error) from error
+
+    async def close(self) -> None:
+        """Ends the connection; twice is fine."""
+        self._closed = True
+        if self._channel is not None:
+            connection, self._channel = self._channel, None
+            await connection.close()
+
+    def connected(self) -> grpc.aio.Channel:
+        """The connection, for the services that a kind of holder has beside this one. Raises StoreUnavailable."""
+        if self._closed:
+            raise StoreUnavailable(f"the client of {self.address} is closed")
+        if self._channel is None:
+            self._channel = channel(self.address)
+        return self._channel
+
+    def translate(self, error: grpc.aio.AioRpcError) -> TandemError:
+        """What a failed call means."""
+        meant = from_rpc_error(error, self.address)
+        if isinstance(meant, WorkerLost | DeadlineExceeded):
+            return StoreUnavailable(meant.message, address=self.address)
+        return meant

@@ -1,0 +1,97 @@
+"""`tandem.v1.BlockService` over whatever holds blocks: validate, ask, convert."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import grpc.aio
+
+from shared.block_service.client import SentBlock
+from shared.errors import InvalidRequest, TandemError
+from shared.kv.transfer import TICKET_BITS
+from shared.kv_index.hash_lists import split_hashes
+from shared.rpc.errors import abort
+from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+SERVICE_NAME = "tandem.v1.BlockService"
+
+T = TypeVar("T")
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class BlockGiver(Protocol):
+    """Holds blocks and sends them to those that ask. Runs on the event loop."""
+
+    async def look_up(self, hashes: Sequence[bytes]) -> list[bool]:
+        """Which of these blocks are here."""
+
+    def fetch(
+        self, hashes: Sequence[bytes], block_bytes: int, ticket: int, address: bytes
+    ) -> AsyncGenerator[list[SentBlock], None]:
+        """Sends blocks to `address` on the transfer plane, the last one first, then a trailer; yields what is on its
+        way. Closed early, it ends the transfer. Raises ModelMismatch for blocks of another size, TransferFailed."""
+
+    async def flush(self, tenant: str | None) -> tuple[int, int]:
+        """Drops a tenant's blocks, or all; returns how many blocks and bytes. Raises InvalidRequest for a tenant that
+        cannot be one."""
+
+
+class BlockServicer(kvstore_pb2_grpc.BlockServiceServicer):
+    """gRPC's view of a giver."""
+
+    def __init__(self, giver: BlockGiver) -> None:
+        """Does not own it."""
+        self._giver = giver
+
+    async def LookUp(self, request: kvstore_pb2.LookUpRequest, context: Context) -> kvstore_pb2.LookUpResponse:  # noqa: N802
+        """Which blocks are here."""
+        return await answer(self._look_up(request), context)
+
+    async def Fetch(self, request: kvstore_pb2.FetchRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802 - the stubs know no servicer that writes itself
+        """Sends blocks."""
+        await answer(self._fetch(request, context), context)
+
+    async def Flush(self, request: kvstore_pb2.FlushRequest, context: Context) -> kvstore_pb2.FlushResponse:  # noqa: N802
+        """Drops blocks."""
+        return await answer(self._flush(request), context)
+
+    async def _flush(self, request: kvstore_pb2.FlushRequest) -> kvstore_pb2.FlushResponse:
+        num_blocks, num_bytes = await self._giver.flush(request.tenant if request.HasField("tenant") else None)
+        return kvstore_pb2.FlushResponse(num_blocks=num_blocks, num_bytes=num_bytes)
+
+    async def _look_up(self, request: kvstore_pb2.LookUpRequest) -> kvstore_pb2.LookUpResponse:
+        held = await self._giver.look_up(split_hashes(request))
+        bits = bytearray(-(-len(held) // 8))
+        for index, here in enumerate(held):
+            bits[index >> 3] |= here << (index & 7)
+        return kvstore_pb2.LookUpResponse(held=bytes(bits))
+
+    async def _fetch(self, request: kvstore_pb2.FetchRequest, context: Context) -> None:
+        names = split_hashes(request)
+        if request.ticket >> TICKET_BITS:
+            raise InvalidRequest(f"ticket has more than {TICKET_BITS} bits", field="ticket", limit=TICKET_BITS)
+        parts = self._giver.fetch(names, request.block_bytes, request.ticket, request.transfer_address)
+        async with contextlib.aclosing(parts):
+            async for sent in parts:
+                part = kvstore_pb2.FetchPart(
+                    block_indexes=[block.index for block in sent],
+                    checksums=[block.checksum for block in sent],
+                    tiers=[kvstore_pb2.Tier.ValueType(block.tier) for block in sent],
+                )
+                await context.write(part)
+
+
+async def answer(work: Awaitable[T], context: Context) -> T:
+    """The work's result; ends the call with the typed error that stopped it."""
+    try:
+        return await work
+    except TandemError as error:
+        await abort(context, error)
+    except Exception as error:
+        logger.exception("a bug stopped a call")
+        await abort(context, error)

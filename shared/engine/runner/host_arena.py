@@ -1,0 +1,39 @@
+"""Host memory for the blocks of preempted sequences, and the copies there and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shared.engine.plan import BlockCopy
+from shared.errors import ConfigError
+from shared.kv.layout import BlockLayout
+
+
+class HostArena:
+    """Slots of one block each beside a pool. Copies run in the order of the pool's stream, as steps do: none waits."""
+
+    def __init__(self, layout: BlockLayout, num_slots: int, kv_blocks: Tensor) -> None:
+        """Allocates num_slots * layout.block_bytes bytes, pinned where `kv_blocks` lies on a CUDA device; elsewhere
+        the system gives a page when it is first written to. Raises ConfigError where they do not fit.
+        """
+        self._kv_blocks = kv_blocks  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+        try:
+            # [num_slots, num_layers, 2, num_kv_heads, block_size, head_dim]
+            self._slots = torch.empty(layout.shape(num_slots), dtype=kv_blocks.dtype, pin_memory=kv_blocks.is_cuda)
+        except RuntimeError as error:  # torch's own out-of-memory errors are of this class
+            raise ConfigError(
+                f"{num_slots * layout.block_bytes} bytes of host memory for preempted sequences cannot be had",
+                field="host_swap_bytes",
+            ) from error
+
+    def run(self, copies: Sequence[BlockCopy]) -> None:
+        """Does the copies in this order."""
+        for copy in copies:
+            block, slot = self._kv_blocks[copy.block_id], self._slots[copy.host_slot]
+            if copy.to_host:
+                slot.copy_(block, non_blocking=True)
+            else:
+                block.copy_(slot, non_blocking=True)

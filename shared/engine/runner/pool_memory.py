@@ -1,0 +1,86 @@
+"""How many KV blocks fit into a device's memory, and the pool's allocation."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shared.errors import ConfigError
+from shared.kv.layout import BlockLayout
+
+MIN_BLOCKS = 2
+"""A sequence's block and one to grow into."""
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """What a device has left for the pool."""
+
+    free_bytes: int
+    """With the weights loaded and nothing else."""
+    step_bytes: int
+    """Most that a step takes for a while."""
+    share: float
+    """Of what then remains, what the pool may take: graphs, compiled kernels and fragments need some."""
+
+    def num_blocks(self, layout: BlockLayout) -> int:
+        """Blocks that fit."""
+        return max(0, int((self.free_bytes - self.step_bytes) * self.share) // layout.block_bytes)
+
+    def choose(self, wanted: int, most: int, layout: BlockLayout) -> int:
+        """`wanted` blocks, or with 0 as many as fit, at most `most`.
+
+        Raises ConfigError where they do not fit; it says how many do, and what to change.
+        """
+        fitting = self.num_blocks(layout)
+        chosen = wanted or min(fitting, most)
+        if max(chosen, MIN_BLOCKS) > fitting:
+            raise does_not_fit(
+                max(chosen, MIN_BLOCKS),
+                fitting,
+                layout,
+                f"of {self.free_bytes / _GIB:.2f} GiB free with the weights loaded, the largest step takes "
+                f"{self.step_bytes / _GIB:.2f} GiB, and {self.share:.0%} of the rest is the pool's",
+            )
+        if chosen < MIN_BLOCKS:
+            raise ConfigError(
+                f"num_kv_blocks must be at least {MIN_BLOCKS}, got {chosen}", field="num_kv_blocks", limit=MIN_BLOCKS
+            )
+        return chosen
+
+
+def does_not_fit(wanted: int, fitting: int, layout: BlockLayout, why: str) -> ConfigError:
+    """The error for a pool that is too large."""
+    return ConfigError(
+        f"{wanted} KV blocks of {layout.block_bytes} bytes do not fit, {fitting} do: {why}. Set num_kv_blocks to at "
+        f"most {fitting}, or make room: a smaller max_num_batched_tokens or max_num_seqs, 16-bit instead of fp32, a "
+        f"smaller model or a larger device",
+        field="num_kv_blocks",
+        limit=fitting,
+    )
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that could be allocated now, what torch keeps for reuse included."""
+    if device.type != "cuda":
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + kept
+
+
+def allocate_pool(layout: BlockLayout, num_blocks: int, device: torch.device) -> Tensor:
+    """[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], zeros: a masked-out position of a block never
+    written must not be NaN (0 * NaN is NaN).
+
+    Raises ConfigError where they do not fit; it says how many would.
+    """
+    try:
+        return torch.zeros(layout.shape(num_blocks), dtype=getattr(torch, layout.dtype), device=device)
+    except RuntimeError as error:  # torch's own out-of-memory errors are of this class
+        free = free_bytes(device)
+        why = f"{free / _GIB:.2f} GiB are free on {device}"
+        raise does_not_fit(num_blocks, free // layout.block_bytes, layout, why) from error

@@ -1,0 +1,47 @@
+"""The largest step that an engine may take, run once to learn what memory it needs."""
+
+from __future__ import annotations
+
+import torch
+
+from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
+from shared.engine.runner.pool_memory import MemoryBudget, free_bytes
+from shared.engine.runner.runner import Runner, RunnerConfig
+from shared.engine.sampling_params import SamplingParams
+from shared.kv.layout import BlockLayout
+from shared.model.decoder import Decoder
+
+POOL_SHARE = 0.92
+"""Of a GPU's memory that weights and the largest step leave."""
+
+
+def largest_step(max_num_seqs: int, max_num_batched_tokens: int, max_seq_len: int, block_size: int) -> StepPlan:
+    """A step at both limits: `max_num_seqs` sequences, each with logits to sample from, and all tokens of a step."""
+    num_seqs = min(max_num_seqs, max_num_batched_tokens)
+    left, items, next_block = max_num_batched_tokens, [], 0
+    for index in range(num_seqs):
+        count = min(max_seq_len, left - (num_seqs - index - 1))
+        num_blocks = -(-count // block_size)
+        spec = SampleSpec(SamplingParams(temperature=1.0, top_p=0.9, seed=0, max_tokens=1), count)
+        blocks = tuple(range(next_block, next_block + num_blocks))
+        items.append(PlannedSequence(f"profile{index}", (0,) * count, 0, blocks, count, spec))
+        next_block += num_blocks
+        left -= count
+    return StepPlan(tuple(items))
+
+
+def measure_budget(
+    decoder: Decoder, layout: BlockLayout, max_num_seqs: int, max_num_batched_tokens: int, max_seq_len: int
+) -> MemoryBudget:
+    """What a CUDA device has left for the pool, by running the largest step over a pool of its own."""
+    plan = largest_step(max_num_seqs, max_num_batched_tokens, max_seq_len, layout.block_size)
+    num_blocks = sum(len(item.block_ids) for item in plan.sequences)
+    with torch.inference_mode(), torch.cuda.device(decoder.device):
+        runner = Runner(decoder, layout, num_blocks, RunnerConfig(static_decode=False))
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        runner.execute(plan)
+        step_bytes = torch.cuda.max_memory_allocated() - before
+        del runner
+        torch.cuda.empty_cache()
+    return MemoryBudget(free_bytes(decoder.device), step_bytes, POOL_SHARE)

@@ -1,0 +1,202 @@
+"""Tensors on the other side of the plan: inputs of one step, the model, the sampler, the KV pool's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain
+
+import torch
+from torch import Tensor
+
+from shared.engine.plan import PlannedSequence, StepPlan, StepResult
+from shared.engine.runner.block_access import BlockAccess, DirectBlocks, StagedBlocks
+from shared.engine.runner.device_link import DeviceLink
+from shared.engine.runner.host_arena import HostArena
+from shared.engine.runner.numerics import NumericsProbe
+from shared.engine.runner.pending_step import PendingStep
+from shared.engine.runner.pool_memory import allocate_pool
+from shared.engine.runner.sampler import TopLogprobs, is_plain, resample, sample
+from shared.engine.runner.static_decode import StaticDecode
+from shared.kernels.batch import AttentionBatch
+from shared.kv.checksum import BlockChecksum
+from shared.kv.layout import BlockLayout
+from shared.model.decoder import Decoder
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerConfig:
+    """How steps are run."""
+
+    max_num_seqs: int = 64
+    """Most sequences of a step, the size of the static buffers."""
+    max_seq_len: int = 0
+    """Longest sequence in tokens, the width of the static block tables; 0 = what the pool holds."""
+    static_decode: bool | None = None
+    """Decode over static buffers, padded to the capture sizes; None = where Triton's kernels run on CUDA, as graphs."""
+    staged_transfer: bool | None = None
+    """Blocks are sent and received by way of buffers in host memory; None = where the pool does not lie there."""
+    num_host_blocks: int = 0
+    """Blocks of host memory for preempted sequences; as many as the scheduler was told."""
+    debug_numerics: bool = False
+    """Name the part of the model where NaN or infinite logits come from; slower, and without graphs."""
+
+
+class Runner:
+    """Runs planned steps of one model over one KV pool. Called by the engine thread alone."""
+
+    def __init__(
+        self, decoder: Decoder, layout: BlockLayout, num_blocks: int, config: RunnerConfig = RunnerConfig()
+    ) -> None:
+        """Allocates the pool: num_blocks * layout.block_bytes bytes on the model's device.
+
+        Raises ConfigError where they do not fit; it says how many would. Host memory for preempted sequences likewise.
+        """
+        self.layout = layout
+        self._probe = NumericsProbe(decoder.kernels) if config.debug_numerics else None
+        self._decoder = self._probe.attach(decoder) if self._probe else decoder
+        self._link = DeviceLink(decoder.device)
+        is_static = config.static_decode
+        if is_static is None:
+            # The other backends look at lengths on the host, so a captured step of theirs would not grow.
+            is_static = self._link.is_async and decoder.kernels.name == "triton"
+        is_static = is_static and not config.debug_numerics
+        # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]; static decode pads into one block more.
+        self.kv_blocks: Tensor = allocate_pool(layout, num_blocks + is_static, decoder.device)
+        self._arena = HostArena(layout, config.num_host_blocks, self.kv_blocks) if config.num_host_blocks else None
+        is_staged = self._link.is_async if config.staged_transfer is None else config.staged_transfer
+        self.blocks: BlockAccess = (StagedBlocks if is_staged else DirectBlocks)(self.kv_blocks)
+        """The pool as the transfer plane sees it."""
+        self._sampled: Tensor | None = None  # [num_rows] int64, tokens of the last step
+        self._static: StaticDecode | None = None
+        if is_static:
+            max_seq_len = config.max_seq_len or num_blocks * layout.block_size
+            self._static = StaticDecode(self._decoder, self.kv_blocks, config.max_num_seqs, max_seq_len, self._link)
+        self._checksum = None if self._link.is_async else BlockChecksum(layout.block_bytes // 8, decoder.device)
+        self._aside: torch.cuda.Stream | None = None
+        if self._link.is_async:
+            self._aside = torch.cuda.Stream(decoder.device)  # type: ignore[no-untyped-call, unused-ignore]
+
+    @property
+    def is_async(self) -> bool:
+        """True where `launch` returns while the device computes, so that planning ahead gains time."""
+        return self._link.is_async
+
+    def start(self) -> None:
+        """Prepares what steps will use; call it once, in inference mode, before the first step."""
+        if self._static is not None:
+            self._static.start()
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Computes the plan's tokens, writes their K and V into the pool, samples where the plan says so."""
+        return self.launch(plan).result()
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Begins a step: its copies, then what it computes. The next may be launched before this one's result is there,
+        not the one after it.
+
+        `PlannedSequence.pending` counts among the tokens sampled by the step launched before.
+        """
+        items = plan.sequences
+        specs = [item.sample for item in items if item.sample is not None]
+        send, ops = self._link.send, self._decoder.kernels
+        if plan.copies:
+            assert self._arena is not None, "the scheduler counts on host memory that there is not"
+            self._arena.run(plan.copies)
+        if not items:
+            nothing = torch.empty(0, dtype=torch.int64, device=self._link.device)
+            return PendingStep(nothing, None, (), self._link, _unknown)
+        if self._static is not None and self._static.takes(plan):
+            logits, tokens = self._static.run(plan)
+            resample(tokens, logits, specs, [row for row, spec in enumerate(specs) if not is_plain(spec)], ops, send)
+        else:
+            logits = self._forward(items)
+            tokens = sample(logits, specs, ops, send)
+            self._remember(tokens)
+        return PendingStep(
+            tokens, TopLogprobs.of(logits, tokens, specs, send), specs, self._link, self._source_of(items)
+        )
+
+    def checksums(self, block_ids: list[int]) -> list[int]:
+        """Checksums of these blocks as they are now; no step in flight may write to them."""
+        if self._checksum is not None:
+            return self._checksum.checksum_blocks(self.kv_blocks, block_ids)
+        # Beside the step that runs, not behind it.
+        with torch.cuda.stream(self._aside):
+            ids = self._link.send(torch.tensor(block_ids, dtype=torch.int64))
+            sums = self._decoder.kernels.block_checksums(self.kv_blocks, ids)
+            return [value % (1 << 64) for value in sums.tolist()]
+
+    def _forward(self, items: tuple[PlannedSequence, ...]) -> Tensor:
+        """[num_sampling, vocab_size] fp32: logits of the sequences that sample, by any mix of chunks and decodes."""
+        send = self._link.send
+        query_lens = [len(item.token_ids) for item in items]
+        positions = torch.cat([torch.arange(item.start, item.end, dtype=torch.int64) for item in items])
+        batch = AttentionBatch.from_lists(
+            query_lens, [item.end for item in items], [item.block_ids for item in items], self.layout.block_size
+        )
+        if self._link.is_async:
+            batch = replace(
+                batch,
+                query_start=send(batch.query_start),
+                seq_lens=send(batch.seq_lens),
+                block_tables=send(batch.block_tables),
+                slots=send(batch.slots),
+            )
+        ends = accumulate(query_lens)
+        rows = [end - 1 for end, item in zip(ends, items, strict=True) if item.sample is not None]
+        lengths = _rope_lengths(items) if self._decoder.rotary.needs_lengths else None
+        return self._decoder.forward(
+            self._token_ids(items),
+            send(positions),
+            self.kv_blocks,
+            batch,
+            send(torch.tensor(rows, dtype=torch.int64)),
+            send(lengths) if lengths is not None else None,
+        )
+
+    def _token_ids(self, items: tuple[PlannedSequence, ...]) -> Tensor:
+        """[num_tokens] int64, those of the step before filled in on the device."""
+        send = self._link.send
+        token_ids = send(torch.tensor(list(chain.from_iterable(item.token_ids for item in items)), dtype=torch.int64))
+        begins = accumulate((len(item.token_ids) for item in items), initial=0)
+        pending = [
+            (begin, item.pending) for begin, item in zip(begins, items, strict=False) if item.pending is not None
+        ]
+        if pending:
+            assert self._sampled is not None
+            places, rows = (send(torch.tensor(column)) for column in zip(*pending, strict=True))
+            # A row without a token is -1; what is computed from its stand-in is thrown away.
+            token_ids.index_copy_(0, places, self._sampled.index_select(0, rows).clamp(min=0))
+        return token_ids
+
+    def _remember(self, tokens: Tensor) -> None:
+        """Keeps the sampled tokens [num_rows] for the next step, where it will look for them."""
+        if self._static is None:
+            self._sampled = tokens
+        else:
+            self._sampled = self._static.sampled
+            self._sampled[: tokens.shape[0]].copy_(tokens)
+
+    def _source_of(self, items: tuple[PlannedSequence, ...]) -> Callable[[int], str | None]:
+        """Says where the numbers of a row of the step's logits broke, while that is looked for."""
+        if self._probe is None:
+            return _unknown
+        numerics = self._probe.last_step()
+        ends = accumulate(len(item.token_ids) for item in items)
+        tokens = [(end - len(item.token_ids), end) for end, item in zip(ends, items, strict=True) if item.sample]
+        return lambda row: numerics.source(*tokens[row])
+
+
+def _unknown(_row: int) -> None:
+    return None
+
+
+def _rope_lengths(items: tuple[PlannedSequence, ...]) -> Tensor:
+    """For dynamic rope scaling, the sequence length that each token's frequencies are for: [num_tokens] int64.
+
+    A prompt token takes its prompt's length, an output token its own position + 1, so that the rotation of a token
+    depends on neither chunking nor the worker.
+    """
+    lengths = [max(item.num_prompt_tokens, position + 1) for item in items for position in range(item.start, item.end)]
+    return torch.tensor(lengths, dtype=torch.int64)

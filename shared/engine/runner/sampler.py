@@ -1,0 +1,136 @@
+"""Choosing tokens from logits, on their device. Each row depends on its own logits and (seed, position) alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shared.engine.plan import NoToken, SampledToken, SampleSpec
+from shared.kernels.backend import SamplingOps
+from shared.kernels.sampling.rows import SamplingRows
+
+Send = Callable[[Tensor], Tensor]
+"""Brings a host tensor to the device of the logits."""
+
+
+@dataclass(frozen=True, eq=False)
+class TopLogprobs:
+    """Log-probabilities of the unmodified logits, for the rows that ask for some."""
+
+    chosen: Tensor  # [num_asking] fp32, of the chosen token
+    values: Tensor  # [num_asking, most] fp32, falling
+    ids: Tensor  # [num_asking, most] int64
+
+    @classmethod
+    def of(cls, logits: Tensor, tokens: Tensor, specs: Sequence[SampleSpec], send: Send) -> TopLogprobs | None:
+        """Of `logits` [num_rows, vocab_size] and the chosen `tokens` [num_rows]; None where no row asks."""
+        asking = [i for i, spec in enumerate(specs) if spec.params.logprobs is not None]
+        if not asking:
+            return None
+        rows = send(torch.tensor(asking))
+        logprobs = torch.log_softmax(logits.index_select(0, rows), dim=-1)
+        most = min(max(specs[i].params.logprobs or 0 for i in asking), logits.shape[1])
+        values, ids = logprobs.topk(most)
+        chosen = logprobs.gather(1, tokens.index_select(0, rows).clamp(min=0)[:, None])[:, 0]
+        return cls(chosen, values, ids)
+
+
+def is_plain(spec: SampleSpec) -> bool:
+    """True where the row's logits are sampled from as they are."""
+    return not spec.banned_token_ids and not spec.params.has_penalties
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """[num_rows] int64, the highest of each row of [num_rows, vocab_size]; -1 for a row with a NaN, +inf or nothing
+    finite: argmax takes a NaN or +inf for the highest, so one look at what it found is enough."""
+    tokens = logits.argmax(dim=-1)
+    return torch.where(logits.gather(1, tokens[:, None])[:, 0].isfinite(), tokens, -1)
+
+
+def sample(logits: Tensor, specs: Sequence[SampleSpec], ops: SamplingOps, send: Send) -> Tensor:
+    """One token a row: [num_rows] int64 on the logits' device, -1 where nothing can be chosen.
+
+    logits: [num_rows, vocab_size] float32, left unchanged; specs: as many as rows.
+    """
+    assert logits.dim() == 2, f"logits {tuple(logits.shape)}"
+    assert logits.dtype == torch.float32, f"logits are {logits.dtype}"
+    assert logits.shape[0] == len(specs), f"{logits.shape[0]} rows for {len(specs)} specs"
+    tokens = argmax(logits)
+    resample(
+        tokens, logits, specs, [i for i, s in enumerate(specs) if not (s.params.is_greedy and is_plain(s))], ops, send
+    )
+    return tokens
+
+
+def resample(
+    tokens: Tensor, logits: Tensor, specs: Sequence[SampleSpec], rows: Sequence[int], ops: SamplingOps, send: Send
+) -> None:
+    """Choose again for some rows, in place, as their specs say in full.
+
+    tokens: [num_rows] int64; logits: [num_rows, vocab_size] float32, left unchanged. The order is vLLM's: banned
+    tokens and penalties, temperature, min-p, top-k, top-p.
+    """
+    if not rows:
+        return
+    index = send(torch.tensor(list(rows)))
+    chosen_specs = [specs[row] for row in rows]
+    part = logits.index_select(0, index)
+    for row, spec in zip(part, chosen_specs, strict=True):
+        if not is_plain(spec):
+            _modify(row, spec, send)
+    tokens.index_copy_(0, index, ops.sample_tokens(part, sampling_rows(chosen_specs, send)))
+
+
+def sampling_rows(specs: Sequence[SampleSpec], send: Send) -> SamplingRows:
+    """The specs as the sampling ops take them."""
+    params = [spec.params for spec in specs]
+    rows = SamplingRows.from_lists(
+        [0.0 if p.is_greedy else p.temperature for p in params],
+        [p.top_k for p in params],
+        [p.top_p for p in params],
+        [p.min_p for p in params],
+        [p.seed or 0 for p in params],
+        [spec.position for spec in specs],
+    )
+    return SamplingRows(*(send(tensor) for tensor in vars(rows).values()))
+
+
+def describe(
+    tokens: Sequence[int],
+    logprobs: TopLogprobs | None,
+    specs: Sequence[SampleSpec],
+    source: Callable[[int], str | None],
+) -> tuple[SampledToken | NoToken, ...]:
+    """The result of a step from host values; `source(row)` says where a row's numbers broke."""
+    given = iter(()) if logprobs is None else zip(*(part.tolist() for part in vars(logprobs).values()), strict=True)
+    result: list[SampledToken | NoToken] = []
+    for row, (token, spec) in enumerate(zip(tokens, specs, strict=True)):
+        asked = spec.params.logprobs
+        logprob, values, ids = next(given) if asked is not None else (None, [], [])
+        if token < 0:
+            result.append(NoToken(source(row)))
+        else:
+            result.append(SampledToken(token, logprob, tuple(zip(ids[:asked], values[:asked], strict=True))))
+    return tuple(result)
+
+
+def _modify(row: Tensor, spec: SampleSpec, send: Send) -> None:
+    """Changes row [vocab_size] in place. Repetition (CTRL, Keskar et al. 2019) counts prompt and output, presence and
+    frequency (OpenAI) the output alone."""
+    params = spec.params
+    if params.repetition_penalty != 1.0:
+        seen = send(torch.tensor(sorted({*spec.prompt_token_ids, *spec.output_token_ids})))
+        values = row.index_select(0, seen)
+        penalty = params.repetition_penalty
+        row.index_copy_(0, seen, torch.where(values > 0, values / penalty, values * penalty))
+    if spec.output_token_ids and (params.presence_penalty != 0.0 or params.frequency_penalty != 0.0):
+        counted = Counter(spec.output_token_ids)
+        counts = torch.tensor(list(counted.values()), dtype=row.dtype)
+        penalties = params.presence_penalty + params.frequency_penalty * counts
+        row.index_add_(0, send(torch.tensor(list(counted))), send(penalties), alpha=-1)
+    if spec.banned_token_ids:
+        row.index_fill_(0, send(torch.tensor(spec.banned_token_ids)), float("-inf"))

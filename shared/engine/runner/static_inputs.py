@@ -1,0 +1,131 @@
+"""The inputs of a decode step in tensors that stay where they are, filled by one asynchronous copy a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shared.engine.plan import PlannedSequence
+from shared.engine.runner.device_link import DeviceLink
+from shared.kernels.sampling.rows import SamplingRows
+
+_FIELDS = {
+    "token_ids": torch.int64,
+    "pending": torch.int64,  # -1: token_ids holds it; else where among the tokens of the step before it stands
+    "seeds": torch.int64,
+    "rope_lengths": torch.int64,
+    "top_ps": torch.float64,
+    "seq_lens": torch.int32,
+    "temperatures": torch.float32,
+    "top_ks": torch.int32,
+    "min_ps": torch.float32,
+}
+"""By falling size, so that each begins where its type may."""
+_ROW_BYTES = sum(dtype.itemsize for dtype in _FIELDS.values())
+
+
+class StaticInputs:
+    """One entry a row, for batches of exactly `size` rows; rows beyond a batch are padding.
+
+    A padding row is a sequence of one token, token 0, sampled greedily.
+    """
+
+    def __init__(self, size: int, link: DeviceLink) -> None:
+        self.size = size
+        self._link = link
+        self._bytes = torch.zeros(size * _ROW_BYTES, dtype=torch.uint8, device=link.device)
+        views, begin = {}, 0
+        for name, dtype in _FIELDS.items():
+            end = begin + size * dtype.itemsize
+            views[name] = self._bytes[begin:end].view(dtype)
+            begin = end
+        self.token_ids = views["token_ids"]  # [size], as all of them
+        self.pending = views["pending"]
+        self.seq_lens = views["seq_lens"]  # int32, KV length with this step's token
+        self.rope_lengths = views["rope_lengths"]  # int64, see `Rotary`
+        self._views = views
+        self.fill([])
+
+    def rows(self) -> SamplingRows:
+        """How to choose each row's token, whose index in its sequence is the row's length."""
+        views = self._views
+        return SamplingRows(
+            temperatures=views["temperatures"],
+            top_ks=views["top_ks"],
+            top_ps=views["top_ps"],
+            min_ps=views["min_ps"],
+            seeds=views["seeds"],
+            positions=self.seq_lens.long(),
+        )
+
+    def fill(self, items: Sequence[PlannedSequence]) -> None:
+        """Queue the values of a step of one token a sequence, each with its SampleSpec."""
+        host = self._link.empty(self._bytes.shape[0])
+        params = [item.sample.params for item in items if item.sample is not None]
+        assert len(params) == len(items) <= self.size
+        values: dict[str, tuple[list[int] | list[float], float]] = {
+            "token_ids": ([item.token_ids[0] for item in items], 0),
+            "pending": ([-1 if item.pending is None else item.pending for item in items], -1),
+            "seeds": ([_signed(p.seed or 0) for p in params], 0),
+            "rope_lengths": ([max(item.num_prompt_tokens, item.end) for item in items], 1),
+            "top_ps": ([p.top_p for p in params], 1.0),
+            "seq_lens": ([item.end for item in items], 1),
+            "temperatures": ([0.0 if p.is_greedy else p.temperature for p in params], 0.0),
+            "top_ks": ([p.top_k for p in params], 0),
+            "min_ps": ([p.min_p for p in params], 0.0),
+        }
+        content, begin = host.numpy(), 0
+        for name, dtype in _FIELDS.items():
+            end = begin + self.size * dtype.itemsize
+            column = content[begin:end].view(str(dtype).removeprefix("torch."))
+            given, padding = values[name]
+            column[: len(items)] = given
+            column[len(items) :] = padding
+            begin = end
+        self._bytes.copy_(host, non_blocking=True)
+
+
+class StaticTables:
+    """Block tables of the rows, of fixed width, with a mirror on the host that says what has to be copied."""
+
+    def __init__(self, num_rows: int, width: int, padding_block: int, link: DeviceLink) -> None:
+        """Every row begins as padding: its one block is `padding_block`."""
+        self._link = link
+        self._padding: tuple[int, ...] = (padding_block,)
+        self._rows: list[tuple[int, ...]] = [self._padding] * num_rows
+        self._mirror = np.full((num_rows, width), padding_block, dtype=np.int32)
+        self.tables: Tensor = torch.full((num_rows, width), padding_block, dtype=torch.int32, device=link.device)
+        """[num_rows, width] int32."""
+
+    @property
+    def width(self) -> int:
+        """Blocks that a row holds at most."""
+        return self.tables.shape[1]
+
+    def fill(self, block_tables: Sequence[tuple[int, ...]], num_rows: int) -> None:
+        """Queue what changed since the last call in the first `num_rows` rows; those past the tables are padding."""
+        changed = False
+        for row in range(num_rows):
+            new = block_tables[row] if row < len(block_tables) else self._padding
+            old = self._rows[row]
+            if new == old:
+                continue
+            # Most changes are a block more.
+            begin = len(old) if new[: len(old)] == old else 0
+            self._mirror[row, begin : len(new)] = new[begin:]
+            self._rows[row] = new
+            changed = True
+        if not changed:
+            return
+        used = max(len(row) for row in self._rows[:num_rows])
+        host = self._link.empty(num_rows * used * 4).view(torch.int32).view(num_rows, used)
+        host.numpy()[:] = self._mirror[:num_rows, :used]
+        self.tables[:num_rows, :used].copy_(host, non_blocking=True)
+
+
+def _signed(seed: int) -> int:
+    """The bits of an unsigned 64-bit number as a signed one."""
+    return seed - (1 << 64) if seed >> 63 else seed

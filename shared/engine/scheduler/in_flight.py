@@ -1,0 +1,83 @@
+"""Steps that were planned and whose results are not known yet. Pure policy, part of the scheduler."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.engine.plan import BlockCopy, PlannedSequence, SampleSpec, StepPlan
+from shared.engine.sequence import EngineSequence
+
+MAX_IN_FLIGHT = 2
+"""One step that runs, one behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    plan: StepPlan
+    sequences: tuple[EngineSequence, ...]  # as in the plan: an id may be given anew meanwhile
+    rows: dict[str, int]  # sequence id -> index among the step's sampled tokens
+
+
+class StepsInFlight:
+    """Counts on each sequence what the steps in flight will compute and produce for it."""
+
+    def __init__(self) -> None:
+        self._steps: deque[_Step] = deque()
+
+    def __len__(self) -> int:
+        """Steps planned and not completed."""
+        return len(self._steps)
+
+    def begin(
+        self, items: Sequence[PlannedSequence], sequences: Sequence[EngineSequence], copies: tuple[BlockCopy, ...] = ()
+    ) -> StepPlan:
+        """A step of these shares, `sequences[i]` that of `items[i]`, behind these copies; with nothing to do, an empty
+        plan that does not fly."""
+        plan = StepPlan(tuple(items), copies)
+        if plan.is_empty:
+            return plan
+        assert len(self) < MAX_IN_FLIGHT
+        for item, sequence in zip(items, sequences, strict=True):
+            sequence.num_in_flight_tokens += len(item.token_ids)
+            sequence.num_in_flight_samples += item.sample is not None
+        sampling = [item.sequence_id for item in items if item.sample is not None]
+        self._steps.append(_Step(plan, tuple(sequences), {name: row for row, name in enumerate(sampling)}))
+        return plan
+
+    def complete(self, plan: StepPlan) -> tuple[EngineSequence, ...]:
+        """The sequences of the oldest step, which `plan` must be, as they were when it was planned."""
+        step = self._steps.popleft()
+        assert step.plan is plan, "steps are applied in the order in which they were planned"
+        for item, sequence in zip(plan.sequences, step.sequences, strict=True):
+            sequence.num_in_flight_tokens -= len(item.token_ids)
+            sequence.num_in_flight_samples -= item.sample is not None
+        return step.sequences
+
+    def share(self, sequence: EngineSequence, count: int) -> PlannedSequence:
+        """The next `count` tokens of a sequence, the one that a step in flight will add for it included."""
+        start = sequence.num_planned_tokens
+        is_pending = sequence.num_in_flight_samples > 0
+        assert not is_pending or count == 1
+        return PlannedSequence(
+            sequence.sequence_id,
+            (0,) if is_pending else tuple(sequence.token_ids[start : start + count]),
+            start,
+            tuple(sequence.block_ids),
+            sequence.num_prompt_tokens,
+            _sample_spec(sequence) if count == sequence.num_unplanned_tokens else None,
+            self._steps[-1].rows[sequence.sequence_id] if is_pending else None,
+        )
+
+
+def _sample_spec(sequence: EngineSequence) -> SampleSpec:
+    position = sequence.num_tokens + sequence.num_in_flight_samples
+    banned = sequence.banned_token_ids()
+    if not sequence.sampling.has_penalties:
+        return SampleSpec(sequence.sampling, position, banned_token_ids=banned)
+    prompt, output = (
+        sequence.token_ids[: sequence.num_prompt_tokens],
+        sequence.token_ids[sequence.num_prompt_tokens :],
+    )
+    return SampleSpec(sequence.sampling, position, tuple(prompt), tuple(output), banned)

@@ -1,0 +1,366 @@
+"""Continuous batching with chunked prefill over the block pool. Pure policy: plain numbers in, a plan out.
+
+Each step takes every running sequence that is down to its newest token first (decode), then chunks of prompts in the
+order that `PromptOrder` gives, under one budget of tokens. A sequence starts when the pool has room for it and for what
+all are expected to grow, and when the batch then still keeps the target of time a step.
+
+Out of blocks, the youngest running sequence gives its blocks back and waits. They are copied to host memory while that
+has room, and only those come back that did not survive in the pool; without room the sequence is computed again.
+
+A step may be planned while the one before still runs. Then every sequence is taken to go on: if it turns out to have
+ended, what the later step computes for it is thrown away, and its blocks are given back only when no step in flight
+writes to them any more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from shared.engine.plan import (
+    BlockToShip,
+    BrokenSequence,
+    EndedSequence,
+    NewToken,
+    NoToken,
+    PlannedSequence,
+    StepOutcome,
+    StepPlan,
+    StepResult,
+)
+from shared.engine.scheduler.admission import Admission
+from shared.engine.scheduler.block_tables import BlockTables
+from shared.engine.scheduler.config import SchedulerConfig as SchedulerConfig
+from shared.engine.scheduler.config import SchedulerCounters
+from shared.engine.scheduler.growth import GrowthReserve
+from shared.engine.scheduler.host_swap import HostSwap
+from shared.engine.scheduler.in_flight import StepsInFlight
+from shared.engine.scheduler.prompt_order import PromptOrder
+from shared.engine.scheduler.sequence_table import SequenceTable
+from shared.engine.scheduler.step_time import BatchLimit
+from shared.engine.scheduler.unsent_blocks import UnsentBlocks
+from shared.engine.sequence import EngineSequence, Goal, Status, StopCause
+from shared.errors import Overloaded
+from shared.kv.pool import BlockPool
+
+_FINISH = {StopCause.STOP: "stop", StopCause.LENGTH: "length"}
+
+
+class Scheduler:
+    """Decides each step; owns the sequences and the pool. Not thread-safe: the engine thread alone calls it."""
+
+    def __init__(self, pool: BlockPool, config: SchedulerConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` gives seconds."""
+        self.pool = pool
+        self.config = config
+        self._clock = clock
+        self.counters = SchedulerCounters()
+        self._sequences = SequenceTable()
+        self._started: list[tuple[str, int]] = []
+        self._ended: list[EndedSequence] = []
+        self._in_flight = StepsInFlight()
+        self._tables = BlockTables(pool)
+        growth = GrowthReserve(pool.block_size, config.output_quantile, config.first_output_guess)
+        self._admission = Admission(pool, config.max_num_seqs, growth, BatchLimit(config.tpot_target_s))
+        self._swap = HostSwap(pool, config.num_host_blocks)
+        self._order = PromptOrder(config.max_overtaken_s)
+        self._unsent = UnsentBlocks(int(config.max_unsent_share * pool.num_blocks))
+
+    # --- sequences in and out
+
+    def add(self, sequence: EngineSequence) -> None:
+        """Queues a sequence to be computed here; takes no blocks yet."""
+        self._sequences.add(sequence, self._clock())
+
+    def reserve(self, sequence: EngineSequence) -> list[int]:
+        """Takes blocks for a sequence whose KV will arrive: its cached prefix, and room for the rest of its tokens
+        and one more. Returns the block indexes that must arrive. Raises Overloaded, and then nothing is taken: the
+        blocks must be free beside what all running sequences and this one are expected to grow.
+        """
+        self._admission.check_batch(sequence, self._sequences.holders)
+        block_size = self.pool.block_size
+        num_blocks = -(-(sequence.num_tokens + 1) // block_size)
+        cached = self._take_cached(sequence, self._tables.hashes(sequence), num_blocks)
+        self._sequences.add(sequence, self._clock(), receiving=True)
+        sequence.block_ids = cached + self.pool.allocate(num_blocks - len(cached))
+        self._count_prefix(sequence, len(cached) * block_size)
+        sequence.started = True
+        return list(range(len(cached), -(-sequence.num_tokens // block_size)))
+
+    def join(self, sequence_id: str, first_token: int, checksums: dict[int, int], first_bad_block: int | None) -> None:
+        """A reserved sequence's blocks have arrived: it runs from the next step on, or is done if `first_token`
+        ended it. Blocks from `first_bad_block` on are not trusted: their tokens are computed again here.
+        """
+        sequence = self._sequences[sequence_id]
+        assert sequence.status is Status.RECEIVING
+        block_size = self.pool.block_size
+        computed = sequence.num_tokens
+        if first_bad_block is not None:
+            computed = first_bad_block * block_size
+        sequence.num_computed_tokens = computed
+        sequence.num_arrived_blocks = computed // block_size
+        sequence.num_cached_tokens = min(sequence.num_cached_tokens, computed)
+        self._tables.seal(sequence, 0)
+        for index in range(computed // block_size):
+            if index in checksums:
+                self.pool.set_checksum(sequence.block_ids[index], checksums[index])
+        sequence.token_ids.append(first_token)
+        sequence.check()
+        if sequence.stop_cause() is not None:
+            self._admission.ended(sequence)
+            self._retire(sequence)
+        else:
+            self._sequences.run(sequence)
+
+    def abort(self, sequence_id: str) -> bool:
+        """Forgets a sequence and gives its blocks back; False where it is unknown (already done)."""
+        sequence = self._sequences.get(sequence_id)
+        if sequence is None:
+            return False
+        if sequence.status is Status.RUNNING:
+            self._admission.ended(sequence)  # a stop string, which the router finds, or a client that left
+        self._retire(sequence)
+        return True
+
+    # --- steps
+
+    @property
+    def has_work(self) -> bool:
+        """True where `schedule` may return a plan."""
+        return bool(self._sequences.running or self._sequences.waiting)
+
+    def schedule(self) -> StepPlan:
+        """The next step, in flight until `apply`. Changes the pool (allocates, preempts), starts waiting sequences.
+
+        Empty where there is nothing to compute, or where the result of the step in flight decides what comes next.
+        At most one step may be in flight.
+        """
+        ready = [s for s in self._sequences.running if not s.ends_in_flight]
+        if any(s.num_in_flight_samples and s.sampling.has_penalties for s in ready):
+            return StepPlan(())  # how a penalised sequence goes on depends on the very token that is not known yet
+        planned: dict[str, PlannedSequence] = {}
+        if not self._plan_decodes([s for s in ready if s.num_unplanned_tokens == 1], planned):
+            return StepPlan(())
+        budget = self.config.max_num_batched_tokens - len(planned)
+        if budget > 0 and not self._plan_prompts([s for s in ready if s.num_unplanned_tokens > 1], planned, budget):
+            return StepPlan(())
+        sequences = [self._sequences[name] for name in planned]
+        return self._in_flight.begin(list(planned.values()), sequences, self._swap.take_copies())
+
+    def apply(self, plan: StepPlan, result: StepResult, step_s: float | None = None) -> StepOutcome:
+        """Takes the result of the oldest step in flight: lengths move on, full blocks are sealed, ended sequences
+        leave. A sequence that no token could be chosen for leaves too, and its blocks are found no more: the cause may
+        lie in any of them. `step_s`: how long the step took, in seconds, where that was measured.
+        """
+        if plan.is_empty:
+            return StepOutcome((), ())
+        if step_s is not None:
+            self._admission.measured(plan, step_s)
+        sequences = self._in_flight.complete(plan)
+        tokens: list[NewToken] = []
+        ships: list[BlockToShip] = []
+        broken: list[BrokenSequence] = []
+        sampled = iter(result.sampled)
+        for item, sequence in zip(plan.sequences, sequences, strict=True):
+            token = next(sampled) if item.sample is not None else None
+            if sequence.status is Status.FINISHED:  # ended or aborted while the step ran
+                self._free_if_complete(sequence)
+                continue
+            if isinstance(token, NoToken):
+                broken.append(BrokenSequence(item.sequence_id, sequence.num_tokens, token.source))
+                self.pool.forget(sequence.block_ids)
+                self._retire(sequence)
+                continue
+            sequence.num_computed_tokens = item.end
+            self._tables.seal(sequence, item.start)
+            if token is None:
+                ships += self._ship(sequence, item.end // self.pool.block_size)
+                sequence.check()
+                continue
+            if sequence.goal is Goal.FIRST_TOKEN:
+                ships += self._ship(sequence, -(-item.end // self.pool.block_size))
+            sequence.token_ids.append(token.token_id)
+            sequence.check()
+            cause = sequence.stop_cause()
+            tokens.append(NewToken(item.sequence_id, token, _FINISH[cause] if cause else None))
+            if cause is not None or sequence.goal is Goal.FIRST_TOKEN:
+                self._admission.ended(sequence)
+                self._retire(sequence)
+        return StepOutcome(tuple(tokens), tuple(ships), tuple(broken))
+
+    def take_started(self) -> list[tuple[str, int]]:
+        """(sequence id, cached tokens) of those that since the last call got their first turn, or found more."""
+        started, self._started = self._started, []
+        return started
+
+    def take_ended(self) -> list[EndedSequence]:
+        """Those that left since the last call with more sealed blocks than a hand-off brought."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    # --- what others may know
+
+    def sequence(self, sequence_id: str) -> EngineSequence | None:
+        """The live sequence of that id; callers read it only."""
+        return self._sequences.get(sequence_id)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold blocks, those still receiving included."""
+        return len(self._sequences.running) + len(self._sequences.receiving)
+
+    @property
+    def num_growth_blocks(self) -> int:
+        """Blocks that those sequences are expected to take beyond what they hold; there may be fewer."""
+        return self._admission.growth(self._sequences.holders)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait to be computed."""
+        return len(self._sequences.waiting)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens not computed yet, over all sequences."""
+        return self._sequences.num_queued_tokens
+
+    def check_integrity(self) -> None:
+        """Asserts that sequences and pool agree; called by tests and by idle workers."""
+        self.pool.check_integrity()
+        self._sequences.check(self.pool.block_size)
+        slots = self._sequences.host_slots
+        assert len(set(slots)) == len(slots) == self._swap.num_used, "each slot in use is some sequence's"
+        assert not self._swap.has_copies, "copies were left out of the step that they were meant for"
+
+    # --- inside
+
+    def _take_cached(self, sequence: EngineSequence, hashes: Sequence[bytes], num_blocks: int) -> list[int]:
+        """References on a newcomer's cached prefix. Raises Overloaded where there is no room for the rest of its
+        `num_blocks`, and then nothing is taken."""
+        cached = self.pool.match(hashes)
+        self.pool.acquire(cached)
+        try:
+            self._admission.check_blocks(sequence, num_blocks, num_blocks - len(cached), self._sequences.holders)
+        except Overloaded:
+            self.pool.release(cached)
+            raise
+        return cached
+
+    def _start(self, sequence: EngineSequence) -> bool:
+        """Gives a waiting sequence its cached prefix, and what host memory holds of it; False where it cannot start
+        yet. Blocks for the rest of its tokens are free then.
+        """
+        block_size = self.pool.block_size
+        usable = (sequence.num_tokens - 1) // block_size  # the last token is always computed, to have its logits
+        hashes = self._tables.hashes(sequence)[:usable]
+        try:
+            self._admission.check_batch(sequence, self._sequences.holders)
+            cached = self._take_cached(sequence, hashes, -(-sequence.num_tokens // block_size))
+        except Overloaded:
+            return False
+        self._sequences.run(sequence)
+        sequence.block_ids = cached
+        self.counters.num_swapped_in += bool(sequence.host_slots)
+        sequence.num_computed_tokens = self._swap.move_in(sequence)
+        self._tables.seal(sequence, len(cached) * block_size)
+        if not sequence.started:
+            self._count_prefix(sequence, len(cached) * block_size)
+            sequence.started = True
+            self._started.append((sequence.sequence_id, sequence.num_cached_tokens))
+        return True
+
+    def _skip_cached(self, sequence: EngineSequence) -> None:
+        """Blocks of the prompt that came into the pool since the sequence started, fetched or computed for another
+        one, need not be computed: it goes on behind them."""
+        num_tokens = self._tables.take_found(sequence)
+        if num_tokens:
+            sequence.num_computed_tokens += num_tokens
+            sequence.num_cached_tokens += num_tokens
+            self.counters.num_prefix_hit_tokens += num_tokens
+            self._started.append((sequence.sequence_id, sequence.num_cached_tokens))
+
+    def _count_prefix(self, sequence: EngineSequence, num_cached_tokens: int) -> None:
+        num_cached_tokens = min(num_cached_tokens, sequence.num_prompt_tokens)
+        sequence.num_cached_tokens = num_cached_tokens
+        if sequence.status is Status.RECEIVING:
+            sequence.num_computed_tokens = num_cached_tokens
+        self.counters.num_prompt_tokens += sequence.num_prompt_tokens
+        self.counters.num_prefix_hit_tokens += num_cached_tokens
+
+    def _plan_decodes(self, ready: Sequence[EngineSequence], planned: dict[str, PlannedSequence]) -> bool:
+        """One token each; False where the step in flight must be done first, since nobody can be preempted before."""
+        for sequence in ready:
+            if len(planned) == self.config.max_num_batched_tokens:
+                break
+            if sequence.status is not Status.RUNNING:  # preempted by an earlier one of this step
+                continue
+            if self._in_flight and not self._tables.grow(sequence, 1):
+                return False
+            if self._make_room(sequence, 1, planned):
+                planned[sequence.sequence_id] = self._in_flight.share(sequence, 1)
+        return True
+
+    def _plan_prompts(self, ready: Sequence[EngineSequence], planned: dict[str, PlannedSequence], budget: int) -> bool:
+        """Chunks of prompts, those that start included; False as in `_plan_decodes`."""
+        running = [s for s in ready if s.status is Status.RUNNING]
+        may_start = True
+        for sequence in self._order.sort(running, tuple(self._sequences.waiting), self._clock()):
+            if budget == 0:
+                break
+            if sequence.status is Status.WAITING:
+                if not may_start or self._unsent.is_full(sequence.receiver):
+                    continue
+                may_start = self._start(sequence)  # nobody behind one that waits for blocks starts before it
+                if not may_start:
+                    continue
+            self._skip_cached(sequence)
+            count = min(budget, sequence.num_unplanned_tokens, self._tables.tokens_before_found(sequence, budget))
+            if self._in_flight and not self._tables.grow(sequence, count):
+                # Copies that were decided must be done before anything else happens to their blocks.
+                return self._swap.has_copies
+            if self._make_room(sequence, count, planned):
+                planned[sequence.sequence_id] = self._in_flight.share(sequence, count)
+                budget -= count
+        return True
+
+    def _make_room(self, sequence: EngineSequence, count: int, planned: dict[str, PlannedSequence]) -> bool:
+        """Grows a running sequence, preempting younger ones as needed; False where it had to go itself."""
+        while not self._tables.grow(sequence, count):
+            victim = next((s for s in reversed(self._sequences.running) if s.sequence_id not in planned), sequence)
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: EngineSequence) -> None:
+        assert sequence.num_in_flight_tokens == 0, f"{sequence.sequence_id} is in flight"
+        self.counters.num_preemptions += 1
+        self.counters.num_swapped_out += self._swap.move_out(sequence)
+        self._tables.free(sequence)
+        sequence.num_computed_tokens = 0
+        sequence.num_cached_tokens = 0
+        self._sequences.preempt(sequence)
+
+    def _ship(self, sequence: EngineSequence, end_block: int) -> list[BlockToShip]:
+        due = self._tables.ship(sequence, end_block)
+        self._unsent.add(sequence.receiver, len(due))
+        return due
+
+    def release(self, block_ids: Sequence[int], receiver: bytes = b"") -> None:
+        """Gives back the references of the shipper to that receiver."""
+        self.pool.release(block_ids)
+        self._unsent.remove(receiver, len(block_ids))
+
+    def _retire(self, sequence: EngineSequence) -> None:
+        self._sequences.end(sequence)
+        computed = sequence.num_computed_tokens // self.pool.block_size
+        if computed > sequence.num_arrived_blocks:
+            hashes = tuple(sequence.block_hashes[:computed])
+            self._ended.append(EndedSequence(hashes, sequence.num_arrived_blocks, sequence.tenant))
+        self._swap.drop(sequence)
+        self._free_if_complete(sequence)
+
+    def _free_if_complete(self, sequence: EngineSequence) -> None:
+        """Gives back a finished sequence's blocks once no step in flight writes to them: a receive might, next."""
+        if sequence.num_in_flight_tokens == 0:
+            self._tables.free(sequence)

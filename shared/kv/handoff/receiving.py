@@ -1,0 +1,41 @@
+"""A batch of blocks as its receiver sees it: receives posted, then the trailer's word on what came."""
+
+from __future__ import annotations
+
+import asyncio
+
+from shared.errors import TransferFailed
+from shared.kv.handoff.trailer import decode_trailer
+from shared.kv.transfer import Incoming, KVTransfer
+from shared.rpc.pb.tandem.v1 import types_pb2
+
+
+class MemoryLost(TransferFailed):
+    """A silent sender may still write to the blocks: they must not be used again while this process lives."""
+
+
+async def receive_trailer(
+    transfer: KVTransfer, ticket: int, incoming: Incoming, timeout_s: float
+) -> types_pb2.HandoffTrailer:
+    """Waits for the trailer and for every block it names.
+
+    However this ends, also by an exception or a cancel of the task, no receive of the ticket can write to its memory
+    any more when it does, unless it raises MemoryLost. Raises TransferFailed.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            trailer = decode_trailer(await incoming.trailer())
+            await incoming.blocks(list(trailer.block_indexes))
+        return trailer
+    except TimeoutError as error:
+        raise TransferFailed(f"the hand-off did not end within {timeout_s:g} s", limit=timeout_s) from error
+    finally:
+        await end_receives(transfer, ticket)
+
+
+async def end_receives(transfer: KVTransfer, ticket: int) -> None:
+    """When this returns, no receive of the ticket can write any more. Raises MemoryLost where that cannot be had."""
+    try:
+        await asyncio.shield(transfer.cancel(ticket))
+    except TransferFailed as error:
+        raise MemoryLost(error.message) from error

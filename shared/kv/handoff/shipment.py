@@ -1,0 +1,115 @@
+"""One hand-off as its sender sees it: blocks leave while later chunks compute, a trailer closes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Self
+
+from shared.engine.messages import ShippedBlock
+from shared.errors import TransferFailed
+from shared.kv.handoff.trailer import encode_trailer
+from shared.kv.transfer import TRAILER_INDEX, KVTransfer
+from shared.rpc.pb.tandem.v1 import types_pb2
+
+
+class Shipment:
+    """Sends blocks to one receiver: a sequence's to a decode worker, a batch to a store, a prefix from there.
+
+    Every block given to `add` is released exactly once, when its memory may be reused. `finish` and `abort` end the
+    hand-off with a trailer, one of them, once. As a context manager it aborts where its block is left without `finish`.
+    """
+
+    def __init__(
+        self,
+        transfer: KVTransfer,
+        address: bytes,
+        ticket: int,
+        num_needed: int,
+        memory: Callable[[int], memoryview],
+        release: Callable[[ShippedBlock], None],
+        timeout_s: float,
+    ) -> None:
+        """`memory(block_id)` is a block's bytes, `release(block)` gives the shipper's reference back. A receiver
+        that takes nothing for `timeout_s` after the last chunk is given up."""
+        self._transfer = transfer
+        self._address = address
+        self._ticket = ticket
+        self._num_needed = num_needed
+        self._memory = memory
+        self._release = release
+        self._timeout_s = timeout_s
+        self._sends: list[asyncio.Task[None]] = []
+        self._sent: list[ShippedBlock] = []
+        self._error: TransferFailed | None = None
+        self._finishing = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if not self._finishing:
+            await asyncio.shield(self.abort())
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks handed to the transfer so far."""
+        return len(self._sent)
+
+    def add(self, block: ShippedBlock) -> None:
+        """Starts sending a block."""
+        self._sent.append(block)
+        self._sends.append(asyncio.create_task(self._send(block)))
+
+    async def finish(self, first_token: int, num_computed_tokens: int, *, finished: bool) -> None:
+        """Waits for every block, then sends the trailer. Raises TransferFailed where something did not leave."""
+        self._finishing = True
+        await self._all_sent()
+        if self._error is not None:
+            raise self._error
+        await self._send_trailer(
+            types_pb2.HandoffTrailer(
+                first_token=first_token, num_computed_tokens=num_computed_tokens, finished=finished
+            )
+        )
+
+    async def abort(self) -> None:
+        """Tells the receiver that nothing more comes; what was sent already arrives. Errors of a dead peer do not
+        matter any more."""
+        await self._all_sent()
+        if self._error is None:
+            try:
+                await self._send_trailer(types_pb2.HandoffTrailer(aborted=True))
+            except TransferFailed:
+                return
+
+    def drop_receiver(self) -> None:
+        """The receiver is gone: sends to it fail now instead of waiting for it."""
+        self._transfer.drop_peer(self._address)
+
+    async def _all_sent(self) -> None:
+        """Returns when every block given to `add` was sent or given up."""
+        if self._sends:
+            _, stuck = await asyncio.wait(self._sends, timeout=self._timeout_s)
+            if stuck:
+                self.drop_receiver()
+                await asyncio.wait(stuck)
+
+    async def _send(self, block: ShippedBlock) -> None:
+        try:
+            if self._error is None:
+                await self._transfer.send(self._address, self._ticket, block.index, self._memory(block.block_id))
+        except TransferFailed as error:
+            self._error = error
+        finally:
+            self._release(block)
+
+    async def _send_trailer(self, trailer: types_pb2.HandoffTrailer) -> None:
+        trailer.block_indexes.extend(block.index for block in self._sent)
+        trailer.checksums.extend(block.checksum for block in self._sent)
+        data = bytearray(encode_trailer(trailer, self._num_needed))
+        sending = asyncio.create_task(self._transfer.send(self._address, self._ticket, TRAILER_INDEX, memoryview(data)))
+        _, stuck = await asyncio.wait((sending,), timeout=self._timeout_s)
+        if stuck:
+            self.drop_receiver()
+        await sending

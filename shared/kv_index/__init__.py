@@ -1,0 +1,1 @@
+"""The client side of the index of who holds which block."""

@@ -1,0 +1,162 @@
+"""Async client of the KV store, for the router (match) and the workers (publish, remove)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc.aio
+
+from shared.errors import DeadlineExceeded, StoreUnavailable, TandemError, WorkerLost
+from shared.kv_index.holders import EventStamp, PrefixMatch, Tier, WorkerIdentity, join_hashes
+from shared.kv_index.match_stream import MatchStream
+from shared.kv_index.messages import match_from_proto
+from shared.rpc.errors import from_rpc_error
+from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc, types_pb2
+from shared.rpc.server import channel
+
+MATCH_TIMEOUT_S = 0.25
+WRITE_TIMEOUT_S = 2.0
+
+UNSTAMPED = EventStamp(sequence=0, acknowledged=0)
+
+ResponseT = TypeVar("ResponseT")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """Size of the index, and what one store process was asked since it started."""
+
+    num_blocks: int
+    num_match_requests: int
+    num_match_blocks: int
+    num_hit_blocks: int
+    index_bytes: int
+    index_address: str
+
+
+class KVStoreClient:
+    """One KV store. Connects on first use, reconnects by itself; safe for any number of concurrent calls.
+
+    Every method raises StoreUnavailable within its timeout when the store or its Redis does not answer, at once
+    where that is known, and InvalidRequest for what the store refuses.
+    """
+
+    def __init__(
+        self, address: str, *, match_timeout_s: float = MATCH_TIMEOUT_S, write_timeout_s: float = WRITE_TIMEOUT_S
+    ) -> None:
+        """`address` is host:port."""
+        self.address = address
+        self._match_timeout_s = match_timeout_s
+        self._write_timeout_s = write_timeout_s
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: kvstore_pb2_grpc.KVStoreServiceAsyncStub | None = None
+        self._matches: MatchStream | None = None
+        self._closed = False
+
+    async def match(self, hashes: Sequence[bytes]) -> PrefixMatch:
+        """The longest prefix of the chain `hashes` (16 bytes each) that is held anywhere, and by whom."""
+        request = kvstore_pb2.MatchRequest(block_hashes=join_hashes(hashes))
+        response = await self._match_stream().ask(request, self._match_timeout_s)
+        try:
+            return match_from_proto(response, len(hashes))
+        except (ValueError, IndexError) as error:
+            raise StoreUnavailable(f"KV store {self.address} gave a malformed answer: {error}") from error
+
+    async def publish(
+        self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = Tier.DEVICE, stamp: EventStamp = UNSTAMPED
+    ) -> bool:
+        """`worker` holds these blocks now. Idempotent; without hashes it only says that the worker is there.
+
+        False for a stamped change when the index has lost earlier ones: nothing was done, everything must be sent
+        again. Raises InvalidRequest (field worker.incarnation) when a newer process of that name has published.
+        """
+        request = kvstore_pb2.PublishRequest(
+            worker=_worker_id(worker),
+            role=types_pb2.WorkerRole.ValueType(worker.role),
+            tier=kvstore_pb2.Tier.ValueType(tier),
+            block_hashes=join_hashes(hashes),
+            sequence=stamp.sequence,
+            acknowledged=stamp.acknowledged,
+            reset=stamp.reset,
+        )
+        response = await self._call(lambda stub: stub.Publish(request, timeout=self._write_timeout_s))
+        return not response.resync
+
+    async def remove(
+        self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = Tier.DEVICE, stamp: EventStamp = UNSTAMPED
+    ) -> bool:
+        """`worker` holds these blocks no more. Idempotent; False as for `publish`."""
+        request = kvstore_pb2.RemoveRequest(
+            worker=_worker_id(worker),
+            tier=kvstore_pb2.Tier.ValueType(tier),
+            block_hashes=join_hashes(hashes),
+            sequence=stamp.sequence,
+            acknowledged=stamp.acknowledged,
+        )
+        response = await self._call(lambda stub: stub.Remove(request, timeout=self._write_timeout_s))
+        return not response.resync
+
+    async def stats(self) -> StoreStats:
+        """Size of the index and use of this store process."""
+        request = kvstore_pb2.GetStatsRequest()
+        stats = await self._call(lambda stub: stub.GetStats(request, timeout=self._write_timeout_s))
+        return StoreStats(
+            num_blocks=stats.num_blocks,
+            num_match_requests=stats.num_match_requests,
+            num_match_blocks=stats.num_match_blocks,
+            num_hit_blocks=stats.num_hit_blocks,
+            index_bytes=stats.index_bytes,
+            index_address=stats.index_address,
+        )
+
+    async def rebuild(self) -> int:
+        """Has all holders publish anew; returns how many there were."""
+        request = kvstore_pb2.RebuildRequest()
+        return (await self._call(lambda stub: stub.Rebuild(request, timeout=self._write_timeout_s))).num_holders
+
+    async def close(self) -> None:
+        """Ends the connection; twice is fine."""
+        self._closed = True
+        self._stub = None
+        if self._matches is not None:
+            await self._matches.close()
+        if self._channel is not None:
+            connection, self._channel = self._channel, None
+            await connection.close()
+
+    async def _call(
+        self,
+        call: Callable[[kvstore_pb2_grpc.KVStoreServiceAsyncStub], Awaitable[ResponseT]],
+    ) -> ResponseT:
+        try:
+            return await call(self._connected())
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(error) from error
+
+    def _match_stream(self) -> MatchStream:
+        """The one that is open, or another."""
+        stub = self._connected()
+        if self._matches is None or not self._matches.is_open:
+            self._matches = MatchStream(stub.MatchStream(), self.address, self._translate)
+        return self._matches
+
+    def _connected(self) -> kvstore_pb2_grpc.KVStoreServiceAsyncStub:
+        if self._closed:
+            raise StoreUnavailable(f"the client of KV store {self.address} is closed")
+        if self._stub is None:
+            self._channel = channel(self.address)
+            self._stub = kvstore_pb2_grpc.KVStoreServiceStub(self._channel)
+        return self._stub
+
+    def _translate(self, error: grpc.aio.AioRpcError) -> TandemError:
+        """The store's own typed error; anything else means that there was no store to talk to."""
+        meant = from_rpc_error(error, f"KV store {self.address}")
+        if isinstance(meant, WorkerLost | DeadlineExceeded):
+            return StoreUnavailable(meant.message, address=self.address)
+        return meant
+
+
+def _worker_id(worker: WorkerIdentity) -> types_pb2.WorkerId:
+    return types_pb2.WorkerId(name=worker.name, incarnation=worker.incarnation)

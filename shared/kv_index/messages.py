@@ -1,0 +1,49 @@
+"""`PrefixMatch` as a message and back: each holder once, runs of blocks as indexes into them."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from shared.kv_index.holders import Holder, PrefixMatch, Tier, WorkerRole
+from shared.rpc.pb.tandem.v1 import kvstore_pb2, types_pb2
+
+
+def match_to_proto(match: PrefixMatch) -> kvstore_pb2.MatchResponse:
+    """The message; neighbours mostly have the same holders, and such a run is one entry."""
+    indexes: dict[Holder, int] = {}
+    runs = [
+        kvstore_pb2.BlockHolders(
+            holders=[indexes.setdefault(holder, len(indexes)) for holder in holders], num_blocks=sum(1 for _ in run)
+        )
+        for holders, run in groupby(match.blocks)
+    ]
+    return kvstore_pb2.MatchResponse(holders=[_to_proto(holder) for holder in indexes], blocks=runs)
+
+
+def match_from_proto(message: kvstore_pb2.MatchResponse, max_blocks: int) -> PrefixMatch:
+    """What `match_to_proto` was given, for a question about `max_blocks` blocks.
+
+    Raises ValueError or IndexError for a message that is no answer to that.
+    """
+    holders = [_from_proto(holder) for holder in message.holders]
+    blocks: list[tuple[Holder, ...]] = []
+    for run in message.blocks:
+        if not run.num_blocks or not run.holders:
+            raise ValueError("a run without blocks or without holders")
+        if len(blocks) + run.num_blocks > max_blocks:
+            raise ValueError(f"more than the {max_blocks} blocks that were asked for")
+        blocks += [tuple(holders[number] for number in run.holders)] * run.num_blocks
+    return PrefixMatch(tuple(blocks))
+
+
+def _to_proto(holder: Holder) -> kvstore_pb2.Holder:
+    return kvstore_pb2.Holder(
+        worker=types_pb2.WorkerId(name=holder.worker_name, incarnation=holder.incarnation),
+        role=types_pb2.WorkerRole.ValueType(holder.role),
+        tier=kvstore_pb2.Tier.ValueType(holder.tier),
+    )
+
+
+def _from_proto(message: kvstore_pb2.Holder) -> Holder:
+    worker = message.worker
+    return Holder(worker.name, worker.incarnation, WorkerRole(message.role), Tier(message.tier))

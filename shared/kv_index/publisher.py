@@ -1,0 +1,251 @@
+"""Tells the KV store what a worker's pool holds, behind the worker's back: nothing in the engine waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Protocol
+
+from shared.errors import StoreUnavailable, TandemError
+from shared.kv_index.holders import EventStamp, Tier, WorkerIdentity
+from shared.tasks import end_task
+
+logger = logging.getLogger(__name__)
+
+FLUSH_INTERVAL_S = 0.02
+HEARTBEAT_S = 2.0
+MAX_BATCH = 4096
+MAX_BACKLOG = 262_144
+FIRST_RETRY_S = 0.1
+LAST_RETRY_S = 2.0
+
+
+class IndexWriter(Protocol):
+    """The part of KVStoreClient that publishes. Both return False when the index has lost earlier changes."""
+
+    async def publish(
+        self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = ..., stamp: EventStamp = ...
+    ) -> bool:
+        """The worker holds these blocks now."""
+
+    async def remove(
+        self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = ..., stamp: EventStamp = ...
+    ) -> bool:
+        """The worker holds these blocks no more."""
+
+
+class IndexPublisher:
+    """Sends changes in batches: 20 ms after the first, or at once when 4096 wait. One batch is on its way at a time.
+
+    It knows the whole set of hashes that the pool holds, by what was offered, and which of them the index does not know
+    to be held or gone. So order is no matter: a batch says of each hash what is true when it leaves, and a batch that
+    failed half-way is sent again with what is true by then. The set is kept here, and not asked of the pool, since the
+    pool's changes come in batches: its contents at any other moment would not be what the changes so far add up to.
+
+    Every call is numbered, and names the last one that was answered. An index that does not know that one has lost
+    changes (Redis was restarted empty, or a replica took over without the last writes): then this publisher starts over
+    and sends all that it holds. It hears of it also where nothing changes: it speaks every 2 s at least, which
+    is also what keeps its holder from being forgotten. It starts over too when more than `max_backlog` changes wait.
+
+    Use from the event loop's thread; one publisher for each (worker, tier). `start()` declares the incarnation at once,
+    so that what an earlier process of this name published is dead before this one has sealed a block.
+    """
+
+    def __init__(
+        self,
+        client: IndexWriter,
+        worker: WorkerIdentity,
+        *,
+        tier: Tier = Tier.DEVICE,
+        flush_interval_s: float = FLUSH_INTERVAL_S,
+        heartbeat_s: float = HEARTBEAT_S,
+        max_batch: int = MAX_BATCH,
+        max_backlog: int = MAX_BACKLOG,
+    ) -> None:
+        """Does not own the client; the store takes at most 65,536 hashes a call."""
+        self._client = client
+        self._worker = worker
+        self._tier = tier
+        self._flush_interval_s = flush_interval_s
+        self._heartbeat_s = heartbeat_s
+        self._max_batch = max_batch
+        self._max_backlog = max_backlog
+        self._held: dict[bytes, None] = {}  # in the order in which they were sealed
+        self._changed: dict[bytes, None] = {}  # held or gone, the index does not know; oldest first
+        self._starting_over = True
+        self._sequence = 0  # of the last call
+        self._acknowledged = 0
+        self._available = True
+        self._wake = asyncio.Event()  # something is to be sent, or closing
+        self._full = asyncio.Event()  # a whole batch waits, or closing
+        self._closing = asyncio.Event()
+        self._last_refusal = ""
+        self._task: asyncio.Task[None] | None = None
+        self.num_published = 0
+        """Blocks that the store was told of."""
+        self.num_removed = 0
+        """Blocks that the store was told to forget."""
+        self.num_dropped = 0
+        """Changes that never reached the store: refused, or closed before."""
+        self.num_outages = 0
+        """How often the store stopped to answer."""
+        self.num_resyncs = 0
+        """How often everything was sent again."""
+
+    @property
+    def available(self) -> bool:
+        """False from the first failed call to the next that works."""
+        return self._available
+
+    @property
+    def num_pending(self) -> int:
+        """Blocks whose change waits."""
+        return len(self._held) if self._starting_over else len(self._changed)
+
+    async def start(self) -> None:
+        """Begins to send, the declaration first; does not wait for the store."""
+        if self._task is None:
+            self._wake.set()
+            self._task = asyncio.create_task(self._run(), name="index publisher")
+
+    def offer(self, sealed: Iterable[bytes], evicted: Iterable[bytes]) -> None:
+        """Changes of the pool since the last offer; returns at once. A hash in both counts as held."""
+        if self._closing.is_set():
+            return
+        for block_hash in evicted:
+            self._held.pop(block_hash, None)
+            self._changed[block_hash] = None
+        for block_hash in sealed:
+            self._held[block_hash] = None
+            self._changed[block_hash] = None
+        if len(self._changed) > self._max_backlog:
+            self._start_over()
+        if self._changed:
+            self._wake.set()
+        if len(self._changed) >= self._max_batch:
+            self._full.set()
+
+    async def close(self, deadline_s: float = 1.0) -> None:
+        """Takes no more, sends what waits for at most `deadline_s` seconds, drops the rest; twice is fine."""
+        for event in (self._closing, self._wake, self._full):
+            event.set()
+        if self._task is not None:
+            task, self._task = self._task, None
+            await asyncio.wait({task}, timeout=deadline_s)
+            await end_task(task)
+            if self.num_pending:
+                logger.warning("%d changes of the pool never reached the KV store", self.num_pending)
+                self.num_dropped += self.num_pending
+            self._changed.clear()
+            self._held.clear()
+
+    async def _run(self) -> None:
+        retry_s = FIRST_RETRY_S
+        while True:
+            await _wait(self._wake, self._heartbeat_s)
+            if not self._starting_over:
+                await _wait(self._full, self._flush_interval_s)
+            if await self._send_batch():
+                retry_s = FIRST_RETRY_S
+            else:
+                await _wait(self._closing, retry_s)
+                if self._closing.is_set():
+                    await asyncio.sleep(FIRST_RETRY_S)  # until close()'s deadline cancels us
+                retry_s = min(2 * retry_s, LAST_RETRY_S)
+            if self._changed or self._starting_over:
+                self._wake.set()
+            elif self._closing.is_set():
+                return
+            else:
+                self._wake.clear()
+                self._full.clear()
+
+    def _start_over(self) -> None:
+        self._starting_over = True
+        self._changed.clear()
+        self._wake.set()
+
+    async def _send_batch(self) -> bool:
+        """Sends the oldest changes; False when the store is gone, and they wait again."""
+        if self._starting_over:
+            self._changed = dict(self._held)
+        batch = list(islice(self._changed, self._max_batch))
+        for block_hash in batch:
+            del self._changed[block_hash]
+        if self._closing.is_set() and not batch and not self._starting_over:
+            return True
+        held = [block_hash for block_hash in batch if block_hash in self._held]
+        gone = [block_hash for block_hash in batch if block_hash not in self._held]
+        try:
+            whole = await self._send(held, gone)
+        except StoreUnavailable as error:
+            self._put_back(batch)
+            self._went(error)
+            return False
+        except asyncio.CancelledError:
+            self._put_back(batch)
+            raise
+        except TandemError as error:
+            self._came_back()
+            self._refused(error, len(batch))
+            return True
+        self._came_back()
+        if not whole:
+            logger.warning("the index has lost blocks of this worker: publishing all %d anew", len(self._held))
+            self.num_resyncs += 1
+            self._start_over()
+            return True
+        self.num_published += len(held)
+        self.num_removed += len(gone)
+        return True
+
+    async def _send(self, held: list[bytes], gone: list[bytes]) -> bool:
+        """False when the index has lost earlier changes. With nothing to say it says that it is there."""
+        if held or not gone:
+            stamp = self._next_stamp()
+            if not await self._client.publish(self._worker, held, self._tier, stamp):
+                return False
+            self._acknowledged = stamp.sequence
+            self._starting_over = self._starting_over and not stamp.reset
+        if gone:
+            stamp = self._next_stamp()
+            if not await self._client.remove(self._worker, gone, self._tier, stamp):
+                return False
+            self._acknowledged = stamp.sequence
+        return True
+
+    def _next_stamp(self) -> EventStamp:
+        self._sequence += 1
+        return EventStamp(self._sequence, self._acknowledged, self._starting_over)
+
+    def _put_back(self, batch: list[bytes]) -> None:
+        """Before everything newer."""
+        self._changed = {**dict.fromkeys(batch), **self._changed}
+
+    def _went(self, error: StoreUnavailable) -> None:
+        if self._available:
+            logger.warning("the index is not told of this worker's blocks for now: %s", error)
+            self._available = False
+            self.num_outages += 1
+
+    def _came_back(self) -> None:
+        if not self._available:
+            logger.info("the KV store answers again; %d blocks' changes wait", self.num_pending)
+            self._available = True
+
+    def _refused(self, error: TandemError, num_changes: int) -> None:
+        """Sending it again would be refused again: a superseded incarnation, or a bug."""
+        self._starting_over = False
+        self.num_dropped += num_changes
+        if error.message != self._last_refusal:
+            logger.error("the KV store refuses this worker's blocks: %s", error)
+            self._last_refusal = error.message
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()

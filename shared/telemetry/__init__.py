@@ -1,0 +1,1 @@
+"""Metrics, logs and traces, the same way in every service."""

@@ -1,0 +1,37 @@
+"""The process beside a measured cluster computes when it is told to, and only then."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from loadtest.bench.long_prompt.neighbour import Neighbour
+from shared.errors import Internal
+
+DEMO = Path("models/demo")
+DEADLINE_S = 60.0
+
+
+@pytest.mark.slow
+def test_a_neighbour_is_busy_only_when_it_is_told_to_be_and_gone_at_the_end():
+    with Neighbour(DEMO, 64, 128, min(os.sched_getaffinity(0))) as neighbour:
+        process = psutil.Process(neighbour.pid)
+        deadline = time.monotonic() + DEADLINE_S
+        while process.status() != psutil.STATUS_STOPPED:
+            assert time.monotonic() < deadline
+        before = process.cpu_times().user
+        with neighbour.busy():
+            while process.cpu_times().user < before + 0.1:
+                assert time.monotonic() < deadline
+        while process.status() != psutil.STATUS_STOPPED:
+            assert time.monotonic() < deadline
+    assert not psutil.pid_exists(neighbour.pid)
+
+
+def test_a_neighbour_without_a_model_says_so(tmp_path):
+    with pytest.raises(Internal), Neighbour(tmp_path, 64, 128, 0):
+        pass

@@ -1,0 +1,135 @@
+"""A step planned while the one before runs: what is taken for granted, and what is waited for."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.engine.plan import NoToken, SampledToken, StepResult
+from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
+from shared.engine.sequence import Goal, Status
+from shared.kv.pool import BlockPool
+from tests.unit.engine.builders import EOS, sequence
+
+
+def scheduler(num_blocks=16, max_num_batched_tokens=8):
+    return Scheduler(BlockPool(num_blocks, 4), SchedulerConfig(4, max_num_batched_tokens))
+
+
+def result(plan, *tokens):
+    given = iter(tokens)
+    return StepResult(tuple(SampledToken(next(given, 9)) for item in plan.sequences if item.sample is not None))
+
+
+def shape(plan):
+    return [(item.sequence_id, item.start, item.token_ids, item.pending) for item in plan.sequences]
+
+
+def test_the_token_that_is_not_known_yet_is_named_by_its_row():
+    s = scheduler()
+    s.add(sequence("a", [2, 3]))
+    s.add(sequence("b", [4, 5, 6]))
+    first = s.schedule()
+    second = s.schedule()
+    assert shape(second) == [("a", 2, (0,), 0), ("b", 3, (0,), 1)]
+    assert [item.sample.position for item in second.sequences] == [3, 4]
+    assert [t.token.token_id for t in s.apply(first, result(first, 7, 8)).tokens] == [7, 8]
+    third = s.schedule()
+    assert shape(third) == [("a", 3, (0,), 0), ("b", 4, (0,), 1)]
+    s.apply(second, result(second, 17, 18))
+    assert s.sequence("a").token_ids == [2, 3, 7, 17]
+
+
+def test_chunks_of_a_prompt_follow_each_other_without_waiting():
+    s = scheduler(max_num_batched_tokens=4)
+    s.add(sequence("a", list(range(2, 12))))
+    plans = [s.schedule(), s.schedule()]
+    assert [shape(p) for p in plans] == [[("a", 0, (2, 3, 4, 5), None)], [("a", 4, (6, 7, 8, 9), None)]]
+    s.apply(plans[0], result(plans[0]))
+    assert shape(s.schedule()) == [("a", 8, (10, 11), None)]
+
+
+def test_a_sequence_whose_last_token_is_under_way_is_not_planned_again():
+    s = scheduler()
+    s.add(sequence("a", [2, 3], max_tokens=1))
+    s.add(sequence("b", [2, 3], goal=Goal.FIRST_TOKEN))
+    plan = s.schedule()
+    assert s.schedule().sequences == ()
+    s.apply(plan, result(plan))
+    assert not s.has_work
+
+
+def test_what_was_computed_behind_an_end_token_is_dropped_and_its_blocks_are_kept_until_then():
+    s = scheduler()
+    a = sequence("a", [2, 3, 4, 5], max_tokens=9)
+    s.add(a)
+    first = s.schedule()
+    second = s.schedule()
+    outcome = s.apply(first, result(first, EOS))
+    assert [t.finish for t in outcome.tokens] == ["stop"]
+    assert a.status is Status.FINISHED
+    assert s.pool.num_used == 2
+    again = sequence("a", [7, 8], max_tokens=9)  # the id may come again at once
+    s.add(again)
+    assert s.apply(second, result(second, 50)).tokens == ()
+    assert s.pool.num_used == 0
+    assert again.token_ids == [7, 8]
+
+
+def test_an_aborted_sequence_keeps_its_blocks_while_a_step_writes_to_them():
+    s = scheduler()
+    s.add(sequence("a", [2, 3, 4]))
+    plan = s.schedule()
+    assert s.abort("a")
+    assert s.pool.num_used == 1
+    assert s.apply(plan, result(plan)).tokens == ()
+    assert s.pool.num_used == 0
+
+
+def test_nobody_is_preempted_while_a_step_runs():
+    s = scheduler(num_blocks=3)
+    for name in ("a", "b"):
+        s.add(sequence(name, [ord(name)] * 3, max_tokens=5))
+    first, second = s.schedule(), s.schedule()
+    assert [len(plan.sequences) for plan in (first, second)] == [2, 2]
+    s.apply(first, result(first))
+    assert s.schedule().sequences == ()  # both need a second block, one is free
+    assert s.counters.num_preemptions == 0
+    s.apply(second, result(second))
+    assert [item.sequence_id for item in s.schedule().sequences] == ["a"]
+    assert s.counters.num_preemptions == 1
+    s.check_integrity()
+
+
+@pytest.mark.parametrize("penalty", [{"repetition_penalty": 1.2}, {"presence_penalty": 0.5}])
+def test_penalties_wait_for_the_token_that_they_count(penalty):
+    s = scheduler()
+    s.add(sequence("a", [2, 3], **penalty))
+    plan = s.schedule()
+    assert s.schedule().sequences == ()
+    s.apply(plan, result(plan, 7))
+    assert s.schedule().sequences[0].sample.output_token_ids == (7,)
+
+
+def test_ends_are_banned_until_min_tokens_counting_those_under_way():
+    s = scheduler()
+    s.add(sequence("a", [2, 3], max_tokens=9, min_tokens=2))
+    plans = [s.schedule(), s.schedule()]
+    assert [p.sequences[0].sample.banned_token_ids for p in plans] == [(EOS,), (EOS,)]
+    s.apply(plans[0], result(plans[0]))
+    assert s.schedule().sequences[0].sample.banned_token_ids == ()
+
+
+def test_a_sequence_without_a_token_leaves_alone_and_takes_the_cached_prefixes_with_it():
+    s = scheduler(max_num_batched_tokens=32)
+    s.add(sequence("a", [2] * 9))
+    s.add(sequence("b", [3] * 9))
+    first = s.schedule()
+    second = s.schedule()
+    outcome = s.apply(first, StepResult((NoToken("layer 1 attention"), SampledToken(9))))
+    assert [(b.sequence_id, b.position, b.source) for b in outcome.broken] == [("a", 9, "layer 1 attention")]
+    assert [t.sequence_id for t in outcome.tokens] == ["b"]
+    assert s.sequence("a") is None
+    assert s.pool.match(s.sequence("b").block_hashes) != []  # sealed behind the fault
+    s.apply(second, result(second))
+    assert s.sequence("b").num_output_tokens == 2
+    s.check_integrity()

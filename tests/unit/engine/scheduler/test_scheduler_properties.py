@@ -1,0 +1,218 @@
+"""Any order of add, reserve, join, launch, collect, abort and release leaves pool and sequences sound, lets every step
+read its own KV and nobody else's, and ends with no block used."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+
+from shared.engine.plan import NoToken, SampledToken, StepPlan, StepResult
+from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
+from shared.engine.sequence import Goal, Status
+from shared.errors import Overloaded
+from shared.kv.pool import BlockPool
+from tests.unit.engine.block_memory import BlockMemory
+from tests.unit.engine.builders import sequence
+
+BLOCK = 4
+BROKEN = 6
+"""Stands for a row of logits that nothing can be chosen from."""
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Prompts share prefixes on purpose: tokens are drawn from a few values."""
+
+    receiving = Bundle("receiving")
+
+    @initialize(
+        num_blocks=st.integers(8, 24),
+        max_seqs=st.integers(1, 6),
+        budget=st.integers(1, 20),
+        quantile=st.sampled_from([0.0, 0.5, 1.0]),
+        guess=st.integers(1, 12),
+        num_slots=st.sampled_from([0, 4, 12, 40]),
+        target_s=st.sampled_from([0.0, 3.0]),
+        max_overtaken_s=st.sampled_from([0.0, 5.0, 1e9]),
+        unsent_share=st.sampled_from([0.1, 1.0]),
+    )
+    def start(self, num_blocks, max_seqs, budget, quantile, guess, num_slots, target_s, max_overtaken_s, unsent_share):
+        self.pool = BlockPool(num_blocks, BLOCK)
+        self.now = 0.0
+        config = SchedulerConfig(max_seqs, budget, quantile, guess, num_slots, target_s, max_overtaken_s, unsent_share)
+        self.scheduler = Scheduler(self.pool, config, lambda: self.now)
+        self.memory = BlockMemory(num_blocks, num_slots, BLOCK)
+        self.all: dict[str, object] = {}
+        self.max_tokens_total = (num_blocks - 1) * BLOCK
+        self.count = 0
+        self.live: dict[str, object] = {}
+        self.shipped: list[tuple[int, bytes]] = []
+        self.flying: deque[tuple[StepPlan, list[int]]] = deque()
+
+    def new(self, tokens, max_tokens, **kwargs):
+        self.count += 1
+        tokens = tokens[: self.max_tokens_total - 1]
+        item = sequence(
+            f"s{self.count}", tokens, max_tokens=min(max_tokens, self.max_tokens_total - len(tokens)), **kwargs
+        )
+        self.all[item.sequence_id] = item
+        return item
+
+    @rule(tokens=st.lists(st.integers(2, 3), min_size=1, max_size=30), max_tokens=st.integers(1, 12))
+    def add(self, tokens, max_tokens):
+        item = self.new(tokens, max_tokens)
+        self.scheduler.add(item)
+        self.live[item.sequence_id] = item
+
+    @rule(tokens=st.lists(st.integers(2, 3), min_size=1, max_size=30), receiver=st.sampled_from([b"x", b"y"]))
+    def add_prefill(self, tokens, receiver):
+        item = self.new(tokens, 4, goal=Goal.FIRST_TOKEN, ship_blocks=frozenset(range(1, 8)), receiver=receiver)
+        self.scheduler.add(item)
+        self.live[item.sequence_id] = item
+
+    @rule(target=receiving, tokens=st.lists(st.integers(2, 3), min_size=1, max_size=30))
+    def reserve(self, tokens):
+        item = self.new(tokens, 6)
+        used = self.pool.num_used
+        try:
+            needed = self.scheduler.reserve(item)
+        except Overloaded:
+            assert self.pool.num_used == used
+            return multiple()
+        self.live[item.sequence_id] = item
+        held = item.num_computed_tokens // BLOCK
+        assert needed == list(range(held, -(-len(item.token_ids) // BLOCK)))
+        arriving = {item.block_ids[index] for index in needed}
+        assert all(self.pool.is_writable(block_id) for block_id in arriving)
+        self.memory.receive(item, needed, whole=False)
+        for plan, _ in self.flying:
+            assert not arriving & written_by(plan).keys(), "a step that runs writes to a block that will be received"
+        return item
+
+    @rule(item=consumes(receiving), token=st.integers(1, 5), bad=st.booleans())
+    def join(self, item, token, bad):
+        if item.status is not Status.RECEIVING:
+            return  # aborted before
+        first = item.num_computed_tokens // BLOCK
+        needed = range(first, -(-item.num_tokens // BLOCK))
+        worst = first if bad and len(needed) else None
+        self.memory.receive(item, needed, whole=worst is None)
+        self.scheduler.join(item.sequence_id, token, dict.fromkeys(needed, 7), worst)
+
+    @rule(data=st.data())
+    def abort(self, data):
+        if self.live:
+            sequence_id = data.draw(st.sampled_from(sorted(self.live)))
+            self.scheduler.abort(sequence_id)
+            assert not self.scheduler.abort(sequence_id)
+
+    @rule(tokens=st.lists(st.integers(1, BROKEN), min_size=1, max_size=8))
+    def step(self, tokens):
+        while self.flying:
+            self.collect()
+        self.launch(tokens)
+        self.collect()
+
+    @rule(tokens=st.lists(st.integers(1, BROKEN), min_size=1, max_size=8))
+    def launch(self, tokens):
+        if len(self.flying) < 2:
+            self.launch_step(tokens)
+
+    def launch_step(self, tokens) -> StepPlan:
+        plan = self.scheduler.schedule()
+        assert plan.num_tokens <= self.scheduler.config.max_num_batched_tokens
+        for item in plan.sequences:
+            assert item.token_ids
+            assert len(item.block_ids) * BLOCK >= item.end
+            self.check_pending(item)
+        written = written_by(plan)
+        assert all(map(self.pool.is_writable, written)), "a step writes to a shared or sealed block"
+        for before, _ in self.flying:
+            for block_id, name in written_by(before).items():
+                assert written.get(block_id, name) == name, "two sequences write to one block"
+        if not plan.is_empty:
+            self.flying.append((plan, tokens))
+            self.memory.launch(plan, self.all)
+        return plan
+
+    def check_pending(self, item) -> None:
+        if item.pending is not None:
+            before = [other.sequence_id for other in self.flying[-1][0].sequences if other.sample is not None]
+            assert before[item.pending] == item.sequence_id
+            assert item.token_ids == (0,)
+
+    @rule()
+    def collect(self):
+        if not self.flying:
+            return
+        plan, tokens = self.flying.popleft()
+        count = sum(item.sample is not None for item in plan.sequences)
+        drawn = [tokens[i % len(tokens)] for i in range(count)]
+        sampled = tuple(NoToken() if token == BROKEN else SampledToken(token) for token in drawn)
+        self.now += 1.0
+        outcome = self.scheduler.apply(plan, StepResult(sampled), float(len(plan.sequences)))
+        for ship in outcome.ships:
+            assert ship.index in range(1, 8)
+            self.shipped.append((ship.block_id, ship.receiver))
+        for broken in outcome.broken:
+            assert self.live[broken.sequence_id].status is Status.FINISHED
+
+    @rule()
+    def release_one(self):
+        if self.shipped:
+            block_id, receiver = self.shipped.pop()
+            self.scheduler.release([block_id], receiver)
+
+    def release_all(self):
+        while self.shipped:
+            self.release_one()
+
+    @invariant()
+    def sound(self):
+        if not hasattr(self, "scheduler"):
+            return
+        self.scheduler.check_integrity()
+        for plan, _ in self.flying:
+            assert all(map(self.pool.is_writable, written_by(plan))), "a step that runs writes to a block given back"
+        for item in list(self.live.values()):
+            if item.status is Status.FINISHED:
+                assert not item.block_ids or item.num_in_flight_tokens > 0
+                del self.live[item.sequence_id]
+
+    def teardown(self):
+        if not hasattr(self, "scheduler"):
+            return
+        for item in list(self.live.values()):
+            if item.status is Status.RECEIVING:
+                self.scheduler.abort(item.sequence_id)
+        for _ in range(2000):
+            if len(self.flying) == 2:
+                self.collect()
+            self.release_all()
+            if not self.scheduler.has_work:
+                break
+            plan = self.launch_step([3])
+            assert self.flying, "work is left and nothing holds blocks, but no step was planned"
+            if plan.is_empty:
+                self.collect()
+        while self.flying:
+            self.collect()
+        self.release_all()
+        assert not self.scheduler.has_work, "a sequence never ended"
+        assert self.pool.num_used == 0, "a block leaked"
+
+
+def written_by(plan: StepPlan) -> dict[int, str]:
+    """Blocks that a step writes to, with whose they are."""
+    written: dict[int, str] = {}
+    for item in plan.sequences:
+        for index in range(item.start // BLOCK, -(-item.end // BLOCK)):
+            assert item.block_ids[index] not in written, "two sequences write to one block"
+            written[item.block_ids[index]] = item.sequence_id
+    return written
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=100, stateful_step_count=30)

@@ -1,0 +1,67 @@
+"""The words of the index: they agree with the proto, survive the wire, and refuse hashes that are none."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.errors import InvalidRequest
+from shared.kv_index.holders import Holder, PrefixMatch, Tier, WorkerRole, join_hashes
+from shared.kv_index.messages import match_from_proto, match_to_proto
+from shared.rpc.pb.tandem.v1 import kvstore_pb2, types_pb2
+
+holders = st.builds(
+    Holder,
+    st.text(min_size=1, max_size=3),
+    st.integers(1, 2**64 - 1),
+    st.sampled_from(WorkerRole),
+    st.sampled_from(Tier),
+)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "prefix"),
+    [(WorkerRole, types_pb2.WorkerRole, "WORKER_ROLE_"), (Tier, kvstore_pb2.Tier, "TIER_")],
+)
+def test_enums_have_the_numbers_of_the_proto(
+    ours: type[WorkerRole] | type[Tier], theirs: type[types_pb2.WorkerRole] | type[kvstore_pb2.Tier], prefix: str
+) -> None:
+    known = {prefix + member.name: member.value for member in ours}
+    assert known == {name: number for name, number in theirs.items() if number != 0}
+
+
+@given(st.lists(holders, min_size=1, max_size=5, unique=True), st.data())
+def test_a_match_survives_the_wire(fleet: list[Holder], data: st.DataObject) -> None:
+    blocks = data.draw(st.lists(st.lists(st.sampled_from(fleet), min_size=1, max_size=5, unique=True)))
+    match = PrefixMatch(tuple(tuple(block) for block in blocks))
+    message = match_to_proto(match)
+    assert len(message.holders) == len({holder for block in blocks for holder in block})
+    assert match_from_proto(kvstore_pb2.MatchResponse.FromString(message.SerializeToString()), len(blocks)) == match
+
+
+def test_neighbours_with_the_same_holders_take_no_room() -> None:
+    holder = Holder("prefill-0", 2**64 - 1, WorkerRole.PREFILL, Tier.DEVICE)
+    assert len(match_to_proto(PrefixMatch(((holder,),) * 512)).SerializeToString()) < 64
+
+
+@pytest.mark.parametrize(
+    ("holders", "num_blocks"), [([0], 0), ([], 1), ([1], 1), ([0], 4)], ids=["empty", "nobody", "unknown", "too long"]
+)
+def test_an_answer_that_is_none_is_refused(holders: list[int], num_blocks: int) -> None:
+    message = match_to_proto(PrefixMatch(((Holder("w", 1, WorkerRole.PREFILL, Tier.DEVICE),),)))
+    message.blocks[0].CopyFrom(kvstore_pb2.BlockHolders(holders=holders, num_blocks=num_blocks))
+    with pytest.raises((ValueError, IndexError)):
+        match_from_proto(message, 3)
+
+
+@pytest.mark.parametrize("hashes", [[b""], [bytes(15)], [bytes(15), bytes(17)], [bytes(32)]])
+def test_hashes_of_another_length_are_refused(hashes: list[bytes]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        join_hashes(hashes)
+    assert caught.value.details == {"field": "block_hashes", "limit": 16}
+
+
+def test_hashes_are_joined_in_order() -> None:
+    assert join_hashes([]) == b""
+    assert join_hashes([b"a" * 16, b"b" * 16]) == b"a" * 16 + b"b" * 16

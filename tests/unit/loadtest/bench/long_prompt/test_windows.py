@@ -1,0 +1,56 @@
+"""Gaps are counted where they ended, and pairs are compared within themselves."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from loadtest.baseline.systems import SYSTEMS
+from loadtest.bench.long_prompt.cli import table, write_figures
+from loadtest.bench.long_prompt.windows import Medians, Pair, Window
+from loadtest.records import Reply
+
+
+def reply(*times_s: float) -> Reply:
+    made = Reply()
+    for at_s in times_s:
+        made.add_tokens(at_s, [1])
+    return made
+
+
+def test_a_gap_belongs_to_the_window_that_holds_both_its_ends():
+    gaps = Window(1.0, 2.0).gaps_s([reply(0.9, 1.0, 1.25, 2.5), reply(1.5, 2.0, 2.1), reply()])
+    assert gaps == [0.25, 0.5]
+
+
+def test_a_pair_is_a_ratio_of_its_own_windows():
+    pair = Pair.of([0.01] * 98 + [0.02] * 2, [0.01] * 98 + [0.03] * 2, [0.5, 0.7])
+    assert pair.p99_ratio == pytest.approx(1.5)
+    assert pair.p50_ratio == pytest.approx(1.0)
+    assert (pair.num_prompts, pair.prompt_ttft_ms) == (2, pytest.approx(600.0))
+    assert pair.p99_over_neighbour is None
+    beside = Pair.of([0.01] * 100, [0.03] * 100, [0.5], [0.02] * 100)
+    assert beside.p99_over_neighbour == pytest.approx(1.5)
+    assert Medians.of([pair, beside]).p99_over_neighbour == pytest.approx(1.5)
+
+
+def pairs(*ratios: float) -> list[Pair]:
+    return [Pair(5.0, 10.0 * (turn + 1), 6.0, 10.0 * (turn + 1) * ratio, 3, 400.0) for turn, ratio in enumerate(ratios)]
+
+
+def test_the_median_is_of_the_pairs_ratios():
+    medians = Medians.of(pairs(1.0, 3.0, 1.1))
+    assert medians.p99_ratio == pytest.approx(1.1)
+    assert medians.num_prompts == 9
+
+
+def test_the_table_and_the_figures_set_disaggregated_beside_the_best_collocated(tmp_path):
+    measured = {"disaggregated": pairs(1.05), "collocated-2": pairs(4.0), "collocated-1": pairs(6.3)}
+    text = table(SYSTEMS, measured)
+    assert "| 1 prefill + 1 decode | 10.0 ms | 10.5 ms | **1.05** (1.05) |" in text
+    write_figures(tmp_path / "f.json", SYSTEMS, measured)
+    results = json.loads((tmp_path / "f.json").read_text())["results"]
+    ratio = next(r for r in results if r["name"] == "1 prefill + 1 decode: ITL p99 with over without")
+    assert ratio["limit"] == 1.1
+    assert (ratio["peer"], ratio["ratio"]) == ("2 collocated", pytest.approx(4.0 / 1.05))

@@ -1,0 +1,81 @@
+"""The engine's benchmark on a model of two layers: figures come out, and mean what they say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from loadtest.bench.engine import cpu as bench_engine
+from loadtest.bench.engine.cpu import Bench, Step, kv_room, run
+from loadtest.bench.engine.overhead import step_time
+from loadtest.bench.peers.contestant import Settings
+from loadtest.bench.peers.ours import Ours
+from shared.kernels import cpu_backend
+from shared.model.checkpoints import write_random_checkpoint
+from shared.model.config import ModelConfig
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    write_random_checkpoint(folder, vocab_size=32000, hidden_size=64, head_dim=16, max_position_embeddings=4096)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ours(folder):
+    engine = Ours(Settings(folder, folder, 1))
+    yield engine
+    engine.close()
+
+
+def test_steps_are_measured_against_limits_of_the_same_run(folder, monkeypatch):
+    monkeypatch.setattr(bench_engine, "matmul_rate", lambda repeats: 1e9)
+    monkeypatch.setattr(bench_engine, "read_bandwidth", lambda repeats: 1e9)
+    bench = Bench(folder, torch.float32, "auto", 512)
+    prefill, decode = run(bench, [Step(1, 0, 64), Step(4, 64, 1)], repeats=1)
+    assert (prefill.name, decode.name) == ("prefill 64", "decode 4 at 64")
+    assert prefill.limit == pytest.approx(64 * 1e9 / bench.prefill_flops(64))
+    kv_bytes = 4 * 64 * 2 * 2 * 2 * 16 * 4  # sequences, tokens, layers, K and V, KV heads, head_dim, bytes
+    weight_bytes = bench.decoder.projection_bytes
+    assert weight_bytes == 4 * bench.num_parameters
+    assert decode.limit == pytest.approx(4 * 1e9 / max(weight_bytes + kv_bytes, 8 * bench.num_parameters))
+    assert decode.fraction == pytest.approx(decode.value / decode.limit)
+
+
+def test_a_step_takes_whole_blocks():
+    assert Step(3, 31, 1).num_kv_tokens == 3 * 32
+    assert Step(3, 32, 1).num_kv_tokens == 3 * 48
+
+
+def test_room_shrinks_with_the_size_of_a_token(folder):
+    config = ModelConfig.load(folder)
+    assert kv_room(config, torch.bfloat16, folder) > 1.5 * kv_room(config, torch.float32, folder) > 0
+
+
+def test_the_engine_decodes_as_many_steps_as_asked_for(ours):
+    prompts = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
+    assert len(ours.decode_steps_s(prompts, 4)) == 4
+    assert ours.prefill_s([3] * 40) > 0.0
+
+
+def test_the_contestants_logits_are_those_of_the_decoder(ours, folder):
+    transformers = pytest.importorskip("transformers")
+    prompt = list(range(40, 60))
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        expected = model(torch.tensor([prompt])).logits[0]
+    found = torch.tensor(ours.logits(prompt))
+    assert float((found - expected).abs().mean() / expected.std()) < 0.02  # bf16
+
+
+def test_overhead_is_what_is_left_of_a_step_beside_the_library(ours, monkeypatch):
+    if not isinstance(ours.decoder.kernels, cpu_backend.CpuKernels):
+        assert step_time(ours, 2, 8, 3) is None
+        return
+    library = ours.decoder.kernels.library
+    found = step_time(ours, 2, 8, 3)
+    assert found is not None
+    assert found.step_s > 0.0
+    assert 0.0 < found.overhead < 1.0
+    assert ours.decoder.kernels.library is library

@@ -1,0 +1,111 @@
+"""What a client's side reads of a request, however slowly it reads."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from services.router.dispatch.active_request import ActiveRequest
+from services.router.dispatch.write_coalescer import WriteCoalescer
+from services.router.request import FinishReason, Request, TokenDelta
+from shared.engine.sampling_params import SamplingParams
+from shared.errors import WorkerLost
+from shared.rpc.pb.tandem.v1 import types_pb2
+
+
+def tokens(*token_ids: int, finish: types_pb2.FinishReason.ValueType = 0) -> types_pb2.SequenceTokens:
+    logprobs = [types_pb2.PositionLogprobs(logprob=-float(token_id)) for token_id in token_ids]
+    return types_pb2.SequenceTokens(request_id="r#1", token_ids=token_ids, logprobs=logprobs, finish_reason=finish)
+
+
+@pytest.fixture
+async def active() -> ActiveRequest:
+    return ActiveRequest(Request("r", (1, 2), SamplingParams(seed=1, max_tokens=8)), WriteCoalescer())
+
+
+async def test_tokens_that_waited_come_as_one_delta_in_order(active: ActiveRequest) -> None:
+    active.emit(tokens(5))
+    active.emit(tokens(6, 7))
+    active.emit(tokens(8, finish=types_pb2.FINISH_REASON_LENGTH))
+    active.settle()
+    [delta] = [delta async for delta in active]
+    assert (delta.token_ids, delta.finish_reason) == ((5, 6, 7, 8), FinishReason.LENGTH)
+    assert [entry.logprob for entry in delta.logprobs] == [-5.0, -6.0, -7.0, -8.0]
+
+
+async def test_a_prompt_reader_gets_every_token_by_itself(active: ActiveRequest) -> None:
+    read: list[TokenDelta] = []
+    took = asyncio.Event()
+
+    async def reader() -> None:
+        async for delta in active:
+            read.append(delta)
+            took.set()
+
+    reading = asyncio.create_task(reader())
+    for token_id in (5, 6):
+        took.clear()
+        active.emit(tokens(token_id))
+        async with asyncio.timeout(5):
+            await took.wait()
+    active.emit(tokens(7, finish=types_pb2.FINISH_REASON_STOP))
+    active.settle()
+    async with asyncio.timeout(5):
+        await reading
+    assert [delta.token_ids for delta in read] == [(5,), (6,), (7,)]
+
+
+async def test_an_error_comes_behind_the_tokens_before_it(active: ActiveRequest) -> None:
+    active.emit(tokens(5))
+    active.fail(WorkerLost("gone"))
+    source = aiter(active)
+    assert (await anext(source)).token_ids == (5,)
+    with pytest.raises(WorkerLost, match="gone"):
+        await anext(source)
+
+
+async def test_the_last_tokens_wait_until_the_request_is_settled(active: ActiveRequest) -> None:
+    active.emit(tokens(5))
+    source = aiter(active)
+    assert (await anext(source)).token_ids == (5,)
+    last = asyncio.ensure_future(anext(source))
+    active.emit(tokens(6, finish=types_pb2.FINISH_REASON_LENGTH))
+    for _ in range(5):
+        await asyncio.sleep(0)
+        assert not last.done()
+    active.settle()
+    async with asyncio.timeout(5):
+        assert (await last).token_ids == (6,)
+
+
+async def test_a_request_that_is_given_up_ends_its_reader(active: ActiveRequest) -> None:
+    reading = asyncio.ensure_future(anext(aiter(active), None))
+    await asyncio.sleep(0)
+    active.settle()
+    async with asyncio.timeout(5):
+        assert await reading is None
+
+
+async def test_the_end_may_come_while_the_delta_before_it_is_passed_on(active: ActiveRequest) -> None:
+    active.emit(tokens(5))
+    read = []
+    async for delta in active:
+        read.append(delta.token_ids)
+        if len(read) == 1:
+            active.emit(tokens(6, finish=types_pb2.FINISH_REASON_STOP))
+            active.settle()
+    assert read == [(5,), (6,)]
+
+
+async def test_an_end_that_overtakes_its_woken_reader_waits_too(active: ActiveRequest) -> None:
+    reading = asyncio.ensure_future(anext(aiter(active)))
+    await asyncio.sleep(0)  # it waits now
+    active.emit(tokens(5))
+    asyncio.get_running_loop().call_soon(active.emit, tokens(6, finish=types_pb2.FINISH_REASON_LENGTH))
+    for _ in range(5):
+        await asyncio.sleep(0)
+        assert not reading.done()
+    active.settle()
+    async with asyncio.timeout(5):
+        assert (await reading).token_ids == (5, 6)

@@ -1,0 +1,47 @@
+"""Whom the worker that is chosen may ask for a prefix."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from services.router.dispatch.prefix_lookup import MAX_PEERS, PrefixLookup
+from shared.kv_index.holders import Holder, PrefixMatch, Tier, WorkerRole
+
+NAMES = [f"w{number}" for number in range(9)]
+
+
+def lookup(held: dict[str, int]) -> PrefixLookup:
+    """Against an index that says how many blocks each worker holds."""
+    links = [
+        SimpleNamespace(name=name, address=f"{name}:1", welcome=SimpleNamespace(worker=SimpleNamespace(incarnation=1)))
+        for name in NAMES
+    ]
+    fleet = SimpleNamespace(
+        layout=SimpleNamespace(block_size=4), links=links, hash_root=lambda _: bytes(16), model_fingerprint="m"
+    )
+
+    async def match(hashes):
+        blocks = [
+            tuple(Holder(name, 1, WorkerRole.DECODE, Tier.DEVICE) for name in held if held[name] > index)
+            for index in range(len(hashes))
+        ]
+        return PrefixMatch(tuple(blocks[: max(held.values())]))
+
+    return PrefixLookup(SimpleNamespace(match=match), fleet)  # type: ignore[arg-type]
+
+
+async def test_a_worker_is_told_of_those_that_hold_more_than_itself():
+    hits = await lookup({"w1": 2, "w5": 7, "w3": 4}).hits(list(range(40)), "")
+    assert [(peer.name, peer.address, peer.num_blocks) for peer in hits.peers_of("w0")] == [
+        ("w5", "w5:1", 7), ("w3", "w3:1", 4), ("w1", "w1:1", 2)
+    ]  # fmt: skip
+    assert [peer.name for peer in hits.peers_of("w3")] == ["w5"]
+    assert hits.peers_of("w5") == []
+
+
+async def test_of_many_that_hold_the_same_any_few_are_named():
+    asked = lookup(dict.fromkeys(NAMES, 5))
+    draws = [(await asked.hits(list(range(40)), "")).peers for _ in range(50)]
+    assert all(len(peers) == MAX_PEERS for peers in draws)
+    assert {peer.name for peers in draws for peer in peers} == set(NAMES)
+    assert draws[0][0].num_blocks == 5

@@ -99,7 +99,7 @@ def load_model(settings: WorkerSettings, on_progress: Callable[[int, int], None]
     dtype = choose_dtype(settings.dtype, config, settings.device)
     decoder = Decoder.load(settings.model, dtype, settings.device, on_progress, settings.kernels)
     dtype_name = str(dtype).removeprefix("torch.")
-    layout = BlockLayout(config.num_layers, config.num_kv_heads, config.head_dim, settings.block_size, dtype_name)
+    layout = config.block_layout(settings.block_size, dtype_name)
     wanted_len = settings.max_model_len or config.max_position_embeddings
     num_blocks = _choose_num_blocks(settings, decoder, layout, wanted_len)
     return LoadedModel(

@@ -211,7 +211,7 @@ class WorkerRole(ABC, Generic[CommandT, EventT]):
         if rope.type == "dynamic" and num_prompt_tokens > rope.original_max_position_embeddings:
             # Such a prompt's rotation depends on its length: only prompts of the same length share blocks.
             salt = f"{salt}\0rope-length={num_prompt_tokens}"
-        root = root_hash(model.fingerprint, model.layout.dtype, LAYOUT_VERSION, salt=salt)
+        root = root_hash(model.fingerprint, model.layout.format.name, LAYOUT_VERSION, salt=salt)
         return EngineSequence(
             sequence_id=sequence_id,
             token_ids=token_ids,

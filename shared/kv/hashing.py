@@ -21,13 +21,13 @@ _ROOT_PERSON = b"tandem-kv-root"
 """Separates roots from block hashes: no token sequence can produce a root."""
 
 
-def root_hash(model_fingerprint: str, kv_dtype: str, layout_version: int, adapter: str = "", salt: str = "") -> bytes:
-    """The 16-byte root of all chains of one (model, KV dtype, layout, adapter, tenant salt).
+def root_hash(model_fingerprint: str, kv_format: str, layout_version: int, adapter: str = "", salt: str = "") -> bytes:
+    """The 16-byte root of all chains of one (model, KV format, layout, adapter, tenant salt).
 
-    Every field is length-prefixed, so no two different tuples hash the same bytes.
+    `kv_format` is a `KVFormat.name`. Every field is length-prefixed, so no two different tuples hash the same bytes.
     """
     state = blake2b(digest_size=HASH_BYTES, person=_ROOT_PERSON)
-    for field in (model_fingerprint, kv_dtype, str(layout_version), adapter, salt):
+    for field in (model_fingerprint, kv_format, str(layout_version), adapter, salt):
         data = field.encode()
         state.update(len(data).to_bytes(8, "little"))
         state.update(data)

@@ -95,7 +95,7 @@ class Fleet:
     def hash_root(self, salt: str) -> bytes:
         """Root of the block hash chain of a tenant's prompts; needs a worker to have connected once."""
         assert self.layout is not None
-        return root_hash(self.model_fingerprint, self.layout.dtype, LAYOUT_VERSION, salt=salt)
+        return root_hash(self.model_fingerprint, self.layout.format.name, LAYOUT_VERSION, salt=salt)
 
     def _check(self, welcome: types_pb2.Welcome) -> None:
         """The first worker to connect sets the fleet's model and layout; while one is there, others must match."""

@@ -79,7 +79,7 @@ def allocate_pool(layout: BlockLayout, num_blocks: int, device: torch.device) ->
     Raises ConfigError where they do not fit; it says how many would.
     """
     try:
-        return torch.zeros(layout.shape(num_blocks), dtype=getattr(torch, layout.dtype), device=device)
+        return torch.zeros(layout.shape(num_blocks), dtype=getattr(torch, layout.format.dtype), device=device)
     except RuntimeError as error:  # torch's own out-of-memory errors are of this class
         free = free_bytes(device)
         why = f"{free / _GIB:.2f} GiB are free on {device}"

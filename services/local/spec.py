@@ -11,6 +11,7 @@ from shared.errors import ConfigError
 
 Mode = Literal["disaggregated", "collocated"]
 Dtype = Literal["auto", "fp32", "bf16", "fp16"]
+KVDtype = Literal["auto", "fp32", "bf16"]
 PrefixFetch = Literal["auto", "always", "never"]
 
 DEFAULT_HTTP = "127.0.0.1:8000"
@@ -31,7 +32,9 @@ class ClusterSpec:
     """Decode workers; in collocated mode they prefill too."""
     mode: Mode = "disaggregated"
     dtype: Dtype = "auto"
-    """Of weights, computation and KV; auto = the checkpoint's."""
+    """Of weights and computation; auto = the checkpoint's."""
+    kv_dtype: KVDtype = "auto"
+    """Of the KV cache; auto = as the computation."""
     http: str = DEFAULT_HTTP
     """host:port of the OpenAI API; port 0 = any free one."""
     grpc: str = DEFAULT_GRPC
@@ -63,6 +66,7 @@ class ClusterSpec:
         for name, value, allowed in (
             ("mode", self.mode, get_args(Mode)),
             ("dtype", self.dtype, get_args(Dtype)),
+            ("kv_dtype", self.kv_dtype, get_args(KVDtype)),
             ("prefix_fetch", self.prefix_fetch, get_args(PrefixFetch)),
         ):
             if value not in allowed:

@@ -25,7 +25,9 @@ class WorkerSettings(ServiceSettings):
     model: Path
     """Model folder in Hugging Face layout."""
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Of weights, computation and KV. auto: the checkpoint's, or fp32 where the processor lacks it."""
+    """Of weights and computation. auto: the checkpoint's, or fp32 where the processor lacks it."""
+    kv_dtype: Literal["auto", "fp32", "bf16"] = "auto"
+    """Of the KV cache. auto: as the computation; bf16 beside fp32 halves a block, and costs accuracy."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the engine runs. On cuda, decode steps are CUDA graphs, each planned while the last one runs."""
     kernels: str = "auto"

@@ -88,8 +88,8 @@ class DecoderOps(Protocol):
             value: [num_tokens, num_kv_heads, head_dim], query's dtype.
             cos: [num_tokens, head_dim], query's dtype, both halves equal.
             sin: [num_tokens, head_dim], likewise.
-            kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous, query's dtype,
-                changed in place.
+            kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous, changed in place;
+                query's dtype or another that `KV_DTYPES` allows, to which K and V are rounded.
             layer: 0 <= layer < num_layers.
             slots: [num_tokens] int64, block_id * block_size + offset, no two equal.
             q_norm: [head_dim], weight of the query heads' RMS norm, or None.
@@ -118,9 +118,9 @@ class DecoderOps(Protocol):
         batch mates beyond fp32 rounding; slots past a sequence's length may hold anything, NaN included.
 
         Args:
-            query: [num_tokens, num_heads, head_dim], contiguous, the dtype of `kv_blocks`.
+            query: [num_tokens, num_heads, head_dim], contiguous.
             kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous,
-                with this step's K and V already written.
+                with this step's K and V already written; its dtype as for `rotate_and_write`.
             layer: 0 <= layer < num_layers.
             batch: the step's sequences.
             scale: factor on query · key.
@@ -212,7 +212,8 @@ class LayerStack(Protocol):
             x: [num_tokens, hidden_size], the embedded tokens, at least one; used up.
             cos: [num_tokens, head_dim], as for `rotate_and_write`.
             sin: [num_tokens, head_dim].
-            kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous, changed in place.
+            kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous, changed in place;
+                its dtype as for `rotate_and_write`.
             batch: the step's sequences.
             logit_rows: [num_logits] int64, the tokens whose output is wanted.
 

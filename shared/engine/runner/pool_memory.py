@@ -57,8 +57,8 @@ def does_not_fit(wanted: int, fitting: int, layout: BlockLayout, why: str) -> Co
     """The error for a pool that is too large."""
     return ConfigError(
         f"{wanted} KV blocks of {layout.block_bytes} bytes do not fit, {fitting} do: {why}. Set num_kv_blocks to at "
-        f"most {fitting}, or make room: a smaller max_num_batched_tokens or max_num_seqs, 16-bit instead of fp32, a "
-        f"smaller model or a larger device",
+        f"most {fitting}, or make room: a smaller max_num_batched_tokens or max_num_seqs, a dtype or kv_dtype of "
+        f"16 bits instead of fp32, a smaller model or a larger device",
         field="num_kv_blocks",
         limit=fitting,
     )

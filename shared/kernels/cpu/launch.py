@@ -36,8 +36,8 @@ def load(path: Path) -> ctypes.CDLL:
     library.tandem_linear.argtypes = [p, p, n, p, p, p, n, n, n, c_int]
     library.tandem_rms_norm.argtypes = [p, p, p, p, p, n, n, c_float, c_int]
     library.tandem_silu_mul.argtypes = [p, p, n, n, c_int]
-    library.tandem_rotate_and_write.argtypes = [p, p, p, p, p, p, p, p, p, p, c_float, p, p, c_int]
-    library.tandem_paged_attention.argtypes = [p, p, p, p, p, p, c_float, p, c_int]
+    library.tandem_rotate_and_write.argtypes = [p, p, p, p, p, p, p, p, p, p, c_float, p, p, c_int, c_int]
+    library.tandem_paged_attention.argtypes = [p, p, p, p, p, p, c_float, p, c_int, c_int]
     library.tandem_layers.argtypes = [p, p, p, p, c_float, c_float]
     for name in (
         "pack_linear", "plan_tight", "tighten", "linear", "rms_norm", "silu_mul", "rotate_and_write",
@@ -185,6 +185,7 @@ class CpuOps:
             out.data_ptr(),
             sizes,
             is_bf16(query),
+            is_bf16(kv_blocks),
         )
         return out
 
@@ -227,6 +228,7 @@ class CpuOps:
             scale,
             sizes,
             is_bf16(query),
+            is_bf16(kv_blocks),
         )
         return out
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from shared.kernels.backend import LayerSizes, LayerWeights
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.cpu.packing import LANES, PANEL, in_size, is_packed, tight_bytes
+from shared.kernels.cpu.packing import LANES, PANEL, in_size, is_bf16, is_packed, tight_bytes
+from shared.kernels.kv_dtype import assert_kv_dtype
 
 _PACKED = ("qkv", "o", "gate_up", "down")
 _PLAIN = ("input_norm", "qkv_bias", "q_norm", "k_norm", "o_bias", "post_norm", "gate_up_bias", "down_bias")
@@ -35,6 +36,7 @@ class _Sizes(Structure):
         for name in (
             "num_layers", "hidden", "heads", "kv_heads", "dim", "inner",
             "tokens", "num_seqs", "block_size", "max_blocks", "num_rows", "is_bf16",
+            "kv_is_bf16",
         )
     ]  # fmt: skip
 
@@ -79,7 +81,8 @@ class CpuLayerStack:
         assert x.shape == (batch.num_tokens, self._hidden)
         assert cos.shape == sin.shape == (num_tokens, sizes.head_dim)
         assert kv_blocks.shape[1:] == shape, f"blocks of {tuple(kv_blocks.shape[1:])}, not {shape}"
-        assert x.dtype == cos.dtype == sin.dtype == kv_blocks.dtype == self._dtype
+        assert x.dtype == cos.dtype == sin.dtype == self._dtype
+        assert_kv_dtype(self._dtype, kv_blocks.dtype)
         assert logit_rows.dtype == torch.int64
         assert all(tensor.is_contiguous() for tensor in (x, cos, sin, kv_blocks, logit_rows, *tables))
         heads, kv_heads = (count * sizes.head_dim for count in (sizes.num_heads, sizes.num_kv_heads))
@@ -102,7 +105,8 @@ class CpuLayerStack:
             block_size=batch.block_size,
             max_blocks=batch.block_tables.shape[1],
             num_rows=logit_rows.shape[0],
-            is_bf16=self._dtype == torch.bfloat16,
+            is_bf16=is_bf16(x),
+            kv_is_bf16=is_bf16(kv_blocks),
         )
         self._library().tandem_layers(
             ctypes.byref(self._layers),

@@ -45,6 +45,7 @@ class EngineRun:
         config: RunnerConfig | None = None,
         ahead: bool | None = None,
         device: str = "cpu",
+        kv_dtype: str = "float32",
         **policy,
     ) -> None:
         """`policy`: further fields of the scheduler's config."""
@@ -52,7 +53,7 @@ class EngineRun:
         model = self.decoder.config
         config = config or RunnerConfig(max_num_seqs=MAX_NUM_SEQS)
         config = replace(config, num_host_blocks=policy.get("num_host_blocks", 0))
-        self.layout = model.block_layout(BLOCK_SIZE, "float32")
+        self.layout = model.block_layout(BLOCK_SIZE, kv_dtype)
         self.pool = BlockPool(num_blocks, BLOCK_SIZE)
         self.scheduler = Scheduler(self.pool, SchedulerConfig(config.max_num_seqs, max_num_batched_tokens, **policy))
         self.runner = Runner(self.decoder, self.layout, num_blocks, config)

@@ -25,7 +25,7 @@ struct Sizes {
   int64_t element() const { return is_bf16 ? 2 : 4; }
   int64_t q_size() const { return heads * dim; }
   int64_t kv_size() const { return kv_heads * dim; }
-  int64_t is_bf16;
+  int64_t is_bf16, kv_is_bf16;
 };
 
 struct Memory {  // of one step
@@ -68,7 +68,7 @@ extern "C" void tandem_layers(
     const Layer* layers, const void* last_norm, const Sizes* sizes, const Memory* memory, float eps, float scale) {
   const Sizes& s = *sizes;
   const Memory& m = *memory;
-  const int is_bf16 = int(s.is_bf16);
+  const int is_bf16 = int(s.is_bf16), kv_is_bf16 = int(s.kv_is_bf16);
   const int64_t qkv_size = s.q_size() + 2 * s.kv_size(), strides[3] = {qkv_size, qkv_size, qkv_size};
   int64_t tokens = s.tokens;
   std::vector<std::byte> copy;
@@ -82,7 +82,7 @@ extern "C" void tandem_layers(
     const int64_t attending[] = {
         num_seqs, s.heads, s.kv_heads, s.dim, s.block_size, s.num_layers, i, s.max_blocks, layers[i].window};
     tandem_paged_attention(
-        m.placed, m.blocks, tables, query_start, seq_lens, m.attended, scale, attending, is_bf16);
+        m.placed, m.blocks, tables, query_start, seq_lens, m.attended, scale, attending, is_bf16, kv_is_bf16);
   };
   tandem_rms_norm(m.residual, nullptr, layers[0].input_norm, m.normed, nullptr, tokens, s.hidden, eps, is_bf16);
   for (int64_t i = 0; i < s.num_layers; i++) {
@@ -93,7 +93,7 @@ extern "C" void tandem_layers(
     const int64_t placing[] = {tokens, s.heads, s.kv_heads, s.dim, s.block_size, s.num_layers, i};
     tandem_rotate_and_write(
         m.qkv, key, value, strides, m.cos, m.sin, m.blocks, m.slots, layer.q_norm, layer.k_norm, eps, m.placed, placing,
-        is_bf16);
+        is_bf16, kv_is_bf16);
     if (is_last && s.num_rows < tokens && s.num_rows <= s.num_seqs) {
       if (s.num_rows == 0) return;
       const Ends ends(s, m);

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shared.errors import ConfigError
 from shared.kernels import cpu_backend
 from shared.kernels.cpu import build
-from shared.kernels.cpu.packing import is_packed, tight_bytes
+from shared.kernels.cpu.linear import OneDnnLinear, PackedLinear, PanelLinear, TightLinear
 from shared.kernels.registry import choose_kernels
 from shared.kernels.torch_backend import TorchKernels
 
@@ -57,40 +57,38 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 )
 def test_linear(cpu, dtype, rows, in_size, out_size):
     x, weight = random(rows, in_size, dtype=dtype), random(out_size, in_size, dtype=dtype, seed=1)
-    packed = cpu.pack_linear(weight.clone())
-    assert is_packed(packed) == (out_size % 32 == 0 and in_size % 16 == 0)
     for bias in (None, random(out_size, dtype=dtype, seed=2)):
+        linear = cpu.make_linear(weight.clone(), bias, own=True)
+        assert isinstance(linear, PackedLinear) == (out_size % 32 == 0 and in_size % 16 == 0)
+        assert (linear.in_size, linear.out_size, linear.dtype) == (in_size, out_size, dtype)
         exact = (x.double() @ weight.double().t() + (0 if bias is None else bias.double())).to(dtype)
-        close(cpu.linear(x, packed, bias), exact)
+        close(linear.forward(x), exact)
 
 
 @needs_library
 def test_linear_hands_on_nan_and_infinity(cpu):
     x = random(5, 64, dtype=torch.bfloat16)
     x[1, 3], x[4, 60] = float("nan"), float("inf")
-    out = cpu.linear(x, cpu.pack_linear(random(96, 64, dtype=torch.bfloat16, seed=1)), None)
+    out = cpu.make_linear(random(96, 64, dtype=torch.bfloat16, seed=1), None, own=True).forward(x)
     assert out[1].isnan().all()
     assert not out[4].isfinite().any()
     assert out[[0, 2, 3]].isfinite().all()
 
 
-def plain_panels(cpu: cpu_backend.CpuKernels, weight: torch.Tensor) -> torch.Tensor:
-    out_size, size = weight.shape
-    panels = weight.clone()
-    cpu.library.tandem_pack_linear(panels.data_ptr(), size, out_size, 1)
-    return panels.view(out_size // 32, size, 32)
+def plain_panels(cpu: cpu_backend.CpuKernels, weight: torch.Tensor) -> PanelLinear:
+    return PanelLinear.pack(lambda: cpu.library, weight.clone(), None)
 
 
-def tightened(cpu: cpu_backend.CpuKernels, weight: torch.Tensor) -> torch.Tensor:
+def tightened(cpu: cpu_backend.CpuKernels, weight: torch.Tensor) -> TightLinear:
     """Its memory is changed."""
-    packed = cpu.pack_linear(weight)
+    linear = cpu.make_linear(weight, None, own=True)
     if not cpu.library.tandem_reads_tight():
         pytest.skip("this processor multiplies pairs of bf16, from plain panels")
-    assert tight_bytes(packed), "the panels are plain"
-    return packed
+    assert isinstance(linear, TightLinear), "the panels are plain"
+    return linear
 
 
-def tight_panels(cpu: cpu_backend.CpuKernels, weight: torch.Tensor) -> torch.Tensor:
+def tight_panels(cpu: cpu_backend.CpuKernels, weight: torch.Tensor) -> TightLinear:
     return tightened(cpu, weight.clone())
 
 
@@ -110,8 +108,8 @@ def test_tight_panels_give_the_very_bits_that_plain_ones_give(cpu, rows):
     weight = torch.copysign(0.01 + lower.clamp(max=1.0), signs)
     x = random(rows, 528, dtype=torch.bfloat16, seed=2)
     tight, plain = tight_panels(cpu, weight), plain_panels(cpu, weight)
-    assert tight.numel() < 0.76 * 2 * weight.numel()
-    assert cpu.linear(x, tight, None).equal(cpu.linear(x, plain, None))
+    assert tight.nbytes < 0.76 * plain.nbytes
+    assert tight.forward(x).equal(plain.forward(x))
 
 
 @needs_library
@@ -129,10 +127,10 @@ def test_every_weight_comes_back_from_tight_panels(cpu, seed, size, scale, num_o
     weight.view(-1)[places[:num_zero]] = 0.0
     weight.view(-1)[places[:num_odd]] = odd
     weight = weight.to(torch.bfloat16)
-    packed = cpu.pack_linear(weight.clone())
+    linear = cpu.make_linear(weight, None, own=False)
     x = unit(size)
     for rows in (x[:1], x[:16], x):
-        assert cpu.linear(rows.contiguous(), packed, None).equal(weight.t()[: rows.shape[0]] + 0.0)
+        assert linear.forward(rows.contiguous()).equal(weight.t()[: rows.shape[0]] + 0.0)
 
 
 @needs_library
@@ -145,14 +143,14 @@ def test_rare_weights_are_multiplied_too(cpu, rows):
     for output, column in ((0, 0), (31, 511), (0, 512), (63, 1039)):  # ends of panels, and of what is opened at a time
         weight[output, column] = 1e9
     x = random(rows, 1040, dtype=torch.bfloat16, seed=2)
-    close(cpu.linear(x, tight_panels(cpu, weight), None), (x.double() @ weight.double().t()).to(x.dtype))
+    close(tight_panels(cpu, weight).forward(x), (x.double() @ weight.double().t()).to(x.dtype))
 
 
 @needs_library
 def test_nan_and_infinite_weights_show_in_their_outputs(cpu):
     weight = random(96, 64, dtype=torch.bfloat16)
     weight[3, 7], weight[40, 63] = float("nan"), float("-inf")
-    out = cpu.linear(random(5, 64, dtype=torch.bfloat16, seed=1), tight_panels(cpu, weight), None)
+    out = tight_panels(cpu, weight).forward(random(5, 64, dtype=torch.bfloat16, seed=1))
     assert out[:, 3].isnan().all()
     assert out[:, 40].isinf().all()
     assert out[:, [i for i in range(96) if i not in (3, 40)]].isfinite().all()
@@ -162,10 +160,19 @@ def test_nan_and_infinite_weights_show_in_their_outputs(cpu):
 def test_weights_of_many_exponents_keep_plain_panels(cpu):
     exponents = torch.randint(-60, 60, (96, 64), generator=torch.Generator().manual_seed(3))
     weight = (random(96, 64, dtype=torch.float32) * 2.0**exponents).to(torch.bfloat16)
-    packed = cpu.pack_linear(weight.clone())
-    assert packed.shape == (3, 64, 32)
-    x = unit(64)
-    assert cpu.linear(x, packed, None).equal(weight.t() + 0.0)
+    linear = cpu.make_linear(weight.clone(), None, own=True)
+    assert isinstance(linear, PanelLinear)
+    assert linear.forward(unit(64)).equal(weight.t() + 0.0)
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_weight_that_is_not_its_own_stays_as_it_is(cpu, dtype):
+    weight, x = random(96, 64, dtype=dtype), random(3, 64, dtype=dtype, seed=1)
+    kept = weight.clone()
+    linear = cpu.make_linear(weight, None, own=False)
+    assert weight.equal(kept)
+    assert linear.forward(x).equal(cpu.make_linear(weight, None, own=True).forward(x))
 
 
 @needs_library
@@ -185,15 +192,15 @@ def test_tight_panels_of_another_size_are_refused(cpu):
     tight = tight_panels(cpu, random(96, 64, dtype=torch.bfloat16))
     for wrong in (48, 80):
         with pytest.raises(AssertionError, match="columns times panels"):
-            cpu.linear(random(2, wrong, dtype=torch.bfloat16), tight, None)
+            tight.forward(random(2, wrong, dtype=torch.bfloat16))
     with pytest.raises(AssertionError, match=r"float32 times torch\.bfloat16"):
-        cpu.linear(random(2, 64, dtype=torch.float32), tight, None)
+        tight.forward(random(2, 64, dtype=torch.float32))
 
 
 @needs_library
 def test_weights_of_other_dtypes_are_not_packed(cpu):
     with pytest.raises(AssertionError, match="float16 is neither"):
-        cpu.pack_linear(random(96, 64, dtype=torch.float16))
+        cpu.make_linear(random(96, 64, dtype=torch.float16), None, own=True)
 
 
 @needs_library
@@ -201,9 +208,9 @@ def test_with_amx_the_weights_are_packed_by_onednn(cpu, monkeypatch):
     monkeypatch.setattr(cpu, "_has_amx", True)
     x, weight = random(3, 64, dtype=torch.bfloat16), random(96, 64, dtype=torch.bfloat16, seed=1)
     exact = (x.double() @ weight.double().t()).to(x.dtype)
-    packed = cpu.pack_linear(weight)
-    assert packed.is_mkldnn
-    close(cpu.linear(x, packed, None), exact)
+    linear = cpu.make_linear(weight, None, own=True)
+    assert isinstance(linear, OneDnnLinear)
+    close(linear.forward(x), exact)
 
 
 @needs_library

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 from pydantic_settings import SettingsConfigDict
 
 from shared.config import ServiceSettings
@@ -32,6 +32,10 @@ class WorkerSettings(ServiceSettings):
     """Where the engine runs. On cuda, decode steps are CUDA graphs, each planned while the last one runs."""
     kernels: str = "auto"
     """Backend of the model's ops: triton (CUDA), cpu (C++), torch, or auto: the first that this machine can have."""
+    cpu_isa: Literal["auto", "avx2", "avx512", "avx512-bf16", "amx", "torch"] = Field(
+        default="auto", validation_alias=AliasChoices("cpu_isa", "TANDEM_WORKER_CPU_ISA", "TANDEM_CPU_ISA")
+    )
+    """Instruction set of the C++ kernels. auto: the fastest that the processor runs; torch: no C++ kernels."""
     debug_numerics: bool = False
     """Name the part of the model where NaN or infinite numbers begin, in the error that they cause. Costs speed."""
     num_threads: int = Field(default=0, ge=0, le=1024)

@@ -23,9 +23,9 @@ class MemoryBudget:
     free_bytes: int
     """With the weights loaded and nothing else."""
     step_bytes: int
-    """Most that a step takes for a while."""
+    """Peak of the memory that a step takes and gives back."""
     share: float
-    """Of what then remains, what the pool may take: graphs, compiled kernels and fragments need some."""
+    """Of what then remains, the pool's part: graphs, compiled kernels and fragmentation need the rest."""
 
     def num_blocks(self, layout: BlockLayout) -> int:
         """Blocks that fit."""

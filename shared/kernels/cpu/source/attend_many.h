@@ -110,13 +110,35 @@ inline void attend_tile(const Shape& s, int64_t first, int64_t block, const Scra
   multiply_rows(dim, scratch.values, dim, scratch.scores, kTile, sums, true);
 }
 
+// Where a row, a query token's one head, lies in a step's query and output.
+template <typename KV>
+int64_t offset_of(const Pool<KV>& pool, int64_t row) {
+  const int64_t group = pool.s.group();
+  return row / group * pool.s.width() + (pool.head * group + row % group) * pool.s.dim;
+}
+
+// sums [block][dim][32] over totals [rows], to rows of `out`.
+template <typename T, typename KV>
+void put_rows(const Pool<KV>& pool, T* out, int64_t rows, const float* sums, const float* total) {
+  const int64_t dim = pool.s.dim;
+  for (int64_t lane = 0; lane < rows; lane += 16) {
+    const Floats inverse = all(1.0f) / load(total + lane);
+    for (int64_t d = 0; d < dim; d += 16) {
+      const float* source = sums + lane / kColumns * kColumns * dim + d * kColumns + lane % kColumns;
+      Words v[16];
+      for (int i = 0; i < 16; i++) v[i] = as_words(load(source + i * kColumns) * inverse);
+      transpose16(v);
+      for (int i = 0; i < 16 && lane + i < rows; i++) store16(out + offset_of(pool, lane + i) + d, as_floats(v[i]));
+    }
+  }
+}
+
 // `count` query tokens of dtype T of one sequence, the first at position `start`, all query heads of one KV head.
 template <typename T, typename KV>
 void attend_many(const Pool<KV>& pool, const T* query, T* out, int64_t start, int64_t count, Workspace& workspace) {
   const Shape& s = pool.s;
   const int64_t group = s.group(), rows = count * group, dim = s.dim;
   const Scratch scratch(workspace, rows, dim);
-  auto offset = [&](int64_t row) { return row / group * s.width() + (pool.head * group + row % group) * dim; };
   const Floats scale = all(s.scale * 1.44269504f);  // to powers of 2
   for (int64_t lane = 0; lane < scratch.blocks * kColumns; lane += 16) {
     for (int i = 0; i < 16; i++) {
@@ -127,7 +149,7 @@ void attend_many(const Pool<KV>& pool, const T* query, T* out, int64_t start, in
     for (int64_t d = 0; d < dim; d += 16) {
       Words v[16];
       for (int i = 0; i < 16; i++)  // lanes past the last row repeat it
-        v[i] = as_words(load16(query + offset(std::min(lane + i, rows - 1)) + d) * scale);
+        v[i] = as_words(load16(query + offset_of(pool, std::min(lane + i, rows - 1)) + d) * scale);
       transpose16(v);
       float* target = scratch.query + lane / kColumns * kColumns * dim + d * kColumns + lane % kColumns;
       for (int i = 0; i < 16; i++) store_words(target + i * kColumns, v[i]);
@@ -139,14 +161,5 @@ void attend_many(const Pool<KV>& pool, const T* query, T* out, int64_t start, in
     load_tile(pool, first, std::min(kTile, end - first), scratch);
     for (int64_t block = 0; block < scratch.blocks; block++) attend_tile(s, first, block, scratch);
   }
-  for (int64_t lane = 0; lane < rows; lane += 16) {
-    const Floats inverse = all(1.0f) / load(scratch.total + lane);
-    for (int64_t d = 0; d < dim; d += 16) {
-      const float* source = scratch.sums + lane / kColumns * kColumns * dim + d * kColumns + lane % kColumns;
-      Words v[16];
-      for (int i = 0; i < 16; i++) v[i] = as_words(load(source + i * kColumns) * inverse);
-      transpose16(v);
-      for (int i = 0; i < 16 && lane + i < rows; i++) store16(out + offset(lane + i) + d, as_floats(v[i]));
-    }
-  }
+  put_rows(pool, out, rows, scratch.sums, scratch.total);
 }

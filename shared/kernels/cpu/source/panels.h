@@ -48,8 +48,8 @@ class TightPanel {
   };
   struct Head {
     uint8_t upper[16];  // the first is 0
-    uint32_t k_size, num_rare;
-    uint8_t unused[40];
+    uint32_t num_rare;
+    uint8_t unused[44];
   };
   static constexpr int64_t kGroupBytes = 192;
 
@@ -71,10 +71,13 @@ class TightPanel {
   };
   Group group(int64_t k) const { return {bytes_ + sizeof(Head) + k / kGroupK * kGroupBytes, upper_}; }
 
+  const Rare* rares() const { return (const Rare*)group(k_size_).bytes; }
+  int64_t num_rares() const { return ((const Head*)bytes_)->num_rare; }
+
   // Calls f(k, output, weight) for the rare weights of k in [first, last), which are 0 in their groups.
   template <typename F>
   void each_rare(int64_t first, int64_t last, F&& f) const {
-    const Rare *rare = (const Rare*)group(k_size_).bytes, *end = rare + ((const Head*)bytes_)->num_rare;
+    const Rare *rare = rares(), *end = rare + num_rares();
     if (first > 0)
       rare = std::lower_bound(rare, end, first * kColumns, [](const Rare& r, int64_t place) { return r.place < place; });
     for (; rare != end && rare->place < last * kColumns; rare++)
@@ -87,6 +90,6 @@ class TightPanel {
   Words upper_;
 };
 // packing.py counts on these.
-static_assert(sizeof(TightPanel::Head) == 64 && offsetof(TightPanel::Head, k_size) == 16);
+static_assert(sizeof(TightPanel::Head) == 64);
 static_assert(sizeof(TightPanel::Rare) == 8);
 static_assert(2 * TightPanel::kGroupBytes == 3 * kGroupK * kColumns);

@@ -182,7 +182,7 @@ def _run_plain(compiler: str, *arguments: str) -> str:
 
 
 def main() -> None:
-    """Compiles the library that this machine uses, with `--all` those of the package; a machine without still serves."""
+    """Compiles the library that this machine uses, with `--all` those of the package. Without one, torch serves."""
     try:
         for path in prebuild() if "--all" in sys.argv[1:] else [choose()[1]]:
             print(path)

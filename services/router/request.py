@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
@@ -90,15 +90,26 @@ class RequestSummary:
 
 
 class RunningRequest(Protocol):
-    """One request in the core. Iterate it once; always `aclose()` it."""
+    """One request in the core, for one reader on the event loop; always `aclose()` it."""
 
-    def __aiter__(self) -> AsyncIterator[TokenDelta]:
-        """Deltas in order, the last one with a finish reason; raises a TandemError on failure."""
+    def take(self) -> TokenDelta | None:
+        """All tokens since the last call as one delta, None where there are none. The last delta has a finish reason,
+        and comes when the request holds nothing in the cluster any more. Raises a TandemError on failure, behind the
+        tokens that came before it."""
+        ...
+
+    def notify(self, reader: asyncio.Future[None]) -> None:
+        """Sets the future's result when `take` has something to give or to raise, at once where it has."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """It ended well, and everything was taken."""
         ...
 
     @property
     def summary(self) -> RequestSummary:
-        """Timings and cache hits so far; never None, complete after the last delta."""
+        """Timings and cache hits so far: the same object at every call, complete after the last delta."""
         ...
 
     async def aclose(self) -> None:

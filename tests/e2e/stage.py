@@ -28,6 +28,7 @@ from shared.kv.hashing import chain
 from shared.kv_index.client import KVStoreClient
 from shared.kv_index.holders import WorkerRole
 from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, DEMO
+from tests.unit.router.reading import deltas
 
 HOST_BYTES = 1 << 26
 
@@ -107,7 +108,7 @@ class Stage:
         )
         try:
             async with asyncio.timeout(DEADLINE_S):
-                return [token async for delta in running for token in delta.token_ids], running.summary
+                return [token async for delta in deltas(running) for token in delta.token_ids], running.summary
         finally:
             await running.aclose()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -138,20 +137,25 @@ class ActiveRequest:
 
     # --- the edge's side
 
-    async def __aiter__(self) -> AsyncIterator[TokenDelta]:
+    def take(self) -> TokenDelta | None:
         """See `RunningRequest`."""
-        while True:
-            await self._turn()
-            if self.finished and not self._settled:
-                continue  # the end came between the reader's waking and its turn
-            delta, self._pending = self._pending, None
-            is_last = self._settled
-            if delta is not None:
-                yield delta
-            if self._error is not None:
-                raise self._error
-            if is_last:
-                return
+        if self.finished and not self._settled:
+            return None  # the end came between the reader's waking and its turn
+        delta, self._pending = self._pending, None
+        if delta is None and self._error is not None:
+            raise self._error
+        return delta
+
+    def notify(self, reader: asyncio.Future[None]) -> None:
+        """See `RunningRequest`; the reader is woken when the coalescer lets it write."""
+        self._reader = reader
+        if self._settled or self._error is not None or (self._pending is not None and not self.finished):
+            self._wake_reader()
+
+    @property
+    def ended(self) -> bool:
+        """See `RunningRequest`."""
+        return self._settled and self._pending is None and self._error is None
 
     async def aclose(self) -> None:
         """See `RunningRequest`: cancels the dispatcher's task, which frees what the workers hold."""
@@ -167,16 +171,6 @@ class ActiveRequest:
         if reader is not None:
             self._coalescer.take(reader, now=not self._has_begun)
             self._has_begun = True
-
-    async def _turn(self) -> None:
-        """Waits for something to have come, and for the turn to pass it on."""
-        reader = self._reader = asyncio.get_running_loop().create_future()
-        if self._settled or self._error is not None or (self._pending is not None and not self.finished):
-            self._wake_reader()
-        try:
-            await reader
-        finally:
-            self._reader = None
 
 
 def _logprobs(tokens: types_pb2.SequenceTokens) -> tuple[TokenLogprobs, ...]:

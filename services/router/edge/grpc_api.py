@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -11,8 +10,8 @@ from typing import Any
 import grpc.aio
 
 from services.router.edge.auth import ApiKeys
-from services.router.edge.generation import OutputDelta, OutputFinish
 from services.router.edge.input_processor import CallInfo, ChatPrompt, InputProcessor, Prompt, TextPrompt, TokensPrompt
+from services.router.edge.output_processor import OutputDelta, OutputFinish
 from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
 from services.router.request import FinishReason, RequestSummary
@@ -110,8 +109,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             cache_salt=request.cache_salt,
         )
         prepared = await self._input_processor.prepare(_prompt(request), sampling_params(request.sampling), info)
-        async with contextlib.aclosing(self._input_processor.start(prepared)) as generation:
-            async for delta in generation:
+        async with self._input_processor.start([prepared]) as outputs:
+            async for _, delta in outputs:
                 await context.write(_response(prepared.request_id, delta))
 
 

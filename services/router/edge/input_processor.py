@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from services.router.edge.generation import Generation
+from services.router.edge.output_stream import OutputStream
 from services.router.edge.scheduling import SchedulingHints
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenancy import chain_salt
@@ -142,9 +142,9 @@ class InputProcessor:
             ttft_timeout_s=info.scheduling.ttft_timeout_s,
         )
 
-    def start(self, request: Request) -> Generation:
-        """Submits a prepared request; raises what `Core.submit` does. The caller closes the generation."""
-        return Generation(request, self.core.submit(request), self.tokenizer.stream())
+    def start(self, requests: Sequence[Request]) -> OutputStream:
+        """The answers to prepared requests; entering the stream submits them."""
+        return OutputStream(self.core, requests, self.tokenizer)
 
     async def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
         """The prompt's token ids, at least one, all in the vocabulary."""

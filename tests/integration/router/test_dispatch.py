@@ -20,6 +20,7 @@ from shared.errors import InvalidRequest, NotFound, Overloaded, PromptTooLong, T
 from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
 from tests.integration.router.scripted_worker import DEADLINE_S, ScriptedWorker
+from tests.unit.router.reading import deltas
 
 STOP = types_pb2.FINISH_REASON_STOP
 PROMPT = tuple(range(5, 13))
@@ -116,7 +117,7 @@ def decode_worker(name="d0", **kwargs) -> ScriptedWorker:
 
 async def read(running) -> list[int]:
     async with asyncio.timeout(DEADLINE_S):
-        return [token async for delta in running for token in delta.token_ids]
+        return [token async for delta in deltas(running) for token in delta.token_ids]
 
 
 async def to_submit(prefill, decode):
@@ -338,7 +339,7 @@ async def test_logprobs_and_finish_reach_the_client():
         assert submit.sampling.logprobs == 1
         position = types_pb2.PositionLogprobs(logprob=-0.5, top=[types_pb2.TokenLogprob(token_id=50, logprob=-0.5)])
         await prefill.first_token(submit.request_id, 50, finish=STOP, logprobs=[position])
-        (delta,) = [delta async for delta in running]
+        (delta,) = [delta async for delta in deltas(running)]
         assert delta.finish_reason is FinishReason.STOP
         assert delta.logprobs[0].top == ((50, -0.5),)
 

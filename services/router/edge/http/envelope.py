@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from services.router.edge.generation import OutputFinish
+from services.router.edge.output_processor import OutputFinish
 from services.router.request import Request, RequestSummary
 
 DONE = b"data: [DONE]\n\n"

@@ -1,13 +1,14 @@
-"""What an endpoint needs to know of a parsed request, whichever of OpenAI's shapes it came in."""
+"""A parsed request as the endpoint uses it, whichever of OpenAI's shapes it came in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.router.edge.generation import OutputDelta
 from services.router.edge.input_processor import Prompt
+from services.router.edge.output_processor import OutputDelta
 from services.router.request import Request
 from shared.engine.sampling_params import SamplingParams
 
@@ -16,7 +17,7 @@ class StreamWriter(Protocol):
     """Turns deltas into server-sent events."""
 
     def events(self, index: int, delta: OutputDelta) -> bytes:
-        """The events that tell of choice `index`'s delta; empty where it says nothing new."""
+        """The events for choice `index`'s delta; empty where it brings nothing to send."""
         ...
 
     def closing(self) -> bytes:
@@ -37,8 +38,8 @@ class BodyWriter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One request to an endpoint; the writers take the sub-requests, in choice order, and a base id."""
+class ParsedRequest(ABC):
+    """One request to an endpoint. Each endpoint's own subclass knows how to write its replies."""
 
     prompts: Sequence[Prompt]
     n: int  # answers a prompt
@@ -48,5 +49,11 @@ class Call:
     cache_salt: str  # empty: none
     request_id: str  # empty: the header's, or drawn
     stream: bool
-    stream_writer: Callable[[Sequence[Request], str], StreamWriter]
-    body_writer: Callable[[Sequence[Request], str], BodyWriter]
+
+    @abstractmethod
+    def stream_writer(self, plan: Sequence[Request], request_id: str) -> StreamWriter:
+        """Writes the reply as events; `plan` holds the sub-requests in choice order, `request_id` is the base id."""
+
+    @abstractmethod
+    def body_writer(self, plan: Sequence[Request], request_id: str) -> BodyWriter:
+        """Writes the reply as one body."""

@@ -18,7 +18,8 @@ from loadtest.workloads.mooncake import BLOCK_LEN, read_mooncake
 from loadtest.workloads.trace import TraceRequest, parse_slice, slice_requests
 from services.router.admission.orders import ORDERS
 from services.router.placement.disaggregation import Thresholds
-from services.router.placement.policy import PlacementConfig, Weights
+from services.router.placement.policy import PlacementConfig
+from services.router.placement.scorers.registry import weights
 from shared.errors import ConfigError
 
 BLOCK_SIZE = 16
@@ -114,7 +115,7 @@ def setup_of(args: argparse.Namespace) -> Setup:
     placement = PlacementConfig(
         max_queued_tokens=args.max_queued_tokens,
         patience=args.patience,
-        weights=Weights(prefix=args.prefix, decode_prefix=args.prefix),
+        weights=weights(prefix=args.prefix, decode_prefix=args.prefix),
         thresholds=Thresholds(args.prefill_here, args.prefill_here_max),
         max_candidates=args.max_candidates,
         min_hit_share=args.min_hit_share,

@@ -19,8 +19,8 @@ from services.router.admission.orders import ORDERS
 from services.router.admission.queue import AdmissionQueue
 from services.router.admission.waiting import Waiting
 from services.router.placement.decision import Choice
+from services.router.placement.filters import GUEST_AFTER_S
 from services.router.placement.policy import Placement, PlacementConfig
-from services.router.placement.scorers.prefill_load import GUEST_AFTER_S
 from services.router.placement.views import PlacementRequest
 from shared.errors import Overloaded
 

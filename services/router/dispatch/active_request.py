@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from services.router.admission.controller import Estimate
 from services.router.dispatch.write_coalescer import WriteCoalescer
 from services.router.placement.views import NO_HITS, PrefixHits
 from services.router.request import (
@@ -19,9 +17,6 @@ from services.router.request import (
 )
 from shared.errors import TandemError
 from shared.rpc.pb.tandem.v1 import types_pb2
-
-if TYPE_CHECKING:
-    from services.router.dispatch.attempt import Attempt
 
 _FINISH = {
     types_pb2.FINISH_REASON_STOP: FinishReason.STOP,
@@ -56,10 +51,8 @@ class ActiveRequest:
         """Output tokens so far: a retry continues behind them."""
         self.hits: PrefixHits = NO_HITS
         """Where its prefix lies, by the index."""
-        self.estimate: Estimate | None = None
-        """With what the admission queue let it in; None before."""
-        self.assignment: asyncio.Future[Attempt] | None = None
-        """Set while it waits for workers."""
+        self.failed_workers: set[str] = set()
+        """Names of those under which an attempt failed: the next one goes elsewhere."""
         self.timeline = Timeline(accepted=request.arrived_at or time.perf_counter())
         self.task: asyncio.Task[None] | None = None
         self.finished = False

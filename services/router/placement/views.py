@@ -176,6 +176,8 @@ class PlacementRequest:
     """Seconds until its first token is due."""
     now_s: float = math.inf
     """The moment, on the clock of `WorkerView.ours_since_s`."""
+    excluded: frozenset[str] = frozenset()
+    """Workers that failed this request before: not chosen again while their pool has any other."""
 
     @property
     def num_blocks(self) -> int:
@@ -186,6 +188,10 @@ class PlacementRequest:
         """Of the prompt, how many tokens lie in the worker's pool; 0 where they are fewer than `least`."""
         num_tokens = self.hits.local.get(name, 0)
         return num_tokens if num_tokens >= least else 0
+
+    def num_missing_blocks(self, name: str, least_hit: float = 0.0) -> int:
+        """Blocks of the request that the worker does not hold yet."""
+        return max(0, self.num_blocks - self.num_hit_tokens(name, least_hit) // self.block_size)
 
     def num_uncached_tokens(self, name: str, least_hit: float = 0.0) -> int:
         """What the worker would have to compute: at least the last token, which has to be run to get the next. Hits of

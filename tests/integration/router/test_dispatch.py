@@ -453,3 +453,34 @@ async def test_workers_that_say_nothing_of_a_request_lose_it():
         with pytest.raises(WorkerLost, match=r"nothing heard of the request for 0\.3 s"):
             await read(running)
         assert (await decode.expect(types_pb2.Cancel)).request_id == submit.request_id
+
+
+async def test_a_request_cancelled_before_its_first_step_leaves_its_id_free():
+    prefill, decode = prefill_worker(), decode_worker()
+    async with Router([prefill], [decode]) as router:
+        await router.submit().aclose()
+        assert router.dispatcher.num_active == 0
+        assert router.metrics.outcomes == ["cancelled"]
+        running = router.submit()
+        submit = await to_submit(prefill, decode)
+        await prefill.first_token(submit.request_id, 50, finish=STOP)
+        assert await read(running) == [50]
+
+
+async def test_a_retry_leaves_the_workers_that_failed_although_they_hold_the_session():
+    prefills = {name: prefill_worker(name) for name in ("p0", "p1")}
+    decodes = {name: decode_worker(name) for name in ("d0", "d1")}
+    async with Router([*prefills.values()], [*decodes.values()]) as router:
+        running = router.ask(session="chat")
+        await router.until(lambda: any(worker.commands.qsize() for worker in decodes.values()))
+        first = next(name for name, worker in decodes.items() if worker.commands.qsize())
+        reserve = await decodes[first].expect(decode_pb2.Reserve)
+        await decodes[first].reserved(reserve.request_id, ticket=99, needed=(0, 1))
+        await router.until(lambda: any(worker.commands.qsize() for worker in prefills.values()))
+        sender = next(name for name, worker in prefills.items() if worker.commands.qsize())
+        submit = await prefills[sender].expect(prefill_pb2.Submit)
+        await prefills[sender].failed(submit.request_id, to_proto(TransferFailed("gone")))
+        other_prefill = prefills["p1" if sender == "p0" else "p0"]
+        again = await to_submit(other_prefill, decodes["d1" if first == "d0" else "d0"])
+        await other_prefill.first_token(again.request_id, 50, finish=STOP)
+        assert await read(running) == [50]

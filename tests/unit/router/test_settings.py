@@ -18,7 +18,7 @@ def test_flags_reach_admission_and_placement():
          "--placement.prefix", "3", "--placement.prefill-here-tokens", "64"],
     )  # fmt: skip
     config = settings.placement.config(99)
-    assert (config.max_queued_tokens, config.weights.prefix, config.thresholds.short_suffix_tokens) == (99, 3.0, 64)
+    assert (config.max_queued_tokens, config.weights["prefix"], config.thresholds.short_suffix_tokens) == (99, 3.0, 64)
     assert settings.admission.order == "deadline"
     assert settings.admission.tenant_weights == {"gold": 2.0}
 

@@ -96,7 +96,7 @@ class RouterMetrics:
         self._count_prefix(active.request, active.summary)
 
     def _count_prefix(self, request: Request, summary: RequestSummary) -> None:
-        """How much prefill the fleet did not do, and for whom."""
+        """Prompt tokens that the fleet did not have to compute, by tenant."""
         tenant = request.tenant if request.tenant in self.tenants else OTHER_TENANTS
         store = summary.num_fetched_tokens - summary.num_peer_tokens
         local = summary.num_cached_tokens - summary.num_fetched_tokens

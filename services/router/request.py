@@ -1,4 +1,4 @@
-"""What the router's edge (HTTP, gRPC) and its core (admission, placement, dispatch) say to each other."""
+"""The types between the router's edge (HTTP, gRPC) and its core (admission, placement, dispatch)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Request:
     priority: int = 0  # higher goes first where the queue is ordered by priority
     session: str = ""  # the turns of one conversation share it; empty = none
     salt: str = ""  # root of its hash chain: only prompts of the same one share blocks; empty = the tenant's name
-    ttft_timeout_s: float = 0.0  # the first token is due so long after arrival; 0 = the router's target
+    ttft_timeout_s: float = 0.0  # seconds from arrival to the first token; 0 = the router's target
 
     @property
     def chain_salt(self) -> str:

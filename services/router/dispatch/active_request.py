@@ -42,11 +42,11 @@ class ActiveRequest:
     """
 
     def __init__(self, request: Request, coalescer: WriteCoalescer) -> None:
-        """Its reader wakes when `turns` says so."""
+        """`coalescer` wakes its reader."""
         self.request = request
         self.summary = RequestSummary()
         self.num_attempts = 0
-        """So many were begun; each has a name of its own on the workers."""
+        """Attempts begun; each has an id of its own on the workers."""
         self.produced: list[int] = []
         """Output tokens so far: a retry continues behind them."""
         self.hits: PrefixHits = NO_HITS
@@ -75,7 +75,7 @@ class ActiveRequest:
 
     @property
     def wire_id(self) -> str:
-        """The request's name on its workers: one an attempt, so that no late word of an earlier one counts."""
+        """The request's id on its workers: one for each attempt, so that an earlier one's messages are ignored."""
         return f"{self.request.request_id}#{self.num_attempts}"
 
     # --- the dispatcher's side
@@ -96,7 +96,7 @@ class ActiveRequest:
             self._wake_reader()
 
     def settle(self) -> None:
-        """Lets the last delta go: who reads it finds the workers free, the request counted and its id free again."""
+        """Releases the last delta: its reader finds the workers free, the request counted and its id free again."""
         self._settled = True
         self._wake_reader()
 

@@ -21,7 +21,7 @@ from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
 class Attempt:
     """One attempt: the conversation with a decode worker and, unless it prefills itself, a prefill worker.
 
-    The links call `receive` with what their workers say, and everything that follows from it is done in that call:
+    The links call `receive` with their workers' messages, and everything that follows is done in that call:
     a token passes through here without waking a task. `run` wakes once, when the attempt is over.
     """
 
@@ -33,7 +33,7 @@ class Attempt:
         predictor: TtftPredictor,
         worker_timeout_s: float,
     ) -> None:
-        """From now on it listens to both workers. `predictor` learns from what they say of their prefill times."""
+        """From now on it listens to both workers. `predictor` learns from the prefill times that they report."""
         self._active = active
         self._request = active.request
         self.decode = decode
@@ -148,12 +148,12 @@ class Attempt:
         self._token_ids = ()  # else the messages' memory would stay until the end
 
     def _peers(self, name: str) -> list[types_pb2.PrefixHolder]:
-        """Whom the worker of this name may ask for the prefix."""
+        """Peers that the worker of this name may fetch the prefix from."""
         peers = self._active.hits.peers_of(name)
         return [types_pb2.PrefixHolder(address=peer.address, num_blocks=peer.num_blocks) for peer in peers]
 
     def _on_message(self, message: Message | TandemError) -> None:
-        """Raises what a worker said went wrong."""
+        """Raises the error that a worker reported."""
         if isinstance(message, types_pb2.SequenceTokens):
             if self._first_here or self._prefill is None:
                 self._tokens(message)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from services.router.admission.controller import AdmissionController, Estimate
 from services.router.admission.orders import ORDERS
 from services.router.admission.queue import AdmissionQueue
-from services.router.admission.waiting import BYTES_PER_TOKEN, Waiting
+from services.router.admission.queue_entry import BYTES_PER_TOKEN, QueueEntry
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.attempt import Attempt
 from services.router.dispatch.prefix_lookup import PrefixLookup
@@ -48,7 +48,7 @@ class DispatchConfig:
     """One of `ORDERS`."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     ttft_target_s: float = 0.0
-    """A first token is due so long after arrival unless the client says otherwise; 0 = no deadline."""
+    """Seconds from arrival within which the first token is due, unless the client sets its own; 0 = no deadline."""
     late_idle_share: float = 0.25
     """See `may_be_late`."""
     late_grace: float = 0.0
@@ -58,7 +58,7 @@ class DispatchConfig:
     max_attempts: int = 3
     """Times a request is placed anew after a worker was lost or a transfer failed."""
     worker_timeout_s: float = 120.0
-    """Net beneath the protocol: a worker that says nothing about a request for so long has lost it."""
+    """Net beneath the protocol: a worker silent about a request for this long, in seconds, has lost it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +68,7 @@ class _Queued:
     active: ActiveRequest
     estimate: Estimate
     assignment: asyncio.Future[Attempt]
-    """Set by whoever takes it out of the queue: an attempt on workers, or Overloaded."""
+    """Set when it is taken out of the queue: an attempt on workers, or Overloaded."""
 
 
 class Dispatcher:
@@ -143,7 +143,7 @@ class Dispatcher:
             self._again = asyncio.get_running_loop().call_later(GUEST_AFTER_S, self._pump_again)
 
     def _pump_again(self) -> None:
-        """Other routers' workers may have stood idle meanwhile, and an idle worker says nothing."""
+        """Workers of other routers' shards may have become idle meanwhile; an idle worker sends no report."""
         self._again = None
         self.pump()
 
@@ -267,11 +267,11 @@ class Dispatcher:
             self._metrics.refused(waited=returning)
             raise
 
-    def _waiting(self, active: ActiveRequest) -> Waiting:
+    def _waiting(self, active: ActiveRequest) -> QueueEntry:
         """What the queue knows of a request. Once a first token is out, its deadline is met or missed for good."""
         request = active.request
         target_s = request.ttft_timeout_s or self._config.ttft_target_s
-        return Waiting(
+        return QueueEntry(
             request.request_id,
             num_tokens=max(1, active.num_tokens - active.hits.peer),
             arrived_s=active.timeline.accepted,

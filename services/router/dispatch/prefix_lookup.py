@@ -25,7 +25,7 @@ MAX_PEERS = 5
 
 
 class PrefixLookup:
-    """Asks the KV store; counts and tells when it does not answer, and never passes that off as a miss."""
+    """Asks the KV store; counts and logs when it does not answer, and never reports that as a miss."""
 
     def __init__(self, client: KVStoreClient | None, fleet: Fleet) -> None:
         """Without a client every look-up finds nothing."""

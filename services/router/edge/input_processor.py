@@ -50,7 +50,7 @@ Prompt = TextPrompt | TokensPrompt | ChatPrompt
 
 @dataclass(frozen=True, slots=True)
 class CallInfo:
-    """What comes with a prompt: who asks, since when, and under which names."""
+    """What comes with a prompt: the caller, the time of arrival, the names."""
 
     model: str = ""  # empty: the served one
     request_id: str = ""  # empty: drawn
@@ -109,7 +109,7 @@ class InputProcessor:
 
         Without `sampling.max_tokens` the answer may be as long as the context allows, or `default_max_tokens`
         where that is less. Raises NotFound, InvalidRequest, PromptTooLong, and WorkerLost while no worker is
-        connected that could say how much fits.
+        connected whose limit is known.
         """
         self.check_model(info.model)
         request_id = checked_request_id(info.request_id)

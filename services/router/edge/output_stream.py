@@ -1,4 +1,4 @@
-"""The output of one client call: all its answers, as they come, from the core to whoever writes to the client."""
+"""The output of one client call: all its answers, as they come, from the core to the writer of the reply."""
 
 from __future__ import annotations
 

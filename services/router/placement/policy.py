@@ -52,7 +52,7 @@ class Placement:
         self._config = config
         self._random = random.Random(seed)
         self.predictor = predictor or TtftPredictor()
-        """What it knows of prefill times; whoever sees first tokens feeds it."""
+        """What it knows of prefill times; attempts feed it with the first tokens that they see."""
         self._sessions = SessionTable(config.max_sessions)
         self._scorers: dict[Stage, list[tuple[Scorer, float]]] = {
             stage: [

@@ -57,7 +57,7 @@ class TtftPredictor:
     def wait_s(self, num_tokens_ahead: int, pool: Pool) -> float | None:
         """Seconds until some worker of `pool` has computed what it has and its part of `num_tokens_ahead`.
 
-        What waits fills up the shortest queues first. An idle worker and nobody ahead: 0.
+        What waits fills up the shortest queues first. 0 with an idle worker and nothing ahead.
         """
         token_s = self._prompts.token_s
         if token_s is None:

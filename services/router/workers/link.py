@@ -228,7 +228,7 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         if self._ledger is not None:
             self._ledger.view.num_total_blocks = load.num_total_blocks
             self._ledger.view.accepting = not load.draining
-            self._pool.told(self.name, load.routers)
+            self._pool.update_routers(self.name, load.routers)
             self._ledger.report(
                 num_free_blocks=load.num_free_blocks,
                 num_requests=load.num_running + load.num_waiting,

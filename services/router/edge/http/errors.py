@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 def as_tandem_error(error: Exception, request_id: str) -> TandemError:
-    """The error itself, or Internal for a bug of ours, which is logged and not told in detail."""
+    """The error itself, or Internal for a bug of ours, which is logged and not shown in detail."""
     if isinstance(error, TandemError):
         return error
     logger.error("request %s failed", request_id, exc_info=error)

@@ -18,7 +18,7 @@ _KEEP_ALIVE_S = 75
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn that leaves the process's signals alone and tells when it serves."""
+    """Uvicorn that leaves the process's signals alone and reports when it serves."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)

@@ -58,4 +58,4 @@ class Scorer:
     score: Callable[[WorkerView, ScoringContext], float]
     """In [0, 1]; pure."""
     applies: Callable[[ScoringContext], bool] = _always
-    """False for a request of which it can say nothing: it is left out of the mean."""
+    """False for a request that it cannot judge: it is left out of the mean."""

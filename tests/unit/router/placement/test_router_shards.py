@@ -41,7 +41,7 @@ def test_who_serves_the_fleet_is_whom_some_worker_names(told):
     for worker, routers in told:
         before = set(replicas.names)
         known[worker] = routers
-        changed = replicas.told(worker, routers)
+        changed = replicas.update_routers(worker, routers)
         assert set(replicas.names) == {name for each in known.values() for name in each}
         assert changed == (set(replicas.names) != before)
 
@@ -51,7 +51,7 @@ def fleet(*reports: tuple[str, list[str]]) -> Pool:
     for number in range(4):
         made.add(view(f"p{number}"))
     for worker, routers in reports:
-        made.told(worker, routers)
+        made.update_routers(worker, routers)
     return made
 
 
@@ -66,7 +66,7 @@ def test_a_pool_knows_its_routers_own_workers_as_others_come_and_go():
     two.add(view("p00"))
     assert homes(two) == {"p00", "p2"}
     two.remove("p00")
-    two.told("p0", [])
+    two.update_routers("p0", [])
     assert homes(two) == {"p0", "p1", "p2", "p3"}
     gone = fleet(("p0", ["r0", "r1"]))
     gone.remove("p0")  # the only one that named them

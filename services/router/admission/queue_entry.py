@@ -10,7 +10,7 @@ BYTES_PER_TOKEN = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class QueueEntry:
     """One request on its way into the queue. Times are seconds of one clock."""
 
     request_id: str

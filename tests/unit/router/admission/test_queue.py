@@ -160,4 +160,4 @@ def test_many_tenants_that_came_and_went_leave_nothing_behind():
     for n in range(500):
         queue.push(item(str(n), 1, tenant=str(n)), "x")
         queue.remove(str(n))
-    assert len(queue._lines) <= 3
+    assert len(queue._queues) <= 3

@@ -66,6 +66,7 @@ lint: setup  ## formatting, lint, types, lock
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/python .ci/lock.py --check
+	$(BIN)/python .ci/reference.py --check
 
 format: setup  ## format, and fix what ruff can fix
 	$(BIN)/ruff format

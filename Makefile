@@ -74,8 +74,8 @@ format: setup  ## format, and fix what ruff can fix
 
 proto: shared/rpc/pb/__init__.py  ## generate the gRPC stubs from proto/
 
-lock: $(BIN)/.project  ## resolve pyproject.toml anew into requirements.lock
-	$(BIN)/python .ci/lock.py
+lock: $(BIN)/.project  ## resolve pyproject.toml into requirements.lock; newest versions: ARGS=--upgrade
+	$(BIN)/python .ci/lock.py $(ARGS)
 
 demo-model: setup  ## train models/demo from nothing
 	$(BIN)/python models/recipe/train.py $(ARGS)
@@ -116,14 +116,14 @@ clean:  ## remove what was made here, except .venv
 # --- what setup is made of: each step leaves a file, and is done again when what it depends on changes ---
 
 $(VENV)/pyvenv.cfg:
-	@found=; for python in $${PYTHON:-python3.11 python3 python}; do \
-		if "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	@found=; for python in $${PYTHON:-python3.11 python3 python3.12 python3.13 python3.14 python}; do \
+		if "$$python" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null; then \
 			found="$$python"; break; \
 		fi; \
 	done; \
 	if [ -z "$$found" ]; then \
-		echo "Tandem needs Python 3.11 or newer with its venv module (Debian: apt-get install python3-venv)." >&2; \
-		echo "Neither python3.11 nor python3 is one; name yours: make PYTHON=/path/to/python3" >&2; \
+		echo "Tandem needs Python 3.11 to 3.14 with its venv module (Debian: apt-get install python3-venv)." >&2; \
+		echo "$${PYTHON:-python3 and python3.11 to python3.14}: none found; name yours: make PYTHON=/path/to/python3" >&2; \
 		exit 1; \
 	fi; \
 	echo "== $(VENV) with $$("$$found" --version)"; \

@@ -7,203 +7,23 @@ import re
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from shared.errors import ConfigError
 from shared.kernels import cpu_backend
 from shared.kernels.cpu import build
-from shared.kernels.cpu.packing import is_packed, tight_bytes
 from shared.kernels.registry import choose_kernels
 from shared.kernels.torch_backend import TorchKernels
 
 from .attention_case import LAYER, AttentionCase
+from .cpu_case import DTYPES, close, random
+from .packings import needs_library
 
-REFUSAL = cpu_backend.refusal(torch.device("cpu"), torch.float32)
-needs_library = pytest.mark.skipif(REFUSAL is not None, reason=f"no C++ kernels here: {REFUSAL}")
 REFERENCE = TorchKernels()
-DTYPES = [torch.float32, torch.bfloat16]
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
 @pytest.fixture(scope="module")
 def cpu() -> cpu_backend.CpuKernels:
     return cpu_backend.CpuKernels()
-
-
-def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    assert found.dtype == expected.dtype
-    tolerance = TOLERANCE[found.dtype]
-    scale = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
-    torch.testing.assert_close(found.float(), expected.float(), rtol=tolerance, atol=tolerance * scale)
-
-
-@needs_library
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("rows", "in_size", "out_size"),
-    [
-        *((rows, 64, 96) for rows in (0, 1, 2, 3, 4, 12, 13, 36, 37, 75)),
-        (3, 16, 32),
-        (5, 1040, 160),
-        (240, 1040, 160),  # more rows, and more of a row, than are worked on at a time
-        (4, 96, 35),
-        (60, 40, 32),
-    ],
-)
-def test_linear(cpu, dtype, rows, in_size, out_size):
-    x, weight = random(rows, in_size, dtype=dtype), random(out_size, in_size, dtype=dtype, seed=1)
-    packed = cpu.pack_linear(weight.clone())
-    assert is_packed(packed) == (out_size % 32 == 0 and in_size % 16 == 0)
-    for bias in (None, random(out_size, dtype=dtype, seed=2)):
-        exact = (x.double() @ weight.double().t() + (0 if bias is None else bias.double())).to(dtype)
-        close(cpu.linear(x, packed, bias), exact)
-
-
-@needs_library
-def test_linear_hands_on_nan_and_infinity(cpu):
-    x = random(5, 64, dtype=torch.bfloat16)
-    x[1, 3], x[4, 60] = float("nan"), float("inf")
-    out = cpu.linear(x, cpu.pack_linear(random(96, 64, dtype=torch.bfloat16, seed=1)), None)
-    assert out[1].isnan().all()
-    assert not out[4].isfinite().any()
-    assert out[[0, 2, 3]].isfinite().all()
-
-
-def plain_panels(cpu: cpu_backend.CpuKernels, weight: torch.Tensor) -> torch.Tensor:
-    out_size, size = weight.shape
-    panels = weight.clone()
-    cpu.library.tandem_pack_linear(panels.data_ptr(), size, out_size, 1)
-    return panels.view(out_size // 32, size, 32)
-
-
-def tightened(cpu: cpu_backend.CpuKernels, weight: torch.Tensor) -> torch.Tensor:
-    """Its memory is changed."""
-    packed = cpu.pack_linear(weight)
-    if not cpu.library.tandem_reads_tight():
-        pytest.skip("this processor multiplies pairs of bf16, from plain panels")
-    assert tight_bytes(packed), "the panels are plain"
-    return packed
-
-
-def tight_panels(cpu: cpu_backend.CpuKernels, weight: torch.Tensor) -> torch.Tensor:
-    return tightened(cpu, weight.clone())
-
-
-ROWS = (1, 2, 3, 4, 11, 12, 13, 36, 37, 300)
-
-
-def unit(in_size: int) -> torch.Tensor:
-    """Rows of which each picks one column of a weight."""
-    return torch.eye(in_size, dtype=torch.bfloat16)
-
-
-@needs_library
-@pytest.mark.parametrize("rows", ROWS)
-def test_tight_panels_give_the_very_bits_that_plain_ones_give(cpu, rows):
-    """Eight exponents only, so that no weight is rare: those are added in another order."""
-    signs, lower = random(96, 528, dtype=torch.bfloat16), random(96, 528, dtype=torch.bfloat16, seed=1).abs()
-    weight = torch.copysign(0.01 + lower.clamp(max=1.0), signs)
-    x = random(rows, 528, dtype=torch.bfloat16, seed=2)
-    tight, plain = tight_panels(cpu, weight), plain_panels(cpu, weight)
-    assert tight.numel() < 0.76 * 2 * weight.numel()
-    assert cpu.linear(x, tight, None).equal(cpu.linear(x, plain, None))
-
-
-@needs_library
-@given(
-    seed=st.integers(0, 1000),
-    size=st.sampled_from([16, 528, 1040]),
-    scale=st.floats(1e-30, 1e30),
-    num_odd=st.integers(0, 12),
-    odd=st.sampled_from([0.0, -0.0, 1e-39, 1e-20, -1e-10, 1e20, 3e38]),
-    num_zero=st.integers(0, 100_000),
-)
-def test_every_weight_comes_back_from_tight_panels(cpu, seed, size, scale, num_odd, odd, num_zero):
-    weight = scale * random(64, size, dtype=torch.float32, seed=seed)
-    places = torch.randperm(weight.numel(), generator=torch.Generator().manual_seed(seed))
-    weight.view(-1)[places[:num_zero]] = 0.0
-    weight.view(-1)[places[:num_odd]] = odd
-    weight = weight.to(torch.bfloat16)
-    packed = cpu.pack_linear(weight.clone())
-    x = unit(size)
-    for rows in (x[:1], x[:16], x):
-        assert cpu.linear(rows.contiguous(), packed, None).equal(weight.t()[: rows.shape[0]] + 0.0)
-
-
-@needs_library
-@pytest.mark.parametrize("rows", ROWS)
-def test_rare_weights_are_multiplied_too(cpu, rows):
-    weight = random(96, 1040, dtype=torch.bfloat16)
-    places = torch.randperm(weight.numel(), generator=torch.Generator().manual_seed(1))
-    weight.view(-1)[places[:150]] *= 1e6
-    weight.view(-1)[places[150:300]] *= 1e-12
-    for output, column in ((0, 0), (31, 511), (0, 512), (63, 1039)):  # ends of panels, and of what is opened at a time
-        weight[output, column] = 1e9
-    x = random(rows, 1040, dtype=torch.bfloat16, seed=2)
-    close(cpu.linear(x, tight_panels(cpu, weight), None), (x.double() @ weight.double().t()).to(x.dtype))
-
-
-@needs_library
-def test_nan_and_infinite_weights_show_in_their_outputs(cpu):
-    weight = random(96, 64, dtype=torch.bfloat16)
-    weight[3, 7], weight[40, 63] = float("nan"), float("-inf")
-    out = cpu.linear(random(5, 64, dtype=torch.bfloat16, seed=1), tight_panels(cpu, weight), None)
-    assert out[:, 3].isnan().all()
-    assert out[:, 40].isinf().all()
-    assert out[:, [i for i in range(96) if i not in (3, 40)]].isfinite().all()
-
-
-@needs_library
-def test_weights_of_many_exponents_keep_plain_panels(cpu):
-    exponents = torch.randint(-60, 60, (96, 64), generator=torch.Generator().manual_seed(3))
-    weight = (random(96, 64, dtype=torch.float32) * 2.0**exponents).to(torch.bfloat16)
-    packed = cpu.pack_linear(weight.clone())
-    assert packed.shape == (3, 64, 32)
-    x = unit(64)
-    assert cpu.linear(x, packed, None).equal(weight.t() + 0.0)
-
-
-@needs_library
-def test_tightening_frees_the_weight(cpu):
-    weight = random(96, 64, dtype=torch.bfloat16)
-    view = weight[32:]
-    tightened(cpu, weight)
-    assert view.untyped_storage().nbytes() == 0
-    both = random(192, 64, dtype=torch.bfloat16)
-    kept = both[96:].clone()
-    tightened(cpu, both[:96])
-    assert both[96:].equal(kept)
-
-
-@needs_library
-def test_tight_panels_of_another_size_are_refused(cpu):
-    tight = tight_panels(cpu, random(96, 64, dtype=torch.bfloat16))
-    for wrong in (48, 80):
-        with pytest.raises(AssertionError, match="columns times panels"):
-            cpu.linear(random(2, wrong, dtype=torch.bfloat16), tight, None)
-    with pytest.raises(AssertionError, match=r"float32 times torch\.bfloat16"):
-        cpu.linear(random(2, 64, dtype=torch.float32), tight, None)
-
-
-@needs_library
-def test_weights_of_other_dtypes_are_not_packed(cpu):
-    with pytest.raises(AssertionError, match="float16 is neither"):
-        cpu.pack_linear(random(96, 64, dtype=torch.float16))
-
-
-@needs_library
-def test_with_amx_the_weights_are_packed_by_onednn(cpu, monkeypatch):
-    monkeypatch.setattr(cpu, "_has_amx", True)
-    x, weight = random(3, 64, dtype=torch.bfloat16), random(96, 64, dtype=torch.bfloat16, seed=1)
-    exact = (x.double() @ weight.double().t()).to(x.dtype)
-    packed = cpu.pack_linear(weight)
-    assert packed.is_mkldnn
-    close(cpu.linear(x, packed, None), exact)
 
 
 @needs_library

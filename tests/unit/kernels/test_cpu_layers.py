@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from shared.kernels import cpu_backend
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.layer_stack import CpuLayerStack
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
 
-REFUSAL = cpu_backend.refusal(torch.device("cpu"), torch.float32)
-pytestmark = pytest.mark.skipif(REFUSAL is not None, reason=f"no C++ kernels here: {REFUSAL}")
+from .packings import PACKINGS, forced, needs_library
+
+pytestmark = needs_library
 
 BLOCK_SIZE = 16
 CHUNKS = [(40, 40), (1, 33), (5, 21), (1, 1)]  # (tokens to compute, tokens in all) of each sequence
@@ -52,7 +52,8 @@ def test_the_stack_gives_what_the_ops_give(tmp_path: Path, architecture, extra, 
     write_random_checkpoint(
         tmp_path, architecture, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=32, extra_config=extra
     )
-    stacked = Decoder.load(tmp_path, dtype, "cpu", kernels="cpu")
+    with forced("panels"):
+        stacked = Decoder.load(tmp_path, dtype, "cpu", kernels="cpu")
     assert isinstance(stacked._stack, CpuLayerStack)
     one_by_one = stacked.op_by_op(stacked.kernels)
     token_ids, positions, batch = step()
@@ -65,6 +66,23 @@ def test_the_stack_gives_what_the_ops_give(tmp_path: Path, architecture, extra, 
     scale = float(expected.abs().max()) if rows else 1.0
     torch.testing.assert_close(found, expected, rtol=0, atol=tolerance * scale)
     torch.testing.assert_close(found_pool, expected_pool, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_every_packing_gives_the_logits_of_torch(tmp_path: Path, packing, dtype):
+    write_random_checkpoint(tmp_path, "Qwen2ForCausalLM", num_layers=3, num_heads=4, num_kv_heads=2, head_dim=32)
+    expected_by = Decoder.load(tmp_path, dtype, "cpu", kernels="torch")
+    token_ids, positions, batch = step()
+    logit_rows = torch.tensor(ENDS, dtype=torch.int64)
+    found_pool, expected_pool = pool(expected_by), pool(expected_by)
+    with forced(packing), torch.inference_mode():
+        found_by = Decoder.load(tmp_path, dtype, "cpu", kernels="cpu")
+        found = found_by.forward(token_ids, positions, found_pool, batch, logit_rows)
+        expected = expected_by.forward(token_ids, positions, expected_pool, batch, logit_rows)
+    tolerance = 2e-5 if dtype == torch.float32 else 5e-2
+    for ours, theirs in ((found, expected), (found_pool, expected_pool)):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance * float(theirs.abs().max()))
 
 
 def test_layers_of_other_sizes_are_left_to_the_ops(tmp_path: Path):

@@ -1,0 +1,115 @@
+"""Linear layers of the C++ kernels, whichever layout a processor's features choose for the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.kernels.cpu.packing import tight_bytes
+from shared.kernels.cpu_backend import CpuKernels
+
+from .cpu_case import DTYPES, close, random, uneven_weight
+from .packings import PACKINGS, forced, needs_library
+
+pytestmark = needs_library
+
+ROWS = (1, 2, 3, 4, 11, 12, 13, 36, 37, 300)
+FLUSHED = torch.finfo(torch.bfloat16).tiny if torch.cpu._is_avx512_bf16_supported() else 0.0
+"""Instructions that multiply bf16 take numbers below the smallest normal one for 0."""
+
+
+@pytest.fixture(scope="module", params=PACKINGS)
+def packing(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def cpu(packing: str) -> Iterator[CpuKernels]:
+    with forced(packing):
+        yield CpuKernels()
+
+
+def test_each_packing_is_the_one_it_names(cpu: CpuKernels, packing: str) -> None:
+    packed = cpu.pack_linear(random(96, 64, dtype=torch.bfloat16))
+    assert packed.is_mkldnn == (packing == "onednn")
+    if packing == "plain":
+        assert packed.shape == (3, 64, 32)
+    if packing == "panels":
+        assert bool(tight_bytes(packed)) == bool(cpu.library.tandem_reads_tight())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "in_size", "out_size"),
+    [
+        *((rows, 64, 96) for rows in (0, 1, 2, 3, 4, 12, 13, 36, 37, 75)),
+        (3, 16, 32),
+        (5, 1040, 160),
+        (240, 1040, 160),  # more rows, and more of a row, than are worked on at a time
+        (4, 96, 35),
+        (60, 40, 32),
+    ],
+)
+def test_linear(cpu: CpuKernels, dtype: torch.dtype, rows: int, in_size: int, out_size: int) -> None:
+    x, weight = random(rows, in_size, dtype=dtype), random(out_size, in_size, dtype=dtype, seed=1)
+    packed = cpu.pack_linear(weight.clone())
+    for bias in (None, random(out_size, dtype=dtype, seed=2)):
+        exact = (x.double() @ weight.double().t() + (0 if bias is None else bias.double())).to(dtype)
+        close(cpu.linear(x, packed, bias), exact)
+
+
+def test_nan_and_infinity_of_a_row_stay_in_its_outputs(cpu: CpuKernels) -> None:
+    x = random(5, 64, dtype=torch.bfloat16)
+    x[1, 3], x[4, 60] = float("nan"), float("inf")
+    out = cpu.linear(x, cpu.pack_linear(random(96, 64, dtype=torch.bfloat16, seed=1)), None)
+    assert out[1].isnan().all()
+    assert not out[4].isfinite().any()
+    assert out[[0, 2, 3]].isfinite().all()
+
+
+def test_nan_and_infinite_weights_show_in_their_outputs(cpu: CpuKernels) -> None:
+    weight = random(96, 64, dtype=torch.bfloat16)
+    weight[3, 7], weight[40, 63] = float("nan"), float("-inf")
+    out = cpu.linear(random(5, 64, dtype=torch.bfloat16, seed=1), cpu.pack_linear(weight), None)
+    assert out[:, 3].isnan().all()
+    assert out[:, 40].isinf().all()
+    assert out[:, [i for i in range(96) if i not in (3, 40)]].isfinite().all()
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_weights_far_larger_and_smaller_than_the_others_are_multiplied_too(cpu: CpuKernels, rows: int) -> None:
+    weight = uneven_weight()
+    x = random(rows, 1040, dtype=torch.bfloat16, seed=2)
+    close(cpu.linear(x, cpu.pack_linear(weight.clone()), None), (x.double() @ weight.double().t()).to(x.dtype))
+
+
+@given(
+    seed=st.integers(0, 1000),
+    size=st.sampled_from([16, 528, 1040]),
+    scale=st.floats(1e-30, 1e30),
+    num_odd=st.integers(0, 12),
+    odd=st.sampled_from([0.0, -0.0, 1e-39, 1e-20, -1e-10, 1e20, 3e38]),
+    num_zero=st.integers(0, 100_000),
+)
+def test_every_weight_is_read_to_the_bit(
+    cpu: CpuKernels, seed: int, size: int, scale: float, num_odd: int, odd: float, num_zero: int
+) -> None:
+    weight = scale * random(64, size, dtype=torch.float32, seed=seed)
+    places = torch.randperm(weight.numel(), generator=torch.Generator().manual_seed(seed))
+    weight.view(-1)[places[:num_zero]] = 0.0
+    weight.view(-1)[places[:num_odd]] = odd
+    weight = weight.to(torch.bfloat16)
+    packed = cpu.pack_linear(weight.clone())
+    x = torch.eye(size, dtype=torch.bfloat16)  # each row picks one column of the weight
+    for rows in (x[:1], x[:16], x):
+        found = cpu.linear(rows.contiguous(), packed, None)
+        torch.testing.assert_close(found, weight.t()[: rows.shape[0]] + 0.0, rtol=0, atol=FLUSHED)
+
+
+def test_weights_of_other_dtypes_are_not_packed(cpu: CpuKernels) -> None:
+    with pytest.raises(AssertionError, match="float16 is neither"):
+        cpu.pack_linear(random(96, 64, dtype=torch.float16))

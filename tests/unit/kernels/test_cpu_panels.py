@@ -1,0 +1,100 @@
+"""Panels of bf16 weights: tight ones hold what plain ones hold, in less memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from shared.kernels.cpu.packing import is_packed, pack, tight_bytes
+from shared.kernels.cpu_backend import CpuKernels
+
+from .cpu_case import DTYPES, close, random, uneven_weight
+from .packings import needs_library
+
+pytestmark = needs_library
+
+ROWS = (1, 2, 3, 4, 11, 12, 13, 36, 37, 300)
+
+
+@pytest.fixture(scope="module")
+def cpu() -> CpuKernels:
+    return CpuKernels()
+
+
+def plain_panels(cpu: CpuKernels, weight: Tensor) -> Tensor:
+    out_size, size = weight.shape
+    panels = weight.clone()
+    cpu.library.tandem_pack_linear(panels.data_ptr(), size, out_size, 1)
+    return panels.view(out_size // 32, size, 32)
+
+
+def tightened(cpu: CpuKernels, weight: Tensor) -> Tensor:
+    """Its memory is changed."""
+    if not cpu.library.tandem_reads_tight():
+        pytest.skip("this processor multiplies pairs of bf16, from plain panels")
+    packed = pack(cpu.library, weight)
+    assert tight_bytes(packed), "the panels are plain"
+    return packed
+
+
+def tight_panels(cpu: CpuKernels, weight: Tensor) -> Tensor:
+    return tightened(cpu, weight.clone())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("in_size", "out_size", "fits"),
+    [(64, 96, True), (16, 32, True), (1040, 160, True), (96, 35, False), (40, 32, False)],
+)
+def test_weights_of_whole_vectors_are_packed(
+    cpu: CpuKernels, dtype: torch.dtype, in_size: int, out_size: int, fits: bool
+) -> None:
+    assert is_packed(pack(cpu.library, random(out_size, in_size, dtype=dtype))) == fits
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_tight_panels_give_the_very_bits_that_plain_ones_give(cpu: CpuKernels, rows: int) -> None:
+    """Eight exponents only, so that no weight is rare: those are added in another order."""
+    signs, lower = random(96, 528, dtype=torch.bfloat16), random(96, 528, dtype=torch.bfloat16, seed=1).abs()
+    weight = torch.copysign(0.01 + lower.clamp(max=1.0), signs)
+    x = random(rows, 528, dtype=torch.bfloat16, seed=2)
+    tight, plain = tight_panels(cpu, weight), plain_panels(cpu, weight)
+    assert tight.numel() < 0.76 * 2 * weight.numel()
+    assert cpu.linear(x, tight, None).equal(cpu.linear(x, plain, None))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_rare_weights_of_tight_panels_are_multiplied_too(cpu: CpuKernels, rows: int) -> None:
+    weight = uneven_weight()
+    x = random(rows, 1040, dtype=torch.bfloat16, seed=2)
+    close(cpu.linear(x, tight_panels(cpu, weight), None), (x.double() @ weight.double().t()).to(x.dtype))
+
+
+def test_weights_of_many_exponents_keep_plain_panels(cpu: CpuKernels) -> None:
+    exponents = torch.randint(-60, 60, (96, 64), generator=torch.Generator().manual_seed(3))
+    weight = (random(96, 64, dtype=torch.float32) * 2.0**exponents).to(torch.bfloat16)
+    packed = pack(cpu.library, weight.clone())
+    assert packed.shape == (3, 64, 32)
+    assert cpu.linear(torch.eye(64, dtype=torch.bfloat16), packed, None).equal(weight.t() + 0.0)
+
+
+def test_tightening_frees_the_weight(cpu: CpuKernels) -> None:
+    weight = random(96, 64, dtype=torch.bfloat16)
+    view = weight[32:]
+    tightened(cpu, weight)
+    assert view.untyped_storage().nbytes() == 0
+    both = random(192, 64, dtype=torch.bfloat16)
+    kept = both[96:].clone()
+    tightened(cpu, both[:96])
+    assert both[96:].equal(kept)
+
+
+def test_panels_of_another_size_or_dtype_are_refused(cpu: CpuKernels) -> None:
+    for panels in (plain_panels, tight_panels):
+        packed = panels(cpu, random(96, 64, dtype=torch.bfloat16))
+        for wrong in (48, 80):
+            with pytest.raises(AssertionError, match="columns times panels"):
+                cpu.linear(random(2, wrong, dtype=torch.bfloat16), packed, None)
+        with pytest.raises(AssertionError, match=r"float32 times torch\.bfloat16"):
+            cpu.linear(random(2, 64, dtype=torch.float32), packed, None)

@@ -25,7 +25,7 @@ from shared.errors import ModelMismatch, StoreUnavailable, TransferFailed
 from shared.kv.handoff.receiving import MemoryLost, receive_trailer
 from shared.kv.handoff.shipment import Shipment
 from shared.kv.handoff.trailer import trailer_bytes
-from shared.kv.transfer import Incoming, KVTransfer, new_ticket
+from shared.kv.transfer import Incoming, KVTransfer, TransferCounters, new_ticket
 from shared.kv_index.holders import Tier
 from shared.kv_index.publisher import IndexPublisher
 
@@ -85,6 +85,11 @@ class StoreNode:
     def tiers(self) -> Sequence[BlockTier]:
         """Fastest first; the host tier is there from the first block's size on."""
         return self._tiers.tiers
+
+    @property
+    def transfer_counters(self) -> TransferCounters:
+        """Blocks that came and went over the transfer plane."""
+        return self._transfer.counters
 
     def failure(self, tier: Tier) -> str:
         """Why the last call on a tier failed; empty where it did not."""

@@ -31,6 +31,8 @@ class KVStoreSettings(ServiceSettings):
 
     bind: str = "127.0.0.1:50070"
     """host:port to serve on; port 0 = any free one."""
+    metrics: str = "127.0.0.1:0"
+    """host:port of the Prometheus page, /metrics; port 0 = any free one, empty = no such page."""
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
     """redis://, rediss:// (TLS) or unix:// URL of Redis or Valkey, with ACL user and password
     (redis://user:password@host:port/db, rediss://…?ssl_ca_certs=file). The index has that database to itself.

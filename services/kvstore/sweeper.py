@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import dataclass
 
 from services.kvstore.buckets import Buckets
 from services.kvstore.holder_table import HolderTable
@@ -25,6 +26,15 @@ PAUSE_S = 0.005
 """Between two steps, so that matches pass in between."""
 
 
+@dataclass(slots=True)
+class SweepCounters:
+    """Sums since start."""
+
+    num_sweeps: int = 0
+    num_pruned: int = 0  # records of dead holders
+    num_expired: int = 0  # holders that were silent for the lease
+
+
 class Sweeper:
     """Looks every `interval_s` seconds whether holders died, and walks the index when some did.
 
@@ -34,6 +44,7 @@ class Sweeper:
 
     def __init__(self, redis: RedisClient, interval_s: float, lease_s: float) -> None:
         """A holder that said nothing for `lease_s` seconds is forgotten."""
+        self.counters = SweepCounters()
         self._redis = redis
         self._buckets = Buckets.cluster() if redis.is_cluster else Buckets.single()
         self._interval_s = interval_s
@@ -66,6 +77,7 @@ class Sweeper:
         [num_silent] = await self._redis.call(Command.script(EXPIRE, TABLE_KEYS, (str(self._lease_s),), TABLE_SLOT))
         if num_silent:
             logger.warning("%d workers said nothing for %g s: their blocks are forgotten", num_silent, self._lease_s)
+        self.counters.num_expired += int(num_silent)
         return int(num_silent)
 
     async def sweep(self) -> int:
@@ -75,6 +87,7 @@ class Sweeper:
         """
         [version] = await self._redis.call(Command.of("GET", VERSION_KEY, slot=TABLE_SLOT))
         table = await read_table(self._redis) if version is not None else None
+        self.counters.num_sweeps += 1
         if table is None:
             return 0
         state = (table.version.epoch, table.num_deaths)
@@ -87,6 +100,7 @@ class Sweeper:
                 num_pruned += await self._walk(node, table)
             logger.info("pruned %d records of dead holders in %.1f s", num_pruned, time.monotonic() - started)
         self._clean = state
+        self.counters.num_pruned += num_pruned
         return num_pruned
 
     async def _walk(self, node: RedisNode, table: HolderTable) -> int:

@@ -51,7 +51,7 @@ class RouterService:
         model_name = settings.served_model_name or settings.model.resolve().name
         self._store = KVStoreClient(settings.kvstore) if settings.kvstore else None
         tenants = {"default", *settings.edge.tenants, *settings.admission.tenant_weights}
-        self._metrics = RouterMetrics(model_name, sorted(tenants))
+        self._metrics = RouterMetrics(model_name, sorted(tenants), settings.name)
         labels = parse_labels(settings.labels, prefills.keys() | decodes.keys())
         self._fleet = Fleet(settings.name, prefills, decodes, self._on_change, labels)
         lookup = PrefixLookup(self._store, self._fleet)
@@ -114,7 +114,7 @@ class RouterService:
     @property
     def endpoints(self) -> dict[str, str]:
         """All addresses, for the launcher."""
-        return {"http": self.http.address, "grpc": self.grpc.address}
+        return {"http": self.http.address, "grpc": self.grpc.address, "metrics": self.http.address}
 
     async def start(self) -> None:
         """Opens both front doors and begins to connect to the workers; raises ConfigError where a port is taken."""

@@ -22,6 +22,8 @@ class WorkerSettings(ServiceSettings):
     """Unique among the workers of a cluster; stays the same over restarts."""
     bind: str = "127.0.0.1:0"
     """host:port of the session server; port 0 = any free one."""
+    metrics: str = "127.0.0.1:0"
+    """host:port of the Prometheus page, /metrics; port 0 = any free one, empty = no such page."""
     model: Path
     """Model folder in Hugging Face layout."""
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"

@@ -26,7 +26,6 @@ from services.router.placement.policy import Placement
 from services.router.settings import RouterSettings, parse_labels, parse_stores, parse_workers
 from services.router.status import cluster_status
 from services.router.workers.fleet import Fleet
-from shared.config import load_settings
 from shared.errors import ConfigError
 from shared.kv_index.client import KVStoreClient
 from shared.model.chat_template import ChatTemplate
@@ -154,13 +153,13 @@ def _check_pools(settings: RouterSettings, prefills: dict[str, str], decodes: di
         raise ConfigError(f"worker {min(both)!r} is named in both pools", field="prefill")
 
 
-async def start() -> RouterService:
-    """Starts the router that the flags describe."""
-    service = RouterService(load_settings(RouterSettings))
+async def start(settings: RouterSettings) -> RouterService:
+    """Starts the router that the settings describe."""
+    service = RouterService(settings)
     await service.start()
     logger.info("HTTP on %s, gRPC on %s", service.http.address, service.grpc.address)
     return service
 
 
 if __name__ == "__main__":
-    sys.exit(run_service(start))
+    sys.exit(run_service("tandem-router", RouterSettings, start))

@@ -20,7 +20,6 @@ from services.worker.settings import WorkerSettings
 from services.worker.worker import WorkerRole
 from shared.block_service.servicer import SERVICE_NAME as BLOCK_SERVICE_NAME
 from shared.block_service.servicer import BlockServicer
-from shared.config import load_settings
 from shared.engine.messages import Event
 from shared.kv_index.client import KVStoreClient
 from shared.kv_index.holders import WorkerIdentity
@@ -111,12 +110,12 @@ class WorkerService:
 
 
 async def start_worker(
+    settings: WorkerSettings,
     role_class: type[WorkerRole[Any, Any]],
     register: Callable[[grpc.aio.Server, SessionServer[Any, Any]], None],
     service_name: str,
 ) -> WorkerService:
-    """Reads the settings, loads the model, serves sessions. Raises ConfigError, ModelLoadError."""
-    settings = load_settings(WorkerSettings)
+    """Loads the model, serves sessions. Raises ConfigError, ModelLoadError."""
     stores = parse_stores(settings.store)
     host = EngineHost(settings)
     events: list[Event] = []  # until the role exists; the engine says little before its first command

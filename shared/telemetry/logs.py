@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Literal
 
+from shared.errors import TandemError
+
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -65,6 +67,12 @@ def request_log(logger: logging.Logger, request_id: str, trace: Mapping[str, str
     """A logger whose records have the request's fields. `trace` is a W3C trace context, which may be empty."""
     fields = {"request_id": request_id, "attempt": attempt, "trace_id": trace_id_of(trace)}
     return logging.LoggerAdapter(logger, fields)
+
+
+def failure_level(error: TandemError) -> int:
+    """Of the record that a request failed: warning where the cluster is at fault, debug where the client is, or where
+    a refusal under load would fill the log."""
+    return logging.WARNING if error.http_status >= 500 else logging.DEBUG
 
 
 def trace_id_of(trace: Mapping[str, str]) -> str:

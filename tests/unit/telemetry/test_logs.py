@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from shared.telemetry.logs import JsonFormatter, request_log, trace_id_of
+from shared.errors import InvalidRequest, NumericalFault, Overloaded, WorkerLost
+from shared.telemetry.logs import JsonFormatter, failure_level, request_log, trace_id_of
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"
@@ -89,3 +90,10 @@ def test_a_request_s_records_have_its_ids(logger: logging.Logger, handler: Colle
 )
 def test_the_trace_id_is_taken_from_a_sound_traceparent_only(traceparent: str, trace_id: str) -> None:
     assert trace_id_of({"traceparent": traceparent}) == trace_id
+
+
+def test_only_what_the_cluster_did_wrong_is_logged_as_a_warning() -> None:
+    assert failure_level(WorkerLost("gone")) == logging.WARNING
+    assert failure_level(NumericalFault("NaN")) == logging.WARNING
+    assert failure_level(InvalidRequest("what?")) == logging.DEBUG
+    assert failure_level(Overloaded("later")) == logging.DEBUG

@@ -1,4 +1,4 @@
-"""One way to be a process of Tandem: events for the launcher on stdout, logs on stderr, drain on SIGTERM.
+"""How every process of Tandem runs: events for the launcher on stdout, logs on stderr, drain on SIGTERM.
 
 stdout carries one JSON object a line and nothing else:
 
@@ -9,7 +9,7 @@ stdout carries one JSON object a line and nothing else:
 
 The log is text or JSON, as the settings say (shared/telemetry/logs.py).
 
-Exit status: 0 after a drain, 2 when a TandemError stopped the start, 1 on a bug.
+Exit status: 0 after a drain, 2 when a TandemError prevented the start, 1 on a bug.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ class Service(Protocol):
 
     @property
     def address(self) -> str:
-        """host:port that it serves on."""
+        """host:port that it listens on."""
 
     @property
     def endpoints(self) -> Mapping[str, str]:
-        """host:port by name of API, where there are several beside `address`; else empty."""
+        """host:port of further listeners by name: the APIs where there are several, and `metrics`."""
 
     async def close(self) -> None:
         """Drains and frees everything; called once."""
 
 
 def ready_event(address: str, endpoints: Mapping[str, str]) -> None:
-    """Tells the launcher that `address` serves, and which `endpoints` by name beside it."""
+    """Reports that the service listens on `address`, and on `endpoints` by name."""
     _emit(event="ready", address=address, **endpoints)
 
 
 def error_event(error: TandemError) -> None:
-    """Tells the launcher why this process could not start."""
+    """Reports why this process could not start."""
     _emit(event="error", kind=type(error).__name__, message=error.message, field=error.field)
 
 
 def progress_event(fraction: float, text: str) -> None:
-    """Tells the launcher how far the start has come; `fraction` in [0, 1]."""
+    """Reports the progress of the start; `fraction` in [0, 1]."""
     _emit(event="progress", fraction=round(min(max(fraction, 0.0), 1.0), 3), text=text)
 
 

@@ -42,7 +42,7 @@ class KVStoreServer:
     """`start()` returns once it serves, with Redis or still without; `close()` drains, twice is fine."""
 
     def __init__(self, settings: KVStoreSettings) -> None:
-        """Raises ConfigError for a URL that is none or a disk tier without a folder; no I/O before `start()`."""
+        """Raises ConfigError for a malformed URL or a disk tier without a folder; no I/O before `start()`."""
         self._settings = settings
         self._redis = redis_client(
             settings.redis_url.get_secret_value(), settings.redis_timeout_s, cluster=settings.redis_cluster
@@ -75,11 +75,11 @@ class KVStoreServer:
     async def start(self) -> None:
         """Raises ConfigError when the port is taken or Redis refuses our credentials.
 
-        A Redis that does not answer yet is no reason not to start: health says NOT_SERVING until it does.
+        It starts even while Redis does not answer: health is NOT_SERVING until it does.
         """
         try:
             await self._metrics_server.start()
-            with contextlib.suppress(StoreUnavailable):  # the first probe below tells the log and health
+            with contextlib.suppress(StoreUnavailable):  # the first probe below logs it and sets the health
                 await self._index.start()
             await self._rpc.start()
             await self._availability.start()
@@ -93,11 +93,11 @@ class KVStoreServer:
             raise
 
     async def close(self) -> None:
-        """Refuses new calls, lets running ones end within the drain's time, then frees everything."""
+        """Refuses new calls, lets running ones end within drain_timeout_s, then frees everything."""
         await self._sweeper.close()
         await self._availability.close()
         await self._rpc.set_serving(False)
-        # At once: a client whose stream has ended may open another one, which would be cut off in its beginning.
+        # Both at once: a client whose stream has ended may open a new one, which would be cut off as it begins.
         drain_s = self._settings.drain_timeout_s
         await asyncio.gather(self._rpc.stop(drain_s), self._servicer.drain(drain_s))
         if self._node is not None:

@@ -1,4 +1,4 @@
-"""`tandem.v1.KVStoreService` over a BlockIndex: validate, ask, convert; every failure leaves as a typed error."""
+"""`tandem.v1.KVStoreService` over a BlockIndex: validate, ask, convert; every failure becomes a typed error."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):
         """Who holds the prompt's prefix."""
         return await self._answer(self._match(request), context)
 
-    async def MatchStream(  # type: ignore[override]  # noqa: N802 - the stubs know no servicer that writes itself
+    async def MatchStream(  # type: ignore[override]  # noqa: N802 - the stubs do not know servicers that write by hand
         self, _calls: AsyncIterator[kvstore_pb2.MatchCall], context: Context
     ) -> None:
-        """The same over a stream."""
+        """Many matches over one stream."""
         await self._streams.serve(context)
 
     async def drain(self, deadline_s: float) -> None:
-        """Ends the streams once what runs on them is answered, at the deadline at the latest."""
+        """Ends the streams once their running matches are answered, at the deadline at the latest."""
         await self._streams.drain(deadline_s)
 
     async def Publish(  # noqa: N802
@@ -61,7 +61,7 @@ class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):
     async def Remove(  # noqa: N802
         self, request: kvstore_pb2.RemoveRequest, context: Context
     ) -> kvstore_pb2.RemoveResponse:
-        """A worker holds these blocks no more."""
+        """A worker no longer holds these blocks."""
         return await self._answer(self._remove(request), context)
 
     async def GetStats(  # noqa: N802
@@ -73,7 +73,7 @@ class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):
     async def Rebuild(  # noqa: N802
         self, request: kvstore_pb2.RebuildRequest, context: Context
     ) -> kvstore_pb2.RebuildResponse:
-        """All holders start over."""
+        """Forgets all holders; each publishes all its blocks again."""
         return await self._answer(self._rebuild(request), context)
 
     async def _match(self, request: kvstore_pb2.MatchRequest) -> kvstore_pb2.MatchResponse:
@@ -121,7 +121,7 @@ class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):
     async def _rebuild(self, _request: kvstore_pb2.RebuildRequest) -> kvstore_pb2.RebuildResponse:
         self._availability.require()
         num_holders = await self._index.forget_all()
-        logger.warning("the index is built anew: %d holders were forgotten and publish again", num_holders)
+        logger.warning("the index is rebuilt: %d holders were forgotten and publish again", num_holders)
         return kvstore_pb2.RebuildResponse(num_holders=num_holders)
 
     async def _answer(self, work: Awaitable[T], context: Context) -> T:

@@ -17,7 +17,7 @@ from shared.process import run_service
 
 
 class ValkeySettings(ServiceSettings):
-    """The log's alone: the server's are fixed."""
+    """Only the log's; those of the server are fixed."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
         **{**ServiceSettings.model_config, "env_prefix": "TANDEM_VALKEY_"}

@@ -51,7 +51,7 @@ class RouterCounts:
 
 @dataclass(slots=True)
 class TenantCounts:
-    """One tenant's finished requests since start: its prompt tokens, and of these those that were not computed."""
+    """One tenant's finished requests since start: prompt tokens, and how many of them were not computed."""
 
     num_requests: int = 0
     num_prompt_tokens: int = 0
@@ -91,7 +91,7 @@ class RouterMetrics:
                 known.add(0, value)  # a rate is wrong at first where a series begins above 0
 
     def finished(self, active: ActiveRequest) -> None:
-        """A request ended well."""
+        """A request finished."""
         counts, num_prompt_tokens = self.counts, active.request.num_prompt_tokens
         counts.num_finished += 1
         counts.num_prompt_tokens += num_prompt_tokens
@@ -109,7 +109,7 @@ class RouterMetrics:
         self._count_prefix(active.request, active.summary)
 
     def _count_prefix(self, request: Request, summary: RequestSummary) -> None:
-        """How much prefill the fleet did not do, and for whom."""
+        """Counts the prefill that the fleet saved, by tenant and by where the KV came from."""
         tenant = request.tenant if request.tenant in self.tenants else OTHER_TENANTS
         store = summary.num_fetched_tokens - summary.num_peer_tokens
         local = summary.num_cached_tokens - summary.num_fetched_tokens
@@ -130,16 +130,16 @@ class RouterMetrics:
         self._requests.add(1, error.code)
 
     def refused(self, *, waited: bool) -> None:
-        """A request was refused as it came, or wrongly let in and refused after it had waited."""
+        """A request was refused at arrival, or after it had waited in the queue."""
         self._refusals.add(1, "waited" if waited else "arrival")
 
     def cancelled(self) -> None:
-        """The client gave up, or a stop string ended the request at the edge."""
+        """The client closed the call, or a stop string ended the request at the edge."""
         self.counts.num_cancelled += 1
         self._requests.add(1, "cancelled")
 
     def retried(self, error: TandemError) -> None:
-        """A request was placed anew."""
+        """A request is placed again after an error."""
         self._retries.add(1, error.code)
 
     def placed(self, route: Route) -> None:

@@ -22,7 +22,7 @@ class WorkerSources:
 
     @property
     def load(self) -> types_pb2.Load:
-        """What the routers are told."""
+        """The newest load report."""
         return self.reporter.message()
 
 
@@ -72,7 +72,9 @@ METRICS: tuple[Observed[WorkerSources], ...] = (
         lambda worker: worker.steps.num_output_tokens,
     ),
     Observed(
-        counter("tandem_engine_preemptions_total", "Sequences that lost their blocks to others and were queued again."),
+        counter(
+            "tandem_engine_preemptions_total", "Sequences whose blocks were taken for others; they were queued again."
+        ),
         lambda worker: worker.load.num_preemptions,
     ),
     Observed(

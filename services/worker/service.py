@@ -103,7 +103,7 @@ class WorkerService:
         self._metrics.close()
 
     async def _end_with_engine(self) -> None:
-        """Without its engine the process ends at once: broken sessions tell every router."""
+        """Ends the process at once when its engine has died: routers see their sessions break."""
         await self._role.died.wait()
         logging.shutdown()
         os._exit(1)
@@ -118,7 +118,7 @@ async def start_worker(
     """Loads the model, serves sessions. Raises ConfigError, ModelLoadError."""
     stores = parse_stores(settings.store)
     host = EngineHost(settings)
-    events: list[Event] = []  # until the role exists; the engine says little before its first command
+    events: list[Event] = []  # until the role exists; the engine emits little before its first command
     handle: Callable[[Event], None] = events.append
 
     def on_event(event: Event) -> None:

@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from pydantic_settings.exceptions import SettingsError
 
 from shared.errors import ConfigError
+from shared.telemetry.logs import LogFormat, LogLevel
 
 
 class ServiceSettings(BaseSettings):
@@ -31,6 +32,11 @@ class ServiceSettings(BaseSettings):
         cli_avoid_json=True,
         use_attribute_docstrings=True,
     )
+
+    log_format: LogFormat = "text"
+    """Of the log on stderr: text, or one JSON object a line."""
+    log_level: LogLevel = "info"
+    """Least level that is logged."""
 
     @classmethod
     def settings_customise_sources(

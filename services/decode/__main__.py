@@ -11,6 +11,7 @@ import grpc.aio
 from services.decode.worker import DecodeRole
 from services.worker.service import WorkerService, start_worker
 from services.worker.session import SessionServer
+from services.worker.settings import WorkerSettings
 from shared.process import run_service
 from shared.rpc.pb.tandem.v1 import decode_pb2, decode_pb2_grpc
 
@@ -30,9 +31,10 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         await self._sessions.serve(context)
 
 
-async def start() -> WorkerService:
-    """Starts the worker that the flags describe."""
+async def start(settings: WorkerSettings) -> WorkerService:
+    """Starts the worker that the settings describe."""
     return await start_worker(
+        settings,
         DecodeRole,
         lambda server, sessions: decode_pb2_grpc.add_DecodeServiceServicer_to_server(DecodeServicer(sessions), server),
         "tandem.v1.DecodeService",
@@ -40,4 +42,4 @@ async def start() -> WorkerService:
 
 
 if __name__ == "__main__":
-    sys.exit(run_service(start))
+    sys.exit(run_service("tandem-decode", WorkerSettings, start))

@@ -13,6 +13,7 @@ from services.worker.blocks.connector import KVConnector
 from services.worker.blocks.prefix_fetch.fetch import Fetch
 from services.worker.blocks.prefix_fetch.known_prefix import KnownPrefix
 from services.worker.host import EngineHost
+from services.worker.request_log import attempt_log
 from services.worker.session import Session
 from services.worker.worker import WorkerRole
 from shared.engine.messages import (
@@ -36,6 +37,7 @@ from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.convert import logprobs_to_proto
 from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import decode_pb2, types_pb2
+from shared.telemetry.logs import RequestLog, failure_level
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +58,7 @@ class _Request:
     request_id: str
     num_tokens: int
     prefill_here: bool
+    log: RequestLog
     fetch: Fetch = field(default_factory=Fetch)
     queued_at: float = field(default_factory=time.perf_counter)
     receiving: asyncio.Task[None] | None = None
@@ -107,7 +110,9 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
 
     def _reserve(self, session: DecodeSession, reserve: decode_pb2.Reserve) -> None:
         sequence_id = session.key(reserve.request_id)
-        item = _Request(session, reserve.request_id, len(reserve.token_ids), reserve.prefill_here)
+        log = attempt_log(logger, reserve.request_id, reserve.trace)
+        log.debug("request %s: blocks for %d tokens to reserve", reserve.request_id, len(reserve.token_ids))
+        item = _Request(session, reserve.request_id, len(reserve.token_ids), reserve.prefill_here, log)
         try:
             sequence = self.build_sequence(
                 sequence_id,
@@ -137,6 +142,7 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         item = self._requests.get(sequence_id)
         if item is None:
             return
+        item.log.debug("request %s is cancelled", item.request_id)
         if item.receiving is None:  # running, waiting or not reserved yet: the engine alone holds it
             self._forget(sequence_id)
             self.host.engine.submit(AbortSequence(sequence_id))
@@ -221,7 +227,7 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         except MemoryLost as error:
             lost = True
             self._lost_buffers += buffers
-            logger.critical("the blocks of %d tokens are lost until a restart: %s", item.num_tokens, error)
+            item.log.critical("the blocks of %d tokens are lost until a restart: %s", item.num_tokens, error)
             if not item.cancelled:
                 self._send_failed(item, error)
         except TandemError as error:
@@ -258,6 +264,7 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             if not item.reported:
                 self._report_first(item, message)
             if token.finish is not None:
+                item.log.debug("request %s is finished", item.request_id)
                 self._forget(token.sequence_id)
             steps[item.session].append(message)
         for session, sequences in steps.items():
@@ -289,5 +296,6 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         return item
 
     def _send_failed(self, item: _Request, error: TandemError) -> None:
+        item.log.log(failure_level(error), "request %s failed: %s", item.request_id, error)
         failed = types_pb2.Failed(request_id=item.request_id, error=to_proto(error))
         item.session.send(decode_pb2.DecodeEvent(failed=failed))

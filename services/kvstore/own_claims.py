@@ -1,4 +1,4 @@
-"""The index as a node of the same process publishes to it."""
+"""How the store node of this process publishes to the index, without gRPC."""
 
 from __future__ import annotations
 

@@ -49,6 +49,8 @@ class LocalCluster:
         """host:port of the OpenAI API, once started."""
         self.grpc = ""
         """host:port of tandem.v1.InferenceService, once started."""
+        self.metrics: dict[str, str] = {}
+        """host:port of each process's Prometheus page by the process's name, once started."""
         self.children: dict[str, Child] = {}
         """All child processes by name (pid, log_path), in the order in which they started."""
         self._commands = commands if commands is not None else TandemCommands(spec)
@@ -140,6 +142,7 @@ class LocalCluster:
         await wait_until_serving(router, doors.http, self.spec.start_timeout_s)
         self._on_progress(router.name, Progress(1.0, "ready"))
         self.http, self.grpc = doors.http, doors.grpc
+        self.metrics = {name: event.metrics for name, event in (*ready.items(), (router.name, doors)) if event.metrics}
 
     async def _spawn(self, name: str, command: Sequence[str]) -> Child:
         child = Child(name, command, self.spec.log_dir / f"{name}.log", self._on_progress, self._on_exit)

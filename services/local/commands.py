@@ -44,6 +44,7 @@ class TandemCommands:
 
     def __init__(self, spec: ClusterSpec) -> None:
         self._spec = spec
+        self._log_flags = {"log_format": spec.log_format} if spec.log_format != "text" else {}
 
     def kvstore(self, bind: str, redis_url: str) -> Sequence[str]:
         """See ServiceCommands."""
@@ -58,7 +59,7 @@ class TandemCommands:
             flags = {"name": name, "host_bytes": spec.store_host_bytes, "disk_bytes": spec.store_disk_bytes}
             if spec.store_disk_folder is not None:
                 flags["disk_folder"] = spec.store_disk_folder / (name if spec.store_nodes > 1 else "")
-        return _module("kvstore", bind=bind, redis_url=redis_url, **flags)
+        return _module("kvstore", bind=bind, redis_url=redis_url, **flags, **self._log_flags)
 
     def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
         """See ServiceCommands. As many compute threads as cores, pinned to them."""
@@ -77,6 +78,7 @@ class TandemCommands:
             prefix_fetch=spec.prefix_fetch,
             num_kv_blocks=spec.num_kv_blocks,
             max_model_len=spec.max_model_len,
+            **self._log_flags,
         )
 
     def router(self, workers: Mapping[Role, Mapping[str, str]], kvstore: str, stores: str = "") -> Sequence[str]:
@@ -97,6 +99,7 @@ class TandemCommands:
             kvstore=kvstore,
             stores=stores,
             **lists,
+            **self._log_flags,
         )
 
 

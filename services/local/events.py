@@ -23,6 +23,7 @@ class Ready:
     address: str
     http: str = ""  # the router's OpenAI API
     grpc: str = ""  # the router's InferenceService
+    metrics: str = ""  # its Prometheus page
 
 
 Event = Progress | Ready | TandemError
@@ -40,7 +41,8 @@ def parse_event(line: bytes) -> Event | None:
         case {"event": "progress", "fraction": int() | float() as fraction, "text": str(text)}:
             return Progress(min(max(float(fraction), 0.0), 1.0), text)
         case {"event": "ready", "address": str(address)}:
-            return Ready(address, http=str(fields.get("http", "")), grpc=str(fields.get("grpc", "")))
+            http, grpc, metrics = (str(fields.get(name, "")) for name in ("http", "grpc", "metrics"))
+            return Ready(address, http, grpc, metrics)
         case {"event": "error", "kind": str(kind), "message": str(message)}:
             field = fields.get("field")
             cls = error_classes().get(kind, Internal)

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from services.local.addresses import split_address
 from shared.errors import ConfigError
+from shared.telemetry.logs import LogFormat
 
 Mode = Literal["disaggregated", "collocated"]
 Dtype = Literal["auto", "fp32", "bf16", "fp16"]
@@ -52,6 +53,8 @@ class ClusterSpec:
     """Of that folder, for each node; 0 = none."""
     prefix_fetch: PrefixFetch = "auto"
     """How a worker decides between fetching a prefix from peers or store nodes and computing it."""
+    log_format: LogFormat = "text"
+    """Of each process's log; text leaves the choice to the services' own settings."""
     state_dir: Path = Path(".tandem")
     """Holds logs/."""
     start_timeout_s: float = 600.0
@@ -64,6 +67,7 @@ class ClusterSpec:
             ("mode", self.mode, get_args(Mode)),
             ("dtype", self.dtype, get_args(Dtype)),
             ("prefix_fetch", self.prefix_fetch, get_args(PrefixFetch)),
+            ("log_format", self.log_format, get_args(LogFormat)),
         ):
             if value not in allowed:
                 raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {value!r}", field=name)

@@ -11,6 +11,7 @@ import grpc.aio
 from services.prefill.worker import PrefillRole
 from services.worker.service import WorkerService, start_worker
 from services.worker.session import SessionServer
+from services.worker.settings import WorkerSettings
 from shared.process import run_service
 from shared.rpc.pb.tandem.v1 import prefill_pb2, prefill_pb2_grpc
 
@@ -30,9 +31,10 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         await self._sessions.serve(context)
 
 
-async def start() -> WorkerService:
-    """Starts the worker that the flags describe."""
+async def start(settings: WorkerSettings) -> WorkerService:
+    """Starts the worker that the settings describe."""
     return await start_worker(
+        settings,
         PrefillRole,
         lambda server, sessions: prefill_pb2_grpc.add_PrefillServiceServicer_to_server(
             PrefillServicer(sessions), server
@@ -42,4 +44,4 @@ async def start() -> WorkerService:
 
 
 if __name__ == "__main__":
-    sys.exit(run_service(start))
+    sys.exit(run_service("tandem-prefill", WorkerSettings, start))

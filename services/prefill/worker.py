@@ -12,6 +12,7 @@ from services.worker.blocks.connector import KVConnector
 from services.worker.blocks.prefix_fetch.fetch import Fetch
 from services.worker.blocks.prefix_fetch.known_prefix import KnownPrefix
 from services.worker.host import EngineHost
+from services.worker.request_log import attempt_log
 from services.worker.session import Session
 from services.worker.worker import WorkerRole
 from shared.engine.messages import (
@@ -31,6 +32,7 @@ from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.convert import logprobs_to_proto
 from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import prefill_pb2, types_pb2
+from shared.telemetry.logs import RequestLog, failure_level
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ class _Submitted:
     request_id: str
     num_tokens: int
     shipment: Shipment
+    log: RequestLog
     fetch: Fetch = field(default_factory=Fetch)
     queued_at: float = 0.0
     scheduled_at: float = 0.0
@@ -103,7 +106,9 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
             self._release,
             self.host.settings.handoff_timeout_s,
         )
-        item = _Submitted(session, submit.request_id, len(submit.token_ids), shipment)
+        log = attempt_log(logger, submit.request_id, submit.trace)
+        log.debug("request %s: %d tokens to prefill", submit.request_id, len(submit.token_ids))
+        item = _Submitted(session, submit.request_id, len(submit.token_ids), shipment, log)
         self._submitted[sequence_id] = item
         self._shipments[sequence_id] = shipment
         self.idle.clear()
@@ -133,6 +138,9 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
         shipment = self._shipments.get(sequence_id)
         if shipment is not None and not receiver_active:
             shipment.drop_receiver()
+        item = self._submitted.get(sequence_id)
+        if item is not None:
+            item.log.debug("request %s is cancelled", item.request_id)
         self._abort(sequence_id)
 
     def _abort(self, sequence_id: str) -> None:
@@ -145,6 +153,7 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
 
     def _fail(self, sequence_id: str, error: TandemError) -> None:
         item = self._submitted[sequence_id]
+        item.log.log(failure_level(error), "request %s failed: %s", item.request_id, error)
         failed = types_pb2.Failed(request_id=item.request_id, error=to_proto(error))
         item.session.send(prefill_pb2.PrefillEvent(failed=failed))
         self._abort(sequence_id)
@@ -202,6 +211,7 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
             prefill_queue_ms=(item.scheduled_at - item.queued_at) * 1e3,
             prefill_compute_ms=computing_s * 1e3,
         )
+        item.log.debug("request %s has its first token", item.request_id)
         item.session.send(prefill_pb2.PrefillEvent(first_token=prefill_pb2.FirstToken(tokens=tokens)))
         self._close(token.sequence_id, self._finish(token, item))
 
@@ -210,6 +220,7 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
         try:
             await item.shipment.finish(token.token.token_id, item.num_tokens, finished=token.finish is not None)
         except TandemError as error:
+            item.log.log(failure_level(error), "the hand-off of request %s failed: %s", item.request_id, error)
             failed = types_pb2.Failed(request_id=item.request_id, error=to_proto(error))
             item.session.send(prefill_pb2.PrefillEvent(failed=failed))
 

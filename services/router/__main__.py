@@ -26,7 +26,6 @@ from services.router.placement.policy import Placement
 from services.router.settings import RouterSettings, parse_labels, parse_stores, parse_workers
 from services.router.status import cluster_status
 from services.router.workers.fleet import Fleet
-from shared.config import load_settings
 from shared.errors import ConfigError
 from shared.kv_index.client import KVStoreClient
 from shared.model.chat_template import ChatTemplate
@@ -51,7 +50,7 @@ class RouterService:
         model_name = settings.served_model_name or settings.model.resolve().name
         self._store = KVStoreClient(settings.kvstore) if settings.kvstore else None
         tenants = {"default", *settings.edge.tenants, *settings.admission.tenant_weights}
-        self._metrics = RouterMetrics(model_name, sorted(tenants))
+        self._metrics = RouterMetrics(model_name, sorted(tenants), settings.name)
         labels = parse_labels(settings.labels, prefills.keys() | decodes.keys())
         self._fleet = Fleet(settings.name, prefills, decodes, self._on_change, labels)
         lookup = PrefixLookup(self._store, self._fleet)
@@ -114,7 +113,7 @@ class RouterService:
     @property
     def endpoints(self) -> dict[str, str]:
         """All addresses, for the launcher."""
-        return {"http": self.http.address, "grpc": self.grpc.address}
+        return {"http": self.http.address, "grpc": self.grpc.address, "metrics": self.http.address}
 
     async def start(self) -> None:
         """Opens both front doors and begins to connect to the workers; raises ConfigError where a port is taken."""
@@ -154,13 +153,13 @@ def _check_pools(settings: RouterSettings, prefills: dict[str, str], decodes: di
         raise ConfigError(f"worker {min(both)!r} is named in both pools", field="prefill")
 
 
-async def start() -> RouterService:
-    """Starts the router that the flags describe."""
-    service = RouterService(load_settings(RouterSettings))
+async def start(settings: RouterSettings) -> RouterService:
+    """Starts the router that the settings describe."""
+    service = RouterService(settings)
     await service.start()
     logger.info("HTTP on %s, gRPC on %s", service.http.address, service.grpc.address)
     return service
 
 
 if __name__ == "__main__":
-    sys.exit(run_service(start))
+    sys.exit(run_service("tandem-router", RouterSettings, start))

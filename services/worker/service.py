@@ -14,22 +14,26 @@ import grpc.aio
 from services.worker.blocks.connector import KVConnector
 from services.worker.blocks.store_nodes import parse_stores
 from services.worker.host import EngineHost
+from services.worker.metrics import METRICS, WorkerSources
 from services.worker.session import SessionServer
 from services.worker.settings import WorkerSettings
 from services.worker.worker import WorkerRole
 from shared.block_service.servicer import SERVICE_NAME as BLOCK_SERVICE_NAME
 from shared.block_service.servicer import BlockServicer
-from shared.config import load_settings
 from shared.engine.messages import Event
 from shared.kv_index.client import KVStoreClient
 from shared.kv_index.holders import WorkerIdentity
 from shared.kv_index.holders import WorkerRole as HolderRole
 from shared.kv_index.publisher import IndexPublisher
 from shared.process import progress_event
-from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc
+from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc, types_pb2
 from shared.rpc.server import RpcServer
+from shared.telemetry.metrics import Metrics
+from shared.telemetry.metrics_server import MetricsServer
 
 logger = logging.getLogger(__name__)
+
+ROLE_NAMES = {types_pb2.WORKER_ROLE_PREFILL: "prefill", types_pb2.WORKER_ROLE_DECODE: "decode"}
 
 
 class WorkerService:
@@ -50,6 +54,10 @@ class WorkerService:
         self._role = role
         self._publisher = publisher
         self._watch: asyncio.Task[None] | None = None
+        settings = host.settings
+        self._metrics = Metrics(f"tandem-{ROLE_NAMES[role.worker_role]}", settings.name)
+        self._metrics.observe(METRICS, WorkerSources(role.load, host.engine.steps, host.transfer.counters))
+        self._metrics_server = MetricsServer(settings.metrics, self._metrics.registry)
         self.server: RpcServer
 
     @property
@@ -59,16 +67,17 @@ class WorkerService:
 
     @property
     def endpoints(self) -> Mapping[str, str]:
-        """None beside `address`."""
-        return {}
+        """The metrics page's, where there is one."""
+        return {"metrics": self._metrics_server.address} if self._metrics_server.address else {}
 
     async def serve(self, register: Callable[[grpc.aio.Server], None], service_name: str) -> None:
-        """Opens the session server. Raises ConfigError where the port is taken."""
+        """Opens the metrics page and the session server. Raises ConfigError where a port is taken."""
 
         def register_all(server: grpc.aio.Server) -> None:
             register(server)
             kvstore_pb2_grpc.add_BlockServiceServicer_to_server(BlockServicer(self._connector.server), server)
 
+        await self._metrics_server.start()
         self.server = RpcServer(self._host.settings.bind, register_all, (service_name, BLOCK_SERVICE_NAME))
         await self.server.start()
         await self.server.set_serving(True)
@@ -90,24 +99,26 @@ class WorkerService:
         if self._store is not None:
             await self._store.close()
         await self._host.close()
+        self._metrics_server.close()
+        self._metrics.close()
 
     async def _end_with_engine(self) -> None:
-        """Without its engine the process ends at once: broken sessions tell every router."""
+        """Ends the process at once when its engine has died: routers see their sessions break."""
         await self._role.died.wait()
         logging.shutdown()
         os._exit(1)
 
 
 async def start_worker(
+    settings: WorkerSettings,
     role_class: type[WorkerRole[Any, Any]],
     register: Callable[[grpc.aio.Server, SessionServer[Any, Any]], None],
     service_name: str,
 ) -> WorkerService:
-    """Reads the settings, loads the model, serves sessions. Raises ConfigError, ModelLoadError."""
-    settings = load_settings(WorkerSettings)
+    """Loads the model, serves sessions. Raises ConfigError, ModelLoadError."""
     stores = parse_stores(settings.store)
     host = EngineHost(settings)
-    events: list[Event] = []  # until the role exists; the engine says little before its first command
+    events: list[Event] = []  # until the role exists; the engine emits little before its first command
     handle: Callable[[Event], None] = events.append
 
     def on_event(event: Event) -> None:

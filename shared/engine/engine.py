@@ -45,6 +45,7 @@ from shared.engine.runner.block_access import BlockAccess
 from shared.engine.runner.pending_step import PendingStep
 from shared.engine.runner.runner import Runner
 from shared.engine.scheduler.scheduler import Scheduler
+from shared.engine.step_counters import StepCounters
 from shared.errors import NumericalFault, PromptTooLong, TandemError
 
 INTEGRITY_CHECK_INTERVAL_S = 5.0
@@ -85,6 +86,7 @@ class Engine:
         self._blocked = False  # the last step could plan nothing
         self._next_check = 0.0  # time.monotonic() of the next integrity check
         self._last_load: EngineLoad | None = None
+        self.steps = StepCounters()
         self._busy_since: float | None = None  # time.perf_counter() of the last result, while steps follow each other
 
     def start(self) -> None:
@@ -163,6 +165,7 @@ class Engine:
         begun = step.at if self._busy_since is None else self._busy_since
         self._busy_since = now
         outcome = self._scheduler.apply(step.plan, result, now - begun)
+        self.steps.add(step.plan.num_tokens, len(outcome.tokens), now - begun)
         ships = self._with_checksums(outcome.ships)
         if step.started or outcome.tokens or ships:
             self._emit(Stepped(step.started, outcome.tokens, ships))

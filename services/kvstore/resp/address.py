@@ -1,4 +1,4 @@
-"""Where Redis is and how to log in: what a `redis_url` says."""
+"""Where Redis is and how to log in: a parsed `redis_url`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Endpoint:
     path: str = ""
 
     def __str__(self) -> str:
-        """For messages."""
+        """As error messages show it."""
         return self.path or f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """What every connection begins with. `repr` does not show the password."""
+    """How every connection logs in. `repr` does not show the password."""
 
     username: str
     password: str
@@ -44,7 +44,7 @@ class Login:
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
     """A parsed URL: `redis://[user[:password]@]host[:port][,host[:port]…][/db][?option=value…]`, `rediss://` for TLS,
-    `unix://[user:password@]/path`. Several hosts are nodes of one cluster, any of them is enough."""
+    `unix://[user:password@]/path`. Several hosts are nodes of one cluster; one that answers is enough."""
 
     redacted: str
     """scheme://hosts/db, without credentials and options."""

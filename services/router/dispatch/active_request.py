@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from dataclasses import dataclass
 
@@ -17,6 +18,9 @@ from services.router.request import (
 )
 from shared.errors import TandemError
 from shared.rpc.pb.tandem.v1 import types_pb2
+from shared.telemetry.logs import request_log
+
+logger = logging.getLogger(__name__)
 
 _FINISH = {
     types_pb2.FINISH_REASON_STOP: FinishReason.STOP,
@@ -44,6 +48,7 @@ class ActiveRequest:
     def __init__(self, request: Request, coalescer: WriteCoalescer) -> None:
         """`coalescer` wakes its reader."""
         self.request = request
+        self.log = request_log(logger, request.request_id, request.trace)
         self.summary = RequestSummary()
         self.num_attempts = 0
         """Attempts begun; each has an id of its own on the workers."""

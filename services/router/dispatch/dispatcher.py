@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
 from collections.abc import Mapping
@@ -32,8 +31,7 @@ from shared.errors import (
     TandemError,
     WorkerLost,
 )
-
-logger = logging.getLogger(__name__)
+from shared.telemetry.logs import failure_level
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +153,17 @@ class Dispatcher:
             async with asyncio.timeout(request.timeout_s or None):
                 await self._run_attempts(active)
             self._metrics.finished(active)
+            active.log.debug("request %s is finished", request.request_id)
         except TimeoutError:
             self._fail(active, DeadlineExceeded(f"not done within {request.timeout_s:g} s", limit=request.timeout_s))
         except TandemError as error:
             self._fail(active, error)
         except asyncio.CancelledError:
             self._metrics.cancelled()
+            active.log.debug("request %s is cancelled", request.request_id)
             raise
         except Exception as error:
-            logger.exception("request %s", request.request_id)
+            active.log.exception("request %s", request.request_id)
             self._fail(active, Internal(f"{type(error).__name__}: {error}"))
         finally:
             self._forget(active)
@@ -180,6 +180,7 @@ class Dispatcher:
 
     def _fail(self, active: ActiveRequest, error: TandemError) -> None:
         self._metrics.failed(error)
+        active.log.log(failure_level(error), "request %s failed: %s", active.request.request_id, error)
         active.fail(error)
 
     async def _run_attempts(self, active: ActiveRequest) -> None:
@@ -198,7 +199,7 @@ class Dispatcher:
                 if not error.retryable or failures >= self._config.max_attempts:
                     raise
                 active.failed_workers |= attempt.suspects
-                logger.warning("request %s is placed anew: %s", active.request.request_id, error)
+                active.log.warning("request %s is placed anew: %s", active.request.request_id, error)
                 self._metrics.retried(error)
             returning = True
 
@@ -314,6 +315,9 @@ class Dispatcher:
         active.num_attempts += 1
         self._explain(active, choice)
         attempt = Attempt(active, decode, prefill, self._predictor, self._config.worker_timeout_s)
+        active.log.debug(
+            "request %s: prefill on %s, decode on %s", active.wire_id, (prefill or decode).name, decode.name
+        )
         attempt.open(wanted.work((prefill or decode).name), wanted.num_missing_blocks(decode.name))
         assignment.set_result(attempt)
         return True

@@ -19,6 +19,7 @@ from shared.engine.sampling_params import SamplingParams
 from shared.errors import DeadlineExceeded, Internal, InvalidRequest, TandemError
 from shared.rpc.errors import abort
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from shared.telemetry.logs import request_log
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         except TandemError as known:
             error = known
         except Exception as unknown:
-            logger.exception("request %s failed", request.request_id)
+            log = request_log(logger, request.request_id, _trace(_metadata(context)))
+            log.exception("request %s failed", request.request_id)
             error = Internal(f"internal error ({type(unknown).__name__})")
         await abort(context, error)
 
@@ -104,7 +106,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             request_id=request.request_id,
             arrived_at=arrived_at,
             timeout_s=time_left or 0.0,
-            trace={key: metadata[key] for key in _TRACE_KEYS if key in metadata},
+            trace=_trace(metadata),
             scheduling=scheduling_hints(metadata, tenant),
             cache_salt=request.cache_salt,
         )
@@ -120,6 +122,11 @@ def sampling_params(message: types_pb2.SamplingParams) -> SamplingParams:
     for field, value in message.ListFields():
         given[field.name] = tuple(value) if field.name in ("stop", "stop_token_ids") else value
     return SamplingParams(**given)
+
+
+def _trace(metadata: dict[str, str]) -> dict[str, str]:
+    """The call's W3C trace context."""
+    return {key: metadata[key] for key in _TRACE_KEYS if key in metadata}
 
 
 def _metadata(context: Context) -> dict[str, str]:

@@ -57,7 +57,7 @@ async def end_of(process: Process) -> tuple[int, str, str]:
 async def test_a_store_process_serves_drains_and_exits(valkey_url: str, admin: Redis) -> None:
     process = await start_store("--bind", "127.0.0.1:0", TANDEM_KVSTORE_REDIS_URL=valkey_url)
     event = await event_of(process)
-    assert event.keys() == {"event", "address"}
+    assert event.keys() == {"event", "address", "metrics"}
     assert event["event"] == "ready"
     client = KVStoreClient(event["address"], match_timeout_s=5.0, write_timeout_s=5.0)
     await client.publish(worker(), hashes(2))

@@ -23,9 +23,10 @@ from services.router.edge.input_processor import InputProcessor
 from services.router.explanation import explanation
 from services.router.metrics import RouterMetrics
 from services.router.placement.policy import Placement
-from services.router.settings import RouterSettings, parse_labels, parse_stores, parse_workers
+from services.router.settings import RouterSettings, parse_labels
 from services.router.status import cluster_status
 from services.router.workers.fleet import Fleet
+from shared.address import Address, parse_named
 from shared.config import load_settings
 from shared.errors import ConfigError
 from shared.kv_index.client import KVStoreClient
@@ -43,13 +44,15 @@ class RouterService:
 
     def __init__(self, settings: RouterSettings) -> None:
         """Reads tokenizer and template and composes the parts; raises ConfigError, ModelLoadError."""
-        prefills = parse_workers(settings.prefill, "prefill")
-        decodes = parse_workers(settings.decode, "decode")
+        prefills = parse_named(settings.prefill, "prefill")
+        decodes = parse_named(settings.decode, "decode")
         _check_pools(settings, prefills, decodes)
         tokenizer = Tokenizer.load(settings.model)
         template = ChatTemplate.load(settings.model, tokenizer.special_tokens)
         model_name = settings.served_model_name or settings.model.resolve().name
-        self._store = KVStoreClient(settings.kvstore) if settings.kvstore else None
+        self._store = None
+        if settings.kvstore:
+            self._store = KVStoreClient(str(Address.parse(settings.kvstore, "kvstore", min_port=1)))
         tenants = {"default", *settings.edge.tenants, *settings.admission.tenant_weights}
         self._metrics = RouterMetrics(model_name, sorted(tenants))
         labels = parse_labels(settings.labels, prefills.keys() | decodes.keys())
@@ -75,7 +78,7 @@ class RouterService:
             ),
         )
 
-        self._stores = StoreNodes(parse_stores(settings.stores))
+        self._stores = StoreNodes(parse_named(settings.stores, "stores", unnamed=True))
         self._watch = CacheWatch(self._store, self._stores)
 
         def status() -> inference_pb2.ClusterStatus:

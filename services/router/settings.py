@@ -62,26 +62,6 @@ class RouterSettings(ServiceSettings):
     """What the front doors let in."""
 
 
-def parse_workers(text: str, field: str) -> dict[str, str]:
-    """`a=host:1,b=host:2` as a mapping; raises ConfigError naming the field."""
-    workers: dict[str, str] = {}
-    for entry in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, address = entry.partition("=")
-        host, colon, port = address.rpartition(":")
-        if not (name and equals and host and colon and port.isdigit()):
-            raise ConfigError(f"{field}: {entry!r} is not name=host:port", field=field)
-        if name in workers:
-            raise ConfigError(f"{field}: worker {name!r} is named twice", field=field)
-        workers[name] = address
-    return workers
-
-
-def parse_stores(text: str) -> dict[str, str]:
-    """`a=host:1,host:2` as a mapping, an entry without a name by its address; raises ConfigError (`stores`)."""
-    entries = filter(None, (part.strip() for part in text.split(",")))
-    return parse_workers(",".join(part if "=" in part else f"{part}={part}" for part in entries), "stores")
-
-
 def parse_labels(text: str, known: Set[str]) -> dict[str, tuple[str, ...]]:
     """`a=zone/rack,b=zone` by worker name; raises ConfigError (`labels`)."""
     labels: dict[str, tuple[str, ...]] = {}

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from shared.block_service.store_client import StoreClient
-from shared.errors import ConfigError, TandemError
+from shared.errors import TandemError
 from shared.tasks import end_task
 
 logger = logging.getLogger(__name__)
@@ -84,22 +84,6 @@ class StoreNodes:
             del self._looking[name]
             self.on_change()
             return
-
-
-def parse_stores(text: str) -> dict[str, str]:
-    """`a=host:1,b=host:2` as a mapping; a node without a name is called by its address. Raises ConfigError
-    (`store`)."""
-    nodes: dict[str, str] = {}
-    for entry in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, address = entry.rpartition("=")
-        host, colon, port = address.rpartition(":")
-        if not (host and colon and port.isdigit()) or (equals and not name):
-            raise ConfigError(f"store: {entry!r} is neither host:port nor name=host:port", field="store")
-        name = name or address
-        if name in nodes:
-            raise ConfigError(f"store: node {name!r} is named twice", field="store")
-        nodes[name] = address
-    return nodes
 
 
 def _nobody() -> None:

@@ -12,7 +12,6 @@ import grpc.aio
 from services.router.cache.prefix import PrefixReader
 from services.router.cache.servicer import SERVICE_NAME as CACHE_SERVICE_NAME
 from services.router.cache.servicer import CacheServicer
-from services.router.cache.store_nodes import StoreNodes
 from services.router.cache.watch import CacheWatch
 from services.router.dispatch.dispatcher import DispatchConfig, Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
@@ -27,6 +26,7 @@ from services.router.settings import RouterSettings, parse_labels
 from services.router.status import cluster_status
 from services.router.workers.fleet import Fleet
 from shared.address import Address, parse_named
+from shared.block_service.store_nodes import StoreNodes
 from shared.config import load_settings
 from shared.errors import ConfigError
 from shared.kv_index.client import KVStoreClient

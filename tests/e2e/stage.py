@@ -135,7 +135,7 @@ class Stage:
                 await asyncio.sleep(0.02)
 
     async def num_bad(self) -> int:
-        return sum(tier.num_bad for tier in await self.store.tier_stats())
+        return sum(tier.num_bad for tier in (await self.store.stats()).tiers)
 
     async def idle(self) -> None:
         """Waits until no pool has a used block: nothing that a store is sent, or sends, stays behind."""

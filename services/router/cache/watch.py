@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from services.router.cache.store_nodes import StoreNodes
+from shared.block_service.store_nodes import StoreNodes
 from shared.errors import TandemError
 from shared.kv_index.client import KVStoreClient
 from shared.kv_index.holders import Tier
@@ -44,7 +44,7 @@ class CacheWatch:
                 await self._index.stats()
             except TandemError as error:
                 found.append(f"the index does not answer, prompts are placed without it: {error}")
-        for answer in await self._nodes.ask(lambda _, client: client.stats()):
+        for answer in await self._nodes.ask_all(lambda _, client: client.stats()):
             if answer.error is not None:
                 found.append(f"store node {answer.name} does not answer: {answer.error}")
             for tier in answer.value.tiers if answer.value is not None else ():

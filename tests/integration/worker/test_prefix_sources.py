@@ -169,7 +169,7 @@ async def test_blocks_of_another_size_are_refused_by_name():
 
 async def test_a_store_node_that_is_gone_is_passed_over_until_it_answers(monkeypatch):
     """Another worker serves as the node: the service is the same."""
-    monkeypatch.setattr("services.worker.blocks.store_nodes.RETRY_S", 0.02)
+    monkeypatch.setattr("shared.block_service.store_nodes.RETRY_S", 0.02)
     tokens, names = prompt(12)
     async with workers(1) as (store,):
         await store.has(names)

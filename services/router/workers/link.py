@@ -45,8 +45,8 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
     """Keeps one worker's session up and passes its messages to the attempts that they are about.
 
     `run()` reconnects until it is cancelled, or until the worker is retired and has no request of this router. When a
-    stream breaks, every attempt on it gets a WorkerLost at once. A worker that returns has a new incarnation; no message
-    of the old one reaches a request.
+    stream breaks, every attempt on it gets a WorkerLost at once. A worker that returns has a new incarnation; no
+    message of the old one reaches a request.
 
     Used from the event loop's thread alone. While the worker is connected and not retired, its view is in the pool.
     """

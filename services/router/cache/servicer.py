@@ -1,4 +1,4 @@
-"""`tandem.v1.CacheService`: what `tandem cache` calls."""
+"""`tandem.v1.CacheService`, which `tandem cache` calls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
-    """Asks index and store nodes on behalf of an operator, whose key must be an admin's."""
+    """Calls index, store nodes and workers for an operator. Every call needs an admin's API key."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         tenants: Mapping[str, TenantCounts],
         settings: EdgeSettings,
     ) -> None:
-        """Owns none of them."""
+        """Owns none of its arguments."""
         self._fleet = fleet
         self._index = index
         self._nodes = nodes
@@ -56,25 +56,25 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         self._keys = ApiKeys.of(settings)
 
     def register(self, server: grpc.aio.Server) -> None:
-        """What `RpcServer` takes as `register`."""
+        """The `register` of `RpcServer`."""
         cache_pb2_grpc.add_CacheServiceServicer_to_server(self, server)
 
     async def GetCacheStats(  # noqa: N802
         self, request: cache_pb2.GetCacheStatsRequest, context: Context
     ) -> cache_pb2.CacheStats:
-        """All that is known of the cache."""
+        """Statistics of the store nodes, the tenants and the index."""
         return await self._answer(self._stats, request, context)
 
     async def FlushCache(  # noqa: N802
         self, request: cache_pb2.FlushCacheRequest, context: Context
     ) -> cache_pb2.FlushCacheResponse:
-        """Drops what the store nodes keep, and the workers' pools."""
+        """Drops a tenant's blocks from the store nodes; without a tenant all blocks, also of the workers' pools."""
         return await self._answer(self._flush, request, context)
 
     async def PinPrefix(  # noqa: N802
         self, request: cache_pb2.PinPrefixRequest, context: Context
     ) -> cache_pb2.PinPrefixResponse:
-        """Keeps a prefix."""
+        """Keeps a prefix's blocks on the store nodes until it is unpinned."""
         return await self._answer(self._pin, request, context)
 
     async def UnpinPrefix(  # noqa: N802
@@ -113,7 +113,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         return response
 
     async def _flush_pools(self) -> list[Answer[kvstore_pb2.FlushResponse]]:
-        # Also those that are not connected now: they may be alive, and keep their pools.
+        # Also workers without a session: they may be alive and keep their pools.
         pools = {link.address: BlockClient(link.address) for link in self._fleet.links}
         try:
             return await ask_all(pools, lambda _, client: client.flush(None, OPERATOR_TIMEOUT_S))
@@ -125,7 +125,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         self._require_nodes()
         layout = self._fleet.layout
         if layout is None:
-            raise WorkerLost("no worker has connected yet: nobody knows the model's block size")
+            raise WorkerLost("no worker has connected yet: the model's block size is not known")
         token_ids = self._reader.token_ids(request)
         tenant = request.tenant or "default"
         salt = chain_salt(self._settings.tenants, tenant, request.cache_salt)
@@ -149,7 +149,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         }
         answers = await self._nodes.ask_all(lambda name, client: client.pin(requests[name]), among=requests)
         if refused := next((answer.error for answer in answers if isinstance(answer.error, InvalidRequest)), None):
-            # A prefix with a hole in it is of little use.
+            # A prefix with missing blocks is of little use.
             await self._nodes.ask_all(lambda _, client: client.unpin(request.name), among=requests)
             raise refused
         response = cache_pb2.PinPrefixResponse(num_tokens=len(token_ids), num_blocks=len(hashes))

@@ -46,7 +46,7 @@ class GrpcClient:
 
     async def start(self) -> TargetInfo:
         """Asks the router for its status; raises ConfigError (`target`) where it cannot serve yet."""
-        self._channel = channel(f"{self._target.host}:{self._target.port}")
+        self._channel = channel(self._target.address)
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
         try:
             status = await self._stub.GetStatus(

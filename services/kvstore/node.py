@@ -150,7 +150,7 @@ class StoreNode:
         return await self._in_thread(lambda: [self._tiers.holds(name) for name in hashes])
 
     async def flush(self, tenant: str | None) -> tuple[int, int]:
-        """See `BlockGiver`."""
+        """See `BlockProvider`."""
         if tenant is not None:
             check_tenant(tenant)
         return await self.with_tiers(lambda tiers: tiers.flush(tenant))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 
-from services.local.addresses import split_address
 from services.local.child import Child
+from shared.address import Address
 from shared.errors import DeadlineExceeded, WorkerLost
 
 _POLL_S = 0.02
@@ -40,9 +40,9 @@ async def wait_until_serving(router: Child, http: str, timeout_s: float) -> None
 
 async def _not_ready_reason(http: str) -> str:
     """Empty when prompts are served."""
-    host, port = split_address(http, "http")
+    server = Address.parse(http, "http")
     try:
-        reader, writer = await asyncio.open_connection(host, port)
+        reader, writer = await asyncio.open_connection(server.host, server.port)
     except OSError as error:
         return error.strerror or "it does not answer"
     try:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from services.local.addresses import split_address
+from shared.address import Address
 from shared.errors import ConfigError
 from shared.telemetry.logs import LogFormat
 
@@ -82,8 +82,8 @@ class ClusterSpec:
         _check_range("store_disk_bytes", self.store_disk_bytes, 0, 2**63 - 1)
         if self.store_disk_bytes and self.store_disk_folder is None:
             raise ConfigError("store_disk_bytes is set, but no store_disk_folder", field="store_disk_folder")
-        split_address(self.http, "http")
-        split_address(self.grpc, "grpc")
+        Address.parse(self.http, "http")
+        Address.parse(self.grpc, "grpc")
 
     @property
     def has_store(self) -> bool:

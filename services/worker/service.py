@@ -12,12 +12,12 @@ from typing import Any
 import grpc.aio
 
 from services.worker.blocks.connector import KVConnector
-from services.worker.blocks.store_nodes import parse_stores
 from services.worker.host import EngineHost
 from services.worker.metrics import METRICS, WorkerSources
 from services.worker.session import SessionServer
 from services.worker.settings import WorkerSettings
 from services.worker.worker import WorkerRole
+from shared.address import Address, parse_named
 from shared.block_service.servicer import SERVICE_NAME as BLOCK_SERVICE_NAME
 from shared.block_service.servicer import BlockServicer
 from shared.engine.messages import Event
@@ -116,7 +116,8 @@ async def start_worker(
     service_name: str,
 ) -> WorkerService:
     """Loads the model, serves sessions. Raises ConfigError, ModelLoadError."""
-    stores = parse_stores(settings.store)
+    stores = parse_named(settings.store, "store", unnamed=True)
+    index_address = str(Address.parse(settings.kvstore, "kvstore", min_port=1)) if settings.kvstore else ""
     host = EngineHost(settings)
     events: list[Event] = []  # until the role exists; the engine emits little before its first command
     handle: Callable[[Event], None] = events.append
@@ -126,8 +127,8 @@ async def start_worker(
 
     await host.start(on_event, progress_event)
     store, publisher = None, None
-    if settings.kvstore:
-        store = KVStoreClient(settings.kvstore)
+    if index_address:
+        store = KVStoreClient(index_address)
         identity = WorkerIdentity(settings.name, host.incarnation, HolderRole(role_class.worker_role))
         publisher = IndexPublisher(store, identity)
         await publisher.start()

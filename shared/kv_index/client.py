@@ -1,4 +1,4 @@
-"""Async client of the KV store, for the router (match) and the workers (publish, remove)."""
+"""Async client of the KV index, for the router (match) and the workers (publish, remove)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ResponseT = TypeVar("ResponseT")
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """Size of the index, and what one store process was asked since it started."""
+    """Size of the index, and the match requests of one store process since it started."""
 
     num_blocks: int
     num_match_requests: int
@@ -39,8 +39,8 @@ class StoreStats:
 class KVStoreClient:
     """One KV store. Connects on first use, reconnects by itself; safe for any number of concurrent calls.
 
-    Every method raises StoreUnavailable within its timeout when the store or its Redis does not answer, at once
-    where that is known, and InvalidRequest for what the store refuses.
+    Every method raises StoreUnavailable within its timeout when the store or its Redis does not answer (at once where
+    that is known), and InvalidRequest where the store refuses the arguments.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class KVStoreClient:
         self._closed = False
 
     async def match(self, hashes: Sequence[bytes]) -> PrefixMatch:
-        """The longest prefix of the chain `hashes` (16 bytes each) that is held anywhere, and by whom."""
+        """The longest prefix of the chain `hashes` (16 bytes each) that is held anywhere, with the holders."""
         request = kvstore_pb2.MatchRequest(block_hashes=join_hashes(hashes))
         response = await self._match_stream().ask(request, self._match_timeout_s)
         try:
@@ -67,10 +67,11 @@ class KVStoreClient:
     async def publish(
         self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = Tier.DEVICE, stamp: EventStamp = UNSTAMPED
     ) -> bool:
-        """`worker` holds these blocks now. Idempotent; without hashes it only says that the worker is there.
+        """`worker` holds these blocks now. Idempotent; without hashes it is a heartbeat.
 
-        False for a stamped change when the index has lost earlier ones: nothing was done, everything must be sent
-        again. Raises InvalidRequest (field worker.incarnation) when a newer process of that name has published.
+        False for a stamped change when the index has lost earlier ones: nothing was done, and everything must be
+        published again. Raises InvalidRequest (field worker.incarnation) when a newer process of that name has
+        published.
         """
         request = kvstore_pb2.PublishRequest(
             worker=_worker_id(worker),
@@ -112,7 +113,7 @@ class KVStoreClient:
         )
 
     async def rebuild(self) -> int:
-        """Has all holders publish anew; returns how many there were."""
+        """Empties the index, so that all holders publish again; returns the number of holders."""
         request = kvstore_pb2.RebuildRequest()
         return (await self._call(lambda stub: stub.Rebuild(request, timeout=self._write_timeout_s))).num_holders
 
@@ -136,7 +137,7 @@ class KVStoreClient:
             raise self._translate(error) from error
 
     def _match_stream(self) -> MatchStream:
-        """The one that is open, or another."""
+        """The open stream, or a new one."""
         stub = self._connected()
         if self._matches is None or not self._matches.is_open:
             self._matches = MatchStream(stub.MatchStream(), self.address, self._translate)
@@ -151,7 +152,7 @@ class KVStoreClient:
         return self._stub
 
     def _translate(self, error: grpc.aio.AioRpcError) -> TandemError:
-        """The store's own typed error; anything else means that there was no store to talk to."""
+        """The typed error that the store sent; StoreUnavailable where it sent none."""
         meant = from_rpc_error(error, f"KV store {self.address}")
         if isinstance(meant, WorkerLost | DeadlineExceeded):
             return StoreUnavailable(meant.message, address=self.address)

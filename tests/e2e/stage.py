@@ -21,6 +21,7 @@ from services.router.metrics import RouterMetrics
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.views import Pool
 from services.router.request import Request
+from services.router.workers.discovery import StaticDiscovery
 from services.router.workers.fleet import Fleet
 from shared.block_service.store_client import StoreClient
 from shared.engine.sampling_params import SamplingParams
@@ -76,7 +77,12 @@ class Stage:
     def __init__(self, cluster: LocalCluster, commands: Recording) -> None:
         self.cluster = cluster
         self.placement = Chosen(PlacementConfig())
-        self.fleet = Fleet("test", commands.workers["prefill"], commands.workers["decode"], self._on_change)
+        self.fleet = Fleet(
+            "test",
+            StaticDiscovery.of(commands.workers["prefill"], commands.workers["decode"]),
+            self._on_change,
+            collocated=cluster.spec.mode == "collocated",
+        )
         self.index = KVStoreClient(commands.kvstore_address, match_timeout_s=5.0)
         self.store = StoreClient(commands.kvstore_address, look_up_timeout_s=5.0)
         self.lookup = Lookup(self.index, self.fleet)
@@ -136,7 +142,7 @@ class Stage:
                 await asyncio.sleep(0.02)
 
     async def num_bad(self) -> int:
-        return sum(tier.num_bad for tier in await self.store.tier_stats())
+        return sum(tier.num_bad for tier in (await self.store.stats()).tiers)
 
     async def idle(self) -> None:
         """Waits until no pool has a used block: nothing that a store is sent, or sends, stays behind."""

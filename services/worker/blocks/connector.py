@@ -11,9 +11,9 @@ from services.worker.blocks.peers import Peers
 from services.worker.blocks.prefix_fetch.fetch import PrefixFetch
 from services.worker.blocks.prefix_fetch.policy import FetchPolicy
 from services.worker.blocks.server import BlockServer
-from services.worker.blocks.store_nodes import StoreNodes
 from services.worker.blocks.store_offloader import StoreOffloader
 from services.worker.host import EngineHost
+from shared.block_service.store_nodes import StoreNodes
 from shared.engine.messages import BlocksAdopted, BlocksHeld, CacheFlushed, FetchPrepared, PoolChanged, SequenceEnded
 from shared.kv.rendezvous import by_keeper
 

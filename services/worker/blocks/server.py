@@ -26,7 +26,7 @@ SEND_TIMEOUT_S = 10.0
 
 
 class BlockServer:
-    """Implements `BlockGiver`. A block that is being sent has a reference of its own and cannot be evicted; their
+    """Implements `BlockProvider`. A block that is being sent has a reference of its own and cannot be evicted; their
     number is bounded, and who comes later waits."""
 
     def __init__(self, host: EngineHost, answers: BlockAnswers, local: LocalBlocks) -> None:
@@ -43,13 +43,13 @@ class BlockServer:
         """Blocks sent to other workers."""
 
     async def look_up(self, hashes: Sequence[bytes]) -> list[bool]:
-        """See `BlockGiver`."""
+        """See `BlockProvider`."""
         return [name in self._local for name in hashes]
 
     async def fetch(
         self, hashes: Sequence[bytes], block_bytes: int, ticket: int, address: bytes
     ) -> AsyncGenerator[list[SentBlock], None]:
-        """See `BlockGiver`."""
+        """See `BlockProvider`."""
         ours = self._host.model.layout.block_bytes
         if block_bytes != ours:
             raise ModelMismatch(
@@ -76,7 +76,7 @@ class BlockServer:
                 await shipment.finish(0, 0, finished=False)
 
     async def flush(self, tenant: str | None) -> tuple[int, int]:
-        """See `BlockGiver`; raises InvalidRequest for one tenant's."""
+        """See `BlockProvider`; raises InvalidRequest for one tenant's."""
         if tenant is not None:
             raise InvalidRequest("a worker's pool does not know whose its blocks are", field="tenant")
         num_blocks = await self._answers.flush()

@@ -7,8 +7,8 @@ import contextlib
 from collections import deque
 
 from services.worker.blocks.answers import BlockAnswers
-from services.worker.blocks.store_nodes import StoreNodes
 from services.worker.host import EngineHost
+from shared.block_service.store_nodes import StoreNodes
 from shared.engine.messages import ReleaseHeld
 from shared.errors import ConfigError, InvalidRequest, ModelMismatch, TandemError
 from shared.kv.handoff.shipment import Shipment

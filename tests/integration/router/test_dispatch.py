@@ -14,6 +14,7 @@ from services.router.explanation import explanation
 from services.router.placement.disaggregation import Thresholds
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.request import FinishReason, Request
+from services.router.workers.discovery import StaticDiscovery
 from services.router.workers.fleet import Fleet
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest, NotFound, Overloaded, PromptTooLong, TandemError, TransferFailed, WorkerLost
@@ -60,6 +61,7 @@ class Router:
         self._placement = placement or {}
         self.workers = {worker.name: worker for worker in (*prefills, *decodes)}
         self._prefills, self._decodes = prefills, decodes
+        self._collocated = config.pop("collocated", not prefills)
         self._config = config
 
     async def __aenter__(self) -> Router:
@@ -68,14 +70,14 @@ class Router:
         self.changed = asyncio.Event()
         self.fleet = Fleet(
             "router-under-test",
-            {worker.name: worker.address for worker in self._prefills},
-            {worker.name: worker.address for worker in self._decodes},
+            self._discovery(),
             self._on_change,
+            collocated=self._collocated,
         )
         self.metrics = NoMetrics()
         lookup = PrefixLookup(None, self.fleet)
         placement = Placement(PlacementConfig(**self._placement))
-        config = DispatchConfig(collocated=not self._prefills, **self._config)
+        config = DispatchConfig(collocated=self._collocated, **self._config)
         self.dispatcher = Dispatcher(self.fleet, placement, lookup, self.metrics, config)
         self.fleet.start()
         await self.until(lambda: all(link.connected or link.mismatch for link in self.fleet.links))
@@ -85,6 +87,12 @@ class Router:
         await self.fleet.close()
         for worker in self.workers.values():
             await worker.stop()
+
+    def _discovery(self):
+        return StaticDiscovery.of(
+            {worker.name: worker.address for worker in self._prefills},
+            {worker.name: worker.address for worker in self._decodes},
+        )
 
     def _on_change(self) -> None:
         self.changed.set()

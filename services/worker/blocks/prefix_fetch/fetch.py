@@ -22,8 +22,8 @@ from services.worker.blocks.prefix_fetch.known_prefix import KnownPrefix
 from services.worker.blocks.prefix_fetch.part_stream import PartStream
 from services.worker.blocks.prefix_fetch.plan import plan_fetch
 from services.worker.blocks.prefix_fetch.policy import FetchPolicy
-from services.worker.blocks.store_nodes import StoreNodes
 from services.worker.host import EngineHost
+from shared.block_service.store_nodes import StoreNodes
 from shared.engine.messages import BlocksAdopted, EndFetch
 from shared.engine.sequence import EngineSequence
 from shared.errors import StoreUnavailable, TandemError

@@ -20,12 +20,12 @@ from shared.engine.messages import (
     Event,
     FirstScheduled,
     JoinSequence,
+    NewToken,
     ReserveSequence,
     SequenceFailed,
     SequenceReserved,
-    Stepped,
+    StepOutput,
 )
-from shared.engine.plan import NewToken
 from shared.engine.sequence import Goal
 from shared.errors import TandemError, TransferFailed
 from shared.kv.handoff.arrival import Arrived, receive
@@ -33,19 +33,13 @@ from shared.kv.handoff.receiving import MemoryLost
 from shared.kv.handoff.trailer import trailer_bytes
 from shared.kv.transfer import new_ticket
 from shared.kv_index.publisher import IndexPublisher
-from shared.rpc.convert import logprobs_to_proto
+from shared.rpc.convert import finish_reason_to_proto, logprobs_to_proto
 from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import decode_pb2, types_pb2
 
 logger = logging.getLogger(__name__)
 
 DecodeSession = Session[decode_pb2.DecodeEvent]
-
-_FINISH = {
-    None: types_pb2.FINISH_REASON_UNSPECIFIED,
-    "stop": types_pb2.FINISH_REASON_STOP,
-    "length": types_pb2.FINISH_REASON_LENGTH,
-}
 
 
 @dataclass(slots=True)
@@ -155,7 +149,7 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
                 item = self._forget(sequence_id)
                 if item is not None:
                     self._send_failed(item, error)
-            case Stepped(started, tokens, _):
+            case StepOutput(tokens, _, started):
                 for first in started:
                     self._on_started(first)
                 self._on_tokens(tokens)
@@ -250,14 +244,14 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             message = types_pb2.SequenceTokens(
                 request_id=item.request_id,
                 token_ids=(token.token.token_id,),
-                finish_reason=_FINISH[token.finish],
+                finish_reason=finish_reason_to_proto(token.finish_reason),
             )
             logprobs = logprobs_to_proto(token.token)
             if logprobs is not None:
                 message.logprobs.append(logprobs)
             if not item.reported:
                 self._report_first(item, message)
-            if token.finish is not None:
+            if token.finish_reason is not None:
                 self._forget(token.sequence_id)
             steps[item.session].append(message)
         for session, sequences in steps.items():

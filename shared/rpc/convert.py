@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+from shared.engine.finish_reason import FinishReason
 from shared.engine.plan import SampledToken
 from shared.engine.sampling_params import SamplingParams
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout
@@ -22,6 +23,24 @@ _OptionalName = Literal[
     "logprobs",
 ]
 _OPTIONAL: tuple[_OptionalName, ...] = get_args(_OptionalName)
+
+_FINISH_TO_PROTO: dict[FinishReason | None, types_pb2.FinishReason.ValueType] = {
+    None: types_pb2.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: types_pb2.FINISH_REASON_CANCELLED,
+}
+_FINISH_FROM_PROTO = {number: reason for reason, number in _FINISH_TO_PROTO.items()}
+
+
+def finish_reason_to_proto(reason: FinishReason | None) -> types_pb2.FinishReason.ValueType:
+    """UNSPECIFIED for None: the request goes on."""
+    return _FINISH_TO_PROTO[reason]
+
+
+def finish_reason_from_proto(number: types_pb2.FinishReason.ValueType) -> FinishReason | None:
+    """None for UNSPECIFIED, and for a number that this build does not know."""
+    return _FINISH_FROM_PROTO.get(number)
 
 
 def sampling_from_proto(message: types_pb2.SamplingParams) -> SamplingParams:

@@ -17,7 +17,7 @@ from shared.engine.messages import (
     ReserveSequence,
     SequenceFailed,
     SequenceReserved,
-    Stepped,
+    StepOutput,
 )
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
@@ -94,11 +94,11 @@ class EngineRun:
         outputs = {name: [] for name in names}
         left = set(names)
         while left:
-            for token in self.next(Stepped).tokens:
+            for token in self.next(StepOutput).tokens:
                 if token.sequence_id not in outputs:
                     continue  # a batch mate's
                 outputs[token.sequence_id].append(token.token.token_id)
-                if token.finish:
+                if token.finish_reason:
                     left.discard(token.sequence_id)
         return [outputs[name] for name in names]
 
@@ -114,11 +114,11 @@ def hand_off(prefill: EngineRun, decode: EngineRun, prompt, max_tokens=64, corru
     buffers = {index: decode.engine.blocks.incoming(block_id) for index, block_id in reserved.needed}
     checksums, first = {}, None
     while first is None:
-        stepped = prefill.next(Stepped)
-        for ship in stepped.ships:
-            buffers[ship.index][:] = prefill.engine.blocks.outgoing(ship.block_id)
-            checksums[ship.index] = ship.checksum
-            prefill.engine.submit(ReleaseBlocks((ship.block_id,)))
+        stepped = prefill.next(StepOutput)
+        for block in stepped.blocks:
+            buffers[block.index][:] = prefill.engine.blocks.outgoing(block.block_id)
+            checksums[block.index] = block.checksum
+            prefill.engine.submit(ReleaseBlocks((block.block_id,)))
         for token in stepped.tokens:
             first = token.token.token_id
     assert set(checksums) == set(targets)

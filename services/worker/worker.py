@@ -28,8 +28,6 @@ from shared.engine.messages import (
 )
 from shared.engine.sequence import EngineSequence, Goal
 from shared.errors import InvalidRequest, Overloaded, PromptTooLong
-from shared.kv.hashing import root_hash
-from shared.kv.layout import LAYOUT_VERSION
 from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.convert import layout_to_proto, sampling_from_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
@@ -120,6 +118,7 @@ class WorkerRole(ABC, Generic[CommandT, EventT]):
             max_num_seqs=host.settings.max_num_seqs,
             protocol_version=PROTOCOL_VERSION,
             model_name=model.name,
+            rope_trained_len=model.roots.rope_trained_len,
         )
 
     def on_open(self, session: Session[EventT]) -> None:
@@ -207,17 +206,12 @@ class WorkerRole(ABC, Generic[CommandT, EventT]):
                 field="max_tokens",
                 limit=model.max_model_len,
             )
-        rope = model.decoder.config.rope
-        if rope.type == "dynamic" and num_prompt_tokens > rope.original_max_position_embeddings:
-            # Such a prompt's rotation depends on its length: only prompts of the same length share blocks.
-            salt = f"{salt}\0rope-length={num_prompt_tokens}"
-        root = root_hash(model.fingerprint, model.layout.dtype, LAYOUT_VERSION, salt=salt)
         return EngineSequence(
             sequence_id=sequence_id,
             token_ids=token_ids,
             num_prompt_tokens=num_prompt_tokens,
             sampling=params,
-            hash_root=root,
+            hash_root=model.roots.of(salt, num_prompt_tokens),
             goal=goal,
             max_tokens_total=max(total, len(token_ids) + 1),
             eos_token_ids=frozenset(model.decoder.config.eos_token_ids),

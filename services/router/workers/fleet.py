@@ -9,7 +9,7 @@ from services.router.placement.views import Pool
 from services.router.workers.decode_link import DecodeLink
 from services.router.workers.prefill_link import PrefillLink
 from shared.errors import ModelMismatch
-from shared.kv.hashing import root_hash
+from shared.kv.hashing import ChainRoots
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout
 from shared.rpc.convert import layout_from_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
@@ -39,6 +39,7 @@ class Fleet:
         self.prefill_pool = Pool(router_name)
         """The connected prefill workers, for placement."""
         self.decode_pool = Pool(router_name)
+        self._roots: ChainRoots | None = None
         self._longest: tuple[int, int] | None = None  # (decode workers connected, max_model_len then)
         self._tasks: list[asyncio.Task[None]] = []
         where = labels or {}
@@ -92,10 +93,10 @@ class Fleet:
                 return f"no {role} worker is ready ({reasons})"
         return ""
 
-    def hash_root(self, salt: str) -> bytes:
-        """Root of the block hash chain of a tenant's prompts; needs a worker to have connected once."""
-        assert self.layout is not None
-        return root_hash(self.model_fingerprint, self.layout.dtype, LAYOUT_VERSION, salt=salt)
+    def hash_root(self, salt: str, num_prompt_tokens: int) -> bytes:
+        """Root of the block hash chain of a prompt; needs a worker to have connected once."""
+        assert self._roots is not None
+        return self._roots.of(salt, num_prompt_tokens)
 
     def _check(self, welcome: types_pb2.Welcome) -> None:
         """The first worker to connect sets the fleet's model and layout; while one is there, others must match."""
@@ -110,6 +111,7 @@ class Fleet:
             self.layout = layout
             self.model_fingerprint = welcome.model_fingerprint
             self.model_name = welcome.model_name
+            self._roots = ChainRoots(welcome.model_fingerprint, layout.dtype, LAYOUT_VERSION, welcome.rope_trained_len)
             return
         if welcome.model_fingerprint != self.model_fingerprint:
             raise ModelMismatch(

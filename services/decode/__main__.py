@@ -8,15 +8,15 @@ from typing import Any
 
 import grpc.aio
 
-from services.decode.worker import DecodeRole
+from services.decode.worker import DecodeWorker
 from services.worker.service import WorkerService, start_worker
-from services.worker.session import SessionServer
+from services.worker.session_server import SessionServer
 from shared.process import run_service
 from shared.rpc.pb.tandem.v1 import decode_pb2, decode_pb2_grpc
 
 
 class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
-    """gRPC's view of the role."""
+    """The gRPC face of the worker."""
 
     def __init__(self, sessions: SessionServer[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]) -> None:
         self._sessions = sessions
@@ -33,7 +33,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
 async def start() -> WorkerService:
     """Starts the worker that the flags describe."""
     return await start_worker(
-        DecodeRole,
+        DecodeWorker,
         lambda server, sessions: decode_pb2_grpc.add_DecodeServiceServicer_to_server(DecodeServicer(sessions), server),
         "tandem.v1.DecodeService",
     )

@@ -1,4 +1,4 @@
-"""The decode role: Reserve → receives posted → join → tokens, all of a router's sequences in one message a step."""
+"""The decode worker: Reserve → receives posted → join → tokens, all of a router's sequences in one message a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.worker.blocks.prefix_fetch.fetch import Fetch
 from services.worker.blocks.prefix_fetch.known_prefix import KnownPrefix
 from services.worker.host import EngineHost
 from services.worker.session import Session
-from services.worker.worker import WorkerRole
+from services.worker.worker import Worker
 from shared.engine.messages import (
     AbortSequence,
     Event,
@@ -28,6 +28,7 @@ from shared.engine.messages import (
 )
 from shared.engine.sequence import Goal
 from shared.errors import TandemError, TransferFailed
+from shared.identity import WorkerRole
 from shared.kv.handoff.arrival import Arrived, receive
 from shared.kv.handoff.receiving import MemoryLost
 from shared.kv.handoff.trailer import trailer_bytes
@@ -61,10 +62,10 @@ class _Request:
     """Its first tokens were sent."""
 
 
-class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
+class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
     """A reserved sequence's blocks are freed only when no receive can write to them any more."""
 
-    worker_role = types_pb2.WORKER_ROLE_DECODE
+    role = WorkerRole.DECODE
 
     def __init__(self, host: EngineHost, publisher: IndexPublisher | None, connector: KVConnector) -> None:
         super().__init__(host, publisher, connector)

@@ -1,4 +1,4 @@
-"""The prefill role: Submit → chunks → blocks shipped as they are sealed → first token → trailer."""
+"""The prefill worker: Submit → chunks → blocks shipped as they are sealed → first token → trailer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.worker.blocks.prefix_fetch.fetch import Fetch
 from services.worker.blocks.prefix_fetch.known_prefix import KnownPrefix
 from services.worker.host import EngineHost
 from services.worker.session import Session
-from services.worker.worker import WorkerRole
+from services.worker.worker import Worker
 from shared.engine.messages import (
     AbortSequence,
     Event,
@@ -25,6 +25,7 @@ from shared.engine.messages import (
 )
 from shared.engine.sequence import Goal
 from shared.errors import TandemError
+from shared.identity import WorkerRole
 from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.handoff.shipment import Shipment
 from shared.kv_index.publisher import IndexPublisher
@@ -51,11 +52,11 @@ class _Submitted:
     num_cached_tokens: int = 0
 
 
-class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]):
+class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]):
     """Every accepted Submit ends in one trailer; its router hears of a first token, of a failure, or (after a Cancel)
     of nothing."""
 
-    worker_role = types_pb2.WORKER_ROLE_PREFILL
+    role = WorkerRole.PREFILL
 
     def __init__(self, host: EngineHost, publisher: IndexPublisher | None, connector: KVConnector) -> None:
         super().__init__(host, publisher, connector)

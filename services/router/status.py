@@ -9,6 +9,7 @@ from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.metrics import RouterMetrics
 from services.router.settings import RouterSettings
 from services.router.workers.fleet import AnyLink, Fleet
+from shared.rpc.convert import role_to_proto
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 
 
@@ -48,7 +49,7 @@ def _worker(link: AnyLink) -> inference_pb2.WorkerStatus:
     worker = link.welcome.worker if link.welcome is not None else types_pb2.WorkerId(name=link.name)
     return inference_pb2.WorkerStatus(
         worker=worker,
-        role=link.role,
+        role=role_to_proto(link.role),
         address=link.address,
         connected=link.connected,
         load=link.load if link.connected else None,
@@ -60,11 +61,10 @@ def _lost(fleet: Fleet) -> list[str]:
     """Workers without a session, and workers without a store node."""
     found = []
     for link in fleet.links:
-        role = "prefill" if link.role == types_pb2.WORKER_ROLE_PREFILL else "decode"
         if not link.connected:
             reason = f": {link.mismatch}" if link.mismatch else ""
-            found.append(f"{role} worker {link.name} is not connected{reason}")
+            found.append(f"{link.role} worker {link.name} is not connected{reason}")
         elif link.load.silent_stores:
             nodes = ", ".join(link.load.silent_stores)
-            found.append(f"{role} worker {link.name} gets nothing from store nodes: {nodes}")
+            found.append(f"{link.role} worker {link.name} gets nothing from store nodes: {nodes}")
     return found

@@ -24,9 +24,9 @@ from services.router.request import Request
 from services.router.workers.fleet import Fleet
 from shared.block_service.store_client import StoreClient
 from shared.engine.sampling_params import SamplingParams
+from shared.identity import WorkerRole
 from shared.kv.hashing import chain
 from shared.kv_index.client import KVStoreClient
-from shared.kv_index.holders import WorkerRole
 from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, DEMO
 
 HOST_BYTES = 1 << 26

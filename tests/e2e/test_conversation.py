@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from shared.identity import WorkerRole
 from shared.kv.hashing import chain
-from shared.kv_index.holders import WorkerRole
 from tests.e2e.running import BLOCK_SIZE
 from tests.e2e.stage import HOST_BYTES, prompt, staged
 

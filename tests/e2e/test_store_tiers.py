@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from shared.identity import WorkerRole
 from shared.kv.hashing import chain
-from shared.kv_index.holders import WorkerRole
 from tests.e2e.running import BLOCK_SIZE
 from tests.e2e.stage import HOST_BYTES, Recording, prompt, staged
 

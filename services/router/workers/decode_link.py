@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import grpc.aio
 
 from services.router.workers.link import WorkerLink
+from shared.identity import WorkerRole
 from shared.rpc.errors import from_proto
 from shared.rpc.pb.tandem.v1 import decode_pb2, decode_pb2_grpc, types_pb2
 
@@ -17,7 +18,7 @@ logger = logging.getLogger(__name__)
 class DecodeLink(WorkerLink[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
     """Reserves go down, one Step a step comes up, with the tokens of all of this router's sequences."""
 
-    role = types_pb2.WORKER_ROLE_DECODE
+    role = WorkerRole.DECODE
 
     def reserve(self, reserve: decode_pb2.Reserve, token_ids: Iterable[int]) -> Iterable[int]:
         """Gives the worker a sequence of these tokens; returns them in the form of messages, in which they are copied

@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from services.router.dispatch.prefix_lookup import MAX_PEERS, PrefixLookup
-from shared.kv_index.holders import Holder, PrefixMatch, Tier, WorkerRole
+from shared.identity import WorkerRole
+from shared.kv_index.holders import Holder, PrefixMatch, Tier
 
 NAMES = [f"w{number}" for number in range(9)]
 

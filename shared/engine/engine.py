@@ -40,9 +40,8 @@ from shared.engine.messages import (
 )
 from shared.engine.plan import StepPlan
 from shared.engine.runner.block_access import BlockAccess
-from shared.engine.runner.pending_step import PendingStep
-from shared.engine.runner.runner import Runner
 from shared.engine.scheduler.scheduler import Scheduler
+from shared.engine.step_runner import LaunchedStep, StepRunner
 from shared.errors import PromptTooLong, TandemError
 from shared.kv.handoff.outgoing_block import OutgoingBlock
 
@@ -57,7 +56,7 @@ class _Launched:
     plan: StepPlan
     at: float  # time.perf_counter() before it was planned
     started: tuple[FirstScheduled, ...]
-    pending: PendingStep
+    step: LaunchedStep
 
 
 class Engine:
@@ -68,7 +67,7 @@ class Engine:
     """
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, emit: Callable[[Event], None], ahead: bool | None = None
+        self, scheduler: Scheduler, runner: StepRunner, emit: Callable[[Event], None], ahead: bool | None = None
     ) -> None:
         """Takes ownership of both; nothing runs before `start()`. `ahead=None`: where the runner's device computes on
         its own."""
@@ -156,7 +155,7 @@ class Engine:
     def _collect(self) -> None:
         """Takes the oldest launched step's result."""
         step = self._launched.popleft()
-        result = step.pending.result()
+        result = step.step.result()
         now = time.perf_counter()
         # From result to result: what a sequence waits for its next token, Python's share and a step ahead included.
         begun = step.at if self._busy_since is None else self._busy_since

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
@@ -19,6 +20,7 @@ from shared.engine.messages import (
     SequenceReserved,
     StepOutput,
 )
+from shared.engine.plan_log import RecordingRunner
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -46,9 +48,10 @@ class EngineRun:
         config: RunnerConfig | None = None,
         ahead: bool | None = None,
         device: str = "cpu",
+        recording: BinaryIO | None = None,
         **policy,
     ) -> None:
-        """`policy`: further fields of the scheduler's config."""
+        """`recording`: where plans and results are written; `policy`: further fields of the scheduler's config."""
         self.decoder = Decoder.load(folder, torch.float32, device, kernels=kernels)
         model = self.decoder.config
         config = config or RunnerConfig(max_num_seqs=MAX_NUM_SEQS)
@@ -60,7 +63,8 @@ class EngineRun:
         with torch.inference_mode():
             self.runner.start()
         self.events: queue.Queue = queue.Queue()
-        self.engine = Engine(self.scheduler, self.runner, self.events.put, ahead)
+        runner = RecordingRunner(self.runner, recording) if recording else self.runner
+        self.engine = Engine(self.scheduler, runner, self.events.put, ahead)
         self.engine.start()
         self.names = 0
 

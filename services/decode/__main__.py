@@ -8,16 +8,16 @@ from typing import Any
 
 import grpc.aio
 
-from services.decode.worker import DecodeRole
+from services.decode.worker import DecodeWorker
 from services.worker.service import WorkerService, start_worker
-from services.worker.session import SessionServer
+from services.worker.session_server import SessionServer
 from services.worker.settings import WorkerSettings
 from shared.process import run_service
 from shared.rpc.pb.tandem.v1 import decode_pb2, decode_pb2_grpc
 
 
 class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
-    """gRPC's view of the role."""
+    """The gRPC face of the worker."""
 
     def __init__(self, sessions: SessionServer[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]) -> None:
         self._sessions = sessions
@@ -35,7 +35,7 @@ async def start(settings: WorkerSettings) -> WorkerService:
     """Starts the worker that the settings describe."""
     return await start_worker(
         settings,
-        DecodeRole,
+        DecodeWorker,
         lambda server, sessions: decode_pb2_grpc.add_DecodeServiceServicer_to_server(DecodeServicer(sessions), server),
         "tandem.v1.DecodeService",
     )

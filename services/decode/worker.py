@@ -1,4 +1,4 @@
-"""The decode role: Reserve → receives posted → join → tokens, all of a router's sequences in one message a step."""
+"""The decode worker: Reserve → receives posted → join → tokens, all of a router's sequences in one message a step."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from services.worker.blocks.prefix_fetch.known_prefix import KnownPrefix
 from services.worker.host import EngineHost
 from services.worker.request_log import attempt_log
 from services.worker.session import Session
-from services.worker.worker import WorkerRole
+from services.worker.worker import Worker
 from shared.engine.messages import (
     AbortSequence,
     Event,
     FirstScheduled,
     JoinSequence,
+    NewToken,
     ReserveSequence,
     SequenceFailed,
     SequenceReserved,
-    Stepped,
+    StepOutput,
 )
-from shared.engine.plan import NewToken
 from shared.engine.sequence import Goal
 from shared.errors import TandemError, TransferFailed
+from shared.identity import WorkerRole
 from shared.kv.handoff.arrival import Arrived, receive
 from shared.kv.handoff.receiving import MemoryLost
 from shared.kv.handoff.trailer import trailer_bytes
 from shared.kv.transfer import new_ticket
 from shared.kv_index.publisher import IndexPublisher
-from shared.rpc.convert import logprobs_to_proto
+from shared.rpc.convert import finish_reason_to_proto, logprobs_to_proto
 from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import decode_pb2, types_pb2
 from shared.telemetry.logs import RequestLog, failure_level
@@ -42,12 +43,6 @@ from shared.telemetry.logs import RequestLog, failure_level
 logger = logging.getLogger(__name__)
 
 DecodeSession = Session[decode_pb2.DecodeEvent]
-
-_FINISH = {
-    None: types_pb2.FINISH_REASON_UNSPECIFIED,
-    "stop": types_pb2.FINISH_REASON_STOP,
-    "length": types_pb2.FINISH_REASON_LENGTH,
-}
 
 
 @dataclass(slots=True)
@@ -70,10 +65,10 @@ class _Request:
     """Its first tokens were sent."""
 
 
-class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
+class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
     """A reserved sequence's blocks are freed only when no receive can write to them any more."""
 
-    worker_role = types_pb2.WORKER_ROLE_DECODE
+    role = WorkerRole.DECODE
 
     def __init__(self, host: EngineHost, publisher: IndexPublisher | None, connector: KVConnector) -> None:
         super().__init__(host, publisher, connector)
@@ -161,7 +156,7 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
                 item = self._forget(sequence_id)
                 if item is not None:
                     self._send_failed(item, error)
-            case Stepped(started, tokens, _):
+            case StepOutput(tokens, _, started):
                 for first in started:
                     self._on_started(first)
                 self._on_tokens(tokens)
@@ -256,14 +251,14 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             message = types_pb2.SequenceTokens(
                 request_id=item.request_id,
                 token_ids=(token.token.token_id,),
-                finish_reason=_FINISH[token.finish],
+                finish_reason=finish_reason_to_proto(token.finish_reason),
             )
             logprobs = logprobs_to_proto(token.token)
             if logprobs is not None:
                 message.logprobs.append(logprobs)
             if not item.reported:
                 self._report_first(item, message)
-            if token.finish is not None:
+            if token.finish_reason is not None:
                 item.log.debug("request %s is finished", item.request_id)
                 self._forget(token.sequence_id)
             steps[item.session].append(message)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.kvstore.index import BlockIndex, IndexStats, ResyncNeeded
+from shared.identity import WorkerIdentity
 from shared.kv.hashing import HASH_BYTES
-from shared.kv_index.holders import EventStamp, PrefixMatch, Tier, WorkerIdentity
+from shared.kv_index.holders import EventStamp, PrefixMatch, Tier
 
 _UNSTAMPED = EventStamp(sequence=0, acknowledged=0)
 

@@ -19,7 +19,8 @@ from itertools import groupby
 
 from services.kvstore.records import holder_ids
 from shared.errors import Internal
-from shared.kv_index.holders import Holder, PrefixMatch, Tier, WorkerRole
+from shared.kv_index.holders import Holder, PrefixMatch, Tier
+from shared.rpc.convert import role_from_proto
 
 ENTRY = struct.Struct("<Q4sB")
 NEXT_FIELD = b"next"
@@ -56,7 +57,9 @@ class HolderTable:
             for field, value in fields.items():
                 if field not in (NEXT_FIELD, DEAD_FIELD):
                     incarnation, holder_id, role = ENTRY.unpack(value)
-                    self.live[holder_id] = Holder(field[1:].decode(), incarnation, WorkerRole(role), Tier(field[0]))
+                    self.live[holder_id] = Holder(
+                        field[1:].decode(), incarnation, role_from_proto(role), Tier(field[0])
+                    )
         except (IndexError, ValueError, struct.error) as error:
             raise Internal(f"the index's holder table is damaged: {error!r}") from error
 

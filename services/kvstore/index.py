@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.kv_index.holders import EventStamp, PrefixMatch, Tier, WorkerIdentity
+from shared.identity import WorkerIdentity
+from shared.kv_index.holders import EventStamp, PrefixMatch, Tier
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from services.kvstore.tiers.stack import TierStack
 from services.kvstore.tiers.tier import BlockTier, TierEvents
 from shared.block_service.client import SentBlock
 from shared.block_service.store_client import Wanted
-from shared.engine.messages import ShippedBlock
 from shared.errors import ModelMismatch, StoreUnavailable, TransferFailed
+from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.handoff.receiving import MemoryLost, receive_trailer
 from shared.kv.handoff.shipment import Shipment
 from shared.kv.handoff.trailer import trailer_bytes
@@ -196,7 +196,7 @@ class StoreNode:
             if block is None:
                 self._staging.give_back(slot)
             else:
-                shipment.add(ShippedBlock("", index, slot, block.checksum))
+                shipment.add(OutgoingBlock("", index, slot, block.checksum))
                 sent.append(SentBlock(index, block.checksum, block.tier))
         return sent
 

@@ -35,7 +35,9 @@ from services.kvstore.scripts import (
     UNKNOWN,
 )
 from shared.errors import InvalidRequest, StoreUnavailable
-from shared.kv_index.holders import EventStamp, PrefixMatch, Tier, WorkerIdentity
+from shared.identity import WorkerIdentity
+from shared.kv_index.holders import EventStamp, PrefixMatch, Tier
+from shared.rpc.convert import role_to_proto
 
 SCRIPT_HASHES = 1024
 """Blocks in one run of a script, which blocks Redis for one or two milliseconds."""
@@ -139,7 +141,7 @@ class RedisIndex:
             bytes([tier]),
             worker.name.encode(),
             worker.incarnation.to_bytes(8, "little"),
-            bytes([worker.role]),
+            bytes([role_to_proto(worker.role)]),
             int(register),
             secrets.token_bytes(8),
             secrets.randbits(32),

@@ -5,8 +5,10 @@ from __future__ import annotations
 from services.kvstore.tiers.disk_header import MAX_TENANT_BYTES
 from services.kvstore.tiers.pins import Pin
 from shared.errors import InvalidRequest
+from shared.identity import WorkerIdentity, WorkerRole
 from shared.kv_index.hash_lists import split_hashes
-from shared.kv_index.holders import EventStamp, Tier, WorkerIdentity, WorkerRole
+from shared.kv_index.holders import EventStamp, Tier
+from shared.rpc.convert import role_from_proto
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, types_pb2
 
 MAX_NAME_BYTES = 256
@@ -59,7 +61,7 @@ def stamp_of(message: kvstore_pb2.PublishRequest | kvstore_pb2.RemoveRequest) ->
 def publisher_of(message: kvstore_pb2.PublishRequest) -> WorkerIdentity:
     """Who publishes."""
     try:
-        role = WorkerRole(message.role)
+        role = role_from_proto(message.role)
     except ValueError as error:
         raise InvalidRequest(
             f"role must be one of {', '.join(role.name for role in WorkerRole)}, got number {message.role}",

@@ -27,8 +27,9 @@ from services.kvstore.tiers.accounts import Quotas
 from shared.block_service.servicer import SERVICE_NAME as BLOCK_SERVICE_NAME
 from shared.block_service.servicer import BlockServicer
 from shared.errors import ConfigError, StoreUnavailable
+from shared.identity import WorkerIdentity, WorkerRole
 from shared.kv.ucx import UcxTransfer
-from shared.kv_index.holders import Tier, WorkerIdentity, WorkerRole
+from shared.kv_index.holders import Tier
 from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc
 from shared.rpc.server import RpcServer

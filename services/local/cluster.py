@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from services.local.addresses import check_free, reserved_address
 from services.local.child import Child
-from services.local.commands import Role, ServiceCommands, TandemCommands, WorkerPlan, plan_workers, store_name
+from services.local.commands import ServiceCommands, TandemCommands, WorkerPlan, plan_workers, store_name
 from services.local.cores import share_cores
 from services.local.events import Progress, Ready
 from services.local.readiness import wait_until_serving
 from services.local.spec import ClusterSpec
 from shared.errors import ModelLoadError
+from shared.identity import WorkerRole
 
 if TYPE_CHECKING:
     from services.kvstore.embedded import EmbeddedValkey
@@ -133,7 +134,7 @@ class LocalCluster:
             for plan in self._workers:
                 await self._spawn(plan.name, self._commands.worker(plan, kvstore))
             ready = await self._all_ready()
-        workers: dict[Role, dict[str, str]] = {"prefill": {}, "decode": {}}
+        workers: dict[WorkerRole, dict[str, str]] = {WorkerRole.PREFILL: {}, WorkerRole.DECODE: {}}
         for plan in self._workers:
             workers[plan.role][plan.name] = ready[plan.name].address
         router = await self._spawn("router", self._commands.router(workers, kvstore, stores))

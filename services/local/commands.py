@@ -5,18 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from services.local.spec import ClusterSpec
-
-Role = Literal["prefill", "decode"]
+from shared.identity import WorkerRole
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
     """One worker before it starts."""
 
-    role: Role
+    role: WorkerRole
     name: str
     cores: tuple[int, ...]
     stores: str = ""
@@ -35,7 +34,7 @@ class ServiceCommands(Protocol):
     def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
         """One worker on any free port, `kvstore` being the store's host:port."""
 
-    def router(self, workers: Mapping[Role, Mapping[str, str]], kvstore: str, stores: str = "") -> Sequence[str]:
+    def router(self, workers: Mapping[WorkerRole, Mapping[str, str]], kvstore: str, stores: str = "") -> Sequence[str]:
         """The router before the workers, for each role name → host:port; `stores` as in WorkerPlan."""
 
 
@@ -81,7 +80,7 @@ class TandemCommands:
             **self._log_flags,
         )
 
-    def router(self, workers: Mapping[Role, Mapping[str, str]], kvstore: str, stores: str = "") -> Sequence[str]:
+    def router(self, workers: Mapping[WorkerRole, Mapping[str, str]], kvstore: str, stores: str = "") -> Sequence[str]:
         """See ServiceCommands."""
         spec = self._spec
         lists = {
@@ -105,8 +104,8 @@ class TandemCommands:
 
 def plan_workers(spec: ClusterSpec, shares: Sequence[tuple[int, ...]]) -> list[WorkerPlan]:
     """All workers by name (`prefill-0`, `decode-0`, …), prefill first; `shares` are their cores in that order."""
-    names: list[tuple[Role, str]] = [("prefill", f"prefill-{i}") for i in range(spec.num_prefill)]
-    names += [("decode", f"decode-{i}") for i in range(spec.num_decode)]
+    names: list[tuple[WorkerRole, str]] = [(WorkerRole.PREFILL, f"prefill-{i}") for i in range(spec.num_prefill)]
+    names += [(WorkerRole.DECODE, f"decode-{i}") for i in range(spec.num_decode)]
     return [WorkerPlan(role, name, cores) for (role, name), cores in zip(names, shares, strict=True)]
 
 

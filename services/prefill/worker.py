@@ -1,4 +1,4 @@
-"""The prefill role: Submit → chunks → blocks shipped as they are sealed → first token → trailer."""
+"""The prefill worker: Submit → chunks → blocks shipped as they are sealed → first token → trailer."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from services.worker.blocks.prefix_fetch.known_prefix import KnownPrefix
 from services.worker.host import EngineHost
 from services.worker.request_log import attempt_log
 from services.worker.session import Session
-from services.worker.worker import WorkerRole
+from services.worker.worker import Worker
 from shared.engine.messages import (
     AbortSequence,
     Event,
     FirstScheduled,
+    NewToken,
     ReleaseBlocks,
     SequenceFailed,
-    ShippedBlock,
-    Stepped,
+    StepOutput,
 )
-from shared.engine.plan import NewToken
 from shared.engine.sequence import Goal
 from shared.errors import TandemError
+from shared.identity import WorkerRole
+from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.handoff.shipment import Shipment
 from shared.kv_index.publisher import IndexPublisher
-from shared.rpc.convert import logprobs_to_proto
+from shared.rpc.convert import finish_reason_to_proto, logprobs_to_proto
 from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import prefill_pb2, types_pb2
 from shared.telemetry.logs import RequestLog, failure_level
@@ -37,8 +38,6 @@ from shared.telemetry.logs import RequestLog, failure_level
 logger = logging.getLogger(__name__)
 
 PrefillSession = Session[prefill_pb2.PrefillEvent]
-
-_FINISH = {"stop": types_pb2.FINISH_REASON_STOP, "length": types_pb2.FINISH_REASON_LENGTH}
 
 
 @dataclass(slots=True)
@@ -56,11 +55,11 @@ class _Submitted:
     num_cached_tokens: int = 0
 
 
-class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]):
+class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]):
     """Every accepted Submit ends in one trailer; its router hears of a first token, of a failure, or (after a Cancel)
     of nothing."""
 
-    worker_role = types_pb2.WORKER_ROLE_PREFILL
+    role = WorkerRole.PREFILL
 
     def __init__(self, host: EngineHost, publisher: IndexPublisher | None, connector: KVConnector) -> None:
         super().__init__(host, publisher, connector)
@@ -165,11 +164,11 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
             case SequenceFailed(sequence_id, error):
                 if sequence_id in self._submitted:
                     self._fail(sequence_id, error)
-            case Stepped(started, tokens, ships):
+            case StepOutput(tokens, blocks, started):
                 for first in started:
                     self._on_started(first)
-                for block in ships:
-                    self._on_ship(block)
+                for block in blocks:
+                    self._on_outgoing(block)
                 for token in tokens:
                     self._on_first_token(token)
             case _:
@@ -181,7 +180,7 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
             item.scheduled_at = item.scheduled_at or first.at
             item.num_cached_tokens = first.num_cached_tokens
 
-    def _on_ship(self, block: ShippedBlock) -> None:
+    def _on_outgoing(self, block: OutgoingBlock) -> None:
         item = self._submitted.get(block.sequence_id)
         if item is None:
             self._release(block)  # cancelled while the step ran
@@ -197,13 +196,12 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
         if not item.fetch.num_tokens:
             self.connector.fetches.policy.note_compute(item.num_tokens - item.num_cached_tokens, computing_s)
         num_fetched = min(item.fetch.num_tokens, item.num_cached_tokens)
-        finish = _FINISH[token.finish] if token.finish else types_pb2.FINISH_REASON_UNSPECIFIED
         logprobs = logprobs_to_proto(token.token)
         tokens = types_pb2.SequenceTokens(
             request_id=item.request_id,
             token_ids=[token.token.token_id],
             logprobs=[logprobs] if logprobs is not None else [],
-            finish_reason=finish,
+            finish_reason=finish_reason_to_proto(token.finish_reason),
             num_cached_tokens=item.num_cached_tokens,
             prefix_fetch_ms=item.fetch.waited_ms,
             num_fetched_tokens=num_fetched,
@@ -218,13 +216,13 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
     async def _finish(self, token: NewToken, item: _Submitted) -> None:
         """Closes the hand-off behind its first token."""
         try:
-            await item.shipment.finish(token.token.token_id, item.num_tokens, finished=token.finish is not None)
+            await item.shipment.finish(token.token.token_id, item.num_tokens, finished=token.finish_reason is not None)
         except TandemError as error:
             item.log.log(failure_level(error), "the hand-off of request %s failed: %s", item.request_id, error)
             failed = types_pb2.Failed(request_id=item.request_id, error=to_proto(error))
             item.session.send(prefill_pb2.PrefillEvent(failed=failed))
 
-    def _release(self, block: ShippedBlock) -> None:
+    def _release(self, block: OutgoingBlock) -> None:
         self.host.engine.submit(ReleaseBlocks((block.block_id,), block.receiver))
 
     def _close(self, sequence_id: str, ending: Coroutine[None, None, None]) -> None:

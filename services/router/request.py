@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import NamedTuple, Protocol
 
+from shared.engine.finish_reason import FinishReason as FinishReason
 from shared.engine.sampling_params import SamplingParams
-
-
-class FinishReason(Enum):
-    """Why a request ended; the values are OpenAI's."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True)

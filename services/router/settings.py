@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -22,6 +22,8 @@ class RouterSettings(ServiceSettings):
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
         **{**ServiceSettings.model_config, "env_prefix": "TANDEM_ROUTER_"}
     )
+
+    renamed: ClassVar[Mapping[str, str]] = {"placement.jitter": "placement.tie_margin"}
 
     name: str = "router-0"
     """Unique among the routers of a cluster."""

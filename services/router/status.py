@@ -9,6 +9,7 @@ from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.metrics import RouterMetrics
 from services.router.settings import RouterSettings
 from services.router.workers.fleet import AnyLink, Fleet
+from shared.rpc.convert import role_to_proto
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 
 
@@ -51,7 +52,7 @@ def _worker(link: AnyLink) -> inference_pb2.WorkerStatus:
     load.draining |= link.retired
     return inference_pb2.WorkerStatus(
         worker=worker,
-        role=link.role,
+        role=role_to_proto(link.role),
         address=link.address,
         connected=link.connected,
         load=load if link.connected else None,
@@ -63,11 +64,10 @@ def _failures(fleet: Fleet) -> list[str]:
     """What fails of the discovery, of the workers' sessions, and of their store nodes."""
     found = [fleet.discovery_failure] if fleet.discovery_failure else []
     for link in fleet.links:
-        role = "prefill" if link.role == types_pb2.WORKER_ROLE_PREFILL else "decode"
         if not link.connected:
             reason = f": {link.mismatch}" if link.mismatch else ""
-            found.append(f"{role} worker {link.name} is not connected{reason}")
+            found.append(f"{link.role} worker {link.name} is not connected{reason}")
         elif link.load.silent_stores:
             nodes = ", ".join(link.load.silent_stores)
-            found.append(f"{role} worker {link.name} gets nothing from store nodes: {nodes}")
+            found.append(f"{link.role} worker {link.name} gets nothing from store nodes: {nodes}")
     return found

@@ -1,4 +1,4 @@
-"""A worker process from start to drain; prefill and decode differ in their role alone."""
+"""A worker process from start to drain; prefill and decode differ in their `Worker` class alone."""
 
 from __future__ import annotations
 
@@ -14,26 +14,23 @@ import grpc.aio
 from services.worker.blocks.connector import KVConnector
 from services.worker.host import EngineHost
 from services.worker.metrics import METRICS, WorkerSources
-from services.worker.session import SessionServer
+from services.worker.session_server import SessionServer
 from services.worker.settings import WorkerSettings
-from services.worker.worker import WorkerRole
+from services.worker.worker import Worker
 from shared.address import Address, parse_named
 from shared.block_service.servicer import SERVICE_NAME as BLOCK_SERVICE_NAME
 from shared.block_service.servicer import BlockServicer
 from shared.engine.messages import Event
+from shared.identity import WorkerIdentity
 from shared.kv_index.client import KVStoreClient
-from shared.kv_index.holders import WorkerIdentity
-from shared.kv_index.holders import WorkerRole as HolderRole
 from shared.kv_index.publisher import IndexPublisher
 from shared.process import progress_event
-from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc, types_pb2
+from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc
 from shared.rpc.server import RpcServer
 from shared.telemetry.metrics import Metrics
 from shared.telemetry.metrics_server import MetricsServer
 
 logger = logging.getLogger(__name__)
-
-ROLE_NAMES = {types_pb2.WORKER_ROLE_PREFILL: "prefill", types_pb2.WORKER_ROLE_DECODE: "decode"}
 
 
 class WorkerService:
@@ -42,7 +39,7 @@ class WorkerService:
     def __init__(
         self,
         host: EngineHost,
-        role: WorkerRole[Any, Any],
+        worker: Worker[Any, Any],
         store: KVStoreClient | None,
         publisher: IndexPublisher | None,
         connector: KVConnector,
@@ -51,12 +48,12 @@ class WorkerService:
         self._connector = connector
         self._host = host
         self._store = store
-        self._role = role
+        self._worker = worker
         self._publisher = publisher
         self._watch: asyncio.Task[None] | None = None
         settings = host.settings
-        self._metrics = Metrics(f"tandem-{ROLE_NAMES[role.worker_role]}", settings.name)
-        self._metrics.observe(METRICS, WorkerSources(role.load, host.engine.steps, host.transfer.counters))
+        self._metrics = Metrics(f"tandem-{worker.role.name.lower()}", settings.name)
+        self._metrics.observe(METRICS, WorkerSources(worker.load, host.engine.steps, host.transfer.counters))
         self._metrics_server = MetricsServer(settings.metrics, self._metrics.registry)
         self.server: RpcServer
 
@@ -85,14 +82,14 @@ class WorkerService:
 
     async def close(self) -> None:
         """Drains: no new work, what runs is finished within the drain timeout, then everything is closed."""
-        self._role.drain()
+        self._worker.drain()
         await self.server.set_serving(False)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._role.idle.wait(), self._host.settings.drain_timeout_s)
+            await asyncio.wait_for(self._worker.idle.wait(), self._host.settings.drain_timeout_s)
         await self.server.stop(grace_s=0.2)
         if self._watch is not None:
             self._watch.cancel()
-        self._role.load.close()
+        self._worker.load.close()
         await self._connector.close()
         if self._publisher is not None:
             await self._publisher.close()
@@ -104,14 +101,14 @@ class WorkerService:
 
     async def _end_with_engine(self) -> None:
         """Ends the process at once when its engine has died: routers see their sessions break."""
-        await self._role.died.wait()
+        await self._worker.died.wait()
         logging.shutdown()
         os._exit(1)
 
 
 async def start_worker(
     settings: WorkerSettings,
-    role_class: type[WorkerRole[Any, Any]],
+    worker_class: type[Worker[Any, Any]],
     register: Callable[[grpc.aio.Server, SessionServer[Any, Any]], None],
     service_name: str,
 ) -> WorkerService:
@@ -119,7 +116,7 @@ async def start_worker(
     stores = parse_named(settings.store, "store", unnamed=True)
     index_address = str(Address.parse(settings.kvstore, "kvstore", min_port=1)) if settings.kvstore else ""
     host = EngineHost(settings)
-    events: list[Event] = []  # until the role exists; the engine emits little before its first command
+    events: list[Event] = []  # until the worker exists; the engine emits little before its first command
     handle: Callable[[Event], None] = events.append
 
     def on_event(event: Event) -> None:
@@ -129,17 +126,17 @@ async def start_worker(
     store, publisher = None, None
     if index_address:
         store = KVStoreClient(index_address)
-        identity = WorkerIdentity(settings.name, host.incarnation, HolderRole(role_class.worker_role))
+        identity = WorkerIdentity(settings.name, host.incarnation, worker_class.role)
         publisher = IndexPublisher(store, identity)
         await publisher.start()
     connector = KVConnector(host, stores)
     connector.start()
-    role = role_class(host, publisher, connector)
-    handle = role.on_event
+    worker = worker_class(host, publisher, connector)
+    handle = worker.on_event
     for event in events:
-        role.on_event(event)
-    service = WorkerService(host, role, store, publisher, connector)
-    sessions: SessionServer[Any, Any] = SessionServer(role)
+        worker.on_event(event)
+    service = WorkerService(host, worker, store, publisher, connector)
+    sessions: SessionServer[Any, Any] = SessionServer(worker)
     await service.serve(lambda server: register(server, sessions), service_name)
     model = host.model
     logger.info(

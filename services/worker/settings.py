@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -17,6 +18,8 @@ class WorkerSettings(ServiceSettings):
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
         **{**ServiceSettings.model_config, "env_prefix": "TANDEM_WORKER_"}
     )
+
+    renamed: ClassVar[Mapping[str, str]] = {"max_step_tokens": "max_num_batched_tokens"}
 
     name: str = Field(min_length=1, max_length=128)
     """Name of the worker: unique in the cluster, and the same after a restart."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shared.engine.plan import BlockToShip
+from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.pool import BlockPool, OutOfBlocks
 
 
@@ -32,12 +32,13 @@ class BlockExchange:
         self.num_bad_blocks = 0
         """Arrived damaged: given back, to be computed."""
 
-    def hold(self, key: str, hashes: Sequence[bytes]) -> tuple[BlockToShip, ...]:
+    def hold(self, key: str, hashes: Sequence[bytes]) -> tuple[OutgoingBlock, ...]:
         """Those of the blocks that are still here, each with a reference for the sender; `index` is the place in
         `hashes`."""
         found = [(index, ids[0]) for index, name in enumerate(hashes) if (ids := self._pool.match([name]))]
         self._pool.acquire([block_id for _, block_id in found])
-        return tuple(BlockToShip(key, index, block_id) for index, block_id in found)
+        checksum_of = self._pool.checksum_of
+        return tuple(OutgoingBlock(key, index, block_id, checksum_of(block_id)) for index, block_id in found)
 
     def prepare(
         self, key: str, hashes: tuple[bytes, ...], num_spare: int, times: int = 1

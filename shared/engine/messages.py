@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.engine.plan import NewToken
+from shared.engine.finish_reason import FinishReason
+from shared.engine.plan import SampledToken
 from shared.engine.sequence import EngineSequence
 from shared.errors import TandemError
+from shared.kv.handoff.outgoing_block import OutgoingBlock
 
 
 @dataclass(frozen=True, slots=True)
 class AddSequence:
-    """Compute a sequence here. Answer: its tokens in `Stepped`, or `SequenceFailed`."""
+    """Compute a sequence here. Answer: its tokens in `StepOutput`, or `SequenceFailed`."""
 
     sequence: EngineSequence
 
@@ -136,17 +138,6 @@ class SequenceFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class ShippedBlock:
-    """A block to send: its reference is the shipper's, until `ReleaseBlocks`."""
-
-    sequence_id: str
-    index: int
-    block_id: int
-    checksum: int
-    receiver: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
 class FirstScheduled:
     """A sequence's first turn: how much of its prompt was cached, and when it began (time.perf_counter()).
 
@@ -159,12 +150,21 @@ class FirstScheduled:
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped:
-    """One engine step."""
+class NewToken:
+    """A token that a step produced for one sequence."""
 
-    started: tuple[FirstScheduled, ...]
-    tokens: tuple[NewToken, ...]
-    ships: tuple[ShippedBlock, ...]
+    sequence_id: str
+    token: SampledToken
+    finish_reason: FinishReason | None  # set where it ends the sequence
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one engine step produced."""
+
+    tokens: tuple[NewToken, ...] = ()
+    blocks: tuple[OutgoingBlock, ...] = ()  # to be sent to decode workers; `ReleaseBlocks` gives each back
+    started: tuple[FirstScheduled, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class BlocksHeld:
     """Those of the asked blocks that are here; `index` is that in the question."""
 
     key: str
-    blocks: tuple[ShippedBlock, ...]
+    blocks: tuple[OutgoingBlock, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +246,7 @@ class EngineDied:
 Event = (
     SequenceReserved
     | SequenceFailed
-    | Stepped
+    | StepOutput
     | PoolChanged
     | SequenceEnded
     | BlocksHeld

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from shared.engine.finish_reason import FinishReason
 from shared.engine.sampling_params import SamplingParams
 
 
@@ -28,13 +29,6 @@ class Status(Enum):
     """Holds blocks; each step computes some of its tokens."""
     FINISHED = auto()
     """Left the worker; holds nothing."""
-
-
-class StopCause(Enum):
-    """Why a sequence produced its last token."""
-
-    STOP = auto()
-    LENGTH = auto()
 
 
 @dataclass(slots=True)
@@ -130,18 +124,18 @@ class EngineSequence:
             or self.num_tokens + self.num_in_flight_samples >= self.max_tokens_total
         )
 
-    def stop_cause(self) -> StopCause | None:
-        """Whether the newest token ends the sequence; stop strings are the router's to find."""
+    def finish_reason(self) -> FinishReason | None:
+        """Set where the newest token ends the sequence; the router looks for stop strings."""
         sampling = self.sampling
         num_output = self.num_output_tokens
         if num_output >= max(1, sampling.min_tokens):
             newest = self.token_ids[-1]
             if newest in sampling.stop_token_ids or (not sampling.ignore_eos and newest in self.eos_token_ids):
-                return StopCause.STOP
+                return FinishReason.STOP
         max_tokens = sampling.max_tokens
         assert max_tokens is not None
         if num_output >= max_tokens or self.num_tokens >= self.max_tokens_total:
-            return StopCause.LENGTH
+            return FinishReason.LENGTH
         return None
 
     def banned_token_ids(self) -> tuple[int, ...]:

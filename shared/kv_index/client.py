@@ -9,9 +9,11 @@ from typing import TypeVar
 import grpc.aio
 
 from shared.errors import DeadlineExceeded, StoreUnavailable, TandemError, WorkerLost
-from shared.kv_index.holders import EventStamp, PrefixMatch, Tier, WorkerIdentity, join_hashes
+from shared.identity import WorkerIdentity
+from shared.kv_index.holders import EventStamp, PrefixMatch, Tier, join_hashes
 from shared.kv_index.match_stream import MatchStream
 from shared.kv_index.messages import match_from_proto
+from shared.rpc.convert import role_to_proto
 from shared.rpc.errors import from_rpc_error
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc, types_pb2
 from shared.rpc.server import channel
@@ -75,7 +77,7 @@ class KVStoreClient:
         """
         request = kvstore_pb2.PublishRequest(
             worker=_worker_id(worker),
-            role=types_pb2.WorkerRole.ValueType(worker.role),
+            role=role_to_proto(worker.role),
             tier=kvstore_pb2.Tier.ValueType(tier),
             block_hashes=join_hashes(hashes),
             sequence=stamp.sequence,

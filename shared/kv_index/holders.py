@@ -1,6 +1,6 @@
 """Who holds which block: types that the KV store, its clients and the router's placement share. No grpc here.
 
-Enum values are the numbers of `tandem.v1.WorkerRole` and `tandem.v1.Tier`.
+Tiers have the numbers of `tandem.v1.Tier`.
 """
 
 from __future__ import annotations
@@ -10,16 +10,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from shared.errors import InvalidRequest
+from shared.identity import WorkerRole
 from shared.kv.hashing import HASH_BYTES
-
-
-class WorkerRole(IntEnum):
-    """The role of a holder of blocks."""
-
-    PREFILL = 1
-    DECODE = 2
-    STORE = 3
-    """Keeps blocks, computes nothing."""
 
 
 class Tier(IntEnum):
@@ -28,15 +20,6 @@ class Tier(IntEnum):
     DEVICE = 1
     HOST = 2
     DISK = 3
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerIdentity:
-    """One engine process; (name, incarnation) never repeats."""
-
-    name: str
-    incarnation: int  # random, 1 .. 2**64 - 1
-    role: WorkerRole
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from shared.kv_index.holders import Holder, PrefixMatch, Tier, WorkerRole
+from shared.kv_index.holders import Holder, PrefixMatch, Tier
+from shared.rpc.convert import role_from_proto, role_to_proto
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, types_pb2
 
 
@@ -39,11 +40,11 @@ def match_from_proto(message: kvstore_pb2.MatchResponse, max_blocks: int) -> Pre
 def _to_proto(holder: Holder) -> kvstore_pb2.Holder:
     return kvstore_pb2.Holder(
         worker=types_pb2.WorkerId(name=holder.worker_name, incarnation=holder.incarnation),
-        role=types_pb2.WorkerRole.ValueType(holder.role),
+        role=role_to_proto(holder.role),
         tier=kvstore_pb2.Tier.ValueType(holder.tier),
     )
 
 
 def _from_proto(message: kvstore_pb2.Holder) -> Holder:
     worker = message.worker
-    return Holder(worker.name, worker.incarnation, WorkerRole(message.role), Tier(message.tier))
+    return Holder(worker.name, worker.incarnation, role_from_proto(message.role), Tier(message.tier))

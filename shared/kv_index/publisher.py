@@ -10,7 +10,8 @@ from itertools import islice
 from typing import Protocol
 
 from shared.errors import StoreUnavailable, TandemError
-from shared.kv_index.holders import EventStamp, Tier, WorkerIdentity
+from shared.identity import WorkerIdentity
+from shared.kv_index.holders import EventStamp, Tier
 from shared.tasks import end_task
 
 logger = logging.getLogger(__name__)

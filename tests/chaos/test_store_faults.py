@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from services.kvstore.embedded import EmbeddedValkey
-from shared.kv_index.holders import Tier, WorkerRole
+from shared.identity import WorkerRole
+from shared.kv_index.holders import Tier
 from tests.chaos.faults import PROMPT_LEN, Load, blocks_by_holder, small_disk, watched
 from tests.e2e.running import BLOCK_SIZE, DEADLINE_S
 from tests.e2e.stage import HOST_BYTES, Recording, Stage, prompt, staged

@@ -25,9 +25,9 @@ from services.router.workers.discovery import StaticDiscovery
 from services.router.workers.fleet import Fleet
 from shared.block_service.store_client import StoreClient
 from shared.engine.sampling_params import SamplingParams
+from shared.identity import WorkerRole
 from shared.kv.hashing import chain
 from shared.kv_index.client import KVStoreClient
-from shared.kv_index.holders import WorkerRole
 from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, DEMO
 from tests.unit.router.reading import deltas
 
@@ -65,8 +65,8 @@ class Lookup(PrefixLookup):
     peers: frozenset[str] | None = frozenset()
     """None: all of them."""
 
-    async def hits(self, token_ids, salt):
-        hits = await super().hits(token_ids, salt)
+    async def hits(self, token_ids, salt, num_prompt_tokens):
+        hits = await super().hits(token_ids, salt, num_prompt_tokens)
         named = tuple(peer for peer in hits.peers if self.peers is None or peer.name in self.peers)
         return replace(hits, peers=named)
 
@@ -120,7 +120,7 @@ class Stage:
 
     async def held(self, tokens, num_blocks: int, names=(), tenant="t") -> None:
         """Waits until the index says that each of these workers has so many blocks of these tokens."""
-        hashes = chain(self.fleet.hash_root(tenant), tokens, BLOCK_SIZE)[:num_blocks]
+        hashes = chain(self.fleet.hash_root(tenant, len(tokens)), tokens, BLOCK_SIZE)[:num_blocks]
         async with asyncio.timeout(DEADLINE_S):
             while True:
                 blocks = (await self.index.match(hashes)).blocks
@@ -131,7 +131,7 @@ class Stage:
 
     async def stored(self, tokens, num_blocks: int, tenant="t") -> None:
         """Waits until the index says that the store has so many blocks of these tokens."""
-        hashes = chain(self.fleet.hash_root(tenant), tokens, BLOCK_SIZE)[:num_blocks]
+        hashes = chain(self.fleet.hash_root(tenant, len(tokens)), tokens, BLOCK_SIZE)[:num_blocks]
         assert len(hashes) == num_blocks
         async with asyncio.timeout(DEADLINE_S):
             while True:
@@ -168,8 +168,8 @@ class Stage:
 @contextlib.asynccontextmanager
 async def staged(folder: Path, kind: type[Recording] = Recording, **spec) -> AsyncIterator[Stage]:
     wanted = ClusterSpec(
-        model=DEMO, http="127.0.0.1:0", grpc="127.0.0.1:0", state_dir=folder,
-        **{"num_kv_blocks": 256, "dtype": "fp32", "prefix_fetch": "always", **spec},
+        http="127.0.0.1:0", grpc="127.0.0.1:0", state_dir=folder,
+        **{"model": DEMO, "num_kv_blocks": 256, "dtype": "fp32", "prefix_fetch": "always", **spec},
     )  # fmt: skip
     commands = kind(wanted)
     async with LocalCluster(wanted, commands=commands) as cluster:

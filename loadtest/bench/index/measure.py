@@ -21,9 +21,9 @@ from redis.asyncio import Redis
 
 from loadtest.bench.index.processes import ServiceProcess
 from loadtest.bench.report import Result, machine, table, write
+from shared.identity import WorkerIdentity, WorkerRole
 from shared.kv.hashing import HASH_BYTES
 from shared.kv_index.client import KVStoreClient
-from shared.kv_index.holders import WorkerIdentity, WorkerRole
 
 PROMPT_BLOCKS = 512
 BATCH_BLOCKS = 4096

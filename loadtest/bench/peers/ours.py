@@ -12,7 +12,7 @@ import torch
 
 from loadtest.bench.peers.contestant import MAX_BATCH, MAX_TOKENS, STEP_TOKENS, Settings, spare_steps
 from shared.engine.engine import Engine
-from shared.engine.messages import AddSequence, EngineDied, Event, SequenceFailed, Stepped
+from shared.engine.messages import AddSequence, EngineDied, Event, SequenceFailed, StepOutput
 from shared.engine.runner.runner import Runner
 from shared.engine.sampling_params import SamplingParams
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -120,7 +120,7 @@ class Ours:
     def _on_event(self, event: Event) -> None:
         """Called by the engine's thread."""
         match event:
-            case Stepped(tokens=tokens) if tokens:
+            case StepOutput(tokens=tokens) if tokens:
                 self._events.put(_Step(time.perf_counter(), self._meter(), len(tokens)))
             case EngineDied(error) | SequenceFailed(_, error):
                 self._events.put(error)

@@ -129,7 +129,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         token_ids = self._reader.token_ids(request)
         tenant = request.tenant or "default"
         salt = chain_salt(self._settings.tenants, tenant, request.cache_salt)
-        hashes = chain(self._fleet.hash_root(salt), token_ids, layout.block_size)
+        hashes = chain(self._fleet.hash_root(salt, len(token_ids)), token_ids, layout.block_size)
         if not hashes:
             raise InvalidRequest(
                 f"the prefix has {len(token_ids)} tokens, less than one block of {layout.block_size}: no part of it "

@@ -10,22 +10,17 @@ from dataclasses import dataclass
 from services.router.dispatch.write_coalescer import WriteCoalescer
 from services.router.placement.views import NO_HITS, PrefixHits
 from services.router.request import (
-    FinishReason,
     Request,
     RequestSummary,
     TokenDelta,
     TokenLogprobs,
 )
 from shared.errors import TandemError
+from shared.rpc.convert import finish_reason_from_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.telemetry.logs import request_log
 
 logger = logging.getLogger(__name__)
-
-_FINISH = {
-    types_pb2.FINISH_REASON_STOP: FinishReason.STOP,
-    types_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
-}
 
 
 @dataclass(slots=True)
@@ -89,7 +84,7 @@ class ActiveRequest:
         """Passes new tokens on to the client; what a slow client has not taken yet goes in one message."""
         token_ids = tuple(tokens.token_ids)
         self.produced.extend(token_ids)
-        finish = _FINISH.get(tokens.finish_reason)
+        finish = finish_reason_from_proto(tokens.finish_reason)
         self.finished = finish is not None
         logprobs = _logprobs(tokens) if tokens.logprobs else ()
         waiting = self._pending

@@ -205,8 +205,9 @@ class Dispatcher:
 
     async def _place(self, active: ActiveRequest, *, returning: bool) -> Attempt:
         """Waits in the queue until workers can start the request; raises Overloaded where that is not in time."""
-        request_id = active.request.request_id
-        active.hits = await self._lookup.hits(active.token_ids, active.request.chain_salt)
+        request = active.request
+        request_id = request.request_id
+        active.hits = await self._lookup.hits(active.token_ids, request.chain_salt, request.num_prompt_tokens)
         active.timeline.matched = now = time.perf_counter()
         estimate = self._enter(active, now, returning=returning)
         item = estimate.item

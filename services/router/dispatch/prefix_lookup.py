@@ -35,12 +35,13 @@ class PrefixLookup:
         self.num_errors = 0
         self._random = random.Random()
 
-    async def hits(self, token_ids: list[int], salt: str) -> PrefixHits:
-        """How many tokens of the prompt have their KV where, from the first on. Never raises."""
+    async def hits(self, token_ids: list[int], salt: str, num_prompt_tokens: int) -> PrefixHits:
+        """How many of these tokens have their KV where, from the first on; `num_prompt_tokens` of them are the
+        client's prompt. Never raises."""
         layout = self._fleet.layout
         if self._client is None or layout is None:
             return UNKNOWN_HITS
-        hashes = chain(self._fleet.hash_root(salt), token_ids, layout.block_size)
+        hashes = chain(self._fleet.hash_root(salt, num_prompt_tokens), token_ids, layout.block_size)
         if not hashes:
             return NO_HITS
         try:

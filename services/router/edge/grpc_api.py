@@ -14,9 +14,10 @@ from services.router.edge.input_processor import CallInfo, ChatPrompt, InputProc
 from services.router.edge.output_processor import OutputDelta, OutputFinish
 from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
-from services.router.request import FinishReason, RequestSummary
+from services.router.request import RequestSummary
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import DeadlineExceeded, Internal, InvalidRequest, TandemError
+from shared.rpc.convert import finish_reason_to_proto
 from shared.rpc.errors import abort
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from shared.telemetry.logs import request_log
@@ -27,10 +28,6 @@ SERVICE_NAME = "tandem.v1.InferenceService"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-_FINISH = {
-    FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
-}
 _TRACE_KEYS = ("traceparent", "tracestate")
 
 
@@ -157,7 +154,7 @@ def _response(request_id: str, delta: OutputDelta) -> inference_pb2.GenerateResp
 
 
 def _add_finish(response: inference_pb2.GenerateResponse, finish: OutputFinish) -> None:
-    response.finish_reason = _FINISH[finish.reason]
+    response.finish_reason = finish_reason_to_proto(finish.reason)
     response.usage.num_prompt_tokens = finish.usage.num_prompt_tokens
     response.usage.num_output_tokens = finish.usage.num_output_tokens
     response.usage.num_cached_tokens = finish.usage.num_cached_tokens

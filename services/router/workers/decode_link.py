@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import grpc.aio
 
 from services.router.workers.link import WorkerLink
+from shared.identity import WorkerRole
 from shared.rpc.errors import from_proto
 from shared.rpc.pb.tandem.v1 import decode_pb2, decode_pb2_grpc, types_pb2
 
@@ -18,7 +19,7 @@ class DecodeLink(WorkerLink[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
     """Sends Reserve and Cancel; receives one Step for each engine step, with new tokens of all of this router's
     sequences."""
 
-    role = types_pb2.WORKER_ROLE_DECODE
+    role = WorkerRole.DECODE
 
     def reserve(self, reserve: decode_pb2.Reserve, token_ids: Iterable[int]) -> Iterable[int]:
         """Starts a sequence of these tokens on the worker; raises WorkerLost. Returns the tokens as the message's own

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shared.errors import ConfigError
-from shared.kv_index.holders import WorkerRole
+from shared.identity import WorkerRole
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from services.router.workers.discovery import DiscoveredWorker, check_names
 from shared.address import Address
 from shared.errors import ConfigError
-from shared.kv_index.holders import WorkerRole
+from shared.identity import WorkerRole
 from shared.tasks import end_task
 
 INTERVAL_S = 1.0

@@ -10,9 +10,9 @@ from services.router.workers.decode_link import DecodeLink
 from services.router.workers.discovery import DiscoveredWorker, Discovery
 from services.router.workers.prefill_link import PrefillLink
 from shared.errors import ModelMismatch
-from shared.kv.hashing import root_hash
+from shared.identity import WorkerRole
+from shared.kv.hashing import ChainRoots
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout
-from shared.kv_index.holders import WorkerRole
 from shared.rpc.convert import layout_from_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.tasks import end_task
@@ -50,6 +50,7 @@ class Fleet:
         self._discovery = discovery
         self._on_change = on_change
         self._collocated = collocated
+        self._roots: ChainRoots | None = None
         self._longest: tuple[int, int] | None = None  # (decode workers connected, max_model_len then)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -104,17 +105,17 @@ class Fleet:
                 return f"no {role} worker is ready ({reasons})"
         return ""
 
-    def hash_root(self, salt: str) -> bytes:
-        """Root of the block hash chain of a tenant's prompts; needs a worker to have connected once."""
-        assert self.layout is not None
-        return root_hash(self.model_fingerprint, self.layout.dtype, LAYOUT_VERSION, salt=salt)
+    def hash_root(self, salt: str, num_prompt_tokens: int) -> bytes:
+        """Root of the block hash chain of a prompt; needs a worker to have connected once."""
+        assert self._roots is not None
+        return self._roots.of(salt, num_prompt_tokens)
 
     def _follow(self) -> None:
         """Makes the links those of the discovery's view."""
         view = {worker.name: worker for worker in self._discovery.workers}
         old = [link for link in self.links if view.get(link.name) != link.worker]
         for link in old:
-            (self.prefills if link.role == types_pb2.WORKER_ROLE_PREFILL else self.decodes).pop(link.name)
+            (self.prefills if link.role is WorkerRole.PREFILL else self.decodes).pop(link.name)
             self.retiring.append(link)
             link.retire()
         known = self.prefills.keys() | self.decodes.keys()
@@ -155,6 +156,7 @@ class Fleet:
             self.layout = layout
             self.model_fingerprint = welcome.model_fingerprint
             self.model_name = welcome.model_name
+            self._roots = ChainRoots(welcome.model_fingerprint, layout.dtype, LAYOUT_VERSION, welcome.rope_trained_len)
             return
         if welcome.model_fingerprint != self.model_fingerprint:
             raise ModelMismatch(

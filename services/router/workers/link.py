@@ -17,6 +17,8 @@ from services.router.placement.views import Pool, WorkerView
 from services.router.placement.work import NO_WORK, Work
 from services.router.workers.discovery import DiscoveredWorker
 from shared.errors import ModelMismatch, TandemError, WorkerLost
+from shared.identity import WorkerRole
+from shared.rpc.convert import role_to_proto
 from shared.rpc.errors import from_rpc_error
 from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
 from shared.rpc.protocol import PROTOCOL_VERSION
@@ -51,7 +53,7 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
     Used from the event loop's thread alone. While the worker is connected and not retired, its view is in the pool.
     """
 
-    role: types_pb2.WorkerRole.ValueType
+    role: WorkerRole
 
     def __init__(
         self,
@@ -196,8 +198,8 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
             if event is grpc.aio.EOF:
                 return
             welcome: types_pb2.Welcome = event.welcome  # type: ignore[attr-defined]
-            if welcome.role != self.role:
-                raise ModelMismatch(f"{self.address} is not a {types_pb2.WorkerRole.Name(self.role)}")
+            if welcome.role != role_to_proto(self.role):
+                raise ModelMismatch(f"{self.address} is not a {self.role} worker")
             self._check(welcome)
             self._connected(welcome)
             writer = asyncio.create_task(self._write(call))

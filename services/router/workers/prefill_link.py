@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import grpc.aio
 
 from services.router.workers.link import WorkerLink
+from shared.identity import WorkerRole
 from shared.rpc.errors import from_proto
 from shared.rpc.pb.tandem.v1 import prefill_pb2, prefill_pb2_grpc, types_pb2
 
@@ -17,7 +18,7 @@ logger = logging.getLogger(__name__)
 class PrefillLink(WorkerLink[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]):
     """Sends Submit and Cancel; receives a FirstToken for each prompt."""
 
-    role = types_pb2.WORKER_ROLE_PREFILL
+    role = WorkerRole.PREFILL
 
     def submit(self, submit: prefill_pb2.Submit, token_ids: Iterable[int]) -> None:
         """Starts a prompt of these tokens on the worker; raises WorkerLost."""

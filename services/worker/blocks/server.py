@@ -10,8 +10,9 @@ from services.worker.blocks.answers import BlockAnswers
 from services.worker.blocks.local_blocks import LocalBlocks
 from services.worker.host import EngineHost
 from shared.block_service.client import SentBlock
-from shared.engine.messages import ReleaseHeld, ShippedBlock
+from shared.engine.messages import ReleaseHeld
 from shared.errors import InvalidRequest, ModelMismatch
+from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.handoff.shipment import Shipment
 from shared.kv_index.holders import Tier
 
@@ -104,7 +105,7 @@ class BlockServer:
             if not self._num_active:
                 self._idle.set()
 
-    async def _hold(self, batch: list[int], hashes: Sequence[bytes]) -> list[ShippedBlock]:
+    async def _hold(self, batch: list[int], hashes: Sequence[bytes]) -> list[OutgoingBlock]:
         """Those of the blocks that are still here, each with a reference for the shipment, which also ends what was
         taken for it."""
         asking = asyncio.create_task(self._answers.hold(tuple(hashes[index] for index in batch)))
@@ -116,7 +117,7 @@ class BlockServer:
             self._give_back(len(batch))
             raise
         self._give_back(len(batch) - len(held.blocks))
-        return [ShippedBlock("", batch[block.index], block.block_id, block.checksum) for block in held.blocks]
+        return [OutgoingBlock("", batch[block.index], block.block_id, block.checksum) for block in held.blocks]
 
     async def _take(self, most: int) -> int:
         """How many blocks may be held, at least one and at most so many; waits while it is none."""
@@ -131,6 +132,6 @@ class BlockServer:
         self._num_free += count
         self._given_back.set()
 
-    def _release(self, block: ShippedBlock) -> None:
+    def _release(self, block: OutgoingBlock) -> None:
         self._host.engine.submit(ReleaseHeld((block.block_id,)))
         self._give_back(1)

@@ -21,8 +21,9 @@ from services.kvstore.server import KVStoreServer
 from services.kvstore.settings import KVStoreSettings
 from services.kvstore.sweeper import Sweeper
 from shared.errors import ConfigError, InvalidRequest, StoreUnavailable
+from shared.identity import WorkerRole
 from shared.kv_index.client import KVStoreClient
-from shared.kv_index.holders import EventStamp, Tier, WorkerRole
+from shared.kv_index.holders import EventStamp, Tier
 from shared.kv_index.publisher import IndexPublisher
 from tests.integration.kvstore.valkey_cluster import ValkeyCluster
 from tests.integration.kvstore.workers import hashes, holder, worker

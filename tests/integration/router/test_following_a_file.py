@@ -9,7 +9,8 @@ import yaml
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.workers.file_discovery import FileDiscovery
 from shared.errors import WorkerLost
-from shared.kv_index.holders import Holder, PrefixMatch, Tier, WorkerRole
+from shared.identity import WorkerRole
+from shared.kv_index.holders import Holder, PrefixMatch, Tier
 from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
 from tests.integration.router.test_dispatch import PROMPT, STOP, Router, decode_worker, prefill_worker, read, to_submit
 

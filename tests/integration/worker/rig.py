@@ -24,8 +24,8 @@ from shared.engine.messages import (
     PoolChanged,
     PrepareFetch,
     ReleaseHeld,
-    ShippedBlock,
 )
+from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.hashing import chain
 from shared.kv.local import LocalPlane, LocalTransfer
 from shared.kv.pool import BlockPool
@@ -53,8 +53,8 @@ class Engine:
         match command:
             case HoldBlocks(key, hashes):
                 held = tuple(
-                    ShippedBlock("", ship.index, ship.block_id, self._checksum_of(ship.block_id))
-                    for ship in self.exchange.hold(key, hashes)
+                    OutgoingBlock("", block.index, block.block_id, self._checksum_of(block.block_id))
+                    for block in self.exchange.hold(key, hashes)
                 )
                 self._say(BlocksHeld(key, held))
             case ReleaseHeld(block_ids):

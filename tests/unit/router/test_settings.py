@@ -10,7 +10,7 @@ from services.router.workers.discovery import DiscoveredWorker, StaticDiscovery
 from services.router.workers.file_discovery import FileDiscovery
 from shared.config import load_settings
 from shared.errors import ConfigError
-from shared.kv_index.holders import WorkerRole
+from shared.identity import WorkerRole
 
 BASE = ["--model", "m", "--decode", "d0=h:1"]
 

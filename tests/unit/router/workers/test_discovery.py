@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from services.router.workers.discovery import DiscoveredWorker, Discovery, StaticDiscovery
 from services.router.workers.file_discovery import FileDiscovery, parse_workers
 from shared.errors import ConfigError
-from shared.kv_index.holders import WorkerRole
+from shared.identity import WorkerRole
 
 DEADLINE_S = 10.0
 P0 = DiscoveredWorker("p0", WorkerRole.PREFILL, "h:1", ("z", "r"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from services.router.placement.views import Pool
 from services.router.workers.decode_link import DecodeLink
 from services.router.workers.discovery import DiscoveredWorker
-from shared.kv_index.holders import WorkerRole
+from shared.identity import WorkerRole
 from shared.rpc.pb.tandem.v1 import types_pb2
 
 

@@ -261,9 +261,9 @@ async def test_a_removed_worker_is_no_peer_and_no_hit(tmp_path):
 
     async with FollowingRouter(tmp_path, [prefill], [decode, other]) as router:
         lookup = PrefixLookup(SimpleNamespace(match=match), router.fleet)
-        assert (await lookup.hits(list(PROMPT), "")).local == {"d0": 8, "d1": 8}
+        assert (await lookup.hits(list(PROMPT), "", len(PROMPT))).local == {"d0": 8, "d1": 8}
         router.name(prefill, other)
         await router.connected("p0", "d1")
-        hits = await lookup.hits(list(PROMPT), "")
+        hits = await lookup.hits(list(PROMPT), "", len(PROMPT))
         assert hits.local == {"d1": 8}
         assert [peer.name for peer in hits.peers] == ["d1"]

@@ -97,7 +97,7 @@ class BlockLru:
         self.accounts.of(self._blocks[block_hash][1]).num_hits += 1
 
     def victims(self, num_bytes: int, tenant: str = "") -> list[bytes]:
-        """Blocks to evict so that `num_bytes` of the tenant fit; changes nothing. Raises ValueError where nothing helps."""
+        """Blocks to evict to fit `num_bytes` of the tenant; changes nothing. Raises ValueError when they never fit."""
         if not self.can_fit(num_bytes, tenant):
             raise ValueError(f"a block of {num_bytes} bytes never fits into {self.budget_bytes}")
         found: dict[bytes, None] = {}

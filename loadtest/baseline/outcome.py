@@ -7,6 +7,8 @@ from pathlib import Path
 
 from loadtest.baseline.contest import Entrant, best_of_each_system
 from loadtest.compare import compare
+from loadtest.figures import Result, write
+from loadtest.markdown import table
 from loadtest.rate_search import Point, highest_at, lowest_missed
 from loadtest.report.compare_page import render_comparison
 from loadtest.results import COMPARISON, REPORT, write_json, write_text
@@ -79,10 +81,9 @@ def write_outcome(out: Path, measured: Mapping[str, Sequence[Entrant]]) -> str:
         best = best_of_each_system(entrants)
         rate = common_rate(best)
         config = entrants[0].sweep.config
-        rows = [list(COLUMNS), ["---", *["---:"] * (len(COLUMNS) - 1)], *outcome_rows(entrants, rate)]
-        table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
         parts.append(
-            f"## {title(workload, rate)}\n\n`{config.workload}`, {config.slo}, seed {config.seed}\n\n{table}\n"
+            f"## {title(workload, rate)}\n\n`{config.workload}`, {config.slo}, seed {config.seed}\n\n"
+            f"{table(COLUMNS, outcome_rows(entrants, rate))}\n"
         )
         if len(best) > 1:
             comparison = compare([entrant.folder for entrant in best])
@@ -98,9 +99,6 @@ def write_figures(path: Path, measured: Mapping[str, Sequence[Entrant]]) -> None
 
     Disaggregated goodput has the best collocated baseline as its peer.
     """
-    # Imported here: it brings torch, which no other command of the load tests needs.
-    from loadtest.bench.report import Result, write
-
     results = []
     for workload, entrants in measured.items():
         best = best_of_each_system(entrants)

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from loadtest.bench.report import write
+from loadtest.figures import write
 from loadtest.simulator import report
 from loadtest.simulator.fleet import WorkerSpec
 from loadtest.simulator.outcome import Targets
@@ -90,7 +90,7 @@ def main(argv: list[str] | None = None) -> None:
         f"{args.model}, {setup.worker.num_blocks} blocks each, "
         f"targets TTFT {args.ttft:g} s TPOT {args.tpot * 1e3:g} ms\n"
     )
-    print(report.table(loads))
+    print(report.outcome_table(loads))
     if args.out:
         write(args.out, report.results(loads))
 

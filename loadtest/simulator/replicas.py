@@ -13,7 +13,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from loadtest.bench.report import Result, write
+from loadtest.figures import Result, write
+from loadtest.markdown import table
 from loadtest.simulator.cli import parser as simulator_parser
 from loadtest.simulator.cli import setup_of
 from loadtest.simulator.outcome import Outcome
@@ -57,18 +58,23 @@ def run(trace: Sequence[TraceRequest], case: Case, setup: Setup) -> Outcome:
     return simulate(trace, case.load * case.num_workers / rate, "tandem", fleet)
 
 
-def table(rows: Sequence[tuple[Case, Outcome, float]]) -> str:
+def replica_table(rows: Sequence[tuple[Case, Outcome, float]]) -> str:
     """Markdown; the last of a row is its goodput over that of the single router with fresh views."""
-    lines = [
-        "| workers of each role | req/s | | goodput | of the first | prefix hits | refused | TTFT p90 |",
-        "| ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for case, o, share in rows:
-        lines.append(
-            f"| {case.num_workers} | {o.offered:.0f} | {case.title} | {o.goodput:.1f} | {share:.1%} | {o.hit_rate:.1%} "
-            f"| {o.refused:.1%} | {o.ttft_p90_s:.2f} s |"
+    columns = ("workers of each role", "req/s", "", "goodput", "of the first", "prefix hits", "refused", "TTFT p90")
+    cells = [
+        (
+            f"{case.num_workers}",
+            f"{o.offered:.0f}",
+            case.title,
+            f"{o.goodput:.1f}",
+            f"{share:.1%}",
+            f"{o.hit_rate:.1%}",
+            f"{o.refused:.1%}",
+            f"{o.ttft_p90_s:.2f} s",
         )
-    return "\n".join(lines)
+        for case, o, share in rows
+    ]
+    return table(columns, cells, left=(2,))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -95,7 +101,7 @@ def main(argv: list[str] | None = None) -> None:
     rows = []
     for number, (case, outcome) in enumerate(zip(todo, outcomes, strict=True)):
         rows.append((case, outcome, outcome.goodput / outcomes[number - number % 4].goodput))
-    print(table(rows))
+    print(replica_table(rows))
     if args.out:
         results = [
             Result(

@@ -17,8 +17,8 @@ from loadtest.bench.engine.limits import matmul_rate, read_bandwidth, timed
 from loadtest.bench.engine.overhead import step_time
 from loadtest.bench.peers.contestant import Settings
 from loadtest.bench.peers.ours import Ours
-from loadtest.bench.report import Result, machine, table, write
 from loadtest.bench.shapes import SHAPES, checkpoint
+from loadtest.figures import Result, machine, table, write
 from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
 from shared.engine.runner.runner import Runner
 from shared.engine.sampling_params import SamplingParams

@@ -17,7 +17,7 @@ from statistics import median
 import torch
 
 from loadtest.bench.kernels.measure import Limits, graph_clock, measure_limits
-from loadtest.bench.report import Result, table, write
+from loadtest.figures import Result, table, write
 from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams

@@ -20,7 +20,7 @@ import uvloop
 from redis.asyncio import Redis
 
 from loadtest.bench.index.processes import ServiceProcess
-from loadtest.bench.report import Result, machine, table, write
+from loadtest.figures import Result, machine, table, write
 from shared.kv.hashing import HASH_BYTES
 from shared.kv_index.client import KVStoreClient
 from shared.kv_index.holders import WorkerIdentity, WorkerRole

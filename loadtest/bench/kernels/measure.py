@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from loadtest.bench import report
+from loadtest import figures
 from shared.kernels.bench_case import Case
 
 
@@ -133,13 +133,13 @@ def verdicts(results: Iterable[Result]) -> list[str]:
     return lines
 
 
-def rows(results: Iterable[Result], limits: Limits) -> list[report.Result]:
+def rows(results: Iterable[Result], limits: Limits) -> list[figures.Result]:
     """The limits, then the results, in the form of all benchmarks."""
     found = [
-        report.Result(f"copy bandwidth, {limits.device}", limits.bytes_per_s / 1e9, "GB/s"),
-        report.Result(f"bf16 matmul, {limits.device}", limits.flops_per_s / 1e12, "TFLOP/s"),
+        figures.Result(f"copy bandwidth, {limits.device}", limits.bytes_per_s / 1e9, "GB/s"),
+        figures.Result(f"bf16 matmul, {limits.device}", limits.flops_per_s / 1e12, "TFLOP/s"),
     ]
-    found += [report.Result(f"{r.op}, {r.shape}", r.achieved, r.unit, r.achieved / r.share, r.share) for r in results]
+    found += [figures.Result(f"{r.op}, {r.shape}", r.achieved, r.unit, r.achieved / r.share, r.share) for r in results]
     return found
 
 
@@ -156,10 +156,10 @@ def main() -> None:
     limits = measure_limits(graph_clock, device)
     cases = tuning_cases(device) if arguments.tune else all_cases(device)
     results = [measure(case, limits, graph_clock) for case in cases if arguments.only in case.op]
-    print(report.table(rows(results, limits)))
+    print(figures.table(rows(results, limits)))
     print("\n".join(["", *verdicts(results)]))
     if arguments.out:
-        report.write(arguments.out, rows(results, limits))
+        figures.write(arguments.out, rows(results, limits))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from loadtest.bench.long_prompt.neighbour import Neighbour
 from loadtest.bench.long_prompt.windows import Medians, Pair
 from loadtest.clients.connect import make_client
 from loadtest.clients.target import parse_target
+from loadtest.figures import Result, write
+from loadtest.markdown import bold, table
 from loadtest.workloads.tokens import TokenSource
 
 GOAL_RATIO = 1.1
@@ -59,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         measured = asyncio.run(measure(systems, model, args.chunk, shape, args.pairs, args.seed, Path(scratch)))
     print(
         f"{args.answers} answers, prompts of {shape.num_long_tokens} tokens one after the other, "
-        f"chunks of {args.chunk}, {args.pairs} pairs of {args.window:g} s\n\n{table(systems, measured)}"
+        f"chunks of {args.chunk}, {args.pairs} pairs of {args.window:g} s\n\n{system_table(systems, measured)}"
     )
     if args.out is not None:
         write_figures(args.out, systems, measured)
@@ -98,38 +100,41 @@ async def measure(
     return measured
 
 
-def table(systems: Sequence[System], measured: dict[str, list[Pair]]) -> str:
+def system_table(systems: Sequence[System], measured: dict[str, list[Pair]]) -> str:
     """Markdown, a row a system."""
-    lines = [
-        "| system | ITL p99 without | with | ratio (each pair's) | beside a neighbour | over that | p50 ratio "
-        "| long prompts | their TTFT |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    columns = (
+        "system", "ITL p99 without", "with", "ratio (each pair's)", "beside a neighbour", "over that", "p50 ratio",
+        "long prompts", "their TTFT",
+    )  # fmt: skip
+    return table(columns, [_cells(system, measured[system.name]) for system in systems])
+
+
+def _cells(system: System, pairs: Sequence[Pair]) -> list[str]:
+    medians = Medians.of(pairs)
+    beside, over = "", ""
+    if medians.neighbour_p99_ms is not None and medians.p99_over_neighbour is not None:
+        beside = f"{medians.neighbour_p99_ms:.1f} ms"
+        over = _with_each(medians.p99_over_neighbour, [pair.p99_over_neighbour for pair in pairs])
+    return [
+        system.title,
+        f"{medians.quiet_p99_ms:.1f} ms",
+        f"{medians.busy_p99_ms:.1f} ms",
+        _with_each(medians.p99_ratio, [pair.p99_ratio for pair in pairs]),
+        beside,
+        over,
+        f"{medians.p50_ratio:.2f}",
+        f"{medians.num_prompts}",
+        f"{medians.prompt_ttft_ms:.0f} ms",
     ]
-    for system in systems:
-        pairs = measured[system.name]
-        medians = Medians.of(pairs)
-        each = ", ".join(f"{pair.p99_ratio:.2f}" for pair in pairs)
-        lines.append(
-            f"| {system.title} | {medians.quiet_p99_ms:.1f} ms | {medians.busy_p99_ms:.1f} ms "
-            f"| **{medians.p99_ratio:.2f}** ({each}) | {_beside(medians, pairs)} | {medians.p50_ratio:.2f} "
-            f"| {medians.num_prompts} "
-            f"| {medians.prompt_ttft_ms:.0f} ms |"
-        )
-    return "\n".join(lines)
 
 
-def _beside(medians: Medians, pairs: Sequence[Pair]) -> str:
-    if medians.neighbour_p99_ms is None or medians.p99_over_neighbour is None:
-        return "| "
-    each = ", ".join(f"{pair.p99_over_neighbour:.2f}" for pair in pairs if pair.p99_over_neighbour is not None)
-    return f"{medians.neighbour_p99_ms:.1f} ms | **{medians.p99_over_neighbour:.2f}** ({each})"
+def _with_each(median: float, values: Sequence[float | None]) -> str:
+    each = ", ".join(f"{value:.2f}" for value in values if value is not None)
+    return f"{bold(f'{median:.2f}')} ({each})"
 
 
 def write_figures(path: Path, systems: Sequence[System], measured: dict[str, list[Pair]]) -> None:
     """The form of every benchmark's results; the best collocated system is the peer of the disaggregated one."""
-    # Imported here: it brings torch, which nothing else here needs.
-    from loadtest.bench.report import Result, write
-
     medians = {system.name: Medians.of(measured[system.name]) for system in systems}
     collocated = [system for system in systems if system.mode == "collocated"]
     peer = min(collocated, key=lambda system: medians[system.name].p99_ratio, default=None)

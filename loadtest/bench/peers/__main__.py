@@ -14,8 +14,8 @@ import torch
 from loadtest.bench.peers.contestant import random_prompt
 from loadtest.bench.peers.install import install, python
 from loadtest.bench.peers.turns import CannotRun, Case, Measured, Process, take_turns
-from loadtest.bench.report import Result, machine, table, write
 from loadtest.bench.shapes import SHAPES, checkpoint
+from loadtest.figures import Result, machine, table, write
 
 OURS = "ours"
 PEERS = {"vllm_cpu": "vllm", "openvino_genai": "openvino", "transformers_sdpa": "vllm"}

@@ -18,7 +18,7 @@ from loadtest.bench.prefix.clusters import Setup, write_tiny_model
 from loadtest.bench.prefix.hits import GOAL, HitRun, hit_table, measure_hits
 from loadtest.bench.prefix.prompts import read_prompts
 from loadtest.bench.prefix.ttft import TtftRun, measure_ttft, ttft_setups, ttft_table
-from loadtest.bench.report import Result, machine, write
+from loadtest.figures import Result, machine, write
 from loadtest.workloads.tokens import TokenSource
 from shared.errors import TandemError
 

@@ -16,7 +16,8 @@ from statistics import median
 from loadtest.bench.prefix.client import Client, Outcome
 from loadtest.bench.prefix.clusters import DEMO, Setup, make_cluster
 from loadtest.bench.prefix.prompts import make_prompt
-from loadtest.bench.report import Result
+from loadtest.figures import Result
+from loadtest.markdown import table
 from loadtest.workloads.tokens import Span, TokenSource
 from services.local.spec import PrefixFetch
 
@@ -101,9 +102,14 @@ async def measure_ttft(setup: Setup, num_prompts: int, source: TokenSource) -> T
 
 def ttft_table(runs: Sequence[TtftRun]) -> str:
     """Markdown, a row a run."""
-    lines = ["| | TTFT p50 | never seen, in turn | ratio | not computed |", "| --- | ---: | ---: | ---: | ---: |"]
-    for run in runs:
-        ratio = run.ttft_s / run.fresh_ttft_s
-        times = f"{1e3 * run.ttft_s:.1f} ms | {1e3 * run.fresh_ttft_s:.1f} ms | {ratio:.2f}"
-        lines.append(f"| {run.setup.name} | {times} | {run.cached_share:.1%} |")
-    return "\n".join(lines)
+    rows = [
+        (
+            run.setup.name,
+            f"{1e3 * run.ttft_s:.1f} ms",
+            f"{1e3 * run.fresh_ttft_s:.1f} ms",
+            f"{run.ttft_s / run.fresh_ttft_s:.2f}",
+            f"{run.cached_share:.1%}",
+        )
+        for run in runs
+    ]
+    return table(("", "TTFT p50", "never seen, in turn", "ratio", "not computed"), rows)

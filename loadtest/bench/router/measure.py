@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-from loadtest.bench.report import Result, machine, table, write
 from loadtest.bench.router.rig import PROMPT_TOKENS, ROUTER, Measured, Rig
+from loadtest.figures import Result, machine, table, write
 
 GOAL_P50_MS, GOAL_P99_MS, GOAL_TOKENS_PER_S = 1.0, 5.0, 20_000.0
 RELAY = "loadtest.bench.router.relay"

@@ -25,8 +25,8 @@ import grpc.aio
 import psutil
 import uvloop
 
-from loadtest.bench.report import Result, machine, table, write
 from loadtest.bench.router.fleet import DecodeWorker, PrefillWorker, Script
+from loadtest.figures import Result, machine, table, write
 from shared.errors import Internal
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, prefill_pb2, types_pb2
 from shared.rpc.server import channel

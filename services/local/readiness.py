@@ -6,13 +6,13 @@ import asyncio
 import json
 
 from services.local.addresses import split_address
-from services.local.child import Child
+from shared.child_process import ChildProcess
 from shared.errors import DeadlineExceeded, WorkerLost
 
 _POLL_S = 0.02
 
 
-async def wait_until_serving(router: Child, http: str, timeout_s: float) -> None:
+async def wait_until_serving(router: ChildProcess, http: str, timeout_s: float) -> None:
     """Returns once `GET /readyz` on the host:port `http` says so.
 
     Raises WorkerLost where the router ends meanwhile, DeadlineExceeded with the router's reason after `timeout_s`
@@ -24,7 +24,7 @@ async def wait_until_serving(router: Child, http: str, timeout_s: float) -> None
             while reason := await _not_ready_reason(http):
                 if router.returncode is not None:
                     raise WorkerLost(
-                        f"{router.name} ended before it served ({router.end_in_words()})",
+                        f"{router.name} ended before it served ({router.exit_text()})",
                         process=router.name,
                         log=str(router.log_path),
                         log_tail=router.log_tail(),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from loadtest.bench.peers.contestant import random_prompt
+from loadtest.bench.peers.adapter import random_prompt
 from loadtest.bench.peers.ours import Ours
 from shared.kernels.cpu.launch import CpuOps
 

@@ -8,7 +8,7 @@ import torch
 from loadtest.bench.engine import cpu as bench_engine
 from loadtest.bench.engine.cpu import Bench, Step, kv_room, run
 from loadtest.bench.engine.overhead import step_time
-from loadtest.bench.peers.contestant import Settings
+from loadtest.bench.peers.adapter import Settings
 from loadtest.bench.peers.ours import Ours
 from shared.kernels import cpu_backend
 from shared.model.checkpoints import write_random_checkpoint

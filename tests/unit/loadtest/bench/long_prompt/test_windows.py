@@ -7,7 +7,7 @@ import json
 import pytest
 
 from loadtest.baseline.systems import SYSTEMS
-from loadtest.bench.long_prompt.cli import system_table, write_figures
+from loadtest.bench.long_prompt.measure import system_table, write_figures
 from loadtest.bench.long_prompt.windows import Medians, Pair, Window
 from loadtest.records import Reply
 

@@ -17,7 +17,7 @@ VOCABULARY = 32000
 
 @dataclass(frozen=True)
 class Settings:
-    """What a contestant is loaded with."""
+    """What a adapter is loaded with."""
 
     folder: Path
     """Of the checkpoint."""
@@ -26,7 +26,7 @@ class Settings:
     num_threads: int
 
 
-class Contestant(Protocol):
+class EngineAdapter(Protocol):
     """One engine with the model loaded."""
 
     def describe(self) -> str:
@@ -43,8 +43,8 @@ class Contestant(Protocol):
 
 
 @runtime_checkable
-class TellsLogits(Protocol):
-    """A contestant whose logits can be had."""
+class ReturnsLogits(Protocol):
+    """A adapter whose logits can be had."""
 
     def logits(self, prompt: list[int]) -> list[list[float]]:
         """Of every token: [num_tokens, vocab_size]."""

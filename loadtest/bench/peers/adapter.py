@@ -12,7 +12,8 @@ MAX_TOKENS = 4096
 MAX_BATCH = 32
 STEP_TOKENS = 2048
 """Most prompt tokens of one step, the same for all that have such a limit."""
-VOCABULARY = 32000
+VOCAB_SIZE = 32000
+"""Of the shapes in loadtest/bench/shapes.py."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,9 @@ class ReturnsLogits(Protocol):
         ...
 
 
-def random_prompt(num_tokens: int, generator: random.Random) -> list[int]:
+def random_prompt(num_tokens: int, generator: random.Random, vocab_size: int = VOCAB_SIZE) -> list[int]:
     """Tokens that no other prompt begins with, so that no prefix is found in a cache."""
-    return [generator.randrange(3, VOCABULARY) for _ in range(num_tokens)]
+    return [generator.randrange(3, vocab_size) for _ in range(num_tokens)]
 
 
 def spare_steps(prompts: list[list[int]]) -> int:

@@ -14,7 +14,7 @@ class OwnLoad:
     cpu_share: float
     """Time on a core; 1 is one core's worth, and near it the generator is at its end."""
     waited_share: float | None
-    """Time for which it could have run but had no core, all threads together; None where the system does not say."""
+    """Time for which it was runnable without a core, all threads together; None where the system does not report it."""
     stolen_share: float | None
     """Of the cores' time, what the hypervisor gave to others; None likewise."""
 

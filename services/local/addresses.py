@@ -41,11 +41,11 @@ def check_free(address: str, field: str) -> None:
 
 @contextmanager
 def reserved_address() -> Iterator[str]:
-    """A free 127.0.0.1:port that stays this process's to give until the block ends.
+    """A free 127.0.0.1:port, reserved for a child until the block ends.
 
-    The port is bound but nobody listens: the kernel hands it to no one who asks for any port, while a child that
-    asks for exactly this one gets it (both sockets allow reuse, as gRPC's do). So a child's address is known, and
-    can be told to others, before the child is up.
+    The port is bound but does not listen: the kernel gives it to no process that asks for any free port, while a
+    child that asks for exactly this one gets it (both sockets allow reuse, as gRPC's do). So a child's address can be
+    passed to others before the child is up.
     """
     with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

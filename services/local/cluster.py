@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 ProgressCallback = Callable[[str, Progress], None]
 
 _GIVE_UP_TIMEOUT_S = 2.0
-"""What a process may take to end when the start failed: it serves nobody yet."""
+"""How long a process may take to end when the start failed, seconds: it has no requests to drain."""
 
 
 class LocalCluster:
     """Index (Valkey), KV store, workers and router as child processes; an asynchronous context manager.
 
     `start()` returns when prompts are served. The workers load while the KV store starts: its address is reserved
-    beforehand. The router comes last, since it is told every worker's address. Use it on the main thread's event
+    beforehand. The router starts last: its flags name every worker's address. Use it on the main thread's event
     loop (see ChildProcess).
     """
 
@@ -97,7 +97,7 @@ class LocalCluster:
             child.kill()
 
     async def next_exit(self) -> ChildProcess:
-        """Waits for the next child that ends although nobody stopped it."""
+        """Waits for the next child that ends without being stopped."""
         return await self._exits.get()
 
     def _check(self) -> None:
@@ -178,4 +178,4 @@ class LocalCluster:
 
 
 def _ignore(name: str, progress: Progress) -> None:
-    """Progress that nobody asked for."""
+    """Drops the progress."""

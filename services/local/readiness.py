@@ -1,4 +1,4 @@
-"""When a router serves: its door opens at once, its sessions with the workers stand a moment later."""
+"""When a router serves prompts: its port opens at once, its sessions with the workers a moment later."""
 
 from __future__ import annotations
 
@@ -55,4 +55,4 @@ async def _not_ready_reason(http: str) -> str:
     try:
         return str(json.loads(body)["reason"])
     except (ValueError, KeyError, TypeError):
-        return "it does not say why"
+        return "no reason given"

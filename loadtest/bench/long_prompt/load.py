@@ -20,7 +20,7 @@ from shared.errors import DeadlineExceeded, Internal
 _START_S = 180.0
 _POLL_S = 0.01
 _SETTLE_S = 0.5
-"""After a batch began, and after a window's last long prompt: what they left behind is not in the next window."""
+"""Pause after a batch began and after a window's last long prompt: their work must not reach the next window."""
 
 
 class _Kind(Enum):

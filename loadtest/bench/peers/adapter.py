@@ -1,4 +1,4 @@
-"""What every engine in the comparison must do; needs nothing but Python, since each runs in a venv of its own."""
+"""What every engine in the comparison implements. Needs nothing but Python: each engine runs in a venv of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VOCAB_SIZE = 32000
 
 @dataclass(frozen=True)
 class Settings:
-    """What a adapter is loaded with."""
+    """What an engine is loaded with."""
 
     folder: Path
     """Of the checkpoint."""

@@ -30,7 +30,7 @@ class _Step:
     """When a step's tokens came out, and how many."""
 
     at_s: float
-    metered: float  # what the meter said then
+    metered: float  # the meter at that moment
     num_tokens: int
 
 

@@ -28,7 +28,7 @@ class HitRun:
     num_requests: int
     num_prompt_tokens: int
     num_hit_tokens: int
-    """Not computed by the prefill worker, whatever they came from."""
+    """Not computed by the prefill worker: local or fetched."""
     fetched_tokens: dict[str, int]
     """Of these, what the prefill workers fetched, by place."""
     num_ideal_tokens: int
@@ -36,7 +36,7 @@ class HitRun:
     num_ideal_with_decode_tokens: int
     """Hits of one cache that has the blocks of the decode pools too."""
     num_endless_tokens: int
-    """Hits of a cache that never forgets."""
+    """Hits of a cache without a limit."""
     losses: Losses
     requests_per_s: float
 
@@ -78,7 +78,7 @@ class HitRun:
 
 
 async def measure_hits(setup: Setup, prompts: Sequence[Prompt], in_flight: int, limit_s: float) -> HitRun:
-    """Starts the cluster, plays the trace for at most `limit_s` seconds, stops it. The ideal caches get exactly the
+    """Starts the cluster, replays the trace for at most `limit_s` seconds, stops it. The ideal caches get exactly the
     prompts that were sent."""
     with tempfile.TemporaryDirectory() as folder:
         async with make_cluster(setup, Path(folder)) as cluster, Client(cluster.grpc) as client:

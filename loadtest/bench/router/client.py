@@ -31,7 +31,7 @@ _GENERATE = "/tandem.v1.InferenceService/Generate"
 
 
 class Load:
-    """One process's requests and what came of them."""
+    """One process's requests and their outcomes."""
 
     def __init__(self, connections: Sequence[Connection], prompt_tokens: int, max_tokens: int, prefix: str) -> None:
         self._connections = connections

@@ -176,7 +176,7 @@ class Fleet:
         return {"prefill": addresses(self._prefills), "decode": addresses(self._decodes)}
 
     async def close(self) -> None:
-        """Stops the workers and writes what they noted."""
+        """Stops the workers and writes their stamps."""
         for worker in (*self._prefills, *self._decodes):
             await worker.stop()
         await asyncio.to_thread(self._stamps.write_text, json.dumps(self._script.stamps))

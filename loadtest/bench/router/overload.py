@@ -69,7 +69,7 @@ class BusyPrefillWorker(PrefillWorker):
 
 @dataclass(slots=True)
 class Offered:
-    """What became of one load."""
+    """The outcome of one load."""
 
     seconds: float
     num_good: int = 0
@@ -107,7 +107,7 @@ class Clients:
     _count: int = 0
 
     async def offer(self, rate: float, seconds: float) -> Offered:
-        """An even stream, whatever becomes of the requests; returns when all have ended."""
+        """Open loop: requests at even intervals; returns when all have ended."""
         offered = Offered(seconds)
         sampling = asyncio.create_task(self._sample(offered))
         began = perf_counter()

@@ -1,9 +1,8 @@
-"""What any router over gRPC must do, and nothing else: the floor beside which `measure` sets ours.
+"""What any router over gRPC must do, and nothing else: the floor with which `measure` compares ours.
 
 `python -m loadtest.bench.router.relay --prefill name=host:port,… --decode … --grpc host:port …` speaks to the same
-workers and clients in the same messages. It takes workers in turn, believes all it is told, and has no queue, no
-placement, no limits, no metrics, no retries, no second front door. What it costs is gRPC's and Python's price for the
-messages.
+workers and clients in the same messages. It places by round robin and has no validation, queue, limits, metrics,
+retries or second API. Its cost is what gRPC and Python take for the messages.
 """
 
 from __future__ import annotations

@@ -24,13 +24,13 @@ _DEMO = Path("models/demo")
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a load's clients and the router's process say."""
+    """What the clients and the router's process measured of one load."""
 
     requests: dict[str, tuple[float, float]]
     """Moments of each answered request: sent, and first token read; `time.perf_counter()` seconds."""
     num_tokens: int
     num_messages: int
-    """That the tokens came in."""
+    """In which the tokens came."""
     num_failed: int
     failure: str
     """The last one."""
@@ -40,7 +40,7 @@ class Measured:
 
     @property
     def tokens_per_cpu_s(self) -> float:
-        """What the router's core can pass on when nothing keeps it waiting, requests' own cost included."""
+        """Tokens that a fully busy core of the router passes on in a second, the cost of the requests included."""
         return self.num_tokens / self.router_cpu_s
 
     @property

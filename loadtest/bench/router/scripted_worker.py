@@ -1,6 +1,6 @@
 """A worker without an engine: real gRPC sessions, answers by a script. The router's benchmarks and tests derive theirs.
 
-Events are written as bytes: whoever sends a token to each of a fleet's sequences serializes it once.
+Events are written as bytes, so that a fleet's repeated messages are serialized once.
 """
 
 from __future__ import annotations

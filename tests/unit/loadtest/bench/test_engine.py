@@ -59,7 +59,7 @@ def test_the_engine_decodes_as_many_steps_as_asked_for(ours):
     assert ours.prefill_s([3] * 40) > 0.0
 
 
-def test_the_contestants_logits_are_those_of_the_decoder(ours, folder):
+def test_our_logits_are_those_of_the_decoder(ours, folder):
     transformers = pytest.importorskip("transformers")
     prompt = list(range(40, 60))
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -56,7 +56,7 @@ class Collector:
             self.num_good += 1
 
     def never_sent(self, record: RequestRecord, failure: Failure) -> None:
-        """A turn whose conversation broke off: offered, and a miss."""
+        """A turn whose conversation ended early: offered, and counted as a miss."""
         self.records.append(record)
         record.failure = failure
         self.num_failed += 1

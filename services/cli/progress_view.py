@@ -38,7 +38,7 @@ class ProgressView:
             self._bars.stop()
 
     def update(self, process: str, progress: process_events.Progress) -> None:
-        """Takes what LocalCluster reports. A process that has said nothing of itself yet has a moving bar."""
+        """Takes what LocalCluster reports. A process without a progress event yet has a moving bar."""
         if not self._console.is_terminal:
             if self._said.get(process) != progress.text:
                 self._said[process] = progress.text

@@ -151,7 +151,7 @@ class LocalCluster:
         return child
 
     async def _all_ready(self) -> dict[str, Ready]:
-        """What every child so far said when it was ready, by name; raises the first error of any."""
+        """The ready event of every child so far, by name; raises the first error of any."""
         waits = [asyncio.create_task(self._ready(child)) for child in self.children.values()]
         try:
             return dict(zip(self.children, await asyncio.gather(*waits), strict=True))

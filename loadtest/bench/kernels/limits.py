@@ -1,4 +1,4 @@
-"""What a GPU can do at most, measured: a large copy, a large matrix product."""
+"""A GPU's limits, measured: a large copy, a large matrix product."""
 
 from __future__ import annotations
 

@@ -64,22 +64,26 @@ def progress_event(fraction: float, text: str) -> None:
 
 
 def run_service(service: str, settings_class: type[S], start: Callable[[S], Awaitable[Service]]) -> int:
-    """Runs one service until SIGTERM or SIGINT and returns the process's exit status.
-
-    `service` is its name in the log. `start` gets the settings and returns the service once it serves; it runs on the
-    event loop and is cancelled when a signal comes first. A second signal ends the process without waiting for the
-    drain.
-    """
-    set_up_logs(service)  # for what happens before the settings are known
+    """`run_process` of a service whose settings come from flags, environment and file; `start` gets them."""
 
     async def begin() -> Service:
         settings = load_settings(settings_class)
         set_up_logs(service, settings.log_format, settings.log_level)
         return await start(settings)
 
+    return run_process(service, begin)
+
+
+def run_process(service: str, start: Callable[[], Awaitable[Service]]) -> int:
+    """Runs one service until SIGTERM or SIGINT and returns the process's exit status.
+
+    `service` is its name in the log. `start` returns the service once it serves; it runs on the event loop and is
+    cancelled when a signal comes first. A second signal ends the process without waiting for the drain.
+    """
+    set_up_logs(service)  # for what happens before the settings are known
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(begin))
+            return runner.run(_serve(start))
     except TandemError as error:
         logger.error("cannot start: %s", error)
         error_event(error)

@@ -52,7 +52,7 @@ class GrpcClient:
             raise _failure(error, num_messages=0) from error
         if not status.ready:
             raise ConfigError(
-                f"{self._target} is not ready: {status.not_ready_reason or 'it does not say why'}", field="target"
+                f"{self._target} is not ready: {status.not_ready_reason or 'no reason given'}", field="target"
             )
         return TargetInfo(self._model or status.model_name)
 

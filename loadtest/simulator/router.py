@@ -1,4 +1,4 @@
-"""What every simulated router does: it sees workers through their reports, sends commands, hears of tokens."""
+"""What every simulated router does: it sees workers through their reports, sends commands, receives tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our router: the real admission queue and the real placement over the simulated fleet, bound late.
+"""Our router: the real admission queue and the real placement over the simulated fleet, with late binding.
 
 The steps are those of `services/router/dispatch/dispatcher.py`: match, queue, place, reserve, submit.
 """
@@ -43,7 +43,7 @@ class _Active:
     need: PlacementRequest
     estimate: Estimate
     ended: bool = False
-    """Given to workers, or refused."""
+    """Dispatched, or refused."""
 
 
 class TandemRouter(SimRouter):

@@ -30,11 +30,11 @@ def check_free(address: str, field: str) -> None:
 
 @contextmanager
 def reserved_address() -> Iterator[str]:
-    """A free 127.0.0.1:port that is reserved for a child of this process until the block ends.
+    """A free 127.0.0.1:port, reserved for a child until the block ends.
 
-    The port is bound but not listened on. The kernel gives it to nobody who binds port 0, while a child that binds
-    exactly this port succeeds (both sockets set SO_REUSEADDR, as gRPC's do). So a child's address is known to the
-    others before the child is up.
+    The port is bound but does not listen: the kernel gives it to no process that asks for any free port, while a
+    child that asks for exactly this one gets it (both sockets allow reuse, as gRPC's do). So a child's address can be
+    passed to others before the child is up.
     """
     with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -44,13 +44,13 @@ class ClusterSpec:
     max_model_len: int = 0
     """Longest sequence in tokens; 0 = the model's own limit."""
     store_nodes: int = 1
-    """Processes that keep blocks which fell out of the workers' pools, where there is memory or disk for that."""
+    """Processes that keep blocks evicted from the workers' pools, where memory or disk is configured for that."""
     store_host_bytes: int = 0
-    """Host memory of each for such blocks; 0 = none."""
+    """Host memory of each store node, bytes; 0 = none."""
     store_disk_folder: Path | None = None
     """Where such blocks are kept on disk, over restarts too; several nodes have a folder each within."""
     store_disk_bytes: int = 0
-    """Of that folder, for each node; 0 = none."""
+    """Disk space in that folder for each node, bytes; 0 = none."""
     prefix_fetch: PrefixFetch = "auto"
     """How a worker decides between fetching a prefix from peers or store nodes and computing it."""
     log_format: LogFormat = "text"

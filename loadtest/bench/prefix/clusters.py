@@ -15,7 +15,7 @@ from shared.kv.layout import BlockLayout
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.config import ModelConfig
 
-DEMO = Path(__file__).parents[2] / "models" / "demo"
+DEMO = Path(__file__).parents[3] / "models" / "demo"
 MAX_MODEL_LEN = 8192
 """Tokens; the longest prompts of the conversation trace have 4,000 at its scale here."""
 

@@ -1,4 +1,4 @@
-"""One form for every benchmark's results: a printed table, and JSON for scripts."""
+"""One form for every benchmark's figures: a printed table, and JSON for scripts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
+from loadtest import markdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,9 @@ class Result:
 
 
 def machine() -> str:
-    """The processor and how much of it torch uses."""
+    """The processor, torch's version and its number of threads."""
+    import torch  # here: the load generator's commands write figures too, and start without it
+
     name = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -39,7 +41,7 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """The checkout's commit, with a + where it has changes; empty outside a checkout."""
+    """The checkout's commit, with a + where files are modified; empty outside a checkout."""
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty=+", "--exclude=*"], capture_output=True, text=True, check=False
     )
@@ -55,10 +57,17 @@ def write(path: Path, results: list[Result]) -> None:
 
 def table(results: list[Result]) -> str:
     """The results as Markdown."""
-    lines = ["| | | limit | of the limit | peer | ours / peer |", "| --- | ---: | ---: | ---: | --- | ---: |"]
-    for r in results:
-        limit = f"{r.limit:,.4g} {r.unit}" if r.limit is not None else ""
-        fraction = f"{r.fraction:.0%}" if r.fraction is not None else ""
-        ratio = f"{r.ratio:.2f}" if r.ratio is not None else ""
-        lines.append(f"| {r.name} | {r.value:,.4g} {r.unit} | {limit} | {fraction} | {r.peer or ''} | {ratio} |")
-    return "\n".join(lines)
+    return markdown.table(
+        ("", "", "limit", "of the limit", "peer", "ours / peer"), [_cells(result) for result in results], left=(0, 4)
+    )
+
+
+def _cells(result: Result) -> list[str]:
+    return [
+        result.name,
+        f"{result.value:,.4g} {result.unit}",
+        f"{result.limit:,.4g} {result.unit}" if result.limit is not None else "",
+        f"{result.fraction:.0%}" if result.fraction is not None else "",
+        result.peer or "",
+        f"{result.ratio:.2f}" if result.ratio is not None else "",
+    ]

@@ -1,7 +1,7 @@
-"""Several systems under one workload, in turns.
+"""Several systems under one workload, their measurements interleaved.
 
-A shared machine drifts within minutes by more than the systems differ. So nobody is measured from beginning to end
-before the next: each gets a rate, then each gets its next one.
+A shared machine drifts within minutes by more than the systems differ. So no system is measured from beginning to end
+before the next one: each is measured at one rate, then each at its next rate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from loadtest.sweep import RunPoint, Sweep, measure_rate
 
 
 @dataclass(frozen=True, slots=True)
-class Entrant:
+class Candidate:
     """A system with a chunk budget, and what was measured of it under one workload."""
 
     system: System
@@ -37,21 +37,21 @@ class Entrant:
         return self.best.goodput if self.best is not None else 0.0
 
 
-OnPoint = Callable[[Entrant, Point], None]
+OnPoint = Callable[[Candidate, Point], None]
 
 
-class Contest:
-    """Searches for the limits of some entrants within a time."""
+class InterleavedSearch:
+    """Searches for the limits of some candidates within a time."""
 
     def __init__(
         self,
-        entrants: Sequence[Entrant],
+        candidates: Sequence[Candidate],
         on_point: OnPoint,
         point_s: float,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`point_s` is what a point takes at least, in seconds; the longest of those measured is reckoned with."""
-        self._entrants = entrants
+        self._candidates = candidates
         self._on_point = on_point
         self._longest_s = point_s
         self._clock = clock
@@ -62,41 +62,41 @@ class Contest:
         moved = True
         while moved:
             moved = False
-            for entrant in self._entrants:
-                rate = next_rate(entrant.sweep.space, entrant.sweep.points)
+            for candidate in self._candidates:
+                rate = next_rate(candidate.sweep.space, candidate.sweep.points)
                 fits = self._clock() + self._longest_s * (1 + points_after) <= deadline_s
-                if rate is not None and (fits or not entrant.sweep.points):
-                    moved |= await self._measure(entrant, rate)
+                if rate is not None and (fits or not candidate.sweep.points):
+                    moved |= await self._measure(candidate, rate)
 
     async def at_rate(self, rate: float | None) -> None:
-        """Measures whoever was not measured at `rate` yet."""
-        for entrant in self._entrants:
-            if rate is not None and rate not in {point.rate for point in entrant.sweep.points}:
-                await self._measure(entrant, rate)
+        """Measures those that were not measured at `rate` yet."""
+        for candidate in self._candidates:
+            if rate is not None and rate not in {point.rate for point in candidate.sweep.points}:
+                await self._measure(candidate, rate)
 
-    async def _measure(self, entrant: Entrant, rate: float) -> bool:
-        if entrant.sweep.stopped:
+    async def _measure(self, candidate: Candidate, rate: float) -> bool:
+        if candidate.sweep.stopped:
             return False
         started_s = self._clock()
-        point = await measure_rate(entrant.sweep, rate, entrant.run_point)
+        point = await measure_rate(candidate.sweep, rate, candidate.run_point)
         self._longest_s = max(self._longest_s, self._clock() - started_s)
         if point is not None:
-            self._on_point(entrant, point)
+            self._on_point(candidate, point)
         return point is not None
 
 
-def rate_for_all(entrants: Sequence[Entrant]) -> float | None:
-    """The highest rate known to be within every entrant's limit; None where some entrant met the targets at none."""
-    best = [entrant.best for entrant in entrants]
+def rate_for_all(candidates: Sequence[Candidate]) -> float | None:
+    """The highest rate known to be within every candidate's limit; None where one met the targets at no rate."""
+    best = [candidate.best for candidate in candidates]
     rates = [point.rate for point in best if point is not None]
     return min(rates) if rates and len(rates) == len(best) else None
 
 
-def best_of_each_system(entrants: Sequence[Entrant]) -> list[Entrant]:
-    """One entrant a system, with its best chunk budget; the first one tried, where they are equal."""
-    best: dict[str, Entrant] = {}
-    for entrant in entrants:
-        held = best.get(entrant.system.name)
-        if held is None or entrant.goodput > held.goodput:
-            best[entrant.system.name] = entrant
+def best_of_each_system(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """One candidate a system, with its best chunk budget; the first one tried, where they are equal."""
+    best: dict[str, Candidate] = {}
+    for candidate in candidates:
+        held = best.get(candidate.system.name)
+        if held is None or candidate.goodput > held.goodput:
+            best[candidate.system.name] = candidate
     return list(best.values())

@@ -1,4 +1,4 @@
-"""The process beside a measured cluster computes when it is told to, and only then."""
+"""The process beside a measured cluster computes when it should, and only then."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtest.bench.long_prompt.neighbour import Neighbour
+from loadtest.bench.long_prompt.noisy_neighbour import NoisyNeighbour
 from shared.errors import Internal
 
 DEMO = Path("models/demo")
@@ -17,8 +17,9 @@ DEADLINE_S = 60.0
 
 
 @pytest.mark.slow
-def test_a_neighbour_is_busy_only_when_it_is_told_to_be_and_gone_at_the_end():
-    with Neighbour(DEMO, 64, 128, min(os.sched_getaffinity(0))) as neighbour:
+async def test_a_neighbour_computes_only_while_it_is_busy_and_is_gone_at_the_end(tmp_path):
+    core = min(os.sched_getaffinity(0))
+    async with NoisyNeighbour(DEMO, 64, 128, core, tmp_path / "neighbour.log") as neighbour:
         process = psutil.Process(neighbour.pid)
         deadline = time.monotonic() + DEADLINE_S
         while process.status() != psutil.STATUS_STOPPED:
@@ -32,6 +33,7 @@ def test_a_neighbour_is_busy_only_when_it_is_told_to_be_and_gone_at_the_end():
     assert not psutil.pid_exists(neighbour.pid)
 
 
-def test_a_neighbour_without_a_model_says_so(tmp_path):
-    with pytest.raises(Internal), Neighbour(tmp_path, 64, 128, 0):
-        pass
+async def test_a_neighbour_without_a_model_says_so(tmp_path):
+    with pytest.raises(Internal):
+        async with NoisyNeighbour(tmp_path, 64, 128, 0, tmp_path / "neighbour.log"):
+            pass

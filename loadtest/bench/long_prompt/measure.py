@@ -1,74 +1,73 @@
-"""The command line: systems in turns, a table, JSON."""
+"""`python -m loadtest.bench long-prompt`: what an arriving long prompt does to the inter-token latency of others."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from loadtest.baseline.model import SHAPES, write_model
 from loadtest.baseline.systems import SYSTEMS, System, make_cluster
 from loadtest.bench.long_prompt.cores import pin_all_but
 from loadtest.bench.long_prompt.load import Load, Shape
-from loadtest.bench.long_prompt.neighbour import Neighbour
+from loadtest.bench.long_prompt.noisy_neighbour import NoisyNeighbour
 from loadtest.bench.long_prompt.windows import Medians, Pair
 from loadtest.clients.connect import make_client
 from loadtest.clients.target import parse_target
+from loadtest.command_line import Out, choice, names
+from loadtest.figures import Result, write
+from loadtest.markdown import bold, table
 from loadtest.workloads.tokens import TokenSource
 
 GOAL_RATIO = 1.1
 """Of the disaggregated system: a long prompt moves the p99 of the running answers by less than 10 %."""
 CHUNKS_PER_PROMPT = 8
 _NUM_KV_BLOCKS = 8192
+_NAMES = [system.name for system in SYSTEMS]
 
 
-def parser() -> argparse.ArgumentParser:
-    """All flags."""
-    made = argparse.ArgumentParser(
-        prog="python -m loadtest.bench.long_prompt",
-        description="Inter-token latency of running answers, with and without long prompts arriving beside them.",
-    )
-    add = made.add_argument
-    add("--chunk", type=int, default=128, help=f"chunk budget, tokens; a long prompt has {CHUNKS_PER_PROMPT} of them")
-    add("--answers", type=int, default=8, help="answers that are written all the time")
-    add("--window", type=float, default=6.0, help="seconds without and with long prompts, in two halves each")
-    add("--pairs", type=int, default=5, help="measurements of each system, in turns")
-    add("--shape", choices=sorted(SHAPES), default="xs", help="random weights in this shape")
-    add("--model", type=Path, help="a model's folder instead")
-    add("--tokenizer", type=Path, default=Path("models/demo"), help="model whose tokenizer a shape takes")
-    add("--systems", nargs="+", choices=[system.name for system in SYSTEMS], help="default: all")
-    add("--seed", type=int, default=1)
-    add("--out", type=Path, help="writes the figures as JSON")
-    return made
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Prints the table and, with --out, writes the JSON; raises ConfigError and what a cluster's start does."""
-    args = parser().parse_args(argv)
-    systems = [system for system in SYSTEMS if args.systems is None or system.name in args.systems]
-    shape = Shape(args.answers, num_long_tokens=CHUNKS_PER_PROMPT * args.chunk, window_s=args.window)
+def main(
+    chunk: Annotated[
+        int, typer.Option(help=f"chunk budget, tokens; a long prompt has {CHUNKS_PER_PROMPT} of them")
+    ] = 128,
+    answers: Annotated[int, typer.Option(help="answers that stream all the time")] = 8,
+    window: Annotated[float, typer.Option(help="seconds without and with long prompts, in two halves each")] = 6.0,
+    pairs: Annotated[int, typer.Option(help="measurements of each system, in turns")] = 5,
+    shape: Annotated[str, typer.Option(help=f"random weights in this shape: {', '.join(SHAPES)}")] = "xs",
+    model: Annotated[Path | None, typer.Option(help="a model's folder instead")] = None,
+    tokenizer: Annotated[Path, typer.Option(help="model whose tokenizer a shape takes")] = Path("models/demo"),
+    systems: Annotated[str, typer.Option(help="which to measure")] = " ".join(_NAMES),
+    seed: Annotated[int, typer.Option()] = 1,
+    out: Out = None,
+) -> None:
+    """Measure inter-token latency of running answers, with and without long prompts arriving beside them."""
+    choice(shape, "shape", SHAPES)
+    wanted = names(systems, "systems", _NAMES)
+    measured_systems = [system for system in SYSTEMS if system.name in wanted]
+    load = Shape(answers, num_long_tokens=CHUNKS_PER_PROMPT * chunk, window_s=window)
     with tempfile.TemporaryDirectory(prefix="tandem-long-prompt-") as scratch:
-        model = args.model
         if model is None:
-            model = Path(scratch) / f"random-{args.shape}"
-            write_model(model, SHAPES[args.shape], args.tokenizer)
-        measured = asyncio.run(measure(systems, model, args.chunk, shape, args.pairs, args.seed, Path(scratch)))
+            model = Path(scratch) / f"random-{shape}"
+            write_model(model, SHAPES[shape], tokenizer)
+        measured = asyncio.run(measure(measured_systems, model, chunk, load, pairs, seed, Path(scratch)))
     print(
-        f"{args.answers} answers, prompts of {shape.num_long_tokens} tokens one after the other, "
-        f"chunks of {args.chunk}, {args.pairs} pairs of {args.window:g} s\n\n{table(systems, measured)}"
+        f"{answers} answers, prompts of {load.num_long_tokens} tokens one after the other, "
+        f"chunks of {chunk}, {pairs} pairs of {window:g} s\n\n{system_table(measured_systems, measured)}"
     )
-    if args.out is not None:
-        write_figures(args.out, systems, measured)
+    if out is not None:
+        write_figures(out, measured_systems, measured)
 
 
 async def measure(
     systems: Sequence[System], model: Path, chunk_len: int, shape: Shape, num_pairs: int, seed: int, out: Path
 ) -> dict[str, list[Pair]]:
-    """Pairs by system name. All systems run at once and are measured in turns: the others stand still meanwhile."""
+    """Pairs by system name. All systems run at once and are measured in turns: the others idle meanwhile."""
     cores = sorted(os.sched_getaffinity(0))
     measured: dict[str, list[Pair]] = {system.name: [] for system in systems}
     async with AsyncExitStack() as stack:
@@ -83,7 +82,10 @@ async def measure(
         neighbour = None
         if any(system.mode == "disaggregated" for system in systems):
             # On the core of that system's prefill worker.
-            neighbour = stack.enter_context(Neighbour(model, chunk_len, shape.num_long_tokens, cores[0]))
+            log = out / "noisy_neighbour.log"
+            neighbour = await stack.enter_async_context(
+                NoisyNeighbour(model, chunk_len, shape.num_long_tokens, cores[0], log)
+            )
         pin_all_but(workers, cores[:1])
         try:
             for load in loads.values():  # what is allocated or compiled once
@@ -98,38 +100,41 @@ async def measure(
     return measured
 
 
-def table(systems: Sequence[System], measured: dict[str, list[Pair]]) -> str:
+def system_table(systems: Sequence[System], measured: dict[str, list[Pair]]) -> str:
     """Markdown, a row a system."""
-    lines = [
-        "| system | ITL p99 without | with | ratio (each pair's) | beside a neighbour | over that | p50 ratio "
-        "| long prompts | their TTFT |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    columns = (
+        "system", "ITL p99 without", "with", "ratio (each pair's)", "beside a neighbour", "over that", "p50 ratio",
+        "long prompts", "their TTFT",
+    )  # fmt: skip
+    return table(columns, [_cells(system, measured[system.name]) for system in systems])
+
+
+def _cells(system: System, pairs: Sequence[Pair]) -> list[str]:
+    medians = Medians.of(pairs)
+    beside, over = "", ""
+    if medians.neighbour_p99_ms is not None and medians.p99_over_neighbour is not None:
+        beside = f"{medians.neighbour_p99_ms:.1f} ms"
+        over = _with_each(medians.p99_over_neighbour, [pair.p99_over_neighbour for pair in pairs])
+    return [
+        system.title,
+        f"{medians.quiet_p99_ms:.1f} ms",
+        f"{medians.busy_p99_ms:.1f} ms",
+        _with_each(medians.p99_ratio, [pair.p99_ratio for pair in pairs]),
+        beside,
+        over,
+        f"{medians.p50_ratio:.2f}",
+        f"{medians.num_prompts}",
+        f"{medians.prompt_ttft_ms:.0f} ms",
     ]
-    for system in systems:
-        pairs = measured[system.name]
-        medians = Medians.of(pairs)
-        each = ", ".join(f"{pair.p99_ratio:.2f}" for pair in pairs)
-        lines.append(
-            f"| {system.title} | {medians.quiet_p99_ms:.1f} ms | {medians.busy_p99_ms:.1f} ms "
-            f"| **{medians.p99_ratio:.2f}** ({each}) | {_beside(medians, pairs)} | {medians.p50_ratio:.2f} "
-            f"| {medians.num_prompts} "
-            f"| {medians.prompt_ttft_ms:.0f} ms |"
-        )
-    return "\n".join(lines)
 
 
-def _beside(medians: Medians, pairs: Sequence[Pair]) -> str:
-    if medians.neighbour_p99_ms is None or medians.p99_over_neighbour is None:
-        return "| "
-    each = ", ".join(f"{pair.p99_over_neighbour:.2f}" for pair in pairs if pair.p99_over_neighbour is not None)
-    return f"{medians.neighbour_p99_ms:.1f} ms | **{medians.p99_over_neighbour:.2f}** ({each})"
+def _with_each(median: float, values: Sequence[float | None]) -> str:
+    each = ", ".join(f"{value:.2f}" for value in values if value is not None)
+    return f"{bold(f'{median:.2f}')} ({each})"
 
 
 def write_figures(path: Path, systems: Sequence[System], measured: dict[str, list[Pair]]) -> None:
     """The form of every benchmark's results; the best collocated system is the peer of the disaggregated one."""
-    # Imported here: it brings torch, which nothing else here needs.
-    from loadtest.bench.report import Result, write
-
     medians = {system.name: Medians.of(measured[system.name]) for system in systems}
     collocated = [system for system in systems if system.mode == "collocated"]
     peer = min(collocated, key=lambda system: medians[system.name].p99_ratio, default=None)

@@ -1,9 +1,10 @@
-"""What a child process says on stdout, one JSON object a line (see shared/process.py), as typed values."""
+"""The launcher's side of shared/process.py: a child's lines on stdout as typed values."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from shared.errors import Internal, TandemError, error_classes
 
@@ -21,12 +22,19 @@ class Ready:
     """The process serves."""
 
     address: str
-    http: str = ""  # the router's OpenAI API
-    grpc: str = ""  # the router's InferenceService
-    metrics: str = ""  # its Prometheus page
+    endpoints: Mapping[str, str] = field(default_factory=dict)
+    """Further addresses by name, such as the router's `http` and `grpc`."""
 
 
-Event = Progress | Ready | TandemError
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the process answers to one request of `ChildProcess.ask`."""
+
+    value: object
+    """As JSON has it."""
+
+
+Event = Progress | Ready | Answer | TandemError
 
 
 def parse_event(line: bytes) -> Event | None:
@@ -41,11 +49,13 @@ def parse_event(line: bytes) -> Event | None:
         case {"event": "progress", "fraction": int() | float() as fraction, "text": str(text)}:
             return Progress(min(max(float(fraction), 0.0), 1.0), text)
         case {"event": "ready", "address": str(address)}:
-            http, grpc, metrics = (str(fields.get(name, "")) for name in ("http", "grpc", "metrics"))
-            return Ready(address, http, grpc, metrics)
+            endpoints = {name: str(value) for name, value in fields.items() if name not in ("event", "address")}
+            return Ready(address, endpoints)
+        case {"event": "answer", "value": value}:
+            return Answer(value)
         case {"event": "error", "kind": str(kind), "message": str(message)}:
-            field = fields.get("field")
+            setting = fields.get("field")
             cls = error_classes().get(kind, Internal)
-            return cls(message, field=field if isinstance(field, str) else None)
+            return cls(message, field=setting if isinstance(setting, str) else None)
         case _:
             return None

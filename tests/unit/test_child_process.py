@@ -13,21 +13,26 @@ from pathlib import Path
 
 import pytest
 
-from services.local.child import Child
-from services.local.events import Progress
+from shared.child_process import ChildProcess
 from shared.errors import DeadlineExceeded, Internal, ModelLoadError
+from shared.process_events import Progress
 from tests.unit.local.fakes import FakeCommands
 from tests.unit.local.processes import wait_for_end
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> FakeCommands:
+    return FakeCommands(tmp_path / "journal")
 
 
 @asynccontextmanager
 async def started(
     commands: FakeCommands, behaviour: str, progress: list[tuple[str, Progress]] | None = None
-) -> AsyncIterator[tuple[Child, asyncio.Queue[Child]]]:
+) -> AsyncIterator[tuple[ChildProcess, asyncio.Queue[ChildProcess]]]:
     """A running fake and the queue of its exit; killed at the end."""
-    exits: asyncio.Queue[Child] = asyncio.Queue()
+    exits: asyncio.Queue[ChildProcess] = asyncio.Queue()
     seen = progress if progress is not None else []
-    child = Child(
+    child = ChildProcess(
         "worker",
         commands.process("worker", behaviour),
         commands.journal.with_name("worker.log"),
@@ -98,7 +103,7 @@ async def test_a_child_that_ignores_sigterm_is_killed(commands: FakeCommands) ->
         await child.stop(0.3)
         assert commands.events()[-1] == "worker stop"
         assert child.returncode == -signal.SIGKILL
-        assert child.end_in_words() == "SIGKILL"
+        assert child.exit_text() == "SIGKILL"
 
 
 async def test_what_a_child_left_running_ends_with_it(commands: FakeCommands) -> None:
@@ -114,14 +119,56 @@ async def test_a_terminals_ctrl_c_does_not_reach_it(commands: FakeCommands) -> N
         assert os.getsid(child.pid) == child.pid != os.getsid(0)
 
 
+def answering(commands: FakeCommands) -> ChildProcess:
+    return ChildProcess(
+        "worker",
+        commands.process("worker", "answers"),
+        commands.journal.with_name("worker.log"),
+        environment={"GREETING": "hello"},
+        takes_requests=True,
+    )
+
+
+async def test_a_request_is_answered_by_a_child_with_an_environment_of_its_own(commands: FakeCommands) -> None:
+    child = answering(commands)
+    async with child.serving() as ready:
+        assert ready.address == f"127.0.0.1:{child.pid}"
+        assert await child.ask(number=1) == ["hello", {"number": 1}]
+        assert await child.ask(text="two") == ["hello", {"text": "two"}]
+    assert child.returncode == 0
+
+
+async def test_a_request_that_fails_raises_the_error_that_the_child_reports(commands: FakeCommands) -> None:
+    child = answering(commands)
+    async with child.serving():
+        with pytest.raises(ModelLoadError, match="no such request"):
+            await child.ask(kind="ModelLoadError")
+        assert await child.ask(number=2) == ["hello", {"number": 2}]
+
+
+async def test_a_request_to_a_child_that_ends_is_an_error_and_so_is_the_next_one(commands: FakeCommands) -> None:
+    child = answering(commands)
+    async with child.serving():
+        for _ in range(2):
+            with pytest.raises(Internal, match=r"ended before its answer \(exit status 7\)"):
+                await child.ask(status=7)
+        assert await child.wait(20.0) == 7
+
+
+async def test_a_child_that_does_not_end_by_itself_is_an_error_of_waiting(commands: FakeCommands) -> None:
+    async with started(commands, "serves") as (child, _):
+        await child.ready(20.0)
+        with pytest.raises(DeadlineExceeded, match="had not ended"):
+            await child.wait(0.1)
+
+
 def test_it_does_not_outlive_a_killed_launcher(commands: FakeCommands, tmp_path: Path) -> None:
     launcher = f"""
 import asyncio, pathlib
-from services.local.child import Child
+from shared.child_process import ChildProcess
 
 async def main():
-    child = Child("worker", {commands.process("worker")!r}, pathlib.Path({str(tmp_path / "log")!r}),
-                  lambda *_: None, lambda _: None)
+    child = ChildProcess("worker", {commands.process("worker")!r}, pathlib.Path({str(tmp_path / "log")!r}))
     await child.start()
     await child.ready(20.0)
     print(child.pid, flush=True)

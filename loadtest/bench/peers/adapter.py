@@ -1,4 +1,4 @@
-"""What every engine in the comparison must do; needs nothing but Python, since each runs in a venv of its own."""
+"""What every engine in the comparison implements. Needs nothing but Python: each engine runs in a venv of its own."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ MAX_TOKENS = 4096
 MAX_BATCH = 32
 STEP_TOKENS = 2048
 """Most prompt tokens of one step, the same for all that have such a limit."""
-VOCABULARY = 32000
+VOCAB_SIZE = 32000
+"""Of the shapes in loadtest/bench/shapes.py."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a contestant is loaded with."""
+    """What an engine is loaded with."""
 
     folder: Path
     """Of the checkpoint."""
@@ -26,7 +27,7 @@ class Settings:
     num_threads: int
 
 
-class Contestant(Protocol):
+class EngineAdapter(Protocol):
     """One engine with the model loaded."""
 
     def describe(self) -> str:
@@ -43,17 +44,17 @@ class Contestant(Protocol):
 
 
 @runtime_checkable
-class TellsLogits(Protocol):
-    """A contestant whose logits can be had."""
+class ReturnsLogits(Protocol):
+    """A adapter whose logits can be had."""
 
     def logits(self, prompt: list[int]) -> list[list[float]]:
         """Of every token: [num_tokens, vocab_size]."""
         ...
 
 
-def random_prompt(num_tokens: int, generator: random.Random) -> list[int]:
+def random_prompt(num_tokens: int, generator: random.Random, vocab_size: int = VOCAB_SIZE) -> list[int]:
     """Tokens that no other prompt begins with, so that no prefix is found in a cache."""
-    return [generator.randrange(3, VOCABULARY) for _ in range(num_tokens)]
+    return [generator.randrange(3, vocab_size) for _ in range(num_tokens)]
 
 
 def spare_steps(prompts: list[list[int]]) -> int:

@@ -115,7 +115,7 @@ class KVStoreClient:
         )
 
     async def rebuild(self) -> int:
-        """Empties the index, so that all holders publish again; returns the number of holders."""
+        """Drops all holders: their entries are dead at once, and each publishes again. Returns how many there were."""
         request = kvstore_pb2.RebuildRequest()
         return (await self._call(lambda stub: stub.Rebuild(request, timeout=self._write_timeout_s))).num_holders
 

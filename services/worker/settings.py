@@ -65,7 +65,7 @@ class WorkerSettings(ServiceSettings):
     tpot_target_ms: float = Field(default=0.0, ge=0)
     """A decode batch grows only while its steps are predicted to take no longer; 0 = up to max_num_seqs."""
     max_overtaken_ms: float = Field(default=500.0, ge=0)
-    """Short prompts are computed first, but none overtakes one that has waited so long; 0 = in order of arrival."""
+    """Short prompts are computed first, but never before one that has waited this long; 0 = in order of arrival."""
     max_unsent_share: float = Field(default=0.5, gt=0, le=1)
     """A prefill worker starts no prompt for a decode worker that has not taken blocks of more than this share of the
     pool."""

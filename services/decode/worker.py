@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from services.worker.blocks.connector import KVConnector
 from services.worker.blocks.prefix_fetch.fetch import Fetch
-from services.worker.blocks.prefix_fetch.known_prefix import KnownPrefix
+from services.worker.blocks.prefix_fetch.prefix_hint import PrefixHint
 from services.worker.host import EngineHost
 from services.worker.request_log import attempt_log
 from services.worker.session import Session
@@ -30,7 +30,7 @@ from shared.engine.messages import (
 from shared.engine.sequence import Goal
 from shared.errors import TandemError, TransferFailed
 from shared.identity import WorkerRole
-from shared.kv.handoff.arrival import Arrived, receive
+from shared.kv.handoff.receive_handoff import ReceivedHandoff, receive
 from shared.kv.handoff.receiving import MemoryLost
 from shared.kv.handoff.trailer import trailer_bytes
 from shared.kv.transfer import new_ticket
@@ -73,7 +73,7 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
     def __init__(self, host: EngineHost, publisher: IndexPublisher | None, connector: KVConnector) -> None:
         super().__init__(host, publisher, connector)
         self._requests: dict[str, _Request] = {}
-        self._lost_buffers: list[tuple[int, memoryview]] = []  # a silent sender may write to them at any time
+        self._lost_buffers: list[tuple[int, memoryview]] = []  # a silent sender may still write there
 
     # --- commands
 
@@ -98,7 +98,8 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
                 logger.warning("router %s sent %s in mid-session", session.router_name, other)
 
     def on_closed(self, session: DecodeSession) -> None:
-        """Without a router nobody tells whether a sender was told: the trailer or the hand-off's timeout decides."""
+        """Without its router the worker cannot know whether a prefill worker sends: it waits for the trailer, or for
+        the hand-off's timeout."""
         self.sessions.discard(session)
         for sequence_id in [key for key, item in self._requests.items() if item.session is session]:
             self._cancel(sequence_id, sender_active=True)
@@ -124,12 +125,12 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         self._requests[sequence_id] = item
         self.idle.clear()
         if reserve.prefill_here:
-            item.fetch = self.add_sequence(sequence, KnownPrefix.of(reserve), lambda: self._start(sequence_id, item))
+            item.fetch = self.add_sequence(sequence, PrefixHint.of(reserve), lambda: self._start(sequence_id, item))
         else:
             self.host.engine.submit(ReserveSequence(sequence))
 
     def _start(self, sequence_id: str, item: _Request) -> bool:
-        """A request's turn to queue; False where it was given up meanwhile."""
+        """The request enters the engine's queue; False if it was given up meanwhile."""
         item.queued_at = time.perf_counter()
         return self._requests.get(sequence_id) is item
 
@@ -210,12 +211,12 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         self,
         sequence_id: str,
         item: _Request,
-        arrival: Coroutine[None, None, Arrived | None],
+        arrival: Coroutine[None, None, ReceivedHandoff | None],
         buffers: list[tuple[int, memoryview]],
     ) -> None:
         """Ends the receiving of one sequence: it joins the batch, or its blocks are freed. `buffers`: where each block
         id's bytes arrive."""
-        arrived: Arrived | None = None
+        arrived: ReceivedHandoff | None = None
         lost = False
         try:
             arrived = await arrival
@@ -266,7 +267,7 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             session.send(decode_pb2.DecodeEvent(step=decode_pb2.Step(sequences=sequences)))
 
     def _report_first(self, item: _Request, message: types_pb2.SequenceTokens) -> None:
-        """What the router wants to know once: how the prompt was computed here."""
+        """Adds what is reported once, with the first tokens: how the prompt was computed or handed over."""
         item.reported = True
         if not item.prefill_here:
             message.first_decode_step_ms = (time.perf_counter() - item.joined_at) * 1e3

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from services.worker.blocks.connector import KVConnector
 from services.worker.blocks.prefix_fetch.fetch import Fetch
-from services.worker.blocks.prefix_fetch.known_prefix import KnownPrefix
+from services.worker.blocks.prefix_fetch.prefix_hint import PrefixHint
 from services.worker.host import EngineHost
 from services.worker.request_log import attempt_log
 from services.worker.session import Session
@@ -56,8 +56,8 @@ class _Submitted:
 
 
 class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]):
-    """Every accepted Submit ends in one trailer; its router hears of a first token, of a failure, or (after a Cancel)
-    of nothing."""
+    """Every accepted Submit ends in one trailer; its router gets a first token, a failure, or (after a Cancel)
+    nothing."""
 
     role = WorkerRole.PREFILL
 
@@ -126,10 +126,10 @@ class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
         except TandemError as error:
             self._fail(sequence_id, error)
             return
-        item.fetch = self.add_sequence(sequence, KnownPrefix.of(submit), lambda: self._start(sequence_id, item))
+        item.fetch = self.add_sequence(sequence, PrefixHint.of(submit), lambda: self._start(sequence_id, item))
 
     def _start(self, sequence_id: str, item: _Submitted) -> bool:
-        """A request's turn to queue; False where it was given up meanwhile."""
+        """The request enters the engine's queue; False if it was given up meanwhile."""
         item.queued_at = time.perf_counter()
         return self._submitted.get(sequence_id) is item
 

@@ -31,7 +31,7 @@ from shared.model.decoder import Decoder
 from shared.model.weights import fingerprint
 
 AUTO_POOL_SEQUENCES = 32
-"""With num_kv_blocks = 0, the pool holds so many sequences of full length, memory allowing."""
+"""With num_kv_blocks = 0, the pool is sized for this many sequences of full length …"""
 AUTO_POOL_MEMORY_SHARE = 0.1
 """… but takes at most this share of the memory that is free at the start."""
 
@@ -40,7 +40,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What loading found out."""
+    """A loaded checkpoint and the sizes that follow from it."""
 
     decoder: Decoder
     layout: BlockLayout

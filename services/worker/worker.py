@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from services.worker.blocks.connector import KVConnector
 from services.worker.blocks.prefix_fetch.fetch import Fetch
-from services.worker.blocks.prefix_fetch.known_prefix import KnownPrefix
+from services.worker.blocks.prefix_fetch.prefix_hint import PrefixHint
 from services.worker.host import EngineHost
 from services.worker.load import LoadReporter
 from services.worker.session import Session
@@ -142,27 +142,27 @@ class Worker(ABC, Generic[CommandT, EventT]):
 
     # --- sequences
 
-    def add_sequence(self, sequence: EngineSequence, known: KnownPrefix, on_start: Callable[[], bool]) -> Fetch:
+    def add_sequence(self, sequence: EngineSequence, hint: PrefixHint, on_start: Callable[[], bool]) -> Fetch:
         """Has a sequence computed here, behind what peers and store nodes have of its prefix.
 
-        `known` is what the router knows of that. `on_start` is called just before the engine gets the sequence, and
+        `hint` is what the router knows of that. `on_start` is called just before the engine gets the sequence, and
         says whether it is still wanted.
         """
         fetch = Fetch()
-        if not self.connector.fetches.may_bring(known):
+        if not self.connector.fetches.may_bring(hint):
             if on_start():
                 self.host.engine.submit(AddSequence(sequence))
             return fetch
-        task = asyncio.create_task(self._add_behind_prefix(sequence, known, fetch, on_start))
+        task = asyncio.create_task(self._add_behind_prefix(sequence, hint, fetch, on_start))
         self._holding.add(task)
         task.add_done_callback(self._holding.discard)
         return fetch
 
     async def _add_behind_prefix(
-        self, sequence: EngineSequence, known: KnownPrefix, fetch: Fetch, on_start: Callable[[], bool]
+        self, sequence: EngineSequence, hint: PrefixHint, fetch: Fetch, on_start: Callable[[], bool]
     ) -> None:
         try:
-            await self.connector.fetches.hold(sequence, known, fetch)
+            await self.connector.fetches.hold(sequence, hint, fetch)
         finally:  # a bug in there must not cost the request
             if on_start():
                 self.host.engine.submit(AddSequence(sequence))

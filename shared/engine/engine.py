@@ -47,7 +47,7 @@ from shared.errors import PromptTooLong, TandemError
 from shared.kv.handoff.outgoing_block import OutgoingBlock
 
 INTEGRITY_CHECK_INTERVAL_S = 5.0
-"""An idle engine checks pool and sequences at most so often: the check walks every block."""
+"""Shortest time between two integrity checks of an idle engine: a check walks every block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class Engine:
     def __init__(
         self, scheduler: Scheduler, runner: StepRunner, emit: Callable[[Event], None], ahead: bool | None = None
     ) -> None:
-        """Takes ownership of both; nothing runs before `start()`. `ahead=None`: where the runner's device computes on
-        its own."""
+        """Takes ownership of both; nothing runs before `start()`. `ahead=None`: run ahead if the device computes
+        asynchronously."""
         self._scheduler = scheduler
         self._runner = runner
         self._exchange = BlockExchange(scheduler.pool, runner.checksums)

@@ -46,7 +46,7 @@ class AbortSequence:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseBlocks:
-    """The shipper is done with these blocks, which were for this receiver."""
+    """The sender is done with these blocks, which were for this receiver."""
 
     block_ids: tuple[int, ...]
     receiver: bytes = b""
@@ -54,7 +54,10 @@ class ReleaseBlocks:
 
 @dataclass(frozen=True, slots=True)
 class HoldBlocks:
-    """Keep those of these blocks that are here, for a sender. Answer: `BlocksHeld`; then `ReleaseHeld` for each."""
+    """Take a reference, for a sender, on each of these blocks that the pool has.
+
+    Answer: `BlocksHeld`; then `ReleaseHeld` for each.
+    """
 
     key: str
     hashes: tuple[bytes, ...]
@@ -71,7 +74,7 @@ class ReleaseHeld:
 class PrepareFetch:
     """Take blocks for what is missing here of a chain. Answer: `FetchPrepared`; then `EndFetch`.
 
-    With `room_to_compute`, only where a sequence could compute the same blocks at the same time.
+    With `room_to_compute`, only if the pool also has room for a sequence that computes the same blocks meanwhile.
     """
 
     key: str
@@ -92,7 +95,7 @@ class AdoptBlocks:
 
 @dataclass(frozen=True, slots=True)
 class EndFetch:
-    """Give back what did not arrive; with `lost` it may still be written to, and is never used again."""
+    """Give back what did not arrive; with `lost` a sender may still write there: never reuse."""
 
     key: str
     lost: bool = False
@@ -141,7 +144,7 @@ class SequenceFailed:
 class FirstScheduled:
     """A sequence's first turn: how much of its prompt was cached, and when it began (time.perf_counter()).
 
-    Told again where more of the prompt was found in the pool at a later turn.
+    Sent again when a later turn finds more of the prompt in the pool.
     """
 
     sequence_id: str
@@ -187,7 +190,7 @@ class SequenceEnded:
 
 @dataclass(frozen=True, slots=True)
 class BlocksHeld:
-    """Those of the asked blocks that are here; `index` is that in the question."""
+    """The blocks of a `HoldBlocks` that the pool has; `index` is the place in its hashes."""
 
     key: str
     blocks: tuple[OutgoingBlock, ...]
@@ -195,7 +198,7 @@ class BlocksHeld:
 
 @dataclass(frozen=True, slots=True)
 class FetchPrepared:
-    """(index in the chain, block id) of the blocks to be filled; none where nothing is missing, or no room."""
+    """(index in the chain, block id) of the blocks to be filled; empty where nothing is missing or there is no room."""
 
     key: str
     missing: tuple[tuple[int, int], ...]
@@ -203,7 +206,7 @@ class FetchPrepared:
 
 @dataclass(frozen=True, slots=True)
 class BlocksAdopted:
-    """Of the blocks that arrived for a fetch, the indexes of those that the pool had not and has now."""
+    """Indexes of the arrived blocks that are new in the pool."""
 
     key: str
     indexes: tuple[int, ...]
@@ -211,7 +214,7 @@ class BlocksAdopted:
 
 @dataclass(frozen=True, slots=True)
 class CacheFlushed:
-    """So many blocks can be found no more."""
+    """All cached blocks were dropped: `num_blocks` of them."""
 
     key: str
     num_blocks: int

@@ -48,8 +48,8 @@ class EngineSequence:
     max_tokens_total: int
     eos_token_ids: frozenset[int]
     ship_blocks: frozenset[int] = frozenset()  # block indexes that a decode worker waits for
-    receiver: bytes = b""  # whoever they are shipped to, by a name that is the same for all its sequences
-    tenant: str = ""  # on whose account its blocks are kept when it has left
+    receiver: bytes = b""  # transfer address of that decode worker
+    tenant: str = ""  # whose quota its blocks count against in the store
     arrival: int = 0  # order of arrival on this worker, set by the scheduler
     arrived_s: float = 0.0  # when that was, by the scheduler's clock
     status: Status = Status.WAITING

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
 
-from services.worker.blocks.answers import BlockAnswers
+from services.worker.blocks.exchange_client import BlockExchangeClient
 from services.worker.blocks.local_blocks import LocalBlocks
 from services.worker.host import EngineHost
 from shared.block_service.client import SentBlock
@@ -17,23 +17,23 @@ from shared.kv.handoff.shipment import Shipment
 from shared.kv_index.holders import Tier
 
 MAX_HELD = 64
-"""Blocks that are kept for senders at once, whoever asks …"""
+"""Most blocks held for senders at once, over all requests …"""
 MAX_HELD_SHARE = 0.25
 """… and at most this share of the pool."""
 PART = 8
-"""Blocks told of at once, so that the asker takes in the first while the others travel."""
+"""Blocks announced in one message, so that the receiver takes in the first while the others travel."""
 SEND_TIMEOUT_S = 10.0
-"""An asker that takes nothing for so long is given up."""
+"""A receiver that takes nothing for this long is given up."""
 
 
 class BlockServer:
     """Implements `BlockProvider`. A block that is being sent has a reference of its own and cannot be evicted; their
-    number is bounded, and who comes later waits."""
+    number is bounded, and later requests wait."""
 
-    def __init__(self, host: EngineHost, answers: BlockAnswers, local: LocalBlocks) -> None:
+    def __init__(self, host: EngineHost, exchange: BlockExchangeClient, local: LocalBlocks) -> None:
         """Owns none of them. The host must be started."""
         self._host = host
-        self._answers = answers
+        self._exchange = exchange
         self._local = local
         self._num_free = max(1, min(MAX_HELD, int(MAX_HELD_SHARE * host.model.num_blocks)))
         self._given_back = asyncio.Event()
@@ -80,7 +80,7 @@ class BlockServer:
         """See `BlockProvider`; raises InvalidRequest for one tenant's."""
         if tenant is not None:
             raise InvalidRequest("a worker's pool does not know whose its blocks are", field="tenant")
-        num_blocks = await self._answers.flush()
+        num_blocks = await self._exchange.flush()
         return num_blocks, num_blocks * self._host.model.layout.block_bytes
 
     def memory(self, block_id: int) -> memoryview:
@@ -108,7 +108,7 @@ class BlockServer:
     async def _hold(self, batch: list[int], hashes: Sequence[bytes]) -> list[OutgoingBlock]:
         """Those of the blocks that are still here, each with a reference for the shipment, which also ends what was
         taken for it."""
-        asking = asyncio.create_task(self._answers.hold(tuple(hashes[index] for index in batch)))
+        asking = asyncio.create_task(self._exchange.hold(tuple(hashes[index] for index in batch)))
         try:
             held = await asyncio.shield(asking)
         except asyncio.CancelledError:
@@ -120,7 +120,7 @@ class BlockServer:
         return [OutgoingBlock("", batch[block.index], block.block_id, block.checksum) for block in held.blocks]
 
     async def _take(self, most: int) -> int:
-        """How many blocks may be held, at least one and at most so many; waits while it is none."""
+        """Reserves room to hold blocks: at least one, at most `most`. Waits while there is none."""
         while not self._num_free:
             self._given_back.clear()
             await self._given_back.wait()

@@ -9,7 +9,7 @@ from shared.kv.pool import BlockPool, OutOfBlocks
 
 
 class BlockTables:
-    """What sequences do with the pool. Keeps nothing itself."""
+    """Operations on sequences' block tables; stateless."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
@@ -20,8 +20,8 @@ class BlockTables:
         return sequence.block_hashes
 
     def take_found(self, sequence: EngineSequence) -> int:
-        """References on blocks of the prompt that the pool has by now behind what the sequence has computed; their
-        tokens. None while a step that computes for it is in flight."""
+        """Takes prompt blocks that others have sealed meanwhile, directly behind the computed ones; returns how many
+        tokens they hold. 0 while a step that computes for the sequence is in flight."""
         block_size = self._pool.block_size
         start = len(sequence.block_ids)
         if sequence.num_in_flight_tokens or sequence.num_computed_tokens != start * block_size:

@@ -30,7 +30,7 @@ class Shipment:
         release: Callable[[OutgoingBlock], None],
         timeout_s: float,
     ) -> None:
-        """`memory(block_id)` is a block's bytes, `release(block)` gives the shipper's reference back. A receiver
+        """`memory(block_id)` is a block's bytes, `release(block)` gives the sender's reference back. A receiver
         that takes nothing for `timeout_s` after the last chunk is given up."""
         self._transfer = transfer
         self._address = address

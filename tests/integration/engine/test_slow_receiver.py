@@ -6,7 +6,7 @@ import asyncio
 
 from shared.engine.messages import AddSequence, ReleaseBlocks, StepOutput
 from shared.engine.sequence import Goal
-from shared.kv.handoff.arrival import receive
+from shared.kv.handoff.receive_handoff import receive
 from shared.kv.handoff.shipment import Shipment
 from shared.kv.handoff.trailer import trailer_bytes
 from shared.kv.local import LocalPlane, LocalTransfer

@@ -1,4 +1,4 @@
-"""What a source says of a fetch, read ahead: that it is gone is known also while its blocks are awaited."""
+"""A source's messages during a fetch, read ahead: so its failure is noticed while its blocks are awaited."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shared.tasks import end_task
 T = TypeVar("T")
 
 
-class PartStream:
+class FetchStream:
     """An asynchronous context manager around the parts of one fetch; leaving it ends the fetch."""
 
     def __init__(self, parts: AsyncGenerator[list[SentBlock], None]) -> None:
@@ -23,14 +23,14 @@ class PartStream:
         self._read: asyncio.Queue[list[SentBlock] | None] = asyncio.Queue()
         self._reading: asyncio.Task[None]
 
-    async def __aenter__(self) -> PartStream:
+    async def __aenter__(self) -> FetchStream:
         self._reading = asyncio.create_task(self._read_all())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(TandemError):  # whoever waited has heard of it
+        with contextlib.suppress(TandemError):  # already raised to whoever waited
             await end_task(self._reading)
 
     async def next(self) -> list[SentBlock] | None:

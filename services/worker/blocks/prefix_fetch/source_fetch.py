@@ -18,20 +18,20 @@ class Source:
 
 
 @dataclass(slots=True, eq=False)
-class Arriving:
-    """The blocks that a source brings, in the order of the chain."""
+class SourceFetch:
+    """The blocks that one source brings, in the order of the chain."""
 
     source: Source
     key: str
-    """Of the fetch, at the engine."""
+    """Of the whole fetch, in commands to the engine."""
     hashes: tuple[bytes, ...]
     """All that the engine was asked to prepare for."""
     blocks: list[tuple[int, int]]
     """(place in `hashes`, block id)."""
     lost: bool = False
-    """Somebody may write to the blocks for ever."""
+    """A sender may still write to the blocks; never reuse them."""
     names: list[bytes] = field(init=False)
-    """Of `blocks`."""
+    """Hashes of `blocks`."""
 
     def __post_init__(self) -> None:
         self.names = [self.hashes[place] for place, _ in self.blocks]

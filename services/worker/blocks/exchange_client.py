@@ -1,4 +1,4 @@
-"""Questions of the event loop to the engine about blocks, each with one answer."""
+"""The event loop's side of the engine's BlockExchange: commands about blocks, each with one answer."""
 
 from __future__ import annotations
 
@@ -18,34 +18,33 @@ from shared.engine.messages import (
     PrepareFetch,
 )
 
-Answer = BlocksHeld | FetchPrepared | BlocksAdopted | CacheFlushed
+ExchangeEvent = BlocksHeld | FetchPrepared | BlocksAdopted | CacheFlushed
 
 
-class BlockAnswers:
-    """Pairs what was asked with what the engine says: by key, and in order where a key was asked about several
-    times."""
+class BlockExchangeClient:
+    """Pairs commands with the engine's answers: by key, in order where one key has several."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._keys = itertools.count(1)
-        self._waiting: dict[str, deque[asyncio.Future[Answer]]] = {}
+        self._waiting: dict[str, deque[asyncio.Future[ExchangeEvent]]] = {}
 
     async def hold(self, hashes: tuple[bytes, ...]) -> BlocksHeld:
-        """Those of the blocks that are here, held for a sender. To be awaited to its end: they must be released."""
+        """Holds those of the blocks that the pool has, for a sender. Await it to its end: they must be released."""
         key = self._key()
         answer = await self._ask(key, HoldBlocks(key, hashes))
         assert isinstance(answer, BlocksHeld)
         return answer
 
     async def prepare(self, hashes: tuple[bytes, ...], room_to_compute: bool) -> FetchPrepared:
-        """Blocks for what is missing of a chain. To be awaited to its end: `EndFetch` is due."""
+        """Takes blocks for what is missing of a chain. Await it to its end: `EndFetch` must follow."""
         key = self._key()
         answer = await self._ask(key, PrepareFetch(key, hashes, room_to_compute))
         assert isinstance(answer, FetchPrepared)
         return answer
 
-    def adopt(self, key: str, checksums: dict[int, int]) -> asyncio.Future[Answer]:
-        """Blocks of a prepared fetch have arrived; the answer is a `BlocksAdopted`, which nobody has to wait for."""
+    def adopt(self, key: str, checksums: dict[int, int]) -> asyncio.Future[ExchangeEvent]:
+        """Blocks of a prepared fetch have arrived; the answer is a `BlocksAdopted`, which need not be awaited."""
         return self._ask(key, AdoptBlocks(key, checksums))
 
     async def flush(self) -> int:
@@ -55,11 +54,11 @@ class BlockAnswers:
         assert isinstance(answer, CacheFlushed)
         return answer.num_blocks
 
-    def on_event(self, event: Answer) -> None:
+    def on_event(self, event: ExchangeEvent) -> None:
         """The engine's answer."""
         asked = self._waiting[event.key]
         answer = asked.popleft()
-        if not answer.done():  # else nobody waits for it any more
+        if not answer.done():  # else its caller was cancelled
             answer.set_result(event)
         if not asked:
             del self._waiting[event.key]
@@ -67,8 +66,10 @@ class BlockAnswers:
     def _key(self) -> str:
         return f"blocks/{next(self._keys)}"
 
-    def _ask(self, key: str, command: HoldBlocks | PrepareFetch | AdoptBlocks | FlushCache) -> asyncio.Future[Answer]:
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    def _ask(
+        self, key: str, command: HoldBlocks | PrepareFetch | AdoptBlocks | FlushCache
+    ) -> asyncio.Future[ExchangeEvent]:
+        answer: asyncio.Future[ExchangeEvent] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, deque()).append(answer)
         self._engine.submit(command)
         return answer

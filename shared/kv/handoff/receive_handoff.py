@@ -1,4 +1,4 @@
-"""One hand-off as its receiver sees it: receives posted into pool memory, then the trailer's word on what came."""
+"""One hand-off as its receiver sees it: receives posted into pool memory, then the trailer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shared.kv.transfer import Incoming, KVTransfer
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class ReceivedHandoff:
     """A hand-off that ended as it should: every needed block is in place (its checksum is not checked yet)."""
 
     first_token: int
@@ -27,7 +27,7 @@ async def receive(
     needed: frozenset[int],
     num_tokens: int,
     timeout_s: float,
-) -> Arrived | None:
+) -> ReceivedHandoff | None:
     """Waits for the trailer and for every block it names; None where the sender gave up.
 
     However this ends, also by an exception or a cancel of the task, no receive of the ticket can write to the pool
@@ -43,4 +43,4 @@ async def receive(
             f"{trailer.num_computed_tokens} of {num_tokens} tokens computed"
         )
     checksums = dict(zip(trailer.block_indexes, trailer.checksums, strict=True))
-    return Arrived(trailer.first_token, checksums, trailer.finished)
+    return ReceivedHandoff(trailer.first_token, checksums, trailer.finished)

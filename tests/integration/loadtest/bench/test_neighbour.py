@@ -32,6 +32,7 @@ def test_a_neighbour_is_busy_only_when_it_is_told_to_be_and_gone_at_the_end():
     assert not psutil.pid_exists(neighbour.pid)
 
 
+@pytest.mark.slow
 def test_a_neighbour_without_a_model_says_so(tmp_path):
     with pytest.raises(Internal), Neighbour(tmp_path, 64, 128, 0):
         pass

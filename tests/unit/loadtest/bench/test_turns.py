@@ -69,6 +69,7 @@ def test_a_case_counts_the_tokens_of_what_it_times():
     assert len({tuple(prompt) for prompt in task["prompts"]}) == 4
 
 
+@pytest.mark.slow
 def test_a_process_that_cannot_load_says_why(tmp_path):
     process = Process("ours", Path(sys.executable), tmp_path / "nothing", tmp_path / "scratch", 1)
     with process, pytest.raises(CannotRun, match=r"ModelLoadError: .* does not exist"):

@@ -147,6 +147,7 @@ async def moving_slot(cluster: ValkeyCluster, slot: int) -> AsyncIterator[list[b
 
 
 @pytest.mark.usefixtures("client")  # empties the cluster
+@pytest.mark.slow
 async def test_a_node_that_comes_back_empty_makes_everybody_start_over(cluster: ValkeyCluster) -> None:
     server = KVStoreServer(
         KVStoreSettings(

@@ -89,9 +89,17 @@ async def test_a_bad_setting_is_told_on_stdout_and_ends_the_process_with_2(flag:
     ("flags", "field"),
     [
         (("--host-bytes", "4095"), "host_bytes"),
-        (("--disk-bytes", "4200"), "disk_bytes"),
-        (("--host-bytes", "1000000", "--tenant-quota.host-bytes", "4095"), "tenant_quota.host_bytes"),
-        (("--host-bytes", "1000000", "--staging-bytes", "65536", "--block-bytes", "131072"), "staging_bytes"),
+        pytest.param(("--disk-bytes", "4200"), "disk_bytes", marks=pytest.mark.slow),
+        pytest.param(
+            ("--host-bytes", "1000000", "--tenant-quota.host-bytes", "4095"),
+            "tenant_quota.host_bytes",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("--host-bytes", "1000000", "--staging-bytes", "65536", "--block-bytes", "131072"),
+            "staging_bytes",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 async def test_a_budget_too_small_for_one_block_ends_the_start(

@@ -31,7 +31,7 @@ class FollowingRouter(Router):
         entries = [
             {
                 "name": worker.name,
-                "role": "prefill" if worker.prefill else "decode",
+                "role": "prefill" if worker.is_prefill else "decode",
                 "address": worker.address,
                 "label": (labels or {}).get(worker.name, ""),
             }

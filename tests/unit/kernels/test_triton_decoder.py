@@ -44,7 +44,7 @@ def engine_tokens(folder: Path, kernels: str, num_tokens: int, *, static: bool) 
 @pytest.mark.parametrize(
     ("family", "num_tokens", "static"),
     [
-        (WINDOWED, 4, True),
+        pytest.param(WINDOWED, 4, True, marks=pytest.mark.slow),
         *(pytest.param(f, 12, s, marks=pytest.mark.sweep) for f in (LLAMA, WINDOWED) for s in (False, True)),
     ],
 )

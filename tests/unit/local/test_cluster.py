@@ -113,6 +113,7 @@ async def test_a_start_that_is_cancelled_leaves_no_process(spec: ClusterSpec, co
     assert all(child.returncode is not None for child in cluster.children.values())
 
 
+@pytest.mark.slow
 async def test_a_router_that_never_reaches_its_workers_says_why(spec: ClusterSpec, commands: FakeCommands) -> None:
     commands.behaviours["router"] = "router without workers"
     cluster = LocalCluster(replace(spec, start_timeout_s=5.0), commands=commands)

@@ -33,6 +33,7 @@ async def test_a_neighbour_computes_only_while_it_is_busy_and_is_gone_at_the_end
     assert not psutil.pid_exists(neighbour.pid)
 
 
+@pytest.mark.slow
 async def test_a_neighbour_without_a_model_says_so(tmp_path):
     with pytest.raises(Internal):
         async with NoisyNeighbour(tmp_path, 64, 128, 0, tmp_path / "neighbour.log"):

@@ -69,6 +69,7 @@ def test_a_case_counts_the_tokens_of_what_it_times():
     assert len({tuple(prompt) for prompt in task["prompts"]}) == 4
 
 
+@pytest.mark.slow
 async def test_a_process_that_cannot_load_says_why(tmp_path):
     process = EngineProcess("ours", Path(sys.executable), tmp_path / "nothing", tmp_path / "scratch", 1)
     async with process:

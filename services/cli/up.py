@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from services.cli.foreground import Foreground
-from services.local.spec import DEFAULT_GRPC, DEFAULT_HTTP, ClusterSpec, Dtype, Mode, PrefixFetch
+from services.local.spec import DEFAULT_GRPC, DEFAULT_HTTP, ClusterSpec, Dtype, KVDtype, Mode, PrefixFetch
 from shared.telemetry.logs import LogFormat
 
 
@@ -19,7 +19,8 @@ def up(
     prefill: Annotated[int | None, typer.Option(help="Prefill workers; 1 by default, none in collocated mode.")] = None,
     decode: Annotated[int, typer.Option(help="Decode workers.")] = 1,
     mode: Annotated[Mode, typer.Option(help="collocated: the decode workers prefill too.")] = "disaggregated",
-    dtype: Annotated[Dtype, typer.Option(help="Of weights, computation and KV.")] = "auto",
+    dtype: Annotated[Dtype, typer.Option(help="Of weights and computation.")] = "auto",
+    kv_dtype: Annotated[KVDtype, typer.Option(help="Of the KV cache; auto = as the computation.")] = "auto",
     http: Annotated[str, typer.Option(help="host:port of the OpenAI API.")] = DEFAULT_HTTP,
     grpc: Annotated[str, typer.Option(help="host:port of the gRPC API.")] = DEFAULT_GRPC,
     served_model_name: Annotated[str, typer.Option(help="What clients call it; empty = the folder's name.")] = "",
@@ -42,6 +43,7 @@ def up(
         num_decode=decode,
         mode=mode,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         http=http,
         grpc=grpc,
         served_model_name=served_model_name,

@@ -69,6 +69,7 @@ class TandemCommands:
             bind="127.0.0.1:0",
             model=spec.model,
             dtype=spec.dtype,
+            kv_dtype=spec.kv_dtype,
             device="cpu",
             num_threads=len(plan.cores),
             cpu_affinity=",".join(map(str, plan.cores)),

@@ -12,6 +12,7 @@ from shared.telemetry.logs import LogFormat
 
 Mode = Literal["disaggregated", "collocated"]
 Dtype = Literal["auto", "fp32", "bf16", "fp16"]
+KVDtype = Literal["auto", "fp32", "bf16"]
 PrefixFetch = Literal["auto", "always", "never"]
 
 DEFAULT_HTTP = "127.0.0.1:8000"
@@ -32,7 +33,9 @@ class ClusterSpec:
     """Decode workers; in collocated mode they prefill too."""
     mode: Mode = "disaggregated"
     dtype: Dtype = "auto"
-    """Of weights, computation and KV; auto = the checkpoint's."""
+    """Of weights and computation; auto = the checkpoint's."""
+    kv_dtype: KVDtype = "auto"
+    """Of the KV cache; auto = as the computation."""
     http: str = DEFAULT_HTTP
     """host:port of the OpenAI API; port 0 = any free one."""
     grpc: str = DEFAULT_GRPC
@@ -66,6 +69,7 @@ class ClusterSpec:
         for name, value, allowed in (
             ("mode", self.mode, get_args(Mode)),
             ("dtype", self.dtype, get_args(Dtype)),
+            ("kv_dtype", self.kv_dtype, get_args(KVDtype)),
             ("prefix_fetch", self.prefix_fetch, get_args(PrefixFetch)),
             ("log_format", self.log_format, get_args(LogFormat)),
         ):

@@ -21,6 +21,7 @@ from shared.engine.runner.profile_run import measure_budget
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.errors import ConfigError
+from shared.kernels.kv_dtype import KV_DTYPES
 from shared.kv.hashing import ChainRoots
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout
 from shared.kv.pool import BlockPool
@@ -103,15 +104,14 @@ def load_model(settings: WorkerSettings, on_progress: Callable[[int, int], None]
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but torch sees no CUDA device on this machine", field="device")
     dtype = choose_dtype(settings.dtype, config, settings.device)
+    layout = config.block_layout(settings.block_size, _name(choose_kv_dtype(settings.kv_dtype, dtype)))
     decoder = Decoder.load(settings.model, dtype, settings.device, on_progress, settings.kernels)
-    dtype_name = str(dtype).removeprefix("torch.")
-    layout = BlockLayout(config.num_layers, config.num_kv_heads, config.head_dim, settings.block_size, dtype_name)
     wanted_len = settings.max_model_len or config.max_position_embeddings
     num_blocks = _choose_num_blocks(settings, decoder, layout, wanted_len)
     return LoadedModel(
         decoder=decoder,
         layout=layout,
-        roots=_chain_roots(fingerprint(settings.model, dtype_name), layout, config),
+        roots=_chain_roots(fingerprint(settings.model, _name(dtype)), layout, config),
         num_blocks=num_blocks,
         # One block stays aside, so that a sequence of full length can also grow by its next token.
         max_model_len=min(wanted_len, (num_blocks - 1) * layout.block_size),
@@ -121,7 +121,7 @@ def load_model(settings: WorkerSettings, on_progress: Callable[[int, int], None]
 
 def _chain_roots(model_fingerprint: str, layout: BlockLayout, config: ModelConfig) -> ChainRoots:
     trained_len = config.rope.original_max_position_embeddings if config.rope.type == "dynamic" else 0
-    return ChainRoots(model_fingerprint, layout.dtype, LAYOUT_VERSION, trained_len)
+    return ChainRoots(model_fingerprint, layout.format.name, LAYOUT_VERSION, trained_len)
 
 
 def scheduler_config(settings: WorkerSettings, layout: BlockLayout) -> SchedulerConfig:
@@ -146,6 +146,23 @@ def choose_dtype(wanted: str, config: ModelConfig, device: str = "cpu") -> torch
     if config.dtype == "bfloat16" and torch.cpu._is_avx512_bf16_supported():
         return torch.bfloat16
     return torch.float32
+
+
+def choose_kv_dtype(wanted: str, compute: torch.dtype) -> torch.dtype:
+    """`auto` is the dtype of the computation. Raises ConfigError where no kernels read the one in the other."""
+    kv_dtype = compute if wanted == "auto" else DTYPES[wanted]
+    if kv_dtype not in KV_DTYPES[compute]:
+        allowed = ", ".join(name for name, dtype in DTYPES.items() if dtype in KV_DTYPES[compute])
+        raise ConfigError(
+            f"kv_dtype {wanted} is not supported beside computation in {_name(compute)}, only auto or {allowed}",
+            field="kv_dtype",
+            limit=allowed,
+        )
+    return kv_dtype
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _choose_num_blocks(settings: WorkerSettings, decoder: Decoder, layout: BlockLayout, max_len: int) -> int:

@@ -144,7 +144,7 @@ async def start_worker(
         settings.name,
         model.name,
         service.address,
-        model.layout.dtype,
+        model.layout.format.name,
         model.num_blocks,
         model.layout.block_bytes,
         model.max_model_len,

@@ -30,7 +30,9 @@ class WorkerSettings(ServiceSettings):
     model: Path
     """Model folder in Hugging Face layout."""
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """dtype of weights, computation and KV. auto: the checkpoint's, or fp32 where the processor lacks it."""
+    """dtype of weights and computation. auto: the checkpoint's, or fp32 where the processor lacks it."""
+    kv_dtype: Literal["auto", "fp32", "bf16"] = "auto"
+    """dtype of the KV cache. auto: that of the computation; bf16 beside fp32 halves a block, and costs accuracy."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the engine runs. On cuda, decode steps are CUDA graphs, and each is planned while the one before runs."""
     kernels: str = "auto"

@@ -10,25 +10,56 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.sampling.rows import SamplingRows
 
 
+class Linear(Protocol):
+    """`x weight^T + bias`, summed in fp32. It owns its weight, in whatever layout its kind multiplies by.
+
+    Backends make their own kinds, and callers ask none of them which it is. An adapter would hold another `Linear`
+    and add to what that gives; a quantised weight would be one kind more. Calls from several threads at once are safe.
+    """
+
+    @property
+    def in_size(self) -> int:
+        """Columns of x."""
+        ...
+
+    @property
+    def out_size(self) -> int:
+        """Columns of the result."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of x, the bias and the result, whatever the weight is kept in."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the weight as it lies: what one forward pass of few rows reads."""
+        ...
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[num_tokens, in_size], contiguous, to [num_tokens, out_size], both of `dtype`."""
+        ...
+
+
 class DecoderOps(Protocol):
     """What a decoder is made of."""
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """`x weight^T + bias`, summed in fp32.
+    def make_linear(self, weight: Tensor, bias: Tensor | None, *, own: bool) -> Linear:
+        """A linear layer of the kind that suits this backend, the weight's sizes and the processor.
 
         Args:
-            x: [num_tokens, in_size].
-            weight: [out_size, in_size], x's dtype, contiguous; or what `PacksLinear` made of it.
-            bias: [out_size], or None.
-
-        Returns:
-            [num_tokens, out_size], x's dtype.
+            weight: [out_size, in_size], contiguous.
+            bias: [out_size], weight's dtype, or None; the layer keeps it.
+            own: the layer may lay the weight out anew in its memory, or free that: nobody else reads it afterwards.
+                Otherwise it keeps the weight as it is, or a copy.
         """
         ...
 
@@ -88,8 +119,8 @@ class DecoderOps(Protocol):
             value: [num_tokens, num_kv_heads, head_dim], query's dtype.
             cos: [num_tokens, head_dim], query's dtype, both halves equal.
             sin: [num_tokens, head_dim], likewise.
-            kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous, query's dtype,
-                changed in place.
+            kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous, changed in place;
+                query's dtype or another that `KV_DTYPES` allows, to which K and V are rounded.
             layer: 0 <= layer < num_layers.
             slots: [num_tokens] int64, block_id * block_size + offset, no two equal.
             q_norm: [head_dim], weight of the query heads' RMS norm, or None.
@@ -118,9 +149,9 @@ class DecoderOps(Protocol):
         batch mates beyond fp32 rounding; slots past a sequence's length may hold anything, NaN included.
 
         Args:
-            query: [num_tokens, num_heads, head_dim], contiguous, the dtype of `kv_blocks`.
+            query: [num_tokens, num_heads, head_dim], contiguous.
             kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous,
-                with this step's K and V already written.
+                with this step's K and V already written; its dtype as for `rotate_and_write`.
             layer: 0 <= layer < num_layers.
             batch: the step's sequences.
             scale: factor on query · key.
@@ -143,49 +174,25 @@ class DecoderOps(Protocol):
         ...
 
 
-@runtime_checkable
-class PacksLinear(Protocol):
-    """What a backend offers besides where it multiplies faster by weights laid out its own way."""
-
-    def pack_linear(self, weight: Tensor) -> Tensor:
-        """Lay a weight out for this backend's `linear`, which alone can read it from then on.
-
-        Args:
-            weight: [out_size, in_size], contiguous; its memory is changed, and becomes part of the result or is freed.
-
-        Returns:
-            What to call `linear` with; `weight` as it was where its shape does not suit.
-        """
-        ...
-
-
 class LayerWeights(Protocol):
-    """One layer's tensors, as `shared.model.parameters.LayerParameters` describes them."""
+    """One layer's weights, as `shared.model.modules.LayerModules` describes them."""
 
     @property
     def input_norm(self) -> Tensor: ...
     @property
-    def qkv(self) -> Tensor: ...
-    @property
-    def qkv_bias(self) -> Tensor | None: ...
+    def qkv(self) -> Linear: ...
     @property
     def q_norm(self) -> Tensor | None: ...
     @property
     def k_norm(self) -> Tensor | None: ...
     @property
-    def o(self) -> Tensor: ...
-    @property
-    def o_bias(self) -> Tensor | None: ...
+    def o(self) -> Linear: ...
     @property
     def post_norm(self) -> Tensor: ...
     @property
-    def gate_up(self) -> Tensor: ...
+    def gate_up(self) -> Linear: ...
     @property
-    def gate_up_bias(self) -> Tensor | None: ...
-    @property
-    def down(self) -> Tensor: ...
-    @property
-    def down_bias(self) -> Tensor | None: ...
+    def down(self) -> Linear: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +219,8 @@ class LayerStack(Protocol):
             x: [num_tokens, hidden_size], the embedded tokens, at least one; used up.
             cos: [num_tokens, head_dim], as for `rotate_and_write`.
             sin: [num_tokens, head_dim].
-            kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous, changed in place.
+            kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous, changed in place;
+                its dtype as for `rotate_and_write`.
             batch: the step's sequences.
             logit_rows: [num_logits] int64, the tokens whose output is wanted.
 
@@ -227,7 +235,7 @@ class StacksLayers(Protocol):
     """What a backend offers besides where one call for all layers is faster than one for each op."""
 
     def stack_layers(self, layers: Sequence[LayerWeights], last_norm: Tensor, sizes: LayerSizes) -> LayerStack | None:
-        """The layers of a decoder whose weights went through `pack_linear`; None where a shape does not suit.
+        """The layers of a decoder whose projections this backend made; None where a shape or a kind does not suit.
 
         The stack gives what the ops give one by one, up to the order of fp32 sums.
         """

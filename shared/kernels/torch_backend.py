@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from torch.nn import functional
-
 from shared.kernels.activation import reference as activation
 from shared.kernels.attention import reference as attention
 from shared.kernels.blocks import reference as blocks
+from shared.kernels.linear import make_plain_linear
 from shared.kernels.rmsnorm import reference as rmsnorm
 from shared.kernels.rotary import reference as rotary
 from shared.kernels.sampling import reference as sampling
@@ -17,7 +16,7 @@ class TorchKernels:
 
     name = "torch"
 
-    linear = staticmethod(functional.linear)
+    make_linear = staticmethod(make_plain_linear)
     rms_norm = staticmethod(rmsnorm.rms_norm)
     add_rms_norm = staticmethod(rmsnorm.add_rms_norm)
     rotate_and_write = staticmethod(rotary.rotate_and_write)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from torch.nn import functional
-
 from shared.kernels.activation import launch as activation
 from shared.kernels.attention import paged
 from shared.kernels.blocks import launch as blocks
+from shared.kernels.linear import make_plain_linear
 from shared.kernels.rmsnorm import launch as rmsnorm
 from shared.kernels.rotary import launch as rotary
 from shared.kernels.sampling import launch as sampling
@@ -17,7 +16,7 @@ class TritonKernels:
 
     name = "triton"
 
-    linear = staticmethod(functional.linear)
+    make_linear = staticmethod(make_plain_linear)
     rms_norm = staticmethod(rmsnorm.rms_norm)
     add_rms_norm = staticmethod(rmsnorm.add_rms_norm)
     rotate_and_write = staticmethod(rotary.rotate_and_write)

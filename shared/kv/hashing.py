@@ -27,7 +27,8 @@ class ChainRoots:
     """The rule by which workers, routers and `tandem cache` name a prompt's chain: one rule a model and KV format."""
 
     model_fingerprint: str
-    kv_dtype: str
+    kv_format: str
+    """A `KVFormat.name`."""
     layout_version: int
     rope_trained_len: int = 0
     """Dynamic-NTK rope: the trained length in tokens. The rotation of a longer prompt depends on its length, so such
@@ -37,18 +38,18 @@ class ChainRoots:
         """The root for a client's prompt of this length; tokens produced behind it do not count."""
         is_stretched = 0 < self.rope_trained_len < num_prompt_tokens
         rope_len = num_prompt_tokens if is_stretched else 0
-        return root_hash(self.model_fingerprint, self.kv_dtype, self.layout_version, adapter, salt, rope_len)
+        return root_hash(self.model_fingerprint, self.kv_format, self.layout_version, adapter, salt, rope_len)
 
 
 def root_hash(
-    model_fingerprint: str, kv_dtype: str, layout_version: int, adapter: str = "", salt: str = "", rope_len: int = 0
+    model_fingerprint: str, kv_format: str, layout_version: int, adapter: str = "", salt: str = "", rope_len: int = 0
 ) -> bytes:
-    """The 16-byte root of all chains of one (model, KV dtype, layout, adapter, tenant salt, rope length).
+    """The 16-byte root of all chains of one (model, KV format, layout, adapter, tenant salt, rope length).
 
     Every field is length-prefixed, so no two different tuples hash the same bytes. Ask `ChainRoots` for a prompt's.
     """
     state = blake2b(digest_size=HASH_BYTES, person=_ROOT_PERSON)
-    fields = [model_fingerprint, kv_dtype, str(layout_version), adapter, salt]
+    fields = [model_fingerprint, kv_format, str(layout_version), adapter, salt]
     if rope_len:
         fields.append(str(rope_len))
     for field in fields:

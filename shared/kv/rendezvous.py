@@ -1,8 +1,8 @@
 """Which store node keeps which blocks: rendezvous hashing of runs. Policy only.
 
 Highest random weight (Thaler & Ravishankar, "Using name-based mappings to increase hit rates", 1998): every node draws
-a weight for every run from both their names, and the highest keeps it. Whoever knows the same nodes agrees without a
-word; losing a node moves its own runs alone, evenly to the others; a new one takes only what it now keeps.
+a weight for every run from both their names, and the highest keeps it. All that know the same nodes agree
+without messages; losing a node moves its own runs alone, evenly to the others; a new one takes only what it now keeps.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Sequence
 from hashlib import blake2b
 
 RUN_BLOCKS = 4
-"""Neighbouring blocks of a chain that stay together. What follows a system prompt that everybody sends lies where the
-run lies in which the prompt ends, up to that run's end, for all conversations: with runs of 16, 800 conversations of 16
+"""Neighbouring blocks of a chain that stay together. The run in which a shared system prompt ends also holds the first
+blocks behind it, of all conversations, on one node: with runs of 16, 800 conversations of 16
 blocks of their own left 63 % of all on one node of four, with runs of 4 it is 34 %. Longer runs ask fewer nodes for a
 prefix; a node is asked once for all its runs either way."""
 

@@ -84,8 +84,8 @@ class KVTransfer(Protocol):
 
     async def cancel(self, ticket: int) -> None:
         """Ends a hand-off: when this returns, no receive of the ticket can write any more, and it has written nothing
-        itself. Due after every `expect`; unknown tickets are ignored; senders that come late are told that their
-        message was taken.
+        itself. Due after every `expect`; unknown tickets are ignored; to a sender
+        that comes later its message counts as taken.
 
         A receive whose message has begun to arrive cannot be taken back and is awaited. Raises TransferFailed with
         `details["memory_lost"]` where its sender, alive, does not go on: the ticket's memory may then be written

@@ -8,18 +8,18 @@ from torch import Tensor
 from shared.kernels.backend import DecoderOps
 from shared.kernels.batch import AttentionBatch
 from shared.model.config import ModelConfig
-from shared.model.parameters import LayerParameters
+from shared.model.modules import LayerModules
 
 
 class AttentionBlock:
     """Grouped-query attention with rotary positions over paged KV, for every supported family."""
 
-    def __init__(self, config: ModelConfig, layer: int, parameters: LayerParameters, kernels: DecoderOps) -> None:
-        """Keeps a reference to the parameters; `layer` counts from 0."""
+    def __init__(self, config: ModelConfig, index: int, layer: LayerModules, kernels: DecoderOps) -> None:
+        """Keeps a reference to all; `index` is the layer's place, from 0."""
         self._config = config
         self._kernels = kernels
+        self._index = index
         self._layer = layer
-        self._parameters = parameters
         self._sizes = [config.num_heads * config.head_dim] + [config.num_kv_heads * config.head_dim] * 2
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch) -> Tensor:
@@ -35,8 +35,8 @@ class AttentionBlock:
         Returns:
             [num_tokens, hidden_size].
         """
-        config, weights = self._config, self._parameters
-        qkv = self._kernels.linear(x, weights.qkv, weights.qkv_bias)
+        config, layer = self._config, self._layer
+        qkv = layer.qkv.forward(x)
         query, key, value = (
             part.view(x.shape[0], -1, config.head_dim) for part in torch.split(qkv, self._sizes, dim=-1)
         )  # each [num_tokens, num_heads or num_kv_heads, head_dim]
@@ -47,18 +47,18 @@ class AttentionBlock:
             cos,
             sin,
             kv_blocks,
-            self._layer,
+            self._index,
             batch.slots,
-            q_norm=weights.q_norm,
-            k_norm=weights.k_norm,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
             eps=config.rms_norm_eps,
         )
         attended = self._kernels.paged_attention(
             placed,
             kv_blocks,
-            self._layer,
+            self._index,
             batch,
             scale=config.head_dim**-0.5,
-            window=config.window_of(self._layer),
+            window=config.window_of(self._index),
         )
-        return self._kernels.linear(attended, weights.o, weights.o_bias)
+        return layer.o.forward(attended)

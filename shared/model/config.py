@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.errors import ModelLoadError
+from shared.kv.format import KVFormat
+from shared.kv.layout import BlockLayout
 from shared.model.json_fields import JsonFields, read_json_object
 from shared.model.rope_config import RopeConfig
 
@@ -65,6 +67,10 @@ class ModelConfig:
         generation_file = folder / "generation_config.json"
         generation = read_json_object(generation_file) if generation_file.is_file() else {}
         return cls.parse(config, generation)
+
+    def block_layout(self, block_size: int, kv_dtype: str) -> BlockLayout:
+        """Blocks of `block_size` tokens of this model's KV, kept in `kv_dtype`, a key of `BYTES_PER_ELEMENT`."""
+        return BlockLayout(self.num_layers, block_size, KVFormat(kv_dtype, self.num_kv_heads, self.head_dim))
 
     @classmethod
     def parse(cls, config: Mapping[str, object], generation: Mapping[str, object] | None = None) -> ModelConfig:

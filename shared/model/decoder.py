@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shared.kernels.backend import Kernels, LayerSizes, LayerStack, PacksLinear, StacksLayers
+from shared.kernels.backend import Kernels, LayerSizes, LayerStack, StacksLayers
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.registry import AUTO, choose_kernels
 from shared.model.attention_block import AttentionBlock
 from shared.model.config import ModelConfig
 from shared.model.huge_pages import ask_for_huge_pages
 from shared.model.mlp import Mlp
+from shared.model.modules import DecoderModules
 from shared.model.parameters import DecoderParameters
 from shared.model.rope import Rotary
 from shared.model.weights import OnProgress, load_weights
@@ -29,7 +30,7 @@ class Decoder:
     """
 
     def __init__(self, config: ModelConfig, parameters: DecoderParameters, kernels: Kernels | None = None) -> None:
-        """Assemble the layers around existing parameters, without copying them.
+        """Takes the parameters over, whose memory the kernels' linear layers may lay out anew.
 
         Without `kernels`, those that `choose_kernels` takes for the parameters' device and dtype.
         """
@@ -38,14 +39,14 @@ class Decoder:
         self.device = parameters.embedding.device
         self.rotary = Rotary(config, self.device, self.dtype)
         self.kernels = kernels or choose_kernels(self.device, self.dtype)
-        self._parameters = parameters
+        self._modules = modules = DecoderModules.build(parameters, self.kernels)
         self._attention = [
-            AttentionBlock(config, index, layer, self.kernels) for index, layer in enumerate(parameters.layers)
+            AttentionBlock(config, index, layer, self.kernels) for index, layer in enumerate(modules.layers)
         ]
-        self._mlp = [Mlp(layer, self.kernels) for layer in parameters.layers]
+        self._mlp = [Mlp(layer, self.kernels) for layer in modules.layers]
         self._stack: LayerStack | None = None
         if isinstance(self.kernels, StacksLayers):
-            self._stack = self.kernels.stack_layers(parameters.layers, parameters.norm, _sizes(config))
+            self._stack = self.kernels.stack_layers(modules.layers, modules.norm, _sizes(config))
 
     @classmethod
     def load(
@@ -75,8 +76,6 @@ class Decoder:
         config = ModelConfig.load(folder)
         parameters = DecoderParameters.allocate(config, dtype, device)
         load_weights(folder, parameters.checkpoint_views(config), on_progress)
-        if isinstance(chosen, PacksLinear):
-            parameters = parameters.packed(chosen.pack_linear)
         return cls(config, parameters, chosen)
 
     def forward(
@@ -103,21 +102,21 @@ class Decoder:
         """
         assert token_ids.shape == positions.shape == (batch.num_tokens,)
         assert logit_rows.dim() == 1
-        embedded = functional.embedding(token_ids, self._parameters.embedding)
+        embedded = functional.embedding(token_ids, self._modules.embedding)
         cos, sin = self.rotary.cos_sin(positions, rope_lengths)
         if self._stack is not None and batch.num_tokens:
             normed = self._stack.run(embedded, cos, sin, kv_blocks, batch, logit_rows)
         else:
             normed = self._op_by_op(embedded, cos, sin, kv_blocks, batch)[logit_rows]
-        return self.kernels.linear(normed, self._parameters.lm_head, None).float()
+        return self._modules.lm_head.forward(normed).float()
 
     @property
     def projection_bytes(self) -> int:
-        """See `DecoderParameters`."""
-        return self._parameters.projection_bytes
+        """See `DecoderModules`."""
+        return self._modules.projection_bytes
 
     def op_by_op(self, kernels: Kernels) -> Decoder:
-        """The same model with `kernels` asked for each norm and for the output, its layers never run in one call."""
+        """The same model with `kernels` asked for each norm, its layers never run in one call."""
         other = copy.copy(self)
         other.kernels = kernels
         other._stack = None
@@ -125,7 +124,7 @@ class Decoder:
 
     def _op_by_op(self, residual: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch) -> Tensor:
         """As `LayerStack.run`, but for all tokens: [num_tokens, hidden_size]."""
-        weights, eps, kernels = self._parameters, self.config.rms_norm_eps, self.kernels
+        weights, eps, kernels = self._modules, self.config.rms_norm_eps, self.kernels
         normed = kernels.rms_norm(residual, weights.layers[0].input_norm, eps)
         next_norms = [*(layer.input_norm for layer in weights.layers[1:]), weights.norm]
         layers = zip(weights.layers, self._attention, self._mlp, next_norms, strict=True)

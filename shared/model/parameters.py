@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -52,31 +51,6 @@ class DecoderParameters:
             norm=empty(config.hidden_size),
             lm_head=embedding if config.tie_word_embeddings else empty(config.vocab_size, config.hidden_size),
         )
-
-    def packed(self, pack: Callable[[Tensor], Tensor]) -> DecoderParameters:
-        """The same model with every projection's weight replaced by what `pack` makes of it; it may reuse its memory.
-
-        Neither `checkpoint_views` nor the parameters packed are of use afterwards. A tied embedding stays as it is,
-        beside a packed copy.
-        """
-        lm_head = self.lm_head.clone() if self.lm_head is self.embedding else self.lm_head
-        layers = tuple(
-            replace(
-                layer,
-                qkv=pack(layer.qkv),
-                o=pack(layer.o),
-                gate_up=pack(layer.gate_up),
-                down=pack(layer.down),
-            )
-            for layer in self.layers
-        )
-        return replace(self, layers=layers, lm_head=pack(lm_head))
-
-    @property
-    def projection_bytes(self) -> int:
-        """Memory that all projections' weights take, packed or not: what a step of one token reads."""
-        layers = (weight for layer in self.layers for weight in (layer.qkv, layer.o, layer.gate_up, layer.down))
-        return sum(weight.nbytes for weight in (*layers, self.lm_head))
 
     def checkpoint_views(self, config: ModelConfig) -> dict[str, Tensor]:
         """Checkpoint tensor name → the view of these parameters that it fills.

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import torch
 
-from shared.kernels.backend import PacksLinear
 from shared.kernels.registry import AUTO, choose_kernels
 from shared.model.config import ModelConfig
 from shared.model.decoder import Decoder
@@ -50,6 +49,4 @@ def random_decoder(
     for name, view in parameters.checkpoint_views(config).items():
         mean, std = mean_and_std(name, view.shape, config)
         view.normal_(mean, std, generator=generator)
-    if isinstance(chosen, PacksLinear):
-        parameters = parameters.packed(chosen.pack_linear)
     return Decoder(config, parameters, chosen)

@@ -97,7 +97,7 @@ def _yarn(rope: RopeConfig, head_dim: int) -> Tensor:
     """NTK by parts (Peng et al. 2023, arXiv:2309.00071, section 3.2): a ramp over dimensions, not turns."""
 
     def dimension_of(turns: float) -> float:
-        """The (fractional) dimension whose pair makes so many turns over the trained length."""
+        """The (fractional) dimension whose pair makes `turns` turns over the trained length."""
         wavelength = rope.original_max_position_embeddings / (turns * 2 * math.pi)
         return head_dim * math.log(wavelength) / (2 * math.log(rope.theta))
 

@@ -8,6 +8,7 @@ from shared.engine.finish_reason import FinishReason
 from shared.engine.plan import SampledToken
 from shared.engine.sampling_params import SamplingParams
 from shared.identity import WorkerRole
+from shared.kv.format import KVFormat
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout
 from shared.rpc.pb.tandem.v1 import types_pb2
 
@@ -92,10 +93,10 @@ def layout_to_proto(layout: BlockLayout) -> types_pb2.BlockLayout:
     """The layout with this build's layout version."""
     return types_pb2.BlockLayout(
         num_layers=layout.num_layers,
-        num_kv_heads=layout.num_kv_heads,
-        head_dim=layout.head_dim,
+        num_kv_heads=layout.format.num_kv_heads,
+        head_dim=layout.format.head_dim,
         block_size=layout.block_size,
-        dtype=layout.dtype,
+        dtype=layout.format.dtype,
         layout_version=LAYOUT_VERSION,
     )
 
@@ -104,10 +105,8 @@ def layout_from_proto(message: types_pb2.BlockLayout) -> BlockLayout:
     """The layout without its version, which the caller compares."""
     return BlockLayout(
         num_layers=message.num_layers,
-        num_kv_heads=message.num_kv_heads,
-        head_dim=message.head_dim,
         block_size=message.block_size,
-        dtype=message.dtype,
+        format=KVFormat(message.dtype, message.num_kv_heads, message.head_dim),
     )
 
 

@@ -45,6 +45,15 @@ async def test_other_families_run_through_the_cluster(tmp_path, architecture):
             assert await cluster.tokens(PROMPT, **FIELDS) == expected
 
 
+async def test_kv_in_bf16_gives_the_same_tokens_by_either_mode(tmp_path):
+    formats = {"dtype": "fp32", "kv_dtype": "bf16"}
+    async with running(tmp_path / "collocated", mode="collocated", num_prefill=0, **formats) as cluster:
+        expected = await cluster.tokens(PROMPT, **FIELDS)
+    async with running(tmp_path / "disaggregated", **formats) as cluster:
+        for _ in range(2):
+            assert await cluster.tokens(PROMPT, **FIELDS) == expected
+
+
 async def test_a_decode_worker_killed_in_mid_answer_costs_no_token(tmp_path):
     fields = {"max_tokens": 160, "ignore_eos": True, "temperature": 0.8, "seed": 5}
     async with running(tmp_path, num_decode=2) as cluster:

@@ -51,7 +51,7 @@ def test_the_gpu_gives_the_tokens_of_the_cpu(folder: Path) -> None:
 def loaded(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Decoder, BlockLayout]:
     decoder = Decoder.load(folder, dtype, "cuda")
     config, name = decoder.config, str(dtype).removeprefix("torch.")
-    return decoder, BlockLayout(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, name)
+    return decoder, config.block_layout(BLOCK_SIZE, name)
 
 
 def decode_plan(num_seqs: int, start: int, *, pending: bool, chunk: int = 1, **params: float) -> StepPlan:
@@ -134,7 +134,7 @@ def test_weights_drawn_on_the_device_make_a_model_of_finite_logits() -> None:
     )
     decoder = random_decoder(config, torch.bfloat16, "cuda")
     assert decoder.kernels.name == "triton"
-    layout = BlockLayout(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, "bfloat16")
+    layout = config.block_layout(BLOCK_SIZE, "bfloat16")
     with torch.inference_mode():
         runner = Runner(decoder, layout, 32, RunnerConfig(max_num_seqs=8))
         runner.start()

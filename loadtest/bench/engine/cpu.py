@@ -25,7 +25,6 @@ from loadtest.figures import Result, machine, table, write
 from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
 from shared.engine.runner.runner import Runner
 from shared.engine.sampling_params import SamplingParams
-from shared.kv.layout import BlockLayout
 from shared.model.config import ModelConfig
 from shared.model.decoder import Decoder
 
@@ -41,7 +40,7 @@ class Bench:
         self.decoder = Decoder.load(folder, dtype, "cpu", kernels=kernels)
         config = self.decoder.config
         name = str(dtype).removeprefix("torch.")
-        self.layout = BlockLayout(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, name)
+        self.layout = config.block_layout(BLOCK_SIZE, name)
         self.runner = Runner(self.decoder, self.layout, num_kv_tokens // BLOCK_SIZE + 64)
         # Blocks never written would all lie on one page of zeros, and reading them would cost nothing.
         self.runner.kv_blocks.fill_(0.01)
@@ -143,7 +142,7 @@ def kv_room(config: ModelConfig, dtype: torch.dtype, folder: Path) -> int:
     """Tokens whose KV fits in the memory that is free once the weights are loaded, with half of it left over."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    layout = BlockLayout(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, str(dtype)[6:])
+    layout = config.block_layout(BLOCK_SIZE, str(dtype).removeprefix("torch."))
     return max(0, free - weights) // 2 // (layout.block_bytes // BLOCK_SIZE)
 
 

@@ -23,7 +23,7 @@ from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import ConfigError
-from shared.kv.layout import BYTES_PER_ELEMENT, BlockLayout
+from shared.kv.format import BYTES_PER_ELEMENT
 from shared.model.config import ModelConfig
 from shared.model.decoder import Decoder
 from shared.model.parameters import DecoderParameters
@@ -104,7 +104,7 @@ class EngineBench:
     def __init__(self, decoder: Decoder, steps: Sequence[Step]) -> None:
         self.config = config = decoder.config
         dtype = str(decoder.dtype).removeprefix("torch.")
-        self.layout = BlockLayout(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, dtype)
+        self.layout = config.block_layout(BLOCK_SIZE, dtype)
         num_blocks = max(step.batch * step.num_blocks for step in steps)
         longest = max(step.num_blocks for step in steps) * BLOCK_SIZE
         batch = max(step.batch for step in steps)

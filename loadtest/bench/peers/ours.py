@@ -18,7 +18,6 @@ from shared.engine.sampling_params import SamplingParams
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import EngineSequence, Goal
 from shared.kernels.batch import AttentionBatch
-from shared.kv.layout import BlockLayout
 from shared.kv.pool import BlockPool
 from shared.model.decoder import Decoder
 
@@ -41,7 +40,7 @@ class Ours:
         torch.set_num_threads(settings.num_threads)
         self.decoder = Decoder.load(settings.folder, torch.bfloat16, "cpu")
         config = self.decoder.config
-        layout = BlockLayout(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, "bfloat16")
+        layout = config.block_layout(BLOCK_SIZE, "bfloat16")
         num_blocks = MAX_BATCH * 512 // BLOCK_SIZE + MAX_TOKENS // BLOCK_SIZE
         self._runner = Runner(self.decoder, layout, num_blocks)
         self._events: queue.SimpleQueue[_Step | BaseException] = queue.SimpleQueue()

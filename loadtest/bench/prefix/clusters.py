@@ -11,7 +11,6 @@ from services.local.cluster import LocalCluster
 from services.local.commands import TandemCommands
 from services.local.spec import ClusterSpec, PrefixFetch
 from shared.identity import WorkerRole
-from shared.kv.layout import BlockLayout
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.config import ModelConfig
 
@@ -59,7 +58,7 @@ def make_cluster(setup: Setup, folder: Path) -> LocalCluster:
 def block_bytes(model: Path) -> int:
     """Of one fp32 block; raises ModelLoadError."""
     config = ModelConfig.load(model)
-    return BlockLayout(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, "float32").block_bytes
+    return config.block_layout(BLOCK_SIZE, "float32").block_bytes
 
 
 def write_tiny_model(folder: Path) -> Path:

@@ -156,7 +156,9 @@ class Fleet:
             self.layout = layout
             self.model_fingerprint = welcome.model_fingerprint
             self.model_name = welcome.model_name
-            self._roots = ChainRoots(welcome.model_fingerprint, layout.dtype, LAYOUT_VERSION, welcome.rope_trained_len)
+            self._roots = ChainRoots(
+                welcome.model_fingerprint, layout.format.name, LAYOUT_VERSION, welcome.rope_trained_len
+            )
             return
         if welcome.model_fingerprint != self.model_fingerprint:
             raise ModelMismatch(

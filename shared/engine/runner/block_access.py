@@ -12,7 +12,7 @@ from shared.errors import TransferFailed
 
 
 class BlockAccess(Protocol):
-    """Called from the event loop, while the engine thread computes: only ever for blocks that no step writes to."""
+    """Called from the event loop while the engine thread computes, only for blocks that no step writes to."""
 
     def outgoing(self, block_id: int) -> memoryview:
         """A block's bytes, to be sent; they hold while the caller has its reference to the block.
@@ -22,15 +22,14 @@ class BlockAccess(Protocol):
         ...
 
     def incoming(self, block_id: int) -> memoryview:
-        """Memory for a block that will arrive. It must be kept for as long as anybody may write to it.
+        """Memory for a block that will arrive. Keep it until no sender can write to it any more.
 
         Raises TransferFailed where there is none.
         """
         ...
 
     def store(self, arrived: Sequence[tuple[int, memoryview]]) -> None:
-        """(block id, what `incoming` gave for it) of blocks that have arrived: when this returns they are in the
-        pool."""
+        """Moves arrived blocks into the pool before it returns: (block id, the memory `incoming` gave for it)."""
         ...
 
 
@@ -49,18 +48,18 @@ class DirectBlocks:
         return _bytes_of(self._kv_blocks[block_id])
 
     def store(self, arrived: Sequence[tuple[int, memoryview]]) -> None:
-        """They are there already."""
+        """Nothing to do: `incoming` gave the pool's own memory."""
 
 
 class StagedBlocks:
-    """A pool on a GPU: every block passes through a pinned buffer of its own, which torch's cache gives and takes back.
+    """A pool on a GPU: every block passes through a pinned buffer of its own from torch's cache.
 
-    Copies run on a stream of their own beside the steps; whoever asks waits for them, a few dozen microseconds a
+    Copies run on a stream of their own beside the steps; the caller waits for them, a few dozen microseconds a
     megabyte.
     """
 
     def __init__(self, kv_blocks: Tensor) -> None:
-        """Works on a pool in host memory as well, where it copies for nothing."""
+        """Also works on a pool in host memory, for tests: the copies are then superfluous."""
         self._kv_blocks = kv_blocks  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
         self._stream: torch.cuda.Stream | None = None
         if kv_blocks.is_cuda:

@@ -12,7 +12,7 @@ from torch import Tensor
 class CudaGraphs:
     """Captured calls by key. They share one pool of memory, so a graph's output holds until the next replay.
 
-    A captured call reads and writes the very tensors that it saw at its capture; whoever replays it has filled them.
+    A captured call reads and writes the tensors of its capture; the caller fills them before a replay.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -13,7 +13,7 @@ from shared.kv.layout import BlockLayout
 
 
 class HostArena:
-    """Slots of one block each beside a pool. Copies run in the order of the pool's stream, as steps do: none waits."""
+    """Slots of one block each beside a pool. Copies run on the pool's stream, in order with the steps."""
 
     def __init__(self, layout: BlockLayout, num_slots: int, kv_blocks: Tensor) -> None:
         """Allocates num_slots * layout.block_bytes bytes, pinned where `kv_blocks` lies on a CUDA device; elsewhere

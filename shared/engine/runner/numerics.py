@@ -23,10 +23,10 @@ class StepNumerics:
 
 
 class NumericsProbe:
-    """Stands before a decoder's kernels and looks at what its blocks add to the residual stream.
+    """Wraps a decoder's kernels and checks what its blocks add to the residual stream.
 
-    Every block's output passes one of the two norms, in the order of the layers, so that their calls say where the
-    decoder is. For debugging: it costs a pass over the activations for each block.
+    Every block's output passes one of the two norms, in the order of the layers, so the count of their calls tells
+    the layer. For debugging: it costs a pass over the activations for each block.
     """
 
     def __init__(self, kernels: Kernels) -> None:
@@ -50,11 +50,11 @@ class NumericsProbe:
         return self._kernels.add_rms_norm(x, residual, weight, eps)
 
     def last_step(self) -> StepNumerics:
-        """What the step that ran last gave."""
+        """Of the last step."""
         return StepNumerics(self._finite)
 
     def attach(self, decoder: Decoder) -> Decoder:
-        """The same decoder, looked at."""
+        """The same decoder over this probe."""
         return decoder.op_by_op(cast(Kernels, self))
 
     def _look(self, part: str, x: Tensor) -> None:

@@ -23,9 +23,9 @@ class MemoryBudget:
     free_bytes: int
     """With the weights loaded and nothing else."""
     step_bytes: int
-    """Most that a step takes for a while."""
+    """Peak of the memory that a step takes and gives back."""
     share: float
-    """Of what then remains, what the pool may take: graphs, compiled kernels and fragments need some."""
+    """Of what then remains, the pool's part: graphs, compiled kernels and fragmentation need the rest."""
 
     def num_blocks(self, layout: BlockLayout) -> int:
         """Blocks that fit."""
@@ -57,8 +57,8 @@ def does_not_fit(wanted: int, fitting: int, layout: BlockLayout, why: str) -> Co
     """The error for a pool that is too large."""
     return ConfigError(
         f"{wanted} KV blocks of {layout.block_bytes} bytes do not fit, {fitting} do: {why}. Set num_kv_blocks to at "
-        f"most {fitting}, or make room: a smaller max_num_batched_tokens or max_num_seqs, 16-bit instead of fp32, a "
-        f"smaller model or a larger device",
+        f"most {fitting}, or make room: a smaller max_num_batched_tokens or max_num_seqs, a dtype or kv_dtype of "
+        f"16 bits instead of fp32, a smaller model or a larger device",
         field="num_kv_blocks",
         limit=fitting,
     )
@@ -79,7 +79,7 @@ def allocate_pool(layout: BlockLayout, num_blocks: int, device: torch.device) ->
     Raises ConfigError where they do not fit; it says how many would.
     """
     try:
-        return torch.zeros(layout.shape(num_blocks), dtype=getattr(torch, layout.dtype), device=device)
+        return torch.zeros(layout.shape(num_blocks), dtype=getattr(torch, layout.format.dtype), device=device)
     except RuntimeError as error:  # torch's own out-of-memory errors are of this class
         free = free_bytes(device)
         why = f"{free / _GIB:.2f} GiB are free on {device}"

@@ -1,4 +1,4 @@
-"""Tensors on the other side of the plan: inputs of one step, the model, the sampler, the KV pool's memory."""
+"""Runs planned steps on tensors: a step's inputs, the model, the sampler, the KV pool's memory."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class RunnerConfig:
     static_decode: bool | None = None
     """Decode over static buffers, padded to the capture sizes; None = where Triton's kernels run on CUDA, as graphs."""
     staged_transfer: bool | None = None
-    """Blocks are sent and received by way of buffers in host memory; None = where the pool does not lie there."""
+    """Blocks are sent and received through buffers in host memory; None = where the pool is on a GPU."""
     num_host_blocks: int = 0
-    """Blocks of host memory for preempted sequences; as many as the scheduler was told."""
+    """Blocks of host memory for preempted sequences; equal to the scheduler's `num_host_blocks`."""
     debug_numerics: bool = False
     """Name the part of the model where NaN or infinite logits come from; slower, and without graphs."""
 
@@ -58,7 +58,7 @@ class Runner:
         self._link = DeviceLink(decoder.device)
         is_static = config.static_decode
         if is_static is None:
-            # The other backends look at lengths on the host, so a captured step of theirs would not grow.
+            # The other backends read lengths on the host: a graph of theirs would keep the lengths of its capture.
             is_static = self._link.is_async and decoder.kernels.name == "triton"
         is_static = is_static and not config.debug_numerics
         # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]; static decode pads into one block more.
@@ -92,8 +92,8 @@ class Runner:
         return self.launch(plan).result()
 
     def launch(self, plan: StepPlan) -> PendingStep:
-        """Begins a step: its copies, then what it computes. The next may be launched before this one's result is there,
-        not the one after it.
+        """Begins a step: its copies, then what it computes. At most one more step may be launched before this one's
+        result is read.
 
         `PlannedSequence.pending` counts among the tokens sampled by the step launched before.
         """
@@ -101,7 +101,7 @@ class Runner:
         specs = [item.sample for item in items if item.sample is not None]
         send, ops = self._link.send, self._decoder.kernels
         if plan.copies:
-            assert self._arena is not None, "the scheduler counts on host memory that there is not"
+            assert self._arena is not None, "The plan has host copies but no host arena is configured."
             self._arena.run(plan.copies)
         if not items:
             nothing = torch.empty(0, dtype=torch.int64, device=self._link.device)
@@ -121,14 +121,14 @@ class Runner:
         """Checksums of these blocks as they are now; no step in flight may write to them."""
         if self._checksum is not None:
             return self._checksum.checksum_blocks(self.kv_blocks, block_ids)
-        # Beside the step that runs, not behind it.
+        # On a stream of its own, so that it does not wait for the running step.
         with torch.cuda.stream(self._aside):
             ids = self._link.send(torch.tensor(block_ids, dtype=torch.int64))
             sums = self._decoder.kernels.block_checksums(self.kv_blocks, ids)
             return [value % (1 << 64) for value in sums.tolist()]
 
     def _forward(self, items: tuple[PlannedSequence, ...]) -> Tensor:
-        """[num_sampling, vocab_size] fp32: logits of the sequences that sample, by any mix of chunks and decodes."""
+        """[num_sampling, vocab_size] fp32: logits of the sequences that sample, from any mix of chunks and decodes."""
         send = self._link.send
         query_lens = [len(item.token_ids) for item in items]
         positions = torch.cat([torch.arange(item.start, item.end, dtype=torch.int64) for item in items])
@@ -166,12 +166,12 @@ class Runner:
         if pending:
             assert self._sampled is not None
             places, rows = (send(torch.tensor(column)) for column in zip(*pending, strict=True))
-            # A row without a token is -1; what is computed from its stand-in is thrown away.
+            # A row without a token is -1; it computes from token 0 instead, and the result is dropped.
             token_ids.index_copy_(0, places, self._sampled.index_select(0, rows).clamp(min=0))
         return token_ids
 
     def _remember(self, tokens: Tensor) -> None:
-        """Keeps the sampled tokens [num_rows] for the next step, where it will look for them."""
+        """Keeps the sampled tokens [num_rows] for the next step's `pending` tokens."""
         if self._static is None:
             self._sampled = tokens
         else:
@@ -179,7 +179,7 @@ class Runner:
             self._sampled[: tokens.shape[0]].copy_(tokens)
 
     def _source_of(self, items: tuple[PlannedSequence, ...]) -> Callable[[int], str | None]:
-        """Says where the numbers of a row of the step's logits broke, while that is looked for."""
+        """For a row of the step's logits, the part of the model whose numbers broke; None without `debug_numerics`."""
         if self._probe is None:
             return _unknown
         numerics = self._probe.last_step()

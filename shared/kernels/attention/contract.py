@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.kv_dtype import assert_kv_dtype
 
 
 def check_paged_attention(
@@ -15,7 +16,7 @@ def check_paged_attention(
     assert num_tokens == batch.num_tokens
     assert kv_blocks.dim() == 6
     assert kv_blocks.is_contiguous()
-    assert kv_blocks.dtype == query.dtype
+    assert_kv_dtype(query.dtype, kv_blocks.dtype)
     assert 0 <= layer < kv_blocks.shape[1]
     assert kv_blocks.shape[2] == 2
     assert num_heads % kv_blocks.shape[3] == 0

@@ -43,7 +43,7 @@ def _attend_decodes(
 ) -> Tensor:  # [num_seqs, num_heads, head_dim]
     num_seqs, num_heads, head_dim = query.shape
     num_kv_heads = kv_blocks.shape[3]
-    gathered = _gather(kv_blocks, layer, group.block_ids)
+    gathered = _gather(kv_blocks, layer, group.block_ids, query.dtype)
     for row, used_len in enumerate(group.used_lens):
         # A masked score is still added up, a masked weight still multiplied: stale NaN must not get there.
         gathered[:, row, :, used_len:] = 0
@@ -68,7 +68,7 @@ def _attend_chunk(
     num_kv_heads, kv_len = kv_blocks.shape[3], batch.kv_lens[index]
     group = num_heads // num_kv_heads
     first, last = visible_blocks(kv_len - query_len, kv_len, batch.block_size, window)
-    keys, values = _gather(kv_blocks, layer, batch.block_tables[index, first:last].long())
+    keys, values = _gather(kv_blocks, layer, batch.block_tables[index, first:last].long(), query.dtype)
     base = first * batch.block_size  # position of keys[:, 0]
 
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -99,8 +99,8 @@ def _attend_chunk(
     return output
 
 
-def _gather(kv_blocks: Tensor, layer: int, block_ids: Tensor) -> Tensor:
-    """Copy blocks of one layer: ids [..., n] int64 to [2, ..., num_kv_heads, n * block_size, head_dim].
+def _gather(kv_blocks: Tensor, layer: int, block_ids: Tensor, dtype: torch.dtype) -> Tensor:
+    """Copy blocks of one layer: ids [..., n] int64 to [2, ..., num_kv_heads, n * block_size, head_dim] of `dtype`.
 
     The pool is seen as rows of one head's block, so that one row selection also brings them into the order
     that attention reads; any other order would cost a second copy.
@@ -110,4 +110,4 @@ def _gather(kv_blocks: Tensor, layer: int, block_ids: Tensor) -> Tensor:
     key_rows = block_ids[..., None, :] * (num_layers * 2 * num_kv_heads) + (layer * 2 * num_kv_heads + heads)
     rows = torch.stack((key_rows, key_rows + num_kv_heads))  # [2, ..., num_kv_heads, n]
     flat = kv_blocks.view(-1, block_size * head_dim).index_select(0, rows.flatten())
-    return flat.view(*rows.shape[:-1], rows.shape[-1] * block_size, head_dim)
+    return flat.view(*rows.shape[:-1], rows.shape[-1] * block_size, head_dim).to(dtype)

@@ -9,20 +9,18 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from shared.kernels.activation import reference as activation
 from shared.kernels.attention import reference as attention
 from shared.kernels.attention.contract import check_paged_attention
-from shared.kernels.backend import LayerSizes, LayerWeights
+from shared.kernels.backend import LayerSizes, LayerWeights, Linear
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.cpu.layer_stack import CpuLayerStack, fits
-from shared.kernels.cpu.packing import LANES, PANEL, check_packed, is_bf16, is_packed, pack, tight_bytes
+from shared.kernels.cpu.layer_stack import CpuLayerStack
+from shared.kernels.cpu.linear import OneDnnLinear, WideLinear, pack
+from shared.kernels.cpu.packing import LANES, fits_panels, is_bf16
+from shared.kernels.linear import PlainLinear
 from shared.kernels.rmsnorm import reference as rmsnorm
 from shared.kernels.rotary import reference as rotary
-
-WIDE_CHUNK = 512
-"""Rows of a bf16 weight that are widened to fp32 at a time, to stay in the cache."""
 
 
 def load(path: Path) -> ctypes.CDLL:
@@ -36,8 +34,8 @@ def load(path: Path) -> ctypes.CDLL:
     library.tandem_linear.argtypes = [p, p, n, p, p, p, n, n, n, c_int]
     library.tandem_rms_norm.argtypes = [p, p, p, p, p, n, n, c_float, c_int]
     library.tandem_silu_mul.argtypes = [p, p, n, n, c_int]
-    library.tandem_rotate_and_write.argtypes = [p, p, p, p, p, p, p, p, p, p, c_float, p, p, c_int]
-    library.tandem_paged_attention.argtypes = [p, p, p, p, p, p, c_float, p, c_int]
+    library.tandem_rotate_and_write.argtypes = [p, p, p, p, p, p, p, p, p, p, c_float, p, p, c_int, c_int]
+    library.tandem_paged_attention.argtypes = [p, p, p, p, p, p, c_float, p, c_int, c_int]
     library.tandem_layers.argtypes = [p, p, p, p, c_float, c_float]
     for name in (
         "pack_linear", "plan_tight", "tighten", "linear", "rms_norm", "silu_mul", "rotate_and_write",
@@ -55,52 +53,21 @@ class CpuOps:
         self._has_bf16 = bool(torch.cpu._is_avx512_bf16_supported())
         self._has_amx = bool(torch.cpu._is_amx_tile_supported())
 
-    def pack_linear(self, weight: Tensor) -> Tensor:
-        """See `PacksLinear`. With AMX a bf16 weight becomes what oneDNN wants of it, else see `packing`."""
+    def make_linear(self, weight: Tensor, bias: Tensor | None, *, own: bool) -> Linear:
+        """See `DecoderOps`. With AMX a bf16 weight is left to oneDNN; one that does not fit vectors, to torch."""
         if self._has_amx and weight.dtype == torch.bfloat16:
-            return torch.ops.mkldnn._reorder_linear_weight(weight, None)  # type: ignore[no-any-return]
-        return pack(self.library, weight)
-
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """See `DecoderOps`; a weight that was not packed is left to torch."""
-        if weight.is_mkldnn:
-            return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]
-        num_rows, size = x.shape
-        if not is_packed(weight) or num_rows == 0:
-            return self._plain_linear(x, weight, bias)
-        check_packed(weight, x)
-        assert x.is_contiguous(), "x is strided"
-        out_size = weight.shape[0] * PANEL
-        out = torch.empty((num_rows, out_size), dtype=x.dtype)
-        scratch = torch.empty(num_rows * size, dtype=torch.float32)
-        self.library.tandem_linear(
-            x.data_ptr(),
-            weight.data_ptr(),
-            tight_bytes(weight),
-            _pointer(bias),
-            out.data_ptr(),
-            scratch.data_ptr(),
-            num_rows,
-            size,
-            out_size,
-            is_bf16(x),
-        )
-        return out
-
-    def _plain_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if is_packed(weight):  # no rows
-            return x.new_empty((0, weight.shape[0] * PANEL))
-        if x.dtype == torch.bfloat16 and not self._has_bf16:
-            return _wide_linear(x, weight, bias)
-        return functional.linear(x, weight, bias)
+            return OneDnnLinear(weight, bias)
+        if fits_panels(weight):
+            return pack(lambda: self.library, weight if own else weight.clone(), bias)
+        if weight.dtype == torch.bfloat16 and not self._has_bf16:
+            return WideLinear(weight, bias)
+        return PlainLinear(weight, bias)
 
     def stack_layers(
         self, layers: Sequence[LayerWeights], last_norm: Tensor, sizes: LayerSizes
     ) -> CpuLayerStack | None:
         """See `StacksLayers`."""
-        if not fits(layers, last_norm, sizes):
-            return None
-        return CpuLayerStack(lambda: self.library, layers, last_norm, sizes)
+        return CpuLayerStack.build(lambda: self.library, layers, last_norm, sizes)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `DecoderOps`."""
@@ -185,6 +152,7 @@ class CpuOps:
             out.data_ptr(),
             sizes,
             is_bf16(query),
+            is_bf16(kv_blocks),
         )
         return out
 
@@ -227,25 +195,9 @@ class CpuOps:
             scale,
             sizes,
             is_bf16(query),
+            is_bf16(kv_blocks),
         )
         return out
-
-
-def _wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A bf16 product on a processor without bf16 arithmetic: fp32, the weights widened a cache-sized chunk at a time.
-
-    x: [num_rows, size]; weight: [out_size, size]; returns [num_rows, out_size] bf16.
-    """
-    wide_x = x.float()
-    out = torch.empty((x.shape[0], weight.shape[0]), dtype=torch.float32)
-    chunk = torch.empty((min(WIDE_CHUNK, weight.shape[0]), weight.shape[1]), dtype=torch.float32)
-    for start in range(0, weight.shape[0], WIDE_CHUNK):
-        rows = weight[start : start + WIDE_CHUNK]
-        wide = chunk[: rows.shape[0]].copy_(rows)
-        torch.mm(wide_x, wide.t(), out=out[:, start : start + rows.shape[0]])
-    if bias is not None:
-        out += bias
-    return out.to(x.dtype)
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from ctypes import Structure, c_int64, c_void_p
 
 import torch
@@ -11,20 +11,22 @@ from torch import Tensor
 
 from shared.kernels.backend import LayerSizes, LayerWeights
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.cpu.packing import LANES, PANEL, in_size, is_packed, tight_bytes
+from shared.kernels.cpu.linear import Library, PackedLinear
+from shared.kernels.cpu.packing import LANES, is_bf16
+from shared.kernels.kv_dtype import assert_kv_dtype
 
-_PACKED = ("qkv", "o", "gate_up", "down")
-_PLAIN = ("input_norm", "qkv_bias", "q_norm", "k_norm", "o_bias", "post_norm", "gate_up_bias", "down_bias")
+_PROJECTIONS = ("qkv", "o", "gate_up", "down")
+_NORMS = ("input_norm", "q_norm", "k_norm", "post_norm")
 
 
-class _Weight(Structure):
-    _fields_ = [("panels", c_void_p), ("tight_bytes", c_int64)]
+class _Linear(Structure):
+    _fields_ = [("panels", c_void_p), ("tight_bytes", c_int64), ("bias", c_void_p)]
 
 
 class _Layer(Structure):
     _fields_ = [
-        *((name, _Weight) for name in _PACKED),
-        *((name, c_void_p) for name in _PLAIN),
+        *((name, _Linear) for name in _PROJECTIONS),
+        *((name, c_void_p) for name in _NORMS),
         ("window", c_int64),
     ]
 
@@ -35,6 +37,7 @@ class _Sizes(Structure):
         for name in (
             "num_layers", "hidden", "heads", "kv_heads", "dim", "inner",
             "tokens", "num_seqs", "block_size", "max_blocks", "num_rows", "is_bf16",
+            "kv_is_bf16",
         )
     ]  # fmt: skip
 
@@ -52,22 +55,39 @@ class _Memory(Structure):
 class CpuLayerStack:
     """See `LayerStack`. Safe for calls from several threads at once."""
 
+    @classmethod
+    def build(
+        cls, library: Library, layers: Sequence[LayerWeights], last_norm: Tensor, sizes: LayerSizes
+    ) -> CpuLayerStack | None:
+        """None where an op of these layers has no C++ kernel: sizes of no whole vectors, projections not in panels."""
+        projections = [_packed_projections(layer) for layer in layers]
+        packed = [layer for layer in projections if layer is not None]
+        fits = last_norm.shape[0] % LANES == 0 and sizes.head_dim % (2 * LANES) == 0 and sizes.head_dim <= 512
+        if not fits or len(packed) != len(layers):
+            return None
+        return cls(library, layers, packed, last_norm, sizes)
+
     def __init__(
-        self, library: Callable[[], ctypes.CDLL], layers: Sequence[LayerWeights], last_norm: Tensor, sizes: LayerSizes
+        self,
+        library: Library,
+        layers: Sequence[LayerWeights],
+        projections: Sequence[Sequence[PackedLinear]],
+        last_norm: Tensor,
+        sizes: LayerSizes,
     ) -> None:
-        """Keeps the weights, whose shapes `fits` has agreed to."""
+        """`projections`: those of each layer, in the order of `_PROJECTIONS`."""
         self._library = library
         self._layer_weights = tuple(layers)  # owners of the memory that `_layers` points to
         self._last_norm = last_norm
         self._sizes = sizes
         self._hidden = last_norm.shape[0]
-        self._inner = layers[0].gate_up.shape[0] * PANEL // 2
+        self._inner = layers[0].gate_up.out_size // 2
         self._dtype = last_norm.dtype
-        for layer in layers:
-            found = tuple(in_size(weight) for weight in _projections(layer))
+        for linears in projections:
+            found = tuple(linear.in_size for linear in linears)
             expected = (self._hidden, sizes.num_heads * sizes.head_dim, self._hidden, self._inner)
             assert found == expected, f"projections of {found} columns, not {expected}"
-        self._layers = (_Layer * len(layers))(*(_layer(*pair) for pair in zip(layers, sizes.windows, strict=True)))
+        self._layers = (_Layer * len(layers))(*map(_layer, layers, projections, sizes.windows))
 
     def run(
         self, x: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch, logit_rows: Tensor
@@ -79,7 +99,8 @@ class CpuLayerStack:
         assert x.shape == (batch.num_tokens, self._hidden)
         assert cos.shape == sin.shape == (num_tokens, sizes.head_dim)
         assert kv_blocks.shape[1:] == shape, f"blocks of {tuple(kv_blocks.shape[1:])}, not {shape}"
-        assert x.dtype == cos.dtype == sin.dtype == kv_blocks.dtype == self._dtype
+        assert x.dtype == cos.dtype == sin.dtype == self._dtype
+        assert_kv_dtype(self._dtype, kv_blocks.dtype)
         assert logit_rows.dtype == torch.int64
         assert all(tensor.is_contiguous() for tensor in (x, cos, sin, kv_blocks, logit_rows, *tables))
         heads, kv_heads = (count * sizes.head_dim for count in (sizes.num_heads, sizes.num_kv_heads))
@@ -102,7 +123,8 @@ class CpuLayerStack:
             block_size=batch.block_size,
             max_blocks=batch.block_tables.shape[1],
             num_rows=logit_rows.shape[0],
-            is_bf16=self._dtype == torch.bfloat16,
+            is_bf16=is_bf16(x),
+            kv_is_bf16=is_bf16(kv_blocks),
         )
         self._library().tandem_layers(
             ctypes.byref(self._layers),
@@ -115,21 +137,16 @@ class CpuLayerStack:
         return normed[: logit_rows.shape[0]]
 
 
-def fits(layers: Sequence[LayerWeights], last_norm: Tensor, sizes: LayerSizes) -> bool:
-    """Whether every op of these layers has its C++ kernel: sizes of whole vectors, all projections packed."""
-    return (
-        all(is_packed(weight) for layer in layers for weight in _projections(layer))
-        and last_norm.shape[0] % LANES == 0
-        and sizes.head_dim % (2 * LANES) == 0
-        and sizes.head_dim <= 512
-    )
+def _packed_projections(layer: LayerWeights) -> tuple[PackedLinear, ...] | None:
+    linears = tuple(getattr(layer, name) for name in _PROJECTIONS)
+    return linears if all(isinstance(linear, PackedLinear) for linear in linears) else None
 
 
-def _projections(layer: LayerWeights) -> Iterator[Tensor]:
-    return (getattr(layer, name) for name in _PACKED)
+def _layer(layer: LayerWeights, projections: Sequence[PackedLinear], window: int | None) -> _Layer:
+    linears = (_Linear(linear.panels.data_ptr(), linear.tight_bytes, _pointer(linear.bias)) for linear in projections)
+    norms = (_pointer(getattr(layer, name)) for name in _NORMS)
+    return _Layer(*linears, *norms, window or 0)
 
 
-def _layer(layer: LayerWeights, window: int | None) -> _Layer:
-    weights = (_Weight(weight.data_ptr(), tight_bytes(weight)) for weight in _projections(layer))
-    tensors = (getattr(layer, name) for name in _PLAIN)
-    return _Layer(*weights, *(None if tensor is None else tensor.data_ptr() for tensor in tensors), window or 0)
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from shared.kernels.kv_dtype import assert_kv_dtype
 from shared.kernels.rmsnorm.reference import rms_norm
 
 
@@ -40,7 +41,8 @@ def check_write_kv(key: Tensor, value: Tensor, kv_blocks: Tensor, layer: int, sl
     assert kv_blocks.shape[2] == 2
     assert 0 <= layer < kv_blocks.shape[1]
     assert key.shape == value.shape == (slots.shape[0], kv_blocks.shape[3], kv_blocks.shape[5])
-    assert key.dtype == value.dtype == kv_blocks.dtype
+    assert key.dtype == value.dtype
+    assert_kv_dtype(key.dtype, kv_blocks.dtype)
     assert slots.dtype == torch.int64
 
 
@@ -90,9 +92,9 @@ def write_kv(key: Tensor, value: Tensor, kv_blocks: Tensor, layer: int, slots: T
     """Write K and V of one layer into `kv_blocks`, in place.
 
     Args:
-        key: [num_tokens, num_kv_heads, head_dim], the dtype of `kv_blocks`; may be a strided view.
-        value: [num_tokens, num_kv_heads, head_dim].
-        kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim].
+        key: [num_tokens, num_kv_heads, head_dim]; may be a strided view.
+        value: [num_tokens, num_kv_heads, head_dim], key's dtype.
+        kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]; K and V are rounded to its dtype.
         layer: 0 <= layer < num_layers.
         slots: [num_tokens] int64, block_id * block_size + offset, no two equal.
     """
@@ -101,5 +103,5 @@ def write_kv(key: Tensor, value: Tensor, kv_blocks: Tensor, layer: int, slots: T
     blocks = torch.div(slots, block_size, rounding_mode="floor")
     offsets = slots % block_size
     # Two index tensors with a slice between them: the tokens become the leading dimension of the target.
-    kv_blocks[blocks, layer, 0, :, offsets] = key
-    kv_blocks[blocks, layer, 1, :, offsets] = value
+    kv_blocks[blocks, layer, 0, :, offsets] = key.to(kv_blocks.dtype)
+    kv_blocks[blocks, layer, 1, :, offsets] = value.to(kv_blocks.dtype)

@@ -26,7 +26,6 @@ from shared.engine.sampling_params import SamplingParams
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import EngineSequence, Goal
 from shared.kernels.registry import AUTO
-from shared.kv.layout import BlockLayout
 from shared.kv.pool import BlockPool
 from shared.model.decoder import Decoder
 
@@ -49,6 +48,7 @@ class EngineRun:
         ahead: bool | None = None,
         device: str = "cpu",
         recording: BinaryIO | None = None,
+        kv_dtype: str = "float32",
         **policy,
     ) -> None:
         """`recording`: where plans and results are written; `policy`: further fields of the scheduler's config."""
@@ -56,7 +56,7 @@ class EngineRun:
         model = self.decoder.config
         config = config or RunnerConfig(max_num_seqs=MAX_NUM_SEQS)
         config = replace(config, num_host_blocks=policy.get("num_host_blocks", 0))
-        self.layout = BlockLayout(model.num_layers, model.num_kv_heads, model.head_dim, BLOCK_SIZE, "float32")
+        self.layout = model.block_layout(BLOCK_SIZE, kv_dtype)
         self.pool = BlockPool(num_blocks, BLOCK_SIZE)
         self.scheduler = Scheduler(self.pool, SchedulerConfig(config.max_num_seqs, max_num_batched_tokens, **policy))
         self.runner = Runner(self.decoder, self.layout, num_blocks, config)

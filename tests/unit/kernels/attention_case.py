@@ -25,6 +25,7 @@ class AttentionCase:
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
+        kv_dtype: torch.dtype | None = None,  # of the pool; None: as `dtype`
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
         num_heads, num_kv_heads = heads
@@ -34,8 +35,9 @@ class AttentionCase:
 
         self.plan = plan
         self.group = num_heads // num_kv_heads
-        self.keys = [values(kv, num_kv_heads) for _, kv in plan]
-        self.values = [values(kv, num_kv_heads) for _, kv in plan]
+        kv_dtype = kv_dtype or dtype
+        self.keys = [values(kv, num_kv_heads).to(kv_dtype).to(dtype) for _, kv in plan]
+        self.values = [values(kv, num_kv_heads).to(kv_dtype).to(dtype) for _, kv in plan]
         self.query = values(sum(query_len for query_len, _ in plan), num_heads)
         widths = [-(-kv // block_size) for _, kv in plan]
         num_blocks = sum(widths) + 2
@@ -46,7 +48,7 @@ class AttentionCase:
         for row, table in enumerate(self.tables):
             self.batch.block_tables[row, len(table) :] = 1 << 30
         shape = (num_blocks, NUM_LAYERS, 2, num_kv_heads, block_size, head_dim)
-        self.kv_blocks = torch.full(shape, float("nan"), dtype=dtype, device=device)
+        self.kv_blocks = torch.full(shape, float("nan"), dtype=kv_dtype, device=device)
         for (_, kv), table, key, value in zip(plan, self.tables, self.keys, self.values, strict=True):
             slots = [table[position // block_size] * block_size + position % block_size for position in range(kv)]
             write_kv(key, value, self.kv_blocks, LAYER, torch.tensor(slots, device=device))

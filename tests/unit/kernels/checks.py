@@ -173,6 +173,7 @@ def check_rotate_and_write(
     norms: bool,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
 ) -> None:
     """Strided inputs, a pool that must keep every other slot, and the placed query."""
     num_heads, num_kv_heads = heads
@@ -186,7 +187,7 @@ def check_rotate_and_write(
     order = torch.randperm(num_blocks * block_size, generator=torch.Generator().manual_seed(1))
     slots = order[:num_tokens].to(device)
     shape = (num_blocks, 3, 2, num_kv_heads, block_size, head_dim)
-    pools = [random_tensor(*shape, dtype=dtype, device=device) for _ in range(2)]
+    pools = [random_tensor(*shape, dtype=kv_dtype or dtype, device=device) for _ in range(2)]
     placed = [
         kernels.rotate_and_write(query, key, value, cos, sin, pool, 1, slots, q_norm=q_norm, k_norm=k_norm, eps=1e-6)
         for kernels, pool in zip((triton_kernels(), TorchKernels()), pools, strict=True)

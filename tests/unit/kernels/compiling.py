@@ -88,7 +88,12 @@ def _inspect(name: str, kernel: Any) -> Compiled:
 
 
 def compile_attention(
-    head_dim: int, group: int, block_size: int, window: int | None, dtype: torch.dtype
+    head_dim: int,
+    group: int,
+    block_size: int,
+    window: int | None,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype | None = None,
 ) -> list[Compiled]:
     """Decode attention with its merge, then prefill attention with long chunks and with short ones."""
 
@@ -98,7 +103,7 @@ def compile_attention(
             tables = [list(range(-(-kv_len // block_size))) for kv_len in kv_lens]
             batch = AttentionBatch.from_lists(query_lens, kv_lens, tables, block_size)
             query = torch.zeros(sum(query_lens), 2 * group, head_dim, dtype=dtype)
-            kv_blocks = torch.zeros(1, 2, 2, 2, block_size, head_dim, dtype=dtype)
+            kv_blocks = torch.zeros(1, 2, 2, 2, block_size, head_dim, dtype=kv_dtype or dtype)
             triton_kernels().paged_attention(query, kv_blocks, 1, batch, scale=0.1, window=window)
 
     return _collect(calls)

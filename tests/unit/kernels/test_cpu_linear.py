@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.kernels.cpu.packing import tight_bytes
+from shared.kernels.cpu.linear import OneDnnLinear, PanelLinear, TightLinear
 from shared.kernels.cpu_backend import CpuKernels
 
 from .cpu_case import DTYPES, close, random, uneven_weight
@@ -34,12 +34,12 @@ def cpu(packing: str) -> Iterator[CpuKernels]:
 
 
 def test_each_packing_is_the_one_it_names(cpu: CpuKernels, packing: str) -> None:
-    packed = cpu.pack_linear(random(96, 64, dtype=torch.bfloat16))
-    assert packed.is_mkldnn == (packing == "onednn")
+    linear = cpu.make_linear(random(96, 64, dtype=torch.bfloat16), None, own=True)
+    assert isinstance(linear, OneDnnLinear) == (packing == "onednn")
     if packing == "plain":
-        assert packed.shape == (3, 64, 32)
+        assert isinstance(linear, PanelLinear)
     if packing == "panels":
-        assert bool(tight_bytes(packed)) == bool(cpu.library.tandem_reads_tight())
+        assert isinstance(linear, TightLinear) == bool(cpu.library.tandem_reads_tight())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -56,16 +56,17 @@ def test_each_packing_is_the_one_it_names(cpu: CpuKernels, packing: str) -> None
 )
 def test_linear(cpu: CpuKernels, dtype: torch.dtype, rows: int, in_size: int, out_size: int) -> None:
     x, weight = random(rows, in_size, dtype=dtype), random(out_size, in_size, dtype=dtype, seed=1)
-    packed = cpu.pack_linear(weight.clone())
     for bias in (None, random(out_size, dtype=dtype, seed=2)):
+        linear = cpu.make_linear(weight.clone(), bias, own=True)
+        assert (linear.in_size, linear.out_size, linear.dtype) == (in_size, out_size, dtype)
         exact = (x.double() @ weight.double().t() + (0 if bias is None else bias.double())).to(dtype)
-        close(cpu.linear(x, packed, bias), exact)
+        close(linear.forward(x), exact)
 
 
 def test_nan_and_infinity_of_a_row_stay_in_its_outputs(cpu: CpuKernels) -> None:
     x = random(5, 64, dtype=torch.bfloat16)
     x[1, 3], x[4, 60] = float("nan"), float("inf")
-    out = cpu.linear(x, cpu.pack_linear(random(96, 64, dtype=torch.bfloat16, seed=1)), None)
+    out = cpu.make_linear(random(96, 64, dtype=torch.bfloat16, seed=1), None, own=True).forward(x)
     assert out[1].isnan().all()
     assert not out[4].isfinite().any()
     assert out[[0, 2, 3]].isfinite().all()
@@ -74,7 +75,7 @@ def test_nan_and_infinity_of_a_row_stay_in_its_outputs(cpu: CpuKernels) -> None:
 def test_nan_and_infinite_weights_show_in_their_outputs(cpu: CpuKernels) -> None:
     weight = random(96, 64, dtype=torch.bfloat16)
     weight[3, 7], weight[40, 63] = float("nan"), float("-inf")
-    out = cpu.linear(random(5, 64, dtype=torch.bfloat16, seed=1), cpu.pack_linear(weight), None)
+    out = cpu.make_linear(weight, None, own=True).forward(random(5, 64, dtype=torch.bfloat16, seed=1))
     assert out[:, 3].isnan().all()
     assert out[:, 40].isinf().all()
     assert out[:, [i for i in range(96) if i not in (3, 40)]].isfinite().all()
@@ -84,7 +85,8 @@ def test_nan_and_infinite_weights_show_in_their_outputs(cpu: CpuKernels) -> None
 def test_weights_far_larger_and_smaller_than_the_others_are_multiplied_too(cpu: CpuKernels, rows: int) -> None:
     weight = uneven_weight()
     x = random(rows, 1040, dtype=torch.bfloat16, seed=2)
-    close(cpu.linear(x, cpu.pack_linear(weight.clone()), None), (x.double() @ weight.double().t()).to(x.dtype))
+    linear = cpu.make_linear(weight.clone(), None, own=True)
+    close(linear.forward(x), (x.double() @ weight.double().t()).to(x.dtype))
 
 
 @settings(max_examples=40)  # for each packing
@@ -104,13 +106,22 @@ def test_every_weight_is_read_to_the_bit(
     weight.view(-1)[places[:num_zero]] = 0.0
     weight.view(-1)[places[:num_odd]] = odd
     weight = weight.to(torch.bfloat16)
-    packed = cpu.pack_linear(weight.clone())
+    linear = cpu.make_linear(weight.clone(), None, own=True)
     x = torch.eye(size, dtype=torch.bfloat16)  # each row picks one column of the weight
     for rows in (x[:1], x[:16], x):
-        found = cpu.linear(rows.contiguous(), packed, None)
+        found = linear.forward(rows.contiguous())
         torch.testing.assert_close(found, weight.t()[: rows.shape[0]] + 0.0, rtol=0, atol=FLUSHED)
 
 
 def test_weights_of_other_dtypes_are_not_packed(cpu: CpuKernels) -> None:
     with pytest.raises(AssertionError, match="float16 is neither"):
-        cpu.pack_linear(random(96, 64, dtype=torch.float16))
+        cpu.make_linear(random(96, 64, dtype=torch.float16), None, own=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_weight_that_is_not_its_own_stays_as_it_is(cpu: CpuKernels, dtype: torch.dtype) -> None:
+    weight, x = random(96, 64, dtype=dtype), random(3, 64, dtype=dtype, seed=1)
+    kept = weight.clone()
+    linear = cpu.make_linear(weight, None, own=False)
+    assert weight.equal(kept)
+    assert linear.forward(x).equal(cpu.make_linear(weight, None, own=True).forward(x))

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.kernels.cpu.packing import is_packed, pack, tight_bytes
+from shared.kernels.cpu.linear import PackedLinear, PanelLinear, TightLinear, pack
+from shared.kernels.cpu.packing import fits_panels
 from shared.kernels.cpu_backend import CpuKernels
 
 from .cpu_case import DTYPES, close, random, uneven_weight
@@ -22,23 +23,25 @@ def cpu() -> CpuKernels:
     return CpuKernels()
 
 
-def plain_panels(cpu: CpuKernels, weight: Tensor) -> Tensor:
-    out_size, size = weight.shape
-    panels = weight.clone()
-    cpu.library.tandem_pack_linear(panels.data_ptr(), size, out_size, 1)
-    return panels.view(out_size // 32, size, 32)
+def packed(cpu: CpuKernels, weight: Tensor) -> PackedLinear:
+    """Its memory is changed."""
+    return pack(lambda: cpu.library, weight, None)
 
 
-def tightened(cpu: CpuKernels, weight: Tensor) -> Tensor:
+def plain_panels(cpu: CpuKernels, weight: Tensor) -> PanelLinear:
+    return PanelLinear.pack(lambda: cpu.library, weight.clone(), None)
+
+
+def tightened(cpu: CpuKernels, weight: Tensor) -> TightLinear:
     """Its memory is changed."""
     if not cpu.library.tandem_reads_tight():
         pytest.skip("this processor multiplies pairs of bf16, from plain panels")
-    packed = pack(cpu.library, weight)
-    assert tight_bytes(packed), "the panels are plain"
-    return packed
+    linear = packed(cpu, weight)
+    assert isinstance(linear, TightLinear), "the panels are plain"
+    return linear
 
 
-def tight_panels(cpu: CpuKernels, weight: Tensor) -> Tensor:
+def tight_panels(cpu: CpuKernels, weight: Tensor) -> TightLinear:
     return tightened(cpu, weight.clone())
 
 
@@ -50,7 +53,7 @@ def tight_panels(cpu: CpuKernels, weight: Tensor) -> Tensor:
 def test_weights_of_whole_vectors_are_packed(
     cpu: CpuKernels, dtype: torch.dtype, in_size: int, out_size: int, fits: bool
 ) -> None:
-    assert is_packed(pack(cpu.library, random(out_size, in_size, dtype=dtype))) == fits
+    assert fits_panels(random(out_size, in_size, dtype=dtype)) == fits
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -60,23 +63,24 @@ def test_tight_panels_give_the_very_bits_that_plain_ones_give(cpu: CpuKernels, r
     weight = torch.copysign(0.01 + lower.clamp(max=1.0), signs)
     x = random(rows, 528, dtype=torch.bfloat16, seed=2)
     tight, plain = tight_panels(cpu, weight), plain_panels(cpu, weight)
-    assert tight.numel() < 0.76 * 2 * weight.numel()
-    assert cpu.linear(x, tight, None).equal(cpu.linear(x, plain, None))
+    assert tight.nbytes < 0.76 * plain.nbytes
+    assert tight.forward(x).equal(plain.forward(x))
 
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_rare_weights_of_tight_panels_are_multiplied_too(cpu: CpuKernels, rows: int) -> None:
     weight = uneven_weight()
     x = random(rows, 1040, dtype=torch.bfloat16, seed=2)
-    close(cpu.linear(x, tight_panels(cpu, weight), None), (x.double() @ weight.double().t()).to(x.dtype))
+    close(tight_panels(cpu, weight).forward(x), (x.double() @ weight.double().t()).to(x.dtype))
 
 
 def test_weights_of_many_exponents_keep_plain_panels(cpu: CpuKernels) -> None:
     exponents = torch.randint(-60, 60, (96, 64), generator=torch.Generator().manual_seed(3))
     weight = (random(96, 64, dtype=torch.float32) * 2.0**exponents).to(torch.bfloat16)
-    packed = pack(cpu.library, weight.clone())
-    assert packed.shape == (3, 64, 32)
-    assert cpu.linear(torch.eye(64, dtype=torch.bfloat16), packed, None).equal(weight.t() + 0.0)
+    linear = packed(cpu, weight.clone())
+    assert isinstance(linear, PanelLinear)
+    assert linear.panels.shape == (3, 64, 32)
+    assert linear.forward(torch.eye(64, dtype=torch.bfloat16)).equal(weight.t() + 0.0)
 
 
 def test_tightening_frees_the_weight(cpu: CpuKernels) -> None:
@@ -92,9 +96,9 @@ def test_tightening_frees_the_weight(cpu: CpuKernels) -> None:
 
 def test_panels_of_another_size_or_dtype_are_refused(cpu: CpuKernels) -> None:
     for panels in (plain_panels, tight_panels):
-        packed = panels(cpu, random(96, 64, dtype=torch.bfloat16))
+        linear = panels(cpu, random(96, 64, dtype=torch.bfloat16))
         for wrong in (48, 80):
             with pytest.raises(AssertionError, match="columns times panels"):
-                cpu.linear(random(2, wrong, dtype=torch.bfloat16), packed, None)
+                linear.forward(random(2, wrong, dtype=torch.bfloat16))
         with pytest.raises(AssertionError, match=r"float32 times torch\.bfloat16"):
-            cpu.linear(random(2, 64, dtype=torch.float32), packed, None)
+            linear.forward(random(2, 64, dtype=torch.float32))

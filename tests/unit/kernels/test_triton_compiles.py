@@ -51,6 +51,12 @@ def test_attention_of_every_head_size_compiles_and_fits(
     assert all(kernel.shared_bytes <= SHARED_MEMORY_BYTES for kernel in kernels)
 
 
+def test_attention_over_narrow_kv_compiles_and_fits(compiled: Run) -> None:
+    kernels = compiled(compiling.compile_attention, 128, 4, 16, None, torch.float32, torch.bfloat16)
+    assert set(by_name(kernels)) == {"decode_parts", "merge_parts", "prefill_tiles"}
+    assert all(kernel.shared_bytes <= SHARED_MEMORY_BYTES for kernel in kernels)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_the_other_kernels_compile_without_spills(compiled: Run, dtype: torch.dtype) -> None:
     kernels = compiled(compiling.compile_the_rest, dtype)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import InvalidRequest
+from shared.kv.format import KVFormat
 from shared.kv.hashing import HASH_BYTES, ChainRoots, block_hash, chain, extend_chain, root_hash
 
 ROOT = root_hash("model", "float32", 1)
@@ -25,6 +26,8 @@ def test_no_two_fields_of_the_root_can_be_confused() -> None:
         root_hash("ab", "c", 1),
         root_hash("a", "bc", 1),
         root_hash("ab", "c", 11),
+        root_hash("ab", KVFormat("float32", 1, 8).name, 1),
+        root_hash("ab", KVFormat("bfloat16", 1, 8).name, 1),
         root_hash("ab", "c", 1, adapter="x"),
         root_hash("ab", "c", 1, salt="x"),
         root_hash("ab", "c", 1, rope_len=1),

@@ -23,6 +23,7 @@ from shared.errors import ConfigError
         ("mode", {"mode": "both"}),
         ("dtype", {"dtype": "int8"}),
         ("log_format", {"log_format": "xml"}),
+        ("kv_dtype", {"kv_dtype": "fp16"}),
         ("http", {"http": "8000"}),
         ("grpc", {"grpc": "localhost:x"}),
         ("num_kv_blocks", {"num_kv_blocks": -1}),
@@ -51,13 +52,14 @@ def test_prefill_workers_come_first_and_get_their_cores() -> None:
 
 
 def test_a_worker_is_pinned_to_its_cores_with_a_thread_each() -> None:
-    spec = ClusterSpec(model=Path("m"), dtype="bf16", num_kv_blocks=64)
+    spec = ClusterSpec(model=Path("m"), dtype="fp32", kv_dtype="bf16", num_kv_blocks=64)
     command = list(TandemCommands(spec).worker(WorkerPlan("decode", "decode-0", (2, 3)), "127.0.0.1:9"))
     flags = dict(zip(command[3::2], command[4::2], strict=True))
     assert command[1:3] == ["-m", "services.decode"]
     assert flags["--num-threads"] == "2"
     assert flags["--cpu-affinity"] == "2,3"
-    assert flags["--dtype"] == "bf16"
+    assert flags["--dtype"] == "fp32"
+    assert flags["--kv-dtype"] == "bf16"
     assert flags["--kvstore"] == "127.0.0.1:9"
 
 

@@ -20,12 +20,12 @@ BLOCK_SIZE = 4
 class PagedSequence:
     """One sequence with its own pool of shuffled blocks; unwritten slots hold NaN."""
 
-    def __init__(self, decoder: Decoder, max_tokens: int) -> None:
+    def __init__(self, decoder: Decoder, max_tokens: int, kv_dtype: torch.dtype | None = None) -> None:
         config = decoder.config
         num_blocks = -(-max_tokens // BLOCK_SIZE) + 3
         self.decoder = decoder
         shape = (num_blocks, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
-        self.kv_blocks = torch.full(shape, float("nan"), dtype=decoder.dtype)
+        self.kv_blocks = torch.full(shape, float("nan"), dtype=kv_dtype or decoder.dtype)
         self.table = random.Random(0).sample(range(num_blocks), num_blocks)
         self.kv_len = 0
 
@@ -42,16 +42,20 @@ class PagedSequence:
         )
 
 
-def prompt_logits(decoder: Decoder, token_ids: Sequence[int], chunk_len: int) -> Tensor:
+def prompt_logits(
+    decoder: Decoder, token_ids: Sequence[int], chunk_len: int, kv_dtype: torch.dtype | None = None
+) -> Tensor:
     """Logits of all prompt tokens, [num_tokens, vocab_size], computed in chunks."""
-    sequence = PagedSequence(decoder, len(token_ids))
+    sequence = PagedSequence(decoder, len(token_ids), kv_dtype)
     bounds = [*range(0, len(token_ids), chunk_len), len(token_ids)]
     return torch.cat([sequence.step(token_ids[a:b], len(token_ids)) for a, b in pairwise(bounds)])
 
 
-def greedy(decoder: Decoder, prompt: Sequence[int], num_tokens: int) -> tuple[list[int], Tensor]:
+def greedy(
+    decoder: Decoder, prompt: Sequence[int], num_tokens: int, kv_dtype: torch.dtype | None = None
+) -> tuple[list[int], Tensor]:
     """Greedy continuation and the logits it was chosen from, [num_tokens, vocab_size]."""
-    sequence = PagedSequence(decoder, len(prompt) + num_tokens)
+    sequence = PagedSequence(decoder, len(prompt) + num_tokens, kv_dtype)
     rows = [sequence.step(prompt, len(prompt))[-1]]
     tokens = [int(rows[-1].argmax())]
     while len(tokens) < num_tokens:

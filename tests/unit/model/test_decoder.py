@@ -8,11 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.linear import PlainLinear
+from shared.kernels.torch_backend import TorchKernels
 from shared.model.checkpoints import write_random_checkpoint
+from shared.model.config import ModelConfig
 from shared.model.decoder import Decoder
+from shared.model.modules import DecoderModules
+from shared.model.parameters import DecoderParameters
 from shared.model.tokenizer import Tokenizer
+from shared.model.weights import load_weights
 
 from .conftest import DEMO
 from .paged_run import BLOCK_SIZE, greedy, load_oracle, oracle_greedy, oracle_logits, prompt_logits
@@ -225,15 +232,27 @@ def test_bfloat16_decoder_stays_close_to_float32(tmp_path: Path) -> None:
 
 def test_tied_decoder_holds_the_embedding_once(tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path, tie=True)
-    parameters = Decoder.load(tmp_path, torch.float32, "cpu", kernels="torch")._parameters
-    assert parameters.lm_head is parameters.embedding
+    modules = Decoder.load(tmp_path, torch.float32, "cpu", kernels="torch")._modules
+    assert isinstance(modules.lm_head, PlainLinear)
+    assert modules.lm_head.weight is modules.embedding
 
 
 def test_packing_leaves_a_tied_embedding_whole(tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path, tie=True)
-    plain = Decoder.load(tmp_path, torch.float32, "cpu", kernels="torch")._parameters
-    expected = plain.embedding.clone()
-    packed = plain.packed(lambda weight: weight.zero_())
+    config = ModelConfig.load(tmp_path)
+    parameters = DecoderParameters.allocate(config, torch.float32, "cpu")
+    load_weights(tmp_path, parameters.checkpoint_views(config))
+    expected = parameters.embedding.clone()
+    packed = DecoderModules.build(parameters, ZeroingKernels())
     assert torch.equal(packed.embedding, expected)
-    assert not packed.lm_head.any()
-    assert not packed.layers[-1].down.any()
+    assert isinstance(packed.lm_head, PlainLinear)
+    assert not packed.lm_head.weight.any()
+    assert packed.layers[-1].down.nbytes == parameters.layers[-1].down.nbytes
+    assert not parameters.layers[-1].down.any()
+
+
+class ZeroingKernels(TorchKernels):
+    """Uses up the memory of every weight that it may."""
+
+    def make_linear(self, weight: Tensor, bias: Tensor | None, *, own: bool) -> PlainLinear:
+        return PlainLinear((weight if own else weight.clone()).zero_(), bias)

@@ -104,8 +104,9 @@ def decode_parts(
     offsets = slot_offsets(table, begin * TILE + columns, kv_len, block_stride, BLOCK_SIZE, HEAD_DIM)
     for tile in range(begin, end):
         positions = tile * TILE + columns
-        k = load_rows(keys, offsets, positions, kv_len, HEAD_DIM, DIMS, False)
-        v = load_rows(keys + head_rows, offsets, positions, kv_len, HEAD_DIM, DIMS, False)
+        # KV may be kept in fewer bits than the query has.
+        k = load_rows(keys, offsets, positions, kv_len, HEAD_DIM, DIMS, False).to(q.dtype)
+        v = load_rows(keys + head_rows, offsets, positions, kv_len, HEAD_DIM, DIMS, False).to(q.dtype)
         offsets = slot_offsets(table, positions + TILE, kv_len, block_stride, BLOCK_SIZE, HEAD_DIM)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale
         seen = positions < kv_len

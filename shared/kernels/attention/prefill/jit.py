@@ -41,8 +41,9 @@ def attend_tiles(
     offsets = slot_offsets(table, begin + columns, kv_len, block_stride, BLOCK_SIZE, HEAD_DIM)
     for start in range(begin, end, TILE):
         positions = start + columns
-        k = load_rows(keys, offsets, positions, kv_len, HEAD_DIM, DIMS, WHOLE)
-        v = load_rows(values, offsets, positions, kv_len, HEAD_DIM, DIMS, WHOLE)
+        # KV may be kept in fewer bits than the query has.
+        k = load_rows(keys, offsets, positions, kv_len, HEAD_DIM, DIMS, WHOLE).to(q.dtype)
+        v = load_rows(values, offsets, positions, kv_len, HEAD_DIM, DIMS, WHOLE).to(q.dtype)
         offsets = slot_offsets(table, positions + TILE, kv_len, block_stride, BLOCK_SIZE, HEAD_DIM)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale
         if not WHOLE:

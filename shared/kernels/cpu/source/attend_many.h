@@ -118,9 +118,9 @@ inline void attend_tile(const Shape& s, int64_t first, int64_t block, const Scra
   multiply_rows(dim, scratch.values, dim, scratch.scores, kTile, sums, true);
 }
 
-// `count` query tokens of one sequence, the first at position `start`, all query heads of one KV head.
-template <typename T>
-void attend_many(const Pool<T>& pool, const T* query, T* out, int64_t start, int64_t count, Workspace& workspace) {
+// `count` query tokens of dtype T of one sequence, the first at position `start`, all query heads of one KV head.
+template <typename T, typename KV>
+void attend_many(const Pool<KV>& pool, const T* query, T* out, int64_t start, int64_t count, Workspace& workspace) {
   const Shape& s = pool.s;
   const int64_t group = s.group(), rows = count * group, dim = s.dim;
   const Scratch scratch(workspace, rows, dim);

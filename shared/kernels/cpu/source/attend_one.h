@@ -109,11 +109,11 @@ void take_in(const T* key, const T* value, int64_t dim, int64_t count, const flo
   add_all_values<G>(value, dim, count, weights, 16, so_far.values);
 }
 
-// One query token at position length - 1, all query heads of `kv_heads` KV heads from pool.head on. Blocks are read in
+// One query token of dtype T at position length - 1, all query heads of `kv_heads` KV heads from pool.head on. Blocks are read in
 // one go, each head's keys and values after the other's: what lies together is asked for together.
-template <typename T>
+template <typename T, typename KV>
 void attend_one(
-    const Pool<T>& pool, int64_t kv_heads, const T* query, T* out, int64_t length, Workspace& workspace) {
+    const Pool<KV>& pool, int64_t kv_heads, const T* query, T* out, int64_t length, Workspace& workspace) {
   const int64_t group = pool.s.group(), dim = pool.s.dim, heads = kv_heads * group, block_size = pool.s.block_size;
   const int64_t of_head = block_size * dim;
   query += pool.head * group * dim;
@@ -129,14 +129,14 @@ void attend_one(
     _mm512_storeu_ps(all.totals + 16 * h, _mm512_setzero_ps());
     all.tops[h] = -1e30f;  // finite, so that keys of weight 0 in front are no NaN
   }
-  pool.runs(pool.s.first_seen(length - 1), length, 16, [&](const T* key, int64_t position, int64_t count) {
+  pool.runs(pool.s.first_seen(length - 1), length, 16, [&](const KV* key, int64_t position, int64_t count) {
     // A run is too short for the processor to find out where the next one lies.
     const int64_t next = position + count;
-    const T* ahead = next < length ? pool.keys(next / block_size) + next % block_size * dim : nullptr;
+    const KV* ahead = next < length ? pool.keys(next / block_size) + next % block_size * dim : nullptr;
     for (int64_t h = 0; h < kv_heads; h++) {
-      const T* k = key + h * of_head;
+      const KV* k = key + h * of_head;
       if (ahead != nullptr)
-        for (int64_t i = 0; i < 16 * dim; i += 64 / int64_t(sizeof(T))) {
+        for (int64_t i = 0; i < 16 * dim; i += 64 / int64_t(sizeof(KV))) {
           _mm_prefetch((const char*)(ahead + h * of_head + i), _MM_HINT_T0);
           _mm_prefetch((const char*)(ahead + h * of_head + pool.to_values() + i), _MM_HINT_T0);
         }
@@ -144,7 +144,7 @@ void attend_one(
         const int64_t first = h * group + g;
         return Sums{all.values + first * dim, all.totals + 16 * first, all.tops + first};
       };
-      const T* v = k + pool.to_values();
+      const KV* v = k + pool.to_values();
       const float* q = wide + h * group * dim;
       int64_t g = 0;
       for (; g + 4 <= group; g += 4) take_in<4>(k, v, dim, count, q + g * dim, heads_from(g));

@@ -18,9 +18,9 @@ struct Task {
   int64_t first, count;      // query tokens [first, first + count) of the step
 };
 
-template <typename T>
+template <typename T, typename KV>
 void paged_attention(
-    const T* query, const T* blocks, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens, T* out,
+    const T* query, const KV* blocks, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens, T* out,
     const Shape& s) {
   const int64_t most = std::max<int64_t>(2, kTaskRows / s.group());
   // Heads lie side by side: a decode task takes as many of its sequence's as are a quarter of a thread's share at most.
@@ -44,7 +44,7 @@ void paged_attention(
   parallel_for(tasks.size(), [&](int64_t i) {
     thread_local Workspace workspace;
     const Task& task = tasks[i];
-    const Pool<T> pool{blocks, s, tables + task.seq * s.max_blocks, task.head};
+    const Pool<KV> pool{blocks, s, tables + task.seq * s.max_blocks, task.head};
     const T* q = query + task.first * s.width();
     T* o = out + task.first * s.width();
     if (task.count == 1)
@@ -57,13 +57,16 @@ void paged_attention(
 }  // namespace
 
 // query, out [tokens, heads, dim]; blocks, tables, query_start, seq_lens as in shared/kernels/batch.py; dim a multiple
-// of 16. sizes: num_seqs, heads, kv_heads, dim, block_size, num_layers, layer, max_blocks, window (0 = none).
+// of 16. sizes: num_seqs, heads, kv_heads, dim, block_size, num_layers, layer, max_blocks, window (0 = none). Blocks are
+// bf16 where `kv_is_bf16`, beside a query of either dtype; else both are fp32.
 extern "C" void tandem_paged_attention(
     const void* query, const void* blocks, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens,
-    void* out, float scale, const int64_t* sizes, int is_bf16) {
+    void* out, float scale, const int64_t* sizes, int is_bf16, int kv_is_bf16) {
   const Shape s{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], sizes[7], sizes[8], scale};
   if (is_bf16)
     paged_attention((const bf16*)query, (const bf16*)blocks, tables, query_start, seq_lens, (bf16*)out, s);
+  else if (kv_is_bf16)
+    paged_attention((const float*)query, (const bf16*)blocks, tables, query_start, seq_lens, (float*)out, s);
   else
     paged_attention((const float*)query, (const float*)blocks, tables, query_start, seq_lens, (float*)out, s);
 }

@@ -58,22 +58,31 @@ void silu_mul(const T* gate_up, T* y, int64_t rows, int64_t size) {
   });
 }
 
-// One head, head_dim a multiple of 32: pairs (i, i + head_dim / 2), each product rounded as torch rounds it.
-template <typename T>
-void rotate_head(const T* x, const T* cos, const T* sin, T* y, int64_t dim) {
+// One head, head_dim a multiple of 32: pairs (i, i + head_dim / 2), each product rounded as torch rounds it. The sums
+// are rounded once, to y's dtype.
+template <typename T, typename Out>
+void rotate_head(const T* x, const T* cos, const T* sin, Out* y, int64_t dim) {
   for (int64_t i = 0; i < dim / 2; i += 16) {
     __m512 a = load16(x + i), b = load16(x + dim / 2 + i);
     __m512 c = load16(cos + i), s = load16(sin + i);
-    __m512 first = _mm512_sub_ps(rounded_as(y, _mm512_mul_ps(a, c)), rounded_as(y, _mm512_mul_ps(b, s)));
-    __m512 second = _mm512_add_ps(rounded_as(y, _mm512_mul_ps(b, c)), rounded_as(y, _mm512_mul_ps(a, s)));
+    __m512 first = _mm512_sub_ps(rounded_as(x, _mm512_mul_ps(a, c)), rounded_as(x, _mm512_mul_ps(b, s)));
+    __m512 second = _mm512_add_ps(rounded_as(x, _mm512_mul_ps(b, c)), rounded_as(x, _mm512_mul_ps(a, s)));
     store16(y + i, first);
     store16(y + dim / 2 + i, second);
   }
 }
 
 template <typename T>
+void copy_head(const T* x, T* y, int64_t dim) {
+  std::memcpy(y, x, dim * sizeof(T));
+}
+inline void copy_head(const float* x, bf16* y, int64_t dim) {
+  for (int64_t i = 0; i < dim; i += 16) store16(y + i, load16(x + i));
+}
+
+template <typename T, typename KV>
 void rotate_and_write(
-    const T* query, const T* key, const T* value, const int64_t* strides, const T* cos, const T* sin, T* blocks,
+    const T* query, const T* key, const T* value, const int64_t* strides, const T* cos, const T* sin, KV* blocks,
     const int64_t* slots, const T* q_norm, const T* k_norm, float eps, T* out, const int64_t* sizes) {
   const int64_t tokens = sizes[0], heads = sizes[1], kv_heads = sizes[2], dim = sizes[3], block_size = sizes[4];
   const int64_t num_layers = sizes[5], layer = sizes[6], half = kv_heads * block_size * dim;
@@ -86,13 +95,13 @@ void rotate_and_write(
       rotate_head(x, c, s, out + (t * heads + h) * dim, dim);
     }
     int64_t block = slots[t] / block_size, offset = slots[t] % block_size;
-    T* keys = blocks + (block * num_layers + layer) * 2 * half;
+    KV* keys = blocks + (block * num_layers + layer) * 2 * half;
     for (int64_t h = 0; h < kv_heads; h++) {
       const T* x = key + t * strides[1] + h * dim;
       if (k_norm) norm_row(x, k_norm, normed, dim, eps), x = normed;
-      T* place = keys + (h * block_size + offset) * dim;
+      KV* place = keys + (h * block_size + offset) * dim;
       rotate_head(x, c, s, place, dim);
-      std::memcpy(place + half, value + t * strides[2] + h * dim, dim * sizeof(T));
+      copy_head(value + t * strides[2] + h * dim, place + half, dim);
     }
   });
 }
@@ -119,15 +128,20 @@ extern "C" void tandem_silu_mul(const void* gate_up, void* y, int64_t rows, int6
 
 // query [tokens, heads, dim] (and key, value with kv_heads) with strides[] elements between tokens; cos, sin
 // [tokens, dim]; blocks as in shared/kernels/backend.py; out [tokens, heads, dim];
-// sizes: tokens, heads, kv_heads, dim (a multiple of 32, at most 512), block_size, num_layers, layer.
+// sizes: tokens, heads, kv_heads, dim (a multiple of 32, at most 512), block_size, num_layers, layer. Blocks are bf16
+// where `kv_is_bf16`, beside a query of either dtype; else both are fp32.
 extern "C" void tandem_rotate_and_write(
     const void* query, const void* key, const void* value, const int64_t* strides, const void* cos, const void* sin,
     void* blocks, const int64_t* slots, const void* q_norm, const void* k_norm, float eps, void* out,
-    const int64_t* sizes, int is_bf16) {
+    const int64_t* sizes, int is_bf16, int kv_is_bf16) {
   if (is_bf16)
     rotate_and_write(
         (const bf16*)query, (const bf16*)key, (const bf16*)value, strides, (const bf16*)cos, (const bf16*)sin,
         (bf16*)blocks, slots, (const bf16*)q_norm, (const bf16*)k_norm, eps, (bf16*)out, sizes);
+  else if (kv_is_bf16)
+    rotate_and_write(
+        (const float*)query, (const float*)key, (const float*)value, strides, (const float*)cos, (const float*)sin,
+        (bf16*)blocks, slots, (const float*)q_norm, (const float*)k_norm, eps, (float*)out, sizes);
   else
     rotate_and_write(
         (const float*)query, (const float*)key, (const float*)value, strides, (const float*)cos, (const float*)sin,

@@ -9,14 +9,15 @@
 
 namespace {
 
-struct Weight {  // as tandem_linear takes it
+struct Linear {  // as tandem_linear takes it
   const void* panels;
   int64_t tight_bytes;
+  const void* bias;  // or null
 };
 
 struct Layer {
-  Weight qkv, o, gate_up, down;
-  const void *input_norm, *qkv_bias, *q_norm, *k_norm, *o_bias, *post_norm, *gate_up_bias, *down_bias;
+  Linear qkv, o, gate_up, down;
+  const void *input_norm, *q_norm, *k_norm, *post_norm;
   int64_t window;  // 0 = none
 };
 
@@ -25,7 +26,7 @@ struct Sizes {
   int64_t element() const { return is_bf16 ? 2 : 4; }
   int64_t q_size() const { return heads * dim; }
   int64_t kv_size() const { return kv_heads * dim; }
-  int64_t is_bf16;
+  int64_t is_bf16, kv_is_bf16;
 };
 
 struct Memory {  // of one step
@@ -68,12 +69,12 @@ extern "C" void tandem_layers(
     const Layer* layers, const void* last_norm, const Sizes* sizes, const Memory* memory, float eps, float scale) {
   const Sizes& s = *sizes;
   const Memory& m = *memory;
-  const int is_bf16 = int(s.is_bf16);
+  const int is_bf16 = int(s.is_bf16), kv_is_bf16 = int(s.kv_is_bf16);
   const int64_t qkv_size = s.q_size() + 2 * s.kv_size(), strides[3] = {qkv_size, qkv_size, qkv_size};
   int64_t tokens = s.tokens;
   std::vector<std::byte> copy;
-  auto linear = [&](const void* x, const Weight& w, const void* bias, void* y, int64_t in, int64_t out) {
-    tandem_linear(x, w.panels, w.tight_bytes, bias, y, m.scratch, tokens, in, out, is_bf16);
+  auto linear = [&](const void* x, const Linear& w, void* y, int64_t in, int64_t out) {
+    tandem_linear(x, w.panels, w.tight_bytes, w.bias, y, m.scratch, tokens, in, out, is_bf16);
   };
   auto add_norm = [&](const void* weight) {
     tandem_rms_norm(m.out, m.residual, weight, m.normed, m.residual, tokens, s.hidden, eps, is_bf16);
@@ -82,18 +83,18 @@ extern "C" void tandem_layers(
     const int64_t attending[] = {
         num_seqs, s.heads, s.kv_heads, s.dim, s.block_size, s.num_layers, i, s.max_blocks, layers[i].window};
     tandem_paged_attention(
-        m.placed, m.blocks, tables, query_start, seq_lens, m.attended, scale, attending, is_bf16);
+        m.placed, m.blocks, tables, query_start, seq_lens, m.attended, scale, attending, is_bf16, kv_is_bf16);
   };
   tandem_rms_norm(m.residual, nullptr, layers[0].input_norm, m.normed, nullptr, tokens, s.hidden, eps, is_bf16);
   for (int64_t i = 0; i < s.num_layers; i++) {
     const Layer& layer = layers[i];
     const bool is_last = i + 1 == s.num_layers;
-    linear(m.normed, layer.qkv, layer.qkv_bias, m.qkv, s.hidden, qkv_size);
+    linear(m.normed, layer.qkv, m.qkv, s.hidden, qkv_size);
     const std::byte *key = m.qkv + s.q_size() * s.element(), *value = key + s.kv_size() * s.element();
     const int64_t placing[] = {tokens, s.heads, s.kv_heads, s.dim, s.block_size, s.num_layers, i};
     tandem_rotate_and_write(
         m.qkv, key, value, strides, m.cos, m.sin, m.blocks, m.slots, layer.q_norm, layer.k_norm, eps, m.placed, placing,
-        is_bf16);
+        is_bf16, kv_is_bf16);
     if (is_last && s.num_rows < tokens && s.num_rows <= s.num_seqs) {
       if (s.num_rows == 0) return;
       const Ends ends(s, m);
@@ -104,11 +105,11 @@ extern "C" void tandem_layers(
     } else {
       attend(i, s.num_seqs, m.tables, m.query_start, m.seq_lens);
     }
-    linear(m.attended, layer.o, layer.o_bias, m.out, s.q_size(), s.hidden);
+    linear(m.attended, layer.o, m.out, s.q_size(), s.hidden);
     add_norm(layer.post_norm);
-    linear(m.normed, layer.gate_up, layer.gate_up_bias, m.gate_up, s.hidden, 2 * s.inner);
+    linear(m.normed, layer.gate_up, m.gate_up, s.hidden, 2 * s.inner);
     tandem_silu_mul(m.gate_up, m.activated, tokens, s.inner, is_bf16);
-    linear(m.activated, layer.down, layer.down_bias, m.out, s.inner, s.hidden);
+    linear(m.activated, layer.down, m.out, s.inner, s.hidden);
     add_norm(is_last ? last_norm : layers[i + 1].input_norm);
   }
   if (tokens != s.num_rows) keep_rows(m.normed, s.hidden * s.element(), m.rows, s.num_rows, copy);

@@ -14,8 +14,8 @@ void tandem_silu_mul(const void* gate_up, void* y, int64_t rows, int64_t size, i
 void tandem_rotate_and_write(
     const void* query, const void* key, const void* value, const int64_t* strides, const void* cos, const void* sin,
     void* blocks, const int64_t* slots, const void* q_norm, const void* k_norm, float eps, void* out,
-    const int64_t* sizes, int is_bf16);
+    const int64_t* sizes, int is_bf16, int kv_is_bf16);
 void tandem_paged_attention(
     const void* query, const void* blocks, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens,
-    void* out, float scale, const int64_t* sizes, int is_bf16);
+    void* out, float scale, const int64_t* sizes, int is_bf16, int kv_is_bf16);
 }

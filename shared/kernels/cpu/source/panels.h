@@ -52,8 +52,8 @@ class TightPanel {
   };
   struct Head {
     uint8_t upper[16];  // the first is 0
-    uint32_t k_size, num_rare;
-    uint8_t unused[40];
+    uint32_t num_rare;
+    uint8_t unused[44];
   };
   static constexpr int64_t kGroupBytes = 192;
 
@@ -92,6 +92,6 @@ class TightPanel {
   __m512i upper_;
 };
 // packing.py counts on these.
-static_assert(sizeof(TightPanel::Head) == 64 && offsetof(TightPanel::Head, k_size) == 16);
+static_assert(sizeof(TightPanel::Head) == 64);
 static_assert(sizeof(TightPanel::Rare) == 8);
 static_assert(2 * TightPanel::kGroupBytes == 3 * kGroupK * kColumns);

@@ -52,7 +52,6 @@ void tighten_panel(const Source& panel, const uint8_t* upper, std::byte* out) {
   auto* head = (TightPanel::Head*)out;
   *head = {};
   std::memcpy(head->upper, upper, 16);
-  head->k_size = uint32_t(panel.k_size);
   std::byte* group = out + sizeof(*head);
   for (int64_t k = 0; k < panel.k_size; k += kGroupK, group += TightPanel::kGroupBytes) {
     __m512i lower[2], places[2];

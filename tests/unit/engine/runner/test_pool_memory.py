@@ -8,9 +8,10 @@ import torch
 from shared.engine.runner.pool_memory import MemoryBudget, allocate_pool, free_bytes
 from shared.engine.runner.profile_run import largest_step
 from shared.errors import ConfigError
+from shared.kv.format import KVFormat
 from shared.kv.layout import BlockLayout
 
-LAYOUT = BlockLayout(num_layers=2, num_kv_heads=2, head_dim=8, block_size=16, dtype="float32")  # 4096 bytes a block
+LAYOUT = BlockLayout(2, 16, KVFormat("float32", 2, 8))  # 4096 bytes a block
 BUDGET = MemoryBudget(free_bytes=1_000_000, step_bytes=180_800, share=0.5)  # 100 blocks
 
 

@@ -1,0 +1,150 @@
+"""The kinds of linear layers that the CPU backend makes, by what suits the weight and the processor."""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from shared.kernels.cpu.packing import PANEL, is_bf16, pack_panels, tighten
+from shared.kernels.linear import PlainLinear
+
+WIDE_CHUNK = 512
+"""Rows of a bf16 weight that are widened to fp32 at a time, to stay in the cache."""
+
+Library = Callable[[], ctypes.CDLL]
+"""Called for each product: benchmarks put a timed library in the place of the other."""
+
+
+class PackedLinear(ABC):
+    """See `Linear`: a weight in panels of 32 outputs, multiplied by the C++ kernels; every sum is taken in fp32."""
+
+    def __init__(self, library: Library, panels: Tensor, bias: Tensor | None, in_size: int, dtype: torch.dtype) -> None:
+        """`panels`, [out_size / 32, …], as the kind lays them out, keeps the memory that the kernels read."""
+        self.library = library
+        self.panels = panels
+        self.bias = bias
+        self.in_size = in_size
+        self.out_size = panels.shape[0] * PANEL
+        self.dtype = dtype
+        self._is_bf16 = int(dtype == torch.bfloat16)
+
+    @property
+    @abstractmethod
+    def tight_bytes(self) -> int:
+        """From one tight panel to the next; 0 where they are not tight."""
+
+    @property
+    def nbytes(self) -> int:
+        """See `Linear`."""
+        return self.panels.nbytes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        num_rows, size = x.shape
+        assert x.dtype == self.dtype, f"{x.dtype} times {self.dtype}"
+        assert size == self.in_size, f"{size} columns times panels of {self.in_size}"
+        assert x.is_contiguous(), "x is strided"
+        out = torch.empty((num_rows, self.out_size), dtype=x.dtype)
+        if num_rows == 0:
+            return out
+        scratch = torch.empty(num_rows * size, dtype=torch.float32)
+        self.library().tandem_linear(
+            x.data_ptr(),
+            self.panels.data_ptr(),
+            self.tight_bytes,
+            None if self.bias is None else self.bias.data_ptr(),
+            out.data_ptr(),
+            scratch.data_ptr(),
+            num_rows,
+            size,
+            self.out_size,
+            self._is_bf16,
+        )
+        return out
+
+
+class PanelLinear(PackedLinear):
+    """Panels [out_size / 32, in_size, 32] of the weight's own dtype."""
+
+    @property
+    def tight_bytes(self) -> int:
+        """See `PackedLinear`."""
+        return 0
+
+    @classmethod
+    def pack(cls, library: Library, weight: Tensor, bias: Tensor | None) -> PanelLinear:
+        """In the weight's own memory; its sizes satisfy `fits_panels`."""
+        return cls(library, pack_panels(library(), weight), bias, weight.shape[1], weight.dtype)
+
+
+class TightLinear(PackedLinear):
+    """Panels of a bf16 weight in 12 bits each, uint8 [out_size / 32, bytes of a panel]: all 16 bits come back."""
+
+    @property
+    def tight_bytes(self) -> int:
+        """See `PackedLinear`."""
+        return self.panels.shape[1]
+
+    @classmethod
+    def pack(cls, plain: PanelLinear) -> TightLinear | None:
+        """The same weight out of plain panels of bf16; None where it has too many different exponents."""
+        library = plain.library
+        panels = tighten(library(), plain.panels)
+        return None if panels is None else cls(library, panels, plain.bias, plain.in_size, plain.dtype)
+
+
+class WideLinear(PlainLinear):
+    """A bf16 weight on a processor without bf16 arithmetic: multiplied in fp32, a cache-sized chunk at a time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        wide_x = x.float()
+        out = torch.empty((x.shape[0], self.out_size), dtype=torch.float32)
+        chunk = torch.empty((min(WIDE_CHUNK, self.out_size), self.in_size), dtype=torch.float32)
+        for start in range(0, self.out_size, WIDE_CHUNK):
+            rows = self.weight[start : start + WIDE_CHUNK]
+            wide = chunk[: rows.shape[0]].copy_(rows)
+            torch.mm(wide_x, wide.t(), out=out[:, start : start + rows.shape[0]])
+        if self.bias is not None:
+            out += self.bias
+        return out.to(x.dtype)
+
+
+class OneDnnLinear:
+    """See `Linear`: a bf16 weight in oneDNN's own layout, for processors with AMX."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """weight: [out_size, in_size], copied into the new layout."""
+        self.out_size, self.in_size = weight.shape
+        self.dtype = weight.dtype
+        self._bias = bias
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)  # opaque
+
+    @property
+    def nbytes(self) -> int:
+        """See `Linear`."""
+        return int(self._packed.nbytes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        product = torch.ops.mkldnn._linear_pointwise
+        return product(x, self._packed, self._bias, "none", [], "")  # type: ignore[no-any-return]
+
+
+def pack(library: Library, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+    """A weight whose sizes satisfy `fits_panels`, tight where the processor and the weight allow it; its memory is
+    changed, and freed where nothing refers to it any more but the caller's tensor.
+    """
+    plain = PanelLinear.pack(library, weight, bias)
+    if not is_bf16(weight) or not library().tandem_reads_tight():
+        return plain
+    tight = TightLinear.pack(plain)
+    if tight is None:
+        return plain
+    if weight.untyped_storage().nbytes() == weight.nbytes:  # not part of another tensor's memory
+        weight.untyped_storage().resize_(0)
+    return tight

@@ -1,0 +1,85 @@
+"""fp32 computation over bf16 KV: how far from transformers, and the same tokens by every way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from loadtest.bench.engine.kv_format import compare
+from shared.engine.runner.runner import RunnerConfig
+from shared.kernels import cpu_backend
+from shared.model.decoder import Decoder
+from shared.model.tokenizer import Tokenizer
+from tests.integration.engine.engine_run import EngineRun, hand_off
+from tests.integration.engine.families import FAMILIES, write_family
+from tests.integration.engine.test_greedy_against_transformers import DEMO
+from tests.unit.model.paged_run import load_oracle, oracle_logits, prompt_logits
+
+REFUSAL = cpu_backend.refusal(torch.device("cpu"), torch.float32)
+KERNELS = [
+    "torch",
+    pytest.param("cpu", marks=pytest.mark.skipif(REFUSAL is not None, reason=f"no C++ kernels here: {REFUSAL}")),
+]
+MOST, MEAN = 0.05, 0.002
+"""Of the logits' standard deviation: how far bf16 KV may move a logit, and how far it may on the average."""
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_logits_stay_close_to_those_of_transformers(kernels):
+    tokens = Tokenizer.load(DEMO).encode("Once upon a time there was a king who had three sons. " * 12)[:200]
+    expected = oracle_logits(load_oracle(DEMO), tokens)
+    decoder = Decoder.load(DEMO, torch.float32, "cpu", kernels=kernels)
+    with torch.inference_mode():
+        wide = prompt_logits(decoder, tokens, 64)
+        narrow = prompt_logits(decoder, tokens, 64, torch.bfloat16)
+    torch.testing.assert_close(wide, expected, rtol=0, atol=1e-4)
+    difference = (narrow - expected).abs() / expected.std()
+    assert 1e-4 < float(difference.max()) < MOST  # rounded, and no more than that
+    assert float(difference.mean()) < MEAN
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_most_greedy_tokens_stay(kernels):
+    outcome = compare(DEMO, 24, kernels)
+    assert outcome.block_bytes[0] == 2 * outcome.block_bytes[1]
+    assert outcome.max_difference < MOST
+    assert outcome.mean_difference < MEAN
+    assert outcome.same_argmax > 0.99
+    assert outcome.same_tokens > 0.9
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "demo"])
+def test_every_way_through_the_engine_gives_the_same_tokens(family, tmp_path):
+    folder = DEMO if family == "demo" else write_family(tmp_path / "model", family)
+    prompt = [7 + (i * 37) % 190 for i in range(53)]
+    config = RunnerConfig(max_num_seqs=8, staged_transfer=family == "demo")
+    prefill, decode = (EngineRun(folder, config=config, kv_dtype="bfloat16") for _ in range(2))
+    try:
+        assert decode.runner.kv_blocks.dtype == torch.bfloat16
+        collocated = decode.generate(prompt)[0]
+        cached = decode.generate(prompt)[0]
+        assert decode.scheduler.counters.num_prefix_hit_tokens == 48
+        decode.pool.clear_cache()
+        disaggregated = hand_off(prefill, decode, prompt)
+        decode.pool.clear_cache()
+        repaired = hand_off(prefill, decode, prompt, corrupt=1)
+    finally:
+        prefill.close()
+        decode.close()
+    assert collocated == cached == disaggregated == repaired
+
+
+def test_preempted_sequences_come_back_from_host_memory_the_same(tmp_path):
+    folder = write_family(tmp_path / "model", "LlamaForCausalLM")
+    prompts = [[5 + (i * k) % 200 for i in range(20 + 9 * k)] for k in range(1, 5)]
+    roomy = EngineRun(folder, kv_dtype="bfloat16")
+    tight = EngineRun(folder, num_blocks=16, max_num_batched_tokens=17, num_host_blocks=16, kv_dtype="bfloat16")
+    try:
+        alone = [roomy.generate(prompt, max_tokens=40)[0] for prompt in prompts]
+        together = tight.generate(*prompts, max_tokens=40)
+        preemptions = tight.scheduler.counters.num_preemptions
+    finally:
+        roomy.close()
+        tight.close()
+    assert together == alone
+    assert preemptions > 0

@@ -66,6 +66,7 @@ lint: setup  ## formatting, lint, types, lock
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/python .ci/lock.py --check
+	$(BIN)/python .ci/reference.py --check
 
 format: setup  ## format, and fix what ruff can fix
 	$(BIN)/ruff format
@@ -82,31 +83,31 @@ demo-model: setup  ## train models/demo from nothing
 bench: bench-engine bench-index bench-router  ## the benchmarks that need neither peers nor a GPU
 
 bench-engine: setup  ## prefill and decode beside the limits of the hardware: MODEL=125m|1b|path DTYPE=bf16|fp32 OUT=file DEVICE=cpu|cuda
-	$(BIN)/python -m $(if $(filter cuda,$(DEVICE)),loadtest.bench.engine.cuda $(if $(OUT),--out "$(OUT)"),loadtest.bench.engine.cpu $(BENCH_FLAGS)) $(ARGS)
+	$(BIN)/python -m $(if $(filter cuda,$(DEVICE)),loadtest.bench engine-cuda $(if $(OUT),--out "$(OUT)"),loadtest.bench engine $(BENCH_FLAGS)) $(ARGS)
 
 bench-kernels: setup  ## the Triton kernels beside the limits of a GPU, which it needs: ONLY=op OUT=file
-	$(BIN)/python -m loadtest.bench.kernels.measure $(KERNEL_FLAGS) $(ARGS)
+	$(BIN)/python -m loadtest.bench kernels $(KERNEL_FLAGS) $(ARGS)
 
 loadtest: setup  ## disaggregated against collocated on this machine by goodput, 11 minutes: TRACE=path RATE=n DURATION=10s SHAPE=xs|s|b MODEL=path OUT=file
 	$(BIN)/python -m loadtest baseline $(LOADTEST_FLAGS) $(ARGS)
 
 bench-index: setup  ## match, publish and memory of the block index by its size: BLOCKS="100000 1000000" PAIRS=2000 OUT=file
-	$(BIN)/python -m loadtest.bench.index.measure $(INDEX_FLAGS) $(ARGS)
+	$(BIN)/python -m loadtest.bench index $(INDEX_FLAGS) $(ARGS)
 
 bench-peers: setup  ## our engine and its peers in turns on the same weights: MODEL=125m|1b OUT=file
-	$(BIN)/python -m loadtest.bench.peers $(BENCH_FLAGS) $(ARGS)
+	$(BIN)/python -m loadtest.bench peers $(BENCH_FLAGS) $(ARGS)
 
 bench-router: setup  ## what a router adds to a request, and how many tokens it passes on: OUT=file
-	$(BIN)/python -m loadtest.bench.router.measure $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
+	$(BIN)/python -m loadtest.bench router $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
 
 bench-overload: setup  ## a router at three times its workers' capacity: OUT=file
-	$(BIN)/python -m loadtest.bench.router.overload $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
+	$(BIN)/python -m loadtest.bench overload $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
 
 bench-long-prompt: setup  ## what long prompts do to running answers, disaggregated and collocated: OUT=file
-	$(BIN)/python -m loadtest.bench.long_prompt $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
+	$(BIN)/python -m loadtest.bench long-prompt $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
 
 bench-prefix: setup  ## prefix hits of a fleet beside one ideal cache, and TTFT with the store: TRACE=path REQUESTS=n WORKERS="1 2 4" PARTS="index no-index store ttft" OUT=file
-	$(BIN)/python -m loadtest.bench.prefix $(PREFIX_FLAGS) $(ARGS)
+	$(BIN)/python -m loadtest.bench prefix $(PREFIX_FLAGS) $(ARGS)
 
 clean:  ## remove what was made here, except .venv
 	rm -rf .tandem .mypy_cache .ruff_cache .pytest_cache .hypothesis build out tandem_llm.egg-info shared/rpc/pb

@@ -1,6 +1,6 @@
 """When requests arrive: increasing offsets from the run's start, in seconds, a function of the random stream alone.
 
-The processes are endless; whoever schedules a run takes what falls into it.
+The processes are endless; a schedule takes the arrivals that fall into its run.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Ramp:
                 yield at_s
 
     def _when_expected(self, num_requests: float) -> float | None:
-        """When so many requests are expected to have come: solves r₀·t + (r₁-r₀)·t²/2T = n. None = never."""
+        """Time by which n requests are expected: solves r₀·t + (r₁-r₀)·t²/2T = n. None = never."""
         slope = (self.end_rate - self.start_rate) / self.over_s
         by_end = (self.start_rate + self.end_rate) / 2 * self.over_s
         if num_requests > by_end:

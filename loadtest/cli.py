@@ -89,7 +89,7 @@ def sweep(
     rates: Annotated[str, typer.Option(help="measure these instead of searching: 1,2,4")] = "",
     attainment: Annotated[float, typer.Option(help="percent of the offered requests that must be good")] = 90.0,
     tolerance: Annotated[float, typer.Option(help="percent by which the answer may lie below the limit")] = 10.0,
-    max_points: Annotated[int, typer.Option(help="measure at most so many rates")] = 12,
+    max_points: Annotated[int, typer.Option(help="most rates to measure")] = 12,
     arrivals: options.Arrivals = None,
     burstiness: options.Burstiness = 1.0,
     slice_: options.Slice = "",

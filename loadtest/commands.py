@@ -65,7 +65,7 @@ def run_command(config: LoadConfig, out: Path, api_key: str, console: Console) -
 def sweep_command(
     config: LoadConfig, space: SearchSpace, rates: Sequence[float], out: Path, api_key: str, console: Console
 ) -> int:
-    """`sweep`: a folder for each rate, and what they say together; the exit status."""
+    """`sweep`: a folder for each rate, and their summary; the exit status."""
     plan_run(config_at(config, rates[0] if rates else space.start_rate))
     prepare_folder(out)
     console.print(

@@ -34,7 +34,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What there is to say about some folders of one kind."""
+    """What folders of one kind have in common and where they differ."""
 
     kind: str  # "run" or "sweep"
     folders: tuple[Path, ...]

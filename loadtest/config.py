@@ -31,7 +31,7 @@ class Traffic:
     speedup: float | None = None
     """Of a trace's own times; 2 plays it twice as fast."""
     concurrency: int | None = None
-    """Closed loop with so many users."""
+    """Closed loop with this number of users."""
 
     def __post_init__(self) -> None:
         if self.concurrency is not None:

@@ -27,10 +27,10 @@ Arrivals = Annotated[
 ]
 Burstiness = Annotated[float, typer.Option(help="shape of the gaps' Gamma distribution: 1 = Poisson, below = bursts")]
 RampTo = Annotated[float | None, typer.Option(help="rate at the end of a ramp over --duration")]
-Speedup = Annotated[float | None, typer.Option(help="plays a trace so many times as fast")]
-Concurrency = Annotated[int | None, typer.Option(help="closed loop: so many users, each waiting for its answer")]
+Speedup = Annotated[float | None, typer.Option(help="replays a trace this many times as fast")]
+Concurrency = Annotated[int | None, typer.Option(help="closed loop: number of users, each waiting for its answer")]
 Duration = Annotated[str | None, typer.Option(help="how long requests are offered: seconds, or 90s, 5m")]
-NumRequests = Annotated[int | None, typer.Option(help="offer at most so many requests")]
+NumRequests = Annotated[int | None, typer.Option(help="most requests to offer")]
 Slice = Annotated[str, typer.Option("--slice", help="START:END, seconds of the trace")]
 Scale = Annotated[int, typer.Option(help="divides a trace's prompt lengths; 32 makes a 512-token block one of 16")]
 ScaleOutput = Annotated[int | None, typer.Option(help="divides a trace's answer lengths; default: as --scale")]
@@ -39,9 +39,9 @@ Out = Annotated[Path, typer.Option(help="folder for the results")]
 Model = Annotated[str, typer.Option(help="default: the one that the target serves")]
 ApiKeyFile = Annotated[Path | None, typer.Option(help="file with the API key")]
 VocabSize = Annotated[int, typer.Option(help="prompt token ids stay below; at most the model's vocabulary")]
-IgnoreEos = Annotated[bool, typer.Option(help="answers as long as the workload says, whatever the model thinks")]
+IgnoreEos = Annotated[bool, typer.Option(help="answers as long as the workload says, past the model's end of sequence")]
 RequestTimeout = Annotated[str, typer.Option(help="a request without a complete answer by then has failed")]
-GiveUp = Annotated[str, typer.Option(help="end the run when the target is gone for so long; 0s = never")]
+GiveUp = Annotated[str, typer.Option(help="end the run when the target is gone for this long; 0s = never")]
 MaxLag = Annotated[
     str | None,
     typer.Option(help="a run with a p99 schedule lag above this is invalid  [default: 5% of TTFT's target, ≥ 10ms]"),
@@ -103,7 +103,7 @@ def make_traffic(
     concurrency: int | None,
 ) -> Traffic:
     """When requests come; raises ConfigError naming the option."""
-    # Traffic checks the word itself.
+    # Traffic checks the value itself.
     return Traffic(cast(ArrivalKind | None, arrivals), rate, burstiness, ramp_to, speedup, concurrency)
 
 

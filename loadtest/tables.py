@@ -30,7 +30,7 @@ def print_run(console: Console, summary: Mapping[str, Any]) -> None:
 
 
 def print_warnings(console: Console, summary: Mapping[str, Any]) -> None:
-    """What forbids to take the figures at face value."""
+    """Why the figures are not to be trusted."""
     for reason in summary["invalid_reasons"]:
         console.print(f"[bold red]INVALID[/]: {escape(reason)}")
     if summary["partial"]:
@@ -38,7 +38,7 @@ def print_warnings(console: Console, summary: Mapping[str, Any]) -> None:
 
 
 def run_facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What else there is to say of a run, as name and text."""
+    """A run's other facts, as name and text."""
     facts = [
         (
             "offered",

@@ -6,17 +6,21 @@ reads the environment after that. A bad value is a ConfigError that names the se
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import yaml
 from pydantic import ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
 from shared.errors import ConfigError
+from shared.telemetry.logs import LogFormat, LogLevel
+
+logger = logging.getLogger(__name__)
 
 
 class ServiceSettings(BaseSettings):
@@ -31,6 +35,14 @@ class ServiceSettings(BaseSettings):
         cli_avoid_json=True,
         use_attribute_docstrings=True,
     )
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Old name → new name of settings that were renamed, `part.field` for nested ones. Flags, environment variables and
+    YAML keys of the old name still count for one release, with a warning."""
+
+    log_format: LogFormat = "text"
+    """Of the log on stderr: text, or one JSON object a line."""
+    log_level: LogLevel = "info"
+    """Least level that is logged."""
 
     @classmethod
     def settings_customise_sources(
@@ -42,6 +54,8 @@ class ServiceSettings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Environment before the values given to the constructor, which `load_settings` reads from the YAML file."""
+        if isinstance(env_settings, EnvSettingsSource) and issubclass(settings_cls, ServiceSettings):
+            env_settings.env_vars = _with_new_variables(settings_cls, env_settings.env_vars)
         return env_settings, init_settings
 
 
@@ -54,7 +68,8 @@ def load_settings(cls: type[S], argv: Sequence[str] | None = None) -> S:
     Raises ConfigError naming the setting; `--help` prints all of them and exits with 0.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    from_file = _read_yaml(_take_config_flag(arguments))
+    from_file = _with_new_keys(cls, _read_yaml(_take_config_flag(arguments)))
+    arguments = _with_new_flags(cls, arguments)
     try:
         return cls(_cli_parse_args=arguments, **from_file)  # type: ignore[call-arg]  # pydantic-settings' own
     except ValidationError as error:
@@ -95,3 +110,49 @@ def _read_yaml(path: Path | None) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold a mapping of settings", field="config")
     return content
+
+
+def _with_new_flags(cls: type[ServiceSettings], arguments: list[str]) -> list[str]:
+    """The arguments with the flags of renamed settings under their new names."""
+    flags = {_flag(old): _flag(new) for old, new in cls.renamed.items()}
+    result = []
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        if flag in flags:
+            _warn(flag, flags[flag])
+            flag = flags[flag]
+        result.append(flag + equals + value)
+    return result
+
+
+def _with_new_variables(cls: type[ServiceSettings], variables: Mapping[str, str | None]) -> Mapping[str, str | None]:
+    """The environment, whose names are in lower case, likewise; where both names are set, the new one counts."""
+    result = dict(variables)
+    for old, new in cls.renamed.items():
+        old_name, new_name = (f"{cls.model_config['env_prefix']}{name.replace('.', '__')}" for name in (old, new))
+        if old_name.lower() in result:
+            _warn(old_name.upper(), new_name.upper())
+            result.setdefault(new_name.lower(), result.pop(old_name.lower()))
+    return result
+
+
+def _with_new_keys(cls: type[ServiceSettings], content: dict[str, Any]) -> dict[str, Any]:
+    """The YAML file's mapping likewise; a renamed key stays in its part."""
+    for old, new in cls.renamed.items():
+        part = content
+        *parents, old_key = old.split(".")
+        for parent in parents:
+            inner = part.get(parent)
+            part = inner if isinstance(inner, dict) else {}
+        if old_key in part:
+            _warn(f"{old} in the configuration file", new)
+            part.setdefault(new.rpartition(".")[2], part.pop(old_key))
+    return content
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _warn(old: str, new: str) -> None:
+    logger.warning("%s was renamed: use %s. The old name works in this release only", old, new)

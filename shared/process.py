@@ -1,4 +1,4 @@
-"""One way to be a process of Tandem: events for the launcher on stdout, logs on stderr, drain on SIGTERM.
+"""How every process of Tandem runs: events for the launcher on stdout, logs on stderr, drain on SIGTERM.
 
 stdout carries one JSON object a line and nothing else:
 
@@ -7,7 +7,9 @@ stdout carries one JSON object a line and nothing else:
                                                                             addresses by name, where it has them
     {"event": "error", "kind": "ConfigError", "message": …, "field": …}     instead, when it cannot start
 
-Exit status: 0 after a drain, 2 when a TandemError stopped the start, 1 on a bug.
+The log is text or JSON, as the settings say (shared/telemetry/logs.py).
+
+Exit status: 0 after a drain, 2 when a TandemError prevented the start, 1 on a bug.
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ import asyncio
 import json
 import logging
 import signal
-import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 import uvloop
 
+from shared.config import S, load_settings
 from shared.errors import Internal, TandemError
+from shared.telemetry.logs import set_up_logs
 
 logger = logging.getLogger(__name__)
 
@@ -35,39 +38,49 @@ class Service(Protocol):
 
     @property
     def address(self) -> str:
-        """host:port that it serves on."""
+        """host:port that it listens on."""
 
     @property
     def endpoints(self) -> Mapping[str, str]:
-        """host:port by name of API, where there are several beside `address`; else empty."""
+        """host:port of further listeners by name: the APIs where there are several, and `metrics`."""
 
     async def close(self) -> None:
         """Drains and frees everything; called once."""
 
 
 def ready_event(address: str, endpoints: Mapping[str, str]) -> None:
-    """Tells the launcher that `address` serves, and which `endpoints` by name beside it."""
+    """Reports that the service listens on `address`, and on `endpoints` by name."""
     _emit(event="ready", address=address, **endpoints)
 
 
 def error_event(error: TandemError) -> None:
-    """Tells the launcher why this process could not start."""
+    """Reports why this process could not start."""
     _emit(event="error", kind=type(error).__name__, message=error.message, field=error.field)
 
 
 def progress_event(fraction: float, text: str) -> None:
-    """Tells the launcher how far the start has come; `fraction` in [0, 1]."""
+    """Reports the progress of the start; `fraction` in [0, 1]."""
     _emit(event="progress", fraction=round(min(max(fraction, 0.0), 1.0), 3), text=text)
 
 
-def run_service(start: Callable[[], Awaitable[Service]]) -> int:
+def run_service(service: str, settings_class: type[S], start: Callable[[S], Awaitable[Service]]) -> int:
+    """`run_process` of a service whose settings come from flags, environment and file; `start` gets them."""
+
+    async def begin() -> Service:
+        settings = load_settings(settings_class)
+        set_up_logs(service, settings.log_format, settings.log_level)
+        return await start(settings)
+
+    return run_process(service, begin)
+
+
+def run_process(service: str, start: Callable[[], Awaitable[Service]]) -> int:
     """Runs one service until SIGTERM or SIGINT and returns the process's exit status.
 
-    `start` returns the service once it serves; it runs on the event loop and is cancelled when a signal comes
-    first. It reads the settings too, so that a bad one is reported like any other reason not to start. A second
-    signal ends the process without waiting for the drain.
+    `service` is its name in the log. `start` returns the service once it serves; it runs on the event loop and is
+    cancelled when a signal comes first. A second signal ends the process without waiting for the drain.
     """
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    set_up_logs(service)  # for what happens before the settings are known
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(start))

@@ -23,7 +23,7 @@ _TTFT_FACTOR, _TPOT_FACTOR = 2.0, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A few requests that stand for a workload: evenly spread over the lengths of its prompts, the shortest first.
+    """A few requests that represent a workload: evenly spread over the lengths of its prompts, the shortest first.
 
     The first few that come would hold no long prompt, or many, as luck has it.
     """
@@ -70,8 +70,8 @@ class Alone:
         return Slo(_rounded(self.ttft_s * _TTFT_FACTOR), tpot_s)
 
     def start_rate(self, num_workers: int) -> float:
-        """Half of what so many workers would do without any batching. The limit is not far above; and the search comes
-        to it from below, where points take less time than those of an overload."""
+        """Half of what that number of workers would serve without batching. The limit is not far above; the search
+        comes from below, since points below the limit take less time than those of an overload."""
         return _rounded(num_workers / self.e2e_s / 2)
 
 

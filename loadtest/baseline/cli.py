@@ -14,7 +14,7 @@ from rich.table import Table
 
 import loadtest
 from loadtest import options
-from loadtest.baseline.contest import Entrant, best_of_each_system
+from loadtest.baseline.interleaved import Candidate, best_of_each_system
 from loadtest.baseline.model import SHAPES, Shape, write_model
 from loadtest.baseline.outcome import COLUMNS, NOTE, common_rate, outcome_rows, title, write_figures, write_outcome
 from loadtest.baseline.study import Study, run_study
@@ -84,7 +84,7 @@ def baseline(
         (name, _config(workload, slo, limits, start_rate, seed, scale, scale_output, vocab_size))
         for name, workload in (("trace", f"{kind}:{trace}"), ("long-prompts", _LONG_PROMPTS))
     ]
-    # Fresh or given, one seed is for all: every system gets the same requests.
+    # One seed for all, fresh or given: every system gets the same requests.
     configs = [(name, options.with_seed(config, configs[0][1].seed)) for name, config in configs]
     for _, config in configs:
         plan_run(config)
@@ -99,18 +99,18 @@ def baseline(
         study = Study(model, configs, space, rate, chunk_lens, num_kv_blocks, out, budget_s)
         measured, interrupted = with_interrupt(lambda stop: run_study(study, stop, console))
     write_outcome(out, measured)
-    for name, entrants in measured.items():
-        _print(console, name, best_of_each_system(entrants))
+    for name, candidates in measured.items():
+        _print(console, name, best_of_each_system(candidates))
     console.print(NOTE, highlight=False)
-    for name, entrants in measured.items():
-        if entrants:
+    for name, candidates in measured.items():
+        if candidates:
             console.print(f"report: {out / name / REPORT}", highlight=False, markup=False, soft_wrap=True)
     if json_ is not None:
         write_figures(json_, measured)
     raise typer.Exit(EXIT_INTERRUPTED if interrupted else EXIT_OK)
 
 
-def _print(console: Console, name: str, best: Sequence[Entrant]) -> None:
+def _print(console: Console, name: str, best: Sequence[Candidate]) -> None:
     rate = common_rate(best)
     table = Table(title=title(name, rate), title_justify="left")
     for column in COLUMNS:

@@ -1,6 +1,6 @@
 """A model to measure with: random weights in a shape whose compute dominates the Python around it.
 
-What the tokens say does not matter for speed; how long a step takes does. The tokenizer is that of an existing model.
+Speed does not depend on the weights' values. The tokenizer is that of an existing model.
 """
 
 from __future__ import annotations

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from loadtest.baseline.contest import Entrant, best_of_each_system
+from loadtest.baseline.interleaved import Candidate, best_of_each_system
 from loadtest.compare import compare
+from loadtest.figures import Result, write
+from loadtest.markdown import table
 from loadtest.rate_search import Point, highest_at, lowest_missed
 from loadtest.report.compare_page import render_comparison
 from loadtest.results import COMPARISON, REPORT, write_json, write_text
@@ -31,22 +33,22 @@ NOTE = (
 _LATENCIES = tuple((f"{stat}_{key}_ms", f"{key.upper()} {stat}") for key in ("ttft", "tpot") for stat in ("p50", "p99"))
 
 
-def outcome_rows(entrants: Sequence[Entrant], rate: float | None) -> list[list[str]]:
-    """A row an entrant: its maximum goodput, between which rates its limit lies, and its latencies.
+def outcome_rows(candidates: Sequence[Candidate], rate: float | None) -> list[list[str]]:
+    """A row a candidate: its maximum goodput, between which rates its limit lies, and its latencies.
 
     Those at `rate`, or, where there is none that all were measured at, at the highest rate that it kept up with itself.
     """
     rows = []
-    for entrant in entrants:
-        points, wanted = entrant.sweep.points, entrant.sweep.space.attainment
+    for candidate in candidates:
+        points, wanted = candidate.sweep.points, candidate.sweep.space.attainment
         missed = lowest_missed(points, wanted)
-        figures = _row_at(entrant, _rate_of(entrant, rate))
+        figures = _row_at(candidate, _rate_of(candidate, rate))
         rows.append(
             [
-                entrant.system.title,
-                str(entrant.chunk_len),
-                "none" if entrant.best is None else number(entrant.best.goodput),
-                "-" if entrant.best is None else f"{entrant.best.rate:g}",
+                candidate.system.title,
+                str(candidate.chunk_len),
+                "none" if candidate.best is None else number(candidate.best.goodput),
+                "-" if candidate.best is None else f"{candidate.best.rate:g}",
                 "-" if missed is None else f"{missed.rate:g}",
                 _goodput(highest_at(points, 0.99)),
                 *("-" if figures is None else number(figures[key]) for key, _ in _LATENCIES),
@@ -55,11 +57,11 @@ def outcome_rows(entrants: Sequence[Entrant], rate: float | None) -> list[list[s
     return rows
 
 
-def common_rate(entrants: Sequence[Entrant]) -> float | None:
+def common_rate(candidates: Sequence[Candidate]) -> float | None:
     """The highest rate that all were measured at and within their targets; without one, the highest measured by all."""
-    points = [{point.rate: point.attainment for point in entrant.sweep.points} for entrant in entrants]
+    points = [{point.rate: point.attainment for point in candidate.sweep.points} for candidate in candidates]
     shared = set.intersection(*(set(rates) for rates in points)) if points else set()
-    wanted = entrants[0].sweep.space.attainment if entrants else 0.0
+    wanted = candidates[0].sweep.space.attainment if candidates else 0.0
     met = {rate for rate in shared if all(rates[rate] >= wanted for rates in points)}
     return max(met or shared, default=None)
 
@@ -69,23 +71,22 @@ def title(name: str, rate: float | None) -> str:
     return f"{name}, latencies at " + ("the rate that each one met" if rate is None else f"{rate:g} req/s")
 
 
-def write_outcome(out: Path, measured: Mapping[str, Sequence[Entrant]]) -> str:
+def write_outcome(out: Path, measured: Mapping[str, Sequence[Candidate]]) -> str:
     """`comparison.json` and `report.html` of each system's best in each workload's folder, `outcome.md` with all above
     them; returns its text."""
     parts = []
-    for workload, entrants in measured.items():
-        if not entrants:
+    for workload, candidates in measured.items():
+        if not candidates:
             continue
-        best = best_of_each_system(entrants)
+        best = best_of_each_system(candidates)
         rate = common_rate(best)
-        config = entrants[0].sweep.config
-        rows = [list(COLUMNS), ["---", *["---:"] * (len(COLUMNS) - 1)], *outcome_rows(entrants, rate)]
-        table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        config = candidates[0].sweep.config
         parts.append(
-            f"## {title(workload, rate)}\n\n`{config.workload}`, {config.slo}, seed {config.seed}\n\n{table}\n"
+            f"## {title(workload, rate)}\n\n`{config.workload}`, {config.slo}, seed {config.seed}\n\n"
+            f"{table(COLUMNS, outcome_rows(candidates, rate))}\n"
         )
         if len(best) > 1:
-            comparison = compare([entrant.folder for entrant in best])
+            comparison = compare([candidate.folder for candidate in best])
             write_json(out / workload / COMPARISON, comparison.as_json())
             write_text(out / workload / REPORT, render_comparison(comparison))
     text = "\n".join([*parts, NOTE + "\n"])
@@ -93,47 +94,44 @@ def write_outcome(out: Path, measured: Mapping[str, Sequence[Entrant]]) -> str:
     return text
 
 
-def write_figures(path: Path, measured: Mapping[str, Sequence[Entrant]]) -> None:
+def write_figures(path: Path, measured: Mapping[str, Sequence[Candidate]]) -> None:
     """The form of every benchmark's results, `{"machine": …, "commit": …, "results": […]}`.
 
     Disaggregated goodput has the best collocated baseline as its peer.
     """
-    # Imported here: it brings torch, which no other command of the load tests needs.
-    from loadtest.bench.report import Result, write
-
     results = []
-    for workload, entrants in measured.items():
-        best = best_of_each_system(entrants)
+    for workload, candidates in measured.items():
+        best = best_of_each_system(candidates)
         rate = common_rate(best)
         baseline = max((e for e in best if e.system.mode == "collocated"), key=lambda e: e.goodput, default=None)
-        for entrant in best:
-            name = f"{workload}, {entrant.system.title}, chunks of {entrant.chunk_len}"
-            peer = baseline if entrant.system.mode == "disaggregated" else None
-            ratio = entrant.goodput / peer.goodput if peer is not None and peer.goodput else None
+        for candidate in best:
+            name = f"{workload}, {candidate.system.title}, chunks of {candidate.chunk_len}"
+            peer = baseline if candidate.system.mode == "disaggregated" else None
+            ratio = candidate.goodput / peer.goodput if peer is not None and peer.goodput else None
             results.append(
                 Result(
                     f"{name}: max goodput",
-                    entrant.goodput,
+                    candidate.goodput,
                     "req/s",
                     peer=None if peer is None else peer.system.title,
                     ratio=ratio,
                 )
             )
-            at = _rate_of(entrant, rate)
-            figures = _row_at(entrant, at) or {}
+            at = _rate_of(candidate, rate)
+            figures = _row_at(candidate, at) or {}
             for key, latency in _LATENCIES:
                 if (value := figures.get(key)) is not None:
                     results.append(Result(f"{name}: {latency} at {at:g} req/s", value, "ms"))
     write(path, results)
 
 
-def _rate_of(entrant: Entrant, common: float | None) -> float | None:
-    own = None if entrant.best is None else entrant.best.rate
+def _rate_of(candidate: Candidate, common: float | None) -> float | None:
+    own = None if candidate.best is None else candidate.best.rate
     return own if common is None else common
 
 
-def _row_at(entrant: Entrant, rate: float | None) -> Mapping[str, float | None] | None:
-    return next((row for row in entrant.sweep.rows if row["rate"] == rate), None)
+def _row_at(candidate: Candidate, rate: float | None) -> Mapping[str, float | None] | None:
+    return next((row for row in candidate.sweep.rows if row["rate"] == rate), None)
 
 
 def _goodput(point: Point | None) -> str:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from loadtest.baseline.budget import Budget
 from loadtest.baseline.calibration import NUM_REQUESTS, Alone, Sample
-from loadtest.baseline.contest import Contest, Entrant, best_of_each_system, rate_for_all
+from loadtest.baseline.interleaved import Candidate, InterleavedSearch, best_of_each_system, rate_for_all
 from loadtest.baseline.systems import SYSTEMS, System, make_cluster
 from loadtest.commands import measure, measure_plan, write_run, write_sweep
 from loadtest.config import LoadConfig, Traffic
@@ -29,7 +29,7 @@ _FEW_REQUESTS = 8
 _STOP_S = 10.0
 """What stopping the clusters and writing the report takes."""
 _LATER_CHUNKS_WEIGHT = 0.4
-"""Of a first search's time: mostly one point tells that another chunk budget does no better."""
+"""Share of a first search's time: one point mostly shows that another chunk budget does no better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,10 @@ class _Workload:
     name: str
     config: LoadConfig
     space: SearchSpace
-    entrants: list[Entrant]
+    candidates: list[Candidate]
 
 
-async def run_study(study: Study, stop: asyncio.Event, console: Console) -> dict[str, list[Entrant]]:
+async def run_study(study: Study, stop: asyncio.Event, console: Console) -> dict[str, list[Candidate]]:
     """All systems with all chunk budgets, by workload; ends early, with what there is, when `stop` is set.
 
     All systems of a chunk budget run at once and are measured in turns. The first chunk budget is searched from the
@@ -98,7 +98,7 @@ async def run_study(study: Study, stop: asyncio.Event, console: Console) -> dict
             for workload in workloads:
                 if not stop.is_set():
                     await _compete(study, workload, chunk_len, addresses, budget, stop, console)
-    return {workload.name: [e for e in workload.entrants if e.sweep.points] for workload in workloads}
+    return {workload.name: [e for e in workload.candidates if e.sweep.points] for workload in workloads}
 
 
 def _time_for_more(study: Study, budget: Budget, now_s: float) -> bool:
@@ -117,37 +117,37 @@ async def _compete(
     console: Console,
 ) -> None:
     """One workload with one chunk budget."""
-    earlier = {entrant.system.name: entrant for entrant in best_of_each_system(workload.entrants)}
-    entrants = []
+    earlier = {candidate.system.name: candidate for candidate in best_of_each_system(workload.candidates)}
+    candidates = []
     for system in SYSTEMS:
         space = workload.space
         if system.name in earlier:
             space = _beyond(space, earlier[system.name])
-        entrants.append(_entrant(study, workload, system, chunk_len, addresses[system.name], space, stop))
-    workload.entrants += entrants
+        candidates.append(_candidate(study, workload, system, chunk_len, addresses[system.name], space, stop))
+    workload.candidates += candidates
     console.print(
         f"[bold]{workload.name}[/], chunks of {chunk_len}: {workload.config.workload}, {workload.config.slo}",
         highlight=False,
         soft_wrap=True,
     )
 
-    def on_point(entrant: Entrant, point: Point) -> None:
-        write_sweep(entrant.folder, entrant.sweep)
-        _print_point(console, entrant, point)
+    def on_point(candidate: Candidate, point: Point) -> None:
+        write_sweep(candidate.folder, candidate.sweep)
+        _print_point(console, candidate, point)
 
     point_s = workload.config.limits.duration_s or 0.0
-    contest = Contest(entrants, on_point, point_s)
+    search = InterleavedSearch(candidates, on_point, point_s)
     deadline_s = budget.next_deadline(time.perf_counter())
     if not earlier:
-        await contest.search(deadline_s, points_after=len(entrants) - 1)
-        await contest.at_rate(rate_for_all(entrants))
+        await search.search(deadline_s, points_after=len(candidates) - 1)
+        await search.at_rate(rate_for_all(candidates))
         return
-    await contest.search(deadline_s)
-    better = [entrant for entrant in entrants if entrant.goodput > earlier[entrant.system.name].goodput]
-    await Contest(better, on_point, point_s).at_rate(rate_for_all(list(earlier.values())))
+    await search.search(deadline_s)
+    better = [candidate for candidate in candidates if candidate.goodput > earlier[candidate.system.name].goodput]
+    await InterleavedSearch(better, on_point, point_s).at_rate(rate_for_all(list(earlier.values())))
 
 
-def _beyond(space: SearchSpace, best: Entrant) -> SearchSpace:
+def _beyond(space: SearchSpace, best: Candidate) -> SearchSpace:
     """From just above a system's limit: one point there says whether another chunk budget does better."""
     if best.best is None:
         return space
@@ -155,7 +155,7 @@ def _beyond(space: SearchSpace, best: Entrant) -> SearchSpace:
     return replace(space, start_rate=higher, min_rate=higher)
 
 
-def _entrant(
+def _candidate(
     study: Study,
     workload: _Workload,
     system: System,
@@ -163,7 +163,7 @@ def _entrant(
     address: str,
     space: SearchSpace,
     stop: asyncio.Event,
-) -> Entrant:
+) -> Candidate:
     folder = study.out / workload.name / f"{system.name}-chunk-{chunk_len}"
     prepare_folder(folder)
     label = f"{system.title}, chunks of {chunk_len}"
@@ -175,7 +175,7 @@ def _entrant(
         return result
 
     config = replace(workload.config, target=f"http://{address}", label=label)
-    return Entrant(system, chunk_len, folder, Sweep(config, space), run_point)
+    return Candidate(system, chunk_len, folder, Sweep(config, space), run_point)
 
 
 async def _calibrate(
@@ -218,10 +218,10 @@ async def _calibrate(
         )
 
 
-def _print_point(console: Console, entrant: Entrant, point: Point) -> None:
-    row = entrant.sweep.rows[-1]
+def _print_point(console: Console, candidate: Candidate, point: Point) -> None:
+    row = candidate.sweep.rows[-1]
     console.print(
-        f"  {entrant.system.title}: {point.rate:g} req/s → goodput {number(point.goodput)} ({point.attainment:.0%}), "
+        f"  {candidate.system.title}: {point.rate:g} req/s → goodput {number(point.goodput)} ({point.attainment:.0%}), "
         f"TTFT p99 {number(row['p99_ttft_ms'])}, TPOT p99 {number(row['p99_tpot_ms'])} ms"
         + ("" if point.valid else " [red]invalid[/]"),
         highlight=False,

@@ -32,7 +32,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 """125m: a small GQA Llama; 1b: TinyLlama's shape."""
 
 
-_ANY_TOKENIZER = Path(__file__).parents[2] / "models" / "demo"  # its text means nothing here; some engines want one
+_ANY_TOKENIZER = (
+    Path(__file__).parents[2] / "models" / "demo"
+)  # prompts are token ids, but some engines require a tokenizer
 
 
 def checkpoint(name: str) -> Path:

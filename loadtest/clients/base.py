@@ -21,7 +21,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class TargetInfo:
-    """What a target says of itself."""
+    """What a target reports about itself."""
 
     model: str
 
@@ -43,7 +43,7 @@ class Client(Protocol):
     """One target. Any number of requests at once, on one event loop."""
 
     async def start(self) -> TargetInfo:
-        """Connects and asks who is there; raises RequestFailed, and ConfigError where the target is not ready."""
+        """Connects and asks the target about itself; raises RequestFailed, ConfigError where it is not ready."""
         ...
 
     def encode(self, call: Call) -> Any:

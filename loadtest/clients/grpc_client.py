@@ -11,17 +11,13 @@ from loadtest.clients.base import Call, RequestFailed, TargetInfo, failed
 from loadtest.clients.target import Target
 from loadtest.records import FailureCause, Reply, TtftSplit
 from shared.errors import ConfigError
+from shared.rpc.convert import finish_reason_from_proto
 from shared.rpc.errors import ERROR_TRAILER
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from shared.rpc.server import channel
 
 _START_TIMEOUT_S = 10.0
 _SPLIT_FIELDS = tuple(TtftSplit.__dataclass_fields__)
-_REASONS = {
-    types_pb2.FINISH_REASON_STOP: "stop",
-    types_pb2.FINISH_REASON_LENGTH: "length",
-    types_pb2.FINISH_REASON_CANCELLED: "cancelled",
-}
 _CAUSES = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: FailureCause.OVERLOADED,
     grpc.StatusCode.DEADLINE_EXCEEDED: FailureCause.DEADLINE,
@@ -46,7 +42,7 @@ class GrpcClient:
 
     async def start(self) -> TargetInfo:
         """Asks the router for its status; raises ConfigError (`target`) where it cannot serve yet."""
-        self._channel = channel(f"{self._target.host}:{self._target.port}")
+        self._channel = channel(self._target.address)
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
         try:
             status = await self._stub.GetStatus(
@@ -56,7 +52,7 @@ class GrpcClient:
             raise _failure(error, num_messages=0) from error
         if not status.ready:
             raise ConfigError(
-                f"{self._target} is not ready: {status.not_ready_reason or 'it does not say why'}", field="target"
+                f"{self._target} is not ready: {status.not_ready_reason or 'no reason given'}", field="target"
             )
         return TargetInfo(self._model or status.model_name)
 
@@ -101,7 +97,8 @@ class GrpcClient:
 
 
 def _take_end(reply: Reply, message: inference_pb2.GenerateResponse) -> None:
-    reply.finish_reason = _REASONS.get(message.finish_reason, "unknown")
+    reason = finish_reason_from_proto(message.finish_reason)
+    reply.finish_reason = reason.value if reason else "unknown"
     reply.num_prompt_tokens = message.usage.num_prompt_tokens
     reply.num_output_tokens = message.usage.num_output_tokens
     reply.num_cached_tokens = message.usage.num_cached_tokens

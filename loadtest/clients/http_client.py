@@ -22,7 +22,7 @@ class HttpClient:
         self._pool = ConnectionPool(target.host, target.port, tls)
         self._path = target.path
         self._model = model
-        self._headers = f"Host: {target.host}:{target.port}\r\nUser-Agent: tandem-loadtest\r\n"
+        self._headers = f"Host: {target.address}\r\nUser-Agent: tandem-loadtest\r\n"
         if api_key:
             self._headers += f"Authorization: Bearer {api_key}\r\n"
 

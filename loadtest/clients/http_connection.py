@@ -1,4 +1,4 @@
-"""HTTP/1.1 with as little between the socket and the clock as possible.
+"""HTTP/1.1 with as little work as possible between the socket and the clock.
 
 A general client costs some 100 µs a chunk, which at 200 streams a second is the whole core and shows as latency of the
 server. Here a chunk is stamped in `data_received`, before anything else looks at it.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, cast, get_args
 from urllib.parse import urlsplit
 
+from shared.address import Address
 from shared.errors import ConfigError
 
 Scheme = Literal["grpc", "http", "https"]
@@ -22,7 +23,12 @@ class Target:
     path: str = ""  # in front of /v1/…, without a slash at its end; HTTP only
 
     def __str__(self) -> str:
-        return f"{self.scheme}://{self.host}:{self.port}{self.path}"
+        return f"{self.scheme}://{self.address}{self.path}"
+
+    @property
+    def address(self) -> str:
+        """host:port, an IPv6 host in brackets."""
+        return str(Address(self.host, self.port))
 
 
 def parse_target(text: str) -> Target:

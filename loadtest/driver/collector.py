@@ -56,7 +56,7 @@ class Collector:
             self.num_good += 1
 
     def never_sent(self, record: RequestRecord, failure: Failure) -> None:
-        """A turn whose conversation broke off: offered, and a miss."""
+        """A turn whose conversation ended early: offered, and counted as a miss."""
         self.records.append(record)
         record.failure = failure
         self.num_failed += 1
@@ -68,7 +68,7 @@ class Collector:
         self.num_failed += 1
         self.last_failure = failure
         if failure.cause is not FailureCause.UNREACHABLE:
-            # Whatever else went wrong, somebody was there.
+            # Any other failure came from a server that answered.
             self.unreachable_since_s = None
         elif self.unreachable_since_s is None:
             self.unreachable_since_s = self.now_s

@@ -1,4 +1,4 @@
-"""Open loop: on the schedule, whatever the target does. Closed loop: users who each wait for their answer."""
+"""Open loop: requests on schedule, independent of the target. Closed loop: users who each wait for their answer."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _AHEAD = 64
 _AHEAD_TOKENS = 1_000_000
 """Prompt tokens that are made ready before the clock starts; about a second of work and 10 MB."""
 _NO_TIME_S = 0.005
-"""So short before the next request nothing else is begun."""
+"""Nothing else is begun this shortly before the next request."""
 _PAUSE_AFTER_FAILURE_S = 0.1
-"""A user whose request failed waits so long: a target that refuses at once would otherwise be hammered."""
+"""Pause of a user whose request failed: a target that refuses at once would otherwise be flooded."""
 
 
 class OpenLoop:

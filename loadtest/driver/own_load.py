@@ -1,4 +1,4 @@
-"""What the generator itself took of the machine, and what others kept from it: why a schedule was not kept."""
+"""The CPU time that the generator used, waited for and lost to other tenants: why a schedule was not kept."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class OwnLoad:
     """Over a run; shares of its duration."""
 
     cpu_share: float
-    """Time on a core; 1 is one core's worth, and near it the generator is at its end."""
+    """Time on a core; near 1, one whole core, the generator is at its limit."""
     waited_share: float | None
-    """Time for which it could have run but had no core, all threads together; None where the system does not say."""
+    """Time for which it was runnable without a core, all threads together; None where the system does not report it."""
     stolen_share: float | None
     """Of the cores' time, what the hypervisor gave to others; None likewise."""
 

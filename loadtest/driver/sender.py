@@ -1,4 +1,4 @@
-"""Runs one conversation: its turns one behind the other, each with the history that the target itself wrote."""
+"""Runs one conversation: its turns in sequence, each with the history that the target itself generated."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Sender:
             self._collector.finished(record, error)
 
     def _drop_rest(self, conversation: Conversation, broken: RequestRecord, reason: str) -> None:
-        """The turns behind a failed one count as offered: failing early must not look better than failing late."""
+        """The turns after a failed one count as offered: failing early must not look better than failing late."""
         for turn in range(broken.turn + 1, len(conversation.turns)):
             asked = conversation.turns[turn]
             record = RequestRecord(
@@ -130,7 +130,7 @@ class Sender:
 
 
 async def sleep_until(collector: Collector, at_s: float) -> None:
-    """Returns at `at_s` of the run, or half a millisecond early: timers have whole ones, and to spend the rest yielding
-    would cost a tenth of the core at 200 requests a second."""
+    """Returns at `at_s` of the run, or half a millisecond early: timers count whole milliseconds, and yielding through
+    the rest would cost a tenth of the core at 200 requests a second."""
     while (left_s := at_s - collector.now_s) > _HALF_TIMER_S:  # noqa: ASYNC110 - time passes by itself
         await asyncio.sleep(left_s)

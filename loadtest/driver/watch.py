@@ -1,4 +1,4 @@
-"""What goes on beside a run: it is stopped by the user or for want of a target, and shows how far it is."""
+"""Runs beside the load: stops it for the user or where the target is gone, and shows its progress."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def heading(title: str, subtitle: str) -> str:
 
 
 def banners(summary: Mapping[str, Any]) -> str:
-    """What forbids to take a run's figures at face value."""
+    """Why a run's figures are not to be trusted."""
     parts = [_banner("bad", "Invalid", reason) for reason in summary["invalid_reasons"]]
     if summary["partial"]:
         parts.append(_banner("warn", "Partial", summary["partial_reason"]))

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
-from loadtest.simulator.cli import main
-from shared.errors import ConfigError
+from loadtest.command_line import run
+from loadtest.simulator.cli import simulate_trace
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ConfigError as error:
-        sys.exit(f"{error.field}: {error}" if error.field else str(error))
+    run(simulate_trace, name="python -m loadtest.simulator")

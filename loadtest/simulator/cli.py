@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from loadtest.bench.report import write
+import typer
+
+from loadtest.command_line import Out, call, choice, decimals
+from loadtest.figures import write
 from loadtest.simulator import report
 from loadtest.simulator.fleet import WorkerSpec
-from loadtest.simulator.outcome import Targets
+from loadtest.simulator.outcome import Outcome, Targets
 from loadtest.simulator.shapes import H200, MODELS
 from loadtest.simulator.simulation import POLICIES, Setup, simulate
 from loadtest.simulator.step_time import measured, roofline
@@ -18,7 +23,8 @@ from loadtest.workloads.mooncake import BLOCK_LEN, read_mooncake
 from loadtest.workloads.trace import TraceRequest, parse_slice, slice_requests
 from services.router.admission.orders import ORDERS
 from services.router.placement.disaggregation import Thresholds
-from services.router.placement.policy import PlacementConfig, Weights
+from services.router.placement.policy import PlacementConfig
+from services.router.placement.scorers.registry import weights
 from shared.errors import ConfigError
 
 BLOCK_SIZE = 16
@@ -26,119 +32,187 @@ MEMORY_SHARE = 0.9
 """Of a GPU's memory, what weights and KV may take."""
 
 
-def parser() -> argparse.ArgumentParser:
-    """All flags."""
-    made = argparse.ArgumentParser(prog="python -m loadtest.simulator", description="A trace over a simulated fleet.")
-    add = made.add_argument
-    add("--trace", type=Path, required=True, help="Mooncake's JSON lines")
-    add("--slice", default="", help="START:END of the trace, seconds")
-    add("--prefill", type=int, default=16, help="prefill workers; 0 = collocated (tandem only)")
-    add("--decode", type=int, default=16, help="decode workers")
-    add("--routers", type=int, default=1, help="router replicas over the same fleet")
-    add("--policy", choices=(*POLICIES, "all"), default="all")
-    add("--seed", type=int, default=0)
-    load = made.add_mutually_exclusive_group()
-    load.add_argument("--speedup", type=float, nargs="+", help="times as fast as the trace; several make a table")
-    load.add_argument("--rate", type=float, nargs="+", help="mean requests/s instead")
-    add("--ttft", type=float, default=5.0, help="target, seconds")
-    add("--tpot", type=float, default=0.05, help="target, seconds")
-    add("--peers-refuse", action="store_true", help="peers refuse what they predict to be late, as ours does")
-    add("--model", choices=sorted(MODELS), default="llama-3-70b")
-    add("--gpus", type=int, default=4, help="H200s a worker (tensor parallel)")
-    add("--table", type=Path, help="step times from bench-engine's JSON instead of the roofline")
-    add("--blocks", type=int, default=0, help=f"blocks of {BLOCK_SIZE} tokens a worker; 0 = what the memory holds")
-    add("--report-ms", type=float, default=5.0, help="least time between two load reports of a worker")
-    add("--order", choices=sorted(ORDERS), default="fcfs", help="ours: the admission queue's order")
-    add("--max-queued-tokens", type=int, default=8192, help="ours: see the router's setting")
-    add("--patience", type=float, default=PATIENCE, help="ours: likewise placement.patience")
-    add("--prefix", type=float, default=PREFIX, help="ours: placement.prefix and placement.decode_prefix")
-    add("--prefill-here", type=int, default=HERE[0], help="ours: placement.prefill_here_tokens")
-    add("--prefill-here-max", type=int, default=HERE[1], help="ours: placement.prefill_here_max_tokens")
-    add("--min-hit-share", type=float, default=0.125, help="ours: placement.min_hit_share")
-    add("--tie_margin", type=float, default=0.1, help="ours: placement.tie_margin, for several routers")
-    add("--max-candidates", type=int, default=32, help="ours: placement.max_candidates")
-    add("--out", type=Path, help="where to write the results as JSON")
-    return made
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """What a worker is."""
+
+    model: str = "llama-3-70b"
+    gpus: int = 4
+    """H200s, by tensor parallelism."""
+    table: Path | None = None
+    """Step times measured by bench-engine; None = the roofline."""
+    blocks: int = 0
+    """Of BLOCK_SIZE tokens; 0 = what the memory holds."""
+    report_ms: float = 5.0
+    """Least time between two load reports."""
 
 
-PATIENCE = 4.0
-PREFIX = 3.0
-HERE = (512, 4096)
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """A fleet, its routers and their targets."""
+
+    prefill: int = 16
+    decode: int = 16
+    routers: int = 1
+    ttft_s: float = 5.0
+    tpot_s: float = 0.05
+    peers_refuse: bool = False
+    order: str = "fcfs"
+    seed: int = 0
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Prints the table and, with --out, writes the JSON; raises ConfigError."""
-    args = parser().parse_args(argv)
-    trace = slice_requests(read_mooncake(args.trace), parse_slice(args.slice))
-    if not trace:
-        raise ConfigError("the slice of the trace holds no request", field="slice")
-    policies = POLICIES if args.policy == "all" else (args.policy,)
-    if min(args.prefill, args.decode) < 1 and (args.decode < 1 or policies != ("tandem",)):
-        raise ConfigError("prefill and decode must be at least 1; only tandem runs without prefill", field="prefill")
-    setup = setup_of(args)
-    loads = []
-    for speedup in _speedups(args, trace):
-        outcomes = []
-        for policy in policies:
-            outcome = simulate(trace, speedup, policy, setup)
-            took = f"{policy} at {outcome.offered:.1f} req/s took {outcome.wall_s:.1f} s"
-            print(took, file=sys.stderr, flush=True)
-            outcomes.append(outcome)
-        loads.append(outcomes)
-    print(
-        f"{len(trace)} requests, {args.prefill} prefill and {args.decode} decode workers of {args.gpus} H200, "
-        f"{args.model}, {setup.worker.num_blocks} blocks each, "
-        f"targets TTFT {args.ttft:g} s TPOT {args.tpot * 1e3:g} ms\n"
+@dataclass(frozen=True, slots=True)
+class PlacementOptions:
+    """The settings of Tandem's router that a run may vary; see `placement` and `max_queued_tokens` there."""
+
+    max_queued_tokens: int = 8192
+    patience: float = 4.0
+    prefix: float = 3.0
+    """Weight of the prefix scorers, the prefill worker's and the decode worker's."""
+    prefill_here: int = 512
+    prefill_here_max: int = 4096
+    min_hit_share: float = 0.125
+    tie_margin: float = 0.1
+    max_candidates: int = 32
+
+    @property
+    def config(self) -> PlacementConfig:
+        """As the policy takes them."""
+        return PlacementConfig(
+            max_queued_tokens=self.max_queued_tokens,
+            patience=self.patience,
+            weights=weights(prefix=self.prefix, decode_prefix=self.prefix),
+            thresholds=Thresholds(self.prefill_here, self.prefill_here_max),
+            max_candidates=self.max_candidates,
+            min_hit_share=self.min_hit_share,
+            tie_margin=self.tie_margin,
+            explain=False,
+        )
+
+
+_WORKER, _FLEET, _PLACEMENT = WorkerOptions(), FleetOptions(), PlacementOptions()
+
+
+def simulate_trace(
+    trace: Annotated[Path, typer.Option(help="Mooncake's JSON lines")],
+    slice_: Annotated[str, typer.Option("--slice", help="START:END of the trace, seconds")] = "",
+    prefill: Annotated[int, typer.Option(help="prefill workers; 0 = collocated (tandem only)")] = _FLEET.prefill,
+    decode: Annotated[int, typer.Option(help="decode workers")] = _FLEET.decode,
+    routers: Annotated[int, typer.Option(help="router replicas over the same fleet")] = _FLEET.routers,
+    policy: Annotated[str, typer.Option(help=f"{', '.join(POLICIES)}, or all")] = "all",
+    seed: Annotated[int, typer.Option()] = _FLEET.seed,
+    speedup: Annotated[str, typer.Option(help="times as fast as the trace; several make a table")] = "",
+    rate: Annotated[str, typer.Option(help="mean requests/s instead")] = "",
+    ttft: Annotated[float, typer.Option(help="target, seconds")] = _FLEET.ttft_s,
+    tpot: Annotated[float, typer.Option(help="target, seconds")] = _FLEET.tpot_s,
+    peers_refuse: Annotated[
+        bool, typer.Option("--peers-refuse", help="peers refuse what they predict to be late, as ours does")
+    ] = False,
+    model: Annotated[str, typer.Option(help=", ".join(sorted(MODELS)))] = _WORKER.model,
+    gpus: Annotated[int, typer.Option(help="H200s a worker (tensor parallel)")] = _WORKER.gpus,
+    table: Annotated[
+        Path | None, typer.Option(help="step times from bench-engine's JSON, not the roofline")
+    ] = _WORKER.table,
+    blocks: Annotated[
+        int, typer.Option(help=f"blocks of {BLOCK_SIZE} tokens a worker; 0 = what fits in memory")
+    ] = _WORKER.blocks,
+    report_ms: Annotated[
+        float, typer.Option(help="least time between two load reports of a worker")
+    ] = _WORKER.report_ms,
+    order: Annotated[
+        str, typer.Option(help=f"ours: the admission queue's order, {', '.join(sorted(ORDERS))}")
+    ] = _FLEET.order,
+    max_queued_tokens: Annotated[
+        int, typer.Option(help="ours: see the router's setting")
+    ] = _PLACEMENT.max_queued_tokens,
+    patience: Annotated[float, typer.Option(help="ours: likewise placement.patience")] = _PLACEMENT.patience,
+    prefix: Annotated[
+        float, typer.Option(help="ours: placement.prefix and placement.decode_prefix")
+    ] = _PLACEMENT.prefix,
+    prefill_here: Annotated[int, typer.Option(help="ours: placement.prefill_here_tokens")] = _PLACEMENT.prefill_here,
+    prefill_here_max: Annotated[
+        int, typer.Option(help="ours: placement.prefill_here_max_tokens")
+    ] = _PLACEMENT.prefill_here_max,
+    min_hit_share: Annotated[float, typer.Option(help="ours: placement.min_hit_share")] = _PLACEMENT.min_hit_share,
+    tie_margin: Annotated[
+        float, typer.Option(help="ours: placement.tie_margin, for several routers")
+    ] = _PLACEMENT.tie_margin,
+    max_candidates: Annotated[int, typer.Option(help="ours: placement.max_candidates")] = _PLACEMENT.max_candidates,
+    out: Out = None,
+) -> None:
+    """Replay a trace over a simulated fleet, with Tandem's router and with its peers' policies."""
+    if speedup and rate:
+        raise typer.BadParameter("either --speedup or --rate", param_hint="--rate")
+    policies = POLICIES if policy == "all" else (choice(policy, "policy", (*POLICIES, "all")),)
+    worker = WorkerOptions(choice(model, "model", MODELS), gpus, table, blocks, report_ms)
+    fleet = FleetOptions(prefill, decode, routers, ttft, tpot, peers_refuse, choice(order, "order", ORDERS), seed)
+    placement = PlacementOptions(
+        max_queued_tokens, patience, prefix, prefill_here, prefill_here_max, min_hit_share, tie_margin, max_candidates
     )
-    print(report.table(loads))
-    if args.out:
-        write(args.out, report.results(loads))
+    requests = slice_requests(read_mooncake(trace), parse_slice(slice_))
+    if not requests:
+        raise ConfigError("the slice of the trace holds no request", field="slice")
+    if min(prefill, decode) < 1 and (decode < 1 or policies != ("tandem",)):
+        raise ConfigError("prefill and decode must be at least 1; only tandem runs without prefill", field="prefill")
+    setup = setup_of(worker, fleet, placement)
+    speedups = _speedups(decimals(speedup, "speedup"), decimals(rate, "rate"), requests)
+    loads = [[_simulate(requests, times, name, setup) for name in policies] for times in speedups]
+    print(
+        f"{len(requests)} requests, {prefill} prefill and {decode} decode workers of {gpus} H200, "
+        f"{model}, {setup.worker.num_blocks} blocks each, targets TTFT {ttft:g} s TPOT {tpot * 1e3:g} ms\n"
+    )
+    print(report.outcome_table(loads))
+    if out is not None:
+        write(out, report.results(loads))
 
 
-def setup_of(args: argparse.Namespace) -> Setup:
-    """The fleet that the flags describe; raises ConfigError."""
-    model = MODELS[args.model]
-    room = H200.memory_bytes * args.gpus * MEMORY_SHARE - model.weight_bytes
-    num_blocks = args.blocks or int(room / (model.kv_bytes_per_token * BLOCK_SIZE))
+def main(argv: Sequence[str]) -> None:
+    """Prints the table and, with --out, writes the JSON; raises ConfigError."""
+    call(simulate_trace, argv, "python -m loadtest.simulator")
+
+
+def setup_of(worker: WorkerOptions, fleet: FleetOptions, placement: PlacementOptions = _PLACEMENT) -> Setup:
+    """The fleet that the options describe; raises ConfigError."""
+    model = MODELS[worker.model]
+    room = H200.memory_bytes * worker.gpus * MEMORY_SHARE - model.weight_bytes
+    num_blocks = worker.blocks or int(room / (model.kv_bytes_per_token * BLOCK_SIZE))
     if num_blocks < 1:
-        raise ConfigError(f"{args.model} leaves no room for KV on {args.gpus} GPUs", field="gpus", value=args.gpus)
-    worker = WorkerSpec(
-        times=measured(args.table) if args.table else roofline(model, H200, args.gpus),
+        raise ConfigError(
+            f"{worker.model} leaves no room for KV on {worker.gpus} GPUs", field="gpus", value=worker.gpus
+        )
+    spec = WorkerSpec(
+        times=measured(worker.table) if worker.table else roofline(model, H200, worker.gpus),
         num_blocks=num_blocks,
-        link=H200.link * H200.link_efficiency * args.gpus,
+        link=H200.link * H200.link_efficiency * worker.gpus,
         kv_bytes_per_token=model.kv_bytes_per_token,
         block_size=BLOCK_SIZE,
         run_len=BLOCK_LEN,
-        report_s=args.report_ms / 1e3,
-    )
-    placement = PlacementConfig(
-        max_queued_tokens=args.max_queued_tokens,
-        patience=args.patience,
-        weights=Weights(prefix=args.prefix, decode_prefix=args.prefix),
-        thresholds=Thresholds(args.prefill_here, args.prefill_here_max),
-        max_candidates=args.max_candidates,
-        min_hit_share=args.min_hit_share,
-        tie_margin=args.tie_margin,
-        explain=False,
+        report_s=worker.report_ms / 1e3,
     )
     return Setup(
-        worker,
-        args.prefill,
-        args.decode,
-        Targets(args.ttft, args.tpot),
-        num_routers=args.routers,
-        peers_refuse=args.peers_refuse,
-        tandem=TandemConfig(order=args.order, ttft_target_s=args.ttft, placement=placement),
-        seed=args.seed,
+        spec,
+        fleet.prefill,
+        fleet.decode,
+        Targets(fleet.ttft_s, fleet.tpot_s),
+        num_routers=fleet.routers,
+        peers_refuse=fleet.peers_refuse,
+        tandem=TandemConfig(order=fleet.order, ttft_target_s=fleet.ttft_s, placement=placement.config),
+        seed=fleet.seed,
     )
 
 
-def _speedups(args: argparse.Namespace, trace: list[TraceRequest]) -> list[float]:
-    if args.rate:
-        rate = len(trace) / max(trace[-1].at_s - trace[0].at_s, 1e-9)
-        speedups = [wanted / rate for wanted in args.rate]
-    else:
-        speedups = args.speedup or [1.0]
+def _simulate(requests: Sequence[TraceRequest], speedup: float, policy: str, setup: Setup) -> Outcome:
+    outcome = simulate(requests, speedup, policy, setup)
+    took = f"{policy} at {outcome.offered:.1f} req/s took {outcome.wall_s:.1f} s"
+    print(took, file=sys.stderr, flush=True)
+    return outcome
+
+
+def _speedups(speedups: Sequence[float], rates: Sequence[float], requests: Sequence[TraceRequest]) -> list[float]:
+    if rates:
+        rate = len(requests) / max(requests[-1].at_s - requests[0].at_s, 1e-9)
+        speedups = [wanted / rate for wanted in rates]
+    speedups = speedups or [1.0]
     if min(speedups) <= 0:
         raise ConfigError("speedup and rate must be above 0", field="speedup")
-    return speedups
+    return list(speedups)

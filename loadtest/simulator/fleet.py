@@ -63,7 +63,7 @@ class Reporter:
         self._last_s = -spec.report_s
 
     def listen(self, router: Listener) -> None:
-        """From now on the router gets the reports."""
+        """Sends reports to this router too from now on."""
         self._routers.append(router)
 
     def changed(self) -> None:

@@ -1,4 +1,4 @@
-"""A router that gives every request to workers as it arrives; it waits there, in the worker's own line."""
+"""A router that sends every request to workers as it arrives (early binding); it waits in the worker's own queue."""
 
 from __future__ import annotations
 

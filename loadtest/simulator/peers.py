@@ -1,4 +1,4 @@
-"""The placement policies that others have, as plainly as they can be put. Each gives a prefill and a decode worker."""
+"""Placement policies of other routers in their simplest form. Each chooses a prefill and a decode worker."""
 
 from __future__ import annotations
 

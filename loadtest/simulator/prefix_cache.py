@@ -1,4 +1,4 @@
-"""A worker's blocks: a finite budget, reference counts, an LRU list of what nobody uses, findable once sealed."""
+"""A worker's blocks: a finite budget, reference counts, an LRU list of unreferenced blocks, findable once sealed."""
 
 from __future__ import annotations
 

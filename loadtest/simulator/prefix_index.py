@@ -8,7 +8,7 @@ from services.router.placement.views import NO_HITS, PrefixHits
 
 
 class PrefixIndex:
-    """Exact and up to date; what it says may still be gone when a request gets there, as in reality."""
+    """Exact and up to date; a block may still be evicted before a request reaches it, as in reality."""
 
     def __init__(self, run_len: int) -> None:
         self._run_len = run_len

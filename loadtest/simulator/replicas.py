@@ -6,16 +6,20 @@ alone; the more rarely they come, the older its view.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
-from loadtest.bench.report import Result, write
-from loadtest.simulator.cli import parser as simulator_parser
-from loadtest.simulator.cli import setup_of
+import typer
+
+from loadtest import command_line
+from loadtest.command_line import Out, decimals, integers
+from loadtest.figures import Result, write
+from loadtest.markdown import table
+from loadtest.simulator.cli import FleetOptions, WorkerOptions, setup_of
 from loadtest.simulator.outcome import Outcome
 from loadtest.simulator.simulation import Setup, simulate
 from loadtest.workloads.mooncake import read_mooncake
@@ -24,12 +28,15 @@ from loadtest.workloads.trace import TraceRequest, parse_slice, slice_requests
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """So many workers of either role at so many requests per second and worker, under routers with views so old."""
+    """One simulation: the fleet's size, its load, and how many routers with how old a view of the workers."""
 
     num_workers: int
+    """Of either role."""
     load: float
+    """Requests per second and prefill worker."""
     num_routers: int
     report_s: float
+    """Least time between two load reports of a worker."""
 
     @property
     def title(self) -> str:
@@ -57,46 +64,49 @@ def run(trace: Sequence[TraceRequest], case: Case, setup: Setup) -> Outcome:
     return simulate(trace, case.load * case.num_workers / rate, "tandem", fleet)
 
 
-def table(rows: Sequence[tuple[Case, Outcome, float]]) -> str:
+def replica_table(rows: Sequence[tuple[Case, Outcome, float]]) -> str:
     """Markdown; the last of a row is its goodput over that of the single router with fresh views."""
-    lines = [
-        "| workers of each role | req/s | | goodput | of the first | prefix hits | refused | TTFT p90 |",
-        "| ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for case, o, share in rows:
-        lines.append(
-            f"| {case.num_workers} | {o.offered:.0f} | {case.title} | {o.goodput:.1f} | {share:.1%} | {o.hit_rate:.1%} "
-            f"| {o.refused:.1%} | {o.ttft_p90_s:.2f} s |"
+    columns = ("workers of each role", "req/s", "", "goodput", "of the first", "prefix hits", "refused", "TTFT p90")
+    cells = [
+        (
+            f"{case.num_workers}",
+            f"{o.offered:.0f}",
+            case.title,
+            f"{o.goodput:.1f}",
+            f"{share:.1%}",
+            f"{o.hit_rate:.1%}",
+            f"{o.refused:.1%}",
+            f"{o.ttft_p90_s:.2f} s",
         )
-    return "\n".join(lines)
+        for case, o, share in rows
+    ]
+    return table(columns, cells, left=(2,))
 
 
-def main(argv: list[str] | None = None) -> None:
-    """See the module."""
-    made = argparse.ArgumentParser(prog="python -m loadtest.simulator.replicas", description=__doc__)
-    add = made.add_argument
-    add("--trace", type=Path, required=True, help="Mooncake's JSON lines")
-    add("--slice", default="", help="START:END of the trace, seconds")
-    add("--workers", type=int, nargs="+", default=[64, 256], help="of each role")
-    add("--load", type=float, nargs="+", default=[1.25, 1.75], help="requests per second and prefill worker")
-    add("--routers", type=int, default=8)
-    add("--report-ms", type=float, default=250.0, help="least time between two reports of a worker, stale")
-    add("--processes", type=int, default=1, help="simulations at once")
-    add("--out", type=Path, help="where to write the results as JSON")
-    args = made.parse_args(argv)
-    trace = slice_requests(read_mooncake(args.trace), parse_slice(args.slice))
-    setup = setup_of(simulator_parser().parse_args(["--trace", str(args.trace)]))
-    todo = cases(args.workers, args.load, args.routers, args.report_ms / 1e3)
-    with ProcessPoolExecutor(args.processes) as pool:
+def main(
+    trace: Annotated[Path, typer.Option(help="Mooncake's JSON lines")],
+    slice_: Annotated[str, typer.Option("--slice", help="START:END of the trace, seconds")] = "",
+    workers: Annotated[str, typer.Option(help="of each role")] = "64 256",
+    load: Annotated[str, typer.Option(help="requests per second and prefill worker")] = "1.25 1.75",
+    routers: Annotated[int, typer.Option()] = 8,
+    report_ms: Annotated[float, typer.Option(help="least time between two reports of a worker, stale")] = 250.0,
+    processes: Annotated[int, typer.Option(help="simulations at once")] = 1,
+    out: Out = None,
+) -> None:
+    """Compare several routers over one fleet with a single one."""
+    requests = slice_requests(read_mooncake(trace), parse_slice(slice_))
+    setup = setup_of(WorkerOptions(), FleetOptions())
+    todo = cases(integers(workers, "workers"), decimals(load, "load"), routers, report_ms / 1e3)
+    with ProcessPoolExecutor(processes) as pool:
         outcomes = []
-        for case, outcome in zip(todo, pool.map(run, [trace] * len(todo), todo, [setup] * len(todo)), strict=True):
+        for case, outcome in zip(todo, pool.map(run, [requests] * len(todo), todo, [setup] * len(todo)), strict=True):
             print(f"{case.num_workers} workers, {case.title}: {outcome.wall_s:.0f} s", file=sys.stderr, flush=True)
             outcomes.append(outcome)
     rows = []
     for number, (case, outcome) in enumerate(zip(todo, outcomes, strict=True)):
         rows.append((case, outcome, outcome.goodput / outcomes[number - number % 4].goodput))
-    print(table(rows))
-    if args.out:
+    print(replica_table(rows))
+    if out is not None:
         results = [
             Result(
                 f"{case.num_workers} workers at {o.offered:.0f} req/s, {case.title}: goodput", o.goodput, "req/s",
@@ -104,8 +114,8 @@ def main(argv: list[str] | None = None) -> None:
             )
             for case, o, share in rows
         ]  # fmt: skip
-        write(args.out, results)
+        write(out, results)
 
 
 if __name__ == "__main__":
-    main()
+    command_line.run(main, name="python -m loadtest.simulator.replicas")

@@ -4,37 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadtest.bench.report import Result
+from loadtest.figures import Result
+from loadtest.markdown import bold, table
 from loadtest.simulator.outcome import Outcome
 
-HEADERS = (
+COLUMNS = (
     "req/s", "policy", "goodput", "of offered", "prefix hits", "refused", "of these late", "TTFT p50", "p90",
     "TPOT p90", "prefilled here",
 )  # fmt: skip
 
 
-def table(loads: Sequence[Sequence[Outcome]]) -> str:
+def outcome_table(loads: Sequence[Sequence[Outcome]]) -> str:
     """Markdown, a group of rows a load; ours is last in each, the best of a group is bold."""
-    lines = [f"| {' | '.join(HEADERS)} |", f"| ---: | --- |{' ---: |' * (len(HEADERS) - 2)}"]
+    rows: list[list[str]] = []
     for outcomes in loads:
         goodput = max(outcome.goodput for outcome in outcomes)
         hit_rate = max(outcome.hit_rate for outcome in outcomes)
         for o in outcomes:
-            cells = (
+            cells = [
                 f"{o.offered:.1f}",
                 o.policy,
-                _best(f"{o.goodput:.2f}", o.goodput == goodput),
+                bold(f"{o.goodput:.2f}", o.goodput == goodput),
                 f"{o.good_share:.1%}",
-                _best(f"{o.hit_rate:.1%}", o.hit_rate == hit_rate),
+                bold(f"{o.hit_rate:.1%}", o.hit_rate == hit_rate),
                 f"{o.refused:.1%}",
                 f"{o.refused_late:.1%}",
                 f"{o.ttft_p50_s:.2f} s",
                 f"{o.ttft_p90_s:.2f} s",
                 f"{o.tpot_p90_s * 1e3:.1f} ms",
                 f"{o.prefilled_here:.0%}",
-            )
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            ]
+            rows.append(cells)
+    return table(COLUMNS, rows, left=(1,))
 
 
 def results(loads: Sequence[Sequence[Outcome]]) -> list[Result]:
@@ -60,7 +61,3 @@ def results(loads: Sequence[Sequence[Outcome]]) -> list[Result]:
                     )
                 )
     return rows
-
-
-def _best(text: str, is_best: bool) -> str:
-    return f"**{text}**" if is_best else text

@@ -1,4 +1,4 @@
-"""What every simulated router does: it sees workers through their reports, sends commands, hears of tokens."""
+"""What every simulated router does: it sees workers through their reports, sends commands, receives tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from loadtest.simulator.prefill_worker import PrefillWorker
 from loadtest.simulator.request import SimRequest
 from services.router.placement.ledger import Ledger
 from services.router.placement.prediction import TtftPredictor
-from services.router.placement.scorers.decode_load import missing_blocks
 from services.router.placement.views import PlacementRequest, Pool, WorkerView
 from services.router.placement.work import NO_WORK, Work
 
@@ -79,7 +78,7 @@ class SimRouter(ABC):
         work = need.work(prefill or decode)
         request.ahead = self._ledgers[prefill or decode].view.queued
         here = NO_WORK if prefill else work
-        self._ledgers[decode].commit(request.name, here, num_blocks=missing_blocks(need, decode))
+        self._ledgers[decode].commit(request.name, here, num_blocks=need.num_missing_blocks(decode))
         self._ledgers[decode].sent(request.name, self.world.clock.now_s)
         if prefill:
             self._ledgers[prefill].commit(request.name, work, num_blocks=0)

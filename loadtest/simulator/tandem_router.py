@@ -1,4 +1,4 @@
-"""Our router: the real admission queue and the real placement over the simulated fleet, bound late.
+"""Our router: the real admission queue and the real placement over the simulated fleet, with late binding.
 
 The steps are those of `services/router/dispatch/dispatcher.py`: match, queue, place, reserve, submit.
 """
@@ -17,10 +17,10 @@ from loadtest.simulator.router import SimRouter
 from services.router.admission.controller import AdmissionController, Estimate
 from services.router.admission.orders import ORDERS
 from services.router.admission.queue import AdmissionQueue
-from services.router.admission.waiting import Waiting
+from services.router.admission.queue_entry import QueueEntry
 from services.router.placement.decision import Choice
+from services.router.placement.filters import GUEST_AFTER_S
 from services.router.placement.policy import Placement, PlacementConfig
-from services.router.placement.scorers.prefill_load import GUEST_AFTER_S
 from services.router.placement.views import PlacementRequest
 from shared.errors import Overloaded
 
@@ -43,7 +43,7 @@ class _Active:
     need: PlacementRequest
     estimate: Estimate
     ended: bool = False
-    """Given to workers, or refused."""
+    """Dispatched, or refused."""
 
 
 class TandemRouter(SimRouter):
@@ -65,7 +65,7 @@ class TandemRouter(SimRouter):
         if num_routers > 1:
             for pool in (self.prefill_pool, self.decode_pool):
                 for view in pool:
-                    pool.told(view.name, routers)
+                    pool.update_routers(view.name, routers)
         self._config = config
         self._placement = Placement(config.placement, seed, self.predictor)
         self._admission = AdmissionController(self.predictor, config.late_idle_share, config.late_grace)
@@ -78,7 +78,7 @@ class TandemRouter(SimRouter):
         """Refuses what is predicted to be late; else it waits for workers that can start it."""
         now_s, need = self.world.clock.now_s, self.need(request)
         num_uncached = max(1, request.num_prompt_tokens - need.hits.peer)
-        item = Waiting(request.name, num_uncached, request.at_s, request.at_s + self._config.ttft_target_s)
+        item = QueueEntry(request.name, num_uncached, request.at_s, request.at_s + self._config.ttft_target_s)
         try:
             pool = self.prefill_pool if self.prefills else self.decode_pool
             num_cached = request.num_prompt_tokens - num_uncached

@@ -52,7 +52,7 @@ class Workload(Protocol):
 
 
 def ideal_cached_share(conversations: Iterable[Conversation]) -> float:
-    """Share of the prompt tokens that an endless cache would have held when they came, in [0, 1].
+    """Share of the prompt tokens that an unlimited cache would have held when they came, in [0, 1].
 
     It keeps every prompt and answer, finds any prefix of them, and is warm with an answer as soon as it was asked for.
     """

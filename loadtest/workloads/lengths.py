@@ -54,7 +54,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Every length from `low` to `high` alike."""
+    """Every length from `low` to `high` is equally likely."""
 
     low: int
     high: int

@@ -1,4 +1,4 @@
-"""A workload as one line of text: `name:field=value,field=value`, so that a result file can say what it measured."""
+"""A workload as one line of text: `name:field=value,field=value`, so that a result file names what it measured."""
 
 from __future__ import annotations
 

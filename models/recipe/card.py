@@ -143,7 +143,7 @@ For demonstrations, tests and load generation. Its sentences sound like its corp
 greedy decoding often falls into repetition, and then does not end; asked to repeat or continue a text it
 writes another of its own; names and rare words come out invented. It answers every question in the voice of
 that one old book, with that book's view of the world, and nothing it states is to be believed. Not for any
-use where somebody relies on an answer.
+use where an answer must be right.
 """
 
 

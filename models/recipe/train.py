@@ -5,7 +5,6 @@ about 40 minutes on one CPU core. A usable checkpoint is there after the first f
 training goes on.
 """
 
-import argparse
 import json
 import math
 import sys
@@ -13,8 +12,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 from tokenizers import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,26 +36,32 @@ LONG_SHARE = 0.12  # the last steps see rows of max_position tokens, so that lon
 SHORT_ROW = 512
 CHAT_SHARE = 0.22
 EVAL_EVERY = 60
+CACHE = Path.home() / ".cache" / "tandem" / "demo-model"
 
 
-def main() -> None:
-    """Run the whole recipe; see ``--help``."""
-    args = _arguments()
-    torch.manual_seed(args.seed)
-    torch.set_num_threads(args.threads)
-    package_root, version = fetch(args.cache_dir)
+def main(
+    steps: Annotated[int, typer.Option(help=f"optimizer steps of {TOKENS_PER_STEP} tokens")] = 1050,
+    threads: Annotated[int, typer.Option(help="CPU threads")] = 1,
+    seed: Annotated[int, typer.Option()] = 20,
+    out: Annotated[Path, typer.Option(help="folder to write")] = ROOT / "models" / "demo",
+    cache_dir: Annotated[Path, typer.Option(help="where the Debian package is kept")] = CACHE,
+) -> None:
+    """Train the demo model from nothing: corpus, tokenizer, weights, model card."""
+    torch.manual_seed(seed)
+    torch.set_num_threads(threads)
+    package_root, version = fetch(cache_dir)
     parts = split(read_chapters(package_root))
     shape = Shape()
     tokenizer = train_tokenizer((c.text for c in parts.train), shape.vocab_size)
     model = Llama(shape)
-    rows = Rows(tokenizer, parts.train, CHAT_SHARE, args.seed)
+    rows = Rows(tokenizer, parts.train, CHAT_SHARE, seed)
     num_parameters = sum(p.numel() for p in model.parameters())
     print(f"{len(parts.train)} chapters, {len(rows.stream)} tokens, {num_parameters} parameters", flush=True)
 
     started = time.monotonic()
-    curve = train(model, tokenizer, rows, parts, args.steps, args.out)
-    run = Run(version, args.steps, args.threads, args.seed, time.monotonic() - started, curve)
-    finish(model, tokenizer, parts, len(rows.stream), run, args.out)
+    curve = train(model, tokenizer, rows, parts, steps, out)
+    run = Run(version, steps, threads, seed, time.monotonic() - started, curve)
+    finish(model, tokenizer, parts, len(rows.stream), run, out)
 
 
 @dataclass(frozen=True)
@@ -156,19 +163,8 @@ def _schedule(rows: Rows, steps: int, long_row: int) -> Iterator[torch.Tensor]:
         yield next(long)
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=1050, help="optimizer steps of 4096 tokens")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    parser.add_argument("--seed", type=int, default=20)
-    parser.add_argument("--out", type=Path, default=ROOT / "models" / "demo", help="folder to write")
-    cache = Path.home() / ".cache" / "tandem" / "demo-model"
-    parser.add_argument("--cache-dir", type=Path, default=cache, help="where the Debian package is kept")
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
     try:
-        main()
+        typer.run(main)
     except RecipeError as error:
         sys.exit(f"demo model: {error}")

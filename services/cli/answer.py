@@ -8,13 +8,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from services.cli.client import InferenceClient
+from shared.rpc.convert import finish_reason_from_proto
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
-
-FINISH_REASONS = {
-    types_pb2.FINISH_REASON_STOP: "stop",
-    types_pb2.FINISH_REASON_LENGTH: "length",
-    types_pb2.FINISH_REASON_CANCELLED: "cancelled",
-}
 
 
 @dataclass(slots=True)
@@ -62,7 +57,7 @@ async def stream_answer(
 
 def _finish(answer: Answer, last: inference_pb2.GenerateResponse) -> None:
     answer.request_id = last.request_id
-    answer.finish_reason = FINISH_REASONS[last.finish_reason]
+    answer.finish_reason = reason.value if (reason := finish_reason_from_proto(last.finish_reason)) else ""
     answer.usage = last.usage
     answer.split = last.ttft
     answer.prefill_worker = last.prefill_worker

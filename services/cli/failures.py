@@ -10,7 +10,7 @@ EXIT_FAILED = 1
 EXIT_INVALID = 2
 """What was asked for cannot be had: usage, a setting, a request's field, a model folder."""
 EXIT_INTERRUPTED = 130
-"""128 + SIGINT, as shells say it."""
+"""128 + SIGINT, the convention of shells."""
 
 
 def exit_status(error: TandemError) -> int:

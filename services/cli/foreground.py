@@ -122,7 +122,7 @@ class Foreground:
         while True:
             child = await self._cluster.next_exit()
             error = WorkerLost(
-                f"{child.name} ended ({child.end_in_words()})",
+                f"{child.name} ended ({child.exit_text()})",
                 process=child.name,
                 log=str(child.log_path),
                 log_tail=child.log_tail(),

@@ -23,4 +23,4 @@ TopK = Annotated[int, typer.Option("--top-k", help="Only the k likeliest tokens;
 Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same answer.")]
 
 DEFAULT_TARGET = DEFAULT_GRPC
-"""Where `tandem up` serves gRPC unless told otherwise."""
+"""Where `tandem up` serves gRPC by default."""

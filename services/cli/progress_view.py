@@ -7,7 +7,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from services.local import events
+from shared import process_events
 
 
 class ProgressView:
@@ -37,8 +37,8 @@ class ProgressView:
         if self._console.is_terminal:
             self._bars.stop()
 
-    def update(self, process: str, progress: events.Progress) -> None:
-        """Takes what LocalCluster reports. A process that has said nothing of itself yet has a moving bar."""
+    def update(self, process: str, progress: process_events.Progress) -> None:
+        """Takes what LocalCluster reports. A process without a progress event yet has a moving bar."""
         if not self._console.is_terminal:
             if self._said.get(process) != progress.text:
                 self._said[process] = progress.text

@@ -13,11 +13,11 @@ from rich.table import Table
 
 from services.cli.client import InferenceClient
 from services.cli.options import DEFAULT_TARGET, ApiKey, Target
-from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
+from shared.rpc.convert import role_from_proto
+from shared.rpc.pb.tandem.v1 import inference_pb2
 
 _PIPED_WIDTH = 200
 """Columns where no terminal sets a limit: nothing is cut."""
-_ROLES = {types_pb2.WORKER_ROLE_PREFILL: "prefill", types_pb2.WORKER_ROLE_DECODE: "decode"}
 
 
 def status(
@@ -71,7 +71,7 @@ def worker_table(cluster: inference_pb2.ClusterStatus) -> Table:
         )
         table.add_row(
             worker.worker.name,
-            _ROLES.get(worker.role, "?"),
+            role_from_proto(worker.role),
             worker.address,
             _state(worker),
             *(figures if worker.connected else ()),

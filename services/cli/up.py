@@ -11,6 +11,7 @@ from rich.console import Console
 
 from services.cli.foreground import Foreground
 from services.local.spec import DEFAULT_GRPC, DEFAULT_HTTP, ClusterSpec, Dtype, KVDtype, Mode, PrefixFetch
+from shared.telemetry.logs import LogFormat
 
 
 def up(
@@ -30,6 +31,7 @@ def up(
     store_disk_folder: Annotated[Path | None, typer.Option(help="Folder for such blocks; it outlives the run.")] = None,
     store_disk_bytes: Annotated[int, typer.Option(help="Most that it holds; 0 = none.")] = 0,
     prefix_fetch: Annotated[PrefixFetch, typer.Option(help="Known prefixes: fetched or computed.")] = "auto",
+    log_format: Annotated[LogFormat, typer.Option(help="Of the logs in .tandem/logs: text or JSON lines.")] = "text",
     example: Annotated[bool, typer.Option(help="Stream one example answer at the start.")] = True,
 ) -> None:
     """Start a cluster on this machine; Ctrl-C stops it."""
@@ -52,5 +54,6 @@ def up(
         store_disk_folder=store_disk_folder,
         store_disk_bytes=store_disk_bytes,
         prefix_fetch=prefix_fetch,
+        log_format=log_format,
     )
     raise typer.Exit(asyncio.run(Foreground(spec, Console(highlight=False), example=example).run()))

@@ -8,15 +8,16 @@ from typing import Any
 
 import grpc.aio
 
-from services.decode.worker import DecodeRole
+from services.decode.worker import DecodeWorker
 from services.worker.service import WorkerService, start_worker
-from services.worker.session import SessionServer
+from services.worker.session_server import SessionServer
+from services.worker.settings import WorkerSettings
 from shared.process import run_service
 from shared.rpc.pb.tandem.v1 import decode_pb2, decode_pb2_grpc
 
 
 class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
-    """gRPC's view of the role."""
+    """The gRPC face of the worker."""
 
     def __init__(self, sessions: SessionServer[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]) -> None:
         self._sessions = sessions
@@ -30,14 +31,15 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         await self._sessions.serve(context)
 
 
-async def start() -> WorkerService:
-    """Starts the worker that the flags describe."""
+async def start(settings: WorkerSettings) -> WorkerService:
+    """Starts the worker that the settings describe."""
     return await start_worker(
-        DecodeRole,
+        settings,
+        DecodeWorker,
         lambda server, sessions: decode_pb2_grpc.add_DecodeServiceServicer_to_server(DecodeServicer(sessions), server),
         "tandem.v1.DecodeService",
     )
 
 
 if __name__ == "__main__":
-    sys.exit(run_service(start))
+    sys.exit(run_service("tandem-decode", WorkerSettings, start))

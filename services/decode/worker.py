@@ -1,4 +1,4 @@
-"""The decode role: Reserve → receives posted → join → tokens, all of a router's sequences in one message a step."""
+"""The decode worker: Reserve → receives posted → join → tokens, all of a router's sequences in one message a step."""
 
 from __future__ import annotations
 
@@ -11,41 +11,38 @@ from dataclasses import dataclass, field, replace
 
 from services.worker.blocks.connector import KVConnector
 from services.worker.blocks.prefix_fetch.fetch import Fetch
-from services.worker.blocks.prefix_fetch.known_prefix import KnownPrefix
+from services.worker.blocks.prefix_fetch.prefix_hint import PrefixHint
 from services.worker.host import EngineHost
+from services.worker.request_log import attempt_log
 from services.worker.session import Session
-from services.worker.worker import WorkerRole
+from services.worker.worker import Worker
 from shared.engine.messages import (
     AbortSequence,
     Event,
     FirstScheduled,
     JoinSequence,
+    NewToken,
     ReserveSequence,
     SequenceFailed,
     SequenceReserved,
-    Stepped,
+    StepOutput,
 )
-from shared.engine.plan import NewToken
 from shared.engine.sequence import Goal
 from shared.errors import TandemError, TransferFailed
-from shared.kv.handoff.arrival import Arrived, receive
+from shared.identity import WorkerRole
+from shared.kv.handoff.receive_handoff import ReceivedHandoff, receive
 from shared.kv.handoff.receiving import MemoryLost
 from shared.kv.handoff.trailer import trailer_bytes
 from shared.kv.transfer import new_ticket
 from shared.kv_index.publisher import IndexPublisher
-from shared.rpc.convert import logprobs_to_proto
+from shared.rpc.convert import finish_reason_to_proto, logprobs_to_proto
 from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import decode_pb2, types_pb2
+from shared.telemetry.logs import RequestLog, failure_level
 
 logger = logging.getLogger(__name__)
 
 DecodeSession = Session[decode_pb2.DecodeEvent]
-
-_FINISH = {
-    None: types_pb2.FINISH_REASON_UNSPECIFIED,
-    "stop": types_pb2.FINISH_REASON_STOP,
-    "length": types_pb2.FINISH_REASON_LENGTH,
-}
 
 
 @dataclass(slots=True)
@@ -56,6 +53,7 @@ class _Request:
     request_id: str
     num_tokens: int
     prefill_here: bool
+    log: RequestLog
     fetch: Fetch = field(default_factory=Fetch)
     queued_at: float = field(default_factory=time.perf_counter)
     receiving: asyncio.Task[None] | None = None
@@ -67,15 +65,15 @@ class _Request:
     """Its first tokens were sent."""
 
 
-class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
+class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
     """A reserved sequence's blocks are freed only when no receive can write to them any more."""
 
-    worker_role = types_pb2.WORKER_ROLE_DECODE
+    role = WorkerRole.DECODE
 
     def __init__(self, host: EngineHost, publisher: IndexPublisher | None, connector: KVConnector) -> None:
         super().__init__(host, publisher, connector)
         self._requests: dict[str, _Request] = {}
-        self._lost_buffers: list[tuple[int, memoryview]] = []  # a silent sender may write to them at any time
+        self._lost_buffers: list[tuple[int, memoryview]] = []  # a silent sender may still write there
 
     # --- commands
 
@@ -100,14 +98,17 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
                 logger.warning("router %s sent %s in mid-session", session.router_name, other)
 
     def on_closed(self, session: DecodeSession) -> None:
-        """Without a router nobody tells whether a sender was told: the trailer or the hand-off's timeout decides."""
+        """Without its router the worker cannot know whether a prefill worker sends: it waits for the trailer, or for
+        the hand-off's timeout."""
         self.sessions.discard(session)
         for sequence_id in [key for key, item in self._requests.items() if item.session is session]:
             self._cancel(sequence_id, sender_active=True)
 
     def _reserve(self, session: DecodeSession, reserve: decode_pb2.Reserve) -> None:
         sequence_id = session.key(reserve.request_id)
-        item = _Request(session, reserve.request_id, len(reserve.token_ids), reserve.prefill_here)
+        log = attempt_log(logger, reserve.request_id, reserve.trace)
+        log.debug("request %s: blocks for %d tokens to reserve", reserve.request_id, len(reserve.token_ids))
+        item = _Request(session, reserve.request_id, len(reserve.token_ids), reserve.prefill_here, log)
         try:
             sequence = self.build_sequence(
                 sequence_id,
@@ -124,12 +125,12 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         self._requests[sequence_id] = item
         self.idle.clear()
         if reserve.prefill_here:
-            item.fetch = self.add_sequence(sequence, KnownPrefix.of(reserve), lambda: self._start(sequence_id, item))
+            item.fetch = self.add_sequence(sequence, PrefixHint.of(reserve), lambda: self._start(sequence_id, item))
         else:
             self.host.engine.submit(ReserveSequence(sequence))
 
     def _start(self, sequence_id: str, item: _Request) -> bool:
-        """A request's turn to queue; False where it was given up meanwhile."""
+        """The request enters the engine's queue; False if it was given up meanwhile."""
         item.queued_at = time.perf_counter()
         return self._requests.get(sequence_id) is item
 
@@ -137,6 +138,7 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         item = self._requests.get(sequence_id)
         if item is None:
             return
+        item.log.debug("request %s is cancelled", item.request_id)
         if item.receiving is None:  # running, waiting or not reserved yet: the engine alone holds it
             self._forget(sequence_id)
             self.host.engine.submit(AbortSequence(sequence_id))
@@ -155,7 +157,7 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
                 item = self._forget(sequence_id)
                 if item is not None:
                     self._send_failed(item, error)
-            case Stepped(started, tokens, _):
+            case StepOutput(tokens, _, started):
                 for first in started:
                     self._on_started(first)
                 self._on_tokens(tokens)
@@ -209,19 +211,19 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         self,
         sequence_id: str,
         item: _Request,
-        arrival: Coroutine[None, None, Arrived | None],
+        arrival: Coroutine[None, None, ReceivedHandoff | None],
         buffers: list[tuple[int, memoryview]],
     ) -> None:
         """Ends the receiving of one sequence: it joins the batch, or its blocks are freed. `buffers`: where each block
         id's bytes arrive."""
-        arrived: Arrived | None = None
+        arrived: ReceivedHandoff | None = None
         lost = False
         try:
             arrived = await arrival
         except MemoryLost as error:
             lost = True
             self._lost_buffers += buffers
-            logger.critical("the blocks of %d tokens are lost until a restart: %s", item.num_tokens, error)
+            item.log.critical("the blocks of %d tokens are lost until a restart: %s", item.num_tokens, error)
             if not item.cancelled:
                 self._send_failed(item, error)
         except TandemError as error:
@@ -250,21 +252,22 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             message = types_pb2.SequenceTokens(
                 request_id=item.request_id,
                 token_ids=(token.token.token_id,),
-                finish_reason=_FINISH[token.finish],
+                finish_reason=finish_reason_to_proto(token.finish_reason),
             )
             logprobs = logprobs_to_proto(token.token)
             if logprobs is not None:
                 message.logprobs.append(logprobs)
             if not item.reported:
                 self._report_first(item, message)
-            if token.finish is not None:
+            if token.finish_reason is not None:
+                item.log.debug("request %s is finished", item.request_id)
                 self._forget(token.sequence_id)
             steps[item.session].append(message)
         for session, sequences in steps.items():
             session.send(decode_pb2.DecodeEvent(step=decode_pb2.Step(sequences=sequences)))
 
     def _report_first(self, item: _Request, message: types_pb2.SequenceTokens) -> None:
-        """What the router wants to know once: how the prompt was computed here."""
+        """Adds what is reported once, with the first tokens: how the prompt was computed or handed over."""
         item.reported = True
         if not item.prefill_here:
             message.first_decode_step_ms = (time.perf_counter() - item.joined_at) * 1e3
@@ -289,5 +292,6 @@ class DecodeRole(WorkerRole[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         return item
 
     def _send_failed(self, item: _Request, error: TandemError) -> None:
+        item.log.log(failure_level(error), "request %s failed: %s", item.request_id, error)
         failed = types_pb2.Failed(request_id=item.request_id, error=to_proto(error))
         item.session.send(decode_pb2.DecodeEvent(failed=failed))

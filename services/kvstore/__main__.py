@@ -6,15 +6,14 @@ import sys
 
 from services.kvstore.server import KVStoreServer
 from services.kvstore.settings import KVStoreSettings
-from shared.config import load_settings
 from shared.process import run_service
 
 
-async def _start() -> KVStoreServer:
-    server = KVStoreServer(load_settings(KVStoreSettings))
+async def _start(settings: KVStoreSettings) -> KVStoreServer:
+    server = KVStoreServer(settings)
     await server.start()
     return server
 
 
 if __name__ == "__main__":
-    sys.exit(run_service(_start))
+    sys.exit(run_service("tandem-kvstore", KVStoreSettings, _start))

@@ -1,4 +1,4 @@
-"""Whether the index answers: known to every call at once, so that only the first one waits for a dead Redis."""
+"""Whether the index answers. All calls share that state, so only the first one waits for a dead Redis."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ class Availability:
         on_change: Callable[[StoreUnavailable | None], Awaitable[None]],
         interval_s: float,
     ) -> None:
-        """`probe` raises StoreUnavailable while the index is gone; `on_change` gets that error, or None when the
-        index is back, once a change, the state after `start()` included."""
+        """`probe` raises StoreUnavailable while the index does not answer. `on_change` is called once for each
+        change, and once by `start()`: with that error, or with None when the index answers again."""
         self._probe = probe
         self._on_change = on_change
         self._interval_s = interval_s
-        self._error: StoreUnavailable | None = StoreUnavailable("the index was not looked for yet")
+        self._error: StoreUnavailable | None = StoreUnavailable("the index was not probed yet")
         self._suspected = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @property
     def available(self) -> bool:
-        """What the last probe saw."""
+        """The last probe was answered."""
         return self._error is None
 
     def require(self) -> None:
-        """Raises StoreUnavailable at once while the index is known to be gone."""
+        """Raises StoreUnavailable at once, without I/O, while the index does not answer."""
         if self._error is not None:
             raise StoreUnavailable(self._error.message, **self._error.details)
 
     def suspect(self) -> None:
-        """A call has failed: probe now. The probe decides, so one slow answer does not shut the store."""
+        """A call has failed: probe now. Only the probe changes the state: one slow answer does not close the store."""
         self._suspected.set()
 
     async def start(self) -> None:
@@ -50,7 +50,7 @@ class Availability:
             self._task = asyncio.create_task(self._run(), name="index probe")
 
     async def close(self) -> None:
-        """Stops to probe."""
+        """Stops probing."""
         if self._task is not None:
             task, self._task = self._task, None
             await end_task(task)

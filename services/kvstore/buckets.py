@@ -1,11 +1,11 @@
-"""Which Redis key a block has, and which server that key lies on. No redis import.
+"""Which Redis key a block has, and which server that key is on. No redis import.
 
 One server: all blocks are one bucket, the key is `b:` + hash, and one MGET reads a whole prompt.
 
-A cluster hashes keys to 16,384 slots and reads several at once only where they lie in one. So blocks fall into 128
-buckets by the first byte of their hash, and the key is `{tag}` + hash with a tag of two letters for each bucket: its
-keys share a slot, and the buckets' slots stand evenly over the range, so every node has its share of buckets. Block
-hashes are uniform, so a prompt's blocks, also those of the one that everybody sends, spread over all nodes alike.
+A cluster hashes keys to 16,384 slots, and one command can read several keys only where they share a slot. So blocks
+fall into 128 buckets by the first byte of their hash, and the key is `{tag}` + hash with a tag of two letters for each
+bucket. A bucket's keys share a slot, and the buckets' slots are spread evenly, so every node has its share of buckets.
+Block hashes are uniform, so a prompt's blocks spread evenly over all nodes, those of a popular system prompt too.
 """
 
 from __future__ import annotations

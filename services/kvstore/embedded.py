@@ -1,4 +1,4 @@
-"""A real Valkey server as a child process: the index of one machine, and of tests. Nothing is written to disk."""
+"""A real Valkey server as a child process, for one machine and for tests. Nothing is written to disk."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EmbeddedValkey:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        """`folder` holds the socket and the log, is created if need be, and kept; default: a temporary one."""
+        """`folder` holds the socket and the log; it is created if need be, and kept. Default: a temporary one."""
         self._given_folder = folder
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
@@ -44,12 +44,12 @@ class EmbeddedValkey:
 
     @property
     def pid(self) -> int | None:
-        """Of the running server."""
+        """Process id of the running server; None where it does not run."""
         return self._process.pid if self._process is not None else None
 
     async def start(self) -> None:
-        """Raises ConfigError without a server binary or with too long a path, StoreUnavailable when it does not
-        come up."""
+        """Raises ConfigError without a server binary or with too long a path, StoreUnavailable when the server does
+        not start."""
         if self._process is not None:
             return
         binary = find_valkey_server()
@@ -64,12 +64,12 @@ class EmbeddedValkey:
             )
         self._socket.unlink(missing_ok=True)
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(  # noqa: ASYNC220 - not bound to a loop, so any loop may stop it
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - not tied to an event loop: another loop may stop it
                 command_dying_with_parent([str(binary), *self._arguments()]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # A Ctrl-C is the parent's to handle: it stops the server when everything else has stopped.
+                # Ctrl-C must reach the parent alone, which stops this server last.
                 start_new_session=True,
             )
         try:

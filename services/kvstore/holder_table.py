@@ -1,13 +1,13 @@
-"""Which worker a holder id stands for: a snapshot of the table in Redis. No redis import.
+"""Which worker a holder id means: a snapshot of the table in Redis. No redis import.
 
 Fields of the hash `tandem:{index}:holders`:
 
-    next                 last id given out; begins at a random number in every epoch, so that ids do not repeat
-    dead                 how many ids were taken from the table
+    next                 last id assigned; begins at a random number in every epoch, so that ids do not repeat
+    dead                 number of ids removed from the table
     <tier (1)><name>     incarnation (u64) + id (u32) + role (1 byte), little-endian
 
-Only the living are in it: a new incarnation's first word takes all tiers of its predecessor out. "Newest" is the order
-of registration: incarnations are random numbers.
+Only live holders are in it: when a new incarnation registers, all tiers of its predecessor are removed. "Newest" means
+registered last, since incarnations are random numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from itertools import groupby
 
 from services.kvstore.records import holder_ids
 from shared.errors import Internal
-from shared.kv_index.holders import Holder, PrefixMatch, Tier, WorkerRole
+from shared.kv_index.holders import Holder, PrefixMatch, Tier
+from shared.rpc.convert import role_from_proto
 
 ENTRY = struct.Struct("<Q4sB")
 NEXT_FIELD = b"next"
@@ -29,7 +30,7 @@ _MAX_REMEMBERED = 65_536
 
 @dataclass(frozen=True, slots=True)
 class TableVersion:
-    """State of the table that an answer of Redis belongs to."""
+    """Which state of the table an answer of Redis refers to."""
 
     epoch: bytes  # 8 random bytes; another epoch means another, emptied, index
     changes: int
@@ -41,22 +42,24 @@ class TableVersion:
 
 
 class HolderTable:
-    """One snapshot. Turns values of blocks into live holders, and remembers values it has seen: neighbours in a
-    prompt mostly have the same holders."""
+    """One snapshot. Turns the values of blocks into live holders, and caches them: neighbouring blocks of a prompt
+    mostly have the same holders."""
 
     def __init__(self, version: TableVersion, fields: Mapping[bytes, bytes]) -> None:
-        """`fields` is the whole hash. Raises Internal when it is not in the shape described above."""
+        """`fields` is the whole hash. Raises Internal when it has not the format described above."""
         self.version = version
         self.live: dict[bytes, Holder] = {}
-        """By id, as it stands in records."""
+        """By id, in the bytes that records have."""
         self._remembered: dict[bytes, tuple[Holder, ...]] = {}
         try:
             self.num_deaths = int(fields.get(DEAD_FIELD, b"0"))
-            """Ids taken from the table so far in this epoch."""
+            """Ids removed from the table so far in this epoch."""
             for field, value in fields.items():
                 if field not in (NEXT_FIELD, DEAD_FIELD):
                     incarnation, holder_id, role = ENTRY.unpack(value)
-                    self.live[holder_id] = Holder(field[1:].decode(), incarnation, WorkerRole(role), Tier(field[0]))
+                    self.live[holder_id] = Holder(
+                        field[1:].decode(), incarnation, role_from_proto(role), Tier(field[0])
+                    )
         except (IndexError, ValueError, struct.error) as error:
             raise Internal(f"the index's holder table is damaged: {error!r}") from error
 
@@ -65,7 +68,7 @@ class HolderTable:
         return self.version.epoch == version.epoch and self.version.changes >= version.changes
 
     def prefix(self, values: Iterable[bytes | None]) -> PrefixMatch:
-        """Holders of the leading blocks up to the first that no live worker holds; None is an absent key."""
+        """Holders of the leading blocks, up to the first one that no live worker holds. None is an absent key."""
         blocks: list[tuple[Holder, ...]] = []
         for value, run in groupby(values):
             holders = self._holders(value) if value is not None else ()

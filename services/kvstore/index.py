@@ -1,11 +1,12 @@
-"""What the KV store needs of an index, whatever it is kept in."""
+"""The interface of an index of blocks, wherever it is stored."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.kv_index.holders import EventStamp, PrefixMatch, Tier, WorkerIdentity
+from shared.identity import WorkerIdentity
+from shared.kv_index.holders import EventStamp, PrefixMatch, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,19 +19,19 @@ class IndexStats:
 
 
 class ResyncNeeded(Exception):
-    """The index has lost changes that this holder was told are in it: it must publish everything anew."""
+    """The index has lost changes that it had acknowledged: the holder must publish all its blocks again."""
 
 
 class BlockIndex(Protocol):
-    """block hash → holders. `hashes` are 16 bytes each, one behind the other. A holder is one tier of one worker.
+    """block hash → holders. `hashes` are 16 bytes each, concatenated. A holder is one tier of one worker.
 
     Every method may run concurrently with itself and the others, here and in other processes over the same index;
     each is atomic per block. All raise StoreUnavailable within a bounded time when the index does not answer, and
-    work again by themselves once it does.
+    recover without a restart once it does.
 
-    A stamped change is one of an unbroken series. It raises ResyncNeeded, and changes nothing, when the index does not
-    know all that the holder was told it does; a later one that starts over ends that. A change that arrives after a
-    later one is ignored.
+    A stamped change is one of a series without gaps. It raises ResyncNeeded, and changes nothing, when the index has
+    lost earlier changes that it had acknowledged; a later change that starts the series over ends that state. A change
+    that arrives after a later one is ignored.
     """
 
     async def start(self) -> None:
@@ -43,22 +44,22 @@ class BlockIndex(Protocol):
     async def publish(self, worker: WorkerIdentity, tier: Tier, hashes: bytes, stamp: EventStamp = ...) -> int:
         """Adds the worker's tier to the holders of each block; returns how many were new.
 
-        The first call of an incarnation, with hashes or without, makes it the newest of its name: everything that
-        older ones published is dead from then on. Raises InvalidRequest for an incarnation that is dead itself.
+        The first call of an incarnation, with hashes or without, registers it as the newest of its name: from then on
+        everything that older ones published is dead. Raises InvalidRequest for an incarnation that was superseded.
         """
 
     async def remove(self, worker: WorkerIdentity, tier: Tier, hashes: bytes, stamp: EventStamp = ...) -> int:
-        """Takes the worker's tier from the holders of each block; returns how many it was among."""
+        """Removes the worker's tier from the holders of each block; returns how many blocks had it."""
 
     async def forget_all(self) -> int:
-        """Ends all claims at once: every holder starts over as soon as it next says anything. Returns how many holders
-        were forgotten."""
+        """Forgets all holders at once; each is asked to publish again when it next sends anything. Returns how many
+        holders were forgotten."""
 
     async def stats(self) -> IndexStats:
         """Size of the index."""
 
     async def probe(self) -> None:
-        """Whether the index answers, and whether it is whole; makes sure that holders hear of it where it is not."""
+        """Returns when the index answers. Where it has lost data, forgets the holders, so that they publish again."""
 
     async def close(self) -> None:
         """Frees what it owns; twice is fine."""

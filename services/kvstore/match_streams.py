@@ -1,4 +1,4 @@
-"""The store's end of match streams: any number of matches at a time on each, answered as they are found."""
+"""The store's end of match streams: a stream carries any number of matches at a time, answered in any order."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MatchStreams:
         self._idle.set()
 
     async def serve(self, context: Context) -> None:
-        """Returns when the client has ended its stream, or at the drain."""
+        """Returns when the client has ended its stream, or when `drain()` ends it."""
         writing = asyncio.Lock()  # gRPC takes one message at a time
         answers: set[asyncio.Task[None]] = set()
 
@@ -52,7 +52,7 @@ class MatchStreams:
                 await end_task(task)
 
     async def drain(self, deadline_s: float) -> None:
-        """Ends all streams once nothing is under way, at the deadline at the latest."""
+        """Ends all streams once no match is running, at the deadline at the latest."""
         await asyncio.wait({asyncio.create_task(self._idle.wait())}, timeout=deadline_s)
         self._draining.set()
 

@@ -20,21 +20,21 @@ from services.kvstore.tiers.stack import TierStack
 from services.kvstore.tiers.tier import BlockTier, TierEvents
 from shared.block_service.client import SentBlock
 from shared.block_service.store_client import Wanted
-from shared.engine.messages import ShippedBlock
 from shared.errors import ModelMismatch, StoreUnavailable, TransferFailed
+from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.handoff.receiving import MemoryLost, receive_trailer
 from shared.kv.handoff.shipment import Shipment
 from shared.kv.handoff.trailer import trailer_bytes
-from shared.kv.transfer import Incoming, KVTransfer, new_ticket
+from shared.kv.transfer import Incoming, KVTransfer, TransferCounters, new_ticket
 from shared.kv_index.holders import Tier
 from shared.kv_index.publisher import IndexPublisher
 
 logger = logging.getLogger(__name__)
 
 TRANSFER_TIMEOUT_S = 10.0
-"""A worker that neither sends nor takes anything for so long is given up."""
+"""A worker that neither sends nor takes anything for this long is given up. Seconds."""
 FETCH_BATCH = 8
-"""Blocks read at once."""
+"""Blocks read in one batch."""
 
 T = TypeVar("T")
 
@@ -53,15 +53,16 @@ class NodeConfig:
 
 
 class StoreNode:
-    """Tiers behind one thread, a transfer plane, and a publisher a tier. `start()`/`close()`; runs on the event loop.
+    """Tiers behind one thread, a transfer plane, and one publisher for each tier. `start()`/`close()`; runs on the
+    event loop.
 
-    All blocks of a node have one size, which the first worker that offers or asks tells. Bytes pass through staging
+    All blocks of a node have one size, set by the first worker that offers or fetches. Bytes pass through staging
     memory of a fixed size: without a free slot, offers are declined and fetches wait.
     """
 
     def __init__(self, config: NodeConfig, transfer: KVTransfer, publisher: Callable[[Tier], IndexPublisher]) -> None:
-        """Owns the transfer, and the publishers that `publisher` makes. Raises ConfigError for a disk tier without a
-        block's room."""
+        """Owns the transfer, and the publishers that `publisher` makes. Raises ConfigError for a disk tier that has no
+        room for one block."""
         self._config = config
         self._transfer = transfer
         self._tiers = TierStack([], config.disk_folder if config.disk_bytes else None)
@@ -75,7 +76,7 @@ class StoreNode:
         self._publishers = {tier: publisher(tier) for tier in kinds}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store tiers")
         self._limiter = RateLimiter(config.send_bytes_per_s)
-        self._block_bytes = 0  # not known yet
+        self._block_bytes = 0  # 0: not known yet
         self._opening = asyncio.Lock()
         self._staging: Staging
         self._coming: set[bytes] = set()
@@ -83,8 +84,13 @@ class StoreNode:
 
     @property
     def tiers(self) -> Sequence[BlockTier]:
-        """Fastest first; the host tier is there from the first block's size on."""
+        """Fastest first; the host tier exists once the size of a block is known."""
         return self._tiers.tiers
+
+    @property
+    def transfer_counters(self) -> TransferCounters:
+        """Blocks that came and went over the transfer plane."""
+        return self._transfer.counters
 
     def failure(self, tier: Tier) -> str:
         """Why the last call on a tier failed; empty where it did not."""
@@ -101,7 +107,7 @@ class StoreNode:
             await publisher.start()
 
     async def close(self) -> None:
-        """Ends what is under way; twice is fine."""
+        """Ends running transfers; twice is fine."""
         for task in list(self._receiving):
             task.cancel()
         if self._receiving:
@@ -113,13 +119,13 @@ class StoreNode:
         self._tiers.close()
 
     async def offer(self, worker_name: str, hashes: Sequence[bytes], block_bytes: int, tenant: str = "") -> Wanted:
-        """Which of these blocks to send here; they are expected from now on. Raises ModelMismatch for blocks of
-        another size, ConfigError where not one fits into what the node may use."""
+        """Which of these blocks to send here; receives are posted for them. Raises ModelMismatch for blocks of another
+        size, ConfigError where not even one fits into the node's budgets."""
         await self.open(block_bytes)
         fresh = [(index, name) for index, name in enumerate(hashes) if name not in self._coming]
         most = self._staging.num_free
         wanted = await self._in_thread(lambda: self._admit(fresh, most, block_bytes, tenant))
-        # Others were admitted while the thread looked.
+        # Other offers were admitted meanwhile.
         wanted = [item for item in wanted if hashes[item[0]] not in self._coming]
         slots = self._staging.take(len(wanted))
         wanted = wanted[: len(slots)]
@@ -136,7 +142,7 @@ class StoreNode:
         return Wanted(tuple(index for index, _ in wanted), ticket, self._transfer.address)
 
     async def with_tiers(self, work: Callable[[TierStack], T]) -> T:
-        """What `work` makes of the tiers, in their thread."""
+        """Runs `work` in the tiers' thread and returns its result."""
         return await self._in_thread(lambda: work(self._tiers))
 
     async def look_up(self, hashes: Sequence[bytes]) -> list[bool]:
@@ -144,7 +150,7 @@ class StoreNode:
         return await self._in_thread(lambda: [self._tiers.holds(name) for name in hashes])
 
     async def flush(self, tenant: str | None) -> tuple[int, int]:
-        """See `BlockGiver`."""
+        """See `BlockProvider`."""
         if tenant is not None:
             check_tenant(tenant)
         return await self.with_tiers(lambda tiers: tiers.flush(tenant))
@@ -152,7 +158,8 @@ class StoreNode:
     async def fetch(
         self, hashes: Sequence[bytes], block_bytes: int, ticket: int, address: bytes
     ) -> AsyncGenerator[list[SentBlock], None]:
-        """Sends blocks, the last one first, then a trailer; yields what is on its way. Raises TransferFailed."""
+        """Sends blocks, the last one first, then a trailer; yields each batch once its sends have begun. Raises
+        TransferFailed."""
         await self.open(block_bytes)
         shipment = Shipment(
             self._transfer, address, ticket, len(hashes), self._staging.memory,
@@ -173,7 +180,7 @@ class StoreNode:
     async def _send_batch(
         self, shipment: Shipment, batch: list[tuple[int, bytes]], slots: list[int]
     ) -> list[SentBlock]:
-        """Reads these blocks into the slots and begins to send those that are sound."""
+        """Reads these blocks into the slots and begins to send those that are undamaged."""
         memory = [self._staging.memory(slot) for slot in slots]
         read = self._in_thread(
             lambda: [self._tiers.read(name, into) for (_, name), into in zip(batch, memory, strict=True)]
@@ -189,7 +196,7 @@ class StoreNode:
             if block is None:
                 self._staging.give_back(slot)
             else:
-                shipment.add(ShippedBlock("", index, slot, block.checksum))
+                shipment.add(OutgoingBlock("", index, slot, block.checksum))
                 sent.append(SentBlock(index, block.checksum, block.tier))
         return sent
 
@@ -201,7 +208,7 @@ class StoreNode:
         incoming: Incoming,
         blocks: list[tuple[bytes, int, tuple[BlockTier, ...]]],
     ) -> None:
-        """Waits for the blocks of one offer and keeps them; then their slots are free."""
+        """Waits for the blocks of one offer, stores them and frees their slots."""
         lost = False
         try:
             trailer = await receive_trailer(self._transfer, ticket, incoming, TRANSFER_TIMEOUT_S)
@@ -223,7 +230,7 @@ class StoreNode:
     def _admit(
         self, offered: list[tuple[int, bytes]], most: int, block_bytes: int, tenant: str
     ) -> list[tuple[int, tuple[BlockTier, ...]]]:
-        """In the tiers' thread: (index, tiers that want it), at most so many."""
+        """In the tiers' thread: (index, tiers that want the block) of at most `most` blocks."""
         wanted: list[tuple[int, tuple[BlockTier, ...]]] = []
         for index, name in offered:
             if len(wanted) == most:
@@ -236,7 +243,7 @@ class StoreNode:
     def _put(
         self, blocks: list[tuple[bytes, int, tuple[BlockTier, ...]]], checksums: dict[int, int], tenant: str
     ) -> int:
-        """In the tiers' thread; returns how many blocks are not what their checksum says."""
+        """In the tiers' thread; returns how many blocks do not match their checksum."""
         num_bad = 0
         for place, checksum in checksums.items():
             name, slot, tiers = blocks[place]
@@ -248,7 +255,7 @@ class StoreNode:
         return num_bad
 
     async def open(self, block_bytes: int) -> None:
-        """Makes host tier and staging for blocks of this size, once. Raises as `offer`."""
+        """Allocates host tier and staging for blocks of this size, once. Raises like `offer`."""
         async with self._opening:
             if self._block_bytes not in (0, block_bytes):
                 raise ModelMismatch(
@@ -270,29 +277,32 @@ class StoreNode:
                 self._staging = staging
                 self._block_bytes = block_bytes
 
-    def _tell(self, events: Sequence[tuple[Tier, TierEvents]]) -> None:
-        """Tells the index what came and went."""
+    def _publish(self, events: Sequence[tuple[Tier, TierEvents]]) -> None:
+        """Reports stored and evicted blocks to the index."""
         for tier, event in events:
             self._publishers[tier].offer(event.sealed, event.evicted)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Events are drained where blocks come and go, and told of also when nobody waits for `work` any more."""
+        """Runs `work` in the tiers' thread. The tiers' events are published afterwards, even where the caller was
+        cancelled."""
         loop = asyncio.get_running_loop()
 
         def run() -> T:
             try:
                 return work()
             finally:
-                loop.call_soon_threadsafe(self._tell, [(tier.tier, tier.drain_events()) for tier in self._tiers.tiers])
+                loop.call_soon_threadsafe(
+                    self._publish, [(tier.tier, tier.drain_events()) for tier in self._tiers.tiers]
+                )
 
         try:
             return await loop.run_in_executor(self._thread, run)
-        except RuntimeError as error:  # what an executor says that was shut down
+        except RuntimeError as error:  # the executor was shut down
             raise StoreUnavailable("the store is closing") from error
 
 
 async def _unbroken(work: Coroutine[None, None, T]) -> T:
-    """Waits to the end also when cancelled: a thread is at work on memory of ours."""
+    """Waits for the end even when cancelled: a thread is still using the memory."""
     task = asyncio.create_task(work)
     try:
         return await asyncio.shield(task)

@@ -1,4 +1,4 @@
-"""What a store node holds, as messages: by tier, by tenant, and its pins."""
+"""A store node's contents as messages: by tier, by tenant, and its pins."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from shared.kv_index.holders import Tier
 from shared.rpc.pb.tandem.v1 import kvstore_pb2
 
 MAX_TENANTS = 1000
-"""Accounts told of, those with most bytes."""
+"""Most accounts in one message; those with most bytes are kept."""
 
 
 def tier_stats_list(name: str, failure: Callable[[Tier], str], tiers: TierStack) -> kvstore_pb2.TierStatsList:
-    """All of one node; `failure` says why the last call on a tier failed. To be called in the tiers' thread."""
+    """Everything of one node. `failure` returns why the last call on a tier failed. Call it in the tiers' thread."""
     uses = [use for tier in tiers.tiers for use in _tenant_uses(tier)]
     uses.sort(key=lambda use: -use.used_bytes)
     return kvstore_pb2.TierStatsList(

@@ -1,4 +1,4 @@
-"""The index as a node of the same process publishes to it."""
+"""How the store node of this process publishes to the index, without gRPC."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from services.kvstore.availability import Availability
 from services.kvstore.index import BlockIndex, ResyncNeeded
 from shared.errors import StoreUnavailable
-from shared.kv_index.holders import EventStamp, Tier, WorkerIdentity, join_hashes
+from shared.identity import WorkerIdentity
+from shared.kv_index.holders import EventStamp, Tier, join_hashes
 
 _UNSTAMPED = EventStamp(sequence=0, acknowledged=0)
 

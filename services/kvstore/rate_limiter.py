@@ -1,4 +1,4 @@
-"""A limit on what leaves in a second."""
+"""A limit on bytes sent per second."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import time
 
 
 class RateLimiter:
-    """Lets `bytes_per_s` pass on average; 0 = anything."""
+    """Lets `bytes_per_s` pass on average; 0 = no limit."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s
         self._free_at = 0.0
 
     async def spend(self, num_bytes: int) -> None:
-        """Returns when those that were spent have had their time."""
+        """Returns once `num_bytes` more, and all before them, have had their share of time."""
         if self._bytes_per_s and num_bytes:
             now = time.monotonic()
             self._free_at = max(self._free_at, now) + num_bytes / self._bytes_per_s

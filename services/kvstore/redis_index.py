@@ -1,13 +1,13 @@
 """The block index in Redis or Valkey, on one server or a cluster.
 
-`match` is one round trip whatever the prompt's length: the table's version and every block. MGET and not a script that
-stops at the first absent block: Redis is the one part that the whole fleet shares, and for 512 blocks it spends
-about 0.1 ms on an MGET but ten times that in Lua. The holder table is kept here and read again only when the
-version that came with the blocks says that a worker registered since, so a superseded incarnation is never
-reported, not even by a store that did not see its successor arrive.
+`match` is one round trip whatever the prompt's length: it reads the table's version and every block. It uses MGET, not
+a script that stops at the first absent block: the whole fleet shares Redis, which spends about 0.1 ms on an MGET of 512
+blocks but ten times that in Lua. The holder table is cached here and read again only when the version that came with
+the blocks says that a worker registered since. So a superseded incarnation is never reported, not even by a store that
+did not see its successor register.
 
-On a cluster version and blocks come from several nodes at the same time. A holder that registered between the two
-readings is not found this once; nothing else can go wrong, since ids are never given out again.
+On a cluster, version and blocks are read from several nodes at the same time. A holder that registers between the two
+reads is missed in that one match; nothing else can go wrong, since ids are never assigned twice.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ from services.kvstore.scripts import (
     UNKNOWN,
 )
 from shared.errors import InvalidRequest, StoreUnavailable
-from shared.kv_index.holders import EventStamp, PrefixMatch, Tier, WorkerIdentity
+from shared.identity import WorkerIdentity
+from shared.kv_index.holders import EventStamp, PrefixMatch, Tier
+from shared.rpc.convert import role_to_proto
 
 SCRIPT_HASHES = 1024
-"""Blocks in one run of a script, during which Redis serves nobody else: one or two milliseconds."""
+"""Blocks in one run of a script, which blocks Redis for one or two milliseconds."""
 RETIRED_MAX_AGE_S = 86_400
-"""How long a superseded incarnation is refused: longer than any stalled process lives on."""
+"""How long a superseded incarnation is refused: longer than a stalled process can take to come back."""
 TABLE_SLOT = slot_of(TABLE_TAG)
 _UNSTAMPED = EventStamp(sequence=0, acknowledged=0)
 
@@ -71,7 +73,7 @@ class RedisIndex:
         for _ in range(2):
             version, values = read.collect(await self._redis.call(*read.commands, connection=RedisConnection.READ))
             if version is None:
-                return PrefixMatch()  # nobody ever published
+                return PrefixMatch()  # nothing was ever published
             table = await self._table_for(TableVersion.parse(version))
             if table is not None:
                 return table.prefix(values)
@@ -88,7 +90,7 @@ class RedisIndex:
         return await self._write(REMOVE, hashes, holder_id) if holder_id is not None else 0
 
     async def stats(self) -> IndexStats:
-        """See BlockIndex. All keys of the database beside our bookkeeping are blocks."""
+        """See BlockIndex. All keys of the database but the bookkeeping are blocks."""
         num_keys, used_bytes = 0, 0
         for node in await self._redis.nodes():
             size, info = replies_of(
@@ -103,8 +105,8 @@ class RedisIndex:
     async def probe(self) -> None:
         """See BlockIndex.
 
-        Every bucket of a cluster has a marker. One that is gone was lost with its node's data, and all holders are
-        forgotten: each of them starts over as soon as it next says anything.
+        Every bucket of a cluster has a marker. Where one is missing, a node has lost its data: all holders are
+        forgotten, and each is asked to publish all its blocks again when it next sends anything.
         """
         version, *markers = await self._redis.call(
             Command.of("GET", VERSION_KEY, slot=TABLE_SLOT), *self._markers("EXISTS"), connection=RedisConnection.READ
@@ -116,7 +118,7 @@ class RedisIndex:
         await self._redis.call(*self._markers("SET", "1"))
 
     async def forget_all(self) -> int:
-        """See BlockIndex. What they published is pruned by the sweeper."""
+        """See BlockIndex. The sweeper removes what they published."""
         table = await read_table(self._redis)
         if table is None:
             return 0
@@ -134,12 +136,12 @@ class RedisIndex:
         return [Command.of(verb, prefix, *arguments, slot=slot) for prefix, slot in pairs]
 
     async def _admit(self, worker: WorkerIdentity, tier: Tier, stamp: EventStamp, *, register: bool) -> bytes | None:
-        """The id to write with; None when there is nothing to do."""
+        """The holder id to write with; None when there is nothing to write."""
         arguments = (
             bytes([tier]),
             worker.name.encode(),
             worker.incarnation.to_bytes(8, "little"),
-            bytes([worker.role]),
+            bytes([role_to_proto(worker.role)]),
             int(register),
             secrets.token_bytes(8),
             secrets.randbits(32),
@@ -175,7 +177,7 @@ class RedisIndex:
         return sum(await self._redis.call(*commands)) if commands else 0
 
     async def _table_for(self, version: TableVersion) -> HolderTable | None:
-        """A snapshot that covers `version`; None when the index was emptied since. Read once for all who wait."""
+        """A snapshot that covers `version`; None when the index was emptied since. Concurrent calls share one read."""
         if self._table is not None and self._table.covers(version):
             return self._table
         async with self._reading_table:
@@ -185,7 +187,7 @@ class RedisIndex:
 
 
 async def read_table(redis: RedisClient) -> HolderTable | None:
-    """The holder table as it is now; None when nobody has published yet."""
+    """The holder table as it is now; None when nothing was published yet."""
     [(version, fields)] = await redis.call(
         Command.script(READ_TABLE, TABLE_KEYS, (), TABLE_SLOT), connection=RedisConnection.READ
     )

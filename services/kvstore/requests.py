@@ -1,17 +1,19 @@
-"""Validation at the edge: messages of `tandem.v1` in, our own types out, or an InvalidRequest that names the field."""
+"""Validation at the edge: `tandem.v1` messages in, own types out, or an InvalidRequest that names the field."""
 
 from __future__ import annotations
 
 from services.kvstore.tiers.disk_header import MAX_TENANT_BYTES
 from services.kvstore.tiers.pins import Pin
 from shared.errors import InvalidRequest
+from shared.identity import WorkerIdentity, WorkerRole
 from shared.kv_index.hash_lists import split_hashes
-from shared.kv_index.holders import EventStamp, Tier, WorkerIdentity, WorkerRole
+from shared.kv_index.holders import EventStamp, Tier
+from shared.rpc.convert import role_from_proto
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, types_pb2
 
 MAX_NAME_BYTES = 256
 MAX_SEQUENCE = 2**53 - 1
-"""What Redis's Lua counts without rounding."""
+"""Largest integer that Redis's Lua represents exactly."""
 
 
 def name_of(worker: types_pb2.WorkerId) -> str:
@@ -26,14 +28,14 @@ def name_of(worker: types_pb2.WorkerId) -> str:
 
 
 def incarnation_of(worker: types_pb2.WorkerId) -> int:
-    """The worker's incarnation; 0 is what a message says that does not mention it."""
+    """The worker's incarnation. 0 means that the message does not set it."""
     if worker.incarnation == 0:
         raise InvalidRequest("worker.incarnation must be set and not 0", field="worker.incarnation", limit=1)
     return worker.incarnation
 
 
 def tier_of(message: kvstore_pb2.PublishRequest | kvstore_pb2.RemoveRequest) -> Tier:
-    """The request's tier, one that we know."""
+    """The request's tier; unknown ones are refused."""
     try:
         return Tier(message.tier)
     except ValueError as error:
@@ -59,7 +61,7 @@ def stamp_of(message: kvstore_pb2.PublishRequest | kvstore_pb2.RemoveRequest) ->
 def publisher_of(message: kvstore_pb2.PublishRequest) -> WorkerIdentity:
     """Who publishes."""
     try:
-        role = WorkerRole(message.role)
+        role = role_from_proto(message.role)
     except ValueError as error:
         raise InvalidRequest(
             f"role must be one of {', '.join(role.name for role in WorkerRole)}, got number {message.role}",
@@ -74,13 +76,13 @@ def remover_of(message: kvstore_pb2.RemoveRequest) -> WorkerIdentity:
 
 
 def tenant_of(message: kvstore_pb2.OfferRequest | kvstore_pb2.PinRequest) -> str:
-    """Whose blocks the request is about; empty = nobody's in particular."""
+    """The tenant whose blocks the request is about; empty = no tenant."""
     check_tenant(message.tenant)
     return message.tenant
 
 
 def check_tenant(tenant: str) -> None:
-    """Raises InvalidRequest for what cannot be a tenant's name."""
+    """Raises InvalidRequest for an invalid tenant name."""
     if len(tenant.encode()) > MAX_TENANT_BYTES or "\0" in tenant:
         raise InvalidRequest(
             f"tenant must have at most {MAX_TENANT_BYTES} bytes, none of them 0", field="tenant", limit=MAX_TENANT_BYTES

@@ -1,11 +1,11 @@
-"""The index's writes as Lua scripts: Redis runs each of them atomically, so publishers cannot undo each other.
+"""The index's writes as Lua scripts: Redis runs each atomically, so publishers cannot overwrite each other's changes.
 
-Why scripts and not APPEND with duplicates dropped on reading: a worker that publishes the same system prompt a
-thousand times must not grow its value, and reads (the hot path) stay plain MGETs of minimal values. Blocks are read
+Why scripts and not APPEND with duplicates dropped on reading: a system prompt that is published a thousand times must
+not grow its blocks' values, and reads (the hot path) stay plain MGETs of minimal values. Blocks are read
 and written in groups of 256 with MGET and MSET, which costs Redis about 1 µs a block.
 
 Keys of blocks are computed inside the scripts from a prefix and one string of hashes (a fifth of the bytes of declared
-keys). The prefix is the one declared key: it has the blocks' hash tag, so a cluster runs the script where they lie.
+keys). The prefix is the only declared key: it has the blocks' hash tag, so a cluster runs the script on their node.
 """
 
 from __future__ import annotations
@@ -188,21 +188,21 @@ return removed
 ADMIT = LuaScript(_TABLE + _ADMIT)
 """May this holder write, and under which id? KEYS: TABLE_KEYS.
 
-(tier, name, incarnation, role, 1 to register who is unknown, epoch if the index is new, first id if it is new,
-sequence number of the change or 0, last one that was acknowledged, 1 to start over, seconds to remember the superseded)
+(tier, name, incarnation, role, 1 to register an unknown holder, epoch and first id for a new index, sequence number of
+the change or 0, last acknowledged one, 1 to start over, seconds for which superseded incarnations are remembered)
 -> the id (4 bytes), or
 
     SUPERSEDED  a newer incarnation of the name has registered
-    RESYNC      changes that were acknowledged are lost, the whole index perhaps: only starting over helps
-    STALE       a later change was taken already: this one was on its way for too long
-    UNKNOWN     not registered, and not to be
+    RESYNC      acknowledged changes are lost, perhaps the whole index: the holder must start over
+    STALE       a later change was applied already: this one arrived late
+    UNKNOWN     not registered, and the call does not register
 """
 
 READ_TABLE = LuaScript(_TABLE + _READ_TABLE)
-"""() -> version and fields of the table, of the same moment. KEYS: TABLE_KEYS."""
+"""() -> version and fields of the table, read atomically. KEYS: TABLE_KEYS."""
 
 EXPIRE = LuaScript(_TABLE + _EXPIRE)
-"""(seconds) -> holders forgotten that said nothing for so long. KEYS: TABLE_KEYS."""
+"""(seconds) -> number of holders forgotten because they were silent for that long. KEYS: TABLE_KEYS."""
 
 FORGET_ALL = LuaScript(_TABLE + _FORGET_ALL)
 """(epoch) -> 1 when all holders were forgotten, 0 for another epoch. KEYS: TABLE_KEYS."""

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 import grpc.aio
 
 from services.kvstore.availability import Availability
+from services.kvstore.counted_index import CountedIndex
+from services.kvstore.metrics import METRICS, NODE_METRICS, KVStoreSources
 from services.kvstore.node import NodeConfig, StoreNode
 from services.kvstore.own_claims import OwnClaims
 from services.kvstore.redis_index import RedisIndex
@@ -25,11 +27,14 @@ from services.kvstore.tiers.accounts import Quotas
 from shared.block_service.servicer import SERVICE_NAME as BLOCK_SERVICE_NAME
 from shared.block_service.servicer import BlockServicer
 from shared.errors import ConfigError, StoreUnavailable
+from shared.identity import WorkerIdentity, WorkerRole
 from shared.kv.ucx import UcxTransfer
-from shared.kv_index.holders import Tier, WorkerIdentity, WorkerRole
+from shared.kv_index.holders import Tier
 from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc
 from shared.rpc.server import RpcServer
+from shared.telemetry.metrics import Metrics
+from shared.telemetry.metrics_server import MetricsServer
 
 logger = logging.getLogger(__name__)
 
@@ -38,12 +43,12 @@ class KVStoreServer:
     """`start()` returns once it serves, with Redis or still without; `close()` drains, twice is fine."""
 
     def __init__(self, settings: KVStoreSettings) -> None:
-        """Raises ConfigError for a URL that is none or a disk tier without a folder; no I/O before `start()`."""
+        """Raises ConfigError for a malformed URL or a disk tier without a folder; no I/O before `start()`."""
         self._settings = settings
         self._redis = redis_client(
             settings.redis_url.get_secret_value(), settings.redis_timeout_s, cluster=settings.redis_cluster
         )
-        self._index = RedisIndex(self._redis)
+        self._index = CountedIndex(RedisIndex(self._redis))
         self._sweeper = Sweeper(self._redis, settings.sweep_interval_s, settings.lease_s)
         self._availability = Availability(self._index.probe, self._on_change, settings.probe_interval_s)
         self._servicer = KVStoreServicer(self._index, self._availability)
@@ -51,6 +56,12 @@ class KVStoreServer:
         self._node = self._make_node() if settings.host_bytes or settings.disk_bytes else None
         names = (SERVICE_NAME, STORE_SERVICE_NAME, BLOCK_SERVICE_NAME) if self._node is not None else (SERVICE_NAME,)
         self._rpc = RpcServer(settings.bind, self._register, names)
+        self._metrics = Metrics("tandem-kvstore", self._node_name)
+        sources = KVStoreSources(self._index.counters, self._sweeper.counters, self._availability)
+        self._metrics.observe(METRICS, sources)
+        if self._node is not None:
+            self._metrics.observe(NODE_METRICS, self._node)
+        self._metrics_server = MetricsServer(settings.metrics, self._metrics.registry)
 
     @property
     def address(self) -> str:
@@ -59,16 +70,17 @@ class KVStoreServer:
 
     @property
     def endpoints(self) -> Mapping[str, str]:
-        """None beside `address`."""
-        return {}
+        """The metrics page's, where there is one."""
+        return {"metrics": self._metrics_server.address} if self._metrics_server.address else {}
 
     async def start(self) -> None:
         """Raises ConfigError when the port is taken or Redis refuses our credentials.
 
-        A Redis that does not answer yet is no reason not to start: health says NOT_SERVING until it does.
+        It starts even while Redis does not answer: health is NOT_SERVING until it does.
         """
         try:
-            with contextlib.suppress(StoreUnavailable):  # the first probe below tells the log and health
+            await self._metrics_server.start()
+            with contextlib.suppress(StoreUnavailable):  # the first probe below logs it and sets the health
                 await self._index.start()
             await self._rpc.start()
             await self._availability.start()
@@ -82,17 +94,19 @@ class KVStoreServer:
             raise
 
     async def close(self) -> None:
-        """Refuses new calls, lets running ones end within the drain's time, then frees everything."""
+        """Refuses new calls, lets running ones end within drain_timeout_s, then frees everything."""
         await self._sweeper.close()
         await self._availability.close()
         await self._rpc.set_serving(False)
-        # At once: a client whose stream has ended may open another one, which would be cut off in its beginning.
+        # Both at once: a client whose stream has ended may open a new one, which would be cut off as it begins.
         drain_s = self._settings.drain_timeout_s
         await asyncio.gather(self._rpc.stop(drain_s), self._servicer.drain(drain_s))
         if self._node is not None:
             await self._node.close()
         await self._index.close()
         await self._redis.close()
+        self._metrics_server.close()
+        self._metrics.close()
 
     def _register(self, server: grpc.aio.Server) -> None:
         kvstore_pb2_grpc.add_KVStoreServiceServicer_to_server(self._servicer, server)

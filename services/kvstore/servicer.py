@@ -1,4 +1,4 @@
-"""`tandem.v1.KVStoreService` over a BlockIndex: validate, ask, convert; every failure leaves as a typed error."""
+"""`tandem.v1.KVStoreService` over a BlockIndex: validate, ask, convert; every failure becomes a typed error."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 import grpc.aio
 
 from services.kvstore.availability import Availability
-from services.kvstore.index import BlockIndex, ResyncNeeded
+from services.kvstore.counted_index import CountedIndex
+from services.kvstore.index import ResyncNeeded
 from services.kvstore.match_streams import MatchStreams
 from services.kvstore.requests import publisher_of, remover_of, stamp_of, tier_of
 from shared.errors import StoreUnavailable, TandemError
-from shared.kv.hashing import HASH_BYTES
 from shared.kv_index.hash_lists import hashes_of
 from shared.kv_index.messages import match_to_proto
 from shared.rpc.errors import abort
@@ -28,16 +28,13 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):
-    """Counts what it answers; the counts are this process's, since its start."""
+    """gRPC's view of the index. The counts in its statistics are this process's, since its start."""
 
-    def __init__(self, index: BlockIndex, availability: Availability) -> None:
+    def __init__(self, index: CountedIndex, availability: Availability) -> None:
         """Owns neither."""
         self._index = index
         self._availability = availability
         self._streams = MatchStreams(self._streamed_match)
-        self._num_match_requests = 0
-        self._num_match_blocks = 0
-        self._num_hit_blocks = 0
 
     async def Match(  # noqa: N802
         self, request: kvstore_pb2.MatchRequest, context: Context
@@ -45,14 +42,14 @@ class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):
         """Who holds the prompt's prefix."""
         return await self._answer(self._match(request), context)
 
-    async def MatchStream(  # type: ignore[override]  # noqa: N802 - the stubs know no servicer that writes itself
+    async def MatchStream(  # type: ignore[override]  # noqa: N802 - the stubs do not know servicers that write by hand
         self, _calls: AsyncIterator[kvstore_pb2.MatchCall], context: Context
     ) -> None:
-        """The same over a stream."""
+        """Many matches over one stream."""
         await self._streams.serve(context)
 
     async def drain(self, deadline_s: float) -> None:
-        """Ends the streams once what runs on them is answered, at the deadline at the latest."""
+        """Ends the streams once their running matches are answered, at the deadline at the latest."""
         await self._streams.drain(deadline_s)
 
     async def Publish(  # noqa: N802
@@ -64,7 +61,7 @@ class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):
     async def Remove(  # noqa: N802
         self, request: kvstore_pb2.RemoveRequest, context: Context
     ) -> kvstore_pb2.RemoveResponse:
-        """A worker holds these blocks no more."""
+        """A worker no longer holds these blocks."""
         return await self._answer(self._remove(request), context)
 
     async def GetStats(  # noqa: N802
@@ -76,17 +73,13 @@ class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):
     async def Rebuild(  # noqa: N802
         self, request: kvstore_pb2.RebuildRequest, context: Context
     ) -> kvstore_pb2.RebuildResponse:
-        """All holders start over."""
+        """Forgets all holders; each publishes all its blocks again."""
         return await self._answer(self._rebuild(request), context)
 
     async def _match(self, request: kvstore_pb2.MatchRequest) -> kvstore_pb2.MatchResponse:
         hashes = hashes_of(request)
         self._availability.require()
-        match = await self._index.match(hashes)
-        self._num_match_requests += 1
-        self._num_match_blocks += len(hashes) // HASH_BYTES
-        self._num_hit_blocks += match.num_blocks
-        return match_to_proto(match)
+        return match_to_proto(await self._index.match(hashes))
 
     async def _streamed_match(self, request: kvstore_pb2.MatchRequest) -> kvstore_pb2.MatchResponse:
         try:
@@ -115,12 +108,12 @@ class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):
 
     async def _stats(self, _request: kvstore_pb2.GetStatsRequest) -> kvstore_pb2.StoreStats:
         self._availability.require()
-        stats = await self._index.stats()
+        stats, counters = await self._index.stats(), self._index.counters
         return kvstore_pb2.StoreStats(
             num_blocks=stats.num_blocks,
-            num_match_requests=self._num_match_requests,
-            num_match_blocks=self._num_match_blocks,
-            num_hit_blocks=self._num_hit_blocks,
+            num_match_requests=counters.num_matches,
+            num_match_blocks=counters.num_match_blocks,
+            num_hit_blocks=counters.num_hit_blocks,
             index_bytes=stats.index_bytes,
             index_address=stats.address,
         )
@@ -128,7 +121,7 @@ class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):
     async def _rebuild(self, _request: kvstore_pb2.RebuildRequest) -> kvstore_pb2.RebuildResponse:
         self._availability.require()
         num_holders = await self._index.forget_all()
-        logger.warning("the index is built anew: %d holders were forgotten and publish again", num_holders)
+        logger.warning("the index is rebuilt: %d holders were forgotten and publish again", num_holders)
         return kvstore_pb2.RebuildResponse(num_holders=num_holders)
 
     async def _answer(self, work: Awaitable[T], context: Context) -> T:

@@ -1,4 +1,4 @@
-"""Memory for blocks on their way between the tiers and the network."""
+"""Memory for blocks in transfer between the tiers and the network."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from shared.errors import ConfigError
 
 
 class Staging:
-    """Slots of one block each, lent out one by one. Use from the event loop's thread."""
+    """Slots of one block each. Use it on the event loop's thread."""
 
     def __init__(self, budget_bytes: int, block_bytes: int) -> None:
-        """Takes the memory, page by page as it is written. Raises ConfigError (field staging_bytes) when not even one
-        block fits."""
+        """Allocates the memory; the system provides pages as they are written. Raises ConfigError (field staging_bytes)
+        when not even one block fits."""
         self.num_slots = budget_bytes // block_bytes
         if self.num_slots == 0:
             raise ConfigError(
@@ -28,7 +28,7 @@ class Staging:
 
     @property
     def num_free(self) -> int:
-        """Slots that could be taken at once."""
+        """Free slots."""
         return len(self._free)
 
     def memory(self, slot: int) -> memoryview:
@@ -36,18 +36,18 @@ class Staging:
         return memoryview(self._memory[slot])
 
     def take(self, count: int) -> list[int]:
-        """As many free slots, at most `count`."""
+        """Takes up to `count` free slots, as many as there are."""
         taken, self._free = self._free[:count], self._free[count:]
         return taken
 
     async def wait(self, count: int) -> list[int]:
-        """At least one slot, at most `count`; waits while none is free."""
+        """Takes up to `count` slots, at least one; waits while none is free."""
         while not self._free:
             self._given_back.clear()
             await self._given_back.wait()
         return self.take(count)
 
     def give_back(self, slot: int) -> None:
-        """The slot's content is needed no more."""
+        """Frees a slot."""
         self._free.append(slot)
         self._given_back.set()

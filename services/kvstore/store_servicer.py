@@ -22,12 +22,12 @@ class StoreServicer(kvstore_pb2_grpc.StoreServiceServicer):
     """gRPC's view of a node."""
 
     def __init__(self, node: StoreNode, name: str = "") -> None:
-        """Does not own the node; `name` is what statistics call it."""
+        """Does not own the node; `name` is the node's in statistics."""
         self._node = node
         self._name = name
 
     async def Offer(self, request: kvstore_pb2.OfferRequest, context: Context) -> kvstore_pb2.OfferResponse:  # noqa: N802
-        """Which blocks are wanted."""
+        """Which of the offered blocks to send."""
         return await answer(self._offer(request), context)
 
     async def GetTierStats(  # noqa: N802
@@ -37,7 +37,7 @@ class StoreServicer(kvstore_pb2_grpc.StoreServiceServicer):
         return await answer(self._tier_stats(request), context)
 
     async def Pin(self, request: kvstore_pb2.PinRequest, context: Context) -> kvstore_pb2.PinResponse:  # noqa: N802
-        """Keeps blocks."""
+        """Protects blocks from eviction."""
         return await answer(self._pin(request), context)
 
     async def Unpin(self, request: kvstore_pb2.UnpinRequest, context: Context) -> kvstore_pb2.UnpinResponse:  # noqa: N802

@@ -1,11 +1,11 @@
-"""Forgets workers that fell silent and prunes what the dead left in the index, a little at a time, behind everyone's
-back."""
+"""Forgets workers that fell silent, and prunes dead holders' records from the index, in small steps."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from dataclasses import dataclass
 
 from services.kvstore.buckets import Buckets
 from services.kvstore.holder_table import HolderTable
@@ -22,18 +22,28 @@ logger = logging.getLogger(__name__)
 
 KEYS_PER_STEP = 512
 PAUSE_S = 0.005
-"""Between two steps, so that matches pass in between."""
+"""Pause between two steps, for matches to pass. Seconds."""
+
+
+@dataclass(slots=True)
+class SweepCounters:
+    """Sums since start."""
+
+    num_sweeps: int = 0
+    num_pruned: int = 0  # records of dead holders
+    num_expired: int = 0  # holders that were silent for the lease
 
 
 class Sweeper:
-    """Looks every `interval_s` seconds whether holders died, and walks the index when some did.
+    """Checks every `interval_s` seconds whether holders died, and walks the index when some did.
 
-    Nothing waits for it: dead holders are ignored from the first moment. Sweepers of several stores over one index
-    do the same work twice, harmlessly: every step is idempotent. `start()`/`close()`; twice is fine.
+    Correctness does not depend on it: matches ignore dead holders at once. Sweepers of several stores over one index
+    repeat each other's work, which is harmless: every step is idempotent. `start()`/`close()`; twice is fine.
     """
 
     def __init__(self, redis: RedisClient, interval_s: float, lease_s: float) -> None:
-        """A holder that said nothing for `lease_s` seconds is forgotten."""
+        """A holder that is silent for `lease_s` seconds is forgotten."""
+        self.counters = SweepCounters()
         self._redis = redis
         self._buckets = Buckets.cluster() if redis.is_cluster else Buckets.single()
         self._interval_s = interval_s
@@ -43,20 +53,20 @@ class Sweeper:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begins to look."""
+        """Starts the checks."""
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="index sweeper")
 
     async def close(self) -> None:
-        """Stops, in the middle of a walk if need be; the next one starts over."""
+        """Stops, even in the middle of a walk; the next walk starts over."""
         if self._task is not None:
             task, self._task = self._task, None
             await end_task(task)
 
     async def expire(self) -> int:
-        """Forgets who was silent for the whole lease; returns how many. Raises StoreUnavailable.
+        """Forgets holders that were silent for the whole lease; returns how many. Raises StoreUnavailable.
 
-        Not before Redis has answered for so long: during an outage nobody can speak.
+        Only once Redis has answered for a whole lease: during an outage no holder can publish.
         """
         now = time.monotonic()
         if self._answering_since is None:
@@ -66,15 +76,17 @@ class Sweeper:
         [num_silent] = await self._redis.call(Command.script(EXPIRE, TABLE_KEYS, (str(self._lease_s),), TABLE_SLOT))
         if num_silent:
             logger.warning("%d workers said nothing for %g s: their blocks are forgotten", num_silent, self._lease_s)
+        self.counters.num_expired += int(num_silent)
         return int(num_silent)
 
     async def sweep(self) -> int:
-        """One look, and one walk if there is something to prune; returns the records pruned.
+        """One check, and one walk if there is something to prune; returns the number of records pruned.
 
         Raises StoreUnavailable.
         """
         [version] = await self._redis.call(Command.of("GET", VERSION_KEY, slot=TABLE_SLOT))
         table = await read_table(self._redis) if version is not None else None
+        self.counters.num_sweeps += 1
         if table is None:
             return 0
         state = (table.version.epoch, table.num_deaths)
@@ -87,10 +99,11 @@ class Sweeper:
                 num_pruned += await self._walk(node, table)
             logger.info("pruned %d records of dead holders in %.1f s", num_pruned, time.monotonic() - started)
         self._clean = state
+        self.counters.num_pruned += num_pruned
         return num_pruned
 
     async def _walk(self, node: RedisNode, table: HolderTable) -> int:
-        """Over all keys of one node."""
+        """Walks all keys of one node; returns the number of records pruned."""
         cursor, num_pruned = b"0", 0
         while True:
             [(cursor, keys)] = replies_of(
@@ -104,8 +117,8 @@ class Sweeper:
             await asyncio.sleep(PAUSE_S)
 
     async def _prune(self, hashes: bytes, table: HolderTable) -> int:
-        """A record is read before the table that decides on it, and was registered before it was written: so an id
-        that the table does not have is dead, and not just newer than the table."""
+        """Removes dead holders' records of these blocks. Records are read before the table, and holders register before
+        they write records: so an id that the table does not have is dead, not newer than the table."""
         read = self._buckets.read(hashes, VERSION_KEY)
         _, values = read.collect(await self._redis.call(*read.commands))
         ids = {holder_id for value in set(values) if value for holder_id in holder_ids(value)}
@@ -129,7 +142,7 @@ class Sweeper:
                 await self.expire()
                 await self.sweep()
             except StoreUnavailable:
-                self._answering_since = None  # the store's health says so already
+                self._answering_since = None  # the store's health shows it already
             except TandemError as error:
                 logger.error("the sweep of dead holders failed: %s", error)
             await asyncio.sleep(self._interval_s)

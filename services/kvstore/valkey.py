@@ -7,9 +7,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from typing import ClassVar
+
+from pydantic_settings import SettingsConfigDict
 
 from services.kvstore.embedded import EmbeddedValkey
+from shared.config import ServiceSettings
 from shared.process import run_service
+
+
+class ValkeySettings(ServiceSettings):
+    """Only the log's; those of the server are fixed."""
+
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
+        **{**ServiceSettings.model_config, "env_prefix": "TANDEM_VALKEY_"}
+    )
 
 
 class ValkeyService:
@@ -30,11 +42,11 @@ class ValkeyService:
         await self._server.stop()
 
 
-async def _start() -> ValkeyService:
+async def _start(_: ValkeySettings) -> ValkeyService:
     server = EmbeddedValkey()
     await server.start()
     return ValkeyService(server)
 
 
 if __name__ == "__main__":
-    sys.exit(run_service(_start))
+    sys.exit(run_service("tandem-valkey", ValkeySettings, _start))

@@ -6,28 +6,17 @@ import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
+from shared.address import Address
 from shared.errors import ConfigError
-
-
-def split_address(address: str, field: str) -> tuple[str, int]:
-    """("127.0.0.1", 8000) of "127.0.0.1:8000"; raises ConfigError naming `field`."""
-    host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(
-            f"{field} must be host:port with a port of 0 to 65535, got {address!r}",
-            field=field,
-            value=address,
-        )
-    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def check_free(address: str, field: str) -> None:
     """Raises ConfigError naming `field` where nothing can listen on `address`; port 0 always passes."""
-    host, port = split_address(address, field)
+    asked = Address.parse(address, field)
     try:
-        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, where = socket.getaddrinfo(asked.host, asked.port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise ConfigError(f"{field}: {host!r} is not a host that is known here", field=field) from error
+        raise ConfigError(f"{field}: {asked.host!r} is not a host that is known here", field=field) from error
     with closing(socket.socket(family, kind, protocol)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -41,11 +30,11 @@ def check_free(address: str, field: str) -> None:
 
 @contextmanager
 def reserved_address() -> Iterator[str]:
-    """A free 127.0.0.1:port that stays this process's to give until the block ends.
+    """A free 127.0.0.1:port, reserved for a child until the block ends.
 
-    The port is bound but nobody listens: the kernel hands it to no one who asks for any port, while a child that
-    asks for exactly this one gets it (both sockets allow reuse, as gRPC's do). So a child's address is known, and
-    can be told to others, before the child is up.
+    The port is bound but does not listen: the kernel gives it to no process that asks for any free port, while a
+    child that asks for exactly this one gets it (both sockets allow reuse, as gRPC's do). So a child's address can be
+    passed to others before the child is up.
     """
     with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

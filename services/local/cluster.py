@@ -11,13 +11,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from services.local.addresses import check_free, reserved_address
-from services.local.child import Child
-from services.local.commands import Role, ServiceCommands, TandemCommands, WorkerPlan, plan_workers, store_name
+from services.local.commands import ServiceCommands, TandemCommands, WorkerPlan, plan_workers, store_name
 from services.local.cores import share_cores
-from services.local.events import Progress, Ready
 from services.local.readiness import wait_until_serving
 from services.local.spec import ClusterSpec
+from shared.child_process import ChildProcess
 from shared.errors import ModelLoadError
+from shared.identity import WorkerRole
+from shared.process_events import Progress, Ready
 
 if TYPE_CHECKING:
     from services.kvstore.embedded import EmbeddedValkey
@@ -25,15 +26,15 @@ if TYPE_CHECKING:
 ProgressCallback = Callable[[str, Progress], None]
 
 _GIVE_UP_TIMEOUT_S = 2.0
-"""What a process may take to end when the start failed: it serves nobody yet."""
+"""How long a process may take to end when the start failed, seconds: it has no requests to drain."""
 
 
 class LocalCluster:
     """Index (Valkey), KV store, workers and router as child processes; an asynchronous context manager.
 
     `start()` returns when prompts are served. The workers load while the KV store starts: its address is reserved
-    beforehand. The router comes last, since it is told every worker's address. Use it on the main thread's event
-    loop (see Child).
+    beforehand. The router starts last: its flags name every worker's address. Use it on the main thread's event
+    loop (see ChildProcess).
     """
 
     def __init__(
@@ -49,14 +50,16 @@ class LocalCluster:
         """host:port of the OpenAI API, once started."""
         self.grpc = ""
         """host:port of tandem.v1.InferenceService, once started."""
-        self.children: dict[str, Child] = {}
+        self.metrics: dict[str, str] = {}
+        """host:port of each process's Prometheus page by the process's name, once started."""
+        self.children: dict[str, ChildProcess] = {}
         """All child processes by name (pid, log_path), in the order in which they started."""
         self._commands = commands if commands is not None else TandemCommands(spec)
         self._on_progress = on_progress if on_progress is not None else _ignore
         self._index: EmbeddedValkey | None = None
         self._workers: list[WorkerPlan] = []
         self._stores: dict[str, str] = {}
-        self._exits: asyncio.Queue[Child] = asyncio.Queue()
+        self._exits: asyncio.Queue[ChildProcess] = asyncio.Queue()
         self._stopping: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> LocalCluster:
@@ -72,7 +75,7 @@ class LocalCluster:
         """Starts everything; where that fails or is cancelled, stops what had started and raises.
 
         Raises ModelLoadError or ConfigError for a folder or an address that cannot be used, before any process
-        starts; else the error of the first process that could not start (see `Child.ready`).
+        starts; else the error of the first process that could not start (see `ChildProcess.ready`).
         """
         self._check()
         try:
@@ -96,8 +99,8 @@ class LocalCluster:
         for child in self.children.values():
             child.kill()
 
-    async def next_exit(self) -> Child:
-        """Waits for the next child that ends although nobody stopped it."""
+    async def next_exit(self) -> ChildProcess:
+        """Waits for the next child that ends without being stopped."""
         return await self._exits.get()
 
     def _check(self) -> None:
@@ -131,25 +134,29 @@ class LocalCluster:
             for plan in self._workers:
                 await self._spawn(plan.name, self._commands.worker(plan, kvstore))
             ready = await self._all_ready()
-        workers: dict[Role, dict[str, str]] = {"prefill": {}, "decode": {}}
+        workers: dict[WorkerRole, dict[str, str]] = {WorkerRole.PREFILL: {}, WorkerRole.DECODE: {}}
         for plan in self._workers:
             workers[plan.role][plan.name] = ready[plan.name].address
         router = await self._spawn("router", self._commands.router(workers, kvstore, stores))
-        doors = await router.ready(self.spec.start_timeout_s)
+        serving = await router.ready(self.spec.start_timeout_s)
         self._on_progress(router.name, Progress(0.9, "connecting to the workers"))
-        await wait_until_serving(router, doors.http, self.spec.start_timeout_s)
+        http, grpc = serving.endpoints["http"], serving.endpoints["grpc"]
+        await wait_until_serving(router, http, self.spec.start_timeout_s)
         self._on_progress(router.name, Progress(1.0, "ready"))
-        self.http, self.grpc = doors.http, doors.grpc
+        self.http, self.grpc = http, grpc
+        started = (*ready.items(), (router.name, serving))
+        self.metrics = {name: page for name, event in started if (page := event.endpoints.get("metrics"))}
 
-    async def _spawn(self, name: str, command: Sequence[str]) -> Child:
-        child = Child(name, command, self.spec.log_dir / f"{name}.log", self._on_progress, self._on_exit)
+    async def _spawn(self, name: str, command: Sequence[str]) -> ChildProcess:
+        log_path = self.spec.log_dir / f"{name}.log"
+        child = ChildProcess(name, command, log_path, on_progress=self._on_progress, on_exit=self._on_exit)
         self.children[name] = child
         self._on_progress(name, Progress(0.0, "starting"))
         await child.start()
         return child
 
     async def _all_ready(self) -> dict[str, Ready]:
-        """What every child so far said when it was ready, by name; raises the first error of any."""
+        """The ready event of every child so far, by name; raises the first error of any."""
         waits = [asyncio.create_task(self._ready(child)) for child in self.children.values()]
         try:
             return dict(zip(self.children, await asyncio.gather(*waits), strict=True))
@@ -157,12 +164,12 @@ class LocalCluster:
             for wait in waits:
                 wait.cancel()
 
-    async def _ready(self, child: Child) -> Ready:
+    async def _ready(self, child: ChildProcess) -> Ready:
         ready = await child.ready(self.spec.start_timeout_s)
         self._on_progress(child.name, Progress(1.0, "ready"))
         return ready
 
-    def _on_exit(self, child: Child) -> None:
+    def _on_exit(self, child: ChildProcess) -> None:
         if self._stopping is None:
             self._exits.put_nowait(child)
 
@@ -176,4 +183,4 @@ class LocalCluster:
 
 
 def _ignore(name: str, progress: Progress) -> None:
-    """Progress that nobody asked for."""
+    """Drops the progress."""

@@ -5,18 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from services.local.spec import ClusterSpec
-
-Role = Literal["prefill", "decode"]
+from shared.identity import WorkerRole
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
     """One worker before it starts."""
 
-    role: Role
+    role: WorkerRole
     name: str
     cores: tuple[int, ...]
     stores: str = ""
@@ -35,7 +34,7 @@ class ServiceCommands(Protocol):
     def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
         """One worker on any free port, `kvstore` being the store's host:port."""
 
-    def router(self, workers: Mapping[Role, Mapping[str, str]], kvstore: str, stores: str = "") -> Sequence[str]:
+    def router(self, workers: Mapping[WorkerRole, Mapping[str, str]], kvstore: str, stores: str = "") -> Sequence[str]:
         """The router before the workers, for each role name → host:port; `stores` as in WorkerPlan."""
 
 
@@ -44,6 +43,7 @@ class TandemCommands:
 
     def __init__(self, spec: ClusterSpec) -> None:
         self._spec = spec
+        self._log_flags = {"log_format": spec.log_format} if spec.log_format != "text" else {}
 
     def kvstore(self, bind: str, redis_url: str) -> Sequence[str]:
         """See ServiceCommands."""
@@ -58,7 +58,7 @@ class TandemCommands:
             flags = {"name": name, "host_bytes": spec.store_host_bytes, "disk_bytes": spec.store_disk_bytes}
             if spec.store_disk_folder is not None:
                 flags["disk_folder"] = spec.store_disk_folder / (name if spec.store_nodes > 1 else "")
-        return _module("kvstore", bind=bind, redis_url=redis_url, **flags)
+        return _module("kvstore", bind=bind, redis_url=redis_url, **flags, **self._log_flags)
 
     def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
         """See ServiceCommands. As many compute threads as cores, pinned to them."""
@@ -78,9 +78,10 @@ class TandemCommands:
             prefix_fetch=spec.prefix_fetch,
             num_kv_blocks=spec.num_kv_blocks,
             max_model_len=spec.max_model_len,
+            **self._log_flags,
         )
 
-    def router(self, workers: Mapping[Role, Mapping[str, str]], kvstore: str, stores: str = "") -> Sequence[str]:
+    def router(self, workers: Mapping[WorkerRole, Mapping[str, str]], kvstore: str, stores: str = "") -> Sequence[str]:
         """See ServiceCommands."""
         spec = self._spec
         lists = {
@@ -98,13 +99,14 @@ class TandemCommands:
             kvstore=kvstore,
             stores=stores,
             **lists,
+            **self._log_flags,
         )
 
 
 def plan_workers(spec: ClusterSpec, shares: Sequence[tuple[int, ...]]) -> list[WorkerPlan]:
     """All workers by name (`prefill-0`, `decode-0`, …), prefill first; `shares` are their cores in that order."""
-    names: list[tuple[Role, str]] = [("prefill", f"prefill-{i}") for i in range(spec.num_prefill)]
-    names += [("decode", f"decode-{i}") for i in range(spec.num_decode)]
+    names: list[tuple[WorkerRole, str]] = [(WorkerRole.PREFILL, f"prefill-{i}") for i in range(spec.num_prefill)]
+    names += [(WorkerRole.DECODE, f"decode-{i}") for i in range(spec.num_decode)]
     return [WorkerPlan(role, name, cores) for (role, name), cores in zip(names, shares, strict=True)]
 
 

@@ -10,7 +10,7 @@ def share_cores(cores: Sequence[int], num_workers: int) -> list[tuple[int, ...]]
 
     With C cores and W ≤ C workers the runs are disjoint, cover all cores, and their lengths differ by at most one;
     the longer ones come first (prefill workers are listed first, and prefill is what more cores speed up most).
-    With W > C every worker gets one core, and neighbours share: no core has two workers more than another.
+    With W > C every worker gets one core, and neighbours share: the cores' numbers of workers differ by at most one.
     Router, KV store and index stay unpinned: they are idle while a step runs.
     """
     assert cores, "no cores"

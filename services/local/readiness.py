@@ -1,18 +1,18 @@
-"""When a router serves: its door opens at once, its sessions with the workers stand a moment later."""
+"""When a router serves prompts: its port opens at once, its sessions with the workers a moment later."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 
-from services.local.addresses import split_address
-from services.local.child import Child
+from shared.address import Address
+from shared.child_process import ChildProcess
 from shared.errors import DeadlineExceeded, WorkerLost
 
 _POLL_S = 0.02
 
 
-async def wait_until_serving(router: Child, http: str, timeout_s: float) -> None:
+async def wait_until_serving(router: ChildProcess, http: str, timeout_s: float) -> None:
     """Returns once `GET /readyz` on the host:port `http` says so.
 
     Raises WorkerLost where the router ends meanwhile, DeadlineExceeded with the router's reason after `timeout_s`
@@ -24,7 +24,7 @@ async def wait_until_serving(router: Child, http: str, timeout_s: float) -> None
             while reason := await _not_ready_reason(http):
                 if router.returncode is not None:
                     raise WorkerLost(
-                        f"{router.name} ended before it served ({router.end_in_words()})",
+                        f"{router.name} ended before it served ({router.exit_text()})",
                         process=router.name,
                         log=str(router.log_path),
                         log_tail=router.log_tail(),
@@ -40,9 +40,9 @@ async def wait_until_serving(router: Child, http: str, timeout_s: float) -> None
 
 async def _not_ready_reason(http: str) -> str:
     """Empty when prompts are served."""
-    host, port = split_address(http, "http")
+    server = Address.parse(http, "http")
     try:
-        reader, writer = await asyncio.open_connection(host, port)
+        reader, writer = await asyncio.open_connection(server.host, server.port)
     except OSError as error:
         return error.strerror or "it does not answer"
     try:
@@ -55,4 +55,4 @@ async def _not_ready_reason(http: str) -> str:
     try:
         return str(json.loads(body)["reason"])
     except (ValueError, KeyError, TypeError):
-        return "it does not say why"
+        return "no reason given"

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from services.local.addresses import split_address
+from shared.address import Address
 from shared.errors import ConfigError
+from shared.telemetry.logs import LogFormat
 
 Mode = Literal["disaggregated", "collocated"]
 Dtype = Literal["auto", "fp32", "bf16", "fp16"]
@@ -46,15 +47,17 @@ class ClusterSpec:
     max_model_len: int = 0
     """Longest sequence in tokens; 0 = the model's own limit."""
     store_nodes: int = 1
-    """Processes that keep blocks which fell out of the workers' pools, where there is memory or disk for that."""
+    """Processes that keep blocks evicted from the workers' pools, where memory or disk is configured for that."""
     store_host_bytes: int = 0
-    """Host memory of each for such blocks; 0 = none."""
+    """Host memory of each store node, bytes; 0 = none."""
     store_disk_folder: Path | None = None
     """Where such blocks are kept on disk, over restarts too; several nodes have a folder each within."""
     store_disk_bytes: int = 0
-    """Of that folder, for each node; 0 = none."""
+    """Disk space in that folder for each node, bytes; 0 = none."""
     prefix_fetch: PrefixFetch = "auto"
     """How a worker decides between fetching a prefix from peers or store nodes and computing it."""
+    log_format: LogFormat = "text"
+    """Of each process's log; text leaves the choice to the services' own settings."""
     state_dir: Path = Path(".tandem")
     """Holds logs/."""
     start_timeout_s: float = 600.0
@@ -68,6 +71,7 @@ class ClusterSpec:
             ("dtype", self.dtype, get_args(Dtype)),
             ("kv_dtype", self.kv_dtype, get_args(KVDtype)),
             ("prefix_fetch", self.prefix_fetch, get_args(PrefixFetch)),
+            ("log_format", self.log_format, get_args(LogFormat)),
         ):
             if value not in allowed:
                 raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {value!r}", field=name)
@@ -82,8 +86,8 @@ class ClusterSpec:
         _check_range("store_disk_bytes", self.store_disk_bytes, 0, 2**63 - 1)
         if self.store_disk_bytes and self.store_disk_folder is None:
             raise ConfigError("store_disk_bytes is set, but no store_disk_folder", field="store_disk_folder")
-        split_address(self.http, "http")
-        split_address(self.grpc, "grpc")
+        Address.parse(self.http, "http")
+        Address.parse(self.grpc, "grpc")
 
     @property
     def has_store(self) -> bool:

@@ -8,15 +8,16 @@ from typing import Any
 
 import grpc.aio
 
-from services.prefill.worker import PrefillRole
+from services.prefill.worker import PrefillWorker
 from services.worker.service import WorkerService, start_worker
-from services.worker.session import SessionServer
+from services.worker.session_server import SessionServer
+from services.worker.settings import WorkerSettings
 from shared.process import run_service
 from shared.rpc.pb.tandem.v1 import prefill_pb2, prefill_pb2_grpc
 
 
 class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
-    """gRPC's view of the role."""
+    """The gRPC face of the worker."""
 
     def __init__(self, sessions: SessionServer[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]) -> None:
         self._sessions = sessions
@@ -30,10 +31,11 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         await self._sessions.serve(context)
 
 
-async def start() -> WorkerService:
-    """Starts the worker that the flags describe."""
+async def start(settings: WorkerSettings) -> WorkerService:
+    """Starts the worker that the settings describe."""
     return await start_worker(
-        PrefillRole,
+        settings,
+        PrefillWorker,
         lambda server, sessions: prefill_pb2_grpc.add_PrefillServiceServicer_to_server(
             PrefillServicer(sessions), server
         ),
@@ -42,4 +44,4 @@ async def start() -> WorkerService:
 
 
 if __name__ == "__main__":
-    sys.exit(run_service(start))
+    sys.exit(run_service("tandem-prefill", WorkerSettings, start))

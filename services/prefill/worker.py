@@ -1,4 +1,4 @@
-"""The prefill role: Submit → chunks → blocks shipped as they are sealed → first token → trailer."""
+"""The prefill worker: Submit → chunks → blocks shipped as they are sealed → first token → trailer."""
 
 from __future__ import annotations
 
@@ -10,33 +10,34 @@ from dataclasses import dataclass, field
 
 from services.worker.blocks.connector import KVConnector
 from services.worker.blocks.prefix_fetch.fetch import Fetch
-from services.worker.blocks.prefix_fetch.known_prefix import KnownPrefix
+from services.worker.blocks.prefix_fetch.prefix_hint import PrefixHint
 from services.worker.host import EngineHost
+from services.worker.request_log import attempt_log
 from services.worker.session import Session
-from services.worker.worker import WorkerRole
+from services.worker.worker import Worker
 from shared.engine.messages import (
     AbortSequence,
     Event,
     FirstScheduled,
+    NewToken,
     ReleaseBlocks,
     SequenceFailed,
-    ShippedBlock,
-    Stepped,
+    StepOutput,
 )
-from shared.engine.plan import NewToken
 from shared.engine.sequence import Goal
 from shared.errors import TandemError
+from shared.identity import WorkerRole
+from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.handoff.shipment import Shipment
 from shared.kv_index.publisher import IndexPublisher
-from shared.rpc.convert import logprobs_to_proto
+from shared.rpc.convert import finish_reason_to_proto, logprobs_to_proto
 from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import prefill_pb2, types_pb2
+from shared.telemetry.logs import RequestLog, failure_level
 
 logger = logging.getLogger(__name__)
 
 PrefillSession = Session[prefill_pb2.PrefillEvent]
-
-_FINISH = {"stop": types_pb2.FINISH_REASON_STOP, "length": types_pb2.FINISH_REASON_LENGTH}
 
 
 @dataclass(slots=True)
@@ -47,17 +48,18 @@ class _Submitted:
     request_id: str
     num_tokens: int
     shipment: Shipment
+    log: RequestLog
     fetch: Fetch = field(default_factory=Fetch)
     queued_at: float = 0.0
     scheduled_at: float = 0.0
     num_cached_tokens: int = 0
 
 
-class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]):
-    """Every accepted Submit ends in one trailer; its router hears of a first token, of a failure, or (after a Cancel)
-    of nothing."""
+class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]):
+    """Every accepted Submit ends in one trailer; its router gets a first token, a failure, or (after a Cancel)
+    nothing."""
 
-    worker_role = types_pb2.WORKER_ROLE_PREFILL
+    role = WorkerRole.PREFILL
 
     def __init__(self, host: EngineHost, publisher: IndexPublisher | None, connector: KVConnector) -> None:
         super().__init__(host, publisher, connector)
@@ -103,7 +105,9 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
             self._release,
             self.host.settings.handoff_timeout_s,
         )
-        item = _Submitted(session, submit.request_id, len(submit.token_ids), shipment)
+        log = attempt_log(logger, submit.request_id, submit.trace)
+        log.debug("request %s: %d tokens to prefill", submit.request_id, len(submit.token_ids))
+        item = _Submitted(session, submit.request_id, len(submit.token_ids), shipment, log)
         self._submitted[sequence_id] = item
         self._shipments[sequence_id] = shipment
         self.idle.clear()
@@ -122,10 +126,10 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
         except TandemError as error:
             self._fail(sequence_id, error)
             return
-        item.fetch = self.add_sequence(sequence, KnownPrefix.of(submit), lambda: self._start(sequence_id, item))
+        item.fetch = self.add_sequence(sequence, PrefixHint.of(submit), lambda: self._start(sequence_id, item))
 
     def _start(self, sequence_id: str, item: _Submitted) -> bool:
-        """A request's turn to queue; False where it was given up meanwhile."""
+        """The request enters the engine's queue; False if it was given up meanwhile."""
         item.queued_at = time.perf_counter()
         return self._submitted.get(sequence_id) is item
 
@@ -133,6 +137,9 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
         shipment = self._shipments.get(sequence_id)
         if shipment is not None and not receiver_active:
             shipment.drop_receiver()
+        item = self._submitted.get(sequence_id)
+        if item is not None:
+            item.log.debug("request %s is cancelled", item.request_id)
         self._abort(sequence_id)
 
     def _abort(self, sequence_id: str) -> None:
@@ -145,6 +152,7 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
 
     def _fail(self, sequence_id: str, error: TandemError) -> None:
         item = self._submitted[sequence_id]
+        item.log.log(failure_level(error), "request %s failed: %s", item.request_id, error)
         failed = types_pb2.Failed(request_id=item.request_id, error=to_proto(error))
         item.session.send(prefill_pb2.PrefillEvent(failed=failed))
         self._abort(sequence_id)
@@ -156,11 +164,11 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
             case SequenceFailed(sequence_id, error):
                 if sequence_id in self._submitted:
                     self._fail(sequence_id, error)
-            case Stepped(started, tokens, ships):
+            case StepOutput(tokens, blocks, started):
                 for first in started:
                     self._on_started(first)
-                for block in ships:
-                    self._on_ship(block)
+                for block in blocks:
+                    self._on_outgoing(block)
                 for token in tokens:
                     self._on_first_token(token)
             case _:
@@ -172,7 +180,7 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
             item.scheduled_at = item.scheduled_at or first.at
             item.num_cached_tokens = first.num_cached_tokens
 
-    def _on_ship(self, block: ShippedBlock) -> None:
+    def _on_outgoing(self, block: OutgoingBlock) -> None:
         item = self._submitted.get(block.sequence_id)
         if item is None:
             self._release(block)  # cancelled while the step ran
@@ -188,13 +196,12 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
         if not item.fetch.num_tokens:
             self.connector.fetches.policy.note_compute(item.num_tokens - item.num_cached_tokens, computing_s)
         num_fetched = min(item.fetch.num_tokens, item.num_cached_tokens)
-        finish = _FINISH[token.finish] if token.finish else types_pb2.FINISH_REASON_UNSPECIFIED
         logprobs = logprobs_to_proto(token.token)
         tokens = types_pb2.SequenceTokens(
             request_id=item.request_id,
             token_ids=[token.token.token_id],
             logprobs=[logprobs] if logprobs is not None else [],
-            finish_reason=finish,
+            finish_reason=finish_reason_to_proto(token.finish_reason),
             num_cached_tokens=item.num_cached_tokens,
             prefix_fetch_ms=item.fetch.waited_ms,
             num_fetched_tokens=num_fetched,
@@ -202,18 +209,20 @@ class PrefillRole(WorkerRole[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
             prefill_queue_ms=(item.scheduled_at - item.queued_at) * 1e3,
             prefill_compute_ms=computing_s * 1e3,
         )
+        item.log.debug("request %s has its first token", item.request_id)
         item.session.send(prefill_pb2.PrefillEvent(first_token=prefill_pb2.FirstToken(tokens=tokens)))
         self._close(token.sequence_id, self._finish(token, item))
 
     async def _finish(self, token: NewToken, item: _Submitted) -> None:
         """Closes the hand-off behind its first token."""
         try:
-            await item.shipment.finish(token.token.token_id, item.num_tokens, finished=token.finish is not None)
+            await item.shipment.finish(token.token.token_id, item.num_tokens, finished=token.finish_reason is not None)
         except TandemError as error:
+            item.log.log(failure_level(error), "the hand-off of request %s failed: %s", item.request_id, error)
             failed = types_pb2.Failed(request_id=item.request_id, error=to_proto(error))
             item.session.send(prefill_pb2.PrefillEvent(failed=failed))
 
-    def _release(self, block: ShippedBlock) -> None:
+    def _release(self, block: OutgoingBlock) -> None:
         self.host.engine.submit(ReleaseBlocks((block.block_id,), block.receiver))
 
     def _close(self, sequence_id: str, ending: Coroutine[None, None, None]) -> None:

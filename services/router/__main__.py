@@ -12,7 +12,6 @@ import grpc.aio
 from services.router.cache.prefix import PrefixReader
 from services.router.cache.servicer import SERVICE_NAME as CACHE_SERVICE_NAME
 from services.router.cache.servicer import CacheServicer
-from services.router.cache.store_nodes import StoreNodes
 from services.router.cache.watch import CacheWatch
 from services.router.dispatch.dispatcher import DispatchConfig, Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
@@ -23,11 +22,12 @@ from services.router.edge.input_processor import InputProcessor
 from services.router.explanation import explanation
 from services.router.metrics import RouterMetrics
 from services.router.placement.policy import Placement
-from services.router.settings import RouterSettings, parse_labels, parse_stores, parse_workers
+from services.router.settings import RouterSettings
 from services.router.status import cluster_status
+from services.router.workers.configured import discovery_of
 from services.router.workers.fleet import Fleet
-from shared.config import load_settings
-from shared.errors import ConfigError
+from shared.address import Address, parse_named
+from shared.block_service.store_nodes import StoreNodes
 from shared.kv_index.client import KVStoreClient
 from shared.model.chat_template import ChatTemplate
 from shared.model.tokenizer import Tokenizer
@@ -43,17 +43,17 @@ class RouterService:
 
     def __init__(self, settings: RouterSettings) -> None:
         """Reads tokenizer and template and composes the parts; raises ConfigError, ModelLoadError."""
-        prefills = parse_workers(settings.prefill, "prefill")
-        decodes = parse_workers(settings.decode, "decode")
-        _check_pools(settings, prefills, decodes)
+        discovery = discovery_of(settings)
         tokenizer = Tokenizer.load(settings.model)
         template = ChatTemplate.load(settings.model, tokenizer.special_tokens)
         model_name = settings.served_model_name or settings.model.resolve().name
-        self._store = KVStoreClient(settings.kvstore) if settings.kvstore else None
+        self._store = None
+        if settings.kvstore:
+            self._store = KVStoreClient(str(Address.parse(settings.kvstore, "kvstore", min_port=1)))
         tenants = {"default", *settings.edge.tenants, *settings.admission.tenant_weights}
-        self._metrics = RouterMetrics(model_name, sorted(tenants))
-        labels = parse_labels(settings.labels, prefills.keys() | decodes.keys())
-        self._fleet = Fleet(settings.name, prefills, decodes, self._on_change, labels)
+        self._metrics = RouterMetrics(model_name, sorted(tenants), settings.name)
+        collocated = settings.mode == "collocated"
+        self._fleet = Fleet(settings.name, discovery, self._on_change, collocated=collocated)
         lookup = PrefixLookup(self._store, self._fleet)
         self._dispatcher = Dispatcher(
             self._fleet,
@@ -61,7 +61,7 @@ class RouterService:
             lookup,
             self._metrics,
             DispatchConfig(
-                collocated=settings.mode == "collocated",
+                collocated=collocated,
                 queue_limit=settings.queue_limit,
                 queue_limit_bytes=settings.admission.max_bytes,
                 queue_timeout_s=settings.queue_timeout_s,
@@ -75,7 +75,7 @@ class RouterService:
             ),
         )
 
-        self._stores = StoreNodes(parse_stores(settings.stores))
+        self._stores = StoreNodes(parse_named(settings.stores, "stores", unnamed=True))
         self._watch = CacheWatch(self._store, self._stores)
 
         def status() -> inference_pb2.ClusterStatus:
@@ -114,20 +114,20 @@ class RouterService:
     @property
     def endpoints(self) -> dict[str, str]:
         """All addresses, for the launcher."""
-        return {"http": self.http.address, "grpc": self.grpc.address}
+        return {"http": self.http.address, "grpc": self.grpc.address, "metrics": self.http.address}
 
     async def start(self) -> None:
-        """Opens both front doors and begins to connect to the workers; raises ConfigError where a port is taken."""
+        """Starts both servers and begins to connect to the workers; raises ConfigError where a port is taken."""
         await self.http.start()
         await self.grpc.start()
         await self.grpc.set_serving(True)
         self._fleet.start()
         self._watch.start()
         gc.collect()
-        gc.freeze()  # what a start leaves stays: looking through it again and again is what long collections are
+        gc.freeze()  # what the start allocated stays: no later collection has to scan it
 
     async def close(self) -> None:
-        """Ends both front doors, then the sessions."""
+        """Stops both servers, then ends the sessions."""
         await self.grpc.set_serving(False)
         await self.http.stop()
         await self.grpc.stop()
@@ -142,25 +142,13 @@ class RouterService:
         self._dispatcher.pump()
 
 
-def _check_pools(settings: RouterSettings, prefills: dict[str, str], decodes: dict[str, str]) -> None:
-    if not decodes:
-        raise ConfigError("decode must name at least one worker", field="decode")
-    if settings.mode == "disaggregated" and not prefills:
-        raise ConfigError("prefill must name at least one worker, or mode be collocated", field="prefill")
-    if settings.mode == "collocated" and prefills:
-        raise ConfigError("prefill must be empty in collocated mode: the decode workers prefill", field="prefill")
-    both = prefills.keys() & decodes.keys()
-    if both:
-        raise ConfigError(f"worker {min(both)!r} is named in both pools", field="prefill")
-
-
-async def start() -> RouterService:
-    """Starts the router that the flags describe."""
-    service = RouterService(load_settings(RouterSettings))
+async def start(settings: RouterSettings) -> RouterService:
+    """Starts the router that the settings describe."""
+    service = RouterService(settings)
     await service.start()
     logger.info("HTTP on %s, gRPC on %s", service.http.address, service.grpc.address)
     return service
 
 
 if __name__ == "__main__":
-    sys.exit(run_service(start))
+    sys.exit(run_service("tandem-router", RouterSettings, start))

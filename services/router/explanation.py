@@ -1,4 +1,4 @@
-"""A request's placement as the status API tells it."""
+"""A request's placement as the API reports it."""
 
 from __future__ import annotations
 

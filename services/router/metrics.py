@@ -1,25 +1,41 @@
-"""What a router counts, as OpenTelemetry instruments with a Prometheus page."""
+"""What a router counts: the definitions of its metrics, and the calls that move them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from opentelemetry.exporter.prometheus import PrometheusMetricReader
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
-from prometheus_client import REGISTRY, generate_latest
-
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.placement.disaggregation import Route
 from services.router.request import Request, RequestSummary
-from shared.errors import TandemError
-from shared.telemetry.observable_counter import ObservableCounter
+from shared.errors import TandemError, TransferFailed, WorkerLost
+from shared.telemetry.metrics import Kind, Metric, Metrics, counter
 
 OTHER_TENANTS = "other"
 
-# The GenAI semantic conventions' advised boundaries, seconds.
-_TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+TTFT = Metric(
+    Kind.HISTOGRAM,
+    "gen_ai.server.time_to_first_token",
+    "Time from a request's arrival at the router to its first token, finished requests only.",
+    unit="s",
+    # The GenAI semantic conventions' advised boundaries.
+    buckets=(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+)
+REQUESTS = counter("tandem_requests_total", "Requests by outcome: finished, cancelled, or an error's code.", "outcome")
+RETRIES = counter("tandem_retries_total", "Requests placed again, by the code of the error that caused it.", "cause")
+PLACEMENTS = counter("tandem_placements_total", "Choices of workers: with a hand-off, or why without one.", "route")
+REFUSALS = counter("tandem_refusals_total", "Requests refused by admission: at arrival, or after they waited.", "when")
+PREFIX_TOKENS = counter(
+    "tandem_prefix_tokens_total",
+    "Prompt tokens of finished requests by tenant and by where their KV came from: local, peer, store, or computed.",
+    "tenant",
+    "place",
+)
+TOKENS = counter(
+    "tandem_tokens_total", "Tokens of finished requests by kind; cached ones include fetched ones.", "kind"
+)
+METRICS = (TTFT, REQUESTS, RETRIES, PLACEMENTS, REFUSALS, PREFIX_TOKENS, TOKENS)
+"""All metrics of a router; every sample also has the label gen_ai_response_model."""
 
 
 @dataclass(slots=True)
@@ -35,7 +51,7 @@ class RouterCounts:
 
 @dataclass(slots=True)
 class TenantCounts:
-    """One tenant's finished requests since start: its prompt tokens, and of these those that were not computed."""
+    """One tenant's finished requests since start: prompt tokens, and how many of them were not computed."""
 
     num_requests: int = 0
     num_prompt_tokens: int = 0
@@ -50,35 +66,32 @@ class TenantCounts:
 class RouterMetrics:
     """Names follow the GenAI semantic conventions where they exist, `tandem_*` otherwise."""
 
-    def __init__(self, model_name: str, tenants: Iterable[str] = ()) -> None:
-        """Tenants that are not among `tenants` are counted together, as `OTHER_TENANTS`: names come from clients, and
-        a label's values must not be theirs to multiply."""
+    def __init__(self, model_name: str, tenants: Iterable[str] = (), name: str = "") -> None:
+        """`name` is the router's. Tenants that are not among `tenants` are counted together, as `OTHER_TENANTS`: names
+        come from clients, who could otherwise add label values without limit."""
         self.counts = RouterCounts()
         self.tenants = {tenant: TenantCounts() for tenant in (*tenants, OTHER_TENANTS)}
         """By tenant."""
         self._model = {"gen_ai.response.model": model_name}
-        view = View(
-            instrument_name="gen_ai.server.time_to_first_token",
-            aggregation=ExplicitBucketHistogramAggregation(_TTFT_BUCKETS),
-        )
-        self._provider = MeterProvider(metric_readers=[PrometheusMetricReader()], views=[view])
-        meter = self._provider.get_meter("tandem.router")
-        self._ttft = meter.create_histogram("gen_ai.server.time_to_first_token", unit="s")
-
-        def counter(name: str, description: str, *labels: str) -> ObservableCounter:
-            return ObservableCounter(meter, name, description, labels, self._model)
-
-        self._requests = counter("tandem_requests", "requests by outcome", "outcome")
-        self._retries = counter("tandem_retries", "requests placed anew, by cause", "cause")
-        self._placements = counter("tandem_placements", "choices of workers by route", "route")
-        self._refusals = counter("tandem_refusals", "requests refused, at arrival or after a wait", "when")
-        self._prefixes = counter(
-            "tandem_prefix_tokens", "prompt tokens by tenant and by where their KV came from", "tenant", "place"
-        )
-        self._tokens = counter("tandem_tokens", "tokens by kind", "kind")
+        self._metrics = metrics = Metrics("tandem-router", name, self._model)
+        self._ttft = metrics.histogram(TTFT)
+        self._requests = metrics.counter(REQUESTS)
+        self._retries = metrics.counter(RETRIES)
+        self._placements = metrics.counter(PLACEMENTS)
+        self._refusals = metrics.counter(REFUSALS)
+        self._prefixes = metrics.counter(PREFIX_TOKENS)
+        self._tokens = metrics.counter(TOKENS)
+        for known, values in (
+            (self._requests, ("finished", "cancelled")),
+            (self._placements, [route.value for route in Route]),
+            (self._refusals, ("arrival", "waited")),
+            (self._retries, (WorkerLost.code, TransferFailed.code)),
+        ):
+            for value in values:
+                known.add(0, value)  # a rate is wrong at first where a series begins above 0
 
     def finished(self, active: ActiveRequest) -> None:
-        """A request ended well."""
+        """A request finished."""
         counts, num_prompt_tokens = self.counts, active.request.num_prompt_tokens
         counts.num_finished += 1
         counts.num_prompt_tokens += num_prompt_tokens
@@ -96,7 +109,7 @@ class RouterMetrics:
         self._count_prefix(active.request, active.summary)
 
     def _count_prefix(self, request: Request, summary: RequestSummary) -> None:
-        """How much prefill the fleet did not do, and for whom."""
+        """Counts the prefill that the fleet saved, by tenant and by where the KV came from."""
         tenant = request.tenant if request.tenant in self.tenants else OTHER_TENANTS
         store = summary.num_fetched_tokens - summary.num_peer_tokens
         local = summary.num_cached_tokens - summary.num_fetched_tokens
@@ -117,16 +130,16 @@ class RouterMetrics:
         self._requests.add(1, error.code)
 
     def refused(self, *, waited: bool) -> None:
-        """A request was refused as it came, or wrongly let in and refused after it had waited."""
+        """A request was refused at arrival, or after it had waited in the queue."""
         self._refusals.add(1, "waited" if waited else "arrival")
 
     def cancelled(self) -> None:
-        """The client gave up, or a stop string ended the request at the edge."""
+        """The client closed the call, or a stop string ended the request at the edge."""
         self.counts.num_cancelled += 1
         self._requests.add(1, "cancelled")
 
     def retried(self, error: TandemError) -> None:
-        """A request was placed anew."""
+        """A request is placed again after an error."""
         self._retries.add(1, error.code)
 
     def placed(self, route: Route) -> None:
@@ -135,8 +148,8 @@ class RouterMetrics:
 
     def page(self) -> bytes:
         """The Prometheus text format."""
-        return generate_latest(REGISTRY)
+        return self._metrics.page()
 
     def close(self) -> None:
         """Ends the collection."""
-        self._provider.shutdown()
+        self._metrics.close()

@@ -1,21 +1,13 @@
-"""What the router's edge (HTTP, gRPC) and its core (admission, placement, dispatch) say to each other."""
+"""The types between the router's edge (HTTP, gRPC) and its core (admission, placement, dispatch)."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import NamedTuple, Protocol
 
+from shared.engine.finish_reason import FinishReason as FinishReason
 from shared.engine.sampling_params import SamplingParams
-
-
-class FinishReason(Enum):
-    """Why a request ended; the values are OpenAI's."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +24,7 @@ class Request:
     priority: int = 0  # higher goes first where the queue is ordered by priority
     session: str = ""  # the turns of one conversation share it; empty = none
     salt: str = ""  # root of its hash chain: only prompts of the same one share blocks; empty = the tenant's name
-    ttft_timeout_s: float = 0.0  # the first token is due so long after arrival; 0 = the router's target
+    ttft_timeout_s: float = 0.0  # seconds from arrival to the first token; 0 = the router's target
 
     @property
     def chain_salt(self) -> str:
@@ -90,15 +82,26 @@ class RequestSummary:
 
 
 class RunningRequest(Protocol):
-    """One request in the core. Iterate it once; always `aclose()` it."""
+    """One request in the core, for one reader on the event loop; always `aclose()` it."""
 
-    def __aiter__(self) -> AsyncIterator[TokenDelta]:
-        """Deltas in order, the last one with a finish reason; raises a TandemError on failure."""
+    def take(self) -> TokenDelta | None:
+        """All tokens since the last call as one delta, None where there are none. The last delta has a finish reason,
+        and comes when the request holds nothing in the cluster any more. Raises a TandemError on failure, behind the
+        tokens that came before it."""
+        ...
+
+    def notify(self, reader: asyncio.Future[None]) -> None:
+        """Sets the future's result when `take` has something to give or to raise, at once where it has."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """It ended well, and everything was taken."""
         ...
 
     @property
     def summary(self) -> RequestSummary:
-        """Timings and cache hits so far; never None, complete after the last delta."""
+        """Timings and cache hits so far: the same object at every call, complete after the last delta."""
         ...
 
     async def aclose(self) -> None:

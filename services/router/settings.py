@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -23,6 +23,8 @@ class RouterSettings(ServiceSettings):
         **{**ServiceSettings.model_config, "env_prefix": "TANDEM_ROUTER_"}
     )
 
+    renamed: ClassVar[Mapping[str, str]] = {"placement.jitter": "placement.tie_margin"}
+
     name: str = "router-0"
     """Unique among the routers of a cluster."""
     http: str = "127.0.0.1:8000"
@@ -35,19 +37,22 @@ class RouterSettings(ServiceSettings):
     """The name that clients ask for; empty = the folder's name."""
     prefill: str = ""
     """Prefill workers, name=host:port, comma-separated."""
-    decode: str
+    decode: str = ""
     """Decode workers, name=host:port, comma-separated."""
+    workers_file: Path | None = None
+    """YAML file that names the workers, in place of `prefill`, `decode` and `labels`; followed while the router runs.
+    `workers: [{name, role: prefill | decode, address: host:port, label: zone/rack}]`."""
     kvstore: str = ""
-    """host:port of the KV store; empty = place prompts without an index."""
+    """host:port of the KV store; empty = prompts are placed without an index."""
     stores: str = ""
-    """Store nodes as the workers know them, name=host:port or host:port, comma-separated: for `tandem cache`, and to
-    say which of them fails."""
+    """Store nodes, name=host:port or host:port, comma-separated, with the same names as in the workers' `store`: for
+    `tandem cache`, and for health to name those that fail."""
     mode: Literal["disaggregated", "collocated"] = "disaggregated"
     """collocated: the decode workers prefill too, as in an ordinary serving system."""
     queue_limit: int = Field(default=1024, ge=1)
     """Most requests that may wait for a worker."""
     queue_timeout_s: float = Field(default=60.0, gt=0)
-    """A request that waited so long is refused. Seconds."""
+    """A request that waited longer than this is refused. Seconds."""
     max_queued_tokens: int = Field(default=2048, ge=1)
     """A prefill worker gets more work while it has fewer tokens than this to compute."""
     admission: AdmissionSettings = AdmissionSettings()
@@ -55,31 +60,11 @@ class RouterSettings(ServiceSettings):
     placement: PlacementSettings = PlacementSettings()
     """How workers are scored."""
     labels: str = ""
-    """Where workers stand, name=zone/rack/domain, comma-separated, widest part first; empty = unknown."""
+    """Topology of the workers, name=zone/rack/domain, comma-separated, widest part first; empty = unknown."""
     max_attempts: int = Field(default=3, ge=1, le=16)
-    """Times a request is tried when workers are lost under it."""
+    """Attempts at one request when workers fail it."""
     edge: EdgeSettings = EdgeSettings()
-    """What the front doors let in."""
-
-
-def parse_workers(text: str, field: str) -> dict[str, str]:
-    """`a=host:1,b=host:2` as a mapping; raises ConfigError naming the field."""
-    workers: dict[str, str] = {}
-    for entry in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, address = entry.partition("=")
-        host, colon, port = address.rpartition(":")
-        if not (name and equals and host and colon and port.isdigit()):
-            raise ConfigError(f"{field}: {entry!r} is not name=host:port", field=field)
-        if name in workers:
-            raise ConfigError(f"{field}: worker {name!r} is named twice", field=field)
-        workers[name] = address
-    return workers
-
-
-def parse_stores(text: str) -> dict[str, str]:
-    """`a=host:1,host:2` as a mapping, an entry without a name by its address; raises ConfigError (`stores`)."""
-    entries = filter(None, (part.strip() for part in text.split(",")))
-    return parse_workers(",".join(part if "=" in part else f"{part}={part}" for part in entries), "stores")
+    """The HTTP and gRPC servers: API keys, tenants, limits."""
 
 
 def parse_labels(text: str, known: Set[str]) -> dict[str, tuple[str, ...]]:

@@ -9,6 +9,7 @@ from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.metrics import RouterMetrics
 from services.router.settings import RouterSettings
 from services.router.workers.fleet import AnyLink, Fleet
+from shared.rpc.convert import role_to_proto
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 
 
@@ -21,7 +22,7 @@ def cluster_status(
     metrics: RouterMetrics,
     cache_failures: Sequence[str] = (),
 ) -> inference_pb2.ClusterStatus:
-    """Everything `tandem status` shows."""
+    """The content of `tandem status` and `GET /status`."""
     reason = dispatcher.not_ready_reason()
     counts = metrics.counts
     return inference_pb2.ClusterStatus(
@@ -29,7 +30,7 @@ def cluster_status(
         model_name=model_name,
         ready=not reason,
         not_ready_reason=reason,
-        workers=[_worker(link) for link in fleet.links],
+        workers=[_worker(link) for link in (*fleet.links, *fleet.retiring)],
         queue_len=dispatcher.num_waiting,
         queue_limit=settings.queue_limit,
         num_running=dispatcher.num_active - dispatcher.num_waiting,
@@ -40,31 +41,33 @@ def cluster_status(
         store_available=lookup.available,
         num_store_errors=lookup.num_errors,
         mode=settings.mode,
-        degraded=[*cache_failures, *_lost(fleet)],
+        degraded=[*cache_failures, *_failures(fleet)],
     )
 
 
 def _worker(link: AnyLink) -> inference_pb2.WorkerStatus:
     worker = link.welcome.worker if link.welcome is not None else types_pb2.WorkerId(name=link.name)
+    load = types_pb2.Load()
+    load.CopyFrom(link.load)
+    load.draining |= link.retired
     return inference_pb2.WorkerStatus(
         worker=worker,
-        role=link.role,
+        role=role_to_proto(link.role),
         address=link.address,
         connected=link.connected,
-        load=link.load if link.connected else None,
+        load=load if link.connected else None,
         num_requests=link.num_requests,
     )
 
 
-def _lost(fleet: Fleet) -> list[str]:
-    """Workers without a session, and workers without a store node."""
-    found = []
+def _failures(fleet: Fleet) -> list[str]:
+    """What fails of the discovery, of the workers' sessions, and of their store nodes."""
+    found = [fleet.discovery_failure] if fleet.discovery_failure else []
     for link in fleet.links:
-        role = "prefill" if link.role == types_pb2.WORKER_ROLE_PREFILL else "decode"
         if not link.connected:
             reason = f": {link.mismatch}" if link.mismatch else ""
-            found.append(f"{role} worker {link.name} is not connected{reason}")
+            found.append(f"{link.role} worker {link.name} is not connected{reason}")
         elif link.load.silent_stores:
             nodes = ", ".join(link.load.silent_stores)
-            found.append(f"{role} worker {link.name} gets nothing from store nodes: {nodes}")
+            found.append(f"{link.role} worker {link.name} gets nothing from store nodes: {nodes}")
     return found

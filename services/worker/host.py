@@ -22,7 +22,8 @@ from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.errors import ConfigError
 from shared.kernels.kv_dtype import KV_DTYPES
-from shared.kv.layout import BlockLayout
+from shared.kv.hashing import ChainRoots
+from shared.kv.layout import LAYOUT_VERSION, BlockLayout
 from shared.kv.pool import BlockPool
 from shared.kv.transfer import KVTransfer
 from shared.kv.ucx import UcxTransfer
@@ -31,7 +32,7 @@ from shared.model.decoder import Decoder
 from shared.model.weights import fingerprint
 
 AUTO_POOL_SEQUENCES = 32
-"""With num_kv_blocks = 0, the pool holds so many sequences of full length, memory allowing."""
+"""With num_kv_blocks = 0, the pool is sized for this many sequences of full length …"""
 AUTO_POOL_MEMORY_SHARE = 0.1
 """… but takes at most this share of the memory that is free at the start."""
 
@@ -40,14 +41,19 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What loading found out."""
+    """A loaded checkpoint and the sizes that follow from it."""
 
     decoder: Decoder
     layout: BlockLayout
-    fingerprint: str
+    roots: ChainRoots
     num_blocks: int
     max_model_len: int
     name: str
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the checkpoint in this dtype; workers of one fleet have the same one."""
+        return self.roots.model_fingerprint
 
 
 class EngineHost:
@@ -105,12 +111,17 @@ def load_model(settings: WorkerSettings, on_progress: Callable[[int, int], None]
     return LoadedModel(
         decoder=decoder,
         layout=layout,
-        fingerprint=fingerprint(settings.model, _name(dtype)),
+        roots=_chain_roots(fingerprint(settings.model, _name(dtype)), layout, config),
         num_blocks=num_blocks,
         # One block stays aside, so that a sequence of full length can also grow by its next token.
         max_model_len=min(wanted_len, (num_blocks - 1) * layout.block_size),
         name=Path(settings.model).resolve().name,
     )
+
+
+def _chain_roots(model_fingerprint: str, layout: BlockLayout, config: ModelConfig) -> ChainRoots:
+    trained_len = config.rope.original_max_position_embeddings if config.rope.type == "dynamic" else 0
+    return ChainRoots(model_fingerprint, layout.format.name, LAYOUT_VERSION, trained_len)
 
 
 def scheduler_config(settings: WorkerSettings, layout: BlockLayout) -> SchedulerConfig:

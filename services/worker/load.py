@@ -1,4 +1,4 @@
-"""Telling routers how loaded a worker is: the newest state, at most once an interval."""
+"""Reports a worker's load to its routers: the newest state, at most once an interval."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class LoadReporter:
             silent_stores=self._connector.nodes.silent,
         )
         if load is not None:
-            # What a router may count on: running answers will take the others.
+            # Beyond what running answers are expected to take.
             message.num_free_blocks = max(0, load.num_free_blocks - load.num_growth_blocks)
             message.num_total_blocks = load.num_total_blocks
             message.num_running = load.num_running

@@ -1,4 +1,4 @@
-"""A worker process from start to drain; prefill and decode differ in their role alone."""
+"""A worker process from start to drain; prefill and decode differ in their `Worker` class alone."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from typing import Any
 import grpc.aio
 
 from services.worker.blocks.connector import KVConnector
-from services.worker.blocks.store_nodes import parse_stores
 from services.worker.host import EngineHost
-from services.worker.session import SessionServer
+from services.worker.metrics import METRICS, WorkerSources
+from services.worker.session_server import SessionServer
 from services.worker.settings import WorkerSettings
-from services.worker.worker import WorkerRole
+from services.worker.worker import Worker
+from shared.address import Address, parse_named
 from shared.block_service.servicer import SERVICE_NAME as BLOCK_SERVICE_NAME
 from shared.block_service.servicer import BlockServicer
-from shared.config import load_settings
 from shared.engine.messages import Event
+from shared.identity import WorkerIdentity
 from shared.kv_index.client import KVStoreClient
-from shared.kv_index.holders import WorkerIdentity
-from shared.kv_index.holders import WorkerRole as HolderRole
 from shared.kv_index.publisher import IndexPublisher
 from shared.process import progress_event
 from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc
 from shared.rpc.server import RpcServer
+from shared.telemetry.metrics import Metrics
+from shared.telemetry.metrics_server import MetricsServer
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class WorkerService:
     def __init__(
         self,
         host: EngineHost,
-        role: WorkerRole[Any, Any],
+        worker: Worker[Any, Any],
         store: KVStoreClient | None,
         publisher: IndexPublisher | None,
         connector: KVConnector,
@@ -47,9 +48,13 @@ class WorkerService:
         self._connector = connector
         self._host = host
         self._store = store
-        self._role = role
+        self._worker = worker
         self._publisher = publisher
         self._watch: asyncio.Task[None] | None = None
+        settings = host.settings
+        self._metrics = Metrics(f"tandem-{worker.role.name.lower()}", settings.name)
+        self._metrics.observe(METRICS, WorkerSources(worker.load, host.engine.steps, host.transfer.counters))
+        self._metrics_server = MetricsServer(settings.metrics, self._metrics.registry)
         self.server: RpcServer
 
     @property
@@ -59,16 +64,17 @@ class WorkerService:
 
     @property
     def endpoints(self) -> Mapping[str, str]:
-        """None beside `address`."""
-        return {}
+        """The metrics page's, where there is one."""
+        return {"metrics": self._metrics_server.address} if self._metrics_server.address else {}
 
     async def serve(self, register: Callable[[grpc.aio.Server], None], service_name: str) -> None:
-        """Opens the session server. Raises ConfigError where the port is taken."""
+        """Opens the metrics page and the session server. Raises ConfigError where a port is taken."""
 
         def register_all(server: grpc.aio.Server) -> None:
             register(server)
             kvstore_pb2_grpc.add_BlockServiceServicer_to_server(BlockServicer(self._connector.server), server)
 
+        await self._metrics_server.start()
         self.server = RpcServer(self._host.settings.bind, register_all, (service_name, BLOCK_SERVICE_NAME))
         await self.server.start()
         await self.server.set_serving(True)
@@ -76,38 +82,41 @@ class WorkerService:
 
     async def close(self) -> None:
         """Drains: no new work, what runs is finished within the drain timeout, then everything is closed."""
-        self._role.drain()
+        self._worker.drain()
         await self.server.set_serving(False)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._role.idle.wait(), self._host.settings.drain_timeout_s)
+            await asyncio.wait_for(self._worker.idle.wait(), self._host.settings.drain_timeout_s)
         await self.server.stop(grace_s=0.2)
         if self._watch is not None:
             self._watch.cancel()
-        self._role.load.close()
+        self._worker.load.close()
         await self._connector.close()
         if self._publisher is not None:
             await self._publisher.close()
         if self._store is not None:
             await self._store.close()
         await self._host.close()
+        self._metrics_server.close()
+        self._metrics.close()
 
     async def _end_with_engine(self) -> None:
-        """Without its engine the process ends at once: broken sessions tell every router."""
-        await self._role.died.wait()
+        """Ends the process at once when its engine has died: routers see their sessions break."""
+        await self._worker.died.wait()
         logging.shutdown()
         os._exit(1)
 
 
 async def start_worker(
-    role_class: type[WorkerRole[Any, Any]],
+    settings: WorkerSettings,
+    worker_class: type[Worker[Any, Any]],
     register: Callable[[grpc.aio.Server, SessionServer[Any, Any]], None],
     service_name: str,
 ) -> WorkerService:
-    """Reads the settings, loads the model, serves sessions. Raises ConfigError, ModelLoadError."""
-    settings = load_settings(WorkerSettings)
-    stores = parse_stores(settings.store)
+    """Loads the model, serves sessions. Raises ConfigError, ModelLoadError."""
+    stores = parse_named(settings.store, "store", unnamed=True)
+    index_address = str(Address.parse(settings.kvstore, "kvstore", min_port=1)) if settings.kvstore else ""
     host = EngineHost(settings)
-    events: list[Event] = []  # until the role exists; the engine says little before its first command
+    events: list[Event] = []  # until the worker exists; the engine emits little before its first command
     handle: Callable[[Event], None] = events.append
 
     def on_event(event: Event) -> None:
@@ -115,19 +124,19 @@ async def start_worker(
 
     await host.start(on_event, progress_event)
     store, publisher = None, None
-    if settings.kvstore:
-        store = KVStoreClient(settings.kvstore)
-        identity = WorkerIdentity(settings.name, host.incarnation, HolderRole(role_class.worker_role))
+    if index_address:
+        store = KVStoreClient(index_address)
+        identity = WorkerIdentity(settings.name, host.incarnation, worker_class.role)
         publisher = IndexPublisher(store, identity)
         await publisher.start()
     connector = KVConnector(host, stores)
     connector.start()
-    role = role_class(host, publisher, connector)
-    handle = role.on_event
+    worker = worker_class(host, publisher, connector)
+    handle = worker.on_event
     for event in events:
-        role.on_event(event)
-    service = WorkerService(host, role, store, publisher, connector)
-    sessions: SessionServer[Any, Any] = SessionServer(role)
+        worker.on_event(event)
+    service = WorkerService(host, worker, store, publisher, connector)
+    sessions: SessionServer[Any, Any] = SessionServer(worker)
     await service.serve(lambda server: register(server, sessions), service_name)
     model = host.model
     logger.info(

@@ -1,4 +1,4 @@
-"""What both roles do alike: identity, sessions, load reports, index publishing, drain."""
+"""What prefill and decode workers have in common: identity, sessions, load reports, index publishing, drain."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from services.worker.blocks.connector import KVConnector
 from services.worker.blocks.prefix_fetch.fetch import Fetch
-from services.worker.blocks.prefix_fetch.known_prefix import KnownPrefix
+from services.worker.blocks.prefix_fetch.prefix_hint import PrefixHint
 from services.worker.host import EngineHost
 from services.worker.load import LoadReporter
 from services.worker.session import Session
@@ -28,10 +28,9 @@ from shared.engine.messages import (
 )
 from shared.engine.sequence import EngineSequence, Goal
 from shared.errors import InvalidRequest, Overloaded, PromptTooLong
-from shared.kv.hashing import root_hash
-from shared.kv.layout import LAYOUT_VERSION
+from shared.identity import WorkerRole
 from shared.kv_index.publisher import IndexPublisher
-from shared.rpc.convert import layout_to_proto, sampling_from_proto
+from shared.rpc.convert import layout_to_proto, role_to_proto, sampling_from_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.rpc.protocol import PROTOCOL_VERSION
 
@@ -41,10 +40,10 @@ CommandT = TypeVar("CommandT")
 EventT = TypeVar("EventT")
 
 
-class WorkerRole(ABC, Generic[CommandT, EventT]):
-    """Base of both roles. Everything here runs on the event loop."""
+class Worker(ABC, Generic[CommandT, EventT]):
+    """Base of the prefill and the decode worker. Every method runs on the event loop, and none blocks."""
 
-    worker_role: types_pb2.WorkerRole.ValueType
+    role: WorkerRole
 
     def __init__(self, host: EngineHost, publisher: IndexPublisher | None, connector: KVConnector) -> None:
         self.host = host
@@ -110,7 +109,7 @@ class WorkerRole(ABC, Generic[CommandT, EventT]):
         host, model = self.host, self.host.model
         return types_pb2.Welcome(
             worker=types_pb2.WorkerId(name=host.settings.name, incarnation=host.incarnation),
-            role=self.worker_role,
+            role=role_to_proto(self.role),
             model_fingerprint=model.fingerprint,
             layout=layout_to_proto(model.layout),
             transfer_address=host.transfer.address,
@@ -120,15 +119,16 @@ class WorkerRole(ABC, Generic[CommandT, EventT]):
             max_num_seqs=host.settings.max_num_seqs,
             protocol_version=PROTOCOL_VERSION,
             model_name=model.name,
+            rope_trained_len=model.roots.rope_trained_len,
         )
 
     def on_open(self, session: Session[EventT]) -> None:
-        """A router is connected: it gets the present load at once, and the others hear of it."""
+        """A router is connected: it gets the present load at once, and the other routers its name."""
         self.sessions.add(session)
         self.load.flush()
 
     def drain(self) -> None:
-        """No new work from now on; routers are told."""
+        """Takes no new work from now on, and reports that to the routers."""
         self.load.draining = True
         self.load.flush()
 
@@ -142,27 +142,27 @@ class WorkerRole(ABC, Generic[CommandT, EventT]):
 
     # --- sequences
 
-    def add_sequence(self, sequence: EngineSequence, known: KnownPrefix, on_start: Callable[[], bool]) -> Fetch:
+    def add_sequence(self, sequence: EngineSequence, hint: PrefixHint, on_start: Callable[[], bool]) -> Fetch:
         """Has a sequence computed here, behind what peers and store nodes have of its prefix.
 
-        `known` is what the router knows of that. `on_start` is called just before the engine gets the sequence, and
+        `hint` is what the router knows of that. `on_start` is called just before the engine gets the sequence, and
         says whether it is still wanted.
         """
         fetch = Fetch()
-        if not self.connector.fetches.may_bring(known):
+        if not self.connector.fetches.may_bring(hint):
             if on_start():
                 self.host.engine.submit(AddSequence(sequence))
             return fetch
-        task = asyncio.create_task(self._add_behind_prefix(sequence, known, fetch, on_start))
+        task = asyncio.create_task(self._add_behind_prefix(sequence, hint, fetch, on_start))
         self._holding.add(task)
         task.add_done_callback(self._holding.discard)
         return fetch
 
     async def _add_behind_prefix(
-        self, sequence: EngineSequence, known: KnownPrefix, fetch: Fetch, on_start: Callable[[], bool]
+        self, sequence: EngineSequence, hint: PrefixHint, fetch: Fetch, on_start: Callable[[], bool]
     ) -> None:
         try:
-            await self.connector.fetches.hold(sequence, known, fetch)
+            await self.connector.fetches.hold(sequence, hint, fetch)
         finally:  # a bug in there must not cost the request
             if on_start():
                 self.host.engine.submit(AddSequence(sequence))
@@ -207,17 +207,12 @@ class WorkerRole(ABC, Generic[CommandT, EventT]):
                 field="max_tokens",
                 limit=model.max_model_len,
             )
-        rope = model.decoder.config.rope
-        if rope.type == "dynamic" and num_prompt_tokens > rope.original_max_position_embeddings:
-            # Such a prompt's rotation depends on its length: only prompts of the same length share blocks.
-            salt = f"{salt}\0rope-length={num_prompt_tokens}"
-        root = root_hash(model.fingerprint, model.layout.format.name, LAYOUT_VERSION, salt=salt)
         return EngineSequence(
             sequence_id=sequence_id,
             token_ids=token_ids,
             num_prompt_tokens=num_prompt_tokens,
             sampling=params,
-            hash_root=root,
+            hash_root=model.roots.of(salt, num_prompt_tokens),
             goal=goal,
             max_tokens_total=max(total, len(token_ids) + 1),
             eos_token_ids=frozenset(model.decoder.config.eos_token_ids),

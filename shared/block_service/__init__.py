@@ -1,1 +1,1 @@
-"""Blocks between workers and store nodes by their gRPC services: clients and servicer."""
+"""Exchange of KV blocks between workers and store nodes over gRPC: clients, servicer, registry of store nodes."""

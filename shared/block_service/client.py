@@ -1,4 +1,4 @@
-"""Async client of whoever gives blocks, a store node or another worker: what it has, and what it sends."""
+"""Async client of `BlockService`, which store nodes and workers serve: look up, fetch and flush blocks."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ LOOK_UP_TIMEOUT_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class SentBlock:
-    """A block that is on its way."""
+    """A block that the holder has begun to send."""
 
     index: int
-    """In the question."""
+    """In the request's hashes."""
     checksum: int
     tier: Tier
-    """Where it was kept."""
+    """Where the holder kept it."""
 
 
 class BlockClient:
     """One holder of blocks. Connects on first use, reconnects by itself; safe for any number of concurrent calls.
 
-    Every method raises StoreUnavailable when the other side does not answer in time, at once where that is known, and
-    its own typed errors.
+    Every method raises StoreUnavailable when the holder does not answer in time (at once where that is known), and the
+    typed errors that the holder sends.
     """
 
     def __init__(self, address: str, *, look_up_timeout_s: float = LOOK_UP_TIMEOUT_S) -> None:
@@ -42,7 +42,7 @@ class BlockClient:
         self._closed = False
 
     async def look_up(self, hashes: Sequence[bytes]) -> list[bool]:
-        """Which of these blocks are there."""
+        """Which of these blocks the holder has."""
         request = kvstore_pb2.LookUpRequest(block_hashes=join_hashes(hashes))
         stub = kvstore_pb2_grpc.BlockServiceStub(self.connected())
         try:
@@ -50,13 +50,14 @@ class BlockClient:
         except grpc.aio.AioRpcError as error:
             raise self.translate(error) from error
         if 8 * len(held) < len(hashes):
-            raise StoreUnavailable(f"{self.address} does not say of every block whether it has it")
+            raise StoreUnavailable(f"{self.address} answered for fewer blocks than were asked for")
         return [bool(held[index >> 3] >> (index & 7) & 1) for index in range(len(hashes))]
 
     async def fetch(
         self, hashes: Sequence[bytes], block_bytes: int, ticket: int, transfer_address: bytes, timeout_s: float
     ) -> AsyncGenerator[list[SentBlock], None]:
-        """Has blocks sent to receives of `ticket` at `transfer_address`, the last first; batch by batch."""
+        """Asks the holder to send blocks to the receives posted under `ticket` at `transfer_address`, the last block
+        first. Yields batch by batch the blocks on their way."""
         request = kvstore_pb2.FetchRequest(
             block_hashes=join_hashes(hashes), block_bytes=block_bytes, ticket=ticket, transfer_address=transfer_address
         )
@@ -64,7 +65,7 @@ class BlockClient:
         try:
             async for part in call:
                 if any(index >= len(hashes) for index in part.block_indexes):
-                    raise StoreUnavailable(f"{self.address} sends blocks that nobody asked for")
+                    raise StoreUnavailable(f"{self.address} sends blocks that were not asked for")
                 yield [
                     SentBlock(index, checksum, Tier(tier))
                     for index, checksum, tier in zip(part.block_indexes, part.checksums, part.tiers, strict=True)
@@ -75,7 +76,7 @@ class BlockClient:
             call.cancel()
 
     async def flush(self, tenant: str | None, timeout_s: float) -> kvstore_pb2.FlushResponse:
-        """Drops a tenant's blocks, or all. Raises InvalidRequest where the holder does not know tenants apart."""
+        """Drops a tenant's blocks, or all. Raises InvalidRequest where the holder keeps no tenants apart."""
         stub = kvstore_pb2_grpc.BlockServiceStub(self.connected())
         try:
             return await stub.Flush(kvstore_pb2.FlushRequest(tenant=tenant), timeout=timeout_s)
@@ -90,7 +91,7 @@ class BlockClient:
             await connection.close()
 
     def connected(self) -> grpc.aio.Channel:
-        """The connection, for the services that a kind of holder has beside this one. Raises StoreUnavailable."""
+        """The channel, also for the other services of a holder. Raises StoreUnavailable once closed."""
         if self._closed:
             raise StoreUnavailable(f"the client of {self.address} is closed")
         if self._channel is None:
@@ -98,7 +99,7 @@ class BlockClient:
         return self._channel
 
     def translate(self, error: grpc.aio.AioRpcError) -> TandemError:
-        """What a failed call means."""
+        """The typed error of a failed call."""
         meant = from_rpc_error(error, self.address)
         if isinstance(meant, WorkerLost | DeadlineExceeded):
             return StoreUnavailable(meant.message, address=self.address)

@@ -1,4 +1,4 @@
-"""`tandem.v1.BlockService` over whatever holds blocks: validate, ask, convert."""
+"""`tandem.v1.BlockService` over a `BlockProvider`: validate, call, convert."""
 
 from __future__ import annotations
 
@@ -24,35 +24,36 @@ T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class BlockGiver(Protocol):
-    """Holds blocks and sends them to those that ask. Runs on the event loop."""
+class BlockProvider(Protocol):
+    """Holds blocks and sends them on request. Runs on the event loop."""
 
     async def look_up(self, hashes: Sequence[bytes]) -> list[bool]:
-        """Which of these blocks are here."""
+        """Which of these blocks it holds."""
 
     def fetch(
         self, hashes: Sequence[bytes], block_bytes: int, ticket: int, address: bytes
     ) -> AsyncGenerator[list[SentBlock], None]:
-        """Sends blocks to `address` on the transfer plane, the last one first, then a trailer; yields what is on its
-        way. Closed early, it ends the transfer. Raises ModelMismatch for blocks of another size, TransferFailed."""
+        """Sends blocks to `address` on the transfer plane, the last one first, then a trailer; yields the blocks on
+        their way. Closing the generator ends the transfer. Raises ModelMismatch for blocks of another size,
+        TransferFailed."""
 
     async def flush(self, tenant: str | None) -> tuple[int, int]:
-        """Drops a tenant's blocks, or all; returns how many blocks and bytes. Raises InvalidRequest for a tenant that
-        cannot be one."""
+        """Drops a tenant's blocks, or all with None; returns the number of blocks and of bytes. Raises InvalidRequest
+        for an invalid tenant, or where blocks are not kept by tenant."""
 
 
 class BlockServicer(kvstore_pb2_grpc.BlockServiceServicer):
-    """gRPC's view of a giver."""
+    """Serves one provider over gRPC."""
 
-    def __init__(self, giver: BlockGiver) -> None:
+    def __init__(self, provider: BlockProvider) -> None:
         """Does not own it."""
-        self._giver = giver
+        self._provider = provider
 
     async def LookUp(self, request: kvstore_pb2.LookUpRequest, context: Context) -> kvstore_pb2.LookUpResponse:  # noqa: N802
-        """Which blocks are here."""
+        """Which of the blocks are held."""
         return await answer(self._look_up(request), context)
 
-    async def Fetch(self, request: kvstore_pb2.FetchRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802 - the stubs know no servicer that writes itself
+    async def Fetch(self, request: kvstore_pb2.FetchRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802 - the stubs expect a generator
         """Sends blocks."""
         await answer(self._fetch(request, context), context)
 
@@ -61,11 +62,11 @@ class BlockServicer(kvstore_pb2_grpc.BlockServiceServicer):
         return await answer(self._flush(request), context)
 
     async def _flush(self, request: kvstore_pb2.FlushRequest) -> kvstore_pb2.FlushResponse:
-        num_blocks, num_bytes = await self._giver.flush(request.tenant if request.HasField("tenant") else None)
+        num_blocks, num_bytes = await self._provider.flush(request.tenant if request.HasField("tenant") else None)
         return kvstore_pb2.FlushResponse(num_blocks=num_blocks, num_bytes=num_bytes)
 
     async def _look_up(self, request: kvstore_pb2.LookUpRequest) -> kvstore_pb2.LookUpResponse:
-        held = await self._giver.look_up(split_hashes(request))
+        held = await self._provider.look_up(split_hashes(request))
         bits = bytearray(-(-len(held) // 8))
         for index, here in enumerate(held):
             bits[index >> 3] |= here << (index & 7)
@@ -75,7 +76,7 @@ class BlockServicer(kvstore_pb2_grpc.BlockServiceServicer):
         names = split_hashes(request)
         if request.ticket >> TICKET_BITS:
             raise InvalidRequest(f"ticket has more than {TICKET_BITS} bits", field="ticket", limit=TICKET_BITS)
-        parts = self._giver.fetch(names, request.block_bytes, request.ticket, request.transfer_address)
+        parts = self._provider.fetch(names, request.block_bytes, request.ticket, request.transfer_address)
         async with contextlib.aclosing(parts):
             async for sent in parts:
                 part = kvstore_pb2.FetchPart(
@@ -87,7 +88,7 @@ class BlockServicer(kvstore_pb2_grpc.BlockServiceServicer):
 
 
 async def answer(work: Awaitable[T], context: Context) -> T:
-    """The work's result; ends the call with the typed error that stopped it."""
+    """The result of `work`; ends the call with a typed error where it raised."""
     try:
         return await work
     except TandemError as error:

@@ -1,4 +1,4 @@
-"""Async client of a store node: what it has, what it wants, how full it is."""
+"""Async client of a store node: offers of blocks for the workers; statistics and pins for the operator."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from shared.kv_index.holders import join_hashes
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 OFFER_TIMEOUT_S = 2.0
+STATS_TIMEOUT_S = 2.0
+OPERATOR_TIMEOUT_S = 10.0
+"""Of a pin or a flush, which may read or delete files."""
 
 ResponseT = TypeVar("ResponseT")
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a store node asks for of an offer."""
+    """The blocks of an offer that a store node wants to be sent."""
 
     indexes: tuple[int, ...]
     """In the offer; a block's index on the transfer plane is its place in this tuple."""
@@ -32,20 +35,30 @@ class StoreClient(BlockClient):
     """One store node. Every method raises as those of a BlockClient."""
 
     async def offer(self, worker_name: str, hashes: Sequence[bytes], block_bytes: int, tenant: str = "") -> Wanted:
-        """Which of these blocks, a tenant's, the node wants to be sent; it waits for them, and for a trailer, unless
-        none."""
+        """Which of these blocks of a tenant the node wants. Unless it wants none, it then waits for them and for a
+        trailer on the transfer plane."""
         request = kvstore_pb2.OfferRequest(
             worker_name=worker_name, block_hashes=join_hashes(hashes), block_bytes=block_bytes, tenant=tenant
         )
         answer = await self._call(lambda stub: stub.Offer(request, timeout=OFFER_TIMEOUT_S))
         if any(index >= len(hashes) for index in answer.wanted):
-            raise StoreUnavailable(f"store {self.address} wants blocks that nobody offered")
+            raise StoreUnavailable(f"store {self.address} wants blocks that were not offered")
         return Wanted(tuple(answer.wanted), answer.ticket, answer.transfer_address)
 
-    async def tier_stats(self) -> list[kvstore_pb2.TierStats]:
-        """Size and use of the node's tiers."""
+    async def stats(self) -> kvstore_pb2.TierStatsList:
+        """The node's tiers, tenants and pins."""
         request = kvstore_pb2.GetTierStatsRequest()
-        return list((await self._call(lambda stub: stub.GetTierStats(request, timeout=OFFER_TIMEOUT_S))).tiers)
+        return await self._call(lambda stub: stub.GetTierStats(request, timeout=STATS_TIMEOUT_S))
+
+    async def pin(self, request: kvstore_pb2.PinRequest) -> kvstore_pb2.PinStatus:
+        """Keeps blocks until they are unpinned. Raises InvalidRequest where they have no room."""
+        return (await self._call(lambda stub: stub.Pin(request, timeout=OPERATOR_TIMEOUT_S))).pin
+
+    async def unpin(self, name: str) -> kvstore_pb2.PinStatus:
+        """Ends a pin. Raises NotFound."""
+        request = kvstore_pb2.UnpinRequest(name=name)
+        ended = await self._call(lambda stub: stub.Unpin(request, timeout=OPERATOR_TIMEOUT_S))
+        return kvstore_pb2.PinStatus(name=name, num_blocks=ended.num_blocks)
 
     async def _call(self, call: Callable[[kvstore_pb2_grpc.StoreServiceAsyncStub], Awaitable[ResponseT]]) -> ResponseT:
         stub: kvstore_pb2_grpc.StoreServiceAsyncStub = kvstore_pb2_grpc.StoreServiceStub(self.connected())

@@ -1,6 +1,6 @@
-"""Blocks that travel between this worker's pool and stores or peers: held while sent, taken in when they arrive.
+"""Blocks on their way between this worker's pool and stores or peers: held while sent, cached when they arrive.
 
-Runs on the engine's thread and knows nothing of sequences: what arrives becomes cached prefix, and is found as such.
+Runs on the engine's thread. It knows no sequences: arrived blocks are cached prefix, found like any other.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shared.engine.plan import BlockToShip
+from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.pool import BlockPool, OutOfBlocks
 
 
@@ -32,20 +32,20 @@ class BlockExchange:
         self.num_bad_blocks = 0
         """Arrived damaged: given back, to be computed."""
 
-    def hold(self, key: str, hashes: Sequence[bytes]) -> tuple[BlockToShip, ...]:
+    def hold(self, key: str, hashes: Sequence[bytes]) -> tuple[OutgoingBlock, ...]:
         """Those of the blocks that are still here, each with a reference for the sender; `index` is the place in
         `hashes`."""
         found = [(index, ids[0]) for index, name in enumerate(hashes) if (ids := self._pool.match([name]))]
         self._pool.acquire([block_id for _, block_id in found])
-        return tuple(BlockToShip(key, index, block_id) for index, block_id in found)
+        checksum_of = self._pool.checksum_of
+        return tuple(OutgoingBlock(key, index, block_id, checksum_of(block_id)) for index, block_id in found)
 
     def prepare(
         self, key: str, hashes: tuple[bytes, ...], num_spare: int, times: int = 1
     ) -> tuple[tuple[int, int], ...]:
         """Takes blocks for those of a chain that are not here: (index, block id) each, to be written to until `end`.
 
-        None of them where the pool has no room for them `times` times over, beside `num_spare` blocks: nothing is taken
-        then.
+        Takes nothing unless the pool has `times` times as many free blocks, and `num_spare` more.
         """
         assert key not in self._fetches
         local = self._pool.match(hashes)
@@ -83,8 +83,8 @@ class BlockExchange:
         return tuple(new)
 
     def end(self, key: str, lost: bool = False) -> None:
-        """Gives back what did not arrive; with `lost` somebody may still write there, and it stays taken for good.
-        An unknown key is one for which nothing was taken."""
+        """Gives back what did not arrive; with `lost` a sender may still write there: those blocks are never
+        reused. An unknown key is one for which nothing was taken."""
         fetch = self._fetches.pop(key, None)
         if fetch is not None:
             self._pool.release(fetch.local)

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -34,21 +34,20 @@ from shared.engine.messages import (
     ReleaseBlocks,
     ReleaseHeld,
     ReserveSequence,
-    SequenceEnded,
     SequenceFailed,
     SequenceReserved,
-    ShippedBlock,
-    Stepped,
+    StepOutput,
 )
-from shared.engine.plan import BlockToShip, BrokenSequence, StepPlan
+from shared.engine.plan import StepPlan
 from shared.engine.runner.block_access import BlockAccess
-from shared.engine.runner.pending_step import PendingStep
-from shared.engine.runner.runner import Runner
 from shared.engine.scheduler.scheduler import Scheduler
-from shared.errors import NumericalFault, PromptTooLong, TandemError
+from shared.engine.step_counters import StepCounters
+from shared.engine.step_runner import LaunchedStep, StepRunner
+from shared.errors import PromptTooLong, TandemError
+from shared.kv.handoff.outgoing_block import OutgoingBlock
 
 INTEGRITY_CHECK_INTERVAL_S = 5.0
-"""An idle engine checks pool and sequences at most so often: the check walks every block."""
+"""Shortest time between two integrity checks of an idle engine: a check walks every block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class _Launched:
     plan: StepPlan
     at: float  # time.perf_counter() before it was planned
     started: tuple[FirstScheduled, ...]
-    pending: PendingStep
+    step: LaunchedStep
 
 
 class Engine:
@@ -69,10 +68,10 @@ class Engine:
     """
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, emit: Callable[[Event], None], ahead: bool | None = None
+        self, scheduler: Scheduler, runner: StepRunner, emit: Callable[[Event], None], ahead: bool | None = None
     ) -> None:
-        """Takes ownership of both; nothing runs before `start()`. `ahead=None`: where the runner's device computes on
-        its own."""
+        """Takes ownership of both; nothing runs before `start()`. `ahead=None`: run ahead if the device computes
+        asynchronously."""
         self._scheduler = scheduler
         self._runner = runner
         self._exchange = BlockExchange(scheduler.pool, runner.checksums)
@@ -85,6 +84,7 @@ class Engine:
         self._blocked = False  # the last step could plan nothing
         self._next_check = 0.0  # time.monotonic() of the next integrity check
         self._last_load: EngineLoad | None = None
+        self.steps = StepCounters()
         self._busy_since: float | None = None  # time.perf_counter() of the last result, while steps follow each other
 
     def start(self) -> None:
@@ -157,17 +157,17 @@ class Engine:
     def _collect(self) -> None:
         """Takes the oldest launched step's result."""
         step = self._launched.popleft()
-        result = step.pending.result()
+        result = step.step.result()
         now = time.perf_counter()
         # From result to result: what a sequence waits for its next token, Python's share and a step ahead included.
         begun = step.at if self._busy_since is None else self._busy_since
         self._busy_since = now
-        outcome = self._scheduler.apply(step.plan, result, now - begun)
-        ships = self._with_checksums(outcome.ships)
-        if step.started or outcome.tokens or ships:
-            self._emit(Stepped(step.started, outcome.tokens, ships))
-        for broken in outcome.broken:
-            self._emit(SequenceFailed(broken.sequence_id, _numerical_fault(broken)))
+        output = self._scheduler.apply(step.plan, result, now - begun)
+        self.steps.add(step.plan.num_tokens, len(output.tokens), now - begun)
+        if step.started or output.tokens or output.blocks:
+            self._emit(StepOutput(output.tokens, self._with_checksums(output.blocks), step.started))
+        for failed in self._scheduler.take_failed():
+            self._emit(failed)
         self._report_pool()
 
     def _handle(self, command: Command) -> None:
@@ -241,28 +241,27 @@ class Engine:
         now = time.perf_counter()
         return tuple(FirstScheduled(name, num_cached, now) for name, num_cached in self._scheduler.take_started())
 
-    def _with_checksums(self, ships: tuple[BlockToShip, ...]) -> tuple[ShippedBlock, ...]:
-        """Adds each block's checksum; a sealed block's is computed once and kept in the pool."""
+    def _with_checksums(self, blocks: tuple[OutgoingBlock, ...]) -> tuple[OutgoingBlock, ...]:
+        """Computes the checksums that are missing; a sealed block's is computed once and kept in the pool."""
         pool = self._scheduler.pool
-        missing = [ship.block_id for ship in ships if pool.checksum_of(ship.block_id) is None]
-        computed = dict(zip(missing, self._runner.checksums(missing), strict=True)) if missing else {}
-        result = []
-        for ship in ships:
-            checksum = computed.get(ship.block_id)
-            if checksum is None:
-                checksum = pool.checksum_of(ship.block_id)
-                assert checksum is not None
-            elif pool.hash_of(ship.block_id) is not None:
-                pool.set_checksum(ship.block_id, checksum)
-            result.append(ShippedBlock(ship.sequence_id, ship.index, ship.block_id, checksum, ship.receiver))
-        return tuple(result)
+        missing = [block.block_id for block in blocks if block.known_checksum is None]
+        if not missing:
+            return blocks
+        computed = dict(zip(missing, self._runner.checksums(missing), strict=True))
+        for block_id, checksum in computed.items():
+            if pool.hash_of(block_id) is not None:
+                pool.set_checksum(block_id, checksum)
+        return tuple(
+            block if block.known_checksum is not None else replace(block, known_checksum=computed[block.block_id])
+            for block in blocks
+        )
 
     def _report_pool(self) -> None:
         events = self._scheduler.pool.drain_events()
         if events.sealed or events.evicted:
             self._emit(PoolChanged(tuple(events.sealed), tuple(events.evicted)))
         for ended in self._scheduler.take_ended():
-            self._emit(SequenceEnded(ended.block_hashes, ended.num_arrived, ended.tenant))
+            self._emit(ended)
         load = self._load()
         if load != self._last_load:
             self._last_load = load
@@ -285,12 +284,3 @@ class Engine:
             num_swapped_in=scheduler.counters.num_swapped_in,
             num_bad_blocks=self._num_bad_blocks + self._exchange.num_bad_blocks,
         )
-
-
-def _numerical_fault(broken: BrokenSequence) -> NumericalFault:
-    where = f", first in its {broken.source}" if broken.source else ""
-    return NumericalFault(
-        f"the model gave NaN or infinite numbers for token {broken.position}{where}: nothing can be chosen",
-        position=broken.position,
-        source=broken.source,
-    )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.engine.plan import NewToken
+from shared.engine.finish_reason import FinishReason
+from shared.engine.plan import SampledToken
 from shared.engine.sequence import EngineSequence
 from shared.errors import TandemError
+from shared.kv.handoff.outgoing_block import OutgoingBlock
 
 
 @dataclass(frozen=True, slots=True)
 class AddSequence:
-    """Compute a sequence here. Answer: its tokens in `Stepped`, or `SequenceFailed`."""
+    """Compute a sequence here. Answer: its tokens in `StepOutput`, or `SequenceFailed`."""
 
     sequence: EngineSequence
 
@@ -44,7 +46,7 @@ class AbortSequence:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseBlocks:
-    """The shipper is done with these blocks, which were for this receiver."""
+    """The sender is done with these blocks, which were for this receiver."""
 
     block_ids: tuple[int, ...]
     receiver: bytes = b""
@@ -52,7 +54,10 @@ class ReleaseBlocks:
 
 @dataclass(frozen=True, slots=True)
 class HoldBlocks:
-    """Keep those of these blocks that are here, for a sender. Answer: `BlocksHeld`; then `ReleaseHeld` for each."""
+    """Take a reference, for a sender, on each of these blocks that the pool has.
+
+    Answer: `BlocksHeld`; then `ReleaseHeld` for each.
+    """
 
     key: str
     hashes: tuple[bytes, ...]
@@ -69,7 +74,7 @@ class ReleaseHeld:
 class PrepareFetch:
     """Take blocks for what is missing here of a chain. Answer: `FetchPrepared`; then `EndFetch`.
 
-    With `room_to_compute`, only where a sequence could compute the same blocks at the same time.
+    With `room_to_compute`, only if the pool also has room for a sequence that computes the same blocks meanwhile.
     """
 
     key: str
@@ -90,7 +95,7 @@ class AdoptBlocks:
 
 @dataclass(frozen=True, slots=True)
 class EndFetch:
-    """Give back what did not arrive; with `lost` it may still be written to, and is never used again."""
+    """Give back what did not arrive; with `lost` a sender may still write there: never reuse."""
 
     key: str
     lost: bool = False
@@ -136,21 +141,10 @@ class SequenceFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class ShippedBlock:
-    """A block to send: its reference is the shipper's, until `ReleaseBlocks`."""
-
-    sequence_id: str
-    index: int
-    block_id: int
-    checksum: int
-    receiver: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
 class FirstScheduled:
     """A sequence's first turn: how much of its prompt was cached, and when it began (time.perf_counter()).
 
-    Told again where more of the prompt was found in the pool at a later turn.
+    Sent again when a later turn finds more of the prompt in the pool.
     """
 
     sequence_id: str
@@ -159,12 +153,21 @@ class FirstScheduled:
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped:
-    """One engine step."""
+class NewToken:
+    """A token that a step produced for one sequence."""
 
-    started: tuple[FirstScheduled, ...]
-    tokens: tuple[NewToken, ...]
-    ships: tuple[ShippedBlock, ...]
+    sequence_id: str
+    token: SampledToken
+    finish_reason: FinishReason | None  # set where it ends the sequence
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one engine step produced."""
+
+    tokens: tuple[NewToken, ...] = ()
+    blocks: tuple[OutgoingBlock, ...] = ()  # to be sent to decode workers; `ReleaseBlocks` gives each back
+    started: tuple[FirstScheduled, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,15 +190,15 @@ class SequenceEnded:
 
 @dataclass(frozen=True, slots=True)
 class BlocksHeld:
-    """Those of the asked blocks that are here; `index` is that in the question."""
+    """The blocks of a `HoldBlocks` that the pool has; `index` is the place in its hashes."""
 
     key: str
-    blocks: tuple[ShippedBlock, ...]
+    blocks: tuple[OutgoingBlock, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FetchPrepared:
-    """(index in the chain, block id) of the blocks to be filled; none where nothing is missing, or no room."""
+    """(index in the chain, block id) of the blocks to be filled; empty where nothing is missing or there is no room."""
 
     key: str
     missing: tuple[tuple[int, int], ...]
@@ -203,7 +206,7 @@ class FetchPrepared:
 
 @dataclass(frozen=True, slots=True)
 class BlocksAdopted:
-    """Of the blocks that arrived for a fetch, the indexes of those that the pool had not and has now."""
+    """Indexes of the arrived blocks that are new in the pool."""
 
     key: str
     indexes: tuple[int, ...]
@@ -211,7 +214,7 @@ class BlocksAdopted:
 
 @dataclass(frozen=True, slots=True)
 class CacheFlushed:
-    """So many blocks can be found no more."""
+    """All cached blocks were dropped: `num_blocks` of them."""
 
     key: str
     num_blocks: int
@@ -246,7 +249,7 @@ class EngineDied:
 Event = (
     SequenceReserved
     | SequenceFailed
-    | Stepped
+    | StepOutput
     | PoolChanged
     | SequenceEnded
     | BlocksHeld

@@ -1,4 +1,4 @@
-"""What the scheduler and the runner say to each other: an immutable plan, a result. Nothing else passes."""
+"""What passes between scheduler and runner: an immutable plan, and its result."""
 
 from __future__ import annotations
 
@@ -88,49 +88,3 @@ class StepResult:
     """Tokens of the planned sequences that had a SampleSpec, in plan order."""
 
     sampled: tuple[SampledToken | NoToken, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class NewToken:
-    """A token that a step produced for one sequence."""
-
-    sequence_id: str
-    token: SampledToken
-    finish: str | None  # None, "stop" or "length"
-
-
-@dataclass(frozen=True, slots=True)
-class BrokenSequence:
-    """A sequence that left because no token could be chosen for it."""
-
-    sequence_id: str
-    position: int  # of the token that could not be chosen
-    source: str | None  # see NoToken
-
-
-@dataclass(frozen=True, slots=True)
-class EndedSequence:
-    """What a sequence leaves behind: the hashes of its sealed blocks, from the first one on."""
-
-    block_hashes: tuple[bytes, ...]
-    num_arrived: int  # of them, the first ones, which a hand-off brought
-    tenant: str = ""  # see Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class BlockToShip:
-    """A block that a decode worker waits for; the scheduler holds a reference for the shipper until it is released."""
-
-    sequence_id: str
-    index: int  # in the sequence's block table
-    block_id: int
-    receiver: bytes = b""  # see Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
-    """What a step changed, for the world outside the engine."""
-
-    tokens: tuple[NewToken, ...]
-    ships: tuple[BlockToShip, ...]
-    broken: tuple[BrokenSequence, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from shared.engine.finish_reason import FinishReason
 from shared.engine.sampling_params import SamplingParams
 
 
@@ -30,13 +31,6 @@ class Status(Enum):
     """Left the worker; holds nothing."""
 
 
-class StopCause(Enum):
-    """Why a sequence produced its last token."""
-
-    STOP = auto()
-    LENGTH = auto()
-
-
 @dataclass(slots=True)
 class EngineSequence:
     """One request on one worker.
@@ -54,8 +48,8 @@ class EngineSequence:
     max_tokens_total: int
     eos_token_ids: frozenset[int]
     ship_blocks: frozenset[int] = frozenset()  # block indexes that a decode worker waits for
-    receiver: bytes = b""  # whoever they are shipped to, by a name that is the same for all its sequences
-    tenant: str = ""  # on whose account its blocks are kept when it has left
+    receiver: bytes = b""  # transfer address of that decode worker
+    tenant: str = ""  # whose quota its blocks count against in the store
     arrival: int = 0  # order of arrival on this worker, set by the scheduler
     arrived_s: float = 0.0  # when that was, by the scheduler's clock
     status: Status = Status.WAITING
@@ -130,18 +124,18 @@ class EngineSequence:
             or self.num_tokens + self.num_in_flight_samples >= self.max_tokens_total
         )
 
-    def stop_cause(self) -> StopCause | None:
-        """Whether the newest token ends the sequence; stop strings are the router's to find."""
+    def finish_reason(self) -> FinishReason | None:
+        """Set where the newest token ends the sequence; the router looks for stop strings."""
         sampling = self.sampling
         num_output = self.num_output_tokens
         if num_output >= max(1, sampling.min_tokens):
             newest = self.token_ids[-1]
             if newest in sampling.stop_token_ids or (not sampling.ignore_eos and newest in self.eos_token_ids):
-                return StopCause.STOP
+                return FinishReason.STOP
         max_tokens = sampling.max_tokens
         assert max_tokens is not None
         if num_output >= max_tokens or self.num_tokens >= self.max_tokens_total:
-            return StopCause.LENGTH
+            return FinishReason.LENGTH
         return None
 
     def banned_token_ids(self) -> tuple[int, ...]:

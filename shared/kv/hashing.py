@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 
 from shared.errors import InvalidRequest
@@ -21,13 +22,37 @@ _ROOT_PERSON = b"tandem-kv-root"
 """Separates roots from block hashes: no token sequence can produce a root."""
 
 
-def root_hash(model_fingerprint: str, kv_format: str, layout_version: int, adapter: str = "", salt: str = "") -> bytes:
-    """The 16-byte root of all chains of one (model, KV format, layout, adapter, tenant salt).
+@dataclass(frozen=True, slots=True)
+class ChainRoots:
+    """The rule by which workers, routers and `tandem cache` name a prompt's chain: one rule a model and KV format."""
 
-    `kv_format` is a `KVFormat.name`. Every field is length-prefixed, so no two different tuples hash the same bytes.
+    model_fingerprint: str
+    kv_format: str
+    """A `KVFormat.name`."""
+    layout_version: int
+    rope_trained_len: int = 0
+    """Dynamic-NTK rope: the trained length in tokens. The rotation of a longer prompt depends on its length, so such
+    prompts share blocks only with prompts of the same length. 0 = prompts of every length share."""
+
+    def of(self, salt: str, num_prompt_tokens: int, adapter: str = "") -> bytes:
+        """The root for a client's prompt of this length; tokens produced behind it do not count."""
+        is_stretched = 0 < self.rope_trained_len < num_prompt_tokens
+        rope_len = num_prompt_tokens if is_stretched else 0
+        return root_hash(self.model_fingerprint, self.kv_format, self.layout_version, adapter, salt, rope_len)
+
+
+def root_hash(
+    model_fingerprint: str, kv_format: str, layout_version: int, adapter: str = "", salt: str = "", rope_len: int = 0
+) -> bytes:
+    """The 16-byte root of all chains of one (model, KV format, layout, adapter, tenant salt, rope length).
+
+    Every field is length-prefixed, so no two different tuples hash the same bytes. Ask `ChainRoots` for a prompt's.
     """
     state = blake2b(digest_size=HASH_BYTES, person=_ROOT_PERSON)
-    for field in (model_fingerprint, kv_format, str(layout_version), adapter, salt):
+    fields = [model_fingerprint, kv_format, str(layout_version), adapter, salt]
+    if rope_len:
+        fields.append(str(rope_len))
+    for field in fields:
         data = field.encode()
         state.update(len(data).to_bytes(8, "little"))
         state.update(data)

@@ -1,4 +1,4 @@
-"""Async client of the KV store, for the router (match) and the workers (publish, remove)."""
+"""Async client of the KV index, for the router (match) and the workers (publish, remove)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import TypeVar
 import grpc.aio
 
 from shared.errors import DeadlineExceeded, StoreUnavailable, TandemError, WorkerLost
-from shared.kv_index.holders import EventStamp, PrefixMatch, Tier, WorkerIdentity, join_hashes
+from shared.identity import WorkerIdentity
+from shared.kv_index.holders import EventStamp, PrefixMatch, Tier, join_hashes
 from shared.kv_index.match_stream import MatchStream
 from shared.kv_index.messages import match_from_proto
+from shared.rpc.convert import role_to_proto
 from shared.rpc.errors import from_rpc_error
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc, types_pb2
 from shared.rpc.server import channel
@@ -26,7 +28,7 @@ ResponseT = TypeVar("ResponseT")
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """Size of the index, and what one store process was asked since it started."""
+    """Size of the index, and the match requests of one store process since it started."""
 
     num_blocks: int
     num_match_requests: int
@@ -39,8 +41,8 @@ class StoreStats:
 class KVStoreClient:
     """One KV store. Connects on first use, reconnects by itself; safe for any number of concurrent calls.
 
-    Every method raises StoreUnavailable within its timeout when the store or its Redis does not answer, at once
-    where that is known, and InvalidRequest for what the store refuses.
+    Every method raises StoreUnavailable within its timeout when the store or its Redis does not answer (at once where
+    that is known), and InvalidRequest where the store refuses the arguments.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class KVStoreClient:
         self._closed = False
 
     async def match(self, hashes: Sequence[bytes]) -> PrefixMatch:
-        """The longest prefix of the chain `hashes` (16 bytes each) that is held anywhere, and by whom."""
+        """The longest prefix of the chain `hashes` (16 bytes each) that is held anywhere, with the holders."""
         request = kvstore_pb2.MatchRequest(block_hashes=join_hashes(hashes))
         response = await self._match_stream().ask(request, self._match_timeout_s)
         try:
@@ -67,14 +69,15 @@ class KVStoreClient:
     async def publish(
         self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = Tier.DEVICE, stamp: EventStamp = UNSTAMPED
     ) -> bool:
-        """`worker` holds these blocks now. Idempotent; without hashes it only says that the worker is there.
+        """`worker` holds these blocks now. Idempotent; without hashes it is a heartbeat.
 
-        False for a stamped change when the index has lost earlier ones: nothing was done, everything must be sent
-        again. Raises InvalidRequest (field worker.incarnation) when a newer process of that name has published.
+        False for a stamped change when the index has lost earlier ones: nothing was done, and everything must be
+        published again. Raises InvalidRequest (field worker.incarnation) when a newer process of that name has
+        published.
         """
         request = kvstore_pb2.PublishRequest(
             worker=_worker_id(worker),
-            role=types_pb2.WorkerRole.ValueType(worker.role),
+            role=role_to_proto(worker.role),
             tier=kvstore_pb2.Tier.ValueType(tier),
             block_hashes=join_hashes(hashes),
             sequence=stamp.sequence,
@@ -112,7 +115,7 @@ class KVStoreClient:
         )
 
     async def rebuild(self) -> int:
-        """Has all holders publish anew; returns how many there were."""
+        """Drops all holders: their entries are dead at once, and each publishes again. Returns how many there were."""
         request = kvstore_pb2.RebuildRequest()
         return (await self._call(lambda stub: stub.Rebuild(request, timeout=self._write_timeout_s))).num_holders
 
@@ -136,7 +139,7 @@ class KVStoreClient:
             raise self._translate(error) from error
 
     def _match_stream(self) -> MatchStream:
-        """The one that is open, or another."""
+        """The open stream, or a new one."""
         stub = self._connected()
         if self._matches is None or not self._matches.is_open:
             self._matches = MatchStream(stub.MatchStream(), self.address, self._translate)
@@ -151,7 +154,7 @@ class KVStoreClient:
         return self._stub
 
     def _translate(self, error: grpc.aio.AioRpcError) -> TandemError:
-        """The store's own typed error; anything else means that there was no store to talk to."""
+        """The typed error that the store sent; StoreUnavailable where it sent none."""
         meant = from_rpc_error(error, f"KV store {self.address}")
         if isinstance(meant, WorkerLost | DeadlineExceeded):
             return StoreUnavailable(meant.message, address=self.address)

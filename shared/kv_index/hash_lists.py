@@ -1,4 +1,4 @@
-"""Block hashes in messages: one behind the other, 16 bytes each, validated at the edge."""
+"""Block hashes in messages: concatenated, 16 bytes each, validated where a request arrives."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ MAX_HASHES = 65_536
 
 
 class WithHashes(Protocol):
-    """Any request about blocks."""
+    """A request with a list of block hashes."""
 
     block_hashes: bytes
 
 
 def hashes_of(message: WithHashes) -> bytes:
-    """The request's hashes, one behind the other. Raises InvalidRequest (field block_hashes)."""
+    """The request's hashes, concatenated. Raises InvalidRequest (field block_hashes)."""
     hashes = message.block_hashes
     num_hashes, rest = divmod(len(hashes), HASH_BYTES)
     if rest:
         raise InvalidRequest(
-            f"block_hashes has {len(hashes)} bytes, which is no multiple of {HASH_BYTES}",
+            f"block_hashes has {len(hashes)} bytes, which is not a multiple of {HASH_BYTES}",
             field="block_hashes",
             limit=HASH_BYTES,
         )
@@ -38,7 +38,7 @@ def hashes_of(message: WithHashes) -> bytes:
 
 
 def split_hashes(message: WithHashes) -> list[bytes]:
-    """The request's hashes, as many as have an index on the transfer plane. Raises InvalidRequest."""
+    """The request's hashes, one by one. Raises InvalidRequest, also for more blocks than one transfer can index."""
     hashes = hashes_of(message)
     names = [hashes[start : start + HASH_BYTES] for start in range(0, len(hashes), HASH_BYTES)]
     if len(names) > TRAILER_INDEX:

@@ -1,6 +1,6 @@
-"""Who holds which block: the words that the KV store, its clients and the router's placement share. No grpc here.
+"""Who holds which block: types that the KV store, its clients and the router's placement share. No grpc here.
 
-Enum values are the numbers of `tandem.v1.WorkerRole` and `tandem.v1.Tier`.
+Tiers have the numbers of `tandem.v1.Tier`.
 """
 
 from __future__ import annotations
@@ -10,16 +10,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from shared.errors import InvalidRequest
+from shared.identity import WorkerRole
 from shared.kv.hashing import HASH_BYTES
-
-
-class WorkerRole(IntEnum):
-    """What a worker, or another holder of blocks, does in the fleet."""
-
-    PREFILL = 1
-    DECODE = 2
-    STORE = 3
-    """Keeps blocks, computes nothing."""
 
 
 class Tier(IntEnum):
@@ -28,15 +20,6 @@ class Tier(IntEnum):
     DEVICE = 1
     HOST = 2
     DISK = 3
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerIdentity:
-    """One engine process; (name, incarnation) never repeats."""
-
-    name: str
-    incarnation: int  # random, 1 .. 2**64 - 1
-    role: WorkerRole
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +34,21 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class EventStamp:
-    """Where a change stands in the series of one holder's changes.
+    """The sequence number of a change among one holder's changes.
 
-    Every attempt has a number of its own, so that one which travels for too long cannot undo a later one.
+    Every attempt has a number of its own, so that a delayed message cannot undo a later one.
     """
 
-    sequence: int  # 1 .. 2**53 - 1; 0 = of no series, taken as it comes
+    sequence: int  # 1 .. 2**53 - 1; 0 = not numbered, applied in order of arrival
     acknowledged: int  # the last number that was answered: the index must know it
-    reset: bool = False  # forget what this holder published before
+    reset: bool = False  # drop what this holder published before
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
     """The longest prefix of a chain of blocks that is held somewhere.
 
-    `blocks[i]` are the holders of block i, never empty, in the order in which they published it.
+    `blocks[i]` are the holders of block i, at least one, in the order in which they published it.
     """
 
     blocks: tuple[tuple[Holder, ...], ...] = ()
@@ -77,7 +60,7 @@ class PrefixMatch:
 
 
 def join_hashes(hashes: Sequence[bytes]) -> bytes:
-    """The hashes one behind the other, as they travel; raises InvalidRequest unless each has 16 bytes."""
+    """The hashes concatenated, as in messages; raises InvalidRequest unless each has 16 bytes."""
     joined = b"".join(hashes)
     if not set(map(len, hashes)) <= {HASH_BYTES}:
         raise InvalidRequest(

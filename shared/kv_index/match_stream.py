@@ -1,4 +1,4 @@
-"""Matches over one stream: what a call costs gRPC, headers, deadline and trailers, is paid once and not for each."""
+"""Match requests over one stream: gRPC's cost of a call (headers, deadline, trailers) is paid once for all."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ Stream = grpc.aio.StreamStreamCall[kvstore_pb2.MatchCall, kvstore_pb2.MatchAnswe
 
 
 class MatchStream:
-    """One stream to one store. Once broken it stays so: `is_open` tells, and its owner opens another."""
+    """One stream to one store, for any number of concurrent requests. A broken stream stays broken (`is_open`); its
+    owner opens a new one."""
 
     def __init__(self, stream: Stream, address: str, translate: Callable[[grpc.aio.AioRpcError], TandemError]) -> None:
-        """Owns the stream, and reads it from now on."""
+        """Owns the stream and starts the task that reads it. `translate` makes gRPC's errors typed."""
         self._stream = stream
         self._address = address
         self._translate = translate
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[kvstore_pb2.MatchAnswer]] = {}
-        self._writing = asyncio.Lock()  # gRPC takes one message at a time
+        self._writing = asyncio.Lock()  # gRPC allows one write at a time
         self._broken: TandemError | None = None
         self._reader = asyncio.create_task(self._read(), name="match stream")
 
@@ -35,7 +36,7 @@ class MatchStream:
         return self._broken is None
 
     async def ask(self, request: kvstore_pb2.MatchRequest, timeout_s: float) -> kvstore_pb2.MatchResponse:
-        """The store's answer. Raises StoreUnavailable when there is none in time, or the store's own typed error."""
+        """The store's answer. Raises StoreUnavailable when there is none in time, or the typed error of the answer."""
         if self._broken is not None:
             raise self._broken
         number = next(self._numbers)
@@ -50,7 +51,7 @@ class MatchStream:
             raise StoreUnavailable(message, address=self._address) from error
         except grpc.aio.AioRpcError as error:
             raise self._translate(error) from error
-        except asyncio.InvalidStateError as error:  # what gRPC says of a write to a stream that has ended
+        except asyncio.InvalidStateError as error:  # raised by a write to a stream that has ended
             raise StoreUnavailable(f"KV store {self._address} ended the stream", address=self._address) from error
         finally:
             del self._waiting[number]
@@ -60,7 +61,7 @@ class MatchStream:
         return response
 
     async def close(self) -> None:
-        """Ends the stream; who waits gets StoreUnavailable. Twice is fine."""
+        """Ends the stream; requests that wait get StoreUnavailable. Twice is fine."""
         self._stream.cancel()
         await asyncio.wait({self._reader})
 
@@ -74,7 +75,7 @@ class MatchStream:
         except grpc.aio.AioRpcError as error:
             broken = self._translate(error)
         except asyncio.CancelledError:
-            pass  # the stream's end, by us; or this task's, by the loop's
+            pass  # by `close`, or by the end of the event loop
         self._broken = broken
         for future in self._waiting.values():
             if not future.done():

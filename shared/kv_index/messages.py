@@ -1,15 +1,16 @@
-"""`PrefixMatch` as a message and back: each holder once, runs of blocks as indexes into them."""
+"""`PrefixMatch` as a message and back: each holder once, runs of blocks with the same holders as indexes into them."""
 
 from __future__ import annotations
 
 from itertools import groupby
 
-from shared.kv_index.holders import Holder, PrefixMatch, Tier, WorkerRole
+from shared.kv_index.holders import Holder, PrefixMatch, Tier
+from shared.rpc.convert import role_from_proto, role_to_proto
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, types_pb2
 
 
 def match_to_proto(match: PrefixMatch) -> kvstore_pb2.MatchResponse:
-    """The message; neighbours mostly have the same holders, and such a run is one entry."""
+    """The message. Adjacent blocks mostly have the same holders: such a run is one entry."""
     indexes: dict[Holder, int] = {}
     runs = [
         kvstore_pb2.BlockHolders(
@@ -21,9 +22,9 @@ def match_to_proto(match: PrefixMatch) -> kvstore_pb2.MatchResponse:
 
 
 def match_from_proto(message: kvstore_pb2.MatchResponse, max_blocks: int) -> PrefixMatch:
-    """What `match_to_proto` was given, for a question about `max_blocks` blocks.
+    """The inverse of `match_to_proto`, for a request of `max_blocks` blocks.
 
-    Raises ValueError or IndexError for a message that is no answer to that.
+    Raises ValueError or IndexError for a malformed message.
     """
     holders = [_from_proto(holder) for holder in message.holders]
     blocks: list[tuple[Holder, ...]] = []
@@ -39,11 +40,11 @@ def match_from_proto(message: kvstore_pb2.MatchResponse, max_blocks: int) -> Pre
 def _to_proto(holder: Holder) -> kvstore_pb2.Holder:
     return kvstore_pb2.Holder(
         worker=types_pb2.WorkerId(name=holder.worker_name, incarnation=holder.incarnation),
-        role=types_pb2.WorkerRole.ValueType(holder.role),
+        role=role_to_proto(holder.role),
         tier=kvstore_pb2.Tier.ValueType(holder.tier),
     )
 
 
 def _from_proto(message: kvstore_pb2.Holder) -> Holder:
     worker = message.worker
-    return Holder(worker.name, worker.incarnation, WorkerRole(message.role), Tier(message.tier))
+    return Holder(worker.name, worker.incarnation, role_from_proto(message.role), Tier(message.tier))

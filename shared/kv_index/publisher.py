@@ -1,4 +1,4 @@
-"""Tells the KV store what a worker's pool holds, behind the worker's back: nothing in the engine waits for it."""
+"""Publishes to the index which blocks a worker's pool holds, in the background: nothing in the engine waits for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from itertools import islice
 from typing import Protocol
 
 from shared.errors import StoreUnavailable, TandemError
-from shared.kv_index.holders import EventStamp, Tier, WorkerIdentity
+from shared.identity import WorkerIdentity
+from shared.kv_index.holders import EventStamp, Tier
 from shared.tasks import end_task
 
 logger = logging.getLogger(__name__)
@@ -24,7 +25,8 @@ LAST_RETRY_S = 2.0
 
 
 class IndexWriter(Protocol):
-    """The part of KVStoreClient that publishes. Both return False when the index has lost earlier changes."""
+    """The part of KVStoreClient that the publisher needs. Both methods return False when the index has lost earlier
+    changes."""
 
     async def publish(
         self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = ..., stamp: EventStamp = ...
@@ -34,24 +36,24 @@ class IndexWriter(Protocol):
     async def remove(
         self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = ..., stamp: EventStamp = ...
     ) -> bool:
-        """The worker holds these blocks no more."""
+        """The worker holds these blocks no longer."""
 
 
 class IndexPublisher:
-    """Sends changes in batches: 20 ms after the first, or at once when 4096 wait. One batch is on its way at a time.
+    """Sends changes in batches: 20 ms after the first, or at once when 4096 wait. One batch is in flight at a time.
 
-    It knows the whole set of hashes that the pool holds, by what was offered, and which of them the index does not know
-    to be held or gone. So order is no matter: a batch says of each hash what is true when it leaves, and a batch that
-    failed half-way is sent again with what is true by then. The set is kept here, and not asked of the pool, since the
-    pool's changes come in batches: its contents at any other moment would not be what the changes so far add up to.
+    It keeps the set of hashes that the pool holds, built from the offered changes, and the hashes whose state the index
+    does not know yet. So order does not matter: a batch states each hash's state at the time of sending, and a batch
+    that failed half-way is sent again with the state of that time. The set is kept here, not read from the pool: the
+    pool's changes come in batches, so its contents at another moment would not equal the sum of the changes so far.
 
-    Every call is numbered, and names the last one that was answered. An index that does not know that one has lost
-    changes (Redis was restarted empty, or a replica took over without the last writes): then this publisher starts over
-    and sends all that it holds. It hears of it also where nothing changes: it speaks every 2 s at least, which
-    is also what keeps its holder from being forgotten. It starts over too when more than `max_backlog` changes wait.
+    Every call has a sequence number and names the last one that was answered. An index that does not know that number
+    has lost changes (Redis was restarted empty, or a replica took over without the last writes). Then the publisher
+    resyncs: it sends all that it holds. An idle publisher notices too: it sends a heartbeat every 2 s, which also keeps
+    the index from expiring this holder. It also resyncs when more than `max_backlog` changes wait.
 
     Use from the event loop's thread; one publisher for each (worker, tier). `start()` declares the incarnation at once,
-    so that what an earlier process of this name published is dead before this one has sealed a block.
+    so that the entries of an earlier process of this name are dead before this one has sealed a block.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class IndexPublisher:
         max_batch: int = MAX_BATCH,
         max_backlog: int = MAX_BACKLOG,
     ) -> None:
-        """Does not own the client; the store takes at most 65,536 hashes a call."""
+        """Does not own the client. `max_batch`: the store accepts at most 65,536 hashes a call."""
         self._client = client
         self._worker = worker
         self._tier = tier
@@ -74,45 +76,45 @@ class IndexPublisher:
         self._max_batch = max_batch
         self._max_backlog = max_backlog
         self._held: dict[bytes, None] = {}  # in the order in which they were sealed
-        self._changed: dict[bytes, None] = {}  # held or gone, the index does not know; oldest first
-        self._starting_over = True
-        self._sequence = 0  # of the last call
+        self._changed: dict[bytes, None] = {}  # held or evicted since, not acknowledged by the index; oldest first
+        self._resyncing = True
+        self._sequence = 0  # number of the last call
         self._acknowledged = 0
         self._available = True
-        self._wake = asyncio.Event()  # something is to be sent, or closing
+        self._wake = asyncio.Event()  # there is something to send, or closing
         self._full = asyncio.Event()  # a whole batch waits, or closing
         self._closing = asyncio.Event()
         self._last_refusal = ""
         self._task: asyncio.Task[None] | None = None
         self.num_published = 0
-        """Blocks that the store was told of."""
+        """Blocks published as held."""
         self.num_removed = 0
-        """Blocks that the store was told to forget."""
+        """Blocks published as no longer held."""
         self.num_dropped = 0
-        """Changes that never reached the store: refused, or closed before."""
+        """Changes that the store refused, or that still waited at the close."""
         self.num_outages = 0
-        """How often the store stopped to answer."""
+        """Times the store stopped answering."""
         self.num_resyncs = 0
-        """How often everything was sent again."""
+        """Times everything was published again because the index had lost changes."""
 
     @property
     def available(self) -> bool:
-        """False from the first failed call to the next that works."""
+        """False from the first failed call to the next successful one."""
         return self._available
 
     @property
     def num_pending(self) -> int:
-        """Blocks whose change waits."""
-        return len(self._held) if self._starting_over else len(self._changed)
+        """Changes that wait to be sent."""
+        return len(self._held) if self._resyncing else len(self._changed)
 
     async def start(self) -> None:
-        """Begins to send, the declaration first; does not wait for the store."""
+        """Begins to send, first the incarnation; does not wait for the store."""
         if self._task is None:
             self._wake.set()
             self._task = asyncio.create_task(self._run(), name="index publisher")
 
     def offer(self, sealed: Iterable[bytes], evicted: Iterable[bytes]) -> None:
-        """Changes of the pool since the last offer; returns at once. A hash in both counts as held."""
+        """Takes the pool's changes since the last call; returns at once. A hash in both counts as held."""
         if self._closing.is_set():
             return
         for block_hash in evicted:
@@ -122,14 +124,15 @@ class IndexPublisher:
             self._held[block_hash] = None
             self._changed[block_hash] = None
         if len(self._changed) > self._max_backlog:
-            self._start_over()
+            self._resync()
         if self._changed:
             self._wake.set()
         if len(self._changed) >= self._max_batch:
             self._full.set()
 
     async def close(self, deadline_s: float = 1.0) -> None:
-        """Takes no more, sends what waits for at most `deadline_s` seconds, drops the rest; twice is fine."""
+        """Takes no more changes, sends the waiting ones for at most `deadline_s` seconds, drops the rest; twice is
+        fine."""
         for event in (self._closing, self._wake, self._full):
             event.set()
         if self._task is not None:
@@ -146,7 +149,7 @@ class IndexPublisher:
         retry_s = FIRST_RETRY_S
         while True:
             await _wait(self._wake, self._heartbeat_s)
-            if not self._starting_over:
+            if not self._resyncing:
                 await _wait(self._full, self._flush_interval_s)
             if await self._send_batch():
                 retry_s = FIRST_RETRY_S
@@ -155,7 +158,7 @@ class IndexPublisher:
                 if self._closing.is_set():
                     await asyncio.sleep(FIRST_RETRY_S)  # until close()'s deadline cancels us
                 retry_s = min(2 * retry_s, LAST_RETRY_S)
-            if self._changed or self._starting_over:
+            if self._changed or self._resyncing:
                 self._wake.set()
             elif self._closing.is_set():
                 return
@@ -163,19 +166,19 @@ class IndexPublisher:
                 self._wake.clear()
                 self._full.clear()
 
-    def _start_over(self) -> None:
-        self._starting_over = True
+    def _resync(self) -> None:
+        self._resyncing = True
         self._changed.clear()
         self._wake.set()
 
     async def _send_batch(self) -> bool:
-        """Sends the oldest changes; False when the store is gone, and they wait again."""
-        if self._starting_over:
+        """Sends the oldest changes; False when the store did not answer, and they wait again."""
+        if self._resyncing:
             self._changed = dict(self._held)
         batch = list(islice(self._changed, self._max_batch))
         for block_hash in batch:
             del self._changed[block_hash]
-        if self._closing.is_set() and not batch and not self._starting_over:
+        if self._closing.is_set() and not batch and not self._resyncing:
             return True
         held = [block_hash for block_hash in batch if block_hash in self._held]
         gone = [block_hash for block_hash in batch if block_hash not in self._held]
@@ -183,33 +186,33 @@ class IndexPublisher:
             whole = await self._send(held, gone)
         except StoreUnavailable as error:
             self._put_back(batch)
-            self._went(error)
+            self._on_outage(error)
             return False
         except asyncio.CancelledError:
             self._put_back(batch)
             raise
         except TandemError as error:
-            self._came_back()
-            self._refused(error, len(batch))
+            self._on_answer()
+            self._on_refusal(error, len(batch))
             return True
-        self._came_back()
+        self._on_answer()
         if not whole:
-            logger.warning("the index has lost blocks of this worker: publishing all %d anew", len(self._held))
+            logger.warning("the index has lost blocks of this worker: publishing all %d again", len(self._held))
             self.num_resyncs += 1
-            self._start_over()
+            self._resync()
             return True
         self.num_published += len(held)
         self.num_removed += len(gone)
         return True
 
     async def _send(self, held: list[bytes], gone: list[bytes]) -> bool:
-        """False when the index has lost earlier changes. With nothing to say it says that it is there."""
+        """False when the index has lost earlier changes. Without changes it is a heartbeat."""
         if held or not gone:
             stamp = self._next_stamp()
             if not await self._client.publish(self._worker, held, self._tier, stamp):
                 return False
             self._acknowledged = stamp.sequence
-            self._starting_over = self._starting_over and not stamp.reset
+            self._resyncing = self._resyncing and not stamp.reset
         if gone:
             stamp = self._next_stamp()
             if not await self._client.remove(self._worker, gone, self._tier, stamp):
@@ -219,26 +222,26 @@ class IndexPublisher:
 
     def _next_stamp(self) -> EventStamp:
         self._sequence += 1
-        return EventStamp(self._sequence, self._acknowledged, self._starting_over)
+        return EventStamp(self._sequence, self._acknowledged, self._resyncing)
 
     def _put_back(self, batch: list[bytes]) -> None:
-        """Before everything newer."""
+        """The batch waits again, before all newer changes."""
         self._changed = {**dict.fromkeys(batch), **self._changed}
 
-    def _went(self, error: StoreUnavailable) -> None:
+    def _on_outage(self, error: StoreUnavailable) -> None:
         if self._available:
-            logger.warning("the index is not told of this worker's blocks for now: %s", error)
+            logger.warning("this worker's blocks are not published for now: %s", error)
             self._available = False
             self.num_outages += 1
 
-    def _came_back(self) -> None:
+    def _on_answer(self) -> None:
         if not self._available:
             logger.info("the KV store answers again; %d blocks' changes wait", self.num_pending)
             self._available = True
 
-    def _refused(self, error: TandemError, num_changes: int) -> None:
-        """Sending it again would be refused again: a superseded incarnation, or a bug."""
-        self._starting_over = False
+    def _on_refusal(self, error: TandemError, num_changes: int) -> None:
+        """Drops the changes, since a retry would be refused too: the incarnation is superseded, or there is a bug."""
+        self._resyncing = False
         self.num_dropped += num_changes
         if error.message != self._last_refusal:
             logger.error("the KV store refuses this worker's blocks: %s", error)

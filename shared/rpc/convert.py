@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+from shared.engine.finish_reason import FinishReason
 from shared.engine.plan import SampledToken
 from shared.engine.sampling_params import SamplingParams
+from shared.identity import WorkerRole
 from shared.kv.format import KVFormat
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout
 from shared.rpc.pb.tandem.v1 import types_pb2
@@ -23,6 +25,45 @@ _OptionalName = Literal[
     "logprobs",
 ]
 _OPTIONAL: tuple[_OptionalName, ...] = get_args(_OptionalName)
+
+_FINISH_TO_PROTO: dict[FinishReason | None, types_pb2.FinishReason.ValueType] = {
+    None: types_pb2.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: types_pb2.FINISH_REASON_CANCELLED,
+}
+_FINISH_FROM_PROTO = {number: reason for reason, number in _FINISH_TO_PROTO.items()}
+
+
+_ROLE_TO_PROTO = {
+    WorkerRole.PREFILL: types_pb2.WORKER_ROLE_PREFILL,
+    WorkerRole.DECODE: types_pb2.WORKER_ROLE_DECODE,
+    WorkerRole.STORE: types_pb2.WORKER_ROLE_STORE,
+}
+_ROLE_FROM_PROTO: dict[int, WorkerRole] = {number: role for role, number in _ROLE_TO_PROTO.items()}
+
+
+def role_to_proto(role: WorkerRole) -> types_pb2.WorkerRole.ValueType:
+    """The number, also that of the index's records."""
+    return _ROLE_TO_PROTO[role]
+
+
+def role_from_proto(number: int) -> WorkerRole:
+    """Raises ValueError for a number that is no role."""
+    role = _ROLE_FROM_PROTO.get(number)
+    if role is None:
+        raise ValueError(f"{number} is no worker role")
+    return role
+
+
+def finish_reason_to_proto(reason: FinishReason | None) -> types_pb2.FinishReason.ValueType:
+    """UNSPECIFIED for None: the request goes on."""
+    return _FINISH_TO_PROTO[reason]
+
+
+def finish_reason_from_proto(number: types_pb2.FinishReason.ValueType) -> FinishReason | None:
+    """None for UNSPECIFIED, and for a number that this build does not know."""
+    return _FINISH_FROM_PROTO.get(number)
 
 
 def sampling_from_proto(message: types_pb2.SamplingParams) -> SamplingParams:

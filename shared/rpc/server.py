@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
+from shared.address import Address
 from shared.errors import ConfigError
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -74,7 +76,7 @@ class RpcServer:
             ) from error
         await server.start()
         self._server = server
-        self.address = f"{self._bind.rpartition(':')[0]}:{port}"
+        self.address = str(replace(Address.parse(self._bind, "bind"), port=port))
 
     async def set_serving(self, serving: bool) -> None:
         """What the health service answers for the server as a whole and for each service."""

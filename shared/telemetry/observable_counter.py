@@ -11,7 +11,7 @@ class ObservableCounter:
     """An OpenTelemetry counter that is read when metrics are collected, with one sum for each combination of labels.
 
     The SDK's own counter hashes and checks its attributes with every `add`, which takes tens of microseconds; a
-    request has a dozen. Not safe for several threads.
+    request has a dozen. One thread adds; any thread may collect.
     """
 
     def __init__(
@@ -28,5 +28,5 @@ class ObservableCounter:
         self._sums[values] = self._sums.get(values, 0) + amount
 
     def _observe(self, _: CallbackOptions) -> Iterable[Observation]:
-        for values, total in self._sums.items():
+        for values, total in self._sums.copy().items():  # a copy is atomic: another thread may add a key
             yield Observation(total, {**self._common, **dict(zip(self._labels, values, strict=True))})

@@ -16,8 +16,8 @@ from redis.asyncio import Redis
 from services.kvstore.records import holder_ids
 from services.kvstore.redis_index import read_table
 from services.kvstore.resp.open import redis_client
-from services.router.cache.store_nodes import StoreNodes
 from services.router.cache.watch import CacheWatch
+from shared.block_service.store_nodes import StoreNodes
 from shared.kv_index.holders import Holder
 from tests.e2e.running import DEADLINE_S
 from tests.e2e.stage import Stage, prompt

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from services.kvstore.embedded import EmbeddedValkey
-from shared.kv_index.holders import Tier, WorkerRole
+from shared.identity import WorkerRole
+from shared.kv_index.holders import Tier
 from tests.chaos.faults import PROMPT_LEN, Load, blocks_by_holder, small_disk, watched
 from tests.e2e.running import BLOCK_SIZE, DEADLINE_S
 from tests.e2e.stage import HOST_BYTES, Recording, Stage, prompt, staged
@@ -173,7 +174,7 @@ async def exact(stage: Stage, redis_url: str, disk: Path) -> None:
         claims = await blocks_by_holder(redis_url)
         by_name = {(holder.worker_name, holder.tier): blocks for holder, blocks in claims.items()}
         held = {(link.name, Tier.DEVICE): link.load.num_cached_blocks for link in stage.fleet.links}
-        held |= {("store-0", Tier(tier.tier)): tier.num_blocks for tier in await stage.store.tier_stats()}
+        held |= {("store-0", Tier(tier.tier)): tier.num_blocks for tier in (await stage.store.stats()).tiers}
         files = stored_in(disk)
         found = [
             f"{key}: {len(by_name.get(key, ()))} in the index, {count} held"

@@ -21,13 +21,15 @@ from services.router.metrics import RouterMetrics
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.views import Pool
 from services.router.request import Request
+from services.router.workers.discovery import StaticDiscovery
 from services.router.workers.fleet import Fleet
 from shared.block_service.store_client import StoreClient
 from shared.engine.sampling_params import SamplingParams
+from shared.identity import WorkerRole
 from shared.kv.hashing import chain
 from shared.kv_index.client import KVStoreClient
-from shared.kv_index.holders import WorkerRole
 from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, DEMO
+from tests.unit.router.reading import deltas
 
 HOST_BYTES = 1 << 26
 
@@ -63,8 +65,8 @@ class Lookup(PrefixLookup):
     peers: frozenset[str] | None = frozenset()
     """None: all of them."""
 
-    async def hits(self, token_ids, salt):
-        hits = await super().hits(token_ids, salt)
+    async def hits(self, token_ids, salt, num_prompt_tokens):
+        hits = await super().hits(token_ids, salt, num_prompt_tokens)
         named = tuple(peer for peer in hits.peers if self.peers is None or peer.name in self.peers)
         return replace(hits, peers=named)
 
@@ -75,7 +77,12 @@ class Stage:
     def __init__(self, cluster: LocalCluster, commands: Recording) -> None:
         self.cluster = cluster
         self.placement = Chosen(PlacementConfig())
-        self.fleet = Fleet("test", commands.workers["prefill"], commands.workers["decode"], self._on_change)
+        self.fleet = Fleet(
+            "test",
+            StaticDiscovery.of(commands.workers["prefill"], commands.workers["decode"]),
+            self._on_change,
+            collocated=cluster.spec.mode == "collocated",
+        )
         self.index = KVStoreClient(commands.kvstore_address, match_timeout_s=5.0)
         self.store = StoreClient(commands.kvstore_address, look_up_timeout_s=5.0)
         self.lookup = Lookup(self.index, self.fleet)
@@ -107,13 +114,13 @@ class Stage:
         )
         try:
             async with asyncio.timeout(DEADLINE_S):
-                return [token async for delta in running for token in delta.token_ids], running.summary
+                return [token async for delta in deltas(running) for token in delta.token_ids], running.summary
         finally:
             await running.aclose()
 
     async def held(self, tokens, num_blocks: int, names=(), tenant="t") -> None:
         """Waits until the index says that each of these workers has so many blocks of these tokens."""
-        hashes = chain(self.fleet.hash_root(tenant), tokens, BLOCK_SIZE)[:num_blocks]
+        hashes = chain(self.fleet.hash_root(tenant, len(tokens)), tokens, BLOCK_SIZE)[:num_blocks]
         async with asyncio.timeout(DEADLINE_S):
             while True:
                 blocks = (await self.index.match(hashes)).blocks
@@ -124,7 +131,7 @@ class Stage:
 
     async def stored(self, tokens, num_blocks: int, tenant="t") -> None:
         """Waits until the index says that the store has so many blocks of these tokens."""
-        hashes = chain(self.fleet.hash_root(tenant), tokens, BLOCK_SIZE)[:num_blocks]
+        hashes = chain(self.fleet.hash_root(tenant, len(tokens)), tokens, BLOCK_SIZE)[:num_blocks]
         assert len(hashes) == num_blocks
         async with asyncio.timeout(DEADLINE_S):
             while True:
@@ -135,7 +142,7 @@ class Stage:
                 await asyncio.sleep(0.02)
 
     async def num_bad(self) -> int:
-        return sum(tier.num_bad for tier in await self.store.tier_stats())
+        return sum(tier.num_bad for tier in (await self.store.stats()).tiers)
 
     async def idle(self) -> None:
         """Waits until no pool has a used block: nothing that a store is sent, or sends, stays behind."""
@@ -161,8 +168,8 @@ class Stage:
 @contextlib.asynccontextmanager
 async def staged(folder: Path, kind: type[Recording] = Recording, **spec) -> AsyncIterator[Stage]:
     wanted = ClusterSpec(
-        model=DEMO, http="127.0.0.1:0", grpc="127.0.0.1:0", state_dir=folder,
-        **{"num_kv_blocks": 256, "dtype": "fp32", "prefix_fetch": "always", **spec},
+        http="127.0.0.1:0", grpc="127.0.0.1:0", state_dir=folder,
+        **{"model": DEMO, "num_kv_blocks": 256, "dtype": "fp32", "prefix_fetch": "always", **spec},
     )  # fmt: skip
     commands = kind(wanted)
     async with LocalCluster(wanted, commands=commands) as cluster:

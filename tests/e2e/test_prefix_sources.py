@@ -112,7 +112,7 @@ async def test_bits_flipped_on_the_way_to_the_store_are_not_kept(tmp_path):
 
 def shares(stage: Stage, tokens: list[int]) -> dict[str, int]:
     """How many of the first 37 blocks each store node keeps."""
-    names = chain(stage.fleet.hash_root("t"), tokens, BLOCK_SIZE)[:37]
+    names = chain(stage.fleet.hash_root("t", len(tokens)), tokens, BLOCK_SIZE)[:37]
     kept = by_keeper(names, range(37), STORES)
     return {node: len(kept.get(node, ())) for node in STORES}
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from shared.identity import WorkerRole
 from shared.kv.hashing import chain
-from shared.kv_index.holders import WorkerRole
 from tests.e2e.running import BLOCK_SIZE
 from tests.e2e.stage import HOST_BYTES, Recording, prompt, staged
 
@@ -51,7 +51,7 @@ async def test_flipped_bits_on_disk_are_computed_again_and_nothing_else(tmp_path
         tokens = prompt(200)
         expected, _ = await stage.ask(tokens, "prefill-0")
         await stage.stored(tokens, 12)
-        names = chain(stage.fleet.hash_root("t"), tokens, BLOCK_SIZE)
+        names = chain(stage.fleet.hash_root("t", len(tokens)), tokens, BLOCK_SIZE)
         for index in (3, 9):
             path = folder / names[index].hex()[:2] / f"{names[index].hex()}.kv"
             content = bytearray(path.read_bytes())
@@ -71,7 +71,7 @@ async def test_a_prompt_comes_back_after_every_pool_was_flooded(tmp_path):
         tokens = prompt(330)
         expected, _ = await stage.ask(tokens)
         await stage.stored(tokens, 20)
-        first = chain(stage.fleet.hash_root("t"), tokens, BLOCK_SIZE)[:1]
+        first = chain(stage.fleet.hash_root("t", len(tokens)), tokens, BLOCK_SIZE)[:1]
         flood = 41
         while any(holder.role is not WorkerRole.STORE for holder in (await stage.index.match(first)).blocks[0]):
             await stage.ask(prompt(600, seed=(flood := flood + 2)), max_tokens=1)

@@ -15,37 +15,46 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
-import asyncio, sys
+import asyncio, logging, sys
+from shared.config import ServiceSettings
 from shared.errors import ModelLoadError
 from shared.process import progress_event, run_service
+
+class Settings(ServiceSettings):
+    case: str
 
 class Service:
     address = "127.0.0.1:1"
     endpoints = {"http": "127.0.0.1:2"}
+    def __init__(self, case):
+        self.case = case
     async def close(self):
         progress_event(2.0, "closed")
-        if sys.argv[1] == "hang":
+        if self.case == "hang":
             await asyncio.Event().wait()
 
-async def start():
+async def start(settings):
     progress_event(0.12345, "größer")
-    if sys.argv[1] == "refuse":
+    logging.getLogger("chatty").debug("starts")
+    if settings.case == "refuse":
         raise ModelLoadError("no such folder", field="model")
-    if sys.argv[1] == "bug":
+    if settings.case == "bug":
         raise KeyError("oops")
-    if sys.argv[1] == "slow":
+    if settings.case == "slow":
         await asyncio.Event().wait()
-    return Service()
+    return Service(settings.case)
 
-sys.exit(run_service(start))
+sys.exit(run_service("tandem-test", Settings, start))
 """
 PROGRESS = {"event": "progress", "fraction": 0.123, "text": "größer"}
 READY = {"event": "ready", "address": "127.0.0.1:1", "http": "127.0.0.1:2"}
 CLOSED = {"event": "progress", "fraction": 1.0, "text": "closed"}
 
 
-async def start(case: str) -> Process:
-    return await asyncio.create_subprocess_exec(sys.executable, "-c", PROGRAM, case, cwd=ROOT, stdout=PIPE, stderr=PIPE)
+async def start(case: str, *flags: str) -> Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PROGRAM, "--case", case, *flags, cwd=ROOT, stdout=PIPE, stderr=PIPE
+    )
 
 
 async def next_event(process: Process) -> Any:
@@ -103,3 +112,22 @@ async def test_a_bug_is_told_too_and_exits_with_1() -> None:
     assert process.returncode == 1
     assert (events[1]["kind"], events[1]["field"]) == ("Internal", None)
     assert "Traceback" in err
+
+
+async def test_the_log_is_json_from_the_settings_on() -> None:
+    process = await start("bug", "--log-format", "json", "--log-level", "debug")
+    _, err = await rest(process)
+    records = [json.loads(line) for line in err.splitlines()]
+    assert {record["service"] for record in records} == {"tandem-test"}
+    (first,) = (record for record in records if record["logger"] == "chatty")
+    assert (first["level"], first["message"]) == ("debug", "starts")
+    assert records[-1]["level"] == "error"
+    assert "KeyError: 'oops'" in records[-1]["exception"]
+
+
+async def test_bad_settings_are_logged_as_text_and_told() -> None:
+    process = await start("serve", "--log-format", "xml")
+    events, err = await rest(process)
+    assert [(event["kind"], event["field"]) for event in events] == [("ConfigError", "log_format")]
+    assert process.returncode == 2
+    assert "ERROR shared.process: cannot start: setting log_format" in err

@@ -1,24 +1,27 @@
-"""`make bench-engine`: prefill and decode steps of the engine, each as a share of what the hardware allows.
+"""`python -m loadtest.bench engine`: prefill and decode steps of the engine beside what the processor allows.
 
-Steps are planned by hand and run by the engine's own runner: attention, projections, sampling, input preparation, all
-but the scheduler. A decode step's floor is reading all weights and the batch's KV once; a prompt's is its FLOPs.
+Steps are planned by hand and run by the engine's own runner: attention, projections, sampling, input preparation,
+everything but the scheduler. A decode step takes at least the time to read all weights and the batch's KV once, a
+prompt the time of its FLOPs.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 
 from loadtest.bench.engine.limits import matmul_rate, read_bandwidth, timed
 from loadtest.bench.engine.overhead import step_time
-from loadtest.bench.peers.contestant import Settings
+from loadtest.bench.peers.adapter import Settings
 from loadtest.bench.peers.ours import Ours
-from loadtest.bench.report import Result, machine, table, write
 from loadtest.bench.shapes import SHAPES, checkpoint
+from loadtest.command_line import Out, choice, integers
+from loadtest.figures import Result, machine, table, write
 from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
 from shared.engine.runner.runner import Runner
 from shared.engine.sampling_params import SamplingParams
@@ -66,14 +69,14 @@ class Bench:
 
     @property
     def num_parameters(self) -> int:
-        """Parameters that take part in a token's products."""
+        """Parameters that every token is multiplied by."""
         c = self.decoder.config
         heads = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
         layer = c.hidden_size * (heads + c.num_heads * c.head_dim + 3 * c.intermediate_size)
         return c.num_layers * layer + c.vocab_size * c.hidden_size
 
     def prefill_flops(self, num_tokens: int) -> float:
-        """Products of the projections for every token (the head's for one), and causal attention."""
+        """Of the projections for every token (the output head's for one), and of causal attention."""
         c = self.decoder.config
         head = c.vocab_size * c.hidden_size
         attention = 2 * c.num_layers * c.num_heads * c.head_dim * num_tokens**2
@@ -143,38 +146,35 @@ def kv_room(config: ModelConfig, dtype: torch.dtype, folder: Path) -> int:
     return max(0, free - weights) // 2 // (layout.block_bytes // BLOCK_SIZE)
 
 
-def main() -> None:
-    """Prints the table and, with --out, writes the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="125m", help=f"a model folder, or a shape: {', '.join(SHAPES)}")
-    parser.add_argument("--dtype", choices=sorted(DTYPES), default="bf16")
-    parser.add_argument("--kernels", default="auto", help="backend of the ops: auto, cpu, torch")
-    parser.add_argument("--threads", type=int, default=0, help="compute threads; 0 = all cores")
-    parser.add_argument("--prefill", type=int, nargs="*", default=[512, 2048, 8192], help="prompt lengths")
-    parser.add_argument("--batch", type=int, nargs="*", default=[1, 8, 32, 64, 256], help="sequences that decode")
-    parser.add_argument("--context", type=int, nargs="*", default=[256, 2048], help="tokens behind each of them")
-    parser.add_argument("--overhead", type=int, nargs="*", default=[1, 32], help="batches whose overhead is measured")
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--out", type=Path, help="where to write the results as JSON")
-    args = parser.parse_args()
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    folder = checkpoint(args.model) if args.model in SHAPES else Path(args.model)
-    dtype = DTYPES[args.dtype]
-    steps = [Step(1, 0, n) for n in args.prefill] + [Step(b, c, 1) for c in args.context for b in args.batch]
-    room = kv_room(ModelConfig.load(folder), dtype, folder)
+def main(
+    model: Annotated[str, typer.Option(help=f"a model folder, or a shape: {', '.join(SHAPES)}")] = "125m",
+    dtype: Annotated[str, typer.Option(help=" or ".join(DTYPES))] = "bf16",
+    kernels: Annotated[str, typer.Option(help="backend of the ops: auto, cpu, torch")] = "auto",
+    threads: Annotated[int, typer.Option(help="compute threads; 0 = all cores")] = 0,
+    prefill: Annotated[str, typer.Option(help="prompt lengths")] = "512 2048 8192",
+    batch: Annotated[str, typer.Option(help="sequences that decode")] = "1 8 32 64 256",
+    context: Annotated[str, typer.Option(help="cached tokens of each of them")] = "256 2048",
+    overhead: Annotated[str, typer.Option(help="batches whose overhead is measured")] = "1 32",
+    repeats: Annotated[int, typer.Option()] = 9,
+    out: Out = None,
+) -> None:
+    """Measure prefill and decode steps of the engine on this processor beside what its memory and arithmetic allow."""
+    torch_dtype = DTYPES[choice(dtype, "dtype", DTYPES)]
+    steps = [Step(1, 0, n) for n in integers(prefill, "prefill")]
+    steps += [Step(b, c, 1) for c in integers(context, "context") for b in integers(batch, "batch")]
+    batches = integers(overhead, "overhead")
+    if threads:
+        torch.set_num_threads(threads)
+    folder = checkpoint(model) if model in SHAPES else Path(model)
+    room = kv_room(ModelConfig.load(folder), torch_dtype, folder)
     fitting = [step for step in steps if step.num_kv_tokens <= room]
-    results = overheads(folder, args.overhead, 256) if dtype == torch.bfloat16 else []
-    bench = Bench(folder, dtype, args.kernels, max((step.num_kv_tokens for step in fitting), default=0))
-    results = run(bench, fitting, args.repeats) + results
-    print(f"{args.model} in {args.dtype}, kernels {bench.decoder.kernels.name}, on {machine()}\n")
+    overhead_results = overheads(folder, batches, 256) if torch_dtype == torch.bfloat16 else []
+    bench = Bench(folder, torch_dtype, kernels, max((step.num_kv_tokens for step in fitting), default=0))
+    results = run(bench, fitting, repeats) + overhead_results
+    print(f"{model} in {dtype}, kernels {bench.decoder.kernels.name}, on {machine()}\n")
     print(table(results))
     for step in steps:
         if step not in fitting:
             print(f"{step.name} is left out: its KV of {step.num_kv_tokens} tokens does not fit in memory, {room} do")
-    if args.out:
-        write(args.out, results)
-
-
-if __name__ == "__main__":
-    main()
+    if out is not None:
+        write(out, results)

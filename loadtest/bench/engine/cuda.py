@@ -1,4 +1,4 @@
-"""`python -m loadtest.bench.engine.cuda`: an 8B-shaped engine's steps on a GPU, beside limits measured in the same run.
+"""`python -m loadtest.bench engine-cuda`: an 8B-shaped engine's steps on a GPU beside limits of the same run.
 
 Weights are drawn on the device: speed does not depend on their values. Decode steps run as the engine runs them, each
 launched while the one before computes; their floor is reading the weights and the batch's KV once, at the bandwidth
@@ -7,20 +7,22 @@ of a large copy. A prompt's limit is its FLOPs at the rate of a large matrix pro
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
+from typing import Annotated
 
 import torch
+import typer
 
-from loadtest.bench.kernels.measure import Limits, graph_clock, measure_limits
-from loadtest.bench.report import Result, table, write
+from loadtest.bench.kernels.limits import Limits, graph_clock, limit_results, measure_limits
+from loadtest.command_line import Out
+from loadtest.figures import Result, table, write
 from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
+from shared.errors import ConfigError
 from shared.kv.format import BYTES_PER_ELEMENT
 from shared.model.config import ModelConfig
 from shared.model.decoder import Decoder
@@ -164,27 +166,17 @@ def verdicts(steps: Sequence[Step], results: Sequence[Result]) -> list[str]:
     return lines
 
 
-def main() -> None:
-    """Prints the table and, with --out, writes the JSON."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.engine.cuda", description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--out", type=Path, help="where to write the results as JSON")
-    arguments = parser.parse_args()
+def main(repeats: Annotated[int, typer.Option()] = 30, out: Out = None) -> None:
+    """Measure an 8B-shaped engine's steps on a GPU beside limits measured in the same run."""
     if not torch.cuda.is_available():
-        raise SystemExit("this benchmark needs a CUDA device, and torch sees none; without one: make bench-engine")
+        raise ConfigError("this benchmark needs a CUDA device, and torch sees none; without one: make bench-engine")
     device = torch.device("cuda")
     with torch.inference_mode():
         limits = measure_limits(graph_clock, device)
         torch.cuda.empty_cache()
         bench = EngineBench(random_decoder(ModelConfig.parse(LLAMA_8B), torch.bfloat16, device), STEPS)
-        results = [result for step in STEPS for result in bench.measure(step, limits, arguments.repeats)]
-    results.insert(0, Result(f"copy bandwidth, {limits.device}", limits.bytes_per_s / 1e9, "GB/s"))
-    results.insert(1, Result(f"bf16 matmul, {limits.device}", limits.flops_per_s / 1e12, "TFLOP/s"))
+        results = limit_results(limits) + [r for step in STEPS for r in bench.measure(step, limits, repeats)]
     print(table(results))
     print("\n".join(["", *verdicts(STEPS, results)]))
-    if arguments.out:
-        write(arguments.out, results)
-
-
-if __name__ == "__main__":
-    main()
+    if out is not None:
+        write(out, results)

@@ -1,4 +1,4 @@
-"""What this machine can do at most, measured: reading memory, multiplying matrices."""
+"""The processor's limits, measured: reading memory, multiplying matrices."""
 
 from __future__ import annotations
 

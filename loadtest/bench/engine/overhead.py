@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from loadtest.bench.peers.contestant import random_prompt
+from loadtest.bench.peers.adapter import random_prompt
 from loadtest.bench.peers.ours import Ours
 from shared.kernels.cpu.launch import CpuOps
 
@@ -25,7 +25,7 @@ class StepTime:
 
 
 class TimedLibrary:
-    """Stands in for the kernels' library and adds up the time inside its functions."""
+    """Wraps the kernels' library and adds up the time inside its functions."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -44,7 +44,7 @@ class TimedLibrary:
 
 
 def step_time(engine: Ours, batch: int, context: int, num_steps: int) -> StepTime | None:
-    """None where other kernels than the C++ ones serve: their time cannot be told from outside."""
+    """None where other kernels than the C++ ones serve: their time cannot be measured from outside."""
     kernels = engine.decoder.kernels
     if not isinstance(kernels, CpuOps):
         return None
@@ -52,7 +52,7 @@ def step_time(engine: Ours, batch: int, context: int, num_steps: int) -> StepTim
     timed = TimedLibrary(kernels.library)
     untimed, kernels.library = kernels.library, timed  # type: ignore[assignment]
     try:
-        prompts = [random_prompt(context, generator) for _ in range(batch)]
+        prompts = [random_prompt(context, generator, engine.decoder.config.vocab_size) for _ in range(batch)]
         steps = engine.decode_steps(prompts, num_steps, lambda: timed.total_s)
     finally:
         kernels.library = untimed

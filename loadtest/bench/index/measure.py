@@ -1,29 +1,34 @@
-"""`make bench-index`: what the fleet's block index takes, by its size: a match, a publish, a block's memory.
+"""`python -m loadtest.bench index`: the cost of the fleet's block index by its size: a match, a publish, memory.
 
 Everything is real: Valkey, the KV store's process and its client over gRPC. Every `Match` is followed by a bare MGET of
-the same keys over redis-py in this process: what no store in between could beat, on this machine, at this moment.
+the same keys over redis-py in this process: the floor for any store in between, on this machine, at this moment.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import secrets
+import sys
+import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import median, quantiles
+from typing import Annotated
 
 import psutil
+import typer
 import uvloop
 from redis.asyncio import Redis
 
-from loadtest.bench.index.processes import ServiceProcess
-from loadtest.bench.report import Result, machine, table, write
+from loadtest.command_line import Out, integers
+from loadtest.figures import Result, machine, table, write
+from shared.child_process import ChildProcess
+from shared.identity import WorkerIdentity, WorkerRole
 from shared.kv.hashing import HASH_BYTES
 from shared.kv_index.client import KVStoreClient
-from shared.kv_index.holders import WorkerIdentity, WorkerRole
 
 PROMPT_BLOCKS = 512
 BATCH_BLOCKS = 4096
@@ -118,26 +123,35 @@ class IndexBench:
 async def run(sizes: Sequence[int], pairs: int) -> list[Result]:
     """Grows one index through all sizes and measures at each."""
     results: list[Result] = []
-    async with ServiceProcess("services.kvstore.valkey") as valkey:
-        environment = {"TANDEM_KVSTORE_REDIS_URL": valkey.address, "TANDEM_KVSTORE_REDIS_TIMEOUT_S": "10"}
-        async with (
-            ServiceProcess("services.kvstore", "--bind", "127.0.0.1:0", **environment) as process,
-            Redis.from_url(valkey.address, protocol=2) as redis,
-        ):
-            store = KVStoreClient(process.address, match_timeout_s=30, write_timeout_s=60)
-            bench = IndexBench(store, redis, process.pid)
-            await bench.start()
-            for size in sorted(sizes):
-                rate = await bench.grow(size)
-                ours, bare = await bench.match_and_mget(pairs)
-                results += _match_results(f"{size:,} blocks", ours, bare)
-                name = f"store CPU of a match, {size:,} blocks"
-                results.append(Result(name, await bench.store_cpu_ms(min(pairs, 500)), "ms"))
-                results.append(_at_least(f"publish, {size:,} blocks", rate, "blocks/s", GOAL_PUBLISH))
-                used = await bench.bytes_per_block()
-                results.append(_at_most(f"memory, {size:,} blocks", used, "B/block", GOAL_BYTES))
-            await store.close()
+    async with running_index() as bench:
+        for size in sorted(sizes):
+            rate = await bench.grow(size)
+            ours, bare = await bench.match_and_mget(pairs)
+            results += _match_results(f"{size:,} blocks", ours, bare)
+            name = f"store CPU of a match, {size:,} blocks"
+            results.append(Result(name, await bench.store_cpu_ms(min(pairs, 500)), "ms"))
+            results.append(_at_least(f"publish, {size:,} blocks", rate, "blocks/s", GOAL_PUBLISH))
+            used = await bench.bytes_per_block()
+            results.append(_at_most(f"memory, {size:,} blocks", used, "B/block", GOAL_BYTES))
     return results
+
+
+@asynccontextmanager
+async def running_index() -> AsyncIterator[IndexBench]:
+    """An empty index behind a KV store process, both started as a deployment starts them. Raises their errors."""
+    python = (sys.executable, "-m")
+    with tempfile.TemporaryDirectory() as logs:
+        valkey = ChildProcess("valkey", (*python, "services.kvstore.valkey"), Path(logs, "valkey.log"))
+        async with valkey.serving() as index:
+            environment = {"TANDEM_KVSTORE_REDIS_URL": index.address, "TANDEM_KVSTORE_REDIS_TIMEOUT_S": "10"}
+            command = (*python, "services.kvstore", "--bind", "127.0.0.1:0")
+            process = ChildProcess("kvstore", command, Path(logs, "kvstore.log"), environment=environment)
+            async with process.serving() as kvstore, Redis.from_url(index.address, protocol=2) as redis:
+                store = KVStoreClient(kvstore.address, match_timeout_s=30, write_timeout_s=60)
+                bench = IndexBench(store, redis, process.pid)
+                await bench.start()
+                yield bench
+                await store.close()
 
 
 async def _timed_ms(call: Callable[[list[bytes]], Awaitable[None]], prompt: list[bytes]) -> float:
@@ -171,20 +185,16 @@ def _percentile(values: list[float], percent: int) -> float:
     return quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-def main() -> None:
-    """Prints the table and, with --out, writes the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--blocks", type=int, nargs="+", default=[100_000, 1_000_000], help="sizes of the index")
-    parser.add_argument("--pairs", type=int, default=2000, help="matches, each beside an MGET, at every size")
-    parser.add_argument("--out", type=Path, help="where to write the results as JSON")
-    args = parser.parse_args()
+def main(
+    blocks: Annotated[str, typer.Option(help="sizes of the index")] = "100000 1000000",
+    pairs: Annotated[int, typer.Option(help="matches, each beside an MGET, at every size")] = 2000,
+    out: Out = None,
+) -> None:
+    """Measure the fleet's block index by its size: a match, a publish, a block's memory."""
+    sizes = integers(blocks, "blocks")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        results = runner.run(run(args.blocks, args.pairs))
+        results = runner.run(run(sizes, pairs))
     print(f"The limit is the goal, above 100 % is better than that; on {machine()}\n")
     print(table(results))
-    if args.out:
-        write(args.out, results)
-
-
-if __name__ == "__main__":
-    main()
+    if out is not None:
+        write(out, results)

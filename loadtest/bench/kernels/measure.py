@@ -1,4 +1,4 @@
-"""`python -m loadtest.bench.kernels.measure`: what each Triton kernel reaches of what this GPU can do.
+"""`python -m loadtest.bench kernels`: each Triton kernel beside the limits of this GPU.
 
 Both limits are measured in the same run: memory by a large copy, arithmetic by a large matrix product. Every case
 runs as a replayed CUDA graph on a cold cache, so neither Python nor the cache is part of a time.
@@ -6,24 +6,18 @@ runs as a replayed CUDA graph on a cold cache, so neither Python nor the cache i
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 
-from loadtest.bench import report
+from loadtest import figures
+from loadtest.bench.kernels.limits import Clock, Limits, graph_clock, limit_results, measure_limits
+from loadtest.command_line import Out
+from shared.errors import ConfigError
 from shared.kernels.bench_case import Case
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the device reaches, measured."""
-
-    device: str
-    bytes_per_s: float  # read plus written, by a copy
-    flops_per_s: float  # bf16 matrix product
 
 
 @dataclass(frozen=True)
@@ -36,34 +30,6 @@ class Result:
     achieved: float  # GB/s or TFLOP/s
     unit: str
     share: float  # of the measured limit
-
-
-Clock = Callable[[Callable[[], object]], float]
-"""Seconds that one call takes on the device."""
-
-
-def measure_limits(clock: Clock, device: torch.device) -> Limits:
-    """Copy 2 GiB and multiply 8192² matrices of random numbers."""
-    source = torch.empty(1 << 31, dtype=torch.uint8, device=device).random_()
-    target = torch.empty_like(source)
-    bytes_per_s = 2 * source.nbytes / clock(lambda: target.copy_(source))
-    size = 8192
-    left, right = (torch.randn(size, size, device=device).bfloat16() for _ in range(2))
-    product = torch.empty_like(left)
-    flops_per_s = 2 * size**3 / clock(lambda: torch.matmul(left, right, out=product))
-    return Limits(torch.cuda.get_device_name(device), bytes_per_s, flops_per_s)
-
-
-def graph_clock(run: Callable[[], object]) -> float:
-    """Median seconds of a replayed CUDA graph, the level 2 cache emptied before each."""
-    from triton.testing import do_bench  # type: ignore[import-untyped, import-not-found, unused-ignore]
-
-    run()  # compiles
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return float(do_bench(graph.replay, warmup=25, rep=150, return_mode="median")) / 1e3
 
 
 def measure(case: Case, limits: Limits, clock: Clock) -> Result:
@@ -133,34 +99,27 @@ def verdicts(results: Iterable[Result]) -> list[str]:
     return lines
 
 
-def rows(results: Iterable[Result], limits: Limits) -> list[report.Result]:
+def rows(results: Iterable[Result], limits: Limits) -> list[figures.Result]:
     """The limits, then the results, in the form of all benchmarks."""
-    found = [
-        report.Result(f"copy bandwidth, {limits.device}", limits.bytes_per_s / 1e9, "GB/s"),
-        report.Result(f"bf16 matmul, {limits.device}", limits.flops_per_s / 1e12, "TFLOP/s"),
+    measured = [
+        figures.Result(f"{r.op}, {r.shape}", r.achieved, r.unit, r.achieved / r.share, r.share) for r in results
     ]
-    found += [report.Result(f"{r.op}, {r.shape}", r.achieved, r.unit, r.achieved / r.share, r.share) for r in results]
-    return found
+    return limit_results(limits) + measured
 
 
-def main() -> None:
-    """Measure and print; `--tune` tries other tile sizes, `--out FILE` keeps the numbers."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.kernels", description=__doc__)
-    parser.add_argument("--only", default="", help="ops whose name contains this")
-    parser.add_argument("--tune", action="store_true", help="attention over its possible tile sizes instead")
-    parser.add_argument("--out", type=Path, help="where to write the results as JSON")
-    arguments = parser.parse_args()
+def main(
+    only: Annotated[str, typer.Option(help="ops whose name contains this")] = "",
+    tune: Annotated[bool, typer.Option("--tune", help="attention over its possible tile sizes instead")] = False,
+    out: Out = None,
+) -> None:
+    """Measure the Triton kernels beside the limits of this GPU."""
     if not torch.cuda.is_available():
-        raise SystemExit("the kernel benchmark needs a CUDA device, and torch sees none")
+        raise ConfigError("the kernel benchmark needs a CUDA device, and torch sees none")
     device = torch.device("cuda")
     limits = measure_limits(graph_clock, device)
-    cases = tuning_cases(device) if arguments.tune else all_cases(device)
-    results = [measure(case, limits, graph_clock) for case in cases if arguments.only in case.op]
-    print(report.table(rows(results, limits)))
+    cases = tuning_cases(device) if tune else all_cases(device)
+    results = [measure(case, limits, graph_clock) for case in cases if only in case.op]
+    print(figures.table(rows(results, limits)))
     print("\n".join(["", *verdicts(results)]))
-    if arguments.out:
-        report.write(arguments.out, rows(results, limits))
-
-
-if __name__ == "__main__":
-    main()
+    if out is not None:
+        figures.write(out, rows(results, limits))

@@ -1,1 +1,1 @@
-"""What a long prompt's arrival does to answers that are being written: inter-token latency with and without."""
+"""Inter-token latency of running answers, with and without long prompts arriving."""

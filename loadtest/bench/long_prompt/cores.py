@@ -1,4 +1,4 @@
-"""Who runs where: workers keep the cores that the launcher gave them, all else shares the first worker's."""
+"""CPU affinity: workers keep the cores that the launcher gave them, everything else shares the first worker's."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import count
 
-from loadtest.bench.long_prompt.neighbour import Neighbour
+from loadtest.bench.long_prompt.noisy_neighbour import NoisyNeighbour
 from loadtest.bench.long_prompt.windows import Pair, Window
 from loadtest.clients.base import Call, Client, RequestFailed
 from loadtest.records import Reply
@@ -20,7 +20,7 @@ from shared.errors import DeadlineExceeded, Internal
 _START_S = 180.0
 _POLL_S = 0.01
 _SETTLE_S = 0.5
-"""After a batch began, and after a window's last long prompt: what they left behind is not in the next window."""
+"""Pause after a batch began and after a window's last long prompt: their work must not reach the next window."""
 
 
 class _Kind(Enum):
@@ -54,7 +54,7 @@ class Load:
     tokens: TokenSource
     _numbers: count[int] = field(default_factory=count)
 
-    async def pair(self, *, busy_first: bool, neighbour: Neighbour | None = None) -> Pair:
+    async def pair(self, *, busy_first: bool, neighbour: NoisyNeighbour | None = None) -> Pair:
         """Windows of all kinds in one batch of answers, and again in the reverse order: answers grow, so a kind that
         always came last would look slow. Raises Internal where an answer ended too soon, DeadlineExceeded where none
         began."""

@@ -1,9 +1,10 @@
-"""Puts the peers into venvs of their own, one for each set of pins that get along."""
+"""Installs the peers into venvs, one for each set of pins that can be installed together."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 TORCH = "torch==2.13.0"
@@ -26,12 +27,13 @@ def python(folder: Path, venv: str) -> Path:
     return folder / venv / "bin" / "python"
 
 
-def install(folder: Path) -> dict[str, str]:
-    """Makes what is missing; returns venv → why it could not be made."""
+def install(folder: Path, wanted: Collection[str]) -> dict[str, str]:
+    """Makes the wanted venvs that are missing; returns venv → why it could not be made."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ".gitignore").write_text("*\n")
     failures = {}
-    for name, packages in VENVS.items():
+    for name in wanted:
+        packages = VENVS[name]
         done = folder / name / ".installed"
         if done.exists() and done.read_text() == "\n".join(packages):
             continue

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.peers.contestant import MAX_BATCH, STEP_TOKENS, Settings, spare_steps
+from loadtest.bench.peers.adapter import MAX_BATCH, STEP_TOKENS, Settings, spare_steps
 
 
 class OpenvinoGenai:
-    """See `Contestant`. The checkpoint is converted once, to fp16 weights: OpenVINO's form of 16 bits."""
+    """See `EngineAdapter`. The checkpoint is converted once, to fp16 weights: OpenVINO's form of 16 bits."""
 
     def __init__(self, settings: Settings) -> None:
         import openvino_genai as genai  # type: ignore[import-not-found, unused-ignore]
@@ -35,11 +35,11 @@ class OpenvinoGenai:
         self._names = itertools.count()
 
     def describe(self) -> str:
-        """See `Contestant`."""
+        """See `EngineAdapter`."""
         return f"openvino-genai {self._genai.__version__}, fp16 weights, computes and keeps KV in {_precision()}"
 
     def prefill_s(self, prompt: list[int]) -> float:
-        """See `Contestant`."""
+        """See `EngineAdapter`."""
         start = time.perf_counter()
         handle = self._add(prompt, 1)
         while self._pipeline.has_non_finished_requests():
@@ -49,7 +49,7 @@ class OpenvinoGenai:
         return seconds
 
     def decode_steps_s(self, prompts: list[list[int]], num_steps: int) -> list[float]:
-        """See `Contestant`. A few steps more than asked for; the last are those in which all prompts are computed."""
+        """See `EngineAdapter`. Computes a few steps more than asked for: the last are those in which all decode."""
         spare = spare_steps(prompts)
         handles = [self._add(prompt, num_steps + spare + 1) for prompt in prompts]
         times = []

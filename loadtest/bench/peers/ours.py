@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from loadtest.bench.peers.contestant import MAX_BATCH, MAX_TOKENS, STEP_TOKENS, Settings, spare_steps
+from loadtest.bench.peers.adapter import MAX_BATCH, MAX_TOKENS, STEP_TOKENS, Settings, spare_steps
 from shared.engine.engine import Engine
-from shared.engine.messages import AddSequence, EngineDied, Event, SequenceFailed, Stepped
+from shared.engine.messages import AddSequence, EngineDied, Event, SequenceFailed, StepOutput
 from shared.engine.runner.runner import Runner
 from shared.engine.sampling_params import SamplingParams
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -29,12 +29,12 @@ class _Step:
     """When a step's tokens came out, and how many."""
 
     at_s: float
-    metered: float  # what the meter said then
+    metered: float  # the meter at that moment
     num_tokens: int
 
 
 class Ours:
-    """See `Contestant`."""
+    """See `EngineAdapter`."""
 
     def __init__(self, settings: Settings) -> None:
         torch.set_num_threads(settings.num_threads)
@@ -51,17 +51,17 @@ class Ours:
         self._engine.start()
 
     def describe(self) -> str:
-        """See `Contestant`."""
+        """See `EngineAdapter`."""
         return f"kernels {self.decoder.kernels.name}, bf16 weights, sums in fp32"
 
     def prefill_s(self, prompt: list[int]) -> float:
-        """See `Contestant`."""
+        """See `EngineAdapter`."""
         start = time.perf_counter()
         self._add(prompt, 1)
         return self._next_step().at_s - start
 
     def decode_steps_s(self, prompts: list[list[int]], num_steps: int) -> list[float]:
-        """See `Contestant`."""
+        """See `EngineAdapter`."""
         return [seconds for seconds, _ in self.decode_steps(prompts, num_steps, lambda: 0.0)]
 
     def decode_steps(
@@ -86,7 +86,7 @@ class Ours:
         return times[-num_steps:]
 
     def logits(self, prompt: list[int]) -> list[list[float]]:
-        """See `Contestant`."""
+        """See `EngineAdapter`."""
         size, blocks = len(prompt), -(-len(prompt) // BLOCK_SIZE)
         batch = AttentionBatch.from_lists([size], [size], [list(range(blocks))], BLOCK_SIZE)
         pool = torch.zeros_like(self._runner.kv_blocks[:blocks])
@@ -119,7 +119,7 @@ class Ours:
     def _on_event(self, event: Event) -> None:
         """Called by the engine's thread."""
         match event:
-            case Stepped(tokens=tokens) if tokens:
+            case StepOutput(tokens=tokens) if tokens:
                 self._events.put(_Step(time.perf_counter(), self._meter(), len(tokens)))
             case EngineDied(error) | SequenceFailed(_, error):
                 self._events.put(error)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from loadtest.bench.peers.contestant import Settings
+from loadtest.bench.peers.adapter import Settings
 
 
 class TransformersSdpa:
-    """See `Contestant`."""
+    """See `EngineAdapter`."""
 
     def __init__(self, settings: Settings) -> None:
         import torch
@@ -20,19 +20,19 @@ class TransformersSdpa:
         self._model: Any = AutoModelForCausalLM.from_pretrained(settings.folder, dtype=torch.bfloat16)
 
     def describe(self) -> str:
-        """See `Contestant`."""
+        """See `EngineAdapter`."""
         import transformers
 
         return f"transformers {transformers.__version__}, {self._model.config._attn_implementation}, bf16"
 
     def prefill_s(self, prompt: list[int]) -> float:
-        """See `Contestant`."""
+        """See `EngineAdapter`."""
         start = time.perf_counter()
         self._first_tokens([prompt])
         return time.perf_counter() - start
 
     def decode_steps_s(self, prompts: list[list[int]], num_steps: int) -> list[float]:
-        """See `Contestant`."""
+        """See `EngineAdapter`."""
         tokens, cache = self._first_tokens(prompts)
         times = []
         for _ in range(num_steps):
@@ -44,7 +44,7 @@ class TransformersSdpa:
         return times
 
     def logits(self, prompt: list[int]) -> list[list[float]]:
-        """See `Contestant`."""
+        """See `EngineAdapter`."""
         with self._torch.inference_mode():
             return self._model(self._torch.tensor([prompt])).logits[0].float().tolist()  # type: ignore[no-any-return]
 

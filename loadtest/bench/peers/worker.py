@@ -1,4 +1,4 @@
-"""A contestant's process: loads it, then measures what it is told to, one JSON object a line in and out."""
+"""An engine's process: loads it, then answers tasks; events as in shared/process.py, but any venv's Python will do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TextIO
 
-from loadtest.bench.peers.contestant import Contestant, Settings, TellsLogits
+from loadtest.bench.peers.adapter import EngineAdapter, ReturnsLogits, Settings
 
 CLASSES = {
     "ours": "Ours",
@@ -21,50 +21,47 @@ CLASSES = {
 """Module beside this one → its class."""
 
 
-def answer(contestant: Contestant, task: dict[str, Any]) -> Any:
-    """What a task measured: seconds, or logits."""
+def answer(adapter: EngineAdapter, task: dict[str, Any]) -> Any:
+    """What a task asks for: a description, seconds, or logits."""
     match task["op"]:
+        case "describe":
+            return adapter.describe()
         case "prefill":
-            return contestant.prefill_s(task["prompt"])
+            return adapter.prefill_s(task["prompt"])
         case "decode":
-            return median(contestant.decode_steps_s(task["prompts"], task["num_steps"]))
-        case "logits" if isinstance(contestant, TellsLogits):
-            return contestant.logits(task["prompt"])
+            return median(adapter.decode_steps_s(task["prompts"], task["num_steps"]))
+        case "logits" if isinstance(adapter, ReturnsLogits):
+            return adapter.logits(task["prompt"])
         case op:
-            raise ValueError(f"this contestant has no task {op!r}")
+            raise ValueError(f"this engine has no task {op!r}")
 
 
 def main() -> None:
-    """Arguments: module, checkpoint, scratch folder, threads. Says `{"ready": …}` or `{"failed": …}` first."""
+    """Arguments: module, checkpoint, scratch folder, threads. A ready event first, then an answer event a task."""
     module, folder, scratch, num_threads = sys.argv[1:]
     out = _own_stdout()
     try:
         loaded = importlib.import_module(f"loadtest.bench.peers.{module}")
-        contestant: Contestant = getattr(loaded, CLASSES[module])(
-            Settings(Path(folder), Path(scratch), int(num_threads))
-        )
-        _say(out, {"ready": contestant.describe()})
+        settings = Settings(Path(folder), Path(scratch), int(num_threads))
+        adapter: EngineAdapter = getattr(loaded, CLASSES[module])(settings)
+        _emit(out, event="ready", address="")
+        for line in sys.stdin:
+            _emit(out, event="answer", value=answer(adapter, json.loads(line)))
     except Exception as error:
-        _say(out, {"failed": _reason(error)})
+        _emit(out, event="error", kind=type(error).__name__, message=_reason(error))
         raise
-    for line in sys.stdin:
-        try:
-            _say(out, {"value": answer(contestant, json.loads(line))})
-        except Exception as error:
-            _say(out, {"failed": _reason(error)})
-            raise
     os._exit(0)  # peers' own threads may not end
 
 
 def _own_stdout() -> TextIO:
-    """Peers print to stdout as they like: it becomes stderr, and the true one is ours alone."""
+    """Peers print to stdout as they like: it becomes stderr, and a copy of it is for events alone."""
     true_stdout = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return true_stdout
 
 
-def _say(out: TextIO, message: dict[str, Any]) -> None:
-    out.write(json.dumps(message) + "\n")
+def _emit(out: TextIO, **event: Any) -> None:
+    out.write(json.dumps(event) + "\n")
     out.flush()
 
 

@@ -1,1 +1,1 @@
-"""How much prefill a fleet spares: its prefix hits beside those of one ideal cache, and what a fetched prefix saves."""
+"""How much prefill a fleet saves: its prefix hits beside those of one ideal cache, and TTFT with a fetched prefix."""

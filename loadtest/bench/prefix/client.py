@@ -1,4 +1,4 @@
-"""A client that sends prompts in their order and notes what became of each."""
+"""A client that sends prompts in their order and records how each was served."""
 
 from __future__ import annotations
 

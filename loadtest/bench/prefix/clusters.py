@@ -8,12 +8,13 @@ from pathlib import Path
 
 from loadtest.bench.prefix.prompts import BLOCK_SIZE
 from services.local.cluster import LocalCluster
-from services.local.commands import Role, TandemCommands
+from services.local.commands import TandemCommands
 from services.local.spec import ClusterSpec, PrefixFetch
+from shared.identity import WorkerRole
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.config import ModelConfig
 
-DEMO = Path(__file__).parents[2] / "models" / "demo"
+DEMO = Path(__file__).parents[3] / "models" / "demo"
 MAX_MODEL_LEN = 8192
 """Tokens; the longest prompts of the conversation trace have 4,000 at its scale here."""
 
@@ -81,6 +82,6 @@ class _Commands(TandemCommands):
         """See ServiceCommands."""
         return [*super().store_node(number, bind, redis_url), *self._throttle]
 
-    def router(self, workers: Mapping[Role, Mapping[str, str]], kvstore: str, stores: str = "") -> Sequence[str]:
+    def router(self, workers: Mapping[WorkerRole, Mapping[str, str]], kvstore: str, stores: str = "") -> Sequence[str]:
         """See ServiceCommands."""
         return super().router(workers, kvstore if self._indexed else "", stores)

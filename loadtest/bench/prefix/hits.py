@@ -13,7 +13,8 @@ from loadtest.bench.prefix.clusters import Setup, make_cluster
 from loadtest.bench.prefix.ideal import ideal_hit_tokens
 from loadtest.bench.prefix.losses import Losses, Served, find_losses
 from loadtest.bench.prefix.prompts import BLOCK_SIZE, Prompt
-from loadtest.bench.report import Result
+from loadtest.figures import Result
+from loadtest.markdown import table
 
 GOAL = 0.95
 """Of the ideal cache's hits."""
@@ -27,7 +28,7 @@ class HitRun:
     num_requests: int
     num_prompt_tokens: int
     num_hit_tokens: int
-    """Not computed by the prefill worker, whatever they came from."""
+    """Not computed by the prefill worker: local or fetched."""
     fetched_tokens: dict[str, int]
     """Of these, what the prefill workers fetched, by place."""
     num_ideal_tokens: int
@@ -35,7 +36,7 @@ class HitRun:
     num_ideal_with_decode_tokens: int
     """Hits of one cache that has the blocks of the decode pools too."""
     num_endless_tokens: int
-    """Hits of a cache that never forgets."""
+    """Hits of a cache without a limit."""
     losses: Losses
     requests_per_s: float
 
@@ -77,7 +78,7 @@ class HitRun:
 
 
 async def measure_hits(setup: Setup, prompts: Sequence[Prompt], in_flight: int, limit_s: float) -> HitRun:
-    """Starts the cluster, plays the trace for at most `limit_s` seconds, stops it. The ideal caches get exactly the
+    """Starts the cluster, replays the trace for at most `limit_s` seconds, stops it. The ideal caches get exactly the
     prompts that were sent."""
     with tempfile.TemporaryDirectory() as folder:
         async with make_cluster(setup, Path(folder)) as cluster, Client(cluster.grpc) as client:
@@ -108,20 +109,20 @@ def hit_table(runs: Sequence[HitRun]) -> str:
     places = list(dict.fromkeys(place for run in runs for place in run.fetched_tokens))
     heads = ["", "requests", "prompt tokens", "local", *places, "hit rate", "ideal", "of the ideal", "ideal + decode"]
     heads += ["lost to split", "placement", "timing", "req/s"]
-    lines = ["| " + " | ".join(heads) + " |", "| --- |" + " ---: |" * (len(heads) - 1)]
-    for run in runs:
-        cells = [
-            run.setup.name,
-            f"{run.num_requests:,}",
-            f"{run.num_prompt_tokens:,}",
-            f"{run.num_local_tokens:,}",
-            *(f"{run.fetched_tokens.get(place, 0):,}" for place in places),
-            f"{run.hit_rate:.1%}",
-            f"{run.ideal_rate:.1%}",
-            f"{run.ratio:.1%}",
-            f"{run.num_ideal_with_decode_tokens / run.num_prompt_tokens:.1%}",
-            *(f"{value:,}" for value in (run.losses.split, run.losses.placement, run.losses.timing)),
-            f"{run.requests_per_s:.1f}",
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    return table(heads, [_cells(run, places) for run in runs])
+
+
+def _cells(run: HitRun, places: Sequence[str]) -> list[str]:
+    return [
+        run.setup.name,
+        f"{run.num_requests:,}",
+        f"{run.num_prompt_tokens:,}",
+        f"{run.num_local_tokens:,}",
+        *(f"{run.fetched_tokens.get(place, 0):,}" for place in places),
+        f"{run.hit_rate:.1%}",
+        f"{run.ideal_rate:.1%}",
+        f"{run.ratio:.1%}",
+        f"{run.num_ideal_with_decode_tokens / run.num_prompt_tokens:.1%}",
+        *(f"{value:,}" for value in (run.losses.split, run.losses.placement, run.losses.timing)),
+        f"{run.requests_per_s:.1f}",
+    ]

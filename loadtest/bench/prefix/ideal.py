@@ -9,10 +9,10 @@ from loadtest.bench.prefix.prompts import Prompt
 
 
 class PrefixLru:
-    """Blocks by their chained hash, the least recently used first to go; of one prompt the last block first.
+    """Blocks by their chained hash, evicted least recently used first; of one prompt the last block first.
 
-    So a block never stays longer than the one before it in its chain, and what remains of a prompt is a prefix: the
-    order in which `BlockPool` evicts.
+    So a block never outlives the one before it in its chain, and what remains of a prompt is a prefix: the order in
+    which `BlockPool` evicts.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -24,11 +24,11 @@ class PrefixLru:
         return len(self._blocks)
 
     def num_hit_blocks(self, hashes: Sequence[bytes]) -> int:
-        """Blocks of the chain that are here, from the first on. Changes nothing."""
+        """Length of the chain's cached prefix, blocks. Changes nothing."""
         return next((i for i, name in enumerate(hashes) if name not in self._blocks), len(hashes))
 
     def use(self, hashes: Sequence[bytes]) -> None:
-        """The prompt was served: all its blocks are here and the newest, then the oldest go."""
+        """The prompt was served: its blocks become the most recently used; blocks over the capacity are evicted."""
         for name in reversed(hashes):
             self._blocks[name] = None
             self._blocks.move_to_end(name)

@@ -1,4 +1,4 @@
-"""Why a fleet's hits fall short of one cache's: pools that are several, placement, or time."""
+"""Why a fleet has fewer hits than one cache: split pools, placement, or timing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loadtest.bench.prefix.prompts import Prompt
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Where a prompt was computed, and how much of it was not."""
+    """Where a prompt was computed, and how many of its tokens were cached."""
 
     prompt: Prompt
     prefill_worker: str
@@ -20,8 +20,8 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Hit tokens of the ideal cache that the workers' own pools had not. Each may be below 0: several pools can hold
-    what one would have dropped. Their sum, less what was fetched, is the shortfall."""
+    """Hit tokens of the ideal cache that missed in the workers' own pools, by cause. Each may be negative: several
+    pools can hold what one would have evicted. Their sum, less the fetched tokens, is the shortfall."""
 
     split: int
     """No worker's pool held them any more: copies took room, or one pool's share of the prompts was larger."""
@@ -35,7 +35,7 @@ class Losses:
 def find_losses(
     served: Sequence[Served], num_ideal_tokens: int, num_fetched_tokens: int, pool_blocks: int, block_size: int
 ) -> Losses:
-    """Plays the same prompts to pools of `pool_blocks`, each to the worker that served it, in the order of sending.
+    """Replays the same prompts into pools of `pool_blocks`, each to the worker that served it, in the order of sending.
 
     `num_ideal_tokens`: hits of the ideal cache; `num_fetched_tokens`: hits that were in no pool of their worker.
     """

@@ -1,8 +1,8 @@
-"""The time to the first token of prompts whose prefix no worker holds any more, but the store may.
+"""TTFT of prompts whose prefix no worker holds any more, but the store may.
 
-First each prefix is computed once; the pools are so small that it has gone from all of them when it comes back, with a
-new question behind it. In turn with every such prompt comes one of the same length that nobody has seen: what computing
-takes on this machine at this moment.
+First each prefix is computed once. The pools are so small that it was evicted from all of them when it returns with a
+new question behind it. Each such prompt alternates with a fresh one of the same length: the time of computing it all
+on this machine at this moment.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from statistics import median
 from loadtest.bench.prefix.client import Client, Outcome
 from loadtest.bench.prefix.clusters import DEMO, Setup, make_cluster
 from loadtest.bench.prefix.prompts import make_prompt
-from loadtest.bench.report import Result
+from loadtest.figures import Result
+from loadtest.markdown import table
 from loadtest.workloads.tokens import Span, TokenSource
 from services.local.spec import PrefixFetch
 
@@ -26,7 +27,7 @@ POOL_BLOCKS = 256
 """Of either worker: the last four prompts."""
 STORE_BLOCKS = 8192
 WARM_UP_PROMPTS = 4
-"""Come back first and are not counted: the workers learn how fast the link is."""
+"""Return first and are not counted: the workers learn how fast the link is."""
 LINKS = {"": 0.0, "1 Gbit/s": 125e6, "100 Mbit/s": 12.5e6}
 """Bytes a second that the store sends; 0 = as many as it can."""
 _WAYS: dict[str, PrefixFetch] = {"compute only": "never", "fetch only": "always", "both": "auto"}
@@ -40,7 +41,7 @@ class TtftRun:
     returned: Sequence[Outcome]
     """Prompts whose prefix was computed before."""
     fresh: Sequence[Outcome]
-    """As long, and never seen."""
+    """Of the same length, not seen before."""
 
     @property
     def ttft_s(self) -> float:
@@ -49,7 +50,7 @@ class TtftRun:
 
     @property
     def fresh_ttft_s(self) -> float:
-        """Median of those that nobody had seen."""
+        """Median of the fresh prompts."""
         return median(outcome.ttft_s for outcome in self.fresh)
 
     @property
@@ -101,9 +102,14 @@ async def measure_ttft(setup: Setup, num_prompts: int, source: TokenSource) -> T
 
 def ttft_table(runs: Sequence[TtftRun]) -> str:
     """Markdown, a row a run."""
-    lines = ["| | TTFT p50 | never seen, in turn | ratio | not computed |", "| --- | ---: | ---: | ---: | ---: |"]
-    for run in runs:
-        ratio = run.ttft_s / run.fresh_ttft_s
-        times = f"{1e3 * run.ttft_s:.1f} ms | {1e3 * run.fresh_ttft_s:.1f} ms | {ratio:.2f}"
-        lines.append(f"| {run.setup.name} | {times} | {run.cached_share:.1%} |")
-    return "\n".join(lines)
+    rows = [
+        (
+            run.setup.name,
+            f"{1e3 * run.ttft_s:.1f} ms",
+            f"{1e3 * run.fresh_ttft_s:.1f} ms",
+            f"{run.ttft_s / run.fresh_ttft_s:.2f}",
+            f"{run.cached_share:.1%}",
+        )
+        for run in runs
+    ]
+    return table(("", "TTFT p50", "never seen, in turn", "ratio", "not computed"), rows)

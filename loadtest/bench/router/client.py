@@ -1,21 +1,22 @@
 """Clients of the router: `python -m loadtest.bench.router.client --target host:port --out FILE …` runs one load.
 
-Open loop (`--rate`): one request every 1/rate seconds for `--duration` seconds, whatever became of the others.
-Closed loop (`--in-flight`): so many answers stream all the time. FILE gets {"requests": {id: [sent, first]},
+Open loop (`--rate`): one request every 1/rate seconds for `--duration` seconds, whatever becomes of the others.
+Closed loop (`--in-flight`): that many answers stream all the time. FILE gets {"requests": {id: [sent, first]},
 "num_tokens", "num_messages", "tokens_per_s", "num_failed", "failure"}; times are `time.perf_counter()` seconds. The
 rate is that of a window which leaves out a closed loop's start.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
+from typing import Annotated
 
+import typer
 import uvloop
 
 from loadtest.bench.router.http2 import Connection
@@ -30,7 +31,7 @@ _GENERATE = "/tandem.v1.InferenceService/Generate"
 
 
 class Load:
-    """One process's requests and what came of them."""
+    """One process's requests and their outcomes."""
 
     def __init__(self, connections: Sequence[Connection], prompt_tokens: int, max_tokens: int, prefix: str) -> None:
         self._connections = connections
@@ -44,6 +45,7 @@ class Load:
         self.num_messages = 0
         self.num_failed = 0
         self.failure = ""
+        self.tokens_per_s = 0.0
 
     async def one(self) -> None:
         """Sends one request and reads its whole answer."""
@@ -80,27 +82,26 @@ class Load:
         else:
             self.num_failed += 1
 
-    async def open_loop(self, rate: float, duration_s: float) -> float:
-        """Returns the tokens per second from the first request to the last answer."""
+    async def open_loop(self, rate: float, duration_s: float) -> None:
+        """`tokens_per_s` then holds from the first request to the last answer."""
         began = perf_counter()
         tasks = set()
         for number in range(round(rate * duration_s)):
             await asyncio.sleep(max(0.0, began + number / rate - perf_counter()))
             tasks.add(asyncio.create_task(self.one()))
         await asyncio.wait(tasks)
-        return self.num_tokens / (perf_counter() - began)
+        self.tokens_per_s = self.num_tokens / (perf_counter() - began)
 
-    async def closed_loop(self, in_flight: int, duration_s: float) -> float:
-        """Returns the tokens per second of the window."""
+    async def closed_loop(self, in_flight: int, duration_s: float) -> None:
+        """`tokens_per_s` then is that of the window."""
         users = [asyncio.create_task(self._user(START_S * i / in_flight)) for i in range(in_flight)]
         await asyncio.sleep(2 * START_S)
         before, began = self.num_tokens, perf_counter()
         await asyncio.sleep(duration_s)
-        tokens_per_s = (self.num_tokens - before) / (perf_counter() - began)
+        self.tokens_per_s = (self.num_tokens - before) / (perf_counter() - began)
         for user in users:
             user.cancel()
         await asyncio.gather(*users, return_exceptions=True)
-        return tokens_per_s
 
     async def _user(self, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
@@ -108,41 +109,39 @@ class Load:
             await self.one()
 
 
-async def run(options: argparse.Namespace) -> None:
-    """One load, its figures into the file."""
-    connections = [await Connection.open(options.target) for _ in range(NUM_CONNECTIONS)]
-    load = Load(connections, options.prompt_tokens, options.max_tokens, options.prefix)
-    if options.rate:
-        tokens_per_s = await load.open_loop(options.rate, options.duration)
-    else:
-        tokens_per_s = await load.closed_loop(options.in_flight, options.duration)
-    for connection in connections:
-        connection.close()
+def main(
+    target: Annotated[str, typer.Option(help="host:port of a router's gRPC API")],
+    max_tokens: Annotated[int, typer.Option()],
+    duration: Annotated[float, typer.Option(help="seconds")],
+    out: Annotated[Path, typer.Option()],
+    prompt_tokens: Annotated[int, typer.Option()] = 500,
+    prefix: Annotated[str, typer.Option(help="of request ids")] = "r",
+    rate: Annotated[float | None, typer.Option(help="open loop: requests per second")] = None,
+    in_flight: Annotated[int | None, typer.Option(help="closed loop: streams at once")] = None,
+) -> None:
+    """See the module."""
+    if (rate is None) == (in_flight is None):
+        raise typer.BadParameter("either --rate or --in-flight")
+
+    async def run() -> Load:
+        connections = [await Connection.open(target) for _ in range(NUM_CONNECTIONS)]
+        load = Load(connections, prompt_tokens, max_tokens, prefix)
+        await (load.closed_loop(in_flight, duration) if in_flight else load.open_loop(rate or 0.0, duration))
+        for connection in connections:
+            connection.close()
+        return load
+
+    load = uvloop.run(run())
     figures = {
         "requests": load.requests,
         "num_tokens": load.num_tokens,
         "num_messages": load.num_messages,
-        "tokens_per_s": tokens_per_s,
+        "tokens_per_s": load.tokens_per_s,
         "num_failed": load.num_failed,
         "failure": load.failure,
     }
-    options.out.write_text(json.dumps(figures))
-
-
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", required=True)
-    parser.add_argument("--prompt-tokens", type=int, default=500)
-    parser.add_argument("--max-tokens", type=int, required=True)
-    parser.add_argument("--duration", type=float, required=True)
-    parser.add_argument("--prefix", default="r", help="of request ids")
-    parser.add_argument("--out", type=Path, required=True)
-    kind = parser.add_mutually_exclusive_group(required=True)
-    kind.add_argument("--rate", type=float)
-    kind.add_argument("--in-flight", type=int)
-    uvloop.run(run(parser.parse_args()))
+    out.write_text(json.dumps(figures))
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

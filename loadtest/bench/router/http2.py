@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
+from shared.address import Address
+
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MAX_WINDOW = 2**31 - 1
 INITIAL_WINDOW = 65_535
@@ -61,8 +63,10 @@ class Connection(asyncio.Protocol):
     @classmethod
     async def open(cls, address: str) -> Connection:
         """Connects to host:port."""
-        host, _, port = address.rpartition(":")
-        _, connection = await asyncio.get_running_loop().create_connection(lambda: cls(address), host, int(port))
+        server = Address.parse(address, "address", min_port=1)
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: cls(address), server.host, server.port
+        )
         return connection
 
     def close(self) -> None:

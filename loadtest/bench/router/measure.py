@@ -1,23 +1,28 @@
-"""`make bench-router`: what a router process adds to a request, and how many tokens it can pass on.
+"""`python -m loadtest.bench router`: what a router process adds to a request, and how many tokens it can pass on.
 
-The latency added to a request is the sum of the three ways through the router, each from the moment one process sent
-to the moment another has read: client → Reserve on the decode worker, Reserved → Submit on the prefill worker, first
+The latency added to a request is the sum of three paths through the router, each from the moment one process sent to
+the moment another has read: client → Reserve on the decode worker, Reserved → Submit on the prefill worker, first
 token → client. What a client or worker does meanwhile on a core that they share is in these times, so that on a machine
-of two cores they are an upper bound; the router's own processor time is told beside them.
+of two cores they are an upper bound; the router's own processor time is given beside them.
 
-The peer is `relay`, in turn with the router under the same load: it passes on the same messages and does nothing else.
+The peer is `relay`, measured in turn with the router under the same load: it forwards the same messages and does
+nothing else.
 """
 
 from __future__ import annotations
 
-import argparse
+import asyncio
 import tempfile
 from pathlib import Path
 from statistics import quantiles
-from typing import Any
+from typing import Annotated, Any
 
-from loadtest.bench.report import Result, machine, table, write
+import typer
+
 from loadtest.bench.router.rig import PROMPT_TOKENS, ROUTER, Measured, Rig
+from loadtest.command_line import Out
+from loadtest.figures import Result, machine, table, write
+from shared.errors import Internal
 
 GOAL_P50_MS, GOAL_P99_MS, GOAL_TOKENS_PER_S = 1.0, 5.0, 20_000.0
 RELAY = "loadtest.bench.router.relay"
@@ -34,18 +39,19 @@ def added_ms(measured: Measured, stamps: dict[str, list[float]]) -> list[float]:
     return added
 
 
-def latency(num_workers: int, rate: float, duration_s: float, name: str) -> list[Result]:
+async def latency(num_workers: int, rate: float, duration_s: float, name: str) -> list[Result]:
     """Open loop: short answers at a rate."""
 
-    def measure(router: str) -> tuple[list[float], float]:
-        with tempfile.TemporaryDirectory() as scratch, Rig(num_workers, 20_000.0, Path(scratch), router=router) as rig:
-            rig.load(1, "--rate", "20", "--duration", "2", "--max-tokens", "4", "--prefix", "warm")
-            measured = rig.load(1, "--rate", str(rate), "--duration", str(duration_s), "--max-tokens", "4")
-            _refuse_failures(measured)
-            percent = quantiles(added_ms(measured, rig.stamps()), n=100, method="inclusive")
-            return percent, measured.cpu_ms_per_request
+    async def measure(router: str) -> tuple[list[float], float]:
+        with tempfile.TemporaryDirectory() as scratch:
+            async with Rig(num_workers, 20_000.0, Path(scratch), router=router) as rig:
+                await rig.load(1, rate=20, duration=2, max_tokens=4, prefix="warm")
+                measured = await rig.load(1, rate=rate, duration=duration_s, max_tokens=4)
+                _refuse_failures(measured)
+                percent = quantiles(added_ms(measured, await rig.stamps()), n=100, method="inclusive")
+        return percent, measured.cpu_ms_per_request
 
-    (ours, our_cpu_ms), (relay, relay_cpu_ms) = measure(ROUTER), measure(RELAY)
+    (ours, our_cpu_ms), (relay, relay_cpu_ms) = await measure(ROUTER), await measure(RELAY)
     return [
         Result(f"{name}: latency added p50", ours[49], "ms", GOAL_P50_MS, **_beside(relay[49] / ours[49], relay[49])),
         Result(f"{name}: latency added p99", ours[98], "ms", GOAL_P99_MS, **_beside(relay[98] / ours[98], relay[98])),
@@ -56,18 +62,18 @@ def latency(num_workers: int, rate: float, duration_s: float, name: str) -> list
     ]  # fmt: skip
 
 
-def fan_out(in_flight: int, tokens_per_s: float, duration_s: float, num_clients: int) -> list[Result]:
+async def fan_out(in_flight: int, tokens_per_s: float, duration_s: float, num_clients: int) -> list[Result]:
     """Closed loop: long answers whose tokens the workers send at a pace."""
 
-    def measure(router: str) -> Measured:
-        share = str(max(1, in_flight // num_clients))
-        loop = ["--in-flight", share, "--duration", str(duration_s), "--max-tokens", "512"]
-        with tempfile.TemporaryDirectory() as scratch, Rig(8, tokens_per_s, Path(scratch), in_flight, router) as rig:
-            measured = rig.load(num_clients, *loop)
+    async def measure(router: str) -> Measured:
+        share = max(1, in_flight // num_clients)
+        with tempfile.TemporaryDirectory() as scratch:
+            async with Rig(8, tokens_per_s, Path(scratch), in_flight, router) as rig:
+                measured = await rig.load(num_clients, in_flight=share, duration=duration_s, max_tokens=512)
         _refuse_failures(measured)
         return measured
 
-    ours, relay = measure(ROUTER), measure(RELAY)
+    ours, relay = await measure(ROUTER), await measure(RELAY)
     name = f"{in_flight} answers at once"
     return [
         Result(f"{name}: tokens passed on", ours.tokens_per_s, "tok/s", limit=tokens_per_s,
@@ -85,29 +91,30 @@ def _beside(ratio: float, relay: float) -> dict[str, Any]:
 
 def _refuse_failures(measured: Measured) -> None:
     if measured.num_failed:
-        raise SystemExit(f"{measured.num_failed} requests failed, such as: {measured.failure}")
+        raise Internal(f"{measured.num_failed} requests failed, such as: {measured.failure}")
 
 
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="write the results as JSON")
-    parser.add_argument("--rate", type=float, default=300.0, help="requests per second")
-    parser.add_argument("--duration", type=float, default=10.0, help="seconds a load")
-    parser.add_argument("--pace", type=float, default=20_000.0, help="tokens per second that the workers send")
-    parser.add_argument("--clients", type=int, default=2, help="client processes of the fan-out")
-    options = parser.parse_args()
-    print(f"{machine()}; prompts of {PROMPT_TOKENS} tokens")
-    results = latency(8, options.rate, options.duration, f"8 workers, {options.rate:g} req/s")
+async def measure_all(rate: float, duration: float, pace: float, clients: int) -> list[Result]:
+    """Latency over fleets of several sizes, then the fan-out of several batches."""
+    results = await latency(8, rate, duration, f"8 workers, {rate:g} req/s")
     for num_workers in WORKERS:
-        rate = options.rate / 10
-        results += latency(num_workers, rate, options.duration, f"{num_workers} workers, {rate:g} req/s")
+        slower = rate / 10
+        results += await latency(num_workers, slower, duration, f"{num_workers} workers, {slower:g} req/s")
     for in_flight in IN_FLIGHT:
-        results += fan_out(in_flight, options.pace, options.duration, options.clients)
+        results += await fan_out(in_flight, pace, duration, clients)
+    return results
+
+
+def main(
+    out: Out = None,
+    rate: Annotated[float, typer.Option(help="requests per second")] = 300.0,
+    duration: Annotated[float, typer.Option(help="seconds a load")] = 10.0,
+    pace: Annotated[float, typer.Option(help="tokens per second that the workers send")] = 20_000.0,
+    clients: Annotated[int, typer.Option(help="client processes of the fan-out")] = 2,
+) -> None:
+    """Measure what a router process adds to a request, and how many tokens it passes on."""
+    print(f"{machine()}; prompts of {PROMPT_TOKENS} tokens")
+    results = asyncio.run(measure_all(rate, duration, pace, clients))
     print(table(results))
-    if options.out:
-        write(options.out, results)
-
-
-if __name__ == "__main__":
-    main()
+    if out is not None:
+        write(out, results)

@@ -1,32 +1,32 @@
-"""`python -m loadtest.bench.router.overload`: one router at three times what its workers can do, for a while.
+"""`python -m loadtest.bench overload`: one router at three times the load that its workers can serve.
 
-A real router process on a core of its own; scripted workers, whose prefill takes a set time a prompt, and the clients
-are this process. What should come out: goodput as at capacity, refusals at once, and a router whose memory stands
-still.
+The router is a real process on a core of its own; the scripted workers, whose prefill takes a set time a prompt, and
+the clients run in this process. Expected: goodput as at capacity, refusals at once, and no growth of the router's
+memory.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
-import sys
-from asyncio.subprocess import PIPE, Process
+import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, quantiles
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
 import grpc.aio
 import psutil
+import typer
 import uvloop
 
-from loadtest.bench.report import Result, machine, table, write
-from loadtest.bench.router.fleet import DecodeWorker, PrefillWorker, Script
+from loadtest.bench.router.fleet import DecodeWorker, PrefillWorker, Script, addresses
+from loadtest.bench.router.rig import ROUTER, router_process
+from loadtest.command_line import Out
+from loadtest.figures import Result, machine, table, write
 from shared.errors import Internal
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, prefill_pb2, types_pb2
 from shared.rpc.server import channel
@@ -36,10 +36,9 @@ NUM_PREFILLS, SERVICE_S = 2, 0.04
 CAPACITY = NUM_PREFILLS / SERVICE_S
 """Requests per second."""
 TARGET_S, ROUTER_TARGET_S = 0.5, 0.4
-"""What the client wants to its first token, and what the router is told: under overload all come just in time."""
+"""The client's TTFT target, and the router's setting: tighter, since under overload all answers come just in time."""
 REFUSED_AT_ONCE_S = 0.05
 PROMPT_TOKENS, ANSWER_TOKENS = 64, 4
-_DEMO = Path("models/demo")
 _SAMPLE_S = 0.5
 _MIB = 1 << 20
 
@@ -47,41 +46,30 @@ _MIB = 1 << 20
 class BusyPrefillWorker(PrefillWorker):
     """Computes one prompt after the other, each in SERVICE_S, and reports what is queued."""
 
-    async def Session(  # type: ignore[override]  # noqa: N802 - gRPC's name; grpc.aio also takes a coroutine
-        self, request_iterator: AsyncIterator[prefill_pb2.PrefillCommand], context: grpc.aio.ServicerContext[Any, Any]
-    ) -> None:
-        """See prefill.proto."""
-        await anext(request_iterator)
-        await context.write(prefill_pb2.PrefillEvent(welcome=self._welcome()))
-        queue: asyncio.Queue[prefill_pb2.Submit] = asyncio.Queue()
-        serving = asyncio.create_task(self._serve(queue, context))
-        try:
-            async for command in request_iterator:
-                if command.WhichOneof("command") == "submit":
-                    queue.put_nowait(command.submit)
-        finally:
-            await end_task(serving)
+    def __init__(self, name: str, role: types_pb2.WorkerRole.ValueType, script: Script) -> None:
+        super().__init__(name, role, script)
+        self._queue: asyncio.Queue[prefill_pb2.Submit] = asyncio.Queue()
 
-    async def _serve(
-        self, queue: asyncio.Queue[prefill_pb2.Submit], context: grpc.aio.ServicerContext[Any, Any]
-    ) -> None:
+    async def on_command(self, command: Any) -> None:
+        """See ScriptedWorker."""
+        if isinstance(command, prefill_pb2.Submit):
+            self._script.stamps[command.request_id].append(perf_counter())
+            self._queue.put_nowait(command)
+
+    async def during_session(self) -> None:
+        """Serves the queue."""
         while True:
-            submit = await queue.get()
+            submit = await self._queue.get()
             began = perf_counter()
             await asyncio.sleep(SERVICE_S)
-            tokens = types_pb2.SequenceTokens(
-                request_id=submit.request_id, token_ids=[5], prefill_compute_ms=(perf_counter() - began) * 1e3
-            )
-            await context.write(prefill_pb2.PrefillEvent(first_token=prefill_pb2.FirstToken(tokens=tokens)))
-            decode, request_id, num_tokens = self._script.hand_offs.pop(submit.ticket)
-            decode.join(request_id, num_tokens - 1)
-            load = types_pb2.Load(num_queued_tokens=queue.qsize() * PROMPT_TOKENS, num_waiting=queue.qsize())
-            await context.write(prefill_pb2.PrefillEvent(load=load))
+            await self.finish(submit, prefill_compute_ms=(perf_counter() - began) * 1e3)
+            num_waiting = self._queue.qsize()
+            await self.send(load=types_pb2.Load(num_queued_tokens=num_waiting * PROMPT_TOKENS, num_waiting=num_waiting))
 
 
 @dataclass(slots=True)
 class Offered:
-    """What became of one load."""
+    """The outcome of one load."""
 
     seconds: float
     num_good: int = 0
@@ -119,7 +107,7 @@ class Clients:
     _count: int = 0
 
     async def offer(self, rate: float, seconds: float) -> Offered:
-        """An even stream, whatever becomes of the requests; returns when all have ended."""
+        """Open loop: requests at even intervals; returns when all have ended."""
         offered = Offered(seconds)
         sampling = asyncio.create_task(self._sample(offered))
         began = perf_counter()
@@ -166,49 +154,36 @@ async def overloaded_router() -> AsyncIterator[Clients]:
     script = Script(tokens_per_s=20_000.0)
     prefills = [BusyPrefillWorker(f"p{i}", types_pb2.WORKER_ROLE_PREFILL, script) for i in range(NUM_PREFILLS)]
     decodes = [DecodeWorker("d0", types_pb2.WORKER_ROLE_DECODE, script)]
-    prefill = ",".join([f"{worker.name}={await worker.start()}" for worker in prefills])
-    decode = ",".join([f"{worker.name}={await worker.start()}" for worker in decodes])
-    flags = {
-        "prefill": prefill, "decode": decode, "model": str(_DEMO), "http": "127.0.0.1:0", "grpc": "127.0.0.1:0",
-        "max-queued-tokens": str(PROMPT_TOKENS + 1),  # one waits at the worker, the others in the router
-    }  # fmt: skip
-    environment = {**os.environ, "TANDEM_ROUTER_ADMISSION__TTFT_TARGET_S": str(ROUTER_TARGET_S)}
-    command = [f"--{name}={value}" for name, value in flags.items()]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "services.router", *command, stdout=PIPE, stderr=asyncio.subprocess.DEVNULL,
-        env=environment,
-    )  # fmt: skip
-    try:
-        cores = sorted(os.sched_getaffinity(0))
+    cores = sorted(os.sched_getaffinity(0))
+    async with AsyncExitStack() as stack:
+        for worker in (*prefills, *decodes):
+            await worker.start()
+            stack.push_async_callback(worker.stop)
+        scratch = stack.enter_context(tempfile.TemporaryDirectory())
+        process = router_process(
+            Path(scratch),
+            ROUTER,
+            {
+                "prefill": addresses(prefills),
+                "decode": addresses(decodes),
+                "max-queued-tokens": PROMPT_TOKENS + 1,  # one waits at the worker, the others in the router
+                "admission.ttft-target-s": ROUTER_TARGET_S,
+            },
+        )
+        ready = await stack.enter_async_context(process.serving())
         router = psutil.Process(process.pid)
         router.cpu_affinity(cores[:1])
-        async with channel(await _address(process)) as link:
-            stub = inference_pb2_grpc.InferenceServiceStub(link)
-            while not (await stub.GetStatus(inference_pb2.GetStatusRequest())).ready:  # noqa: ASYNC110 - not ours
-                await asyncio.sleep(0.05)
-            yield Clients(stub, router)
-    finally:
-        process.kill()
-        await process.wait()
-        for worker in (*prefills, *decodes):
-            await worker.stop()
-
-
-async def _address(process: Process) -> str:
-    assert process.stdout is not None
-    while line := await process.stdout.readline():
-        event = json.loads(line)
-        if event["event"] == "ready":
-            return str(event["grpc"])
-        if event["event"] == "error":
-            raise Internal(f"the router does not start: {event['message']}")
-    raise Internal("the router ended before it was ready")
+        link = await stack.enter_async_context(channel(ready.endpoints["grpc"]))
+        stub = inference_pb2_grpc.InferenceServiceStub(link)
+        while not (await stub.GetStatus(inference_pb2.GetStatusRequest())).ready:  # noqa: ASYNC110 - not ours
+            await asyncio.sleep(0.05)
+        yield Clients(stub, router)
 
 
 async def measure(capacity_s: float, overload_s: float) -> tuple[Offered, Offered]:
     """A load just below capacity, then one of three times the capacity."""
     async with overloaded_router() as clients:
-        await clients.offer(CAPACITY / 2, 2.0)  # what prompts take is learnt
+        await clients.offer(CAPACITY / 2, 2.0)  # the router learns how long a prompt takes
         full = await clients.offer(0.9 * CAPACITY, capacity_s)
         over = await clients.offer(3 * CAPACITY, overload_s)
     for offered in (full, over):
@@ -236,20 +211,15 @@ def results(full: Offered, over: Offered) -> list[Result]:
     ]
 
 
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--capacity-s", type=float, default=8.0, help="seconds just below the capacity")
-    parser.add_argument("--overload-s", type=float, default=60.0, help="seconds at three times the capacity")
-    parser.add_argument("--out", type=Path, help="write the results as JSON")
-    options = parser.parse_args()
+def main(
+    capacity_s: Annotated[float, typer.Option(help="seconds just below the capacity")] = 8.0,
+    overload_s: Annotated[float, typer.Option(help="seconds at three times the capacity")] = 60.0,
+    out: Out = None,
+) -> None:
+    """Offer one router three times what its workers can serve: goodput, time to a refusal, memory."""
     print(f"{machine()}; {NUM_PREFILLS} prefill workers of {1 / SERVICE_S:g} prompts/s, target {TARGET_S:g} s")
-    full, over = uvloop.run(measure(options.capacity_s, options.overload_s))
+    full, over = uvloop.run(measure(capacity_s, overload_s))
     rows = results(full, over)
     print(table(rows))
-    if options.out:
-        write(options.out, rows)
-
-
-if __name__ == "__main__":
-    main()
+    if out is not None:
+        write(out, rows)

@@ -1,23 +1,21 @@
-"""What any router over gRPC must do, and nothing else: the floor beside which `measure` sets ours.
+"""What any router over gRPC must do, and nothing else: the floor with which `measure` compares ours.
 
 `python -m loadtest.bench.router.relay --prefill name=host:port,… --decode … --grpc host:port …` speaks to the same
-workers and clients in the same messages. It takes workers in turn, believes all it is told, and has no queue, no
-placement, no limits, no metrics, no retries, no second front door. What it costs is gRPC's and Python's price for the
-messages.
+workers and clients in the same messages. It places by round robin and has no validation, queue, limits, metrics,
+retries or second API. Its cost is what gRPC and Python take for the messages.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 from itertools import cycle
-from typing import Any
+from typing import Annotated, Any
 
 import grpc
 import grpc.aio
-import uvloop
+import typer
 
+from shared.process import run_process
 from shared.rpc.pb.tandem.v1 import (
     decode_pb2,
     decode_pb2_grpc,
@@ -154,28 +152,45 @@ class Relay:
             relayed.tokens.put_nowait(tokens)
 
 
-def _addresses(flag: str) -> list[str]:
-    return [item.partition("=")[2] for item in flag.split(",")]
+class RelayService:
+    """The relay and its server; see `shared.process.Service`."""
+
+    address = ""
+
+    def __init__(self, server: RpcServer) -> None:
+        self._server = server
+
+    @staticmethod
+    async def start(prefills: list[str], decodes: list[str], bind: str) -> RelayService:
+        """Serves clients once all workers' sessions are open."""
+        relay = Relay()
+        await relay.connect(prefills, decodes)
+        service = RelayService(RpcServer(bind, relay.register, (SERVICE,)))
+        await service._server.start()
+        return service
+
+    @property
+    def endpoints(self) -> dict[str, str]:
+        """As the router has it."""
+        return {"grpc": self._server.address}
+
+    async def close(self) -> None:
+        """Breaks all streams."""
+        await self._server.stop(0.0)
 
 
-async def serve(options: argparse.Namespace) -> None:
-    """Until it is killed."""
-    relay = Relay()
-    await relay.connect(_addresses(options.prefill), _addresses(options.decode))
-    server = RpcServer(options.grpc, relay.register, (SERVICE,))
-    await server.start()
-    print(json.dumps({"event": "ready", "grpc": server.address}), flush=True)
-    await asyncio.Event().wait()
-
-
-def main() -> None:
+def main(
+    prefill: Annotated[str, typer.Option(help="name=host:port, comma-separated")],
+    decode: Annotated[str, typer.Option(help="likewise")],
+    grpc: Annotated[str, typer.Option(help="host:port to serve on")],
+) -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("prefill", "decode", "grpc"):
-        parser.add_argument(f"--{name}", required=True)
-    options, _ = parser.parse_known_args()  # the real router's other settings mean nothing here
-    uvloop.run(serve(options))
+    prefills, decodes = ([item.partition("=")[2] for item in workers.split(",")] for workers in (prefill, decode))
+    raise typer.Exit(run_process("relay", lambda: RelayService.start(prefills, decodes, grpc)))
 
 
 if __name__ == "__main__":
-    main()
+    # The router's other settings mean nothing here.
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(main)
+    app()

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import subprocess
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
+from shared.child_process import ChildProcess
 from shared.errors import Internal
 
 ROUTER = "services.router"
 PROMPT_TOKENS = 500
+START_S = 120.0
 STOP_S = 120.0
 CLIENT_S = 300.0
 _DEMO = Path("models/demo")
@@ -25,13 +24,13 @@ _DEMO = Path("models/demo")
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a load's clients and the router's process say."""
+    """What the clients and the router's process measured of one load."""
 
     requests: dict[str, tuple[float, float]]
     """Moments of each answered request: sent, and first token read; `time.perf_counter()` seconds."""
     num_tokens: int
     num_messages: int
-    """That the tokens came in."""
+    """In which the tokens came."""
     num_failed: int
     failure: str
     """The last one."""
@@ -41,7 +40,7 @@ class Measured:
 
     @property
     def tokens_per_cpu_s(self) -> float:
-        """What the router's core can pass on when nothing keeps it waiting, requests' own cost included."""
+        """Tokens that a fully busy core of the router passes on in a second, the cost of the requests included."""
         return self.num_tokens / self.router_cpu_s
 
     @property
@@ -50,8 +49,14 @@ class Measured:
         return 1e3 * self.router_cpu_s / max(1, len(self.requests))
 
 
-class Rig(AbstractContextManager["Rig"]):
-    """A scripted fleet, half prefill, half decode, and a router before it. Leaves no process behind."""
+def router_process(scratch: Path, module: str, settings: Mapping[str, object]) -> ChildProcess:
+    """A router over the demo model on free ports, not started yet, with further settings by their flags' names."""
+    flags = {"model": _DEMO, "http": "127.0.0.1:0", "grpc": "127.0.0.1:0", **settings}
+    return _process("router", module, scratch, flags)
+
+
+class Rig:
+    """A scripted fleet, half prefill, half decode, and a router before it; an asynchronous context manager."""
 
     def __init__(
         self,
@@ -62,105 +67,91 @@ class Rig(AbstractContextManager["Rig"]):
         router: str = ROUTER,
     ) -> None:
         """Files go to the folder `scratch`; see `Script` for the pace. `router` is the module that is measured."""
-        self._router = router
+        self._module = router
         cores = sorted(os.sched_getaffinity(0))
         self._router_cores, self._other_cores = cores[:1], cores[1:] or cores
-        self._num_workers = num_workers
-        self._pace = ["--tokens-per-s", str(tokens_per_s), "--sequences", str(num_sequences)]
+        self._stamps = scratch / "stamps.json"
+        half = num_workers // 2
+        flags = {
+            "prefill": half, "decode": num_workers - half, "tokens-per-s": tokens_per_s, "sequences": num_sequences,
+            "stamps": self._stamps,
+        }  # fmt: skip
+        self._fleet = _process("fleet", "loadtest.bench.router.fleet", scratch, flags)
+        self._router: ChildProcess | None = None
         self._scratch = scratch
-        self._processes: list[subprocess.Popen[str]] = []
         self._target = ""
 
-    def __enter__(self) -> Rig:
+    async def __aenter__(self) -> Rig:
         """Starts both; returns when every worker's session can be used."""
-        half = self._num_workers // 2
-        pools = ["--prefill", str(half), "--decode", str(self._num_workers - half)]
-        pace = [*self._pace, "--stamps", str(self._stamps)]
         try:
-            fleet = self._start("loadtest.bench.router.fleet", [*pools, *pace], self._other_cores)
-            workers = {
-                pool: ",".join(f"{name}={address}" for name, address in addresses.items())
-                for pool, addresses in _next_line(fleet).items()
-            }
-            settings = {"model": str(_DEMO), "http": "127.0.0.1:0", "grpc": "127.0.0.1:0", "queue-limit": "100000"}
-            flags = itertools.chain.from_iterable(
-                (f"--{name}", value) for name, value in {**settings, **workers}.items()
-            )
-            router = self._start(self._router, flags, self._router_cores)
-            while (event := _next_line(router))["event"] != "ready":
-                if event["event"] == "error":
-                    raise Internal(f"the router does not start: {event['message']}")
+            await self._fleet.start()
+            psutil.Process(self._fleet.pid).cpu_affinity(self._other_cores)
+            workers = (await self._fleet.ready(START_S)).endpoints
+            self._router = router_process(self._scratch, self._module, {"queue-limit": 100_000, **workers})
+            await self._router.start()
+            psutil.Process(self._router.pid).cpu_affinity(self._router_cores)
+            self._target = (await self._router.ready(START_S)).endpoints["grpc"]
         except BaseException:
-            self._kill()
+            await self._kill()
             raise
-        self._target = event["grpc"]
         return self
 
-    def __exit__(self, *_: object) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Ends both."""
-        self._kill()
+        await self._kill()
 
-    def load(self, num_clients: int, *arguments: str) -> Measured:
-        """Runs clients side by side, each with these arguments of client.py."""
+    async def load(self, num_clients: int, **flags: object) -> Measured:
+        """Runs clients side by side, each with these flags of client.py, `max_tokens` for `--max-tokens`."""
         outs = [self._scratch / f"client-{i}.json" for i in range(num_clients)]
         before = self._router_cpu_s()
         clients = []
-        for i, out in enumerate(outs):
-            own = ["--target", self._target, "--prompt-tokens", str(PROMPT_TOKENS), "--prefix", f"c{i}-"]
-            client = self._start(
-                "loadtest.bench.router.client", [*own, "--out", str(out), *arguments], self._other_cores
-            )
-            clients.append(client)
-        for client in clients:
-            if client.wait(CLIENT_S) != 0:
-                raise Internal(f"a client ended with status {client.returncode}")
+        try:
+            for i, out in enumerate(outs):
+                own = {"target": self._target, "prompt_tokens": PROMPT_TOKENS, "prefix": f"c{i}-", "out": out, **flags}
+                client = _process(f"client-{i}", "loadtest.bench.router.client", self._scratch, own)
+                clients.append(client)
+                await client.start()
+                psutil.Process(client.pid).cpu_affinity(self._other_cores)
+            for client in clients:
+                if await client.wait(CLIENT_S) != 0:
+                    raise Internal(f"a client ended with {client.exit_text()}: {client.log_tail()}")
+        finally:
+            for client in clients:
+                client.kill()
+                await client.stop(STOP_S)
         cpu_s = self._router_cpu_s() - before
-        told = [json.loads(out.read_text()) for out in outs]
+        figures = [json.loads(out.read_text()) for out in outs]
         return Measured(
-            {request_id: moments for each in told for request_id, moments in each["requests"].items()},
-            sum(each["num_tokens"] for each in told),
-            sum(each["num_messages"] for each in told),
-            sum(each["num_failed"] for each in told),
-            next((each["failure"] for each in told if each["failure"]), ""),
-            sum(each["tokens_per_s"] for each in told),
+            {request_id: moments for each in figures for request_id, moments in each["requests"].items()},
+            sum(each["num_tokens"] for each in figures),
+            sum(each["num_messages"] for each in figures),
+            sum(each["num_failed"] for each in figures),
+            next((each["failure"] for each in figures if each["failure"]), ""),
+            sum(each["tokens_per_s"] for each in figures),
             cpu_s,
         )
 
-    def stamps(self) -> dict[str, list[float]]:
+    async def stamps(self) -> dict[str, list[float]]:
         """Ends the rig; the moments that the workers noted, by request id."""
-        for process in reversed(self._processes[:2]):
-            process.terminate()
-            process.wait(STOP_S)
+        assert self._router is not None
+        for process in (self._router, self._fleet):
+            await process.stop(STOP_S)
         noted = json.loads(self._stamps.read_text())
         return {attempt.rpartition("#")[0]: moments for attempt, moments in noted.items()}
 
-    @property
-    def _stamps(self) -> Path:
-        return self._scratch / "stamps.json"
-
     def _router_cpu_s(self) -> float:
-        times = psutil.Process(self._processes[1].pid).cpu_times()
+        assert self._router is not None
+        times = psutil.Process(self._router.pid).cpu_times()
         return float(times.user + times.system)
 
-    def _start(self, module: str, arguments: Any, cores: list[int]) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", module, *arguments]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        psutil.Process(process.pid).cpu_affinity(cores)
-        self._processes.append(process)
-        return process
-
-    def _kill(self) -> None:
-        for process in self._processes:
-            if process.poll() is None:
+    async def _kill(self) -> None:
+        for process in (self._router, self._fleet):
+            if process is not None:
                 process.kill()
-            process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+                await process.stop(STOP_S)
 
 
-def _next_line(process: subprocess.Popen[str]) -> Any:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        raise Internal(f"{process.args!r} ended with status {process.wait()}")
-    return json.loads(line)
+def _process(name: str, module: str, scratch: Path, flags: Mapping[str, object]) -> ChildProcess:
+    """`python -m MODULE --flag=value …`, with its log in `scratch`."""
+    arguments = [f"--{flag.replace('_', '-')}={value}" for flag, value in flags.items()]
+    return ChildProcess(name, [sys.executable, "-m", module, *arguments], scratch / f"{name}.log")

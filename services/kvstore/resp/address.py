@@ -1,4 +1,4 @@
-"""Where Redis is and how to log in: what a `redis_url` says."""
+"""Where Redis is and how to log in: a parsed `redis_url`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ssl
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from shared.address import MAX_PORT, Address
 from shared.errors import ConfigError
 
 SCHEMES = ("redis", "rediss", "unix")
@@ -23,13 +24,13 @@ class Endpoint:
     path: str = ""
 
     def __str__(self) -> str:
-        """For messages."""
+        """As error messages show it."""
         return self.path or f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """What every connection begins with. `repr` does not show the password."""
+    """How every connection logs in. `repr` does not show the password."""
 
     username: str
     password: str
@@ -44,7 +45,7 @@ class Login:
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
     """A parsed URL: `redis://[user[:password]@]host[:port][,host[:port]…][/db][?option=value…]`, `rediss://` for TLS,
-    `unix://[user:password@]/path`. Several hosts are nodes of one cluster, any of them is enough."""
+    `unix://[user:password@]/path`. Several hosts are nodes of one cluster; one that answers is enough."""
 
     redacted: str
     """scheme://hosts/db, without credentials and options."""
@@ -66,7 +67,7 @@ class RedisAddress:
             endpoints: tuple[Endpoint, ...] = (Endpoint(path=unquote(hosts + parts.path)),)
             db = options.get("db", "0")
         else:
-            endpoints = tuple(_endpoint(host) for host in hosts.split(","))
+            endpoints = tuple(_endpoint(host, number) for number, host in enumerate(hosts.split(","), 1))
             db = options.get("db") or parts.path.strip("/") or "0"
         if not db.isdecimal():
             raise ConfigError("redis_url names a database that is no number", field="redis_url")
@@ -79,13 +80,23 @@ class RedisAddress:
         return cls(f"{parts.scheme}://{hosts}{parts.path}", endpoints, login)
 
 
-def _endpoint(text: str) -> Endpoint:
-    host, colon, port = text.rpartition(":")
-    if not colon or port.endswith("]"):
-        host, port = text, str(DEFAULT_PORT)
-    if not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(f"redis_url: {port!r} is no port", field="redis_url", limit=65535)
-    return Endpoint(host.strip("[]") or "localhost", int(port))
+def _endpoint(text: str, number: int) -> Endpoint:
+    """The `number`-th server, counted from 1. The error does not repeat the text: of a URL with an unescaped "/" in
+    its password, this is a part of the password."""
+    try:
+        address = Address.parse(
+            text if text and not text.startswith(":") else f"localhost{text}",
+            "redis_url",
+            default_port=DEFAULT_PORT,
+            min_port=1,
+        )
+    except ConfigError:
+        raise ConfigError(
+            f"redis_url: server {number} is not host or host:port with a port of 1 to {MAX_PORT}",
+            field="redis_url",
+            limit=MAX_PORT,
+        ) from None
+    return Endpoint(address.host, address.port)
 
 
 def _options(query: str, scheme: str) -> dict[str, str]:

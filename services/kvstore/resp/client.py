@@ -1,4 +1,4 @@
-"""What the index needs of Redis, be it one server or a cluster; here the one server."""
+"""The interface to Redis, one server or a cluster; and its implementation for one server."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from shared.errors import ConfigError, StoreUnavailable
 
 
 class RedisClient(Protocol):
-    """Safe for any number of concurrent calls; all raise StoreUnavailable in bounded time, and mend themselves."""
+    """Safe for concurrent calls. All raise StoreUnavailable in bounded time, and reconnect by themselves."""
 
     address: str
-    """Where, without credentials."""
+    """URL without credentials."""
     is_cluster: bool
 
     async def check(self) -> None:
-        """Raises ConfigError for what no waiting will mend: credentials, certificates, the wrong kind of server."""
+        """Raises ConfigError for what a retry cannot solve: credentials, certificates, the wrong kind of server."""
 
     async def call(self, *commands: Command, connection: RedisConnection = RedisConnection.WRITE) -> list[Any]:
-        """The replies in order, one round trip (a node); raises for the first that is an error, the others have run."""
+        """The replies in order, in one round trip for each node. Raises for the first error reply; the other commands
+        have run."""
 
     async def nodes(self) -> Sequence[RedisNode]:
-        """The servers that hold keys, for what is asked of each; `replies_of` reads what they answer."""
+        """The servers that hold keys, for commands to each of them; see `replies_of`."""
 
     async def close(self) -> None:
         """Ends all connections; twice is fine."""

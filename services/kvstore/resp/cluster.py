@@ -22,13 +22,13 @@ _ASKING = Command.of("ASKING")
 
 
 class ClusterRedis:
-    """`RedisClient` over a cluster. One round trip is one a node, all at the same time.
+    """`RedisClient` over a cluster. One call is one round trip to each node concerned, all at the same time.
 
-    Which node serves a slot is asked of any node that answers, again when a node says that a slot has moved or does
-    not answer at all (its replica may have taken over). Replicas are not read from: they lag behind.
+    Any node that answers is asked which node serves which slot; again when a slot has moved, or when a node does not
+    answer (its replica may have taken over). Replicas are not read from: they lag behind.
 
-    While a slot is half on one node and half on another, its keys are read one by one; what writes several of them is
-    refused by the nodes, and raises StoreUnavailable.
+    While a slot is being migrated between two nodes, its keys are read one by one; the nodes refuse commands that write
+    several of them, which raises StoreUnavailable.
     """
 
     is_cluster = True
@@ -42,7 +42,7 @@ class ClusterRedis:
         self._login = address.login
         self._timeout_s = timeout_s
         self._nodes: dict[Endpoint, RedisNode] = {}
-        self._slots: list[RedisNode | None] = []  # by slot; empty: not known
+        self._slots: list[RedisNode | None] = []  # by slot; empty = not known
         self._discovering = asyncio.Lock()
 
     async def check(self) -> None:
@@ -107,7 +107,7 @@ class ClusterRedis:
             replies[i] = reply
 
     async def _redirected(self, command: Command, error: hiredis.ReplyError, connection: RedisConnection) -> Any:
-        """Follows what the nodes say about a slot that moves. Raises StoreUnavailable for any other error."""
+        """Follows redirections of a slot that moves. Raises StoreUnavailable for any other error."""
         for attempt in range(MAX_REDIRECTIONS):
             kind, *where = str(error).split()
             if kind == "TRYAGAIN":  # some of the command's keys have moved already
@@ -143,7 +143,8 @@ class ClusterRedis:
         return node
 
     async def _discover(self) -> None:
-        """Asks node after node which serves what. Raises StoreUnavailable when none answers or slots are missing."""
+        """Asks one node after another for the map of slots. Raises StoreUnavailable when none answers or slots are
+        missing."""
         async with self._discovering:
             if self._slots:
                 return
@@ -185,7 +186,7 @@ class ClusterRedis:
 
 
 def _parts_of(command: Command) -> list[bytes]:
-    """What was packed."""
+    """The parts of a packed command."""
     reader = hiredis.Reader()
     reader.feed(command.packed)
     parts: list[bytes] = reader.gets()

@@ -1,4 +1,4 @@
-"""A command ready to send, and Lua scripts that servers know by their hash."""
+"""Commands ready to send, and Lua scripts that are called by their hash."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LuaScript:
 
     @cached_property
     def sha(self) -> str:
-        """SHA-1 of the source, in hex: Redis's own naming, nothing to do with security."""
+        """SHA-1 of the source, in hex: how Redis names scripts; not used for security."""
         return hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
 
@@ -40,12 +40,12 @@ class Command:
 
     @classmethod
     def script(cls, script: LuaScript, keys: Sequence[bytes], arguments: Sequence[Part], slot: int = 0) -> Command:
-        """One run of a script, which may happen twice where a server does not know it: it must be idempotent."""
+        """One run of a script. It may run twice where a server does not know it yet, so it must be idempotent."""
         rest = (len(keys), *keys, *arguments)
         return cls(pack(("EVALSHA", script.sha, *rest)), slot, pack(("EVAL", script.source, *rest)))
 
 
 def pack(parts: Sequence[Part]) -> bytes:
-    """The command as it travels."""
+    """The command in Redis's wire format."""
     packed: bytes = hiredis.pack_command(tuple(parts))  # type: ignore[arg-type,no-untyped-call,unused-ignore]
     return packed

@@ -1,4 +1,4 @@
-"""One connection: requests go out as they come, replies come back in the same order."""
+"""One connection with pipelined requests: replies come back in the order of the requests."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _INCOMPLETE = object()
 
 
 class LoginRefused(Exception):
-    """The server answered, and does not let us in."""
+    """The server answered, but refused the login."""
 
 
 class RespConnection(asyncio.Protocol):
-    """Any number of requests may be under way. Lost connections fail them all with ConnectionError."""
+    """Any number of requests may wait for replies. A lost connection fails them all with ConnectionError."""
 
     def __init__(self) -> None:
         """Made by `connect`."""
@@ -34,9 +34,9 @@ class RespConnection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def ask(self, packed: bytes, num_replies: int) -> asyncio.Future[list[Any]]:
-        """Sends commands; their replies, in order. An error reply is a `hiredis.ReplyError` among them, not raised.
+        """Sends commands; returns their replies in order. An error reply is a `hiredis.ReplyError` among them.
 
-        Whoever gives up waiting loses the replies, nobody else's.
+        A caller that stops waiting loses its own replies only.
         """
         future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         if self._transport is None:
@@ -47,7 +47,7 @@ class RespConnection(asyncio.Protocol):
         return future
 
     def abort(self) -> None:
-        """Closes at once; what is under way fails."""
+        """Closes at once; waiting requests fail."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -76,7 +76,7 @@ class RespConnection(asyncio.Protocol):
 
     def _take(self, reply: Any) -> None:
         if not self._waiting:
-            return  # a server that speaks unasked; RESP2 ones say only that they close
+            return  # an unsolicited message; RESP2 servers send one only before they close
         self._replies.append(reply)
         future, num_replies = self._waiting[0]
         if len(self._replies) == num_replies:
@@ -87,7 +87,7 @@ class RespConnection(asyncio.Protocol):
 
 
 async def connect(endpoint: Endpoint, login: Login) -> RespConnection:
-    """A connection that is logged in. Raises OSError, or LoginRefused with the server's words. No time limit."""
+    """A connection that is logged in. Raises OSError, or LoginRefused with the server's message. No time limit."""
     loop = asyncio.get_running_loop()
     if endpoint.path:
         _, connection = await loop.create_unix_connection(RespConnection, endpoint.path)

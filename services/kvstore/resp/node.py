@@ -1,4 +1,4 @@
-"""One Redis server: connections that mend themselves, a time limit on every request."""
+"""One Redis server: connections that are opened again when lost, and a time limit on every request."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _REFUSALS = ("NOAUTH", "WRONGPASS", "NOPERM")
 
 
 class RedisConnection(IntEnum):
-    """One of a node's two connections: a match does not wait behind a batch of thousands of blocks."""
+    """A node's two connections: so that a match does not wait behind a batch of thousands of blocks."""
 
     READ = 0
     WRITE = 1
 
 
 class RedisNode:
-    """Connects on first use, and anew after a loss. Every call raises StoreUnavailable within its time."""
+    """Connects on first use, and again after a loss. Every call raises StoreUnavailable within its time limit."""
 
     def __init__(self, endpoint: Endpoint, login: Login, timeout_s: float) -> None:
-        """`timeout_s` bounds one command, connecting included; each run of a script adds as much."""
+        """`timeout_s` bounds one call, connecting included; a call with several scripts has it once for each."""
         self.endpoint = endpoint
         self._login = login
         self._timeout_s = timeout_s
@@ -40,7 +40,7 @@ class RedisNode:
     async def ask(self, commands: Sequence[Command], connection: RedisConnection) -> list[Any]:
         """Their replies in one round trip; error replies are `hiredis.ReplyError` objects among them.
 
-        One more round trip where the server, freshly started, does not know a script.
+        Takes a second round trip where the server does not know a script yet.
         """
         replies = await self._ask([command.packed for command in commands], connection, _num_scripts(commands))
         unknown = [
@@ -87,7 +87,7 @@ class RedisNode:
                 connection = await self._connection(which)
                 return await connection.ask(b"".join(packed), len(packed))
         except TimeoutError as error:
-            # A host that went silent never closes its connections: the next call tries a new one.
+            # A host that fell silent never closes its connections: the next call opens a new one.
             with contextlib.suppress(KeyError):
                 self._connections.pop(which).abort()
             raise self.unavailable("") from error

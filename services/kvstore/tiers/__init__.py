@@ -1,1 +1,1 @@
-"""Where blocks rest that fell out of the workers' pools: host memory and disk, each with a byte budget."""
+"""Tiers for blocks that were evicted from the workers' pools: host memory and disk, each with a byte budget."""

@@ -1,4 +1,4 @@
-"""Whose blocks they are: what each tenant may hold of a tier, and what it does."""
+"""Accounting by tenant: what each may hold in a tier, and what it holds."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 OTHER = "other"
-"""Stands for tenants without a name in the settings that hold nothing any more."""
+"""Account of all tenants that hold nothing any more and are not named in the settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """Most bytes of one tenant's blocks in one tier; 0 = as much as the tier's budget."""
+    """Most bytes of one tenant's blocks in one tier; 0 = no limit but the tier's budget."""
 
     default: int = 0
     named: Mapping[str, int] = field(default_factory=dict)
@@ -26,15 +26,15 @@ class Account:
     """One tenant in one tier."""
 
     used_bytes: int = 0
-    pinned_bytes: int = 0  # of these, what cannot be evicted
+    pinned_bytes: int = 0  # of these, those that cannot be evicted
     num_blocks: int = 0
-    num_hits: int = 0  # blocks read since start, as what follows
+    num_hits: int = 0  # blocks read since start
     num_evicted: int = 0
-    order: dict[bytes, None] = field(default_factory=dict)  # what can be evicted, least recently used first
+    order: dict[bytes, None] = field(default_factory=dict)  # blocks that can be evicted, least recently used first
 
 
 class Accounts:
-    """All tenants of a tier. One that holds nothing is forgotten unless the settings name it; its counts stay."""
+    """All tenants of a tier. One that holds nothing is dropped unless the settings name it; its counts are kept."""
 
     def __init__(self, quotas: Quotas) -> None:
         self.quotas = quotas
@@ -49,7 +49,7 @@ class Accounts:
         return account
 
     def room(self, tenant: str) -> float:
-        """Bytes that a tenant may still take; may be below 0 where nothing was taken yet."""
+        """Bytes that a tenant may still store; may be negative."""
         quota = self.quotas.of(tenant)
         account = self._accounts.get(tenant)
         return quota - (account.used_bytes if account is not None else 0) if quota else float("inf")
@@ -60,7 +60,7 @@ class Accounts:
         return account.pinned_bytes if account is not None else 0
 
     def settle(self, tenant: str) -> None:
-        """A block of the tenant has gone."""
+        """A block of the tenant was removed."""
         account = self._accounts[tenant]
         if account.num_blocks == 0 and tenant not in self.quotas.named:
             del self._accounts[tenant]
@@ -68,6 +68,6 @@ class Accounts:
             self._gone.num_evicted += account.num_evicted
 
     def all(self) -> dict[str, Account]:
-        """By tenant; those that were forgotten as `OTHER`, unless a tenant of that name has an account."""
+        """By tenant; dropped ones together as `OTHER`, unless a tenant of that name has an account."""
         gone = {OTHER: self._gone} if self._gone.num_hits or self._gone.num_evicted else {}
         return {**gone, **self._accounts}

@@ -14,7 +14,7 @@ from shared.kv_index.holders import Tier
 
 
 class HostArena:
-    """`BlockTier` of blocks of one size. Memory is taken by `start()`, page by page as slots are first written."""
+    """`BlockTier` of blocks of one size. `start()` allocates; the system provides pages as slots are first written."""
 
     tier = Tier.HOST
     overhead_bytes = 0
@@ -23,7 +23,7 @@ class HostArena:
         self, budget_bytes: int, block_bytes: int, quotas: Quotas | None = None, pin_share: float = 0.0
     ) -> None:
         """Holds `budget_bytes // block_bytes` blocks, at most `pin_share` of them pinned. Raises ConfigError (field
-        host_bytes, or the tenant's quota) when that is none."""
+        host_bytes, or the tenant's quota) when that is 0."""
         check_budget("host_bytes", budget_bytes, block_bytes)
         self.counters = TierCounters()
         self._block_bytes = block_bytes
@@ -46,7 +46,7 @@ class HostArena:
         return self.blocks.budget_bytes
 
     def start(self) -> None:
-        """Takes the memory. Raises StoreUnavailable when the system has none."""
+        """Allocates the memory. Raises StoreUnavailable when the system has none."""
         if self._slots is None:
             try:
                 self._slots = np.empty((self._num_slots, self._block_bytes), np.uint8)
@@ -55,7 +55,7 @@ class HostArena:
             self._free = list(range(self._num_slots - 1, -1, -1))
 
     def close(self) -> None:
-        """See BlockTier; what was held is gone."""
+        """See BlockTier; all blocks are lost."""
         self._slots = None
         self._places.clear()
         for block_hash in self.blocks.hashes():

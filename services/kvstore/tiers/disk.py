@@ -1,14 +1,14 @@
-"""Blocks in a folder, one file each, named by their hash; they outlive the process.
+"""Blocks in a folder, one file each, named after their hash; they outlive the process.
 
     <folder>/lock                  held while a process uses the folder
     <folder>/3f/3f9c…e1.kv         header (192 bytes), block
     <folder>/3f/3f9c…e1.tmp        being written
     <folder>/pins.json             see pins.py
 
-A file appears under its name whole or not at all: it is written under another one and renamed. Nothing is synced to
-the disk: it is a cache, and a power cut that leaves a name without its bytes leaves a block that its checksum refuses.
-Every read checks header, size and checksum. Times of modification keep the order of use over a restart. The header
-names the tenant, so that quotas hold over a restart too: a start reads the header of every file.
+A file appears under its name whole or not at all: it is written under another name and renamed. Nothing is synced to
+the disk, since it is a cache: if a power cut leaves a file without its bytes, its checksum does not match. Every read
+checks header, size and checksum. Modification times keep the order of use over a restart. The header names the tenant,
+so that quotas hold over a restart too: a start reads the header of every file.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class DiskTier:
         return self.blocks.budget_bytes
 
     def start(self) -> None:
-        """Takes the folder and finds what an earlier process kept; it is in the next events. What is over the budget
-        or its tenant's quota goes, oldest first, pinned blocks last; so do files that are no whole blocks.
+        """Locks the folder and adopts an earlier process's blocks, which are in the next events. Deletes blocks over
+        the budget or their tenant's quota, oldest first and pinned ones last, and files that are not whole blocks.
 
         Raises ConfigError (field disk_folder) when the folder cannot be used or another process does.
         """
@@ -85,7 +85,9 @@ class DiskTier:
             self._folder.mkdir(parents=True, exist_ok=True)
             if not (self._folder / "lock").exists():
                 (self._folder / "lock").touch()
-            lock = (self._folder / "lock").open("rb")  # open for writing, it would keep a disk from going read-only
+            lock = (self._folder / "lock").open(
+                "rb"
+            )  # not for writing: an open writer would keep the disk from being remounted read-only
         except OSError as error:
             raise ConfigError(
                 f"the disk tier's folder {self._folder} cannot be used: {error}", field="disk_folder"
@@ -146,7 +148,7 @@ class DiskTier:
             if checksum is None:
                 self.counters.num_bad += 1
                 self.blocks.drop(block_hash)
-                with contextlib.suppress(OSError):  # a read-only disk keeps the file; nobody is given it
+                with contextlib.suppress(OSError):  # a read-only disk keeps the file; it is not served
                     self._path(block_hash).unlink()
                 return None
         self.blocks.hit(block_hash)
@@ -170,7 +172,7 @@ class DiskTier:
         return self._folder / name[:2] / (name + SUFFIX)
 
     def _adopt(self) -> None:
-        """Files of an earlier process, in the order of their use; unfinished and damaged ones go."""
+        """Adopts an earlier process's files in the order of their use; deletes unfinished and damaged ones."""
         found = []
         with self._disk_errors():
             for path in self._folder.glob("??/*"):
@@ -212,7 +214,7 @@ class DiskTier:
             raise
 
     def _read(self, block_hash: bytes, into: memoryview) -> int | None:
-        """The checksum, or None when the file is not what it should be, or gone.
+        """The checksum, or None when the file is damaged or gone.
 
         Raises ValueError when the file is whole and `into` has another size than its block.
         """
@@ -252,13 +254,13 @@ def _read_header(path: Path, block_hash: bytes) -> Header | None:
 
 
 def _write_all(file: BinaryIO, data: memoryview) -> None:
-    """A raw file may take less than it is given."""
+    """Writes all of it: one call on a raw file may write less."""
     while data:
         data = data[file.write(data) :]
 
 
 def _hash_of(path: Path) -> bytes | None:
-    """The hash that a file is named by; None for a file that is not ours."""
+    """The hash in a file's name; None for a file that is no block."""
     try:
         block_hash = bytes.fromhex(path.stem)
     except ValueError:

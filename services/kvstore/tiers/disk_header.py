@@ -1,4 +1,4 @@
-"""What stands before a block in its file."""
+"""The header of a block's file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEADER_BYTES = HEADER.size + 16
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What stands before a block in its file, beside the block's name."""
+    """The header's fields, without the block's hash."""
 
     num_bytes: int
     checksum: int
@@ -29,7 +29,7 @@ class Header:
 
     @classmethod
     def parse(cls, data: bytes, block_hash: bytes) -> Header | None:
-        """None when that is no header of this block."""
+        """None when `data` is no valid header of this block."""
         if len(data) != HEADER_BYTES or blake2b(data[: HEADER.size], digest_size=16).digest() != data[HEADER.size :]:
             return None
         magic, version, _, num_bytes, checksum, named, tenant = HEADER.unpack_from(data)

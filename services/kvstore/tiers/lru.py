@@ -1,13 +1,13 @@
-"""Which blocks stay within a budget. Policy only: no bytes are held here.
+"""Which blocks are kept within a budget. Policy only: no block bytes are held here.
 
-Least recently used goes first, with admission on second use: while everything fits, everything is taken; once the
-budget is spent, a block must be offered twice within the memory of recent offers to be worth another one's place. So
-prompts that nobody repeats pass by without flushing those that many share (the one-hit wonders of Maggs, Sitaraman,
-"Algorithmic nuggets in content delivery", 2015).
+LRU eviction with admission on second use: while there is free budget, every block is admitted; once the budget is
+spent, a block replaces others only if it was offered before, within the window of remembered offers. So prompts that
+are never repeated do not evict those that many share (the one-hit wonders of Maggs, Sitaraman, "Algorithmic nuggets in
+content delivery", 2015).
 
-A tenant with a quota makes room for its own blocks among its own, so what it stores beyond its quota costs nobody else
-anything. Below its quota it is like everybody: the least recently used of all goes. A block belongs to the tenant that
-brought it. Pinned blocks are taken at their first offer and never evicted.
+A tenant at its quota evicts its own blocks, so storing more costs other tenants nothing. Below its quota, the least
+recently used block of all tenants is evicted. A block belongs to the tenant that stored it. Pinned blocks are admitted
+at their first offer and never evicted.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from shared.errors import ConfigError
 
 OFFERS_PER_BLOCK = 4
 MIN_OFFERS = 1024
-"""Offers remembered: this many for each block held, at least so many."""
+"""Offers remembered: OFFERS_PER_BLOCK for each block held, at least MIN_OFFERS."""
 
 
 class BlockLru:
     """Hashes, their sizes and their tenants, the least recently used first."""
 
     def __init__(self, budget_bytes: int, quotas: Quotas | None = None, pin_budget_bytes: int = 0) -> None:
-        """Pins may name blocks of `pin_budget_bytes`, which is less than the budget."""
+        """Pins may name blocks of at most `pin_budget_bytes`, which is less than the budget."""
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
         self.accounts = Accounts(quotas or Quotas())
@@ -48,13 +48,13 @@ class BlockLru:
         return block_hash in self._blocks
 
     def hashes(self, tenant: str | None = None) -> list[bytes]:
-        """All, or one tenant's: pinned ones, then the others, least recently used first."""
+        """All blocks, or one tenant's: pinned ones, then the others, least recently used first."""
         pinned = [block_hash for block_hash in self._blocks if block_hash not in self._order]
         found = [*pinned, *self._order]
         return found if tenant is None else [name for name in found if self._blocks[name][1] == tenant]
 
     def tenant_of(self, block_hash: bytes) -> str:
-        """Whose block it is. Raises KeyError for one that is not held."""
+        """The tenant that a block belongs to. Raises KeyError for one that is not held."""
         return self._blocks[block_hash][1]
 
     def size_of(self, block_hash: bytes) -> int:
@@ -62,8 +62,8 @@ class BlockLru:
         return self._blocks[block_hash][0]
 
     def wants(self, block_hash: bytes, num_bytes: int, tenant: str = "") -> bool:
-        """Whether the block should be brought; notes the offer. False for one that cannot fit, or is held: that one
-        counts as used."""
+        """Whether the block should be sent here; records the offer. False for a block that cannot fit, and for one that
+        is held, which counts as used."""
         if block_hash in self._blocks:
             self.use(block_hash)
             return False
@@ -78,14 +78,14 @@ class BlockLru:
         return again or num_bytes <= min(self.budget_bytes - self.used_bytes, self.accounts.room(tenant))
 
     def can_fit(self, num_bytes: int, tenant: str) -> bool:
-        """Whether such a block of the tenant could be held, if what can be evicted were."""
+        """Whether a block of this size fits for the tenant once everything evictable is evicted."""
         quota = self.accounts.quotas.of(tenant)
         if quota and num_bytes > quota - self.accounts.pinned_bytes(tenant):
             return False
         return num_bytes <= self.budget_bytes - self._pinned_bytes
 
     def use(self, block_hash: bytes) -> None:
-        """A held block was asked for."""
+        """Marks a held block as most recently used."""
         if self._order.pop(block_hash, self) is None:
             self._order[block_hash] = None
             own = self.accounts.of(self._blocks[block_hash][1]).order
@@ -97,7 +97,7 @@ class BlockLru:
         self.accounts.of(self._blocks[block_hash][1]).num_hits += 1
 
     def victims(self, num_bytes: int, tenant: str = "") -> list[bytes]:
-        """Who must go before `num_bytes` of the tenant fit; changes nothing. Raises ValueError when that cannot be."""
+        """Blocks to evict so that `num_bytes` of the tenant fit; changes nothing. Raises ValueError if none do."""
         if not self.can_fit(num_bytes, tenant):
             raise ValueError(f"a block of {num_bytes} bytes never fits into {self.budget_bytes}")
         found: dict[bytes, None] = {}
@@ -119,7 +119,7 @@ class BlockLru:
         return list(found)
 
     def add(self, block_hash: bytes, num_bytes: int, tenant: str = "") -> None:
-        """The block is held now, as the most recently used. Raises ValueError unless it fits."""
+        """Adds a block as the most recently used. Raises ValueError unless it fits."""
         room = min(self.budget_bytes - self.used_bytes, self.accounts.room(tenant))
         if block_hash in self._blocks or num_bytes > room:
             raise ValueError("the block is held already, or does not fit")
@@ -134,12 +134,12 @@ class BlockLru:
             self._sealed[block_hash] = None
 
     def evict(self, block_hash: bytes) -> None:
-        """The block is held no more, since another needs its place."""
+        """Removes a block because another needs its place."""
         self.accounts.of(self._blocks[block_hash][1]).num_evicted += 1
         self.drop(block_hash)
 
     def drop(self, block_hash: bytes) -> None:
-        """The block is held no more."""
+        """Removes a block."""
         self._take_out(block_hash)
         num_bytes, tenant = self._blocks.pop(block_hash)
         self.used_bytes -= num_bytes
@@ -151,8 +151,8 @@ class BlockLru:
             self._evicted[block_hash] = None
 
     def pin(self, name: str, block_hashes: Sequence[bytes], num_bytes: int, tenant: str) -> bool:
-        """Keeps these blocks, of `num_bytes` each, whenever they are brought. False, and nothing has changed, where
-        they are more than pins may take, or than the tenant's quota."""
+        """Pins these blocks, of `num_bytes` each, whether they are held yet or not. False, and nothing has changed,
+        where they exceed the pins' budget or the tenant's quota."""
         quota = self.accounts.quotas.of(tenant)
         if not self.pins.fits(block_hashes, num_bytes, tenant, quota):
             return False
@@ -164,7 +164,7 @@ class BlockLru:
         self._repin(lambda: self.pins.remove(name), self.pins.hashes(name))
 
     def drain(self) -> tuple[list[bytes], list[bytes]]:
-        """Hashes that came and that went since the last call, net."""
+        """Hashes added and hashes removed since the last call, net."""
         sealed, evicted = list(self._sealed), list(self._evicted)
         self._sealed, self._evicted = {}, {}
         return sealed, evicted
@@ -178,7 +178,7 @@ class BlockLru:
             self._place(block_hash)
 
     def _place(self, block_hash: bytes) -> None:
-        """Among those that can be evicted, or those that cannot."""
+        """Counts a held block as pinned, or puts it into the order of eviction."""
         num_bytes, tenant = self._blocks[block_hash]
         account = self.accounts.of(tenant)
         if block_hash in self.pins:

@@ -1,5 +1,5 @@
-"""Which blocks of a tier may not be evicted: named lists of hashes within a budget, whether the blocks are here or
-not. Policy only."""
+"""Which blocks of a tier may not be evicted: named lists of hashes within a budget, of blocks held or not. Policy
+only."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class _Named:
 
 
 class PinSet:
-    """Pins of one tier. A block that several pins name counts once, at the size that the first of them gave."""
+    """Pins of one tier. A block in several pins counts once, at the size that the first of them gave."""
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
-        """Bytes of the blocks named, held or not."""
+        """Bytes of the pinned blocks, held or not."""
         self._named: dict[str, _Named] = {}
         self._counts: Counter[bytes] = Counter()
         self._sizes: dict[bytes, int] = {}
@@ -32,7 +32,7 @@ class PinSet:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the pins, oldest first."""
+        """Names of the pins, oldest first."""
         return tuple(self._named)
 
     def hashes(self, name: str) -> tuple[bytes, ...]:
@@ -40,7 +40,7 @@ class PinSet:
         return self._named[name].block_hashes if name in self._named else ()
 
     def fits(self, block_hashes: Sequence[bytes], num_bytes: int, tenant: str, quota: int) -> bool:
-        """Whether another pin of these blocks keeps to the budget, and the tenant's pins to its quota (0 = none)."""
+        """Whether another pin of these blocks fits the budget, and the tenant's pins its quota (0 = none)."""
         new_bytes = num_bytes * len({name for name in block_hashes if name not in self._counts})
         own = [pin for pin in self._named.values() if pin.tenant == tenant]
         own_hashes = {block_hash: pin.num_bytes for pin in own for block_hash in pin.block_hashes}

@@ -1,4 +1,4 @@
-"""The pins of a store node, kept beside the disk tier's blocks over restarts."""
+"""The pins of a store node, saved beside the disk tier's blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FILE_NAME = "pins.json"
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Blocks that should stay: a prefix that somebody named."""
+    """A named prefix whose blocks are not evicted."""
 
     name: str
     tenant: str
@@ -23,7 +23,7 @@ class Pin:
 
 
 class PinBook:
-    """All pins by name, in a file where there is a folder. A change that could not be written has not happened."""
+    """All pins by name, in a file where there is a folder. A change that cannot be written is not made."""
 
     def __init__(self, folder: Path | None) -> None:
         """No I/O before `load()`."""
@@ -31,7 +31,7 @@ class PinBook:
         self._pins: dict[str, Pin] = {}
 
     def load(self) -> None:
-        """What an earlier process kept. Raises ConfigError (field disk_folder) for a file that is none of ours."""
+        """Reads an earlier process's pins. Raises ConfigError (field disk_folder) for a file that cannot be parsed."""
         if self._path is None or not self._path.exists():
             return
         try:
@@ -54,7 +54,7 @@ class PinBook:
         self._write({**{name: old for name, old in self._pins.items() if name != pin.name}, pin.name: pin})
 
     def remove(self, name: str) -> None:
-        """Raises StoreUnavailable where the file cannot be written."""
+        """Removes a pin. Raises StoreUnavailable where the file cannot be written."""
         self._write({other: pin for other, pin in self._pins.items() if other != name})
 
     def _write(self, pins: dict[str, Pin]) -> None:

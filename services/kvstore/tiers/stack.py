@@ -1,4 +1,4 @@
-"""Host memory over disk: what is offered to both, and read from the faster one."""
+"""Host memory over disk: blocks are offered to both and read from the faster one."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from shared.kv_index.holders import Tier
 logger = logging.getLogger(__name__)
 
 READ_RETRY_S = 5.0
-"""A tier that could not be read is taken to hold nothing for so long."""
+"""A tier that could not be read counts as empty for this long. Seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundBlock:
-    """A block that was read, and is what its checksum says."""
+    """A block that was read and matches its checksum."""
 
     checksum: int
     tier: Tier
@@ -29,22 +29,22 @@ class FoundBlock:
 
 @dataclass(frozen=True, slots=True)
 class PinState:
-    """A pin, and what of it is true now."""
+    """A pin and its present state."""
 
     pin: Pin
-    num_held: int  # blocks that are here, in whichever tier
-    tiers: tuple[Tier, ...]  # that keep its blocks
+    num_held: int  # of its blocks, in any tier
+    tiers: tuple[Tier, ...]  # that pin its blocks
 
 
 class TierStack:
-    """The tiers of one node, fastest first. Each decides for itself what it takes and what goes.
+    """The tiers of one node, fastest first. Each decides for itself what it admits and evicts.
 
-    Not thread-safe, and may block on a disk, as the tiers. A tier that fails does not take the others with it: that is
-    told to the log once, until a call on it works again.
+    Not thread-safe, and may block on a disk, like the tiers. When a tier fails, the others go on; that is logged once,
+    until a call on the tier works again.
     """
 
     def __init__(self, tiers: Sequence[BlockTier], pin_folder: Path | None = None) -> None:
-        """Owns them. Pins outlive the process where there is a folder."""
+        """Owns the tiers. Pins outlive the process where there is a folder."""
         self.tiers: list[BlockTier] = list(tiers)
         self.failed: dict[Tier, StoreUnavailable] = {}
         """Tiers whose last call failed."""
@@ -52,29 +52,29 @@ class TierStack:
         self._pins = PinBook(pin_folder)
 
     def load_pins(self) -> None:
-        """Before the tiers start, so that what is pinned is kept. Raises ConfigError for a file that is none."""
+        """To be called before the tiers start, so that they keep pinned blocks. Raises ConfigError for a bad file."""
         self._pins.load()
         for tier in self.tiers:
             self._apply_pins(tier)
 
     def add_fastest(self, tier: BlockTier) -> None:
-        """Another tier, above all others."""
+        """Adds a tier above all others."""
         self.tiers.insert(0, tier)
         self._apply_pins(tier)
 
     def wanting(self, block_hash: bytes, num_bytes: int, tenant: str = "") -> tuple[BlockTier, ...]:
-        """The tiers that would take a block; none where one of them holds it. All note that it was offered."""
+        """The tiers that want a block; none where one of them holds it. All record the offer."""
         wanting = tuple(tier for tier in self.tiers if tier.wants(block_hash, num_bytes, tenant))
         return () if self.holds(block_hash) else wanting
 
     def holds(self, block_hash: bytes) -> bool:
-        """Whether a tier that can be read has it."""
+        """Whether a readable tier holds the block."""
         return any(tier.holds(block_hash) for tier in self.tiers if self._readable(tier))
 
     def put(
         self, block_hash: bytes, block: memoryview, checksum: int, tiers: Sequence[BlockTier], tenant: str = ""
     ) -> None:
-        """Keeps a block in these tiers. Raises ValueError where the checksum is not its own."""
+        """Stores a block in these tiers. Raises ValueError where it does not match the checksum."""
         for tier in tiers:
             try:
                 tier.put(block_hash, block, checksum, tenant)
@@ -84,8 +84,8 @@ class TierStack:
                 self._recover(tier)
 
     def read(self, block_hash: bytes, into: memoryview) -> FoundBlock | None:
-        """From the fastest tier that has it undamaged. What was read from a slower one comes into a faster one too,
-        where that wants it."""
+        """Reads a block from the fastest tier that has it undamaged. One read from a slower tier is copied into the
+        faster ones that want it."""
         for tier in self.tiers:
             if not tier.holds(block_hash) or not self._readable(tier):
                 continue
@@ -122,10 +122,10 @@ class TierStack:
         return num_blocks, num_bytes
 
     def pin(self, pin: Pin) -> PinState:
-        """Keeps these blocks, here already or not, in every tier that has room for all of them among its pins.
+        """Pins these blocks, held yet or not, in every tier whose pin budget has room for all of them.
 
         Replaces a pin of the same name. Raises InvalidRequest (field prefix) where no tier has room, StoreUnavailable
-        where the pin cannot be kept over a restart; then nothing has changed.
+        where the pin cannot be saved; then nothing has changed.
         """
         before = self._pins.get(pin.name)
         self._unpin(pin.name)
@@ -143,7 +143,7 @@ class TierStack:
         return self._state(pin)
 
     def unpin(self, name: str) -> Pin:
-        """Ends a pin; its blocks stay until they are evicted. Raises NotFound."""
+        """Ends a pin; its blocks can be evicted from now on. Raises NotFound."""
         pin = self._pins.get(name)
         if pin is None:
             raise NotFound(f"there is no pin {name!r}", field="name", value=name)

@@ -1,1 +1,1 @@
-"""Who waits, in what order, and who is refused. Pure policy."""
+"""Which requests wait, in what order, and which are refused. Pure policy."""

@@ -1,11 +1,11 @@
 """How far the predicted waits can be trusted: the quantile of observed over predicted, learnt from those that waited.
 
-A predicted wait knows the tokens ahead and what a token takes. It does not know who will overtake (other tenants, other
-orders than arrival), that decode workers may prefill too, that other routers feed the same workers. All of that shows
-in what waits come to, so what is refused at arrival is decided by predictions times a factor that is learnt.
+A predicted wait knows the tokens ahead and the time a token takes. It does not know what will overtake (other tenants,
+other orders than arrival), that decode workers may prefill too, that other routers feed the same workers. All of that
+shows in the waits observed, so what is refused at arrival is decided by predictions times a factor that is learnt.
 
 The factor follows a quantile by stochastic approximation (Robbins and Monro, 1951) on a logarithmic scale: up by a step
-times the quantile where a wait was longer than said, down by a step times the rest where it was not. So it forgets
+times the quantile where a wait was longer than predicted, down by a step times the rest where it was not. So it forgets
 exponentially, and keeps no history.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 
 QUANTILE = 0.99
-"""Of those let in, the share whose wait should be no longer than said."""
+"""Of those let in, the share whose wait should be no longer than predicted."""
 STEP = 0.1
 """Most that one observation moves the factor, on the logarithmic scale."""
 MAX_FACTOR = 16.0
@@ -25,7 +25,7 @@ class WaitCalibration:
     """Learns from (predicted, observed) waits. Plain numbers, no clock."""
 
     def __init__(self, quantile: float = QUANTILE) -> None:
-        """`quantile` in (0, 1): the share of waits that should be no longer than said."""
+        """`quantile` in (0, 1): the share of waits that should be no longer than predicted."""
         self._quantile = quantile
         self._log = 0.0
 
@@ -35,7 +35,7 @@ class WaitCalibration:
         return math.exp(self._log)
 
     def observe(self, predicted_s: float, observed_s: float, weight: float = 1.0) -> None:
-        """One wait; `weight` in [0, 1] is how much it says. One that was given up counts by its length until then."""
+        """One wait; `weight` in [0, 1] is how much it counts. One that was given up counts by its length until then."""
         if predicted_s <= 0:
             return
         longer = observed_s > predicted_s * self.factor

@@ -1,4 +1,4 @@
-"""Who may wait: what cannot have its first token in time is refused when it comes, not after it has waited."""
+"""Admission control: what cannot have its first token in time is refused when it comes, not after a wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.router.admission.calibration import WaitCalibration
 from services.router.admission.deadline import check_deadline, may_be_late
 from services.router.admission.drain import DrainRate
 from services.router.admission.queue import AdmissionQueue
-from services.router.admission.waiting import Waiting
+from services.router.admission.queue_entry import QueueEntry
 from services.router.placement.prediction import TtftPredictor
 from services.router.placement.views import Pool
 from services.router.placement.work import Work
@@ -18,15 +18,15 @@ from services.router.placement.work import Work
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a request was let in with. Times are seconds of the queue's clock."""
+    """What was predicted for a request when it was admitted. Times are seconds of the queue's clock."""
 
-    item: Waiting
-    """The entry, with its deadline: infinite where it may be as late as it is."""
+    item: QueueEntry
+    """The entry, with its deadline: infinite where it is served although late."""
     entered_s: float
     own_s: float
     """Predicted from its start to its first token on an idle worker; 0 while nothing is known."""
     wait_s: float
-    """Predicted until nothing is before it, in the queue and at a worker; 0 where nobody is ahead."""
+    """Predicted until nothing is before it, in the queue and at a worker; 0 where nothing is ahead."""
     grace_s: float = 0.0
     """How late its first token may become before it is refused after all."""
 
@@ -42,11 +42,11 @@ class Estimate:
 
 
 class AdmissionController:
-    """Stands before the admission queue: refuses by calibrated predictions, and learns from those that it let in."""
+    """Guards the admission queue: refuses by calibrated predictions, and learns from the requests that it let in."""
 
     def __init__(self, predictor: TtftPredictor, late_idle_share: float, late_grace: float) -> None:
         """`late_idle_share`: see `may_be_late`. `late_grace`: the share of its time to the first token by which a
-        request that was let in may be late: who has waited wants the answer, not a refusal."""
+        request that was let in may be late: a client that has waited prefers the answer to a refusal."""
         self.calibration = WaitCalibration()
         self._drain = DrainRate()
         self._predictor = predictor
@@ -55,7 +55,7 @@ class AdmissionController:
 
     def enter(
         self,
-        item: Waiting,
+        item: QueueEntry,
         now_s: float,
         queue: AdmissionQueue[Any],
         pool: Pool,
@@ -106,7 +106,7 @@ class AdmissionController:
 
     def _learn(self, estimate: Estimate, waited_s: float) -> None:
         """By those near the line: where there was time to spare, a few milliseconds may be many times what was
-        predicted, and say little."""
+        predicted and mean little."""
         slack_s = estimate.latest_start_s - estimate.entered_s
         if math.isinf(slack_s) or estimate.wait_s <= 0:
             return

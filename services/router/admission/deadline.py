@@ -9,8 +9,8 @@ from shared.errors import Overloaded
 def check_deadline(now_s: float, deadline_s: float, predicted_s: float | None, grace_s: float = 0.0) -> None:
     """Raises Overloaded where the first token, `predicted_s` from now, comes more than `grace_s` after `deadline_s`.
 
-    Without a prediction nothing is refused. The hint is when the same request would be in time, were nobody else to
-    come: by as much as it is late now.
+    Without a prediction nothing is refused. The hint is when the same request would be in time, if no other
+    request came: by as much as it is late now.
     """
     if predicted_s is None:
         return
@@ -26,8 +26,8 @@ def check_deadline(now_s: float, deadline_s: float, predicted_s: float | None, g
 def may_be_late(num_waiting: int, pool: Pool, idle_share: float) -> bool:
     """Whether a prompt that is too long to meet the target on any worker is served all the same.
 
-    It is while nobody waits and at least `idle_share` of the workers have nothing to prefill: then it takes nothing
-    from anyone, and leaves a prefix with which the conversation's next turn will be in time. Above 1: never.
+    It is while the queue is empty and at least `idle_share` of the workers have nothing to prefill: then it delays
+    no other request, and leaves a prefix with which the conversation's next turn will be in time. Above 1: never.
     """
     if num_waiting:
         return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 FORGETTING = 0.97
 """A start's weight falls to a half after about 23 later ones."""
 MIN_STARTS = 8
-"""Fewer say nothing."""
+"""With fewer, no rate is given."""
 
 
 class DrainRate:
@@ -18,7 +18,7 @@ class DrainRate:
         self._num_starts = 0
         self._tokens = 0.0
         self._seconds = 0.0
-        self._since_s = 0.0  # the last start, or when somebody began to wait
+        self._since_s = 0.0  # the last start, or when the first request began to wait
 
     def waiting(self, now_s: float) -> None:
         """A request came to an empty queue."""
@@ -32,8 +32,8 @@ class DrainRate:
         self._since_s = now_s
 
     def wait_s(self, num_tokens: int, now_s: float) -> float:
-        """Seconds until so many tokens have left; 0 before enough starts were seen. While somebody waits: a queue that
-        stands still counts as slower from moment to moment."""
+        """Seconds until `num_tokens` have left; 0 before enough starts were seen. Call it while requests wait: a queue
+        that stands still counts as slower from moment to moment."""
         if self._num_starts < MIN_STARTS:
             return 0.0
         return num_tokens * (self._seconds + max(0.0, now_s - self._since_s)) / self._tokens

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from services.router.admission.waiting import Waiting
+from services.router.admission.queue_entry import QueueEntry
 
 Key = tuple[float, ...]
-Order = Callable[[Waiting], Key]
+Order = Callable[[QueueEntry], Key]
 
 
-def fcfs(item: Waiting) -> Key:
+def fcfs(item: QueueEntry) -> Key:
     """First come, first served: `arrived`."""
     return (item.arrived_s,)
 
 
-def shortest(item: Waiting) -> Key:
+def shortest(item: QueueEntry) -> Key:
     """Fewest tokens to compute first: `tokens, arrived`. Shortest mean wait; long prompts rely on their deadline."""
     return (item.num_tokens, item.arrived_s)
 
 
-def priority(item: Waiting) -> Key:
+def priority(item: QueueEntry) -> Key:
     """Highest class first, first come first served within: `−priority, arrived`."""
     return (-item.priority, item.arrived_s)
 
 
-def deadline(item: Waiting) -> Key:
+def deadline(item: QueueEntry) -> Key:
     """Earliest TTFT deadline first: `deadline, arrived`. Short of overload no order meets more."""
     return (item.deadline_s, item.arrived_s)
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 from services.router.admission.orders import Order, fcfs
+from services.router.admission.queue_entry import QueueEntry
 from services.router.admission.tenant_queue import TenantQueue
-from services.router.admission.waiting import Waiting
 from shared.errors import Overloaded
 
 T = TypeVar("T")
@@ -36,8 +36,8 @@ class AdmissionQueue(Generic[T]):
         self.num_bytes = 0
         self._order = order
         self._weights = dict(tenant_weights or {})
-        self._lines: dict[str, TenantQueue] = {}
-        self._entries: dict[str, tuple[Waiting, T]] = {}
+        self._queues: dict[str, TenantQueue] = {}
+        self._entries: dict[str, tuple[QueueEntry, T]] = {}
         self._virtual = 0.0
 
     def __len__(self) -> int:
@@ -58,12 +58,12 @@ class AdmissionQueue(Generic[T]):
                 limit=self.max_bytes,
             )
 
-    def push(self, item: Waiting, entry: T) -> None:
+    def push(self, item: QueueEntry, entry: T) -> None:
         """Adds by the order; raises Overloaded when the queue is full. The id must not wait already."""
         self.check(item.num_bytes)
         self._add(item, entry, front=False)
 
-    def push_front(self, item: Waiting, entry: T) -> None:
+    def push_front(self, item: QueueEntry, entry: T) -> None:
         """Returns an entry that was started before: it goes first among its tenant's, also in a full queue."""
         self._add(item, entry, front=True)
 
@@ -73,11 +73,11 @@ class AdmissionQueue(Generic[T]):
         if found is None:
             return
         item = found[0]
-        line = self._lines[item.tenant]
-        line.remove(request_id)
+        waiting = self._queues[item.tenant]
+        waiting.remove(request_id)
         self.num_bytes -= item.num_bytes
-        if not self._entries:  # the busy period is over: nobody is ahead of anybody
-            self._lines.clear()
+        if not self._entries:  # the busy period is over: no tenant is ahead of another
+            self._queues.clear()
             self._virtual = 0.0
 
     def admit(self, start: Callable[[T], bool]) -> int:
@@ -87,51 +87,53 @@ class AdmissionQueue(Generic[T]):
         """
         num_started = 0
         while self._entries:
-            line = self._next_line()
-            item = line.head()
+            waiting = self._next_tenant()
+            item = waiting.head()
             if not start(self._entries[item.request_id][1]):
                 break
-            line.virtual += max(1, item.num_tokens) / self._weight(item.tenant)
+            waiting.virtual += max(1, item.num_tokens) / self._weight(item.tenant)
             self.remove(item.request_id)
             num_started += 1
         return num_started
 
-    def num_tokens_ahead(self, item: Waiting) -> int:
+    def num_tokens_ahead(self, item: QueueEntry) -> int:
         """Tokens that will be computed before `item`'s, were it pushed now: its tenant's by the order, and what the
         others may start meanwhile by their weights."""
-        mine = self._lines.get(item.tenant)
+        mine = self._queues.get(item.tenant)
         own = mine.num_tokens_before(item) if mine is not None else 0
         share = (own + item.num_tokens) / self._weight(item.tenant)
         others = sum(
-            min(line.num_tokens, int(share * self._weight(tenant)))
-            for tenant, line in self._lines.items()
+            min(waiting.num_tokens, int(share * self._weight(tenant)))
+            for tenant, waiting in self._queues.items()
             if tenant != item.tenant
         )
         return own + others
 
-    def _add(self, item: Waiting, entry: T, *, front: bool) -> None:
+    def _add(self, item: QueueEntry, entry: T, *, front: bool) -> None:
         assert item.request_id not in self._entries, f"{item.request_id} waits already"
-        line = self._lines.get(item.tenant)
-        if line is None:
-            line = self._lines[item.tenant] = TenantQueue(self._order)
-        if not line:
-            active = [other.virtual for other in self._lines.values() if other]
-            line.virtual = max(line.virtual, min(active, default=self._virtual))
+        waiting = self._queues.get(item.tenant)
+        if waiting is None:
+            waiting = self._queues[item.tenant] = TenantQueue(self._order)
+        if not waiting:
+            active = [other.virtual for other in self._queues.values() if other]
+            waiting.virtual = max(waiting.virtual, min(active, default=self._virtual))
             self._forget_idle(keep=item.tenant)
-        line.push(item, front=front)
+        waiting.push(item, front=front)
         self._entries[item.request_id] = (item, entry)
         self.num_bytes += item.num_bytes
 
-    def _next_line(self) -> TenantQueue:
-        line = min((line for line in self._lines.values() if line), key=lambda line: line.virtual)
-        self._virtual = max(self._virtual, line.virtual)
-        return line
+    def _next_tenant(self) -> TenantQueue:
+        waiting = min((waiting for waiting in self._queues.values() if waiting), key=lambda waiting: waiting.virtual)
+        self._virtual = max(self._virtual, waiting.virtual)
+        return waiting
 
     def _forget_idle(self, keep: str) -> None:
         """Tenants that do not wait and are not ahead of the turn cost no memory."""
-        gone = [t for t, line in self._lines.items() if not line and line.virtual <= self._virtual and t != keep]
+        gone = [
+            t for t, waiting in self._queues.items() if not waiting and waiting.virtual <= self._virtual and t != keep
+        ]
         for tenant in gone:
-            del self._lines[tenant]
+            del self._queues[tenant]
 
     def _weight(self, tenant: str) -> float:
         return self._weights.get(tenant, 1.0)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import count
 
 from services.router.admission.orders import Key, Order
-from services.router.admission.waiting import Waiting
+from services.router.admission.queue_entry import QueueEntry
 
 
 class TenantQueue:
@@ -19,17 +19,17 @@ class TenantQueue:
         self.num_tokens = 0
         self._order = order
         self._heap: list[tuple[int, Key, int, str]] = []
-        self._items: dict[str, tuple[int, Key, int, Waiting]] = {}
+        self._items: dict[str, tuple[int, Key, int, QueueEntry]] = {}
         self._ticks = count()
         self._returns = count(-1, -1)
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def __iter__(self) -> Iterator[Waiting]:
+    def __iter__(self) -> Iterator[QueueEntry]:
         return (entry[3] for entry in self._items.values())
 
-    def push(self, item: Waiting, *, front: bool) -> None:
+    def push(self, item: QueueEntry, *, front: bool) -> None:
         """Adds by the order, or before everything that waits."""
         rank, key, tick = (next(self._returns), (), 0) if front else (0, self._order(item), next(self._ticks))
         self._items[item.request_id] = (rank, key, tick, item)
@@ -40,7 +40,7 @@ class TenantQueue:
         """Takes an entry out, wherever it stands."""
         self.num_tokens -= self._items.pop(request_id)[3].num_tokens
 
-    def head(self) -> Waiting:
+    def head(self) -> QueueEntry:
         """The next entry; the line must not be empty."""
         while True:
             rank, key, tick, request_id = self._heap[0]
@@ -49,7 +49,7 @@ class TenantQueue:
                 return entry[3]
             heapq.heappop(self._heap)  # it was removed, or left and came again
 
-    def num_tokens_before(self, item: Waiting) -> int:
+    def num_tokens_before(self, item: QueueEntry) -> int:
         """Tokens of the entries that would go before `item`, were it pushed now."""
         key = self._order(item)
         return sum(entry[3].num_tokens for entry in self._items.values() if entry[0] < 0 or entry[1] <= key)

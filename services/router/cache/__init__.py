@@ -1,1 +1,1 @@
-"""The fleet's cache seen as one, for its operator: statistics, flush, pins, and what of it fails."""
+"""Operations on the whole fleet's KV cache: statistics, flush, pins, and a watch for failures."""

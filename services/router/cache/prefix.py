@@ -1,4 +1,4 @@
-"""From what an operator calls a prefix to the blocks that requests share."""
+"""From a prefix as an operator names it (text, token ids, messages) to the tokens that requests share."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from shared.model.tokenizer import Tokenizer
 from shared.rpc.pb.tandem.v1 import cache_pb2
 
 _PROBES = ("a", "1")
-"""Two user messages that begin with different tokens."""
+"""Two user messages that begin with different tokens: what their prompts share is the system prompt's."""
 
 
 class PrefixReader:
-    """Tokenizes a prefix as a request with that beginning is tokenized."""
+    """Tokenizes a prefix in the same way as a request that begins with it."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
         self._tokenizer = tokenizer
@@ -51,6 +51,6 @@ class PrefixReader:
 
 
 def _common(first: list[int], second: list[int]) -> list[int]:
-    """The tokens that both begin with."""
+    """The longest common prefix."""
     same = next((i for i, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), len(first))
     return first[:same]

@@ -1,4 +1,4 @@
-"""`tandem.v1.CacheService`: what `tandem cache` calls."""
+"""`tandem.v1.CacheService`, which `tandem cache` calls."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 import grpc.aio
 
 from services.router.cache.prefix import PrefixReader
-from services.router.cache.store_nodes import TIMEOUT_S, Answer, StoreNodes, ask
 from services.router.edge.auth import ApiKeys
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenancy import chain_salt
 from services.router.metrics import TenantCounts
 from services.router.workers.fleet import Fleet
 from shared.block_service.client import BlockClient
+from shared.block_service.store_client import OPERATOR_TIMEOUT_S
+from shared.block_service.store_nodes import Answer, StoreNodes, ask_all
 from shared.errors import Internal, InvalidRequest, NotFound, StoreUnavailable, TandemError, WorkerLost
 from shared.kv.hashing import chain
 from shared.kv.rendezvous import by_keeper
@@ -34,7 +35,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
-    """Asks index and store nodes on behalf of an operator, whose key must be an admin's."""
+    """Calls index, store nodes and workers for an operator. Every call needs an admin's API key."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         tenants: Mapping[str, TenantCounts],
         settings: EdgeSettings,
     ) -> None:
-        """Owns none of them."""
+        """Owns none of its arguments."""
         self._fleet = fleet
         self._index = index
         self._nodes = nodes
@@ -55,25 +56,25 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         self._keys = ApiKeys.of(settings)
 
     def register(self, server: grpc.aio.Server) -> None:
-        """What `RpcServer` takes as `register`."""
+        """The `register` of `RpcServer`."""
         cache_pb2_grpc.add_CacheServiceServicer_to_server(self, server)
 
     async def GetCacheStats(  # noqa: N802
         self, request: cache_pb2.GetCacheStatsRequest, context: Context
     ) -> cache_pb2.CacheStats:
-        """All that is known of the cache."""
+        """Statistics of the store nodes, the tenants and the index."""
         return await self._answer(self._stats, request, context)
 
     async def FlushCache(  # noqa: N802
         self, request: cache_pb2.FlushCacheRequest, context: Context
     ) -> cache_pb2.FlushCacheResponse:
-        """Drops what the store nodes keep, and the workers' pools."""
+        """Drops a tenant's blocks from the store nodes; without a tenant all blocks, also of the workers' pools."""
         return await self._answer(self._flush, request, context)
 
     async def PinPrefix(  # noqa: N802
         self, request: cache_pb2.PinPrefixRequest, context: Context
     ) -> cache_pb2.PinPrefixResponse:
-        """Keeps a prefix."""
+        """Keeps a prefix's blocks on the store nodes until it is unpinned."""
         return await self._answer(self._pin, request, context)
 
     async def UnpinPrefix(  # noqa: N802
@@ -84,7 +85,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
 
     async def _stats(self, _request: cache_pb2.GetCacheStatsRequest) -> cache_pb2.CacheStats:
         stats = cache_pb2.CacheStats()
-        for answer in await self._nodes.ask(lambda _, client: client.stats()):
+        for answer in await self._nodes.ask_all(lambda _, client: client.stats()):
             stats.nodes.add(address=answer.address, failure=_reason(answer), stats=answer.value)
         for tenant, counts in self._tenants.items():
             stats.tenants.add(tenant=tenant, **asdict(counts))
@@ -99,7 +100,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
     async def _flush(self, request: cache_pb2.FlushCacheRequest) -> cache_pb2.FlushCacheResponse:
         tenant = request.tenant if request.HasField("tenant") else None
         response = cache_pb2.FlushCacheResponse()
-        for answer in await self._nodes.ask(lambda _, client: client.flush(tenant, TIMEOUT_S)):
+        for answer in await self._nodes.ask_all(lambda _, client: client.flush(tenant, OPERATOR_TIMEOUT_S)):
             response.nodes.add(address=answer.address, failure=_reason(answer), flushed=answer.value)
         if tenant is None:
             for answer in await self._flush_pools():
@@ -112,10 +113,10 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         return response
 
     async def _flush_pools(self) -> list[Answer[kvstore_pb2.FlushResponse]]:
-        # Also those that are not connected now: they may be alive, and keep their pools.
+        # Also workers without a session: they may be alive and keep their pools.
         pools = {link.address: BlockClient(link.address) for link in self._fleet.links}
         try:
-            return await ask(pools, lambda _, client: client.flush(None, TIMEOUT_S))
+            return await ask_all(pools, lambda _, client: client.flush(None, OPERATOR_TIMEOUT_S))
         finally:
             for client in pools.values():
                 await client.close()
@@ -124,11 +125,11 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         self._require_nodes()
         layout = self._fleet.layout
         if layout is None:
-            raise WorkerLost("no worker has connected yet: nobody knows the model's block size")
+            raise WorkerLost("no worker has connected yet: the model's block size is not known")
         token_ids = self._reader.token_ids(request)
         tenant = request.tenant or "default"
         salt = chain_salt(self._settings.tenants, tenant, request.cache_salt)
-        hashes = chain(self._fleet.hash_root(salt), token_ids, layout.block_size)
+        hashes = chain(self._fleet.hash_root(salt, len(token_ids)), token_ids, layout.block_size)
         if not hashes:
             raise InvalidRequest(
                 f"the prefix has {len(token_ids)} tokens, less than one block of {layout.block_size}: no part of it "
@@ -146,10 +147,10 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
             )
             for name, indexes in kept.items()
         }
-        answers = await self._nodes.ask(lambda name, client: client.pin(requests[name]), among=requests)
+        answers = await self._nodes.ask_all(lambda name, client: client.pin(requests[name]), among=requests)
         if refused := next((answer.error for answer in answers if isinstance(answer.error, InvalidRequest)), None):
-            # A prefix with a hole in it is of little use.
-            await self._nodes.ask(lambda _, client: client.unpin(request.name), among=requests)
+            # A prefix with missing blocks is of little use.
+            await self._nodes.ask_all(lambda _, client: client.unpin(request.name), among=requests)
             raise refused
         response = cache_pb2.PinPrefixResponse(num_tokens=len(token_ids), num_blocks=len(hashes))
         for answer in answers:
@@ -158,7 +159,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
 
     async def _unpin(self, request: cache_pb2.UnpinPrefixRequest) -> cache_pb2.UnpinPrefixResponse:
         self._require_nodes()
-        answers = await self._nodes.ask(lambda _, client: client.unpin(request.name))
+        answers = await self._nodes.ask_all(lambda _, client: client.unpin(request.name))
         if all(isinstance(answer.error, NotFound) for answer in answers):
             raise NotFound(f"there is no pin {request.name!r}", field="name", value=request.name)
         response = cache_pb2.UnpinPrefixResponse()

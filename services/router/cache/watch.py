@@ -1,10 +1,10 @@
-"""Looks now and then whether index and store nodes work, so that health can name what does not."""
+"""Probes index and store nodes every second, so that the status names those that fail."""
 
 from __future__ import annotations
 
 import asyncio
 
-from services.router.cache.store_nodes import StoreNodes
+from shared.block_service.store_nodes import StoreNodes
 from shared.errors import TandemError
 from shared.kv_index.client import KVStoreClient
 from shared.kv_index.holders import Tier
@@ -14,7 +14,7 @@ INTERVAL_S = 1.0
 
 
 class CacheWatch:
-    """`start()`/`close()`; twice is fine. Nothing waits for it."""
+    """Use `start()` and `close()`, each twice is fine. It runs in the background; no request waits for it."""
 
     def __init__(self, index: KVStoreClient | None, nodes: StoreNodes, interval_s: float = INTERVAL_S) -> None:
         """Owns neither."""
@@ -23,28 +23,28 @@ class CacheWatch:
         self._interval_s = interval_s
         self._task: asyncio.Task[None] | None = None
         self.failures: tuple[str, ...] = ()
-        """What failed at the last look, in words."""
+        """What failed at the last probe, for people."""
 
     def start(self) -> None:
-        """Begins to look."""
+        """Begins to probe; does nothing without an index and store nodes."""
         if self._task is None and (self._index is not None or self._nodes.names):
             self._task = asyncio.create_task(self._run(), name="cache watch")
 
     async def close(self) -> None:
-        """Stops."""
+        """Ends the probes."""
         if self._task is not None:
             task, self._task = self._task, None
             await end_task(task)
 
     async def look(self) -> tuple[str, ...]:
-        """What fails now."""
+        """Probes all once; returns what fails."""
         found = []
         if self._index is not None:
             try:
                 await self._index.stats()
             except TandemError as error:
                 found.append(f"the index does not answer, prompts are placed without it: {error}")
-        for answer in await self._nodes.ask(lambda _, client: client.stats()):
+        for answer in await self._nodes.ask_all(lambda _, client: client.stats()):
             if answer.error is not None:
                 found.append(f"store node {answer.name} does not answer: {answer.error}")
             for tier in answer.value.tiers if answer.value is not None else ():

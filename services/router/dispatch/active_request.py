@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from services.router.admission.controller import Estimate
 from services.router.dispatch.write_coalescer import WriteCoalescer
 from services.router.placement.views import NO_HITS, PrefixHits
 from services.router.request import (
-    FinishReason,
     Request,
     RequestSummary,
     TokenDelta,
     TokenLogprobs,
 )
 from shared.errors import TandemError
+from shared.rpc.convert import finish_reason_from_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
+from shared.telemetry.logs import request_log
 
-if TYPE_CHECKING:
-    from services.router.dispatch.attempt import Attempt
-
-_FINISH = {
-    types_pb2.FINISH_REASON_STOP: FinishReason.STOP,
-    types_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
-}
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -48,19 +41,18 @@ class ActiveRequest:
     """
 
     def __init__(self, request: Request, coalescer: WriteCoalescer) -> None:
-        """Its reader wakes when `turns` says so."""
+        """`coalescer` wakes its reader."""
         self.request = request
+        self.log = request_log(logger, request.request_id, request.trace)
         self.summary = RequestSummary()
         self.num_attempts = 0
-        """So many were begun; each has a name of its own on the workers."""
+        """Attempts begun; each has an id of its own on the workers."""
         self.produced: list[int] = []
         """Output tokens so far: a retry continues behind them."""
         self.hits: PrefixHits = NO_HITS
         """Where its prefix lies, by the index."""
-        self.estimate: Estimate | None = None
-        """With what the admission queue let it in; None before."""
-        self.assignment: asyncio.Future[Attempt] | None = None
-        """Set while it waits for workers."""
+        self.failed_workers: set[str] = set()
+        """Names of those under which an attempt failed: the next one goes elsewhere."""
         self.timeline = Timeline(accepted=request.arrived_at or time.perf_counter())
         self.task: asyncio.Task[None] | None = None
         self.finished = False
@@ -83,7 +75,7 @@ class ActiveRequest:
 
     @property
     def wire_id(self) -> str:
-        """The request's name on its workers: one an attempt, so that no late word of an earlier one counts."""
+        """The request's id on its workers: one for each attempt, so that an earlier one's messages are ignored."""
         return f"{self.request.request_id}#{self.num_attempts}"
 
     # --- the dispatcher's side
@@ -92,7 +84,7 @@ class ActiveRequest:
         """Passes new tokens on to the client; what a slow client has not taken yet goes in one message."""
         token_ids = tuple(tokens.token_ids)
         self.produced.extend(token_ids)
-        finish = _FINISH.get(tokens.finish_reason)
+        finish = finish_reason_from_proto(tokens.finish_reason)
         self.finished = finish is not None
         logprobs = _logprobs(tokens) if tokens.logprobs else ()
         waiting = self._pending
@@ -104,7 +96,7 @@ class ActiveRequest:
             self._wake_reader()
 
     def settle(self) -> None:
-        """Lets the last delta go: who reads it finds the workers free, the request counted and its id free again."""
+        """Releases the last delta: its reader finds the workers free, the request counted and its id free again."""
         self._settled = True
         self._wake_reader()
 
@@ -138,20 +130,25 @@ class ActiveRequest:
 
     # --- the edge's side
 
-    async def __aiter__(self) -> AsyncIterator[TokenDelta]:
+    def take(self) -> TokenDelta | None:
         """See `RunningRequest`."""
-        while True:
-            await self._turn()
-            if self.finished and not self._settled:
-                continue  # the end came between the reader's waking and its turn
-            delta, self._pending = self._pending, None
-            is_last = self._settled
-            if delta is not None:
-                yield delta
-            if self._error is not None:
-                raise self._error
-            if is_last:
-                return
+        if self.finished and not self._settled:
+            return None  # the end came between the reader's waking and its turn
+        delta, self._pending = self._pending, None
+        if delta is None and self._error is not None:
+            raise self._error
+        return delta
+
+    def notify(self, reader: asyncio.Future[None]) -> None:
+        """See `RunningRequest`; the reader is woken when the coalescer lets it write."""
+        self._reader = reader
+        if self._settled or self._error is not None or (self._pending is not None and not self.finished):
+            self._wake_reader()
+
+    @property
+    def ended(self) -> bool:
+        """See `RunningRequest`."""
+        return self._settled and self._pending is None and self._error is None
 
     async def aclose(self) -> None:
         """See `RunningRequest`: cancels the dispatcher's task, which frees what the workers hold."""
@@ -167,16 +164,6 @@ class ActiveRequest:
         if reader is not None:
             self._coalescer.take(reader, now=not self._has_begun)
             self._has_begun = True
-
-    async def _turn(self) -> None:
-        """Waits for something to have come, and for the turn to pass it on."""
-        reader = self._reader = asyncio.get_running_loop().create_future()
-        if self._settled or self._error is not None or (self._pending is not None and not self.finished):
-            self._wake_reader()
-        try:
-            await reader
-        finally:
-            self._reader = None
 
 
 def _logprobs(tokens: types_pb2.SequenceTokens) -> tuple[TokenLogprobs, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
+from functools import partial
 
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.placement.prediction import TtftPredictor
@@ -12,7 +13,7 @@ from services.router.placement.work import NO_WORK, Work
 from services.router.workers.decode_link import DecodeLink
 from services.router.workers.link import Message
 from services.router.workers.prefill_link import PrefillLink
-from shared.errors import TandemError, WorkerLost
+from shared.errors import TandemError, TransferFailed, WorkerLost
 from shared.rpc.convert import sampling_to_proto
 from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
 
@@ -20,7 +21,7 @@ from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
 class Attempt:
     """One attempt: the conversation with a decode worker and, unless it prefills itself, a prefill worker.
 
-    The links call `receive` with what their workers say, and everything that follows from it is done in that call:
+    The links call `receive` with their workers' messages, and everything that follows is done in that call:
     a token passes through here without waking a task. `run` wakes once, when the attempt is over.
     """
 
@@ -32,7 +33,7 @@ class Attempt:
         predictor: TtftPredictor,
         worker_timeout_s: float,
     ) -> None:
-        """From now on it listens to both workers. `predictor` learns from what they say of their prefill times."""
+        """From now on it listens to both workers. `predictor` learns from the prefill times that they report."""
         self._active = active
         self._request = active.request
         self.decode = decode
@@ -52,15 +53,18 @@ class Attempt:
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._error: Exception | None = None
+        self.suspects: frozenset[str] = frozenset()
+        """Once it failed: the workers that may be the cause, by name."""
         self._heard_at = self._loop.time()
         self._silence = self._loop.call_at(self._heard_at + worker_timeout_s, self._check_silence)
 
     def open(self, work: Work, num_blocks: int) -> None:
         """Commits to the workers in our view: `work` for the one that computes, `num_blocks` more blocks to hold."""
         wire_id, prefill = self._active.wire_id, self._prefill
-        self.decode.open(wire_id, self.receive, work if prefill is None else NO_WORK, num_blocks=num_blocks)
+        from_decode = partial(self.receive, self.decode)
+        self.decode.open(wire_id, from_decode, work if prefill is None else NO_WORK, num_blocks=num_blocks)
         if prefill is not None:
-            prefill.open(wire_id, self.receive, work, num_blocks=0)
+            prefill.open(wire_id, partial(self.receive, prefill), work, num_blocks=0)
 
     async def run(self) -> None:
         """Returns when the request ended; raises what ended the attempt, a TandemError unless it is a bug."""
@@ -69,8 +73,8 @@ class Attempt:
         if self._error is not None:
             raise self._error
 
-    def receive(self, message: Message | TandemError) -> None:
-        """Takes what a worker says of the attempt; what it says after the end is dropped."""
+    def receive(self, worker: PrefillLink | DecodeLink, message: Message | TandemError) -> None:
+        """Takes a worker's message about the attempt; what comes after the end is dropped."""
         if self._over.done():
             return
         self._heard_at = self._loop.time()
@@ -78,6 +82,7 @@ class Attempt:
             self._on_message(message)
         except Exception as error:
             self._error = error
+            self.suspects = self._suspected(worker, error)
         if self._active.finished or self._error is not None:
             self._over.set_result(None)
 
@@ -143,12 +148,12 @@ class Attempt:
         self._token_ids = ()  # else the messages' memory would stay until the end
 
     def _peers(self, name: str) -> list[types_pb2.PrefixHolder]:
-        """Whom the worker of this name may ask for the prefix."""
+        """Peers that the worker of this name may fetch the prefix from."""
         peers = self._active.hits.peers_of(name)
         return [types_pb2.PrefixHolder(address=peer.address, num_blocks=peer.num_blocks) for peer in peers]
 
     def _on_message(self, message: Message | TandemError) -> None:
-        """Raises what a worker said went wrong."""
+        """Raises the error that a worker reported."""
         if isinstance(message, types_pb2.SequenceTokens):
             if self._first_here or self._prefill is None:
                 self._tokens(message)
@@ -166,13 +171,22 @@ class Attempt:
         elif isinstance(message, TandemError):
             raise message
 
+    def _suspected(self, worker: PrefillLink | DecodeLink, error: Exception) -> frozenset[str]:
+        """Who may have caused an error that `worker` reported: of a transfer, either side."""
+        if isinstance(error, TransferFailed) and self._prefill is not None:
+            return frozenset((self.decode.name, self._prefill.name))
+        return frozenset((worker.name,))
+
     def _check_silence(self) -> None:
         """One timer an attempt: a timeout around every message would cost as much as passing it on."""
         due = self._heard_at + self._timeout_s
         if self._loop.time() < due:
             self._silence = self._loop.call_at(due, self._check_silence)
         else:
-            self.receive(WorkerLost(f"nothing heard of the request for {self._timeout_s:g} s", limit=self._timeout_s))
+            silent = self.decode if self._first_here else self._computing
+            self.receive(
+                silent, WorkerLost(f"nothing heard of the request for {self._timeout_s:g} s", limit=self._timeout_s)
+            )
 
     def _tokens(self, tokens: types_pb2.SequenceTokens) -> None:
         active = self._active

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
 from collections.abc import Mapping
@@ -12,16 +11,15 @@ from dataclasses import dataclass, field
 from services.router.admission.controller import AdmissionController, Estimate
 from services.router.admission.orders import ORDERS
 from services.router.admission.queue import AdmissionQueue
-from services.router.admission.waiting import BYTES_PER_TOKEN, Waiting
+from services.router.admission.queue_entry import BYTES_PER_TOKEN, QueueEntry
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.attempt import Attempt
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.dispatch.write_coalescer import WriteCoalescer
 from services.router.metrics import RouterMetrics
 from services.router.placement.decision import Choice, Decision, DecisionLog
+from services.router.placement.filters import GUEST_AFTER_S
 from services.router.placement.policy import Placement
-from services.router.placement.scorers.decode_load import missing_blocks
-from services.router.placement.scorers.prefill_load import GUEST_AFTER_S
 from services.router.placement.views import PlacementRequest
 from services.router.request import Request
 from services.router.workers.fleet import Fleet
@@ -33,8 +31,7 @@ from shared.errors import (
     TandemError,
     WorkerLost,
 )
-
-logger = logging.getLogger(__name__)
+from shared.telemetry.logs import failure_level
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,7 @@ class DispatchConfig:
     """One of `ORDERS`."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     ttft_target_s: float = 0.0
-    """A first token is due so long after arrival unless the client says otherwise; 0 = no deadline."""
+    """Seconds from arrival within which the first token is due, unless the client sets its own; 0 = no deadline."""
     late_idle_share: float = 0.25
     """See `may_be_late`."""
     late_grace: float = 0.0
@@ -59,7 +56,17 @@ class DispatchConfig:
     max_attempts: int = 3
     """Times a request is placed anew after a worker was lost or a transfer failed."""
     worker_timeout_s: float = 120.0
-    """Net beneath the protocol: a worker that says nothing about a request for so long has lost it."""
+    """Net beneath the protocol: a worker silent about a request for this long, in seconds, has lost it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Queued:
+    """A request in the admission queue."""
+
+    active: ActiveRequest
+    estimate: Estimate
+    assignment: asyncio.Future[Attempt]
+    """Set when it is taken out of the queue: an attempt on workers, or Overloaded."""
 
 
 class Dispatcher:
@@ -78,7 +85,7 @@ class Dispatcher:
         self._lookup = lookup
         self._metrics = metrics
         self._config = config
-        self._queue: AdmissionQueue[ActiveRequest] = AdmissionQueue(
+        self._queue: AdmissionQueue[_Queued] = AdmissionQueue(
             config.queue_limit, config.queue_limit_bytes, ORDERS[config.order], config.tenant_weights
         )
         self._predictor = placement.predictor
@@ -106,6 +113,7 @@ class Dispatcher:
         active = ActiveRequest(request, self._coalescer)
         self._active[request.request_id] = active
         active.task = asyncio.create_task(self._run(active), name=f"request-{request.request_id}")
+        active.task.add_done_callback(lambda _: self._end(active))
         return active
 
     def max_prompt_tokens(self) -> int:
@@ -133,7 +141,7 @@ class Dispatcher:
             self._again = asyncio.get_running_loop().call_later(GUEST_AFTER_S, self._pump_again)
 
     def _pump_again(self) -> None:
-        """Other routers' workers may have stood idle meanwhile, and an idle worker says nothing."""
+        """Workers of other routers' shards may have become idle meanwhile; an idle worker sends no report."""
         self._again = None
         self.pump()
 
@@ -145,22 +153,34 @@ class Dispatcher:
             async with asyncio.timeout(request.timeout_s or None):
                 await self._run_attempts(active)
             self._metrics.finished(active)
+            active.log.debug("request %s is finished", request.request_id)
         except TimeoutError:
             self._fail(active, DeadlineExceeded(f"not done within {request.timeout_s:g} s", limit=request.timeout_s))
         except TandemError as error:
             self._fail(active, error)
         except asyncio.CancelledError:
             self._metrics.cancelled()
+            active.log.debug("request %s is cancelled", request.request_id)
             raise
         except Exception as error:
-            logger.exception("request %s", request.request_id)
+            active.log.exception("request %s", request.request_id)
             self._fail(active, Internal(f"{type(error).__name__}: {error}"))
         finally:
-            del self._active[request.request_id]
-            active.settle()
+            self._forget(active)
+
+    def _forget(self, active: ActiveRequest) -> None:
+        del self._active[active.request.request_id]
+        active.settle()
+
+    def _end(self, active: ActiveRequest) -> None:
+        """A task that is cancelled before its first step never reaches its own end."""
+        if self._active.get(active.request.request_id) is active:
+            self._metrics.cancelled()
+            self._forget(active)
 
     def _fail(self, active: ActiveRequest, error: TandemError) -> None:
         self._metrics.failed(error)
+        active.log.log(failure_level(error), "request %s failed: %s", active.request.request_id, error)
         active.fail(error)
 
     async def _run_attempts(self, active: ActiveRequest) -> None:
@@ -178,49 +198,58 @@ class Dispatcher:
                 failures += 1
                 if not error.retryable or failures >= self._config.max_attempts:
                     raise
-                logger.warning("request %s is placed anew: %s", active.request.request_id, error)
+                active.failed_workers |= attempt.suspects
+                active.log.warning("request %s is placed anew: %s", active.request.request_id, error)
                 self._metrics.retried(error)
             returning = True
 
     async def _place(self, active: ActiveRequest, *, returning: bool) -> Attempt:
         """Waits in the queue until workers can start the request; raises Overloaded where that is not in time."""
-        request_id = active.request.request_id
-        active.hits = await self._lookup.hits(active.token_ids, active.request.chain_salt)
+        request = active.request
+        request_id = request.request_id
+        active.hits = await self._lookup.hits(active.token_ids, request.chain_salt, request.num_prompt_tokens)
         active.timeline.matched = now = time.perf_counter()
-        estimate = active.estimate = self._enter(active, now, returning=returning)
+        estimate = self._enter(active, now, returning=returning)
         item = estimate.item
         wait_s = min(self._config.queue_timeout_s, max(0.0, estimate.given_up_s - now))
-        active.assignment = asyncio.get_running_loop().create_future()
+        queued = _Queued(active, estimate, asyncio.get_running_loop().create_future())
+        waits = False
         try:
             if returning:
-                self._queue.push_front(item, active)
+                self._queue.push_front(item, queued)
             else:
-                self._queue.push(item, active)
+                self._queue.push(item, queued)
             self.pump()
-            waits = not active.assignment.done()
+            waits = not queued.assignment.done()
             async with asyncio.timeout(wait_s if waits else None):
-                attempt = await active.assignment
+                attempt = await queued.assignment
         except Overloaded:
             self._metrics.refused(waited=waits)
             raise
         except asyncio.CancelledError:
-            given = active.assignment
-            if given.done() and not given.cancelled() and given.exception() is None:
-                given.result().release()  # it got workers in the moment that it left
+            given = _given(queued.assignment)
+            if given is not None:  # it got workers at the moment that it left
+                given.release()
                 self.pump()
             raise
         except TimeoutError:
-            reason = self._fleet.not_ready_reason()
-            if reason:
-                raise WorkerLost(reason) from None
-            self._admission.gave_up(estimate, time.perf_counter())
-            self._metrics.refused(waited=True)
-            raise Overloaded(f"no worker could start the request within {wait_s:.3g} s", limit=wait_s) from None
+            given = _given(queued.assignment)
+            if given is None:
+                raise self._gave_up(estimate, wait_s) from None
+            attempt = given  # it got workers at the moment that its time was up
         finally:
             self._queue.remove(request_id)
-            active.assignment = None
         active.timeline.placed = time.perf_counter()
         return attempt
+
+    def _gave_up(self, estimate: Estimate, wait_s: float) -> TandemError:
+        """Why a request that waited was not started."""
+        reason = self._fleet.not_ready_reason()
+        if reason:
+            return WorkerLost(reason)
+        self._admission.gave_up(estimate, time.perf_counter())
+        self._metrics.refused(waited=True)
+        return Overloaded(f"no worker could start the request within {wait_s:.3g} s", limit=wait_s)
 
     def _enter(self, active: ActiveRequest, now: float, *, returning: bool) -> Estimate:
         """What is expected of the request in the queue; raises Overloaded where it would be late."""
@@ -240,11 +269,11 @@ class Dispatcher:
             self._metrics.refused(waited=returning)
             raise
 
-    def _waiting(self, active: ActiveRequest) -> Waiting:
+    def _waiting(self, active: ActiveRequest) -> QueueEntry:
         """What the queue knows of a request. Once a first token is out, its deadline is met or missed for good."""
         request = active.request
         target_s = request.ttft_timeout_s or self._config.ttft_target_s
-        return Waiting(
+        return QueueEntry(
             request.request_id,
             num_tokens=max(1, active.num_tokens - active.hits.peer),
             arrived_s=active.timeline.accepted,
@@ -254,33 +283,44 @@ class Dispatcher:
             num_bytes=BYTES_PER_TOKEN * active.num_tokens,
         )
 
-    def _try_start(self, active: ActiveRequest) -> bool:
+    def _try_start(self, queued: _Queued) -> bool:
         """Chooses workers for the queue's head; commits to them in our view, so that the next choice sees it."""
-        future, estimate, layout = active.assignment, active.estimate, self._fleet.layout
-        if future is None or estimate is None or future.done():
+        active, assignment, layout = queued.active, queued.assignment, self._fleet.layout
+        if assignment.done():
             return True  # it gave up waiting
         if layout is None:
             return False
         fleet, request = self._fleet, active.request
-        session = f"{request.tenant}/{request.session}" if request.session else ""
         now_s = time.perf_counter()
-        slack_s = estimate.item.deadline_s - now_s
-        need = PlacementRequest(active.num_tokens, layout.block_size, active.hits, session, slack_s, now_s)
-        choice = self._placement.choose(need, fleet.decode_pool, fleet.prefill_pool, collocated=self._config.collocated)
+        wanted = PlacementRequest(
+            active.num_tokens,
+            layout.block_size,
+            active.hits,
+            session=f"{request.tenant}/{request.session}" if request.session else "",
+            slack_s=queued.estimate.item.deadline_s - now_s,
+            now_s=now_s,
+            excluded=frozenset(active.failed_workers),
+        )
+        choice = self._placement.choose(
+            wanted, fleet.decode_pool, fleet.prefill_pool, collocated=self._config.collocated
+        )
         if choice is None:
             return False
         try:
-            self._admission.start(estimate, time.perf_counter(), choice.predicted_ttft_s)
+            self._admission.start(queued.estimate, time.perf_counter(), choice.predicted_ttft_s)
         except Overloaded as error:
-            future.set_exception(error)
+            assignment.set_exception(error)
             return True
         decode = fleet.decodes[choice.decode]
         prefill = fleet.prefills[choice.prefill] if choice.prefill is not None else None
         active.num_attempts += 1
         self._explain(active, choice)
         attempt = Attempt(active, decode, prefill, self._predictor, self._config.worker_timeout_s)
-        attempt.open(need.work((prefill or decode).name), missing_blocks(need, decode.name))
-        future.set_result(attempt)
+        active.log.debug(
+            "request %s: prefill on %s, decode on %s", active.wire_id, (prefill or decode).name, decode.name
+        )
+        attempt.open(wanted.work((prefill or decode).name), wanted.num_missing_blocks(decode.name))
+        assignment.set_result(attempt)
         return True
 
     def _explain(self, active: ActiveRequest, choice: Choice) -> None:
@@ -297,3 +337,10 @@ class Dispatcher:
         finally:
             attempt.release()
             self.pump()
+
+
+def _given(assignment: asyncio.Future[Attempt]) -> Attempt | None:
+    """The attempt that was assigned, None where none was."""
+    if not assignment.done() or assignment.cancelled() or assignment.exception() is not None:
+        return None
+    return assignment.result()

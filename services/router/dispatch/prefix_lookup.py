@@ -25,7 +25,7 @@ MAX_PEERS = 5
 
 
 class PrefixLookup:
-    """Asks the KV store; counts and tells when it does not answer, and never passes that off as a miss."""
+    """Asks the KV store; counts and logs when it does not answer, and never reports that as a miss."""
 
     def __init__(self, client: KVStoreClient | None, fleet: Fleet) -> None:
         """Without a client every look-up finds nothing."""
@@ -35,12 +35,13 @@ class PrefixLookup:
         self.num_errors = 0
         self._random = random.Random()
 
-    async def hits(self, token_ids: list[int], salt: str) -> PrefixHits:
-        """How many tokens of the prompt have their KV where, from the first on. Never raises."""
+    async def hits(self, token_ids: list[int], salt: str, num_prompt_tokens: int) -> PrefixHits:
+        """How many of these tokens have their KV where, from the first on; `num_prompt_tokens` of them are the
+        client's prompt. Never raises."""
         layout = self._fleet.layout
         if self._client is None or layout is None:
             return UNKNOWN_HITS
-        hashes = chain(self._fleet.hash_root(salt), token_ids, layout.block_size)
+        hashes = chain(self._fleet.hash_root(salt, num_prompt_tokens), token_ids, layout.block_size)
         if not hashes:
             return NO_HITS
         try:

@@ -1,10 +1,10 @@
-"""Wakes those who write to clients, so that a router that is short of time sends fewer messages, not older ones.
+"""Wakes the writers to clients, so that a busy router sends fewer messages, not older ones.
 
 A message to a client costs more than reading its token. If every reader wrote whenever it has one, a busy router would
 spend its core on messages of one token, while newer tokens pile up unread in gRPC's buffers. So all readers that have
 something are woken in one pass, and the next pass begins only when some time in proportion to the last one's length
 has gone by: writing gets a share of the core, and what comes for a stream meanwhile goes out in one message. An idle
-router's pass is over in microseconds, so nothing is held back there for company. A first token never waits.
+router's pass is over in microseconds, so nothing is held back there. A first token never waits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 
 PAUSE = 2.0
 """From the end of a pass to the next one, in lengths of the pass. A write is paid for about twice, in the pass and when
-gRPC says that it is done; the rest is for reading. Less sends more messages with fewer tokens in each."""
+gRPC reports that it is done; the rest is for reading. Less sends more messages with fewer tokens in each."""
 MAX_PAUSE_S = 0.1
 """However long a pass took: something else than writing may have held it up."""
 MIN_PAUSE_S = 0.001

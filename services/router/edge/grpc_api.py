@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -11,15 +10,17 @@ from typing import Any
 import grpc.aio
 
 from services.router.edge.auth import ApiKeys
-from services.router.edge.generation import OutputDelta, OutputFinish
 from services.router.edge.input_processor import CallInfo, ChatPrompt, InputProcessor, Prompt, TextPrompt, TokensPrompt
+from services.router.edge.output_processor import OutputDelta, OutputFinish
 from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
-from services.router.request import FinishReason, RequestSummary
+from services.router.request import RequestSummary
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import DeadlineExceeded, Internal, InvalidRequest, TandemError
+from shared.rpc.convert import finish_reason_to_proto
 from shared.rpc.errors import abort
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from shared.telemetry.logs import request_log
 
 logger = logging.getLogger(__name__)
 
@@ -27,10 +28,6 @@ SERVICE_NAME = "tandem.v1.InferenceService"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-_FINISH = {
-    FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
-}
 _TRACE_KEYS = ("traceparent", "tracestate")
 
 
@@ -66,7 +63,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         except TandemError as known:
             error = known
         except Exception as unknown:
-            logger.exception("request %s failed", request.request_id)
+            log = request_log(logger, request.request_id, _trace(_metadata(context)))
+            log.exception("request %s failed", request.request_id)
             error = Internal(f"internal error ({type(unknown).__name__})")
         await abort(context, error)
 
@@ -105,13 +103,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             request_id=request.request_id,
             arrived_at=arrived_at,
             timeout_s=time_left or 0.0,
-            trace={key: metadata[key] for key in _TRACE_KEYS if key in metadata},
+            trace=_trace(metadata),
             scheduling=scheduling_hints(metadata, tenant),
             cache_salt=request.cache_salt,
         )
         prepared = await self._input_processor.prepare(_prompt(request), sampling_params(request.sampling), info)
-        async with contextlib.aclosing(self._input_processor.start(prepared)) as generation:
-            async for delta in generation:
+        async with self._input_processor.start([prepared]) as outputs:
+            async for _, delta in outputs:
                 await context.write(_response(prepared.request_id, delta))
 
 
@@ -121,6 +119,11 @@ def sampling_params(message: types_pb2.SamplingParams) -> SamplingParams:
     for field, value in message.ListFields():
         given[field.name] = tuple(value) if field.name in ("stop", "stop_token_ids") else value
     return SamplingParams(**given)
+
+
+def _trace(metadata: dict[str, str]) -> dict[str, str]:
+    """The call's W3C trace context."""
+    return {key: metadata[key] for key in _TRACE_KEYS if key in metadata}
 
 
 def _metadata(context: Context) -> dict[str, str]:
@@ -151,7 +154,7 @@ def _response(request_id: str, delta: OutputDelta) -> inference_pb2.GenerateResp
 
 
 def _add_finish(response: inference_pb2.GenerateResponse, finish: OutputFinish) -> None:
-    response.finish_reason = _FINISH[finish.reason]
+    response.finish_reason = finish_reason_to_proto(finish.reason)
     response.usage.num_prompt_tokens = finish.usage.num_prompt_tokens
     response.usage.num_output_tokens = finish.usage.num_output_tokens
     response.usage.num_cached_tokens = finish.usage.num_cached_tokens

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from services.router.edge.generation import Generation
+from services.router.edge.output_stream import OutputStream
 from services.router.edge.scheduling import SchedulingHints
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenancy import chain_salt
@@ -50,7 +50,7 @@ Prompt = TextPrompt | TokensPrompt | ChatPrompt
 
 @dataclass(frozen=True, slots=True)
 class CallInfo:
-    """What comes with a prompt: who asks, since when, and under which names."""
+    """What comes with a prompt: the caller, the time of arrival, the names."""
 
     model: str = ""  # empty: the served one
     request_id: str = ""  # empty: drawn
@@ -109,7 +109,7 @@ class InputProcessor:
 
         Without `sampling.max_tokens` the answer may be as long as the context allows, or `default_max_tokens`
         where that is less. Raises NotFound, InvalidRequest, PromptTooLong, and WorkerLost while no worker is
-        connected that could say how much fits.
+        connected whose limit is known.
         """
         self.check_model(info.model)
         request_id = checked_request_id(info.request_id)
@@ -142,9 +142,9 @@ class InputProcessor:
             ttft_timeout_s=info.scheduling.ttft_timeout_s,
         )
 
-    def start(self, request: Request) -> Generation:
-        """Submits a prepared request; raises what `Core.submit` does. The caller closes the generation."""
-        return Generation(request, self.core.submit(request), self.tokenizer.stream())
+    def start(self, requests: Sequence[Request]) -> OutputStream:
+        """The answers to prepared requests; entering the stream submits them."""
+        return OutputStream(self.core, requests, self.tokenizer)
 
     async def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
         """The prompt's token ids, at least one, all in the vocabulary."""

@@ -1,4 +1,4 @@
-"""What a client may say about its place in the line: the same names as HTTP headers and as gRPC metadata.
+"""Scheduling hints of a client: the same names as HTTP headers and as gRPC metadata.
 
     x-tenant            whose share it counts against; prefixes are shared between tenants only where the settings
                         say so. Default: the tenant that the API key speaks for, else "default"

@@ -1,4 +1,4 @@
-"""Who shares prefixes with whom: every tenant has a salt of its own, unless its settings name a share.
+"""Which tenants share prefixes: every tenant has a salt of its own, unless its settings name a share.
 
 A salt is the root of a hash chain, so blocks of different salts have nothing in common: no hits, and no first token
 that comes sooner for what another tenant sent. A client may narrow it with `cache_salt`, vLLM's field; it cannot widen

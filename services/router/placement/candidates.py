@@ -8,25 +8,33 @@ the longest queue grows with log log n instead (Mitzenmacher, "The power of two 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import islice
 
-from services.router.placement.views import Pool, WorkerView
+from services.router.placement.views import PlacementRequest, Pool, WorkerView
 
 
 def candidates(
     pool: Pool,
     fits: Callable[[WorkerView], bool],
-    holders: Sequence[str],
+    request: PlacementRequest,
     favourite: str,
     limit: int,
     rng: random.Random,
 ) -> list[WorkerView]:
     """The workers that pass the filter `fits`, of about `limit` looked at.
 
-    Half of `limit` goes to the first `holders` of the prefix and to `favourite`, the rest is drawn. Where none
+    Half of `limit` goes to the first holders of the prefix and to `favourite`, the rest is drawn. Where none
     of them fits, the first that fits of the whole pool is taken: a request never waits while some worker has room.
+    Workers that the request excludes do not fit, unless the pool has no others.
     """
+    if request.excluded and any(view.name not in request.excluded for view in pool):
+        allowed, fits_allowed = request.excluded, fits
+
+        def fits(view: WorkerView) -> bool:
+            return view.name not in allowed and fits_allowed(view)
+
+    holders = request.hits.holders
     if len(pool) <= limit:
         return [view for view in pool if fits(view)]
     chosen = {

@@ -13,7 +13,7 @@ from services.router.placement.work import Work
 FORGETTING = 0.99
 """An observation's weight falls to a half after about 70 newer ones."""
 MIN_OBSERVATIONS = 8
-"""Fewer say nothing."""
+"""With fewer, nothing is predicted."""
 _SHORT_TOKENS = 256
 _ATTENTION_UNIT = 1e-6  # keeps the third feature's size near the others'
 
@@ -32,7 +32,7 @@ class CostModel:
     def observe(self, ahead: Work, own: Work, seconds: float) -> None:
         """One prompt, from its coming to the worker to its first token."""
         x = _features(ahead, own)
-        # Errors count by the prompt's length: else a few long ones would decide what short ones are said to take.
+        # Errors count relative to the prompt's length: else a few long prompts would decide for the short ones.
         weight = 1.0 / (x[1] + _SHORT_TOKENS) ** 2
         for i in range(3):
             row = self._products[i]

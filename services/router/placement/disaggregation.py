@@ -20,11 +20,11 @@ class Thresholds:
     """When the decode worker prefills itself. Zeros: never."""
 
     short_suffix_tokens: int = 0
-    """An uncached suffix of at most so many tokens needs no hand-off: a decode step hardly grows by them."""
+    """Longest uncached suffix, tokens, that needs no hand-off: a decode step hardly grows by it."""
     max_here_tokens: int = 0
     """Longest suffix that a decode worker takes because the prefill pool is the slower way."""
     gain: float = 2.0
-    """The pool's predicted time must be so many times the decode worker's: the others in its batch wait too."""
+    """The pool's predicted time must be this multiple of the decode worker's: the others in its batch wait too."""
 
     def route(self, num_uncached_tokens: int, here_s: float | None, pool_s: float | None) -> Route:
         """`here_s`, `pool_s`: predicted seconds to the first token either way; None = unknown, or (pool) no worker."""

@@ -1,4 +1,4 @@
-"""Keeps a worker's view true between its reports: what it said, and what was given to it that it cannot have said yet.
+"""Keeps a worker's view true between its reports: the last report, plus what was given to it since.
 
 A commitment counts on top of the reports until they must contain it: at the next report after the worker
 acknowledged it, else at the second one, `SETTLE_S` after it was sent. Other routers' work is in the reports alone.
@@ -44,7 +44,7 @@ class Ledger:
         return len(self._open)
 
     def commit(self, request_id: str, work: Work, *, num_blocks: int) -> None:
-        """The request was placed here: so much is to be computed for it, and it takes `num_blocks`."""
+        """The request was placed here: `work` is to be computed for it, and it takes `num_blocks`."""
         self._open[request_id] = self._unsettled[request_id] = _Commitment(work, num_blocks)
         self._own += work
         self._write()
@@ -56,7 +56,7 @@ class Ledger:
             item.sent_s = now_s
 
     def acknowledged(self, request_id: str) -> None:
-        """The worker said something about the request: its next report contains it."""
+        """The worker answered about the request: its next report contains it."""
         item = self._open.get(request_id)
         if item is not None:
             item.acknowledged = True
@@ -100,7 +100,7 @@ class Ledger:
         view.num_free_blocks = max(0, self._free_blocks - sum(item.num_blocks for item in fresh))
         view.num_requests = max(len(self._open), self._requests + len(fresh))
         view.num_queued_tokens = self._queued_tokens + sum(item.work.tokens for item in fresh)
-        # A worker says how many tokens, not in prompts of which lengths: of those like ours, or like our last ones.
+        # A worker reports tokens, not prompt lengths: assume prompts like ours, or like our last ones.
         if self._own.tokens:
             self._pairs_a_token = self._own.pairs / self._own.tokens
         view.num_queued_pairs = view.num_queued_tokens * self._pairs_a_token

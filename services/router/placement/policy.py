@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import mul
+from typing import get_args
 
 from services.router.placement.candidates import candidates
 from services.router.placement.decision import Candidate, Choice
 from services.router.placement.disaggregation import Route, Thresholds
+from services.router.placement.filters import can_hold, has_turn
 from services.router.placement.prediction import TtftPredictor
-from services.router.placement.scorers.decode_load import can_hold, decode_load
-from services.router.placement.scorers.prefill_load import has_turn, prefill_load
-from services.router.placement.scorers.prefix import TierWeights, prefix_hit
-from services.router.placement.scorers.session import SessionTable, stickiness
-from services.router.placement.scorers.topology import nearness
+from services.router.placement.scorers.registry import SCORERS, weights
+from services.router.placement.scorers.scorer import Scorer, ScoringContext, Stage, TierWeights
+from services.router.placement.scorers.session import SessionTable
 from services.router.placement.views import PlacementRequest, Pool, WorkerView
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """How much each scorer counts; a worker's score is their weighted mean. 0 leaves a scorer out."""
-
-    prefill_load: float = 1.0
-    prefix: float = 1.0
-    topology: float = 0.1
-    session: float = 0.1
-    decode_load: float = 1.0
-    decode_prefix: float = 1.0
-    """The prefix that a decode worker holds: blocks that need not travel."""
-    decode_session: float = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +27,22 @@ class PlacementConfig:
     max_queued_tokens: int = 2048
     """A prefill worker gets more work while it has fewer tokens than this to compute."""
     patience: float = 1.0
-    """... and while it has fewer than that and so many times the tokens of the prompt that it holds."""
-    weights: Weights = field(default_factory=Weights)
+    """Extra queue allowance: patience × hit tokens."""
+    weights: Mapping[str, float] = field(default_factory=weights)
+    """Weight by scorer setting; 0 leaves a scorer out."""
     tiers: TierWeights = field(default_factory=TierWeights)
     thresholds: Thresholds = field(default_factory=Thresholds)
     max_candidates: int = 32
     """Workers looked at; of a larger pool the best prefix holders, the rest drawn at random."""
     min_hit_share: float = 0.125
-    """Hits of a smaller share of the prompt do not count when workers are compared. Else one that lacks the few blocks
-    with which all prompts begin would get none while others have room, and its pool would keep nobody's prefix."""
+    """Hits of a smaller share of the prompt do not count when workers are compared. Otherwise a worker without the few
+    blocks that all prompts begin with would get none while others have room, and its pool would hold no prefix."""
     tie_margin: float = 0.1
-    """Scores that are so little below the best count as equal where other routers place requests too."""
+    """Scores within this margin of the best count as equal where other routers place requests too."""
     max_sessions: int = 100_000
     """Sessions whose last workers are remembered."""
     explain: bool = True
     """Keep every candidate's scores in the choice."""
-
-
-Scorer = tuple[str, float, Callable[[WorkerView], float]]
 
 
 class Placement:
@@ -68,126 +52,107 @@ class Placement:
         self._config = config
         self._random = random.Random(seed)
         self.predictor = predictor or TtftPredictor()
-        """What it knows of prefill times; whoever sees first tokens feeds it."""
+        """What it knows of prefill times; attempts feed it with the first tokens that they see."""
         self._sessions = SessionTable(config.max_sessions)
+        self._scorers: dict[Stage, list[tuple[Scorer, float]]] = {
+            stage: [
+                (scorer, weight)
+                for scorer in SCORERS
+                if stage in scorer.stages and (weight := config.weights[scorer.setting]) > 0
+            ]
+            for stage in get_args(Stage)
+        }
 
-    def choose(self, need: PlacementRequest, decodes: Pool, prefills: Pool, *, collocated: bool) -> Choice | None:
+    def choose(self, request: PlacementRequest, decodes: Pool, prefills: Pool, *, collocated: bool) -> Choice | None:
         """None where no worker can start the request now. Remembers the session's workers."""
-        last_prefill, last_decode = self._sessions.last(need.session)
+        last_prefill, last_decode = self._sessions.last(request.session)
         choice = (
-            self._collocated(need, decodes, last_decode)
+            self._collocated(request, decodes, last_decode)
             if collocated
-            else self._two_pools(need, decodes, prefills, last_prefill, last_decode)
+            else self._two_pools(request, decodes, prefills, last_prefill, last_decode)
         )
         if choice is not None:
-            self._sessions.note(need.session, choice.prefill or "", choice.decode)
+            self._sessions.note(request.session, choice.prefill or "", choice.decode)
         return choice
 
-    def _collocated(self, need: PlacementRequest, decodes: Pool, last: str) -> Choice | None:
-        limit = self._config.max_queued_tokens
-        found = candidates(
-            decodes,
-            lambda view: can_hold(view, need) and has_turn(view, need, limit, self._config.patience),
-            need.hits.holders,
-            last,
-            self._config.max_candidates,
-            self._random,
+    def _collocated(self, request: PlacementRequest, decodes: Pool, last: str) -> Choice | None:
+        limit, patience = self._config.max_queued_tokens, self._config.patience
+        found = self._candidates(
+            decodes, lambda view: can_hold(view, request) and has_turn(view, request, limit, patience), request, last
         )
-        weights = self._config.weights
-        scorers = [*self._decode_scorers(need, last), self._prefill_load(need, weights.prefill_load)]
-        decode, ranked = self._pick(found, scorers, need)
+        decode, ranked = self._pick("collocated", found, self._context(request, last))
         if decode is None:
             return None
-        return Choice(decode.name, None, Route.COLLOCATED, self.predictor.here_s(decode, need), ranked)
+        return Choice(decode.name, None, Route.COLLOCATED, self.predictor.here_s(decode, request), ranked)
 
     def _two_pools(
-        self, need: PlacementRequest, decodes: Pool, prefills: Pool, last_prefill: str, last_decode: str
+        self, request: PlacementRequest, decodes: Pool, prefills: Pool, last_prefill: str, last_decode: str
     ) -> Choice | None:
-        config, holders = self._config, need.hits.holders
-        found = candidates(
-            decodes, lambda view: can_hold(view, need), holders, last_decode, config.max_candidates, self._random
-        )
-        decode, ranked_decodes = self._pick(found, self._decode_scorers(need, last_decode), need)
+        config = self._config
+        found = self._candidates(decodes, lambda view: can_hold(view, request), request, last_decode)
+        decode, ranked_decodes = self._pick("decode", found, self._context(request, last_decode))
         if decode is None:
             return None
-        found = candidates(
+        found = self._candidates(
             prefills,
-            lambda view: has_turn(view, need, config.max_queued_tokens, config.patience),
-            holders,
+            lambda view: has_turn(view, request, config.max_queued_tokens, config.patience),
+            request,
             last_prefill,
-            config.max_candidates,
-            self._random,
         )
-        found = self._in_time(found, need)
-        prefill, ranked_prefills = self._pick(found, self._prefill_scorers(need, last_prefill, decode.label), need)
-        route, predicted_s = self._route(need, decode, prefill, num_prefills=len(prefills))
+        found = self._in_time(found, request)
+        prefill, ranked_prefills = self._pick("prefill", found, self._context(request, last_prefill, decode.label))
+        route, predicted_s = self._route(request, decode, prefill, num_prefills=len(prefills))
         if route is Route.HAND_OFF and prefill is None:
             return None
         name = prefill.name if prefill is not None and route is Route.HAND_OFF else None
         return Choice(decode.name, name, route, predicted_s, ranked_decodes, ranked_prefills)
 
-    def _in_time(self, views: list[WorkerView], need: PlacementRequest) -> list[WorkerView]:
+    def _candidates(
+        self, pool: Pool, fits: Callable[[WorkerView], bool], request: PlacementRequest, last: str
+    ) -> list[WorkerView]:
+        return candidates(pool, fits, request, last, self._config.max_candidates, self._random)
+
+    def _context(self, request: PlacementRequest, last: str, near: tuple[str, ...] = ()) -> ScoringContext:
+        return ScoringContext(
+            request,
+            least_hit=self._config.min_hit_share * request.num_tokens,
+            scale_tokens=max(request.num_tokens, self._config.max_queued_tokens),
+            tiers=self._config.tiers,
+            last="" if last in request.excluded else last,
+            near=near,
+        )
+
+    def _in_time(self, views: list[WorkerView], request: PlacementRequest) -> list[WorkerView]:
         """Those that are predicted to meet the deadline; all of them where none is."""
-        if math.isinf(need.slack_s):
+        if math.isinf(request.slack_s):
             return views
-        return [view for view in views if (self.predictor.pool_s(view, need) or 0.0) <= need.slack_s] or views
+        return [view for view in views if (self.predictor.pool_s(view, request) or 0.0) <= request.slack_s] or views
 
     def _route(
-        self, need: PlacementRequest, decode: WorkerView, prefill: WorkerView | None, *, num_prefills: int
+        self, request: PlacementRequest, decode: WorkerView, prefill: WorkerView | None, *, num_prefills: int
     ) -> tuple[Route, float | None]:
         """Where the prompt is computed, and the predicted seconds to its first token."""
         thresholds = self._config.thresholds
-        pool_s = self.predictor.pool_s(prefill, need) if prefill is not None else math.inf
+        pool_s = self.predictor.pool_s(prefill, request) if prefill is not None else math.inf
         # Another router's decode worker may be given a prompt by each of us in the same moment: short ones at most.
         most = max(thresholds.short_suffix_tokens, thresholds.max_here_tokens if decode.in_shard else 0)
-        num_uncached = need.num_uncached_tokens(decode.name)
+        num_uncached = request.num_uncached_tokens(decode.name)
         if not num_prefills or decode.num_queued_tokens + num_uncached > most:
             return Route.HAND_OFF, pool_s  # it has enough to prefill already
-        here_s = self.predictor.here_s(decode, need)
+        here_s = self.predictor.here_s(decode, request)
         route = thresholds.route(num_uncached, here_s, pool_s)
         return route, pool_s if route is Route.HAND_OFF else here_s
 
-    def _least_hit(self, need: PlacementRequest) -> float:
-        """Tokens of the shortest hit that counts when workers are compared."""
-        return self._config.min_hit_share * need.num_tokens
-
-    def _decode_scorers(self, need: PlacementRequest, last: str) -> list[Scorer]:
-        weights, tiers = self._config.weights, TierWeights(1.0, 0.0, 0.0)  # a decode worker fetches from nowhere
-        least = self._least_hit(need)
-        scorers: list[Scorer] = [("load", weights.decode_load, lambda view: decode_load(view, need, least))]
-        if need.hits.local:
-            scorers.append(("prefix", weights.decode_prefix, lambda view: prefix_hit(view, need, tiers, least)))
-        if last:
-            scorers.append(("session", weights.decode_session, lambda view: stickiness(view, last)))
-        return scorers
-
-    def _prefill_scorers(self, need: PlacementRequest, last: str, near: tuple[str, ...]) -> list[Scorer]:
-        weights, tiers, hits = self._config.weights, self._config.tiers, need.hits
-        least = self._least_hit(need)
-        scorers = [self._prefill_load(need, weights.prefill_load)]
-        if hits.local or hits.store:
-            scorers.append(("prefix", weights.prefix, lambda view: prefix_hit(view, need, tiers, least)))
-        if near:
-            scorers.append(("topology", weights.topology, lambda view: nearness(view, near)))
-        if last:
-            scorers.append(("session", weights.session, lambda view: stickiness(view, last)))
-        return scorers
-
-    def _prefill_load(self, need: PlacementRequest, weight: float) -> Scorer:
-        scale = max(need.num_tokens, self._config.max_queued_tokens)
-        least = self._least_hit(need)
-        return ("queue", weight, lambda view: prefill_load(view, need, scale, least))
-
     def _pick(
-        self, views: Sequence[WorkerView], scorers: Sequence[Scorer], need: PlacementRequest
+        self, stage: Stage, views: Sequence[WorkerView], context: ScoringContext
     ) -> tuple[WorkerView | None, tuple[Candidate, ...]]:
-        """The best by the weighted mean; equals are drawn, this router's own before others."""
+        """The best by the weighted mean; equals are drawn, this router's own shard before others."""
         if not views:
             return None, ()
-        scorers = [scorer for scorer in scorers if scorer[1] > 0]
-        total = sum(weight for _, weight, _ in scorers) or 1.0
-        parts = [[score(view) for _, _, score in scorers] for view in views]
-        weights = [weight for _, weight, _ in scorers]
+        scorers = [(scorer, weight) for scorer, weight in self._scorers[stage] if scorer.applies(context)]
+        total = sum(weight for _, weight in scorers) or 1.0
+        parts = [[scorer.score(view, context) for scorer, _ in scorers] for view in views]
+        weights = [weight for _, weight in scorers]
         scores = [sum(map(mul, weights, part)) / total for part in parts]
         alone = all(view.in_shard for view in views)
         enough = max(scores) - (0.0 if alone else self._config.tie_margin)
@@ -195,7 +160,7 @@ class Placement:
         chosen = self._random.choice([view for view in equals if view.in_shard] or equals)
         if not self._config.explain:
             return chosen, ()
-        names = [name for name, _, _ in scorers]
+        names = [scorer.name for scorer, _ in scorers]
         ranked = sorted(zip(scores, views, parts, strict=True), key=lambda entry: -entry[0])
         return chosen, tuple(
             Candidate(
@@ -205,7 +170,7 @@ class Placement:
                 view.num_queued_tokens,
                 view.num_free_blocks,
                 view.num_requests,
-                need.num_hit_tokens(view.name),
+                context.request.num_hit_tokens(view.name),
             )
             for value, view, part in ranked[: self._config.max_candidates]
         )

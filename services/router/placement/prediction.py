@@ -40,14 +40,14 @@ class TtftPredictor:
         """What lay between the choice of workers and the first token beside queue and compute."""
         self.hand_off_s += _SMOOTHING * (seconds - self.hand_off_s) if self.hand_off_s else seconds
 
-    def pool_s(self, view: WorkerView, need: PlacementRequest) -> float | None:
+    def pool_s(self, view: WorkerView, request: PlacementRequest) -> float | None:
         """Seconds to the first token by way of this prefill worker."""
-        own_s = _own_s(self.prefill, view, need)
+        own_s = _own_s(self.prefill, view, request)
         return None if own_s is None else own_s + self.hand_off_s
 
-    def here_s(self, view: WorkerView, need: PlacementRequest) -> float | None:
+    def here_s(self, view: WorkerView, request: PlacementRequest) -> float | None:
         """Seconds to the first token where this decode worker computes the prompt itself."""
-        return _own_s(self.here, view, need)
+        return _own_s(self.here, view, request)
 
     def idle_s(self, own: Work) -> float | None:
         """Seconds to the first token on an idle worker."""
@@ -57,7 +57,7 @@ class TtftPredictor:
     def wait_s(self, num_tokens_ahead: int, pool: Pool) -> float | None:
         """Seconds until some worker of `pool` has computed what it has and its part of `num_tokens_ahead`.
 
-        What waits fills up the shortest queues first. An idle worker and nobody ahead: 0.
+        What waits fills up the shortest queues first. 0 with an idle worker and nothing ahead.
         """
         token_s = self._prompts.token_s
         if token_s is None:
@@ -71,8 +71,8 @@ class TtftPredictor:
         return self.prefill if self.prefill.num_observations else self._here
 
 
-def _own_s(model: CostModel, view: WorkerView, need: PlacementRequest) -> float | None:
-    return model.predict_s(view.queued, need.work(view.name))
+def _own_s(model: CostModel, view: WorkerView, request: PlacementRequest) -> float | None:
+    return model.predict_s(view.queued, request.work(view.name))
 
 
 def _level(num_tokens: int, queues: Sequence[int]) -> float:

@@ -1,9 +1,9 @@
 """Which router takes a worker first, where several place requests in one fleet.
 
 Their views are all a step old, so the worker that looks idle to one does so to the others, and they would meet there.
-Workers say which routers are connected to them; each router deals the workers out by their names and finds, without a
-word to the others, the same owner of each. Among equals it takes its own, whose queue it knows best: its own ledger is
-most of it. No worker is kept from anyone, and when a router goes its workers are dealt out anew.
+Workers report which routers are connected to them; each router assigns the workers by their names and arrives, without
+talking to the others, at the same owner of each. Among equals it takes its own, whose queue it knows best: its own
+ledger is most of it. Any router may still use any worker, and when a router goes its shard is assigned anew.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 
 
 class Replicas:
-    """Who else serves the fleet, by what the workers say. Plain data."""
+    """The routers that serve the fleet, as the workers report them. Plain data."""
 
     def __init__(self) -> None:
         self._told: dict[str, tuple[str, ...]] = {}
@@ -24,8 +24,8 @@ class Replicas:
         """All routers that some worker knows, sorted."""
         return sorted(self._counts)
 
-    def told(self, worker: str, routers: Sequence[str]) -> bool:
-        """A worker names the routers connected to it, none where there is only one; whether that changes `names`."""
+    def update_routers(self, worker: str, routers: Sequence[str]) -> bool:
+        """A worker's list of connected routers, empty where there is only one; returns whether that changes `names`."""
         routers = tuple(routers)
         before = self._told.get(worker, ())
         if routers == before:
@@ -33,7 +33,7 @@ class Replicas:
         num_before = set(self._counts)
         self._counts.subtract(before)
         self._counts.update(routers)
-        self._counts += Counter()  # drops what nobody names any more
+        self._counts += Counter()  # drops routers that no worker names any more
         if routers:
             self._told[worker] = routers
         else:

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from services.router.placement.disaggregation import Thresholds
-from services.router.placement.policy import PlacementConfig, Weights
-from services.router.placement.scorers.prefix import TierWeights
+from services.router.placement.policy import PlacementConfig
+from services.router.placement.scorers.registry import SCORERS
+from services.router.placement.scorers.scorer import TierWeights
+
+_CONFIG = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+if TYPE_CHECKING:
+
+    class ScorerWeights(BaseModel):
+        """A weight for each scorer of the registry."""
+else:
+    ScorerWeights = create_model(
+        "ScorerWeights",
+        __config__=_CONFIG,
+        **{
+            scorer.setting: (float, Field(default=scorer.default_weight, ge=0, description=scorer.doc))
+            for scorer in SCORERS
+        },
+    )
 
 
-class PlacementSettings(BaseModel):
+class PlacementSettings(ScorerWeights):
     """Weights of the scorers (a worker's score is their weighted mean, 0 leaves one out) and limits."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = _CONFIG
 
-    prefill_load: float = Field(default=1.0, ge=0)
-    """Prefill worker: few tokens to compute before the first one."""
-    prefix: float = Field(default=1.0, ge=0)
-    """Prefill worker: much of the prompt need not be computed."""
-    topology: float = Field(default=0.1, ge=0)
-    """Prefill worker: near the decode worker, by the workers' labels."""
-    session: float = Field(default=0.1, ge=0)
-    """Prefill worker: served the conversation's last turn."""
-    decode_load: float = Field(default=1.0, ge=0)
-    """Decode worker: free blocks and places in the batch."""
-    decode_prefix: float = Field(default=1.0, ge=0)
-    """Decode worker: holds much of the prompt, which need not travel."""
-    decode_session: float = Field(default=0.1, ge=0)
-    """Decode worker: served the conversation's last turn."""
     patience: float = Field(default=1.0, ge=0, le=100)
-    """A prefill worker may have a queue longer by so many times the tokens of the prompt that it holds."""
+    """A prefill worker that holds part of the prompt may have a longer queue: by patience times the hit tokens."""
     tier_local: float = Field(default=1.0, ge=0, le=1)
     """Worth of a prompt token whose KV lies in the worker's own pool."""
     tier_peer: float = Field(default=0.5, ge=0, le=1)
@@ -66,15 +71,7 @@ class PlacementSettings(BaseModel):
         return PlacementConfig(
             max_queued_tokens=max_queued_tokens,
             patience=self.patience,
-            weights=Weights(
-                prefill_load=self.prefill_load,
-                prefix=self.prefix,
-                topology=self.topology,
-                session=self.session,
-                decode_load=self.decode_load,
-                decode_prefix=self.decode_prefix,
-                decode_session=self.decode_session,
-            ),
+            weights={scorer.setting: getattr(self, scorer.setting) for scorer in SCORERS},
             tiers=TierWeights(self.tier_local, self.tier_peer, self.tier_store),
             thresholds=Thresholds(self.prefill_here_tokens, self.prefill_here_max_tokens, self.prefill_here_gain),
             max_candidates=self.max_candidates,

@@ -31,7 +31,7 @@ class WorkerView:
     label: tuple[str, ...] = ()
     """Where it stands, widest first: ("zone-a", "rack-3", "nvlink-1"). Empty: unknown."""
     in_shard: bool = True
-    """Of several routers before the fleet, this one takes it first."""
+    """Part of this router's shard: of several routers, this one uses it first."""
     ours_since_s: float = -math.inf
     """Since when no other router was seen to have a prompt there; infinity while one is."""
 
@@ -84,12 +84,12 @@ class Pool:
         if place < len(self._views):
             self._views[place] = last
             self._places[last.name] = place
-        self._replicas.told(name, ())
+        self._replicas.update_routers(name, ())
         self._deal()
 
-    def told(self, worker: str, routers: Sequence[str]) -> None:
-        """A worker names the routers connected to it, none where there is only one: says which are this one's own."""
-        if self._replicas.told(worker, routers):
+    def update_routers(self, worker: str, routers: Sequence[str]) -> None:
+        """A worker's list of connected routers, empty where there is only one. Recomputes this router's shard."""
+        if self._replicas.update_routers(worker, routers):
             self._deal()
 
     def _deal(self) -> None:
@@ -140,9 +140,9 @@ class PrefixHits:
     holders: tuple[str, ...] = ()
     """The workers that hold at least half of the longest hit, the longest first: worth looking at in any fleet."""
     num_stored_blocks: int | None = 0
-    """Blocks of the prefix up to the last one that the store has, whoever has those before it; None: not known."""
+    """Blocks of the prefix up to the last one that the store has, wherever those before it are; None: not known."""
     peers: tuple[PrefixPeer, ...] = ()
-    """Workers that hold the most, the most first: a few, whom the one that is chosen can ask."""
+    """The few workers that hold the most, longest first: the chosen worker can fetch from them."""
 
     @classmethod
     def of(cls, local: Mapping[str, int], store: int = 0, num_stored_blocks: int = 0) -> PrefixHits:
@@ -153,7 +153,7 @@ class PrefixHits:
         return cls(local, longest, store, tuple(best), num_stored_blocks)
 
     def peers_of(self, name: str) -> list[PrefixPeer]:
-        """Those who hold more of the prefix than the worker of this name."""
+        """Those that hold more of the prefix than the worker of this name."""
         own = self.local.get(name, 0)
         return [peer for peer in self.peers if self.local[peer.name] > own]
 
@@ -176,6 +176,8 @@ class PlacementRequest:
     """Seconds until its first token is due."""
     now_s: float = math.inf
     """The moment, on the clock of `WorkerView.ours_since_s`."""
+    excluded: frozenset[str] = frozenset()
+    """Workers that failed this request before: not chosen again while their pool has any other."""
 
     @property
     def num_blocks(self) -> int:
@@ -186,6 +188,10 @@ class PlacementRequest:
         """Of the prompt, how many tokens lie in the worker's pool; 0 where they are fewer than `least`."""
         num_tokens = self.hits.local.get(name, 0)
         return num_tokens if num_tokens >= least else 0
+
+    def num_missing_blocks(self, name: str, least_hit: float = 0.0) -> int:
+        """Blocks of the request that the worker does not hold yet."""
+        return max(0, self.num_blocks - self.num_hit_tokens(name, least_hit) // self.block_size)
 
     def num_uncached_tokens(self, name: str, least_hit: float = 0.0) -> int:
         """What the worker would have to compute: at least the last token, which has to be run to get the next. Hits of

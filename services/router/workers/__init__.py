@@ -1,1 +1,1 @@
-"""The router's side of its workers: who they are, their sessions, their loads."""
+"""The router's side of its workers: discovery, sessions, reported loads."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import grpc.aio
 
 from services.router.workers.link import WorkerLink
+from shared.identity import WorkerRole
 from shared.rpc.errors import from_proto
 from shared.rpc.pb.tandem.v1 import decode_pb2, decode_pb2_grpc, types_pb2
 
@@ -15,20 +16,21 @@ logger = logging.getLogger(__name__)
 
 
 class DecodeLink(WorkerLink[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
-    """Reserves go down, one Step a step comes up, with the tokens of all of this router's sequences."""
+    """Sends Reserve and Cancel; receives one Step for each engine step, with new tokens of all of this router's
+    sequences."""
 
-    role = types_pb2.WORKER_ROLE_DECODE
+    role = WorkerRole.DECODE
 
     def reserve(self, reserve: decode_pb2.Reserve, token_ids: Iterable[int]) -> Iterable[int]:
-        """Gives the worker a sequence of these tokens; returns them in the form of messages, in which they are copied
-        at once. Raises WorkerLost."""
+        """Starts a sequence of these tokens on the worker; raises WorkerLost. Returns the tokens as the message's own
+        repeated field, which another message copies in one go."""
         command = decode_pb2.DecodeCommand(reserve=reserve)
         command.reserve.token_ids.extend(token_ids)
         self._give(reserve.request_id, command)
         return command.reserve.token_ids
 
     def cancel(self, request_id: str, *, sender_active: bool) -> None:
-        """Tells the worker, unless it is lost, that a request is over; see proto Cancel."""
+        """Ends a request on the worker; nothing to do where it is lost. `sender_active`: see proto Cancel."""
         if self.connected:
             cancel = types_pb2.Cancel(request_id=request_id, peer_active=sender_active)
             self.send(decode_pb2.DecodeCommand(cancel=cancel))

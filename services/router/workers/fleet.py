@@ -1,4 +1,4 @@
-"""The router's view of its workers: links by role, one model and layout for all, what placement may know."""
+"""The router's view of its workers: a link to each, one model and layout, the pools that placement reads."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 
 from services.router.placement.views import Pool
 from services.router.workers.decode_link import DecodeLink
+from services.router.workers.discovery import DiscoveredWorker, Discovery
 from services.router.workers.prefill_link import PrefillLink
 from shared.errors import ModelMismatch
-from shared.kv.hashing import root_hash
+from shared.identity import WorkerRole
+from shared.kv.hashing import ChainRoots
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout
 from shared.rpc.convert import layout_from_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
@@ -19,56 +21,61 @@ AnyLink = PrefillLink | DecodeLink
 
 
 class Fleet:
-    """All workers of a static list. `start()` begins to connect; it does not wait for any worker."""
+    """Connects to the workers that a discovery names, and follows it.
+
+    A worker that it names anew is connected. One that it names no more is retired: it gets no new work, its running
+    requests go on until they end, then its session is closed. A worker whose address, role or label changed is retired
+    and connected anew under the same name. Nothing of this touches another worker's requests.
+
+    Runs on the event loop. `start()` begins to connect and does not wait for any worker.
+    """
 
     def __init__(
-        self,
-        router_name: str,
-        prefills: Mapping[str, str],
-        decodes: Mapping[str, str],
-        on_change: Callable[[], None],
-        labels: Mapping[str, tuple[str, ...]] | None = None,
+        self, router_name: str, discovery: Discovery, on_change: Callable[[], None], *, collocated: bool = False
     ) -> None:
-        """`prefills` and `decodes` map names to host:port, `labels` some of the names to where they stand.
-
-        `on_change` is called when any worker's state moved.
-        """
+        """Owns the discovery. `on_change` is called when any worker's state changed, or the set of workers.
+        `collocated`: no prefill worker is needed to serve a prompt."""
         self.layout: BlockLayout | None = None
         self.model_fingerprint = ""
         self.model_name = ""
         self.prefill_pool = Pool(router_name)
         """The connected prefill workers, for placement."""
         self.decode_pool = Pool(router_name)
+        """The connected decode workers, for placement; every name in a pool has its link in `prefills`, `decodes`."""
+        self.prefills: dict[str, PrefillLink] = {}
+        self.decodes: dict[str, DecodeLink] = {}
+        self.retiring: list[AnyLink] = []
+        """Workers that the discovery names no more and that still have requests of this router."""
+        self._router_name = router_name
+        self._discovery = discovery
+        self._on_change = on_change
+        self._collocated = collocated
+        self._roots: ChainRoots | None = None
         self._longest: tuple[int, int] | None = None  # (decode workers connected, max_model_len then)
-        self._tasks: list[asyncio.Task[None]] = []
-        where = labels or {}
-        self.prefills = {
-            name: PrefillLink(
-                name, address, router_name, self._check, on_change, self.prefill_pool, where.get(name, ())
-            )
-            for name, address in prefills.items()
-        }
-        self.decodes = {
-            name: DecodeLink(name, address, router_name, self._check, on_change, self.decode_pool, where.get(name, ()))
-            for name, address in decodes.items()
-        }
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Begins to connect to all workers, and goes on for ever."""
-        self._tasks = [asyncio.create_task(link.run(), name=f"link-{link.name}") for link in self.links]
+        """Begins to follow the discovery and to connect to its workers."""
+        self._discovery.start(self._follow)
+        self._follow()
 
     async def close(self) -> None:
-        """Ends all sessions; workers free what this router held."""
-        for task in self._tasks:
+        """Ends all sessions; workers free what this router held. Twice is fine."""
+        await self._discovery.close()
+        for task in list(self._tasks):
             task.cancel()
-        for task in self._tasks:
+        for task in list(self._tasks):
             await end_task(task)
-        self._tasks = []
 
     @property
     def links(self) -> tuple[AnyLink, ...]:
-        """All workers, prefill first."""
+        """The workers that the discovery names, prefill first."""
         return (*self.prefills.values(), *self.decodes.values())
+
+    @property
+    def discovery_failure(self) -> str:
+        """Why the set of workers may be out of date; empty while it is not."""
+        return self._discovery.failure
 
     @property
     def max_model_len(self) -> int:
@@ -85,20 +92,59 @@ class Fleet:
         return self.prefill_pool.shared or self.decode_pool.shared
 
     def not_ready_reason(self) -> str:
-        """Empty when a prompt can be served."""
-        for role, links in (("decode", self.decodes), ("prefill", self.prefills)):
-            if links and not any(link.connected and not link.load.draining for link in links.values()):
+        """Empty when a prompt can be served; else which role has no worker, and why."""
+        needed: dict[str, Mapping[str, AnyLink]] = {"decode": self.decodes}
+        if not self._collocated:
+            needed["prefill"] = self.prefills
+        for role, links in needed.items():
+            if not links:
+                failure = self.discovery_failure
+                return f"no {role} worker is known" + (f" ({failure})" if failure else "")
+            if not any(link.connected and not link.load.draining for link in links.values()):
                 reasons = "; ".join(f"{link.name}: {link.mismatch or 'connecting'}" for link in links.values())
                 return f"no {role} worker is ready ({reasons})"
         return ""
 
-    def hash_root(self, salt: str) -> bytes:
-        """Root of the block hash chain of a tenant's prompts; needs a worker to have connected once."""
-        assert self.layout is not None
-        return root_hash(self.model_fingerprint, self.layout.format.name, LAYOUT_VERSION, salt=salt)
+    def hash_root(self, salt: str, num_prompt_tokens: int) -> bytes:
+        """Root of the block hash chain of a prompt; needs a worker to have connected once."""
+        assert self._roots is not None
+        return self._roots.of(salt, num_prompt_tokens)
+
+    def _follow(self) -> None:
+        """Makes the links those of the discovery's view."""
+        view = {worker.name: worker for worker in self._discovery.workers}
+        old = [link for link in self.links if view.get(link.name) != link.worker]
+        for link in old:
+            (self.prefills if link.role is WorkerRole.PREFILL else self.decodes).pop(link.name)
+            self.retiring.append(link)
+            link.retire()
+        known = self.prefills.keys() | self.decodes.keys()
+        new = [worker for worker in view.values() if worker.name not in known]
+        for worker in new:
+            self._connect(worker)
+        if old or new:
+            self._longest = None
+            self._on_change()
+
+    def _connect(self, worker: DiscoveredWorker) -> None:
+        link: AnyLink
+        if worker.role is WorkerRole.PREFILL:
+            link = PrefillLink(worker, self._router_name, self._check, self._on_change, self.prefill_pool)
+            self.prefills[worker.name] = link
+        else:
+            link = DecodeLink(worker, self._router_name, self._check, self._on_change, self.decode_pool)
+            self.decodes[worker.name] = link
+        task = asyncio.create_task(self._serve(link), name=f"link-{worker.name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, link: AnyLink) -> None:
+        """Keeps a worker's session up until the worker is retired and drained."""
+        await link.run()
+        self.retiring.remove(link)
 
     def _check(self, welcome: types_pb2.Welcome) -> None:
-        """The first worker to connect sets the fleet's model and layout; while one is there, others must match."""
+        """The first worker to connect sets the fleet's model and layout; while one is connected, others must match."""
         layout = layout_from_proto(welcome.layout)
         if welcome.layout.layout_version != LAYOUT_VERSION:
             raise ModelMismatch(
@@ -106,10 +152,13 @@ class Fleet:
                 field="layout_version",
             )
         self._longest = None
-        if self.layout is None or not any(link.connected for link in self.links):
+        if self.layout is None or not any(link.connected for link in (*self.links, *self.retiring)):
             self.layout = layout
             self.model_fingerprint = welcome.model_fingerprint
             self.model_name = welcome.model_name
+            self._roots = ChainRoots(
+                welcome.model_fingerprint, layout.format.name, LAYOUT_VERSION, welcome.rope_trained_len
+            )
             return
         if welcome.model_fingerprint != self.model_fingerprint:
             raise ModelMismatch(

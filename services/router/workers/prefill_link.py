@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import grpc.aio
 
 from services.router.workers.link import WorkerLink
+from shared.identity import WorkerRole
 from shared.rpc.errors import from_proto
 from shared.rpc.pb.tandem.v1 import prefill_pb2, prefill_pb2_grpc, types_pb2
 
@@ -15,18 +16,18 @@ logger = logging.getLogger(__name__)
 
 
 class PrefillLink(WorkerLink[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]):
-    """Submits go down, first tokens come up."""
+    """Sends Submit and Cancel; receives a FirstToken for each prompt."""
 
-    role = types_pb2.WORKER_ROLE_PREFILL
+    role = WorkerRole.PREFILL
 
     def submit(self, submit: prefill_pb2.Submit, token_ids: Iterable[int]) -> None:
-        """Gives the worker a prompt of these tokens; raises WorkerLost."""
+        """Starts a prompt of these tokens on the worker; raises WorkerLost."""
         command = prefill_pb2.PrefillCommand(submit=submit)
         command.submit.token_ids.extend(token_ids)
         self._give(submit.request_id, command)
 
     def cancel(self, request_id: str, *, receiver_active: bool) -> None:
-        """Tells the worker, unless it is lost, that a request is over; see proto Cancel."""
+        """Ends a request on the worker; nothing to do where it is lost. `receiver_active`: see proto Cancel."""
         if self.connected:
             cancel = types_pb2.Cancel(request_id=request_id, peer_active=receiver_active)
             self.send(prefill_pb2.PrefillCommand(cancel=cancel))
@@ -48,6 +49,6 @@ class PrefillLink(WorkerLink[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
             case "load":
                 self._on_load(event.load)
             case None:
-                pass  # of another version's worker
+                pass  # an event that this version does not know
             case other:
                 logger.warning("worker %s sent %s in mid-session", self.name, other)

@@ -1,55 +1,55 @@
-"""A worker's dealings in blocks: gives them to store nodes and peers, has prefixes from both."""
+"""Connects a worker's pool with store nodes and peers: offloads blocks, serves them, fetches prefixes."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
 
-from services.worker.blocks.answers import Answer, BlockAnswers
+from services.worker.blocks.exchange_client import BlockExchangeClient, ExchangeEvent
 from services.worker.blocks.local_blocks import LocalBlocks
 from services.worker.blocks.peers import Peers
 from services.worker.blocks.prefix_fetch.fetch import PrefixFetch
 from services.worker.blocks.prefix_fetch.policy import FetchPolicy
 from services.worker.blocks.server import BlockServer
-from services.worker.blocks.store_nodes import StoreNodes
 from services.worker.blocks.store_offloader import StoreOffloader
 from services.worker.host import EngineHost
+from shared.block_service.store_nodes import StoreNodes
 from shared.engine.messages import BlocksAdopted, BlocksHeld, CacheFlushed, FetchPrepared, PoolChanged, SequenceEnded
 from shared.kv.rendezvous import by_keeper
 
 
 class KVConnector:
-    """Offers, fetches and the server of this worker's own blocks. `start()`/`close()`; `on_event` takes the engine's
-    words about blocks."""
+    """Owns the offloaders, the fetches and the server of this worker's blocks. `start()`/`close()`; `on_event` takes
+    the engine's events about blocks."""
 
     def __init__(self, host: EngineHost, stores: Mapping[str, str]) -> None:
         """`stores` are the store nodes, host:port by name. The host must be started."""
-        self._answers = BlockAnswers(host.engine)
+        self._exchange = BlockExchangeClient(host.engine)
         self._local = LocalBlocks()
         self._peers = Peers()
         self.nodes = StoreNodes(stores)
-        self.offers = {name: StoreOffloader(host, name, self.nodes, self._answers) for name in self.nodes.names}
+        self.offers = {name: StoreOffloader(host, name, self.nodes, self._exchange) for name in self.nodes.names}
         policy = FetchPolicy(host.settings.prefix_fetch)
-        self.fetches = PrefixFetch(host, self.nodes, self._peers, self._answers, self._local, policy)
-        self.server = BlockServer(host, self._answers, self._local)
+        self.fetches = PrefixFetch(host, self.nodes, self._peers, self._exchange, self._local, policy)
+        self.server = BlockServer(host, self._exchange, self._local)
 
     def start(self) -> None:
         """Does not wait for any store node."""
         for offers in self.offers.values():
             offers.start()
 
-    def on_event(self, event: PoolChanged | SequenceEnded | Answer) -> None:
-        """What the engine says about blocks."""
+    def on_event(self, event: PoolChanged | SequenceEnded | ExchangeEvent) -> None:
+        """An event of the engine about blocks."""
         match event:
             case PoolChanged(sealed, evicted):
                 self._local.on_pool(sealed, evicted)
             case SequenceEnded():
                 self._offer(event)
             case BlocksHeld() | FetchPrepared() | BlocksAdopted() | CacheFlushed():
-                self._answers.on_event(event)
+                self._exchange.on_event(event)
 
     async def close(self) -> None:
-        """Gives what waits, within a second; twice is fine."""
+        """Offers what still waits, for at most a second; twice is fine."""
         await self.fetches.close()
         await asyncio.gather(self.server.close(), *(offers.close() for offers in self.offers.values()))
         await self._peers.close()

@@ -1,4 +1,4 @@
-"""What this worker's pool holds, as the event loop knows it: by the engine's word, a moment late."""
+"""The event loop's copy of what the pool holds. It follows the engine's events, so it may be a moment late."""
 
 from __future__ import annotations
 

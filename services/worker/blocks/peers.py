@@ -1,4 +1,4 @@
-"""The other workers whose pools this one was told to ask."""
+"""Connections to other workers whose pools may hold a prefix."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shared.errors import TandemError
 logger = logging.getLogger(__name__)
 
 MAX_PEERS = 64
-"""Connections kept; the one that was not used for longest goes first."""
+"""Most connections; the least recently used one is closed first."""
 RETRY_S = 5.0
-"""A peer that did not answer is left alone for so long. The router names those alone whose session stands."""
+"""A peer that did not answer is not asked again for this long. Routers name only peers with a live session."""
 
 
 class Peers:
@@ -28,7 +28,7 @@ class Peers:
         self._closing: set[asyncio.Task[None]] = set()
 
     def client(self, address: str) -> BlockClient | None:
-        """The peer's; None while it is left alone."""
+        """The peer's client; None while it must not be asked."""
         if time.monotonic() < self._silent_until.get(address, 0.0):
             return None
         self._silent_until.pop(address, None)

@@ -6,33 +6,34 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
 
-from services.worker.blocks.answers import BlockAnswers
+from services.worker.blocks.exchange_client import BlockExchangeClient
 from services.worker.blocks.local_blocks import LocalBlocks
 from services.worker.host import EngineHost
 from shared.block_service.client import SentBlock
-from shared.engine.messages import ReleaseHeld, ShippedBlock
+from shared.engine.messages import ReleaseHeld
 from shared.errors import InvalidRequest, ModelMismatch
+from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.handoff.shipment import Shipment
 from shared.kv_index.holders import Tier
 
 MAX_HELD = 64
-"""Blocks that are kept for senders at once, whoever asks …"""
+"""Most blocks held for senders at once, over all requests …"""
 MAX_HELD_SHARE = 0.25
 """… and at most this share of the pool."""
 PART = 8
-"""Blocks told of at once, so that the asker takes in the first while the others travel."""
+"""Blocks announced in one message, so that the receiver takes in the first while the others travel."""
 SEND_TIMEOUT_S = 10.0
-"""An asker that takes nothing for so long is given up."""
+"""A receiver that takes nothing for this long is given up."""
 
 
 class BlockServer:
-    """Implements `BlockGiver`. A block that is being sent has a reference of its own and cannot be evicted; their
-    number is bounded, and who comes later waits."""
+    """Implements `BlockProvider`. A block that is being sent has a reference of its own and cannot be evicted; their
+    number is bounded, and later requests wait."""
 
-    def __init__(self, host: EngineHost, answers: BlockAnswers, local: LocalBlocks) -> None:
+    def __init__(self, host: EngineHost, exchange: BlockExchangeClient, local: LocalBlocks) -> None:
         """Owns none of them. The host must be started."""
         self._host = host
-        self._answers = answers
+        self._exchange = exchange
         self._local = local
         self._num_free = max(1, min(MAX_HELD, int(MAX_HELD_SHARE * host.model.num_blocks)))
         self._given_back = asyncio.Event()
@@ -43,13 +44,13 @@ class BlockServer:
         """Blocks sent to other workers."""
 
     async def look_up(self, hashes: Sequence[bytes]) -> list[bool]:
-        """See `BlockGiver`."""
+        """See `BlockProvider`."""
         return [name in self._local for name in hashes]
 
     async def fetch(
         self, hashes: Sequence[bytes], block_bytes: int, ticket: int, address: bytes
     ) -> AsyncGenerator[list[SentBlock], None]:
-        """See `BlockGiver`."""
+        """See `BlockProvider`."""
         ours = self._host.model.layout.block_bytes
         if block_bytes != ours:
             raise ModelMismatch(
@@ -76,10 +77,10 @@ class BlockServer:
                 await shipment.finish(0, 0, finished=False)
 
     async def flush(self, tenant: str | None) -> tuple[int, int]:
-        """See `BlockGiver`; raises InvalidRequest for one tenant's."""
+        """See `BlockProvider`; raises InvalidRequest for one tenant's."""
         if tenant is not None:
             raise InvalidRequest("a worker's pool does not know whose its blocks are", field="tenant")
-        num_blocks = await self._answers.flush()
+        num_blocks = await self._exchange.flush()
         return num_blocks, num_blocks * self._host.model.layout.block_bytes
 
     def memory(self, block_id: int) -> memoryview:
@@ -104,10 +105,10 @@ class BlockServer:
             if not self._num_active:
                 self._idle.set()
 
-    async def _hold(self, batch: list[int], hashes: Sequence[bytes]) -> list[ShippedBlock]:
+    async def _hold(self, batch: list[int], hashes: Sequence[bytes]) -> list[OutgoingBlock]:
         """Those of the blocks that are still here, each with a reference for the shipment, which also ends what was
         taken for it."""
-        asking = asyncio.create_task(self._answers.hold(tuple(hashes[index] for index in batch)))
+        asking = asyncio.create_task(self._exchange.hold(tuple(hashes[index] for index in batch)))
         try:
             held = await asyncio.shield(asking)
         except asyncio.CancelledError:
@@ -116,10 +117,10 @@ class BlockServer:
             self._give_back(len(batch))
             raise
         self._give_back(len(batch) - len(held.blocks))
-        return [ShippedBlock("", batch[block.index], block.block_id, block.checksum) for block in held.blocks]
+        return [OutgoingBlock("", batch[block.index], block.block_id, block.checksum) for block in held.blocks]
 
     async def _take(self, most: int) -> int:
-        """How many blocks may be held, at least one and at most so many; waits while it is none."""
+        """Reserves room to hold blocks: at least one, at most `most`. Waits while there is none."""
         while not self._num_free:
             self._given_back.clear()
             await self._given_back.wait()
@@ -131,6 +132,6 @@ class BlockServer:
         self._num_free += count
         self._given_back.set()
 
-    def _release(self, block: ShippedBlock) -> None:
+    def _release(self, block: OutgoingBlock) -> None:
         self._host.engine.submit(ReleaseHeld((block.block_id,)))
         self._give_back(1)

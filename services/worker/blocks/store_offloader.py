@@ -1,4 +1,4 @@
-"""Gives a store node what sequences left behind, behind the engine's back."""
+"""Offers the blocks of ended sequences to a store node, beside the running engine."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 from collections import deque
 
-from services.worker.blocks.answers import BlockAnswers
-from services.worker.blocks.store_nodes import StoreNodes
+from services.worker.blocks.exchange_client import BlockExchangeClient
 from services.worker.host import EngineHost
+from shared.block_service.store_nodes import StoreNodes
 from shared.engine.messages import ReleaseHeld
 from shared.errors import ConfigError, InvalidRequest, ModelMismatch, TandemError
 from shared.kv.handoff.shipment import Shipment
@@ -21,15 +21,15 @@ SEND_TIMEOUT_S = 10.0
 
 
 class StoreOffloader:
-    """Offers blocks to one node, batch by batch, one batch on its way at a time. A node that is gone costs a line in
-    the log, and the blocks that wait for it."""
+    """Offers blocks to one node, batch by batch, one batch on its way at a time. If the node does
+    not answer, that is logged and the waiting blocks are dropped."""
 
-    def __init__(self, host: EngineHost, name: str, nodes: StoreNodes, answers: BlockAnswers) -> None:
+    def __init__(self, host: EngineHost, name: str, nodes: StoreNodes, exchange: BlockExchangeClient) -> None:
         """`name` is the node's; owns nothing."""
         self._host = host
         self._name = name
         self._nodes = nodes
-        self._answers = answers
+        self._exchange = exchange
         self._waiting: deque[tuple[tuple[bytes, ...], str]] = deque()
         self._wake = asyncio.Event()
         self._closing = False
@@ -98,7 +98,7 @@ class StoreOffloader:
             lambda block: self._host.engine.submit(ReleaseHeld((block.block_id,))),
             SEND_TIMEOUT_S,
         )
-        held = await self._answers.hold(tuple(hashes[index] for index in wanted.indexes))
+        held = await self._exchange.hold(tuple(hashes[index] for index in wanted.indexes))
         for block in held.blocks:
             shipment.add(block)
         await shipment.finish(0, 0, finished=False)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from shared.engine.plan import BlockToShip
 from shared.engine.sequence import EngineSequence
+from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.hashing import extend_chain
 from shared.kv.pool import BlockPool, OutOfBlocks
 
 
 class BlockTables:
-    """What sequences do with the pool. Keeps nothing itself."""
+    """Operations on sequences' block tables; stateless."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
@@ -20,8 +20,8 @@ class BlockTables:
         return sequence.block_hashes
 
     def take_found(self, sequence: EngineSequence) -> int:
-        """References on blocks of the prompt that the pool has by now behind what the sequence has computed; their
-        tokens. None while a step that computes for it is in flight."""
+        """Takes prompt blocks that others have sealed meanwhile, directly behind the computed ones; returns how many
+        tokens they hold. 0 while a step that computes for the sequence is in flight."""
         block_size = self._pool.block_size
         start = len(sequence.block_ids)
         if sequence.num_in_flight_tokens or sequence.num_computed_tokens != start * block_size:
@@ -60,17 +60,20 @@ class BlockTables:
             if self._pool.hash_of(sequence.block_ids[index]) is None:
                 self._pool.seal(sequence.block_ids[index], hashes[index])
 
-    def ship(self, sequence: EngineSequence, end_block: int) -> list[BlockToShip]:
-        """The blocks below `end_block` that are due; each carries a reference of its own for the shipper."""
+    def ship(self, sequence: EngineSequence, end_block: int) -> list[OutgoingBlock]:
+        """The blocks below `end_block` that are due; each holds a reference of its own for the sender."""
         if not sequence.ship_blocks:
             return []
+        block_ids, checksum_of = sequence.block_ids, self._pool.checksum_of
         due = [
-            BlockToShip(sequence.sequence_id, index, sequence.block_ids[index], sequence.receiver)
+            OutgoingBlock(
+                sequence.sequence_id, index, block_ids[index], checksum_of(block_ids[index]), sequence.receiver
+            )
             for index in range(sequence.num_shipped_blocks, end_block)
             if index in sequence.ship_blocks
         ]
         sequence.num_shipped_blocks = max(sequence.num_shipped_blocks, end_block)
-        self._pool.acquire([ship.block_id for ship in due])
+        self._pool.acquire([block.block_id for block in due])
         return due
 
     def free(self, sequence: EngineSequence) -> None:

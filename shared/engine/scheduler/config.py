@@ -1,4 +1,4 @@
-"""What a scheduler is told, and what it counts."""
+"""The scheduler's limits and counters."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 512
     """Budget of tokens computed in one step; a longer prompt is computed in chunks."""
     output_quantile: float = 0.0
-    """Answers are expected to become as long as this quantile of those that ended; 0 = one block is kept free for each
-    running sequence instead."""
+    """Expected length of an answer: this quantile of the lengths of finished answers. 0 = one block is kept free for
+    each running sequence instead."""
     first_output_guess: int = 128
-    """Expected tokens of an answer before enough have ended."""
+    """Expected tokens of an answer until enough answers have finished."""
     num_host_blocks: int = 0
     """Blocks of host memory for preempted sequences; 0 = they are computed again."""
     tpot_target_s: float = 0.0
     """A batch grows while a step is predicted to take no longer; 0 = up to max_num_seqs."""
     max_overtaken_s: float = 0.0
-    """Shorter prompts go first, but none overtakes one that has waited so long; 0 = in order of arrival."""
+    """Shorter prompts go first, but never before one that has waited this long; 0 = in order of arrival."""
     max_unsent_share: float = 1.0
-    """Prompts for a receiver wait while more than this share of the pool holds blocks that it has not taken."""
+    """Prompts for a decode worker wait while its unsent blocks take more than this share of the pool."""
 
 
 @dataclass(slots=True)

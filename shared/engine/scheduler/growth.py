@@ -1,7 +1,7 @@
 """How long answers become, and how many blocks the running ones will still take. Pure policy: plain numbers.
 
-Blocks promised twice cost a preemption, blocks kept aside for nothing cost batch size. What decides is how long answers
-really are: `max_tokens` is a bound that few reach.
+Too small a reserve costs preemptions, too large a one costs batch size. So it follows the measured lengths of answers:
+few reach `max_tokens`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from shared.engine.sequence import EngineSequence, Goal
 
 WINDOW = 512
-"""Answers that are remembered."""
+"""Finished answers that are remembered."""
 MIN_OBSERVATIONS = 8
-"""Of fewer no quantile is taken."""
+"""With fewer finished answers the first guess is used."""
 
 
 class OutputLengths:
@@ -62,7 +62,7 @@ class GrowthReserve:
         self._lengths = OutputLengths(quantile, first_guess) if quantile > 0 else None
 
     def ended(self, sequence: EngineSequence) -> None:
-        """Learns from an answer that ended, or that its client wanted no more of: it holds nothing from now on."""
+        """Learns from an answer that ended or was cancelled."""
         if self._lengths is not None and sequence.goal is Goal.COMPLETION and sequence.num_output_tokens > 0:
             self._lengths.observe(sequence.num_output_tokens)
 

@@ -1,7 +1,7 @@
 """Preempted sequences' blocks in host memory: which slot holds which. Pure policy; the runner copies the bytes.
 
-A copy is part of the plan of the step before which it is due, in the order in which it was decided: so a block may be
-given to another sequence, and a slot to another block, in the same breath in which it was freed.
+A copy belongs to the plan of the step before which it must be done, and copies run in the order in which they were
+decided. So a freed block, or a freed slot, may be given away at once.
 """
 
 from __future__ import annotations

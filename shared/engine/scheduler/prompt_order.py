@@ -8,11 +8,11 @@ from shared.engine.sequence import EngineSequence, Status
 
 
 class PromptOrder:
-    """Shortest remaining first, within bounds: nobody is overtaken later than `max_overtaken_s` after its arrival.
+    """Shortest remaining first, but no prompt is overtaken later than `max_overtaken_s` after its arrival.
 
     Serving the shortest first gives the lowest mean time to first token, and would starve a long prompt under load.
     So those that have waited their time go before all that have not, in order of arrival; and before these go
-    preempted sequences, which someone already reads.
+    preempted sequences, whose clients already read tokens.
     """
 
     def __init__(self, max_overtaken_s: float) -> None:

@@ -17,17 +17,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from shared.engine.plan import (
-    BlockToShip,
-    BrokenSequence,
-    EndedSequence,
-    NewToken,
-    NoToken,
-    PlannedSequence,
-    StepOutcome,
-    StepPlan,
-    StepResult,
-)
+from shared.engine.messages import NewToken, SequenceEnded, SequenceFailed, StepOutput
+from shared.engine.plan import NoToken, PlannedSequence, StepPlan, StepResult
 from shared.engine.scheduler.admission import Admission
 from shared.engine.scheduler.block_tables import BlockTables
 from shared.engine.scheduler.config import SchedulerConfig as SchedulerConfig
@@ -39,11 +30,10 @@ from shared.engine.scheduler.prompt_order import PromptOrder
 from shared.engine.scheduler.sequence_table import SequenceTable
 from shared.engine.scheduler.step_time import BatchLimit
 from shared.engine.scheduler.unsent_blocks import UnsentBlocks
-from shared.engine.sequence import EngineSequence, Goal, Status, StopCause
-from shared.errors import Overloaded
+from shared.engine.sequence import EngineSequence, Goal, Status
+from shared.errors import NumericalFault, Overloaded
+from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.pool import BlockPool
-
-_FINISH = {StopCause.STOP: "stop", StopCause.LENGTH: "length"}
 
 
 class Scheduler:
@@ -57,7 +47,8 @@ class Scheduler:
         self.counters = SchedulerCounters()
         self._sequences = SequenceTable()
         self._started: list[tuple[str, int]] = []
-        self._ended: list[EndedSequence] = []
+        self._ended: list[SequenceEnded] = []
+        self._failed: list[SequenceFailed] = []
         self._in_flight = StepsInFlight()
         self._tables = BlockTables(pool)
         growth = GrowthReserve(pool.block_size, config.output_quantile, config.first_output_guess)
@@ -106,7 +97,7 @@ class Scheduler:
                 self.pool.set_checksum(sequence.block_ids[index], checksums[index])
         sequence.token_ids.append(first_token)
         sequence.check()
-        if sequence.stop_cause() is not None:
+        if sequence.finish_reason() is not None:
             self._admission.ended(sequence)
             self._retire(sequence)
         else:
@@ -147,19 +138,18 @@ class Scheduler:
         sequences = [self._sequences[name] for name in planned]
         return self._in_flight.begin(list(planned.values()), sequences, self._swap.take_copies())
 
-    def apply(self, plan: StepPlan, result: StepResult, step_s: float | None = None) -> StepOutcome:
+    def apply(self, plan: StepPlan, result: StepResult, step_s: float | None = None) -> StepOutput:
         """Takes the result of the oldest step in flight: lengths move on, full blocks are sealed, ended sequences
-        leave. A sequence that no token could be chosen for leaves too, and its blocks are found no more: the cause may
-        lie in any of them. `step_s`: how long the step took, in seconds, where that was measured.
+        leave. A sequence that no token could be chosen for fails (`take_failed`), and its blocks leave the prefix
+        cache: the cause may lie in any of them. `step_s`: how long the step took, in seconds, where that was measured.
         """
         if plan.is_empty:
-            return StepOutcome((), ())
+            return StepOutput()
         if step_s is not None:
             self._admission.measured(plan, step_s)
         sequences = self._in_flight.complete(plan)
         tokens: list[NewToken] = []
-        ships: list[BlockToShip] = []
-        broken: list[BrokenSequence] = []
+        blocks: list[OutgoingBlock] = []
         sampled = iter(result.sampled)
         for item, sequence in zip(plan.sequences, sequences, strict=True):
             token = next(sampled) if item.sample is not None else None
@@ -167,36 +157,41 @@ class Scheduler:
                 self._free_if_complete(sequence)
                 continue
             if isinstance(token, NoToken):
-                broken.append(BrokenSequence(item.sequence_id, sequence.num_tokens, token.source))
+                self._failed.append(SequenceFailed(item.sequence_id, _numerical_fault(sequence.num_tokens, token)))
                 self.pool.forget(sequence.block_ids)
                 self._retire(sequence)
                 continue
             sequence.num_computed_tokens = item.end
             self._tables.seal(sequence, item.start)
             if token is None:
-                ships += self._ship(sequence, item.end // self.pool.block_size)
+                blocks += self._ship(sequence, item.end // self.pool.block_size)
                 sequence.check()
                 continue
             if sequence.goal is Goal.FIRST_TOKEN:
-                ships += self._ship(sequence, -(-item.end // self.pool.block_size))
+                blocks += self._ship(sequence, -(-item.end // self.pool.block_size))
             sequence.token_ids.append(token.token_id)
             sequence.check()
-            cause = sequence.stop_cause()
-            tokens.append(NewToken(item.sequence_id, token, _FINISH[cause] if cause else None))
-            if cause is not None or sequence.goal is Goal.FIRST_TOKEN:
+            finish_reason = sequence.finish_reason()
+            tokens.append(NewToken(item.sequence_id, token, finish_reason))
+            if finish_reason is not None or sequence.goal is Goal.FIRST_TOKEN:
                 self._admission.ended(sequence)
                 self._retire(sequence)
-        return StepOutcome(tuple(tokens), tuple(ships), tuple(broken))
+        return StepOutput(tuple(tokens), tuple(blocks))
 
     def take_started(self) -> list[tuple[str, int]]:
         """(sequence id, cached tokens) of those that since the last call got their first turn, or found more."""
         started, self._started = self._started, []
         return started
 
-    def take_ended(self) -> list[EndedSequence]:
+    def take_ended(self) -> list[SequenceEnded]:
         """Those that left since the last call with more sealed blocks than a hand-off brought."""
         ended, self._ended = self._ended, []
         return ended
+
+    def take_failed(self) -> list[SequenceFailed]:
+        """Those that left since the last call because no token could be chosen for them."""
+        failed, self._failed = self._failed, []
+        return failed
 
     # --- what others may know
 
@@ -341,7 +336,7 @@ class Scheduler:
         sequence.num_cached_tokens = 0
         self._sequences.preempt(sequence)
 
-    def _ship(self, sequence: EngineSequence, end_block: int) -> list[BlockToShip]:
+    def _ship(self, sequence: EngineSequence, end_block: int) -> list[OutgoingBlock]:
         due = self._tables.ship(sequence, end_block)
         self._unsent.add(sequence.receiver, len(due))
         return due
@@ -356,7 +351,7 @@ class Scheduler:
         computed = sequence.num_computed_tokens // self.pool.block_size
         if computed > sequence.num_arrived_blocks:
             hashes = tuple(sequence.block_hashes[:computed])
-            self._ended.append(EndedSequence(hashes, sequence.num_arrived_blocks, sequence.tenant))
+            self._ended.append(SequenceEnded(hashes, sequence.num_arrived_blocks, sequence.tenant))
         self._swap.drop(sequence)
         self._free_if_complete(sequence)
 
@@ -364,3 +359,13 @@ class Scheduler:
         """Gives back a finished sequence's blocks once no step in flight writes to them: a receive might, next."""
         if sequence.num_in_flight_tokens == 0:
             self._tables.free(sequence)
+
+
+def _numerical_fault(position: int, token: NoToken) -> NumericalFault:
+    """`position`: index in the sequence of the token that could not be chosen."""
+    where = f", first in its {token.source}" if token.source else ""
+    return NumericalFault(
+        f"the model gave NaN or infinite numbers for token {position}{where}: nothing can be chosen",
+        position=position,
+        source=token.source,
+    )

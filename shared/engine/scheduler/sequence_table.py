@@ -1,4 +1,4 @@
-"""The live sequences of a scheduler by what they are about: waiting, running, or receiving their KV from elsewhere."""
+"""A scheduler's live sequences by status: waiting, running, or receiving their KV from elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class SequenceTable:
 
     def __init__(self) -> None:
         self.waiting: deque[EngineSequence] = deque()
-        """For blocks and a turn; who comes first is in front, a preempted one before it."""
+        """In order of arrival, preempted ones in front."""
         self.running: list[EngineSequence] = []
         """In order of arrival."""
         self.receiving: dict[str, EngineSequence] = {}
@@ -95,9 +95,9 @@ class SequenceTable:
             if held:
                 capacity = len(sequence.block_ids) * block_size
                 assert sequence.num_computed_tokens <= capacity, f"{sequence.sequence_id}: computed beyond its blocks"
-        assert all(s.status is Status.WAITING for s in self.waiting), "the waiting wait"
-        assert all(s.status is Status.RUNNING for s in self.running), "the running run"
-        assert all(s.status is Status.RECEIVING for s in self.receiving.values()), "the receiving receive"
+        assert all(s.status is Status.WAITING for s in self.waiting), "all in waiting wait"
+        assert all(s.status is Status.RUNNING for s in self.running), "all in running run"
+        assert all(s.status is Status.RECEIVING for s in self.receiving.values()), "all in receiving receive"
         assert [s.arrival for s in self.running] == sorted(s.arrival for s in self.running)
         assert len(self) == len(self.running) + len(self.receiving) + len(self.waiting)
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 FORGETTING = 0.99
 """An observation's weight falls to a half after about 70 newer ones."""
 MIN_OBSERVATIONS = 8
-"""Fewer say nothing."""
+"""With fewer there is no prediction."""
 OUTLIER = 4.0
-"""A step counts as at most so many times the prediction: one that compiled a kernel must not close the batch."""
-_RIDGE = 1e-6  # of a feature's variance: keeps two that move together solvable
+"""A step counts as at most this many times the prediction: one that compiled a kernel must not shrink the batch."""
+_RIDGE = 1e-6  # share of a feature's variance added to it: keeps collinear features solvable
 
 
 class StepTimeModel:

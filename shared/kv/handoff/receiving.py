@@ -1,4 +1,4 @@
-"""A batch of blocks as its receiver sees it: receives posted, then the trailer's word on what came."""
+"""A batch of blocks as its receiver sees it: receives posted, then the trailer, which lists what was sent."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def receive_trailer(
 
 
 async def end_receives(transfer: KVTransfer, ticket: int) -> None:
-    """When this returns, no receive of the ticket can write any more. Raises MemoryLost where that cannot be had."""
+    """When this returns, no receive of the ticket can write any more. Raises MemoryLost if that is impossible."""
     try:
         await asyncio.shield(transfer.cancel(ticket))
     except TransferFailed as error:

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Self
 
-from shared.engine.messages import ShippedBlock
 from shared.errors import TransferFailed
+from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.handoff.trailer import encode_trailer
 from shared.kv.transfer import TRAILER_INDEX, KVTransfer
 from shared.rpc.pb.tandem.v1 import types_pb2
@@ -27,10 +27,10 @@ class Shipment:
         ticket: int,
         num_needed: int,
         memory: Callable[[int], memoryview],
-        release: Callable[[ShippedBlock], None],
+        release: Callable[[OutgoingBlock], None],
         timeout_s: float,
     ) -> None:
-        """`memory(block_id)` is a block's bytes, `release(block)` gives the shipper's reference back. A receiver
+        """`memory(block_id)` is a block's bytes, `release(block)` gives the sender's reference back. A receiver
         that takes nothing for `timeout_s` after the last chunk is given up."""
         self._transfer = transfer
         self._address = address
@@ -40,7 +40,7 @@ class Shipment:
         self._release = release
         self._timeout_s = timeout_s
         self._sends: list[asyncio.Task[None]] = []
-        self._sent: list[ShippedBlock] = []
+        self._sent: list[OutgoingBlock] = []
         self._error: TransferFailed | None = None
         self._finishing = False
 
@@ -56,7 +56,7 @@ class Shipment:
         """Blocks handed to the transfer so far."""
         return len(self._sent)
 
-    def add(self, block: ShippedBlock) -> None:
+    def add(self, block: OutgoingBlock) -> None:
         """Starts sending a block."""
         self._sent.append(block)
         self._sends.append(asyncio.create_task(self._send(block)))
@@ -95,7 +95,7 @@ class Shipment:
                 self.drop_receiver()
                 await asyncio.wait(stuck)
 
-    async def _send(self, block: ShippedBlock) -> None:
+    async def _send(self, block: OutgoingBlock) -> None:
         try:
             if self._error is None:
                 await self._transfer.send(self._address, self._ticket, block.index, self._memory(block.block_id))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
@@ -17,8 +18,9 @@ from shared.engine.messages import (
     ReserveSequence,
     SequenceFailed,
     SequenceReserved,
-    Stepped,
+    StepOutput,
 )
+from shared.engine.plan_log import RecordingRunner
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -45,10 +47,11 @@ class EngineRun:
         config: RunnerConfig | None = None,
         ahead: bool | None = None,
         device: str = "cpu",
+        recording: BinaryIO | None = None,
         kv_dtype: str = "float32",
         **policy,
     ) -> None:
-        """`policy`: further fields of the scheduler's config."""
+        """`recording`: where plans and results are written; `policy`: further fields of the scheduler's config."""
         self.decoder = Decoder.load(folder, torch.float32, device, kernels=kernels)
         model = self.decoder.config
         config = config or RunnerConfig(max_num_seqs=MAX_NUM_SEQS)
@@ -60,7 +63,8 @@ class EngineRun:
         with torch.inference_mode():
             self.runner.start()
         self.events: queue.Queue = queue.Queue()
-        self.engine = Engine(self.scheduler, self.runner, self.events.put, ahead)
+        runner = RecordingRunner(self.runner, recording) if recording else self.runner
+        self.engine = Engine(self.scheduler, runner, self.events.put, ahead)
         self.engine.start()
         self.names = 0
 
@@ -94,11 +98,11 @@ class EngineRun:
         outputs = {name: [] for name in names}
         left = set(names)
         while left:
-            for token in self.next(Stepped).tokens:
+            for token in self.next(StepOutput).tokens:
                 if token.sequence_id not in outputs:
                     continue  # a batch mate's
                 outputs[token.sequence_id].append(token.token.token_id)
-                if token.finish:
+                if token.finish_reason:
                     left.discard(token.sequence_id)
         return [outputs[name] for name in names]
 
@@ -114,11 +118,11 @@ def hand_off(prefill: EngineRun, decode: EngineRun, prompt, max_tokens=64, corru
     buffers = {index: decode.engine.blocks.incoming(block_id) for index, block_id in reserved.needed}
     checksums, first = {}, None
     while first is None:
-        stepped = prefill.next(Stepped)
-        for ship in stepped.ships:
-            buffers[ship.index][:] = prefill.engine.blocks.outgoing(ship.block_id)
-            checksums[ship.index] = ship.checksum
-            prefill.engine.submit(ReleaseBlocks((ship.block_id,)))
+        stepped = prefill.next(StepOutput)
+        for block in stepped.blocks:
+            buffers[block.index][:] = prefill.engine.blocks.outgoing(block.block_id)
+            checksums[block.index] = block.checksum
+            prefill.engine.submit(ReleaseBlocks((block.block_id,)))
         for token in stepped.tokens:
             first = token.token.token_id
     assert set(checksums) == set(targets)

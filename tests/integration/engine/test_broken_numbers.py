@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shared.engine.messages import AddSequence, SequenceFailed, Stepped
+from shared.engine.messages import AddSequence, SequenceFailed, StepOutput
 from shared.engine.runner.runner import RunnerConfig
 from shared.errors import NumericalFault
 from tests.integration.engine.engine_run import DEADLINE_S, EngineRun
@@ -60,7 +60,7 @@ def test_a_broken_sequence_ends_alone_and_the_engine_goes_on(sound, config, ahea
             match run.events.get(timeout=DEADLINE_S):
                 case SequenceFailed() as failed:
                     failures.append(failed)
-                case Stepped(tokens=tokens):
+                case StepOutput(tokens=tokens):
                     for token in tokens:
                         outputs[token.sequence_id].append(token.token.token_id)
         after = run.generate(*PROMPTS, max_tokens=NUM_TOKENS)

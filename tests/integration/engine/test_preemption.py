@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.engine.messages import AbortSequence, AddSequence, EngineLoad, Stepped
+from shared.engine.messages import AbortSequence, AddSequence, EngineLoad, StepOutput
 from shared.engine.runner.runner import RunnerConfig
 from tests.integration.engine.engine_run import BLOCK_SIZE, EngineRun, hand_off
 from tests.integration.engine.families import write_family
@@ -66,7 +66,7 @@ def test_a_handed_off_sequence_is_moved_out_and_back_as_well(folder, expected):
     try:
         older = decode.sequence(PROMPTS[2], NUM_TOKENS)
         decode.engine.submit(AddSequence(older))
-        decode.next(Stepped)
+        decode.next(StepOutput)
         younger = hand_off(prefill, decode, PROMPTS[3], max_tokens=NUM_TOKENS)
         swapped = decode.scheduler.counters.num_swapped_in
     finally:
@@ -109,13 +109,13 @@ def test_a_time_target_bounds_the_batch_and_changes_no_token(folder, expected):
             run.engine.submit(AddSequence(item))
         found, left, most = {item.sequence_id: [] for item in sequences}, len(sequences), 0
         while left:
-            event = run.next(Stepped, EngineLoad)
+            event = run.next(StepOutput, EngineLoad)
             if isinstance(event, EngineLoad):
                 most = max(most, event.num_running)
                 continue
             for token in event.tokens:
                 found[token.sequence_id].append(token.token.token_id)
-                left -= token.finish is not None
+                left -= token.finish_reason is not None
     finally:
         run.close()
     assert warm == expected[:1]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from shared.engine.messages import AddSequence, ReleaseBlocks, Stepped
+from shared.engine.messages import AddSequence, ReleaseBlocks, StepOutput
 from shared.engine.sequence import Goal
-from shared.kv.handoff.arrival import receive
+from shared.kv.handoff.receive_handoff import receive
 from shared.kv.handoff.shipment import Shipment
 from shared.kv.handoff.trailer import trailer_bytes
 from shared.kv.local import LocalPlane, LocalTransfer
@@ -47,10 +47,10 @@ class HandOffs:
     async def until_first_tokens(self, names: set[str]) -> None:
         """Serves the engine's events until all of these have theirs."""
         while names - self.endings.keys():
-            event = await asyncio.to_thread(self.run.next, Stepped)
-            for ship in event.ships:
-                self.unsent[ship.receiver] = self.unsent.get(ship.receiver, 0) + 1
-                self.shipments[ship.sequence_id].add(ship)
+            event = await asyncio.to_thread(self.run.next, StepOutput)
+            for block in event.blocks:
+                self.unsent[block.receiver] = self.unsent.get(block.receiver, 0) + 1
+                self.shipments[block.sequence_id].add(block)
             for token in event.tokens:
                 ending = self.shipments[token.sequence_id].finish(token.token.token_id, 64, finished=False)
                 self.endings[token.sequence_id] = asyncio.create_task(ending)

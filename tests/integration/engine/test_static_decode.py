@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.engine.messages import AddSequence, Stepped
+from shared.engine.messages import AddSequence, StepOutput
 from shared.engine.runner.runner import RunnerConfig
 from tests.integration.engine.engine_run import EngineRun
 from tests.integration.engine.families import write_family
@@ -30,9 +30,9 @@ def run_all(folder, *, ways=WAYS, num_tokens=26, **settings):
         found = {item.sequence_id: [] for item in sequences}
         left = set(found)
         while left:
-            for token in run.next(Stepped).tokens:
+            for token in run.next(StepOutput).tokens:
                 found[token.sequence_id].append(token.token)
-                if token.finish:
+                if token.finish_reason:
                     left.discard(token.sequence_id)
     finally:
         run.close()

@@ -21,8 +21,9 @@ from services.kvstore.server import KVStoreServer
 from services.kvstore.settings import KVStoreSettings
 from services.kvstore.sweeper import Sweeper
 from shared.errors import ConfigError, InvalidRequest, StoreUnavailable
+from shared.identity import WorkerRole
 from shared.kv_index.client import KVStoreClient
-from shared.kv_index.holders import EventStamp, Tier, WorkerRole
+from shared.kv_index.holders import EventStamp, Tier
 from shared.kv_index.publisher import IndexPublisher
 from tests.integration.kvstore.valkey_cluster import ValkeyCluster
 from tests.integration.kvstore.workers import hashes, holder, worker
@@ -146,6 +147,7 @@ async def moving_slot(cluster: ValkeyCluster, slot: int) -> AsyncIterator[list[b
 
 
 @pytest.mark.usefixtures("client")  # empties the cluster
+@pytest.mark.slow
 async def test_a_node_that_comes_back_empty_makes_everybody_start_over(cluster: ValkeyCluster) -> None:
     server = KVStoreServer(
         KVStoreSettings(

@@ -20,9 +20,10 @@ from services.kvstore.server import KVStoreServer
 from services.kvstore.settings import KVStoreSettings
 from services.kvstore.sweeper import Sweeper
 from shared.errors import InvalidRequest, StoreUnavailable
+from shared.identity import WorkerRole
 from shared.kv.pool import BlockPool
 from shared.kv_index.client import KVStoreClient
-from shared.kv_index.holders import EventStamp, Tier, WorkerRole
+from shared.kv_index.holders import EventStamp, Tier
 from shared.kv_index.publisher import IndexPublisher
 from tests.integration.kvstore.workers import hashes, holder, worker
 

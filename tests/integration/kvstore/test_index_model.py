@@ -16,7 +16,8 @@ from services.kvstore.resp.command import Command
 from services.kvstore.resp.open import redis_client
 from services.kvstore.sweeper import Sweeper
 from shared.errors import InvalidRequest
-from shared.kv_index.holders import Holder, PrefixMatch, Tier, WorkerRole
+from shared.identity import WorkerRole
+from shared.kv_index.holders import Holder, PrefixMatch, Tier
 from tests.integration.kvstore.workers import hashes, worker
 
 T = TypeVar("T")

@@ -57,7 +57,7 @@ async def end_of(process: Process) -> tuple[int, str, str]:
 async def test_a_store_process_serves_drains_and_exits(valkey_url: str, admin: Redis) -> None:
     process = await start_store("--bind", "127.0.0.1:0", TANDEM_KVSTORE_REDIS_URL=valkey_url)
     event = await event_of(process)
-    assert event.keys() == {"event", "address"}
+    assert event.keys() == {"event", "address", "metrics"}
     assert event["event"] == "ready"
     client = KVStoreClient(event["address"], match_timeout_s=5.0, write_timeout_s=5.0)
     await client.publish(worker(), hashes(2))
@@ -89,9 +89,17 @@ async def test_a_bad_setting_is_told_on_stdout_and_ends_the_process_with_2(flag:
     ("flags", "field"),
     [
         (("--host-bytes", "4095"), "host_bytes"),
-        (("--disk-bytes", "4200"), "disk_bytes"),
-        (("--host-bytes", "1000000", "--tenant-quota.host-bytes", "4095"), "tenant_quota.host_bytes"),
-        (("--host-bytes", "1000000", "--staging-bytes", "65536", "--block-bytes", "131072"), "staging_bytes"),
+        pytest.param(("--disk-bytes", "4200"), "disk_bytes", marks=pytest.mark.slow),
+        pytest.param(
+            ("--host-bytes", "1000000", "--tenant-quota.host-bytes", "4095"),
+            "tenant_quota.host_bytes",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("--host-bytes", "1000000", "--staging-bytes", "65536", "--block-bytes", "131072"),
+            "staging_bytes",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 async def test_a_budget_too_small_for_one_block_ends_the_start(

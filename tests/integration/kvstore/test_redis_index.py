@@ -20,7 +20,8 @@ from services.kvstore.resp.command import Command
 from services.kvstore.resp.open import redis_client
 from services.kvstore.sweeper import Sweeper
 from shared.errors import ConfigError, InvalidRequest, StoreUnavailable
-from shared.kv_index.holders import Tier, WorkerRole
+from shared.identity import WorkerRole
+from shared.kv_index.holders import Tier
 from tests.integration.kvstore.workers import hashes, holder, worker
 
 A, B = worker("prefill-0", 2**64 - 1), worker("decode-0", 7, WorkerRole.DECODE)

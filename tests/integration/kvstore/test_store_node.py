@@ -13,10 +13,11 @@ import pytest
 from services.kvstore.node import NodeConfig, StoreNode
 from services.kvstore.tiers.checksum import block_checksum
 from shared.errors import ConfigError, ModelMismatch
+from shared.identity import WorkerIdentity, WorkerRole
 from shared.kv.handoff.trailer import encode_trailer, trailer_bytes
 from shared.kv.local import LocalPlane, LocalTransfer
 from shared.kv.transfer import TRAILER_INDEX, new_ticket
-from shared.kv_index.holders import Tier, WorkerIdentity, WorkerRole
+from shared.kv_index.holders import Tier
 from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.pb.tandem.v1 import types_pb2
 from tests.integration.kvstore.workers import hashes

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-from shared.kv_index.holders import Holder, Tier, WorkerIdentity, WorkerRole
+from shared.identity import WorkerIdentity, WorkerRole
+from shared.kv_index.holders import Holder, Tier
 
 
 def worker(name: str = "prefill-0", incarnation: int = 1, role: WorkerRole = WorkerRole.PREFILL) -> WorkerIdentity:

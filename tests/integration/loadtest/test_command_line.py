@@ -111,6 +111,7 @@ def test_a_sweep_finds_the_limit_of_a_queue_and_sweeps_are_compared(
     assert json.loads((tmp_path / "both" / "comparison.json").read_text())["names"] == ["quick", "slow"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_writes_what_was_measured(start_fake: StartFake, tmp_path: Path) -> None:
     server = start_fake(QUICK)
     out = tmp_path / "run"

@@ -14,12 +14,14 @@ from services.router.explanation import explanation
 from services.router.placement.disaggregation import Thresholds
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.request import FinishReason, Request
+from services.router.workers.discovery import StaticDiscovery
 from services.router.workers.fleet import Fleet
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest, NotFound, Overloaded, PromptTooLong, TandemError, TransferFailed, WorkerLost
 from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
 from tests.integration.router.scripted_worker import DEADLINE_S, ScriptedWorker
+from tests.unit.router.reading import deltas
 
 STOP = types_pb2.FINISH_REASON_STOP
 PROMPT = tuple(range(5, 13))
@@ -59,6 +61,7 @@ class Router:
         self._placement = placement or {}
         self.workers = {worker.name: worker for worker in (*prefills, *decodes)}
         self._prefills, self._decodes = prefills, decodes
+        self._collocated = config.pop("collocated", not prefills)
         self._config = config
 
     async def __aenter__(self) -> Router:
@@ -67,14 +70,14 @@ class Router:
         self.changed = asyncio.Event()
         self.fleet = Fleet(
             "router-under-test",
-            {worker.name: worker.address for worker in self._prefills},
-            {worker.name: worker.address for worker in self._decodes},
+            self._discovery(),
             self._on_change,
+            collocated=self._collocated,
         )
         self.metrics = NoMetrics()
         lookup = PrefixLookup(None, self.fleet)
         placement = Placement(PlacementConfig(**self._placement))
-        config = DispatchConfig(collocated=not self._prefills, **self._config)
+        config = DispatchConfig(collocated=self._collocated, **self._config)
         self.dispatcher = Dispatcher(self.fleet, placement, lookup, self.metrics, config)
         self.fleet.start()
         await self.until(lambda: all(link.connected or link.mismatch for link in self.fleet.links))
@@ -84,6 +87,12 @@ class Router:
         await self.fleet.close()
         for worker in self.workers.values():
             await worker.stop()
+
+    def _discovery(self):
+        return StaticDiscovery.of(
+            {worker.name: worker.address for worker in self._prefills},
+            {worker.name: worker.address for worker in self._decodes},
+        )
 
     def _on_change(self) -> None:
         self.changed.set()
@@ -116,7 +125,7 @@ def decode_worker(name="d0", **kwargs) -> ScriptedWorker:
 
 async def read(running) -> list[int]:
     async with asyncio.timeout(DEADLINE_S):
-        return [token async for delta in running for token in delta.token_ids]
+        return [token async for delta in deltas(running) for token in delta.token_ids]
 
 
 async def to_submit(prefill, decode):
@@ -338,7 +347,7 @@ async def test_logprobs_and_finish_reach_the_client():
         assert submit.sampling.logprobs == 1
         position = types_pb2.PositionLogprobs(logprob=-0.5, top=[types_pb2.TokenLogprob(token_id=50, logprob=-0.5)])
         await prefill.first_token(submit.request_id, 50, finish=STOP, logprobs=[position])
-        (delta,) = [delta async for delta in running]
+        (delta,) = [delta async for delta in deltas(running)]
         assert delta.finish_reason is FinishReason.STOP
         assert delta.logprobs[0].top == ((50, -0.5),)
 
@@ -452,3 +461,34 @@ async def test_workers_that_say_nothing_of_a_request_lose_it():
         with pytest.raises(WorkerLost, match=r"nothing heard of the request for 0\.3 s"):
             await read(running)
         assert (await decode.expect(types_pb2.Cancel)).request_id == submit.request_id
+
+
+async def test_a_request_cancelled_before_its_first_step_leaves_its_id_free():
+    prefill, decode = prefill_worker(), decode_worker()
+    async with Router([prefill], [decode]) as router:
+        await router.submit().aclose()
+        assert router.dispatcher.num_active == 0
+        assert router.metrics.outcomes == ["cancelled"]
+        running = router.submit()
+        submit = await to_submit(prefill, decode)
+        await prefill.first_token(submit.request_id, 50, finish=STOP)
+        assert await read(running) == [50]
+
+
+async def test_a_retry_leaves_the_workers_that_failed_although_they_hold_the_session():
+    prefills = {name: prefill_worker(name) for name in ("p0", "p1")}
+    decodes = {name: decode_worker(name) for name in ("d0", "d1")}
+    async with Router([*prefills.values()], [*decodes.values()]) as router:
+        running = router.ask(session="chat")
+        await router.until(lambda: any(worker.commands.qsize() for worker in decodes.values()))
+        first = next(name for name, worker in decodes.items() if worker.commands.qsize())
+        reserve = await decodes[first].expect(decode_pb2.Reserve)
+        await decodes[first].reserved(reserve.request_id, ticket=99, needed=(0, 1))
+        await router.until(lambda: any(worker.commands.qsize() for worker in prefills.values()))
+        sender = next(name for name, worker in prefills.items() if worker.commands.qsize())
+        submit = await prefills[sender].expect(prefill_pb2.Submit)
+        await prefills[sender].failed(submit.request_id, to_proto(TransferFailed("gone")))
+        other_prefill = prefills["p1" if sender == "p0" else "p0"]
+        again = await to_submit(other_prefill, decodes["d1" if first == "d0" else "d0"])
+        await other_prefill.first_token(again.request_id, 50, finish=STOP)
+        assert await read(running) == [50]

@@ -12,6 +12,7 @@ from shared.errors import Overloaded
 from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2
 from tests.integration.router.scripted_worker import ScriptedWorker
 from tests.integration.router.test_dispatch import PROMPT, STOP, Router, decode_worker, prefill_worker
+from tests.unit.router.reading import deltas
 
 SERVICE_S = 0.02
 """What a prompt takes on the prefill worker: its capacity is 50 requests/s."""
@@ -48,7 +49,7 @@ async def offer(router: Router, name: str, rate: float, seconds: float) -> tuple
         begin = time.perf_counter()
         try:
             running = router.ask(f"{name}-{number}")
-            async for _ in running:
+            async for _ in deltas(running):
                 good += time.perf_counter() - begin <= TARGET_S
         except Overloaded:  # 429
             refusals.append(time.perf_counter() - begin)

@@ -27,7 +27,7 @@ from tests.unit.router.edge.scripted_core import (
     ScriptedCore,
     Step,
     byte_tokenizer,
-    make_frontend,
+    make_input_processor,
     text_steps,
 )
 
@@ -100,7 +100,7 @@ async def start_edge(edge_tokenizer: Tokenizer) -> AsyncIterator[StartEdge]:
             tokenizer = edge_tokenizer
             core = ScriptedCore(script)
             options = EdgeSettings(**settings)  # type: ignore[arg-type]
-            input_processor = make_frontend(core, tokenizer, options)
+            input_processor = make_input_processor(core, tokenizer, options)
             app = build_app(input_processor, options, lambda: b"tandem_up 1\n", cluster_status)
             http = HttpServer("127.0.0.1:0", app)
             await http.start()

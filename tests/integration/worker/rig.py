@@ -11,7 +11,7 @@ import numpy as np
 
 from services.worker.blocks.connector import KVConnector
 from services.worker.blocks.prefix_fetch.fetch import Fetch
-from services.worker.blocks.prefix_fetch.known_prefix import KnownPrefix
+from services.worker.blocks.prefix_fetch.prefix_hint import PrefixHint
 from shared.block_service.servicer import SERVICE_NAME, BlockServicer
 from shared.engine.block_exchange import BlockExchange
 from shared.engine.messages import (
@@ -24,8 +24,8 @@ from shared.engine.messages import (
     PoolChanged,
     PrepareFetch,
     ReleaseHeld,
-    ShippedBlock,
 )
+from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.hashing import chain
 from shared.kv.local import LocalPlane, LocalTransfer
 from shared.kv.pool import BlockPool
@@ -53,8 +53,8 @@ class Engine:
         match command:
             case HoldBlocks(key, hashes):
                 held = tuple(
-                    ShippedBlock("", ship.index, ship.block_id, self._checksum_of(ship.block_id))
-                    for ship in self.exchange.hold(key, hashes)
+                    OutgoingBlock("", block.index, block.block_id, self._checksum_of(block.block_id))
+                    for block in self.exchange.hold(key, hashes)
                 )
                 self._say(BlocksHeld(key, held))
             case ReleaseHeld(block_ids):
@@ -135,7 +135,7 @@ class Worker:
             block_hashes=[], hash_root=ROOT, token_ids=tokens, num_tokens=len(tokens), sequence_id="a"
         )
         fetch = Fetch()
-        known = KnownPrefix(num_stored, tuple((peer.address, count) for peer, count in peers))
+        known = PrefixHint(num_stored, tuple((peer.address, count) for peer, count in peers))
         async with asyncio.timeout(DEADLINE_S):
             await self.connector.fetches.hold(sequence, known, fetch)  # type: ignore[arg-type]
             if fetch.task is not None:

@@ -7,9 +7,8 @@ import asyncio
 import pytest
 
 from services.worker.blocks import server as block_server
-from services.worker.blocks.store_nodes import parse_stores
 from shared.block_service.client import BlockClient
-from shared.errors import ConfigError, ModelMismatch, StoreUnavailable, TransferFailed
+from shared.errors import ModelMismatch, StoreUnavailable, TransferFailed
 from tests.integration.worker.rig import BLOCK_BYTES, BLOCK_SIZE, DEADLINE_S, prompt, workers
 
 
@@ -170,7 +169,7 @@ async def test_blocks_of_another_size_are_refused_by_name():
 
 async def test_a_store_node_that_is_gone_is_passed_over_until_it_answers(monkeypatch):
     """Another worker serves as the node: the service is the same."""
-    monkeypatch.setattr("services.worker.blocks.store_nodes.RETRY_S", 0.02)
+    monkeypatch.setattr("shared.block_service.store_nodes.RETRY_S", 0.02)
     tokens, names = prompt(12)
     async with workers(1) as (store,):
         await store.has(names)
@@ -188,12 +187,3 @@ async def test_a_store_node_that_is_gone_is_passed_over_until_it_answers(monkeyp
                 while len(changes) < 2:
                     await asyncio.sleep(0.01)
             assert w.connector.nodes.live == ("s",)
-
-
-def test_store_nodes_are_read_from_one_setting():
-    assert parse_stores("") == {}
-    assert parse_stores("127.0.0.1:1") == {"127.0.0.1:1": "127.0.0.1:1"}
-    assert parse_stores("a=h:1, b=h:2") == {"a": "h:1", "b": "h:2"}
-    for wrong in ("a=h", "h:x", "=h:1", "a=h:1,a=h:2"):
-        with pytest.raises(ConfigError, match="store"):
-            parse_stores(wrong)

@@ -70,6 +70,7 @@ def run_small_cases() -> list[str]:
     return [measure(case, LIMITS, clock(1e-6)).op for case in cases]
 
 
+@pytest.mark.slow
 def test_every_case_runs(interpreted: Run) -> None:
     assert set(interpreted(run_small_cases)) == {
         "decode attention", "prefill attention", "torch sdpa", "rms norm", "add + rms norm", "rotate + write",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shared.engine.messages import AddSequence, Stepped
+from shared.engine.messages import AddSequence, StepOutput
 from shared.engine.plan import SampledToken
 from shared.engine.runner.runner import RunnerConfig
 from shared.model.checkpoints import write_random_checkpoint
@@ -34,7 +34,7 @@ def engine_tokens(folder: Path, kernels: str, num_tokens: int, *, static: bool) 
         for item in sequences:
             run.engine.submit(AddSequence(item))
         while any(len(tokens) < num_tokens for tokens in found.values()):
-            for token in run.next(Stepped).tokens:
+            for token in run.next(StepOutput).tokens:
                 found[token.sequence_id].append(token.token)
         return list(found.values())
     finally:
@@ -44,7 +44,7 @@ def engine_tokens(folder: Path, kernels: str, num_tokens: int, *, static: bool) 
 @pytest.mark.parametrize(
     ("family", "num_tokens", "static"),
     [
-        (WINDOWED, 4, True),
+        pytest.param(WINDOWED, 4, True, marks=pytest.mark.slow),
         *(pytest.param(f, 12, s, marks=pytest.mark.sweep) for f in (LLAMA, WINDOWED) for s in (False, True)),
     ],
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shared.errors import InvalidRequest
 from shared.kv.format import KVFormat
-from shared.kv.hashing import HASH_BYTES, block_hash, chain, extend_chain, root_hash
+from shared.kv.hashing import HASH_BYTES, ChainRoots, block_hash, chain, extend_chain, root_hash
 
 ROOT = root_hash("model", "float32", 1)
 token_lists = st.lists(st.integers(0, 2**32 - 1), max_size=70)
@@ -30,9 +30,24 @@ def test_no_two_fields_of_the_root_can_be_confused() -> None:
         root_hash("ab", KVFormat("bfloat16", 1, 8).name, 1),
         root_hash("ab", "c", 1, adapter="x"),
         root_hash("ab", "c", 1, salt="x"),
+        root_hash("ab", "c", 1, rope_len=1),
     ]
     assert len(set(roots)) == len(roots)
     assert {len(root) for root in roots} == {HASH_BYTES}
+
+
+def test_prompts_of_every_length_share_a_root_where_the_rotation_is_fixed() -> None:
+    roots = ChainRoots("model", "float32", 1)
+    assert {roots.of("t", length) for length in (1, 40, 10_000)} == {root_hash("model", "float32", 1, salt="t")}
+
+
+def test_prompts_beyond_a_dynamic_ropes_trained_length_share_with_those_of_their_own_length_alone() -> None:
+    roots = ChainRoots("model", "float32", 1, rope_trained_len=40)
+    assert roots.of("t", 1) == roots.of("t", 40) == root_hash("model", "float32", 1, salt="t")
+    assert len({roots.of("t", length) for length in (40, 41, 42)}) == 3
+    assert roots.of("t", 41) == ChainRoots("model", "float32", 1, rope_trained_len=40).of("t", 41)
+    assert roots.of("t", 41) != roots.of("u", 41)
+    assert roots.of("t", 41) != roots.of("t", 41, adapter="a")
 
 
 @given(token_lists, st.integers(1, 9))

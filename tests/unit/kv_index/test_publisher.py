@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import InvalidRequest, StoreUnavailable, TandemError
+from shared.identity import WorkerIdentity, WorkerRole
 from shared.kv_index import publisher as index_publisher
-from shared.kv_index.holders import EventStamp, Tier, WorkerIdentity, WorkerRole
+from shared.kv_index.holders import EventStamp, Tier
 from shared.kv_index.publisher import IndexPublisher
 
 WORKER = WorkerIdentity("w", 1, WorkerRole.DECODE)

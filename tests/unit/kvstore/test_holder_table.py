@@ -7,7 +7,8 @@ import pytest
 from services.kvstore.holder_table import ENTRY, HolderTable, TableVersion
 from services.kvstore.records import holder_ids
 from shared.errors import Internal
-from shared.kv_index.holders import Holder, Tier, WorkerRole
+from shared.identity import WorkerRole
+from shared.kv_index.holders import Holder, Tier
 
 EPOCH = b"epoch-01"
 DEAD, OURS, OTHER = b"\x01\0\0\0", b"\x02\0\0\0", b"\xff\xff\0\0"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from loadtest.baseline.budget import Budget
 from loadtest.baseline.calibration import Alone, Sample
-from loadtest.baseline.contest import Contest, Entrant, best_of_each_system, rate_for_all
+from loadtest.baseline.interleaved import Candidate, InterleavedSearch, best_of_each_system, rate_for_all
 from loadtest.baseline.model import SHAPES, Shape, write_model
 from loadtest.baseline.outcome import common_rate, outcome_rows, write_figures, write_outcome
 from loadtest.baseline.systems import SYSTEMS, make_cluster
@@ -59,7 +59,7 @@ async def no_run(config: LoadConfig, folder: str) -> RunResult:
     raise AssertionError("nothing is run")
 
 
-def entrant(index: int, rates: dict[float, float], folder: Path, chunk_len: int = 128) -> Entrant:
+def candidate(index: int, rates: dict[float, float], folder: Path, chunk_len: int = 128) -> Candidate:
     """A system with its attainment at some rates."""
     run = result([answered(i, sent_s=float(i)) for i in range(10)])
     sweep = Sweep(run.config, SearchSpace())
@@ -69,15 +69,15 @@ def entrant(index: int, rates: dict[float, float], folder: Path, chunk_len: int 
         sweep.rows[-1] |= {"attainment": attainment, "goodput": rate * attainment}
     folder.mkdir(parents=True)
     write_json(folder / "sweep.json", sweep.as_json())
-    return Entrant(SYSTEMS[index], chunk_len, folder, sweep, no_run)
+    return Candidate(SYSTEMS[index], chunk_len, folder, sweep, no_run)
 
 
 def test_the_table_compares_at_the_highest_rate_that_all_could_serve(tmp_path: Path) -> None:
     found = [
-        entrant(0, {2.0: 1.0, 4.0: 0.95, 8.0: 0.3}, tmp_path / "trace" / "a"),
-        entrant(1, {2.0: 0.9, 4.0: 0.5, 1.0: 1.0}, tmp_path / "trace" / "b"),
-        entrant(2, {2.0: 0.95, 4.0: 0.1}, tmp_path / "trace" / "c"),
-        entrant(2, {3.0: 0.2}, tmp_path / "trace" / "d", chunk_len=512),
+        candidate(0, {2.0: 1.0, 4.0: 0.95, 8.0: 0.3}, tmp_path / "trace" / "a"),
+        candidate(1, {2.0: 0.9, 4.0: 0.5, 1.0: 1.0}, tmp_path / "trace" / "b"),
+        candidate(2, {2.0: 0.95, 4.0: 0.1}, tmp_path / "trace" / "c"),
+        candidate(2, {3.0: 0.2}, tmp_path / "trace" / "d", chunk_len=512),
     ]
     best = best_of_each_system(found)
     assert best == found[:3]
@@ -99,11 +99,11 @@ def test_the_table_compares_at_the_highest_rate_that_all_could_serve(tmp_path: P
 def test_systems_that_share_no_rate_within_the_targets_are_compared_at_the_highest_that_they_share(
     tmp_path: Path,
 ) -> None:
-    found = [entrant(0, {2.0: 1.0, 3.0: 0.4}, tmp_path / "a"), entrant(1, {2.0: 0.5, 3.0: 0.2}, tmp_path / "b")]
+    found = [candidate(0, {2.0: 1.0, 3.0: 0.4}, tmp_path / "a"), candidate(1, {2.0: 0.5, 3.0: 0.2}, tmp_path / "b")]
     assert common_rate(found) == 3.0
-    apart = [entrant(0, {2.0: 1.0}, tmp_path / "f" / "c"), entrant(1, {3.0: 1.0}, tmp_path / "f" / "d")]
+    apart = [candidate(0, {2.0: 1.0}, tmp_path / "f" / "c"), candidate(1, {3.0: 1.0}, tmp_path / "f" / "d")]
     assert common_rate(apart) is None
-    own = [*apart, entrant(2, {5.0: 0.2}, tmp_path / "f" / "e")]
+    own = [*apart, candidate(2, {5.0: 0.2}, tmp_path / "f" / "e")]
     rows = outcome_rows(own, None)
     assert [row[3] for row in rows] == ["2", "3", "-"]
     assert [["-" in row[6:]] for row in rows] == [[False], [False], [True]]
@@ -117,9 +117,9 @@ def test_systems_that_share_no_rate_within_the_targets_are_compared_at_the_highe
 
 def test_figures_for_scripts_name_the_best_baseline_as_the_peer(tmp_path: Path) -> None:
     found = [
-        entrant(0, {2.0: 1.0, 4.0: 0.1}, tmp_path / "a"),
-        entrant(1, {2.0: 0.9, 4.0: 0.5}, tmp_path / "b"),
-        entrant(2, {2.0: 1.0, 4.0: 1.0}, tmp_path / "c"),
+        candidate(0, {2.0: 1.0, 4.0: 0.1}, tmp_path / "a"),
+        candidate(1, {2.0: 0.9, 4.0: 0.5}, tmp_path / "b"),
+        candidate(2, {2.0: 1.0, 4.0: 1.0}, tmp_path / "c"),
     ]
     write_figures(tmp_path / "figures.json", {"trace": found})
     results = json.loads((tmp_path / "figures.json").read_text())["results"]
@@ -144,10 +144,10 @@ class Clock:
         return self.now_s
 
 
-def contestants(clock: Clock, limits: list[float], point_s: float, order: list[str], **space: float) -> list[Entrant]:
+def candidates(clock: Clock, limits: list[float], point_s: float, order: list[str], **space: float) -> list[Candidate]:
     """Systems that meet the targets up to a rate; a run of theirs takes `point_s`."""
 
-    def made(index: int, limit: float) -> Entrant:
+    def made(index: int, limit: float) -> Candidate:
         async def run_point(config: LoadConfig, folder: str) -> RunResult:
             clock.now_s += point_s
             order.append(f"{index}:{config.traffic.rate:g}")
@@ -155,7 +155,7 @@ def contestants(clock: Clock, limits: list[float], point_s: float, order: list[s
             return result([answered(i, sent_s=float(i), times_s=(i + late, i + late + 0.01)) for i in range(10)])
 
         sweep = Sweep(result([]).config, SearchSpace(**space))  # type: ignore[arg-type]
-        return Entrant(SYSTEMS[index], 128, Path(), sweep, run_point)
+        return Candidate(SYSTEMS[index], 128, Path(), sweep, run_point)
 
     return [made(index, limit) for index, limit in enumerate(limits)]
 
@@ -163,19 +163,21 @@ def contestants(clock: Clock, limits: list[float], point_s: float, order: list[s
 async def test_systems_take_turns() -> None:
     order: list[str] = []
     clock = Clock()
-    found = contestants(clock, [3.0, 1.0, 5.0], 10.0, order, start_rate=1.0, tolerance=0.5)
-    await Contest(found, lambda entrant, point: None, 10.0, clock).search(1e6)
+    found = candidates(clock, [3.0, 1.0, 5.0], 10.0, order, start_rate=1.0, tolerance=0.5)
+    await InterleavedSearch(found, lambda candidate, point: None, 10.0, clock).search(1e6)
     assert order[:6] == ["0:1", "1:1", "2:1", "0:2", "1:2", "2:2"]
     assert [e.best.rate for e in found if e.best is not None] == [2.828, 1.0, 4.0]
 
 
 @settings(max_examples=25)
 @given(st.floats(0, 400), st.floats(1, 30), st.integers(0, 3))
-def test_a_contest_ends_in_time_but_measures_everybody_once(deadline_s: float, point_s: float, after: int) -> None:
+def test_a_search_ends_in_time_but_measures_every_candidate_once(deadline_s: float, point_s: float, after: int) -> None:
     order: list[str] = []
     clock = Clock()
-    found = contestants(clock, [3.0, 1.0, 5.0], point_s, order, start_rate=1.0, max_points=30)
-    asyncio.run(Contest(found, lambda entrant, point: None, point_s, clock).search(deadline_s, points_after=after))
+    found = candidates(clock, [3.0, 1.0, 5.0], point_s, order, start_rate=1.0, max_points=30)
+    asyncio.run(
+        InterleavedSearch(found, lambda candidate, point: None, point_s, clock).search(deadline_s, points_after=after)
+    )
     assert {name[0] for name in order} == {"0", "1", "2"}
     assert clock.now_s <= max(deadline_s - after * point_s, 3 * point_s) + 1e-6
 
@@ -183,12 +185,12 @@ def test_a_contest_ends_in_time_but_measures_everybody_once(deadline_s: float, p
 async def test_who_was_not_measured_at_the_common_rate_is() -> None:
     order: list[str] = []
     clock = Clock()
-    found = contestants(clock, [3.0, 1.0, 5.0], 10.0, order, start_rate=1.0, max_points=2)
-    contest = Contest(found, lambda entrant, point: None, 10.0, clock)
-    await contest.search(1e6)
+    found = candidates(clock, [3.0, 1.0, 5.0], 10.0, order, start_rate=1.0, max_points=2)
+    search = InterleavedSearch(found, lambda candidate, point: None, 10.0, clock)
+    await search.search(1e6)
     del order[:]
-    await contest.at_rate(2.0)
-    await contest.at_rate(1.5)
+    await search.at_rate(2.0)
+    await search.at_rate(1.5)
     assert order == ["0:1.5", "1:1.5", "2:1.5"]
 
 

@@ -38,3 +38,8 @@ def test_anything_else_is_told_the_two_forms(text: str) -> None:
 def test_the_scheme_chooses_the_client() -> None:
     assert isinstance(make_client(parse_target("grpc://h:1")), GrpcClient)
     assert isinstance(make_client(parse_target("http://h:1")), HttpClient)
+
+
+def test_an_ipv6_target_keeps_its_brackets() -> None:
+    target = parse_target("grpc://[::1]")
+    assert (str(target), target.address) == ("grpc://[::1]:50051", "[::1]:50051")

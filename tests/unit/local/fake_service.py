@@ -65,5 +65,14 @@ if behaviour.startswith("router"):
 elif behaviour != "never ready":
     emit(event="progress", fraction=0.5, text="loading weights")
     emit(event="ready", address=f"127.0.0.1:{os.getpid()}")
+if behaviour == "answers":
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "kind" in request:
+            emit(event="error", message="no such request", **request)
+        elif "status" in request:
+            sys.exit(request["status"])
+        else:
+            emit(event="answer", value=[os.environ["GREETING"], request])
 while True:
     time.sleep(60)

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.local.commands import Role, WorkerPlan
+from services.local.commands import WorkerPlan
 from services.local.spec import ClusterSpec
+from shared.identity import WorkerRole
 
 FAKE_SERVICE = Path(__file__).with_name("fake_service.py")
 
@@ -53,7 +54,7 @@ class FakeCommands:
         self.workers.append(plan)
         return self.process(plan.name)
 
-    def router(self, workers: Mapping[Role, Mapping[str, str]], kvstore: str, stores: str = "") -> Sequence[str]:
+    def router(self, workers: Mapping[WorkerRole, Mapping[str, str]], kvstore: str, stores: str = "") -> Sequence[str]:
         self.kvstores.add(kvstore)
         self.routed = {role: dict(addresses) for role, addresses in workers.items()}
         return self.process("router", "router")

@@ -6,20 +6,9 @@ import socket
 
 import pytest
 
-from services.local.addresses import check_free, reserved_address, split_address
+from services.local.addresses import check_free, reserved_address
 from shared.errors import ConfigError
 from shared.rpc.server import RpcServer
-
-
-@pytest.mark.parametrize("address", ["", "8000", "host:", ":80", "host:port", "host:70000", "host:-1", "host:²"])
-def test_what_is_no_address_names_the_setting(address: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        split_address(address, "http")
-    assert caught.value.field == "http"
-
-
-def test_ipv6_brackets_are_taken_off() -> None:
-    assert split_address("[::1]:8000", "http") == ("::1", 8000)
 
 
 def test_a_taken_port_is_found_before_the_start() -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from services.local.cluster import LocalCluster
-from services.local.events import Progress
 from services.local.spec import ClusterSpec
 from shared.errors import ConfigError, DeadlineExceeded, ModelLoadError
+from shared.process_events import Progress
 from tests.unit.local.fakes import FakeCommands
 from tests.unit.local.processes import wait_for_end
 
@@ -113,6 +113,7 @@ async def test_a_start_that_is_cancelled_leaves_no_process(spec: ClusterSpec, co
     assert all(child.returncode is not None for child in cluster.children.values())
 
 
+@pytest.mark.slow
 async def test_a_router_that_never_reaches_its_workers_says_why(spec: ClusterSpec, commands: FakeCommands) -> None:
     commands.behaviours["router"] = "router without workers"
     cluster = LocalCluster(replace(spec, start_timeout_s=5.0), commands=commands)
@@ -125,7 +126,7 @@ async def test_a_child_that_ends_by_itself_is_reported(spec: ClusterSpec, comman
         os.kill(cluster.children["decode-0"].pid, signal.SIGKILL)
         child = await asyncio.wait_for(cluster.next_exit(), 20.0)
         assert child.name == "decode-0"
-        assert child.end_in_words() == "SIGKILL"
+        assert child.exit_text() == "SIGKILL"
         assert cluster.children["router"].returncode is None
 
 

@@ -22,6 +22,7 @@ from shared.errors import ConfigError
         ("decode", {"num_decode": 0}),
         ("mode", {"mode": "both"}),
         ("dtype", {"dtype": "int8"}),
+        ("log_format", {"log_format": "xml"}),
         ("kv_dtype", {"kv_dtype": "fp16"}),
         ("http", {"http": "8000"}),
         ("grpc", {"grpc": "localhost:x"}),
@@ -82,3 +83,13 @@ def test_several_store_nodes_have_a_name_and_a_folder_each() -> None:
     assert alone[alone.index("--disk-folder") + 1] == "d"
     with pytest.raises(ConfigError, match="store_nodes"):
         ClusterSpec(model=Path("m"), store_nodes=0)
+
+
+def test_all_services_log_json_where_the_spec_says_so_and_as_they_are_set_otherwise() -> None:
+    def commands(spec: ClusterSpec) -> list[list[str]]:
+        made, plan = TandemCommands(spec), WorkerPlan("decode", "decode-0", (0,))
+        return [list(made.kvstore("h:1", "redis://")), list(made.worker(plan, "h:1")), list(made.router({}, "h:1"))]
+
+    spec = ClusterSpec(model=Path("m"))
+    assert all(command[-2:] == ["--log-format", "json"] for command in commands(replace(spec, log_format="json")))
+    assert all("--log-format" not in command for command in commands(spec))

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from services.router.settings import RouterSettings, parse_labels
+from services.router.workers.configured import discovery_of
+from services.router.workers.discovery import DiscoveredWorker, StaticDiscovery
+from services.router.workers.file_discovery import FileDiscovery
 from shared.config import load_settings
 from shared.errors import ConfigError
+from shared.identity import WorkerRole
 
 BASE = ["--model", "m", "--decode", "d0=h:1"]
 
@@ -18,7 +22,7 @@ def test_flags_reach_admission_and_placement():
          "--placement.prefix", "3", "--placement.prefill-here-tokens", "64"],
     )  # fmt: skip
     config = settings.placement.config(99)
-    assert (config.max_queued_tokens, config.weights.prefix, config.thresholds.short_suffix_tokens) == (99, 3.0, 64)
+    assert (config.max_queued_tokens, config.weights["prefix"], config.thresholds.short_suffix_tokens) == (99, 3.0, 64)
     assert settings.admission.order == "deadline"
     assert settings.admission.tenant_weights == {"gold": 2.0}
 
@@ -42,3 +46,44 @@ def test_labels():
     for text in ("a", "a=", "a=z//r", "x=z"):
         with pytest.raises(ConfigError):
             parse_labels(text, {"a", "b"})
+
+
+def test_the_flags_name_the_workers():
+    flags = ["--model", "m", "--prefill", "p0=h:1", "--decode", "d0=[::1]:2", "--labels", "d0=z/r"]
+    discovery = discovery_of(load_settings(RouterSettings, flags))
+    assert isinstance(discovery, StaticDiscovery)
+    assert discovery.workers == (
+        DiscoveredWorker("p0", WorkerRole.PREFILL, "h:1"),
+        DiscoveredWorker("d0", WorkerRole.DECODE, "[::1]:2", ("z", "r")),
+    )
+
+
+@pytest.mark.parametrize("mode", ["disaggregated", "collocated"])
+def test_a_file_names_the_workers(mode):
+    settings = load_settings(RouterSettings, ["--model", "m", "--workers-file", "/etc/workers.yaml", "--mode", mode])
+    discovery = discovery_of(settings)
+    assert isinstance(discovery, FileDiscovery)
+    assert "/etc/workers.yaml" in discovery.failure
+    assert discovery.workers == ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "field"),
+    [
+        ([], "decode"),
+        (["--prefill", "p0=h:1"], "decode"),
+        (["--decode", "d0=h:1"], "prefill"),
+        (["--decode", "d0=h:1", "--prefill", "d0=h:2"], "prefill"),
+        (["--decode", "d0=h:1", "--prefill", "p0=h"], "prefill"),
+        (["--decode", "d0=h:1", "--prefill", "p0=h:2", "--mode", "collocated"], "prefill"),
+        (["--workers-file", "w.yaml", "--decode", "d0=h:1"], "decode"),
+        (["--workers-file", "w.yaml", "--prefill", "p0=h:1"], "prefill"),
+        (["--workers-file", "w.yaml", "--labels", "d0=z"], "labels"),
+    ],
+)
+def test_workers_that_cannot_be_are_refused_by_the_name_of_the_setting(flags, field):
+    with pytest.raises(ConfigError) as wrong:
+        discovery_of(load_settings(RouterSettings, ["--model", "m", *flags]))
+    assert wrong.value.field == field
+    if "--workers-file" in flags:
+        assert "workers_file" in wrong.value.message

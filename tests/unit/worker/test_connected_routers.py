@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from services.prefill.worker import PrefillRole
+from services.prefill.worker import PrefillWorker
 from services.worker.session import Session
 from shared.rpc.pb.tandem.v1 import prefill_pb2
 
@@ -23,13 +23,13 @@ async def test_every_router_hears_who_else_is_connected_and_a_single_one_hears_o
         server=SimpleNamespace(num_given=0),
         fetches=SimpleNamespace(num_tokens=lambda _: 0, num_bad_blocks=0),
     )
-    role = PrefillRole(host, None, connector)  # type: ignore[arg-type]
+    worker = PrefillWorker(host, None, connector)  # type: ignore[arg-type]
     first, second = Session[prefill_pb2.PrefillEvent](1, "r1"), Session[prefill_pb2.PrefillEvent](2, "r0")
-    role.on_open(first)
+    worker.on_open(first)
     assert await newest_report(first) == []
-    role.on_open(second)
+    worker.on_open(second)
     assert await newest_report(first) == ["r0", "r1"]
     assert await newest_report(second) == ["r0", "r1"]
-    role.sessions.discard(second)
-    role.load.flush()
+    worker.sessions.discard(second)
+    worker.load.flush()
     assert await newest_report(first) == []

@@ -5,31 +5,32 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from services.router.edge.generation import OutputDelta
-from services.router.edge.http.call import Call
 from services.router.edge.http.envelope import DONE, ChunkSuffix, Envelope, Totals, choice_end, tandem_member
 from services.router.edge.http.logprobs import chat_logprobs
+from services.router.edge.http.parsed_request import ParsedRequest
 from services.router.edge.http.schemas import ChatRequest, parse_chat
 from services.router.edge.input_processor import ChatPrompt
+from services.router.edge.output_processor import OutputDelta
 from services.router.request import Request
 from shared.model.tokenizer import Tokenizer
 
 
 class Chat:
-    """The endpoint's dialect: parses bodies into calls."""
+    """The endpoint's dialect."""
 
     def __init__(self, tokenizer: Tokenizer, model_name: str) -> None:
         self._tokenizer = tokenizer
         self.model_name = model_name
 
-    def parse(self, body: bytes) -> Call:
+    def parse(self, body: bytes) -> ParsedChat:
         """Raises InvalidRequest naming the field."""
         request = parse_chat(body)
         max_tokens = request.max_completion_tokens
         if max_tokens is None:
             max_tokens = request.max_tokens
-        return Call(
+        return ParsedChat(
             prompts=[ChatPrompt([message.for_template() for message in request.messages])],
             n=request.n or 1,
             sampling=request.sampling_params(max_tokens, (request.top_logprobs or 0) if request.logprobs else None),
@@ -38,13 +39,29 @@ class Chat:
             cache_salt=request.cache_salt or "",
             request_id=request.request_id or "",
             stream=bool(request.stream),
-            stream_writer=lambda plan, rid: ChatStream(self, request, plan, rid),
-            body_writer=lambda plan, rid: ChatBody(self, request, plan, rid),
+            dialect=self,
+            body=request,
         )
 
     def logprobs(self, delta: OutputDelta) -> list[object]:
         """`logprobs.content` of a delta."""
         return chat_logprobs(self._tokenizer, delta.token_ids, delta.logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedChat(ParsedRequest):
+    """See `ParsedRequest`."""
+
+    dialect: Chat
+    body: ChatRequest
+
+    def stream_writer(self, plan: Sequence[Request], request_id: str) -> ChatStream:
+        """See `ParsedRequest`."""
+        return ChatStream(self.dialect, self.body, plan, request_id)
+
+    def body_writer(self, plan: Sequence[Request], request_id: str) -> ChatBody:
+        """See `ParsedRequest`."""
+        return ChatBody(self.dialect, self.body, plan, request_id)
 
 
 class ChatStream:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from services.router.edge.generation import OutputDelta
-from services.router.edge.http.call import Call
 from services.router.edge.http.envelope import DONE, ChunkSuffix, Envelope, Totals, choice_end, tandem_member
 from services.router.edge.http.logprobs import CompletionLogprobs
+from services.router.edge.http.parsed_request import ParsedRequest
 from services.router.edge.http.schemas import CompletionRequest, parse_completion
 from services.router.edge.input_processor import Prompt, TextPrompt, TokensPrompt
+from services.router.edge.output_processor import OutputDelta
 from services.router.request import Request
 from shared.errors import InvalidRequest
 from shared.model.tokenizer import Tokenizer
@@ -21,17 +22,17 @@ _KIND = "text_completion"
 
 
 class Completions:
-    """The endpoint's dialect: parses bodies into calls."""
+    """The endpoint's dialect."""
 
     def __init__(self, tokenizer: Tokenizer, model_name: str) -> None:
         self._tokenizer = tokenizer
         self.model_name = model_name
 
-    def parse(self, body: bytes) -> Call:
+    def parse(self, body: bytes) -> ParsedCompletion:
         """Raises InvalidRequest naming the field."""
         request = parse_completion(body)
         prompts = _prompts(request)
-        return Call(
+        return ParsedCompletion(
             prompts=prompts,
             n=request.n or 1,
             sampling=request.sampling_params(request.max_tokens, request.logprobs),
@@ -40,8 +41,8 @@ class Completions:
             cache_salt=request.cache_salt or "",
             request_id=request.request_id or "",
             stream=bool(request.stream),
-            stream_writer=lambda plan, rid: CompletionStream(self, request, plan, rid),
-            body_writer=lambda plan, rid: CompletionBody(self, request, plan, rid),
+            dialect=self,
+            body=request,
         )
 
     def echoes(self, request: CompletionRequest, plan: Sequence[Request]) -> list[str]:
@@ -61,6 +62,22 @@ class Completions:
         if request.logprobs is None:
             return []
         return [CompletionLogprobs(self._tokenizer) for _ in plan]
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCompletion(ParsedRequest):
+    """See `ParsedRequest`."""
+
+    dialect: Completions
+    body: CompletionRequest
+
+    def stream_writer(self, plan: Sequence[Request], request_id: str) -> CompletionStream:
+        """See `ParsedRequest`."""
+        return CompletionStream(self.dialect, self.body, plan, request_id)
+
+    def body_writer(self, plan: Sequence[Request], request_id: str) -> CompletionBody:
+        """See `ParsedRequest`."""
+        return CompletionBody(self.dialect, self.body, plan, request_id)
 
 
 class CompletionStream:

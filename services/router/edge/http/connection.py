@@ -91,7 +91,7 @@ class Reply:
 async def ended_by_disconnect(receive: Receive, reply: Reply) -> AsyncIterator[None]:
     """Cancels the body of the `async with` when the client goes away, and raises Cancelled then.
 
-    Needs the request's body to have been read, and nobody else to call `receive` meanwhile.
+    Needs the request's body to have been read, and no other caller of `receive` meanwhile.
     """
     task = asyncio.current_task()
     assert task is not None

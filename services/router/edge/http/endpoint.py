@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from services.router.edge.auth import ApiKeys
-from services.router.edge.fan_out import interleave, sub_requests
-from services.router.edge.generation import Generation, OutputDelta
-from services.router.edge.http.call import BodyWriter, Call, StreamWriter
 from services.router.edge.http.connection import BodyTooLargeError, Reply, ended_by_disconnect, read_body
 from services.router.edge.http.errors import as_tandem_error
+from services.router.edge.http.parsed_request import BodyWriter, ParsedRequest, StreamWriter
 from services.router.edge.input_processor import CallInfo, InputProcessor, checked_request_id
+from services.router.edge.output_stream import OutputStream
+from services.router.edge.parallel_sampling import sub_requests
 from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
 from services.router.request import Request
@@ -29,7 +28,7 @@ _TRACE_HEADERS = ("traceparent", "tracestate")
 class Dialect(Protocol):
     """One of OpenAI's request shapes."""
 
-    def parse(self, body: bytes) -> Call:
+    def parse(self, body: bytes) -> ParsedRequest:
         """Raises InvalidRequest naming the field."""
         ...
 
@@ -53,18 +52,18 @@ class InferenceEndpoint:
         try:
             reply.request_id = checked_request_id(headers.get("x-request-id", ""))
             tenant = self._keys.check(headers.get("authorization"))
-            call = self._dialect.parse(await read_body(receive, headers, self._settings.max_body_bytes))
-            reply.request_id = checked_request_id(call.request_id or reply.request_id)
+            parsed = self._dialect.parse(await read_body(receive, headers, self._settings.max_body_bytes))
+            reply.request_id = checked_request_id(parsed.request_id or reply.request_id)
             info = CallInfo(
-                model=call.model,
+                model=parsed.model,
                 request_id=reply.request_id,
                 arrived_at=arrived_at,
                 trace={name: headers[name] for name in _TRACE_HEADERS if name in headers},
                 scheduling=scheduling_hints(headers, tenant),
-                cache_salt=call.cache_salt,
+                cache_salt=parsed.cache_salt,
             )
             async with ended_by_disconnect(receive, reply):
-                await self._serve(call, info, reply)
+                await self._serve(parsed, info, reply)
         except asyncio.CancelledError:
             # Only a server that stops cancels this task: the client hears of it, and the task ends here.
             await reply.error(WorkerLost("the router is shutting down"))
@@ -73,23 +72,17 @@ class InferenceEndpoint:
         except Exception as error:
             await reply.error(as_tandem_error(error, reply.request_id))
 
-    async def _serve(self, call: Call, info: CallInfo, reply: Reply) -> None:
-        plan = await self._plan(call, info)
-        async with contextlib.AsyncExitStack() as stack:
-            generations: list[Generation] = []
-            for request in plan:
-                generation = self._input_processor.start(request)
-                stack.push_async_callback(generation.aclose)
-                generations.append(generation)
-            deltas = await stack.enter_async_context(contextlib.aclosing(interleave(generations)))
-            if call.stream:
-                await _stream(deltas, len(plan), call.stream_writer(plan, info.request_id), reply)
+    async def _serve(self, parsed: ParsedRequest, info: CallInfo, reply: Reply) -> None:
+        plan = await self._plan(parsed, info)
+        async with self._input_processor.start(plan) as outputs:
+            if parsed.stream:
+                await _stream(outputs, len(plan), parsed.stream_writer(plan, info.request_id), reply)
             else:
-                await _collect(deltas, call.body_writer(plan, info.request_id), reply)
+                await _collect(outputs, parsed.body_writer(plan, info.request_id), reply)
 
-    async def _plan(self, call: Call, info: CallInfo) -> Sequence[Request]:
+    async def _plan(self, parsed: ParsedRequest, info: CallInfo) -> Sequence[Request]:
         """All sub-requests, validated, before any of them starts."""
-        num_choices = len(call.prompts) * call.n
+        num_choices = len(parsed.prompts) * parsed.n
         if num_choices > self._settings.max_choices:
             raise InvalidRequest(
                 f"n: {num_choices} answers (prompts times n) are more than {self._settings.max_choices}",
@@ -98,21 +91,21 @@ class InferenceEndpoint:
                 value=num_choices,
             )
         prepared = [
-            await self._input_processor.prepare(prompt, call.sampling, info, call.default_max_tokens)
-            for prompt in call.prompts
+            await self._input_processor.prepare(prompt, parsed.sampling, info, parsed.default_max_tokens)
+            for prompt in parsed.prompts
         ]
-        return sub_requests(prepared, call.n)
+        return sub_requests(prepared, parsed.n)
 
 
 async def _stream(
-    deltas: AsyncGenerator[tuple[int, OutputDelta], None],
+    outputs: OutputStream,
     num_choices: int,
     writer: StreamWriter,
     reply: Reply,
 ) -> None:
     """The head goes out with the first delta: until then an error still has its own status."""
     num_open = num_choices
-    async for index, delta in deltas:
+    async for index, delta in outputs:
         if not reply.streaming:
             await reply.open_stream()
         events = writer.events(index, delta)
@@ -125,7 +118,7 @@ async def _stream(
             await reply.events(events)
 
 
-async def _collect(deltas: AsyncGenerator[tuple[int, OutputDelta], None], writer: BodyWriter, reply: Reply) -> None:
-    async for index, delta in deltas:
+async def _collect(outputs: OutputStream, writer: BodyWriter, reply: Reply) -> None:
+    async for index, delta in outputs:
         writer.add(index, delta)
     await reply.json(writer.body())

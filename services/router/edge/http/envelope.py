@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from services.router.edge.generation import OutputFinish
+from services.router.edge.output_processor import OutputFinish
 from services.router.request import Request, RequestSummary
 
 DONE = b"data: [DONE]\n\n"
@@ -34,10 +34,10 @@ class Envelope:
 
 
 class ChunkSuffix:
-    """How the chunks of one response end: what they say of usage, and the brace that closes them."""
+    """How the chunks of one response end: their usage member, and the brace that closes them."""
 
     def __init__(self, plan: Sequence[Request], *, include_usage: bool, continuous: bool) -> None:
-        """With `include_usage` chunks say `"usage": null`, since one with the counts follows; with `continuous` the
+        """With `include_usage` chunks carry `"usage": null`, since one with the counts follows; with `continuous` the
         counts of their own choice so far, as vLLM's do."""
         self._plan = plan
         self._num_output_tokens = [0] * len(plan)

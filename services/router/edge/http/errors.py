@@ -7,15 +7,16 @@ import logging
 import math
 
 from shared.errors import Internal, Overloaded, TandemError
+from shared.telemetry.logs import request_log
 
 logger = logging.getLogger(__name__)
 
 
 def as_tandem_error(error: Exception, request_id: str) -> TandemError:
-    """The error itself, or Internal for a bug of ours, which is logged and not told in detail."""
+    """The error itself, or Internal for a bug of ours, which is logged and not shown in detail."""
     if isinstance(error, TandemError):
         return error
-    logger.error("request %s failed", request_id, exc_info=error)
+    request_log(logger, request_id, {}).error("request %s failed", request_id, exc_info=error)
     return Internal(f"internal error ({type(error).__name__}) while serving request {request_id}")
 
 

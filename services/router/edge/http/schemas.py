@@ -22,7 +22,7 @@ from shared.errors import InvalidRequest
 
 MAX_N = 128
 
-# One wrong element says enough: a list of a million of them must not become a million error objects.
+# One wrong element is enough: a list of a million of them must not become a million error objects.
 TokenIdList = Annotated[list[int], Field(fail_fast=True)]
 StringList = Annotated[list[str], Field(fail_fast=True)]
 TokenIdLists = Annotated[list[TokenIdList], Field(fail_fast=True)]
@@ -73,7 +73,7 @@ class CommonRequest(BaseModel):
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether every chunk says its choice's usage so far."""
+        """Whether every chunk carries its choice's usage so far."""
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     def check_supported(self, known: Mapping[str, tuple[object, ...]]) -> None:

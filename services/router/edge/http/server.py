@@ -7,10 +7,12 @@ import contextlib
 import math
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from shared.address import Address
 from shared.errors import ConfigError
 
 _BACKLOG = 2048
@@ -18,7 +20,7 @@ _KEEP_ALIVE_S = 75
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn that leaves the process's signals alone and tells when it serves."""
+    """Uvicorn that leaves the process's signals alone and reports when it serves."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -68,7 +70,7 @@ class HttpServer:
         await server.serving.wait()
         if self._task.done():
             await self._task
-        self.address = f"{self._bind.rpartition(':')[0]}:{listener.getsockname()[1]}"
+        self.address = str(replace(Address.parse(self._bind, "http"), port=listener.getsockname()[1]))
 
     async def stop(self, grace_s: float = 1.0) -> None:
         """Refuses new connections, gives running requests `grace_s` seconds, then ends them with an error."""
@@ -84,12 +86,9 @@ class HttpServer:
 
 
 def _listen(bind: str) -> socket.socket:
-    host, _, port = bind.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{bind!r} is not host:port", field="http", value=bind)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    address = Address.parse(bind, "http")
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
-        return socket.create_server((host, int(port)), family=family, backlog=_BACKLOG)
+        return socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise ConfigError(f"cannot listen on {bind}: {error.strerror or error}", field="http", value=bind) from error

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from services.router.placement.views import PlacementRequest, WorkerView
+from services.router.placement.scorers.scorer import Scorer, ScoringContext
+from services.router.placement.views import WorkerView
 
 
-def can_hold(view: WorkerView, need: PlacementRequest) -> bool:
-    """Filter: a place in the batch, and free blocks for what it does not hold yet plus one a running request."""
-    return (
-        view.accepting
-        and view.num_requests < view.max_num_seqs
-        and missing_blocks(need, view.name) + view.num_requests <= view.num_free_blocks
-    )
-
-
-def decode_load(view: WorkerView, need: PlacementRequest, least_hit: float = 0.0) -> float:
-    """The mean of two shares: blocks free after this request, places free in the batch. Hits of fewer tokens than
-    `least_hit` count as none."""
-    blocks = max(0, view.num_free_blocks - missing_blocks(need, view.name, least_hit)) / max(1, view.num_total_blocks)
+def decode_load(view: WorkerView, context: ScoringContext) -> float:
+    """The mean of two shares: blocks free after this request, places free in the batch."""
+    missing = context.request.num_missing_blocks(view.name, context.least_hit)
+    blocks = max(0, view.num_free_blocks - missing) / max(1, view.num_total_blocks)
     places = max(0, view.max_num_seqs - view.num_requests) / max(1, view.max_num_seqs)
     return min(1.0, (blocks + places) / 2)
 
 
-def missing_blocks(need: PlacementRequest, name: str, least_hit: float = 0.0) -> int:
-    """Blocks that the worker does not hold yet."""
-    return max(0, need.num_blocks - need.num_hit_tokens(name, least_hit) // need.block_size)
+SCORER = Scorer(
+    setting="decode_load",
+    name="load",
+    stages=("decode", "collocated"),
+    default_weight=1.0,
+    doc="Decode worker: free blocks and places in the batch.",
+    score=decode_load,
+)

@@ -4,12 +4,37 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from services.router.placement.scorers.scorer import Scorer, ScoringContext
 from services.router.placement.views import WorkerView
 
 
-def stickiness(view: WorkerView, last: str) -> float:
-    """1 for the worker that served the session's last turn in this role, else 0."""
-    return 1.0 if view.name == last else 0.0
+def stickiness(view: WorkerView, context: ScoringContext) -> float:
+    """1 for the worker that served the session's last turn at this stage, else 0."""
+    return 1.0 if view.name == context.last else 0.0
+
+
+def _has_last(context: ScoringContext) -> bool:
+    return bool(context.last)
+
+
+SCORER = Scorer(
+    setting="session",
+    name="session",
+    stages=("prefill",),
+    default_weight=0.1,
+    doc="Prefill worker: served the conversation's last turn.",
+    score=stickiness,
+    applies=_has_last,
+)
+DECODE_SCORER = Scorer(
+    setting="decode_session",
+    name="session",
+    stages=("decode", "collocated"),
+    default_weight=0.1,
+    doc="Decode worker: served the conversation's last turn.",
+    score=stickiness,
+    applies=_has_last,
+)
 
 
 class SessionTable:

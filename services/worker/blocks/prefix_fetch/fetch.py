@@ -1,8 +1,8 @@
 """Brings a prompt's prefix from peers and store nodes before and while the rest is computed.
 
-Every source sends the last of its blocks first, the dear ones: computing token n costs attention over all before it.
+Every source sends its last blocks first. They cost most to compute: token n attends to all tokens before it.
 Where they do not arrive soon, the engine computes from the front meanwhile, until both meet ("Compute or load KV
-cache? Why not both?", Jin et al., 2024). So a slow link delays a request by the time for which it is held at most.
+cache? Why not both?", Jin et al., 2024). So a slow link delays a request at most by the time for which it is held.
 What a source fails to bring is computed, and the others go on.
 """
 
@@ -14,16 +14,16 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from services.worker.blocks.answers import BlockAnswers
+from services.worker.blocks.exchange_client import BlockExchangeClient
 from services.worker.blocks.local_blocks import LocalBlocks
 from services.worker.blocks.peers import Peers
-from services.worker.blocks.prefix_fetch.arriving import Arriving, Source
-from services.worker.blocks.prefix_fetch.known_prefix import KnownPrefix
-from services.worker.blocks.prefix_fetch.part_stream import PartStream
+from services.worker.blocks.prefix_fetch.fetch_stream import FetchStream
 from services.worker.blocks.prefix_fetch.plan import plan_fetch
 from services.worker.blocks.prefix_fetch.policy import FetchPolicy
-from services.worker.blocks.store_nodes import StoreNodes
+from services.worker.blocks.prefix_fetch.prefix_hint import PrefixHint
+from services.worker.blocks.prefix_fetch.source_fetch import Source, SourceFetch
 from services.worker.host import EngineHost
+from shared.block_service.store_nodes import StoreNodes
 from shared.engine.messages import BlocksAdopted, EndFetch
 from shared.engine.sequence import EngineSequence
 from shared.errors import StoreUnavailable, TandemError
@@ -64,7 +64,7 @@ class PrefixFetch:
         host: EngineHost,
         nodes: StoreNodes,
         peers: Peers,
-        answers: BlockAnswers,
+        exchange: BlockExchangeClient,
         local: LocalBlocks,
         policy: FetchPolicy,
     ) -> None:
@@ -72,11 +72,11 @@ class PrefixFetch:
         self._host = host
         self._nodes = nodes
         self._peers = peers
-        self._answers = answers
+        self._exchange = exchange
         self._local = local
         self.policy = policy
         self._tasks: set[asyncio.Task[None]] = set()
-        self._lost: list[tuple[int, memoryview]] = []  # somebody may still write there: kept for good
+        self._lost: list[tuple[int, memoryview]] = []  # a sender may still write there: never reuse
         self.num_blocks: Counter[Tier] = Counter()
         """Blocks that came from others, by the tier in which they lay: `DEVICE` are those of peers' pools."""
         self.num_failed = 0
@@ -86,18 +86,18 @@ class PrefixFetch:
         """Tokens whose blocks came from a tier."""
         return self.num_blocks[tier] * self._host.model.layout.block_size
 
-    def may_bring(self, known: KnownPrefix) -> bool:
-        """Whether there is anybody to ask."""
-        return self.policy.enabled and bool(known.peers or (self._nodes.live and known.num_stored_blocks != 0))
+    def may_bring(self, hint: PrefixHint) -> bool:
+        """Whether there is any source to ask."""
+        return self.policy.enabled and bool(hint.peers or (self._nodes.live and hint.num_stored_blocks != 0))
 
-    async def hold(self, sequence: EngineSequence, known: KnownPrefix, fetch: Fetch) -> None:
+    async def hold(self, sequence: EngineSequence, hint: PrefixHint, fetch: Fetch) -> None:
         """Returns when the sequence should start: its prefix is here, or cannot come, or takes too long."""
         began = time.perf_counter()
         block_size = self._host.model.layout.block_size
         extend_chain(sequence.block_hashes, sequence.hash_root, sequence.token_ids, block_size)
         hashes = tuple(sequence.block_hashes[: (sequence.num_tokens - 1) // block_size])
         missing = [index for index, name in enumerate(hashes) if name not in self._local]
-        plan = await self._plan(hashes, missing, known)
+        plan = await self._plan(hashes, missing, hint)
         if plan:
             fetch.task = asyncio.create_task(self._bring(hashes, missing[0], plan, fetch))
             self._tasks.add(fetch.task)
@@ -115,13 +115,11 @@ class PrefixFetch:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    # --- who has what
+    # --- planning
 
-    async def _plan(
-        self, hashes: Sequence[bytes], missing: Sequence[int], known: KnownPrefix
-    ) -> dict[Source, list[int]]:
-        """What to have from whom, by their own word."""
-        asked = {source: indexes for source, indexes in self._asked(hashes, missing, known) if indexes}
+    async def _plan(self, hashes: Sequence[bytes], missing: Sequence[int], hint: PrefixHint) -> dict[Source, list[int]]:
+        """Which blocks to fetch from which source, after asking each what it really has."""
+        asked = {source: indexes for source, indexes in self._asked(hashes, missing, hint) if indexes}
         found = await asyncio.gather(*(self._ask(source, hashes, indexes) for source, indexes in asked.items()))
         peers = {source.name: held for source, held in zip(asked, found, strict=True) if source.is_peer}
         stores = {source.name: held for source, held in zip(asked, found, strict=True) if not source.is_peer}
@@ -129,16 +127,16 @@ class PrefixFetch:
         return {source: plan[source.name] for source in asked if source.name in plan}
 
     def _asked(
-        self, hashes: Sequence[bytes], missing: Sequence[int], known: KnownPrefix
+        self, hashes: Sequence[bytes], missing: Sequence[int], hint: PrefixHint
     ) -> list[tuple[Source, list[int]]]:
-        """Who may have which of the missing blocks, over links that are worth it."""
+        """Which sources may have which of the missing blocks; links that do not pay are left out."""
         asked: list[tuple[Source, list[int]]] = []
-        for address, num_blocks in known.peers:
+        for address, num_blocks in hint.peers:
             peer = self._peers.client(address)
             if peer is not None:
                 source = Source(address, peer, is_peer=True)
                 asked.append((source, [index for index in missing if index < num_blocks]))
-        limit = len(hashes) if known.num_stored_blocks is None else known.num_stored_blocks
+        limit = len(hashes) if hint.num_stored_blocks is None else hint.num_stored_blocks
         stored = by_keeper(hashes, (index for index in missing if index < limit), self._nodes.live)
         asked += [(Source(name, self._nodes.client(name), is_peer=False), indexes) for name, indexes in stored.items()]
         layout = self._host.model.layout
@@ -153,7 +151,7 @@ class PrefixFetch:
             return set()
         return {index for index, here in zip(indexes, held, strict=True) if here}
 
-    # --- having it
+    # --- receiving
 
     async def _bring(
         self, hashes: Sequence[bytes], num_local: int, plan: Mapping[Source, Sequence[int]], fetch: Fetch
@@ -161,26 +159,26 @@ class PrefixFetch:
         """Never raises but when cancelled, and then too leaves nothing behind."""
         indexes = [*range(num_local), *sorted(index for blocks in plan.values() for index in blocks)]
         asked = tuple(hashes[index] for index in indexes)
-        asking = asyncio.create_task(self._answers.prepare(asked, self.policy.mode == "auto"))
+        asking = asyncio.create_task(self._exchange.prepare(asked, self.policy.mode == "auto"))
         try:
             prepared = await asyncio.shield(asking)
         except asyncio.CancelledError:
             self._host.engine.submit(EndFetch((await asking).key))
             raise
         places = {indexes[place]: (place, block_id) for place, block_id in prepared.missing}
-        arriving = [
-            Arriving(source, prepared.key, asked, [places[index] for index in blocks if index in places])
+        sources = [
+            SourceFetch(source, prepared.key, asked, [places[index] for index in blocks if index in places])
             for source, blocks in plan.items()
         ]
         try:
             async with asyncio.TaskGroup() as group:
-                for item in arriving:
+                for item in sources:
                     if item.blocks:
                         group.create_task(self._bring_from(item, fetch))
         finally:
-            self._host.engine.submit(EndFetch(prepared.key, any(item.lost for item in arriving)))
+            self._host.engine.submit(EndFetch(prepared.key, any(item.lost for item in sources)))
 
-    async def _bring_from(self, arriving: Arriving, fetch: Fetch) -> None:
+    async def _bring_from(self, part: SourceFetch, fetch: Fetch) -> None:
         """One source's blocks. Never raises but when cancelled, and then too no receive is left behind."""
         transfer, access = self._host.transfer, self._host.engine.blocks
         ticket = new_ticket()
@@ -188,47 +186,47 @@ class PrefixFetch:
         began = time.perf_counter()
         num_bytes = 0
         try:
-            buffers += [(block_id, access.incoming(block_id)) for _, block_id in arriving.blocks]
+            buffers += [(block_id, access.incoming(block_id)) for _, block_id in part.blocks]
             memory = [(number, buffer) for number, (_, buffer) in enumerate(buffers)]
             incoming = transfer.expect(ticket, memory, trailer_bytes(len(buffers)))
             async with asyncio.timeout(self.policy.timeout_s):
-                num_bytes = await self._receive(arriving, buffers, ticket, incoming, fetch)
+                num_bytes = await self._receive(part, buffers, ticket, incoming, fetch)
         except TimeoutError:
             self.num_failed += 1
             num_bytes = sum(memory.nbytes for _, memory in buffers)
-            logger.warning("%s took too long to bring a prefix, which is computed", arriving.source.name)
+            logger.warning("%s took too long to bring a prefix, which is computed", part.source.name)
         except TandemError as error:
-            self._failed(arriving.source, error)
+            self._failed(part.source, error)
         finally:
             try:
                 await end_receives(transfer, ticket)
             except MemoryLost as error:
-                arriving.lost = True
+                part.lost = True
                 self._lost += buffers
                 logger.critical("%d blocks are lost until a restart: %s", len(buffers), error)
-        self.policy.note_fetch(arriving.source.name, num_bytes, time.perf_counter() - began)
+        self.policy.note_fetch(part.source.name, num_bytes, time.perf_counter() - began)
 
     async def _receive(
         self,
-        arriving: Arriving,
+        part: SourceFetch,
         buffers: Sequence[tuple[int, memoryview]],
         ticket: int,
         incoming: Incoming,
         fetch: Fetch,
     ) -> int:
         """Takes in batch by batch, and returns how many bytes came. Raises TandemError."""
-        layout, names = self._host.model.layout, arriving.names
+        layout, names = self._host.model.layout, part.names
         num_blocks = 0
-        parts = arriving.source.client.fetch(
+        parts = part.source.client.fetch(
             names, layout.block_bytes, ticket, self._host.transfer.address, self.policy.timeout_s
         )
-        async with PartStream(parts) as stream:
+        async with FetchStream(parts) as stream:
             while (sent := await stream.next()) is not None:
                 await stream.unless_broken(incoming.blocks([block.index for block in sent]))
                 self._host.engine.blocks.store([buffers[block.index] for block in sent])
-                places = {arriving.blocks[block.index][0]: block for block in sent}
+                places = {part.blocks[block.index][0]: block for block in sent}
                 tiers = {place: block.tier for place, block in places.items()}
-                adopting = self._answers.adopt(arriving.key, {place: block.checksum for place, block in places.items()})
+                adopting = self._exchange.adopt(part.key, {place: block.checksum for place, block in places.items()})
                 adopting.add_done_callback(lambda done, tiers=tiers: self._adopted(done.result(), tiers, fetch))  # type: ignore[misc]
                 num_blocks += len(sent)
                 rest = names[: min((block.index for block in sent), default=0)]
@@ -239,7 +237,7 @@ class PrefixFetch:
         return num_blocks * layout.block_bytes
 
     def _adopted(self, adopted: BlocksAdopted, tiers: Mapping[int, Tier], fetch: Fetch) -> None:
-        """The engine's word on what arrived."""
+        """The engine has taken in what arrived."""
         self.num_blocks.update(tiers[place] for place in adopted.indexes)
         block_size = self._host.model.layout.block_size
         fetch.num_tokens += block_size * len(adopted.indexes)

@@ -1,4 +1,4 @@
-"""Which block of a prefix is had from whom. Policy only: plain numbers.
+"""Which block of a prefix is fetched from which source. Policy only: plain numbers.
 
 Pools of peers come before store nodes, as in the router's score: memory before what may be a disk. Where several peers
 hold a block, whole pieces of a chain go to the one that has the least to send, so that all of them send at once.

@@ -13,17 +13,17 @@ UNKNOWN_HOLD_S = 0.25
 HOLD_SHARE = 0.25
 """Of the time that computing the same tokens would take: how long a request is held for links of unknown speed."""
 MARGIN = 1.5
-"""A fetch may take so many times what is expected of it before computing begins."""
+"""A request is held for up to this many times the expected time of its fetch."""
 MIN_HOLD_S = 0.01
 ALWAYS_HOLD_S = 30.0
 TIMEOUT_S = 5.0
-"""A fetch holds blocks of the pool: one that takes longer is given up. Longer with `always`."""
+"""A fetch that takes longer is given up, since it holds blocks of the pool. Longer with `always`."""
 SLOWEST = 8.0
-"""A link so many times slower than computing brings too little to be used."""
+"""A link this many times slower than computing is not used."""
 FORGET = 0.9
-"""A link that is not used is believed to be a little faster each time it is passed over: some day it is tried again."""
+"""Each time a link is passed over, its remembered cost shrinks by this factor: it is tried again some day."""
 MAX_LINKS = 256
-"""Links remembered; the one that was not used for longest goes first."""
+"""Links remembered; the least recently used one is forgotten first."""
 
 
 class FetchPolicy:
@@ -49,7 +49,7 @@ class FetchPolicy:
         return ALWAYS_HOLD_S if self.mode == "always" else TIMEOUT_S
 
     def pays(self, source: str, num_bytes: int, num_tokens: int) -> bool:
-        """Whether to fetch so many bytes, that spare so many tokens, over this link."""
+        """Whether to fetch `num_bytes`, which spare computing `num_tokens`, over this link."""
         if self.mode != "auto":
             return self.enabled
         byte_s = self._seconds_per_byte.get(source, 0.0)
@@ -59,7 +59,7 @@ class FetchPolicy:
         return False
 
     def hold_s(self, num_bytes: Mapping[str, int], num_tokens: int) -> float:
-        """How long to hold a request for a fetch of so many bytes by source, all at once, that spares so many tokens.
+        """How long to hold a request for a fetch of `num_bytes` by source, all at once, that spares `num_tokens`.
 
         Long enough for all of it where that is sooner than computing: to compute beside it could win at most a half of
         that, slows the fetch where both share a machine, and takes from other prompts what need not be computed at all.
@@ -77,7 +77,7 @@ class FetchPolicy:
         return max(MIN_HOLD_S, MARGIN * expected_s) if MARGIN * expected_s <= worth_s else MIN_HOLD_S
 
     def note_fetch(self, source: str, num_bytes: int, seconds: float) -> None:
-        """A fetch of so many bytes over this link took so long."""
+        """Learns from a fetch over this link."""
         if num_bytes:
             before = self._seconds_per_byte.pop(source, 0.0)
             self._seconds_per_byte[source] = _mean(before, seconds / num_bytes)
@@ -85,7 +85,7 @@ class FetchPolicy:
                 self._seconds_per_byte.popitem(last=False)
 
     def note_compute(self, num_tokens: int, seconds: float) -> None:
-        """So many prompt tokens took so long to compute."""
+        """Learns from a computed prompt."""
         if num_tokens:
             self._seconds_per_token = _mean(self._seconds_per_token, seconds / num_tokens)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shared.engine.plan import EndedSequence, SampledToken, StepResult
+from shared.engine.finish_reason import FinishReason
+from shared.engine.messages import SequenceEnded, StepOutput
+from shared.engine.plan import SampledToken, StepResult
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import Goal, Status
 from shared.errors import Overloaded
@@ -31,14 +33,12 @@ def test_a_long_prompt_is_computed_in_chunks_of_the_budget_and_sampled_at_its_en
     assert step(s)[0] == [("a", 8, 8)]
     shape, outcome = step(s, 42)
     assert shape == [("a", 16, 4)]
-    assert [(t.sequence_id, t.token.token_id, t.finish) for t in outcome.tokens] == [("a", 42, None)]
+    assert [(t.sequence_id, t.token.token_id, t.finish_reason) for t in outcome.tokens] == [("a", 42, None)]
     assert step(s)[0] == [("a", 20, 1)]
 
 
 def step_outcome():
-    from shared.engine.plan import StepOutcome
-
-    return StepOutcome((), ())
+    return StepOutput()
 
 
 def test_decodes_go_first_and_chunks_take_what_is_left_of_the_budget():
@@ -129,12 +129,12 @@ def test_a_first_token_that_ends_the_request_leaves_its_blocks_as_prefix():
 def test_a_prefill_sequence_ships_each_needed_block_once_as_soon_as_it_is_sealed():
     s = scheduler(max_num_batched_tokens=6)
     s.add(sequence("a", list(range(2, 13)), goal=Goal.FIRST_TOKEN, ship_blocks=frozenset({1, 2})))
-    assert [ship.index for ship in step(s)[1].ships] == []
+    assert [ship.index for ship in step(s)[1].blocks] == []
     shape, outcome = step(s, 42)
     assert shape == [("a", 6, 5)]
-    assert [ship.index for ship in outcome.ships] == [1, 2]  # the last one is not full
+    assert [ship.index for ship in outcome.blocks] == [1, 2]  # the last one is not full
     assert s.pool.num_used == 2  # held for the shipper alone
-    s.release([ship.block_id for ship in outcome.ships])
+    s.release([ship.block_id for ship in outcome.blocks])
     assert s.pool.num_used == 0
 
 
@@ -161,8 +161,8 @@ def test_waiting_sequences_do_not_start_when_their_blocks_would_starve_the_runni
 def test_a_sequence_ends_at(sampling, tokens, finish):
     s = scheduler()
     s.add(sequence("a", [2, 3], **sampling))
-    finishes = [step(s, token)[1].tokens[0].finish for token in tokens]
-    assert finishes == [None] * (len(tokens) - 1) + [finish]
+    finishes = [step(s, token)[1].tokens[0].finish_reason for token in tokens]
+    assert finishes == [None] * (len(tokens) - 1) + [FinishReason(finish)]
     assert not s.has_work
 
 
@@ -190,7 +190,7 @@ def test_blocks_that_come_into_the_pool_meanwhile_end_the_chunk_before_them_and_
     assert len(outcome.tokens) == 1
     assert s.take_started() == [("a", 12)]
     assert s.counters.num_prefix_hit_tokens == 12
-    assert s.take_ended() == [EndedSequence(tuple(running.block_hashes[:8]), 0)]
+    assert s.take_ended() == [SequenceEnded(tuple(running.block_hashes[:8]), 0)]
     s.check_integrity()
     assert s.pool.num_used == 0
 
@@ -202,4 +202,4 @@ def test_a_handed_over_prompt_is_not_among_the_blocks_that_a_sequence_leaves():
     s.join("a", 9, {}, None)
     while s.has_work:
         step(s)
-    assert s.take_ended() == [EndedSequence(tuple(given.block_hashes[:2]), 1)]
+    assert s.take_ended() == [SequenceEnded(tuple(given.block_hashes[:2]), 1)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shared.engine.finish_reason import FinishReason
 from shared.engine.plan import NoToken, SampledToken, StepResult
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import Goal, Status
@@ -65,7 +66,7 @@ def test_what_was_computed_behind_an_end_token_is_dropped_and_its_blocks_are_kep
     first = s.schedule()
     second = s.schedule()
     outcome = s.apply(first, result(first, EOS))
-    assert [t.finish for t in outcome.tokens] == ["stop"]
+    assert [t.finish_reason for t in outcome.tokens] == [FinishReason.STOP]
     assert a.status is Status.FINISHED
     assert s.pool.num_used == 2
     again = sequence("a", [7, 8], max_tokens=9)  # the id may come again at once
@@ -126,7 +127,8 @@ def test_a_sequence_without_a_token_leaves_alone_and_takes_the_cached_prefixes_w
     first = s.schedule()
     second = s.schedule()
     outcome = s.apply(first, StepResult((NoToken("layer 1 attention"), SampledToken(9))))
-    assert [(b.sequence_id, b.position, b.source) for b in outcome.broken] == [("a", 9, "layer 1 attention")]
+    (failed,) = s.take_failed()
+    assert (failed.sequence_id, failed.error.details) == ("a", {"position": 9, "source": "layer 1 attention"})
     assert [t.sequence_id for t in outcome.tokens] == ["b"]
     assert s.sequence("a") is None
     assert s.pool.match(s.sequence("b").block_hashes) != []  # sealed behind the fault

@@ -153,11 +153,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         sampled = tuple(NoToken() if token == BROKEN else SampledToken(token) for token in drawn)
         self.now += 1.0
         outcome = self.scheduler.apply(plan, StepResult(sampled), float(len(plan.sequences)))
-        for ship in outcome.ships:
+        for ship in outcome.blocks:
             assert ship.index in range(1, 8)
             self.shipped.append((ship.block_id, ship.receiver))
-        for broken in outcome.broken:
-            assert self.live[broken.sequence_id].status is Status.FINISHED
+        for failed in self.scheduler.take_failed():
+            assert self.live[failed.sequence_id].status is Status.FINISHED
 
     @rule()
     def release_one(self):

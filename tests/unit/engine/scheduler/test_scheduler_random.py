@@ -105,9 +105,9 @@ class Life:
             sampled = tuple(NoToken() if broken else SampledToken(token) for token in tokens)
             self.now += 1.0
             outcome = self.scheduler.apply(plan, StepResult(sampled), float(len(plan.sequences)))
-            self.shipped += outcome.ships
-            self.seen["finished"] += sum(token.finish is not None for token in outcome.tokens)
-            self.seen["broken"] += len(outcome.broken)
+            self.shipped += outcome.blocks
+            self.seen["finished"] += sum(token.finish_reason is not None for token in outcome.tokens)
+            self.seen["broken"] += len(self.scheduler.take_failed())
 
     def receiving(self) -> list:
         return [item for item in self.all.values() if item.status is Status.RECEIVING]

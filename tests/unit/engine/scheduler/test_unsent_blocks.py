@@ -27,7 +27,7 @@ def run(s, *, stalled: bytes, most: int = 200):
         count = sum(item.sample is not None for item in plan.sequences)
         outcome = s.apply(plan, StepResult((SampledToken(9),) * count))
         done += [token.sequence_id for token in outcome.tokens]
-        for ship in outcome.ships:
+        for ship in outcome.blocks:
             if ship.receiver == stalled:
                 unsent.append(ship)
             else:

@@ -8,7 +8,7 @@ import torch
 from loadtest.bench.engine import cpu as bench_engine
 from loadtest.bench.engine.cpu import Bench, Step, kv_room, run
 from loadtest.bench.engine.overhead import step_time
-from loadtest.bench.peers.contestant import Settings
+from loadtest.bench.peers.adapter import Settings
 from loadtest.bench.peers.ours import Ours
 from shared.kernels import cpu_backend
 from shared.model.checkpoints import write_random_checkpoint
@@ -59,7 +59,7 @@ def test_the_engine_decodes_as_many_steps_as_asked_for(ours):
     assert ours.prefill_s([3] * 40) > 0.0
 
 
-def test_the_contestants_logits_are_those_of_the_decoder(ours, folder):
+def test_our_logits_are_those_of_the_decoder(ours, folder):
     transformers = pytest.importorskip("transformers")
     prompt = list(range(40, 60))
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

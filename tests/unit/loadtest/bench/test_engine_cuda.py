@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from loadtest.bench.engine.cuda import LLAMA_8B, STEPS, EngineBench, Step, verdicts
-from loadtest.bench.kernels.measure import Limits
-from loadtest.bench.report import Result
+from loadtest.bench.kernels.limits import Limits
+from loadtest.figures import Result
 from shared.model.config import ModelConfig
 from shared.model.random_weights import random_decoder
 

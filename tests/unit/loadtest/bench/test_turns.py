@@ -1,4 +1,4 @@
-"""Turns of the contestants: order, warm-up, ratios of the same round, and engines that drop out."""
+"""Engines measured in turns: order, warm-up, ratios of the same round, and engines that drop out."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from loadtest.bench.peers.turns import CannotRun, Case, Measured, Process, take_turns
+from loadtest.bench.peers.turns import CannotRun, Case, EngineProcess, Measured, take_turns
 
 
-class Scripted(Process):
+class Scripted(EngineProcess):
     """Answers from a list instead of a process."""
 
     def __init__(self, name: str, answers: list[float | CannotRun], order: list[str]) -> None:
@@ -20,7 +20,7 @@ class Scripted(Process):
         self._answers = answers
         self._order = order
 
-    def ask(self, **task: Any) -> float:
+    async def ask(self, **task: Any) -> float:
         self._order.append(self.name)
         answer = self._answers.pop(0)
         if isinstance(answer, CannotRun):
@@ -36,10 +36,10 @@ def no_pause(monkeypatch):
 PREFILL = Case("prefill 100", 1, 100)
 
 
-def test_the_order_turns_each_round_and_the_first_round_only_warms_up():
+async def test_the_order_turns_each_round_and_the_first_round_only_warms_up():
     order: list[str] = []
     a, b = Scripted("a", [9.0, 1.0, 2.0], order), Scripted("b", [9.0, 2.0, 2.0], order)
-    (measured,), failures = take_turns([a, b], [PREFILL], num_rounds=2)
+    (measured,), failures = await take_turns([a, b], [PREFILL], num_rounds=2)
     assert order == ["a", "b", "b", "a", "a", "b"]
     assert measured.rates == {"a": [100.0, 50.0], "b": [50.0, 50.0]}
     assert failures == {}
@@ -50,12 +50,12 @@ def test_a_ratio_is_the_median_of_pairs_of_the_same_round():
     assert measured.ratio("ours", "peer") == 2.0
 
 
-def test_an_engine_that_fails_keeps_only_the_cases_it_finished():
+async def test_an_engine_that_fails_keeps_only_the_cases_it_finished():
     order: list[str] = []
     a = Scripted("a", [1.0] * 4, order)
     b = Scripted("b", [1.0, 1.0, 1.0, CannotRun("too large")], order)
     second = Case("decode 4", 4, 16, 8)
-    results, failures = take_turns([a, b], [PREFILL, second], num_rounds=1)
+    results, failures = await take_turns([a, b], [PREFILL, second], num_rounds=1)
     assert [sorted(measured.rates) for measured in results] == [["a", "b"], ["a"]]
     assert failures == {"b": "decode 4: too large"}
 
@@ -69,7 +69,9 @@ def test_a_case_counts_the_tokens_of_what_it_times():
     assert len({tuple(prompt) for prompt in task["prompts"]}) == 4
 
 
-def test_a_process_that_cannot_load_says_why(tmp_path):
-    process = Process("ours", Path(sys.executable), tmp_path / "nothing", tmp_path / "scratch", 1)
-    with process, pytest.raises(CannotRun, match=r"ModelLoadError: .* does not exist"):
-        process.start()
+@pytest.mark.slow
+async def test_a_process_that_cannot_load_says_why(tmp_path):
+    process = EngineProcess("ours", Path(sys.executable), tmp_path / "nothing", tmp_path / "scratch", 1)
+    async with process:
+        with pytest.raises(CannotRun, match=r"ModelLoadError: .* does not exist"):
+            await process.start()

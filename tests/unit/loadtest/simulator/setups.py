@@ -14,7 +14,8 @@ from loadtest.simulator.tandem_router import TandemConfig
 from loadtest.workloads.mooncake import read_mooncake
 from loadtest.workloads.trace import TraceRequest
 from services.router.placement.disaggregation import Thresholds
-from services.router.placement.policy import PlacementConfig, Weights
+from services.router.placement.policy import PlacementConfig
+from services.router.placement.scorers.registry import weights
 
 HEAD = Path(__file__).parents[4] / "loadtest" / "traces" / "mooncake_conversation_head.jsonl"
 
@@ -51,7 +52,7 @@ def setup(num_prefills: int = 4, num_decodes: int = 4, *, placement=None, **chan
         **{
             "max_queued_tokens": 8192,
             "patience": 4.0,
-            "weights": Weights(prefix=3.0, decode_prefix=3.0),
+            "weights": weights(prefix=3.0, decode_prefix=3.0),
             "thresholds": Thresholds(512, 4096),
             "explain": False,
             **(placement or {}),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.router.admission.controller import AdmissionController, Estimate
 from services.router.admission.queue import AdmissionQueue
-from services.router.admission.waiting import Waiting
+from services.router.admission.queue_entry import QueueEntry
 from services.router.placement.prediction import TtftPredictor
 from services.router.placement.work import NO_WORK, Work
 from shared.errors import Overloaded
@@ -29,7 +29,7 @@ def gate(idle_share: float = 2.0, late_grace: float = 0.0) -> AdmissionControlle
 def queue(*num_tokens: int) -> AdmissionQueue[str]:
     made: AdmissionQueue[str] = AdmissionQueue(1000)
     for number, count in enumerate(num_tokens):
-        made.push(Waiting(f"w{number}", count), "x")
+        made.push(QueueEntry(f"w{number}", count), "x")
     return made
 
 
@@ -42,7 +42,7 @@ def ask(
     tokens: int = 100,
     **more,
 ):
-    item = Waiting("new", tokens, now_s, now_s + due_s)
+    item = QueueEntry("new", tokens, now_s, now_s + due_s)
     return at.enter(item, now_s, waiting, pool(view("p0"), view("p1")), num_cached=0, **more)
 
 
@@ -74,7 +74,7 @@ def test_a_prompt_too_long_for_its_target_may_be_late_where_workers_are_idle_unl
 def test_waits_longer_than_said_refuse_the_next_ones_sooner():
     at = gate()
     for _ in range(60):
-        expected = Estimate(Waiting("r", 100, 0.0, 1.0), 0.0, 0.1, 0.5)
+        expected = Estimate(QueueEntry("r", 100, 0.0, 1.0), 0.0, 0.1, 0.5)
         at.gave_up(expected, expected.latest_start_s)  # it was let in with 0.5 s and waited 0.9 s in vain
     assert at.calibration.factor > 1.5
     ask(gate(), queue(900), due_s=0.6)
@@ -112,7 +112,7 @@ def test_one_that_was_let_in_may_be_late_by_its_grace_unless_the_client_set_the_
     assert strict.given_up_s == strict.latest_start_s
     with pytest.raises(Overloaded):  # nobody is let in by the grace
         ask(at, queue(2000), due_s=0.6)
-    item = Waiting("back", 100, 0.0, 0.6)  # but who comes back, refused by a worker, is still let in
+    item = QueueEntry("back", 100, 0.0, 0.6)  # but who comes back, refused by a worker, is still let in
     again = at.enter(item, 0.7, queue(800), pool(view("p0"), view("p1")), num_cached=0, first=True)
     assert again.given_up_s > 0.7
     with pytest.raises(Overloaded):

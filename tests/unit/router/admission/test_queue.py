@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from services.router.admission.orders import ORDERS
 from services.router.admission.queue import AdmissionQueue
-from services.router.admission.waiting import Waiting
+from services.router.admission.queue_entry import QueueEntry
 from shared.errors import Overloaded
 
 
-def item(name: str, num_tokens: int = 10, **more) -> Waiting:
-    return Waiting(name, num_tokens, **more)
+def item(name: str, num_tokens: int = 10, **more) -> QueueEntry:
+    return QueueEntry(name, num_tokens, **more)
 
 
 def drain(queue: AdmissionQueue[str], count: int = 1000) -> list[str]:
@@ -24,7 +24,7 @@ def drain(queue: AdmissionQueue[str], count: int = 1000) -> list[str]:
     return taken
 
 
-def filled(order: str, *items: Waiting) -> AdmissionQueue[str]:
+def filled(order: str, *items: QueueEntry) -> AdmissionQueue[str]:
     queue: AdmissionQueue[str] = AdmissionQueue(100, order=ORDERS[order])
     for one in items:
         queue.push(one, one.request_id)
@@ -124,7 +124,7 @@ def test_nothing_is_lost_doubled_or_counted_wrong(steps, order):
     waiting: dict[str, int] = {}
     for operation, which, tenant, num_tokens in steps:
         name = str(which)
-        one = Waiting(name, num_tokens, tenant=tenant, num_bytes=num_tokens, arrived_s=which, priority=which % 3)
+        one = QueueEntry(name, num_tokens, tenant=tenant, num_bytes=num_tokens, arrived_s=which, priority=which % 3)
         if operation == "push" and name not in waiting:
             full = len(waiting) >= 5 or (waiting and sum(waiting.values()) + num_tokens > 150)
             if full:
@@ -160,4 +160,4 @@ def test_many_tenants_that_came_and_went_leave_nothing_behind():
     for n in range(500):
         queue.push(item(str(n), 1, tenant=str(n)), "x")
         queue.remove(str(n))
-    assert len(queue._lines) <= 3
+    assert len(queue._queues) <= 3

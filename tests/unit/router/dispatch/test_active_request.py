@@ -12,6 +12,7 @@ from services.router.request import FinishReason, Request, TokenDelta
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import WorkerLost
 from shared.rpc.pb.tandem.v1 import types_pb2
+from tests.unit.router.reading import deltas
 
 
 def tokens(*token_ids: int, finish: types_pb2.FinishReason.ValueType = 0) -> types_pb2.SequenceTokens:
@@ -29,7 +30,7 @@ async def test_tokens_that_waited_come_as_one_delta_in_order(active: ActiveReque
     active.emit(tokens(6, 7))
     active.emit(tokens(8, finish=types_pb2.FINISH_REASON_LENGTH))
     active.settle()
-    [delta] = [delta async for delta in active]
+    [delta] = [delta async for delta in deltas(active)]
     assert (delta.token_ids, delta.finish_reason) == ((5, 6, 7, 8), FinishReason.LENGTH)
     assert [entry.logprob for entry in delta.logprobs] == [-5.0, -6.0, -7.0, -8.0]
 
@@ -39,7 +40,7 @@ async def test_a_prompt_reader_gets_every_token_by_itself(active: ActiveRequest)
     took = asyncio.Event()
 
     async def reader() -> None:
-        async for delta in active:
+        async for delta in deltas(active):
             read.append(delta)
             took.set()
 
@@ -59,7 +60,7 @@ async def test_a_prompt_reader_gets_every_token_by_itself(active: ActiveRequest)
 async def test_an_error_comes_behind_the_tokens_before_it(active: ActiveRequest) -> None:
     active.emit(tokens(5))
     active.fail(WorkerLost("gone"))
-    source = aiter(active)
+    source = deltas(active)
     assert (await anext(source)).token_ids == (5,)
     with pytest.raises(WorkerLost, match="gone"):
         await anext(source)
@@ -67,7 +68,7 @@ async def test_an_error_comes_behind_the_tokens_before_it(active: ActiveRequest)
 
 async def test_the_last_tokens_wait_until_the_request_is_settled(active: ActiveRequest) -> None:
     active.emit(tokens(5))
-    source = aiter(active)
+    source = deltas(active)
     assert (await anext(source)).token_ids == (5,)
     last = asyncio.ensure_future(anext(source))
     active.emit(tokens(6, finish=types_pb2.FINISH_REASON_LENGTH))
@@ -80,7 +81,7 @@ async def test_the_last_tokens_wait_until_the_request_is_settled(active: ActiveR
 
 
 async def test_a_request_that_is_given_up_ends_its_reader(active: ActiveRequest) -> None:
-    reading = asyncio.ensure_future(anext(aiter(active), None))
+    reading = asyncio.ensure_future(anext(deltas(active), None))
     await asyncio.sleep(0)
     active.settle()
     async with asyncio.timeout(5):
@@ -90,7 +91,7 @@ async def test_a_request_that_is_given_up_ends_its_reader(active: ActiveRequest)
 async def test_the_end_may_come_while_the_delta_before_it_is_passed_on(active: ActiveRequest) -> None:
     active.emit(tokens(5))
     read = []
-    async for delta in active:
+    async for delta in deltas(active):
         read.append(delta.token_ids)
         if len(read) == 1:
             active.emit(tokens(6, finish=types_pb2.FINISH_REASON_STOP))
@@ -99,7 +100,7 @@ async def test_the_end_may_come_while_the_delta_before_it_is_passed_on(active: A
 
 
 async def test_an_end_that_overtakes_its_woken_reader_waits_too(active: ActiveRequest) -> None:
-    reading = asyncio.ensure_future(anext(aiter(active)))
+    reading = asyncio.ensure_future(anext(deltas(active)))
     await asyncio.sleep(0)  # it waits now
     active.emit(tokens(5))
     asyncio.get_running_loop().call_soon(active.emit, tokens(6, finish=types_pb2.FINISH_REASON_LENGTH))

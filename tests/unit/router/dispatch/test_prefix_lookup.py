@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from services.router.dispatch.prefix_lookup import MAX_PEERS, PrefixLookup
-from shared.kv_index.holders import Holder, PrefixMatch, Tier, WorkerRole
+from shared.identity import WorkerRole
+from shared.kv_index.holders import Holder, PrefixMatch, Tier
 
 NAMES = [f"w{number}" for number in range(9)]
 
@@ -17,7 +18,7 @@ def lookup(held: dict[str, int]) -> PrefixLookup:
         for name in NAMES
     ]
     fleet = SimpleNamespace(
-        layout=SimpleNamespace(block_size=4), links=links, hash_root=lambda _: bytes(16), model_fingerprint="m"
+        layout=SimpleNamespace(block_size=4), links=links, hash_root=lambda *_: bytes(16), model_fingerprint="m"
     )
 
     async def match(hashes):
@@ -31,7 +32,7 @@ def lookup(held: dict[str, int]) -> PrefixLookup:
 
 
 async def test_a_worker_is_told_of_those_that_hold_more_than_itself():
-    hits = await lookup({"w1": 2, "w5": 7, "w3": 4}).hits(list(range(40)), "")
+    hits = await lookup({"w1": 2, "w5": 7, "w3": 4}).hits(list(range(40)), "", 40)
     assert [(peer.name, peer.address, peer.num_blocks) for peer in hits.peers_of("w0")] == [
         ("w5", "w5:1", 7), ("w3", "w3:1", 4), ("w1", "w1:1", 2)
     ]  # fmt: skip
@@ -41,7 +42,7 @@ async def test_a_worker_is_told_of_those_that_hold_more_than_itself():
 
 async def test_of_many_that_hold_the_same_any_few_are_named():
     asked = lookup(dict.fromkeys(NAMES, 5))
-    draws = [(await asked.hits(list(range(40)), "")).peers for _ in range(50)]
+    draws = [(await asked.hits(list(range(40)), "", 40)).peers for _ in range(50)]
     assert all(len(peers) == MAX_PEERS for peers in draws)
     assert {peer.name for peers in draws for peer in peers} == set(NAMES)
     assert draws[0][0].num_blocks == 5

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
@@ -50,24 +51,45 @@ class ScriptedRequest:
         self.summary = RequestSummary()
         self.closed = asyncio.Event()
         self.num_read = 0
-        self._steps = list(steps)
+        self._steps = deque(steps)
+        self._waits: set[asyncio.Task[None]] = set()
 
-    async def __aiter__(self) -> AsyncIterator[TokenDelta]:
-        for step in self._steps:
-            if isinstance(step, asyncio.Event):
-                await step.wait()
-            elif isinstance(step, Exception):
-                raise step
-            else:
-                self.num_read += 1
-                if step.finish_reason is not None:
-                    self.summary.num_cached_tokens = 1
-                    self.summary.ttft = TtftSplit(queue_ms=1.5, ttft_ms=12.25)
-                    self.summary.prefill_worker = "p0"
-                    self.summary.decode_worker = "d0"
-                yield step
+    @property
+    def ended(self) -> bool:
+        return not self._steps
+
+    def take(self) -> TokenDelta | None:
+        while self._steps and isinstance(step := self._steps[0], asyncio.Event) and step.is_set():
+            self._steps.popleft()
+        if not self._steps or isinstance(self._steps[0], asyncio.Event):
+            return None
+        step = self._steps.popleft()
+        if isinstance(step, Exception):
+            raise step
+        self.num_read += 1
+        if step.finish_reason is not None:
+            self.summary.num_cached_tokens = 1
+            self.summary.ttft = TtftSplit(queue_ms=1.5, ttft_ms=12.25)
+            self.summary.prefill_worker = "p0"
+            self.summary.decode_worker = "d0"
+        return step
+
+    def notify(self, reader: asyncio.Future[None]) -> None:
+        async def wait(step: asyncio.Event) -> None:
+            await step.wait()
+            if not reader.done():
+                reader.set_result(None)
+
+        if self._steps and isinstance(step := self._steps[0], asyncio.Event):
+            task = asyncio.ensure_future(wait(step))
+            self._waits.add(task)
+            task.add_done_callback(self._waits.discard)
+        elif not reader.done():
+            reader.set_result(None)
 
     async def aclose(self) -> None:
+        for task in self._waits:
+            task.cancel()
         self.closed.set()
 
 
@@ -99,8 +121,10 @@ class ScriptedCore:
         return [running.request for running in self.running]
 
 
-def make_frontend(core: ScriptedCore, tokenizer: Tokenizer, settings: EdgeSettings | None = None) -> InputProcessor:
-    """A input_processor over the scripted core."""
+def make_input_processor(
+    core: ScriptedCore, tokenizer: Tokenizer, settings: EdgeSettings | None = None
+) -> InputProcessor:
+    """An input processor over the scripted core."""
     template = ChatTemplate({"default": TEMPLATE}, tokenizer.special_tokens)
     return InputProcessor(core, tokenizer, template, MODEL, settings or EdgeSettings())
 

@@ -19,7 +19,7 @@ from services.router.edge.settings import EdgeSettings
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest, NotFound, PromptTooLong, TandemError, WorkerLost
 from shared.model.tokenizer import Tokenizer
-from tests.unit.router.edge.scripted_core import ScriptedCore, make_frontend
+from tests.unit.router.edge.scripted_core import ScriptedCore, make_input_processor
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def core() -> ScriptedCore:
 
 @pytest.fixture
 def input_processor(core: ScriptedCore, tokenizer: Tokenizer) -> InputProcessor:
-    return make_frontend(core, tokenizer)
+    return make_input_processor(core, tokenizer)
 
 
 async def test_text_gets_special_tokens_a_drawn_seed_an_id_and_the_room_left(
@@ -163,7 +163,7 @@ def test_request_ids_are_short_and_printable(bad: str) -> None:
 async def test_the_shorter_deadline_wins(
     core: ScriptedCore, tokenizer: Tokenizer, configured: float, asked: float, effective: float
 ) -> None:
-    input_processor = make_frontend(core, tokenizer, EdgeSettings(request_timeout_s=configured))
+    input_processor = make_input_processor(core, tokenizer, EdgeSettings(request_timeout_s=configured))
     request = await input_processor.prepare(TextPrompt("a"), SamplingParams(), CallInfo(timeout_s=asked))
     assert request.timeout_s == effective
 
@@ -175,4 +175,5 @@ async def test_start_raises_what_the_core_says(input_processor: InputProcessor, 
     core.script = refuse
     request = await input_processor.prepare(TextPrompt("a"), SamplingParams(), CallInfo())
     with pytest.raises(InvalidRequest, match="already runs"):
-        input_processor.start(request)
+        async with input_processor.start([request]):
+            pass

@@ -25,6 +25,6 @@ def pool(*views: WorkerView) -> Pool:
     return made
 
 
-def need(num_tokens: int = 64, session: str = "", store: int = 0, **local: int) -> PlacementRequest:
+def prompt(num_tokens: int = 64, session: str = "", store: int = 0, **local: int) -> PlacementRequest:
     """A prompt with `local` hit tokens by worker."""
     return PlacementRequest(num_tokens, 16, PrefixHits.of(local, store), session)

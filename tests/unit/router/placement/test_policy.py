@@ -11,18 +11,17 @@ from hypothesis import strategies as st
 
 from services.router.placement.decision import Choice
 from services.router.placement.disaggregation import Route, Thresholds
+from services.router.placement.filters import can_hold, has_turn
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.prediction import TtftPredictor
-from services.router.placement.scorers.decode_load import can_hold
-from services.router.placement.scorers.prefill_load import has_turn
 from services.router.placement.views import PlacementRequest, PrefixHits, WorkerView
 from services.router.placement.work import NO_WORK, Work
-from tests.unit.router.placement.builders import need, pool, view
+from tests.unit.router.placement.builders import pool, prompt, view
 
 
 def choose(decodes, prefills=(), request=None, *, collocated=False, **config) -> Choice | None:
     placement = Placement(PlacementConfig(**config))
-    return placement.choose(request or need(), pool(*decodes), pool(*prefills), collocated=collocated)
+    return placement.choose(request or prompt(), pool(*decodes), pool(*prefills), collocated=collocated)
 
 
 def test_the_decode_worker_with_more_room_and_the_shorter_prefill_queue_win():
@@ -34,7 +33,7 @@ def test_the_decode_worker_with_more_room_and_the_shorter_prefill_queue_win():
 def test_a_prefix_hit_outweighs_a_little_load():
     decodes = [view("d0", num_free_blocks=80), view("free")]
     prefills = [view("p0", num_queued_tokens=20), view("idle")]
-    assert choose(decodes, prefills, need(d0=64, p0=48)) == Choice("d0", "p0")
+    assert choose(decodes, prefills, prompt(d0=64, p0=48)) == Choice("d0", "p0")
 
 
 def test_workers_that_lack_what_all_prompts_begin_with_have_long_prompts_too():
@@ -45,7 +44,7 @@ def test_workers_that_lack_what_all_prompts_begin_with_have_long_prompts_too():
         pools = pool(*decodes), pool(*prefills)
         return {placement.choose(request, *pools, collocated=False) for _ in range(50)}
 
-    short_hit, long_hit = need(1024, d=112, p=112), need(1024, d=128, p=128)
+    short_hit, long_hit = prompt(1024, d=112, p=112), prompt(1024, d=128, p=128)
     assert len(chosen(short_hit)) == 4
     assert chosen(long_hit) == chosen(short_hit, min_hit_share=0.0) == {Choice("d", "p")}
 
@@ -61,21 +60,21 @@ def test_nobody_is_chosen_when_one_half_is_missing_or_full():
 
 def test_an_idle_prefill_worker_takes_a_prompt_of_any_length():
     decodes = [view("d", num_free_blocks=10_000, num_total_blocks=10_000)]
-    assert choose(decodes, [view("p")], need(100_000)) == Choice("d", "p")
+    assert choose(decodes, [view("p")], prompt(100_000)) == Choice("d", "p")
 
 
 def test_a_holder_may_have_a_longer_queue_by_what_its_prefix_saves():
     busy = view("p", num_queued_tokens=2500)
-    assert not has_turn(busy, need(4096), 2048)
-    assert has_turn(busy, need(4096, p=1024), 2048)
-    assert not has_turn(busy, need(4096, p=256), 2048)
-    assert has_turn(busy, need(4096, p=256), 2048, patience=2.0)
+    assert not has_turn(busy, prompt(4096), 2048)
+    assert has_turn(busy, prompt(4096, p=1024), 2048)
+    assert not has_turn(busy, prompt(4096, p=256), 2048)
+    assert has_turn(busy, prompt(4096, p=256), 2048, patience=2.0)
 
 
 def test_a_holder_whose_queue_would_make_it_late_is_passed_by():
     placement = Placement(PlacementConfig(), predictor=trained())
     prefills = pool(view("p0", num_queued_tokens=1000), view("p1"))
-    request = need(640, p0=624)
+    request = prompt(640, p0=624)
     decodes = pool(view("d"))
     assert placement.choose(request, decodes, prefills, collocated=False).prefill == "p0"
     hurried = replace(request, slack_s=0.8)
@@ -91,7 +90,7 @@ def test_collocated_needs_no_prefill_worker():
 def test_equal_workers_share_the_work():
     placement = Placement(PlacementConfig(), seed=1)
     decodes, prefills = pool(view("a"), view("b")), pool(view("p"))
-    chosen = {placement.choose(need(), decodes, prefills, collocated=False).decode for _ in range(30)}
+    chosen = {placement.choose(prompt(), decodes, prefills, collocated=False).decode for _ in range(30)}
     assert chosen == {"a", "b"}
 
 
@@ -106,10 +105,10 @@ def test_the_nearer_prefill_worker_breaks_a_tie():
 def test_a_conversation_returns_to_its_workers_without_an_index():
     placement = Placement(PlacementConfig(), seed=3)
     decodes, prefills = pool(*(view(f"d{n}") for n in range(8))), pool(*(view(f"p{n}") for n in range(8)))
-    first = placement.choose(need(session="s"), decodes, prefills, collocated=False)
+    first = placement.choose(prompt(session="s"), decodes, prefills, collocated=False)
     for _ in range(10):
-        assert placement.choose(need(session="s"), decodes, prefills, collocated=False) == first
-    others = {placement.choose(need(), decodes, prefills, collocated=False).prefill for _ in range(30)}
+        assert placement.choose(prompt(session="s"), decodes, prefills, collocated=False) == first
+    others = {placement.choose(prompt(), decodes, prefills, collocated=False).prefill for _ in range(30)}
     assert len(others) > 3
 
 
@@ -123,26 +122,28 @@ def trained(prefill_s=1e-3, here_s=2e-3) -> TtftPredictor:
 
 def test_a_short_suffix_is_prefilled_where_it_decodes():
     thresholds = Thresholds(short_suffix_tokens=16)
-    chosen = choose([view("d")], [view("p")], need(d=48), thresholds=thresholds)
+    chosen = choose([view("d")], [view("p")], prompt(d=48), thresholds=thresholds)
     assert chosen == Choice("d", None)
     assert chosen.route is Route.SHORT_SUFFIX
-    assert choose([view("d")], [view("p")], need(d=32), thresholds=thresholds) == Choice("d", "p")
-    assert choose([view("d")], [view("p")], need(d=48)) == Choice("d", "p")
+    assert choose([view("d")], [view("p")], prompt(d=32), thresholds=thresholds) == Choice("d", "p")
+    assert choose([view("d")], [view("p")], prompt(d=48)) == Choice("d", "p")
 
 
 def test_a_prefill_pool_that_is_behind_is_passed_by():
     config = PlacementConfig(thresholds=Thresholds(max_here_tokens=100), max_queued_tokens=2048)
     placement = Placement(config, predictor=trained())
     for queued, expected in ((0, Route.HAND_OFF), (1000, Route.POOL_SLOWER), (5000, Route.POOL_SLOWER)):
-        chosen = placement.choose(need(), pool(view("d")), pool(view("p", num_queued_tokens=queued)), collocated=False)
+        chosen = placement.choose(
+            prompt(), pool(view("d")), pool(view("p", num_queued_tokens=queued)), collocated=False
+        )
         assert chosen.route is expected
     # A decode worker that prefills enough already is left alone.
     busy = pool(view("d", num_queued_tokens=90))
-    assert placement.choose(need(), busy, pool(view("p", num_queued_tokens=5000)), collocated=False) is None
+    assert placement.choose(prompt(), busy, pool(view("p", num_queued_tokens=5000)), collocated=False) is None
 
 
 def test_every_choice_can_be_explained():
-    chosen = choose([view("d0"), view("d1")], [view("p0"), view("p1", num_queued_tokens=500)], need(p0=32, d1=16))
+    chosen = choose([view("d0"), view("d1")], [view("p0"), view("p1", num_queued_tokens=500)], prompt(p0=32, d1=16))
     assert {c.name for c in chosen.decodes} == {"d0", "d1"}
     assert [c.name for c in chosen.prefills] == ["p0", "p1"]
     best = chosen.prefills[0]
@@ -156,10 +157,10 @@ def test_a_large_fleet_is_sampled_but_its_holders_are_seen():
     decodes = pool(*(view(f"d{n}") for n in range(500)))
     prefills = pool(*(view(f"p{n}") for n in range(500)))
     placement = Placement(PlacementConfig(max_candidates=16))
-    chosen = placement.choose(need(640, p321=624), decodes, prefills, collocated=False)
+    chosen = placement.choose(prompt(640, p321=624), decodes, prefills, collocated=False)
     assert chosen.prefill == "p321"
     assert len(chosen.decodes) <= 16
-    counts = Counter(placement.choose(need(), decodes, prefills, collocated=False).prefill for _ in range(300))
+    counts = Counter(placement.choose(prompt(), decodes, prefills, collocated=False).prefill for _ in range(300))
     assert len(counts) > 150
 
 
@@ -167,7 +168,7 @@ def test_the_only_worker_with_room_is_found_in_a_large_fleet():
     decodes = pool(*(view(f"d{n}", accepting=n == 77) for n in range(300)))
     prefills = pool(*(view(f"p{n}", num_queued_tokens=0 if n == 123 else 9999) for n in range(300)))
     placement = Placement(PlacementConfig(max_candidates=8))
-    assert placement.choose(need(), decodes, prefills, collocated=False) == Choice("d77", "p123")
+    assert placement.choose(prompt(), decodes, prefills, collocated=False) == Choice("d77", "p123")
 
 
 def test_a_decision_among_a_thousand_workers_takes_less_than_a_millisecond():
@@ -211,7 +212,7 @@ def upper(one: WorkerView) -> WorkerView:
 def test_only_workers_that_can_start_the_request_are_chosen_and_one_is_whenever_one_can(
     decodes, prefills, local, limit, tie_margin
 ):
-    request = need(64, **local)
+    request = prompt(64, **local)
     placement = Placement(PlacementConfig(max_candidates=limit, tie_margin=tie_margin))
     all_decodes, all_prefills = pool(*decodes), pool(*prefills)
     choice = placement.choose(request, all_decodes, all_prefills, collocated=False)
@@ -224,3 +225,28 @@ def test_only_workers_that_can_start_the_request_are_chosen_and_one_is_whenever_
         for candidate in (*choice.decodes, *choice.prefills):
             assert -1e-9 <= candidate.score <= 1 + 1e-9
             assert all(0 <= value <= 1 for _, value in candidate.parts)
+
+
+def test_a_retry_goes_to_another_worker_than_the_one_that_failed_though_it_holds_the_prefix_and_the_session():
+    placement = Placement(PlacementConfig())
+    decodes, prefills = pool(view("d0"), view("d1")), pool(view("p0"), view("p1"))
+    first = prompt(640, "chat", d0=624, p0=624)
+    assert placement.choose(first, decodes, prefills, collocated=False) == Choice("d0", "p0")
+    again = replace(first, excluded=frozenset({"d0", "p0"}))
+    assert placement.choose(again, decodes, prefills, collocated=False) == Choice("d1", "p1")
+
+
+def test_a_retry_returns_to_the_worker_that_failed_only_where_its_pool_has_no_other():
+    request = replace(prompt(), excluded=frozenset({"d0", "p0"}))
+    assert choose([view("d0")], [view("p0")], request) == Choice("d0", "p0")
+    full = view("d1", num_free_blocks=0)
+    assert choose([view("d0"), full], [view("p0")], request) is None  # it waits for the other rather than return
+
+
+@given(st.sets(st.sampled_from("abcdef")), st.sets(st.sampled_from("abcdef"), min_size=1), st.integers(1, 8))
+def test_no_excluded_worker_is_chosen_while_there_are_others(excluded, names, limit):
+    request = replace(prompt(640, **dict.fromkeys(names, 320)), excluded=frozenset(excluded))
+    placement = Placement(PlacementConfig(max_candidates=max(2, limit)))
+    choice = placement.choose(request, pool(*map(view, sorted(names))), pool(), collocated=True)
+    assert choice is not None
+    assert choice.decode not in excluded or names <= excluded

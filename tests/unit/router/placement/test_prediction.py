@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from services.router.placement.cost_model import MIN_OBSERVATIONS, CostModel
 from services.router.placement.prediction import TtftPredictor
 from services.router.placement.work import NO_WORK, Work
-from tests.unit.router.placement.builders import need, pool, view
+from tests.unit.router.placement.builders import pool, prompt, view
 
 
 def seconds(n: int, cached: int) -> float:
@@ -77,13 +77,13 @@ def test_a_prediction_is_never_negative_and_grows_with_the_prompt(seen, n, cache
 
 def test_what_is_queued_comes_first():
     predictor = TtftPredictor()
-    assert predictor.pool_s(view(), need()) is None
+    assert predictor.pool_s(view(), prompt()) is None
     assert predictor.wait_s(100, pool(view())) is None
     for n in range(1, 30):
         predictor.observe_prefill(NO_WORK, Work(n * 100), n * 0.1)
     predictor.observe_hand_off(0.5)
-    assert predictor.pool_s(view(num_queued_tokens=1000), need(64)) == pytest.approx(1.0 + 0.064 + 0.5, rel=0.01)
-    assert predictor.here_s(view(), need(64)) == pytest.approx(0.064, rel=0.01)
+    assert predictor.pool_s(view(num_queued_tokens=1000), prompt(64)) == pytest.approx(1.0 + 0.064 + 0.5, rel=0.01)
+    assert predictor.here_s(view(), prompt(64)) == pytest.approx(0.064, rel=0.01)
     assert predictor.idle_s(Work(64)) == pytest.approx(0.564, rel=0.01)
     assert predictor.wait_s(0, pool(view(num_queued_tokens=1000))) == pytest.approx(1.0, rel=0.01)
     two = pool(view("a", num_queued_tokens=1000), view("b"))

@@ -9,13 +9,13 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.router.placement.filters import GUEST_AFTER_S, has_turn
 from services.router.placement.ledger import Ledger
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.router_shards import Replicas, own_workers
-from services.router.placement.scorers.prefill_load import GUEST_AFTER_S, has_turn
 from services.router.placement.views import Pool
 from services.router.placement.work import Work
-from tests.unit.router.placement.builders import need, pool, view
+from tests.unit.router.placement.builders import pool, prompt, view
 
 names = st.sets(st.text("abcdef0123", min_size=1, max_size=4), max_size=8)
 
@@ -41,7 +41,7 @@ def test_who_serves_the_fleet_is_whom_some_worker_names(told):
     for worker, routers in told:
         before = set(replicas.names)
         known[worker] = routers
-        changed = replicas.told(worker, routers)
+        changed = replicas.update_routers(worker, routers)
         assert set(replicas.names) == {name for each in known.values() for name in each}
         assert changed == (set(replicas.names) != before)
 
@@ -51,7 +51,7 @@ def fleet(*reports: tuple[str, list[str]]) -> Pool:
     for number in range(4):
         made.add(view(f"p{number}"))
     for worker, routers in reports:
-        made.told(worker, routers)
+        made.update_routers(worker, routers)
     return made
 
 
@@ -66,7 +66,7 @@ def test_a_pool_knows_its_routers_own_workers_as_others_come_and_go():
     two.add(view("p00"))
     assert homes(two) == {"p00", "p2"}
     two.remove("p00")
-    two.told("p0", [])
+    two.update_routers("p0", [])
     assert homes(two) == {"p0", "p1", "p2", "p3"}
     gone = fleet(("p0", ["r0", "r1"]))
     gone.remove("p0")  # the only one that named them
@@ -75,7 +75,7 @@ def test_a_pool_knows_its_routers_own_workers_as_others_come_and_go():
 
 def test_anothers_worker_is_taken_where_its_owner_has_nothing_for_it_or_it_holds_much_of_the_prompt():
     def turn(one, hit=0):
-        return has_turn(one, replace(need(8192, p=hit), now_s=10.0), 2048, 1.0)
+        return has_turn(one, replace(prompt(8192, p=hit), now_s=10.0), 2048, 1.0)
 
     assert not turn(view("p", in_shard=False, ours_since_s=math.inf))
     assert not turn(view("p", in_shard=False, ours_since_s=10.0 - GUEST_AFTER_S / 2))
@@ -111,13 +111,13 @@ def test_a_router_takes_its_own_of_equal_workers_and_anothers_that_is_clearly_be
     decodes = pool(view("d"))
     prefills = pool(view("mine", num_queued_tokens=40), view("other", in_shard=False))
     placement = Placement(PlacementConfig())
-    assert {placement.choose(need(), decodes, prefills, collocated=False).prefill for _ in range(20)} == {"mine"}
+    assert {placement.choose(prompt(), decodes, prefills, collocated=False).prefill for _ in range(20)} == {"mine"}
     prefills = pool(view("mine", num_queued_tokens=1500), view("other", in_shard=False))
-    assert {placement.choose(need(), decodes, prefills, collocated=False).prefill for _ in range(20)} == {"other"}
+    assert {placement.choose(prompt(), decodes, prefills, collocated=False).prefill for _ in range(20)} == {"other"}
 
 
 def test_a_router_that_is_alone_draws_among_true_equals_only():
     prefills = pool(view("a", num_queued_tokens=40), view("b"))
     placement = Placement(PlacementConfig(tie_margin=0.5))
-    chosen = {placement.choose(need(), pool(view("d")), prefills, collocated=False).prefill for _ in range(20)}
+    chosen = {placement.choose(prompt(), pool(view("d")), prefills, collocated=False).prefill for _ in range(20)}
     assert chosen == {"b"}

@@ -6,44 +6,55 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.router.placement.scorers import topology
 from services.router.placement.scorers.decode_load import decode_load
 from services.router.placement.scorers.prefill_load import prefill_load
-from services.router.placement.scorers.prefix import TierWeights, prefix_hit
+from services.router.placement.scorers.prefix import prefix_hit
+from services.router.placement.scorers.registry import SCORERS, weights
+from services.router.placement.scorers.scorer import ScoringContext, TierWeights
 from services.router.placement.scorers.session import SessionTable, stickiness
-from services.router.placement.scorers.topology import nearness
 from services.router.placement.views import PlacementRequest, PrefixHits
-from tests.unit.router.placement.builders import need, view
+from tests.unit.router.placement.builders import prompt, view
 
 
 def test_prefill_load_is_a_half_at_its_scale():
-    assert prefill_load(view(num_queued_tokens=936), need(64), 1000) == pytest.approx(0.5)
-    assert prefill_load(view("w"), need(64, w=64), 1000) == pytest.approx(1000 / 1001)
+    assert prefill_load(view(num_queued_tokens=936), ScoringContext(prompt(64), scale_tokens=1000)) == pytest.approx(
+        0.5
+    )
+    assert prefill_load(view("w"), ScoringContext(prompt(64, w=64), scale_tokens=1000)) == pytest.approx(1000 / 1001)
 
 
 def test_tokens_count_by_where_their_kv_lies():
     tiers = TierWeights(1.0, 0.5, 0.25)
-    request = PlacementRequest(100, 16, PrefixHits.of({"w": 20, "other": 60}, store=80))
+    request = ScoringContext(PlacementRequest(100, 16, PrefixHits.of({"w": 20, "other": 60}, store=80)))
     assert prefix_hit(view("w"), request, tiers) == pytest.approx((20 + 0.5 * 40 + 0.25 * 20) / 100)
     assert prefix_hit(view("other"), request, tiers) == pytest.approx((60 + 0.25 * 20) / 100)
     assert prefix_hit(view("none"), request, tiers) == pytest.approx((0.5 * 60 + 0.25 * 20) / 100)
 
 
 def test_hits_shorter_than_the_least_that_counts_are_none():
-    tiers, request = TierWeights(1.0, 0.5, 0.25), need(100, w=20, other=19)
+    tiers = TierWeights(1.0, 0.5, 0.25)
+    context = ScoringContext(prompt(100, w=20, other=19), least_hit=20, scale_tokens=100)
     for score in (
-        lambda v: prefix_hit(v, request, tiers, 20),
-        lambda v: prefill_load(v, request, 100, 20),
-        lambda v: decode_load(v, request, 20),
+        lambda v: prefix_hit(v, context, tiers),
+        lambda v: prefill_load(v, context),
+        lambda v: decode_load(v, context),
     ):
         assert score(view("other")) == score(view("none")) < score(view("w"))
 
 
 def test_decode_load_is_the_mean_of_free_blocks_and_places():
-    assert decode_load(view(num_free_blocks=55, num_requests=4), need(79)) == pytest.approx((0.5 + 0.5) / 2)
+    assert decode_load(view(num_free_blocks=55, num_requests=4), ScoringContext(prompt(79))) == pytest.approx(
+        (0.5 + 0.5) / 2
+    )
 
 
 def test_nearness_counts_the_leading_parts_that_labels_share():
     label = ("zone", "rack", "domain")
+
+    def nearness(worker, near):
+        return topology.nearness(worker, ScoringContext(prompt(), near=near))
+
     assert nearness(view(label=label), label) == 1.0
     assert nearness(view(label=("zone", "rack", "else")), label) == pytest.approx(2 / 3)
     assert nearness(view(label=("zone",)), label) == pytest.approx(1 / 3)
@@ -61,8 +72,8 @@ def test_sessions_are_remembered_up_to_a_limit_and_a_turn_without_prefill_keeps_
     assert table.last("a") == ("p0", "d2")
     assert table.last("b") == ("", "")
     assert len(table) == 2
-    assert stickiness(view("d2"), "d2") == 1.0
-    assert stickiness(view("d2"), "") == 0.0
+    assert stickiness(view("d2"), ScoringContext(prompt(), last="d2")) == 1.0
+    assert stickiness(view("d2"), ScoringContext(prompt(), last="")) == 0.0
 
 
 @given(
@@ -72,9 +83,13 @@ def test_sessions_are_remembered_up_to_a_limit_and_a_turn_without_prefill_keeps_
 def test_scores_lie_between_0_and_1(free, requests, queued, num_tokens, local, peer, store):
     worker = view("w", num_free_blocks=free, num_requests=requests, num_queued_tokens=queued)
     request = PlacementRequest(num_tokens, 16, PrefixHits({"w": local}, peer, store))
-    for score in (
-        decode_load(worker, request),
-        prefill_load(worker, request, 2048),
-        prefix_hit(worker, request, TierWeights()),
-    ):
-        assert 0.0 <= score <= 1.0
+    for last, near in (("", ()), ("w", ("zone", "rack")), ("other", ("zone",))):
+        context = ScoringContext(request, scale_tokens=2048, last=last, near=near)
+        for scorer in SCORERS:
+            assert 0.0 <= scorer.score(worker, context) <= 1.0
+
+
+def test_a_weight_that_no_scorer_has_is_refused():
+    assert weights(prefix=2.0)["prefix"] == 2.0
+    with pytest.raises(KeyError):
+        weights(prefxi=2.0)

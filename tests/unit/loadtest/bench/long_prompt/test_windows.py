@@ -7,7 +7,7 @@ import json
 import pytest
 
 from loadtest.baseline.systems import SYSTEMS
-from loadtest.bench.long_prompt.cli import table, write_figures
+from loadtest.bench.long_prompt.measure import system_table, write_figures
 from loadtest.bench.long_prompt.windows import Medians, Pair, Window
 from loadtest.records import Reply
 
@@ -47,7 +47,7 @@ def test_the_median_is_of_the_pairs_ratios():
 
 def test_the_table_and_the_figures_set_disaggregated_beside_the_best_collocated(tmp_path):
     measured = {"disaggregated": pairs(1.05), "collocated-2": pairs(4.0), "collocated-1": pairs(6.3)}
-    text = table(SYSTEMS, measured)
+    text = system_table(SYSTEMS, measured)
     assert "| 1 prefill + 1 decode | 10.0 ms | 10.5 ms | **1.05** (1.05) |" in text
     write_figures(tmp_path / "f.json", SYSTEMS, measured)
     results = json.loads((tmp_path / "f.json").read_text())["results"]

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
-from loadtest.bench.prefix.__main__ import hit_setups
 from loadtest.bench.prefix.clusters import Setup
 from loadtest.bench.prefix.hits import HitRun
 from loadtest.bench.prefix.losses import Losses
+from loadtest.bench.prefix.measure import Fleets, hit_setups
 from loadtest.bench.prefix.ttft import ttft_setups
 
 MODEL = Path("model")
 
 
 def test_workers_share_the_same_blocks_and_one_alone_has_no_choice():
-    options = Namespace(workers=[1, 2, 4], blocks=8192, store_blocks=4096, parts=("index", "no-index", "store"))
-    setups = list(hit_setups(options, MODEL))
+    fleets = Fleets(workers=[1, 2, 4], blocks=8192, store_blocks=4096, parts=("index", "no-index", "store"))
+    setups = list(hit_setups(fleets, MODEL))
     assert {setup.num_workers * setup.pool_blocks for setup in setups} == {8192}
     assert [setup.num_workers for setup in setups if not setup.indexed] == [2, 4]
     assert [setup.store_blocks for setup in setups if setup.num_workers == 1] == [0, 4096]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from services.router.edge.generation import OutputDelta, OutputFinish, Usage
 from services.router.edge.http.chat import Chat
 from services.router.edge.http.completions import Completions
 from services.router.edge.http.logprobs import CompletionLogprobs, chat_logprobs
+from services.router.edge.output_processor import OutputDelta, OutputFinish, Usage
 from services.router.request import FinishReason, Request, RequestSummary, TokenLogprobs
 from shared.model.tokenizer import Tokenizer
 

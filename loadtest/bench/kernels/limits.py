@@ -1,0 +1,54 @@
+"""A GPU's limits, measured: a large copy, a large matrix product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from loadtest.figures import Result
+
+Clock = Callable[[Callable[[], object]], float]
+"""Seconds that one call takes on the device."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the device reaches, measured."""
+
+    device: str
+    bytes_per_s: float  # read plus written, by a copy
+    flops_per_s: float  # bf16 matrix product
+
+
+def measure_limits(clock: Clock, device: torch.device) -> Limits:
+    """Copy 2 GiB and multiply 8192² matrices of random numbers."""
+    source = torch.empty(1 << 31, dtype=torch.uint8, device=device).random_()
+    target = torch.empty_like(source)
+    bytes_per_s = 2 * source.nbytes / clock(lambda: target.copy_(source))
+    size = 8192
+    left, right = (torch.randn(size, size, device=device).bfloat16() for _ in range(2))
+    product = torch.empty_like(left)
+    flops_per_s = 2 * size**3 / clock(lambda: torch.matmul(left, right, out=product))
+    return Limits(torch.cuda.get_device_name(device), bytes_per_s, flops_per_s)
+
+
+def graph_clock(run: Callable[[], object]) -> float:
+    """Median seconds of a replayed CUDA graph, the level 2 cache emptied before each."""
+    from triton.testing import do_bench  # type: ignore[import-untyped, import-not-found, unused-ignore]
+
+    run()  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return float(do_bench(graph.replay, warmup=25, rep=150, return_mode="median")) / 1e3
+
+
+def limit_results(limits: Limits) -> list[Result]:
+    """The limits in the form of all benchmarks."""
+    return [
+        Result(f"copy bandwidth, {limits.device}", limits.bytes_per_s / 1e9, "GB/s"),
+        Result(f"bf16 matmul, {limits.device}", limits.flops_per_s / 1e12, "TFLOP/s"),
+    ]

@@ -1,0 +1,164 @@
+"""`python -m loadtest.bench long-prompt`: what an arriving long prompt does to the inter-token latency of others."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from loadtest.baseline.model import SHAPES, write_model
+from loadtest.baseline.systems import SYSTEMS, System, make_cluster
+from loadtest.bench.long_prompt.cores import pin_all_but
+from loadtest.bench.long_prompt.load import Load, Shape
+from loadtest.bench.long_prompt.noisy_neighbour import NoisyNeighbour
+from loadtest.bench.long_prompt.windows import Medians, Pair
+from loadtest.clients.connect import make_client
+from loadtest.clients.target import parse_target
+from loadtest.command_line import Out, choice, names
+from loadtest.figures import Result, write
+from loadtest.markdown import bold, table
+from loadtest.workloads.tokens import TokenSource
+
+GOAL_RATIO = 1.1
+"""Of the disaggregated system: a long prompt moves the p99 of the running answers by less than 10 %."""
+CHUNKS_PER_PROMPT = 8
+_NUM_KV_BLOCKS = 8192
+_NAMES = [system.name for system in SYSTEMS]
+
+
+def main(
+    chunk: Annotated[
+        int, typer.Option(help=f"chunk budget, tokens; a long prompt has {CHUNKS_PER_PROMPT} of them")
+    ] = 128,
+    answers: Annotated[int, typer.Option(help="answers that stream all the time")] = 8,
+    window: Annotated[float, typer.Option(help="seconds without and with long prompts, in two halves each")] = 6.0,
+    pairs: Annotated[int, typer.Option(help="measurements of each system, in turns")] = 5,
+    shape: Annotated[str, typer.Option(help=f"random weights in this shape: {', '.join(SHAPES)}")] = "xs",
+    model: Annotated[Path | None, typer.Option(help="a model's folder instead")] = None,
+    tokenizer: Annotated[Path, typer.Option(help="model whose tokenizer a shape takes")] = Path("models/demo"),
+    systems: Annotated[str, typer.Option(help="which to measure")] = " ".join(_NAMES),
+    seed: Annotated[int, typer.Option()] = 1,
+    out: Out = None,
+) -> None:
+    """Measure inter-token latency of running answers, with and without long prompts arriving beside them."""
+    choice(shape, "shape", SHAPES)
+    wanted = names(systems, "systems", _NAMES)
+    measured_systems = [system for system in SYSTEMS if system.name in wanted]
+    load = Shape(answers, num_long_tokens=CHUNKS_PER_PROMPT * chunk, window_s=window)
+    with tempfile.TemporaryDirectory(prefix="tandem-long-prompt-") as scratch:
+        if model is None:
+            model = Path(scratch) / f"random-{shape}"
+            write_model(model, SHAPES[shape], tokenizer)
+        measured = asyncio.run(measure(measured_systems, model, chunk, load, pairs, seed, Path(scratch)))
+    print(
+        f"{answers} answers, prompts of {load.num_long_tokens} tokens one after the other, "
+        f"chunks of {chunk}, {pairs} pairs of {window:g} s\n\n{system_table(measured_systems, measured)}"
+    )
+    if out is not None:
+        write_figures(out, measured_systems, measured)
+
+
+async def measure(
+    systems: Sequence[System], model: Path, chunk_len: int, shape: Shape, num_pairs: int, seed: int, out: Path
+) -> dict[str, list[Pair]]:
+    """Pairs by system name. All systems run at once and are measured in turns: the others idle meanwhile."""
+    cores = sorted(os.sched_getaffinity(0))
+    measured: dict[str, list[Pair]] = {system.name: [] for system in systems}
+    async with AsyncExitStack() as stack:
+        loads, workers = {}, []
+        for system in systems:
+            cluster = await stack.enter_async_context(make_cluster(system, model, chunk_len, _NUM_KV_BLOCKS, out))
+            workers += [child.pid for name, child in cluster.children.items() if name.startswith(("prefill", "decode"))]
+            client = make_client(parse_target(f"grpc://{cluster.grpc}"))
+            await client.start()
+            stack.push_async_callback(client.close)
+            loads[system.name] = Load(client, shape, TokenSource(seed))
+        neighbour = None
+        if any(system.mode == "disaggregated" for system in systems):
+            # On the core of that system's prefill worker.
+            log = out / "noisy_neighbour.log"
+            neighbour = await stack.enter_async_context(
+                NoisyNeighbour(model, chunk_len, shape.num_long_tokens, cores[0], log)
+            )
+        pin_all_but(workers, cores[:1])
+        try:
+            for load in loads.values():  # what is allocated or compiled once
+                await load.pair(busy_first=True)
+            for turn in range(num_pairs):
+                for system in systems:
+                    beside = neighbour if system.mode == "disaggregated" else None
+                    pair = await loads[system.name].pair(busy_first=turn % 2 == 1, neighbour=beside)
+                    measured[system.name].append(pair)
+        finally:
+            pin_all_but(workers, cores)
+    return measured
+
+
+def system_table(systems: Sequence[System], measured: dict[str, list[Pair]]) -> str:
+    """Markdown, a row a system."""
+    columns = (
+        "system", "ITL p99 without", "with", "ratio (each pair's)", "beside a neighbour", "over that", "p50 ratio",
+        "long prompts", "their TTFT",
+    )  # fmt: skip
+    return table(columns, [_cells(system, measured[system.name]) for system in systems])
+
+
+def _cells(system: System, pairs: Sequence[Pair]) -> list[str]:
+    medians = Medians.of(pairs)
+    beside, over = "", ""
+    if medians.neighbour_p99_ms is not None and medians.p99_over_neighbour is not None:
+        beside = f"{medians.neighbour_p99_ms:.1f} ms"
+        over = _with_each(medians.p99_over_neighbour, [pair.p99_over_neighbour for pair in pairs])
+    return [
+        system.title,
+        f"{medians.quiet_p99_ms:.1f} ms",
+        f"{medians.busy_p99_ms:.1f} ms",
+        _with_each(medians.p99_ratio, [pair.p99_ratio for pair in pairs]),
+        beside,
+        over,
+        f"{medians.p50_ratio:.2f}",
+        f"{medians.num_prompts}",
+        f"{medians.prompt_ttft_ms:.0f} ms",
+    ]
+
+
+def _with_each(median: float, values: Sequence[float | None]) -> str:
+    each = ", ".join(f"{value:.2f}" for value in values if value is not None)
+    return f"{bold(f'{median:.2f}')} ({each})"
+
+
+def write_figures(path: Path, systems: Sequence[System], measured: dict[str, list[Pair]]) -> None:
+    """The form of every benchmark's results; the best collocated system is the peer of the disaggregated one."""
+    medians = {system.name: Medians.of(measured[system.name]) for system in systems}
+    collocated = [system for system in systems if system.mode == "collocated"]
+    peer = min(collocated, key=lambda system: medians[system.name].p99_ratio, default=None)
+    results = []
+    for system in systems:
+        found = medians[system.name]
+        beside = peer if system.mode == "disaggregated" else None
+        results += [
+            Result(f"{system.title}: ITL p99 without long prompts", found.quiet_p99_ms, "ms"),
+            Result(f"{system.title}: ITL p99 with long prompts", found.busy_p99_ms, "ms"),
+            Result(
+                f"{system.title}: ITL p99 with over without",
+                found.p99_ratio,
+                "",
+                limit=GOAL_RATIO if system.mode == "disaggregated" else None,
+                peer=None if beside is None else beside.title,
+                ratio=None if beside is None else medians[beside.name].p99_ratio / found.p99_ratio,
+            ),
+            *(
+                [Result(f"{system.title}: ITL p99 with over as much work beside it", found.p99_over_neighbour, "")]
+                if found.p99_over_neighbour is not None
+                else []
+            ),
+            Result(f"{system.title}: ITL p50 with over without", found.p50_ratio, ""),
+            Result(f"{system.title}: TTFT p50 of the long prompts", found.prompt_ttft_ms, "ms"),
+        ]
+    write(path, results)

@@ -1,0 +1,104 @@
+"""A noisy neighbour: a process beside a measured cluster that computes long prompts on a core, and serves nobody.
+
+Workers on one machine share its memory bandwidth and caches. What this process does to the answers of a cluster next
+to it is the machine's doing; what a long prompt within the cluster does beyond that is the system's.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shared.child_process import ChildProcess
+from shared.errors import Internal
+from shared.process import ready_event
+
+_NICENESS = 5
+"""That of the load tests' workers."""
+_START_S = 180.0
+_END_S = 10.0
+
+
+class NoisyNeighbour:
+    """The process, stopped except within `busy()`; an asynchronous context manager."""
+
+    def __init__(self, model: Path, chunk_len: int, num_tokens: int, core: int, log_path: Path) -> None:
+        """Prompts of `num_tokens` tokens in chunks, one after the other, by one thread on `core`."""
+        command = [
+            sys.executable, "-m", "loadtest.bench.long_prompt.noisy_neighbour", "--model", str(model),
+            "--chunk", str(chunk_len), "--tokens", str(num_tokens), "--core", str(core),
+        ]  # fmt: skip
+        self._child = ChildProcess("noisy neighbour", command, log_path)
+
+    async def __aenter__(self) -> NoisyNeighbour:
+        """Returns when the model is loaded and one prompt was computed; raises Internal where that fails."""
+        try:
+            await self._child.start()
+            await self._child.ready(_START_S)
+        except BaseException:
+            await self._end()
+            raise
+        self._child.send_signal(signal.SIGSTOP)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._end()
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._child.pid
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """It computes. Raises Internal where it ended instead."""
+        self._child.send_signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self._child.send_signal(signal.SIGSTOP)
+        if self._child.returncode is not None:
+            raise Internal(f"the noisy neighbour ended with {self._child.exit_text()}")
+
+    async def _end(self) -> None:
+        self._child.kill()
+        await self._child.stop(_END_S)
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="the model's folder")],
+    chunk: Annotated[int, typer.Option(help="tokens of a step")],
+    tokens: Annotated[int, typer.Option(help="of a prompt")],
+    core: Annotated[int, typer.Option()],
+) -> None:
+    """Computes prompts until it is killed; ready after the first one."""
+    os.sched_setaffinity(0, {core})
+    os.nice(_NICENESS)
+    # Imported here, with the core and the niceness for all of its threads.
+    import torch
+
+    from loadtest.bench.engine.cpu import Bench
+    from shared.kernels.registry import AUTO
+
+    torch.set_num_threads(1)
+    bench = Bench(model, torch.float32, AUTO, tokens)
+    chunks = [bench.plan(1, start, chunk) for start in range(0, tokens, chunk)]
+    is_ready = False
+    with torch.inference_mode():
+        while True:
+            for plan in chunks:
+                bench.runner.execute(plan)
+            if not is_ready:
+                ready_event("", {})
+                is_ready = True
+
+
+if __name__ == "__main__":
+    typer.run(main)

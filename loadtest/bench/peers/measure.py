@@ -1,0 +1,111 @@
+"""`python -m loadtest.bench peers`: our engine and its peers on the same random weights, measured in turns."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import torch
+import typer
+
+from loadtest.bench.peers.adapter import random_prompt
+from loadtest.bench.peers.install import install, python
+from loadtest.bench.peers.turns import CannotRun, Case, EngineProcess, Measured, take_turns
+from loadtest.bench.shapes import SHAPES, checkpoint
+from loadtest.command_line import Out, choice, integers, names
+from loadtest.figures import Result, machine, table, write
+
+OURS = "ours"
+PEERS = {"vllm_cpu": "vllm", "openvino_genai": "openvino", "transformers_sdpa": "vllm"}
+"""Peer → the venv it lives in."""
+
+
+def main(
+    model: Annotated[str, typer.Option(help=f"a shape: {', '.join(SHAPES)}")] = "125m",
+    venvs: Annotated[Path, typer.Option(help="where the peers are installed")] = Path(".venv-peers"),
+    peers: Annotated[str, typer.Option(help="which of them")] = " ".join(PEERS),
+    prefill: Annotated[str, typer.Option(help="prompt lengths")] = "512 2048",
+    batch: Annotated[str, typer.Option(help="sequences that decode together")] = "1 8 32",
+    context: Annotated[int, typer.Option(help="prompt tokens of each of them")] = 256,
+    steps: Annotated[int, typer.Option(help="decode steps of a turn; their median counts")] = 12,
+    rounds: Annotated[int, typer.Option()] = 5,
+    threads: Annotated[int, typer.Option()] = 2,
+    out: Out = None,
+) -> None:
+    """Compare our engine with its peers on the same random weights, in turns."""
+    choice(model, "model", SHAPES)
+    cases = [Case(f"prefill {n}", 1, n) for n in integers(prefill, "prefill")]
+    cases += [Case(f"decode {n}", n, context, steps) for n in integers(batch, "batch")]
+    wanted = names(peers, "peers", PEERS)
+    torch.set_num_threads(threads)
+    folder = checkpoint(model)
+    results, reasons = asyncio.run(compare(model, folder, venvs, wanted, cases, rounds, threads))
+    print(f"\n{model} in bf16, on {machine()}\n\n{table(results)}\n")
+    for name, reason in reasons.items():
+        print(f"{name} gives no figures: {reason}")
+    if out is not None:
+        write(out, results)
+
+
+async def compare(
+    model: str, folder: Path, venvs: Path, peers: Sequence[str], cases: list[Case], rounds: int, threads: int
+) -> tuple[list[Result], dict[str, str]]:
+    """Installs the peers where they are missing and measures all engines; the results, and engine → why it has none."""
+    refused = install(venvs, {PEERS[name] for name in peers})
+    running, reasons = [], {}
+    async with contextlib.AsyncExitStack() as stack:
+        for name in (OURS, *peers):
+            venv = PEERS.get(name)
+            if venv in refused:
+                reasons[name] = refused[venv]
+                continue
+            interpreter = Path(sys.executable) if venv is None else python(venvs, venv).absolute()
+            scratch = folder.parent.parent / "peers" / model
+            process = await stack.enter_async_context(EngineProcess(name, interpreter, folder, scratch, threads))
+            try:
+                await process.start()
+                running.append(process)
+                print(f"{name}: {process.description}", flush=True)
+            except CannotRun as error:
+                reasons[name] = str(error)
+        agreement = await _agreement({process.name: process for process in running})
+        measured, failures = await take_turns(running, cases, rounds, _print_round)
+    return agreement + [result for item in measured for result in _results(item)], reasons | failures
+
+
+def _print_round(measured: Measured) -> None:
+    latest = ", ".join(f"{name} {rates[-1]:.4g}" for name, rates in measured.rates.items())
+    print(f"{measured.case.name}: {latest or 'warmed up'}", flush=True)
+
+
+def _results(measured: Measured) -> list[Result]:
+    """A row for each engine, the peers' with our ratio."""
+    rows = []
+    for name, rates in measured.rates.items():
+        ratio = None if name == OURS or OURS not in measured.rates else measured.ratio(OURS, name)
+        rows.append(Result(measured.case.name, median(rates), "tok/s", peer=name, ratio=ratio))
+    return rows
+
+
+async def _agreement(running: dict[str, EngineProcess]) -> list[Result]:
+    """How far our logits are from transformers', over one prompt: mean distance in units of their spread, and greedy
+    choices in common."""
+    if not {OURS, "transformers_sdpa"} <= running.keys():
+        return []
+    prompt = random_prompt(48, random.Random(1))
+    ours, theirs = [
+        torch.tensor(await running[name].ask(op="logits", prompt=prompt)) for name in (OURS, "transformers_sdpa")
+    ]
+    distance = float((ours - theirs).abs().mean() / theirs.std())
+    same = float((ours.argmax(-1) == theirs.argmax(-1)).float().mean())
+    peer = "transformers_sdpa"
+    return [
+        Result("logits, mean distance / spread", distance, "", peer=peer),
+        Result("logits, greedy choices in common", same, "", peer=peer),
+    ]

@@ -1,0 +1,120 @@
+"""`python -m loadtest.bench prefix`: how much prefill a fleet saves, and what a prefix from the store is worth.
+
+Hits: a trace of conversations through real workers, 1, 2 and 4 in either pool, in the trace's order as fast as they
+serve it; in turn with a router that has no index, and with a store. The pools have the same number of blocks in total,
+however many workers share them. Times: TTFT with and without a store, over links of several speeds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import loadtest
+from loadtest.bench.prefix.clusters import Setup, write_tiny_model
+from loadtest.bench.prefix.hits import GOAL, HitRun, hit_table, measure_hits
+from loadtest.bench.prefix.prompts import read_prompts
+from loadtest.bench.prefix.ttft import TtftRun, measure_ttft, ttft_setups, ttft_table
+from loadtest.command_line import Out, integers, names
+from loadtest.figures import Result, machine, write
+from loadtest.workloads.tokens import TokenSource
+from shared.errors import Internal, TandemError
+
+_SLICE = Path(loadtest.__file__).parent / "traces" / "mooncake_conversation_head.jsonl"
+PARTS = ("index", "no-index", "store", "ttft")
+_VOCAB_SIZE = 3000
+"""Tokens that every vocabulary here has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleets:
+    """Which clusters replay the trace."""
+
+    workers: Sequence[int] = (1, 2, 4)
+    """In either pool, one size after the other."""
+    blocks: int = 8192
+    """Of all prefill pools together."""
+    store_blocks: int = 8192
+    parts: Collection[str] = PARTS
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """How the trace is replayed."""
+
+    trace: Path = _SLICE
+    num_requests: int = 1500
+    scale_output: int = 128
+    in_flight: int = 8
+    limit_s: float = 90.0
+
+
+def hit_setups(fleets: Fleets, model: Path) -> Iterator[Setup]:
+    """The clusters that replay the trace."""
+    for num_workers in fleets.workers:
+        pool_blocks = fleets.blocks // num_workers
+        title = f"{num_workers} a pool"
+        if "index" in fleets.parts:
+            yield Setup(f"{title}, index", model, num_workers, pool_blocks)
+        if "no-index" in fleets.parts and num_workers > 1:
+            yield Setup(f"{title}, no index", model, num_workers, pool_blocks, indexed=False)
+        if "store" in fleets.parts:
+            yield Setup(f"{title}, index and store", model, num_workers, pool_blocks, fleets.store_blocks)
+
+
+async def run(fleets: Fleets, replay: Replay, ttft_prompts: int, seed: int, out: Path | None) -> None:
+    """Measures all parts that were asked for; prints the tables, and writes the results after each cluster."""
+    source = TokenSource(seed, _VOCAB_SIZE)
+    hits: list[HitRun] = []
+    times: list[TtftRun] = []
+    results: list[Result] = []
+    prompts = read_prompts(replay.trace, replay.num_requests, replay.scale_output, source)
+
+    def note(run: HitRun | TtftRun, text: str) -> None:
+        print(f"{run.setup.name}: {text}", flush=True)
+        results.extend(run.results())
+        if out is not None:
+            write(out, results)
+
+    with tempfile.TemporaryDirectory() as folder:
+        for setup in hit_setups(fleets, write_tiny_model(Path(folder))):
+            hits.append(await measure_hits(setup, prompts, replay.in_flight, replay.limit_s))
+            note(hits[-1], f"{hits[-1].num_requests} requests, {hits[-1].ratio:.1%} of the ideal")
+    for setup in ttft_setups() if "ttft" in fleets.parts else ():
+        times.append(await measure_ttft(setup, ttft_prompts, source))
+        note(times[-1], f"TTFT p50 {1e3 * times[-1].ttft_s:.1f} ms")
+    if hits:
+        print(f"\n{fleets.blocks:,} blocks in all prefill pools, the goal is {GOAL:.0%} of the ideal\n")
+        print(hit_table(hits))
+    if times:
+        print(f"\n{ttft_prompts} prompts each\n\n{ttft_table(times)}")
+
+
+def main(
+    trace: Annotated[Path, typer.Option(help="Mooncake JSON lines; default: the shipped slice")] = _SLICE,
+    requests: Annotated[int, typer.Option(help="of the trace, from its start")] = 1500,
+    scale_output: Annotated[int, typer.Option(help="divides the trace's answer lengths")] = 128,
+    workers: Annotated[str, typer.Option(help="in either pool")] = "1 2 4",
+    blocks: Annotated[int, typer.Option(help="of 16 tokens, of all prefill pools together")] = 8192,
+    store_blocks: Annotated[int, typer.Option(help="of the store's host memory")] = 8192,
+    in_flight: Annotated[int, typer.Option(help="requests at once")] = 8,
+    limit: Annotated[float, typer.Option(help="seconds after which a cluster is sent no more")] = 90.0,
+    parts: Annotated[str, typer.Option(help="what to measure")] = " ".join(PARTS),
+    ttft_prompts: Annotated[int, typer.Option(help="prompts a cluster whose prefix comes back")] = 16,
+    seed: Annotated[int, typer.Option(help="of the prompts' tokens")] = 0,
+    out: Out = None,
+) -> None:
+    """Compare a fleet's prefix hits with those of one ideal cache, and TTFT with and without a store."""
+    fleets = Fleets(integers(workers, "workers"), blocks, store_blocks, names(parts, "parts", PARTS))
+    replay = Replay(trace, requests, scale_output, in_flight, limit)
+    print(machine())
+    try:
+        asyncio.run(run(fleets, replay, ttft_prompts, seed, out))
+    except* TandemError as errors:
+        raise Internal("; ".join(str(error) for error in errors.exceptions)) from None

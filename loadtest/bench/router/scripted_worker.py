@@ -1,0 +1,125 @@
+"""A worker without an engine: real gRPC sessions, answers by a script. The router's benchmarks and tests derive theirs.
+
+Events are written as bytes, so that a fleet's repeated messages are serialized once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from shared.kv.layout import LAYOUT_VERSION
+from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
+from shared.rpc.protocol import PROTOCOL_VERSION
+from shared.rpc.server import RpcServer
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Command = prefill_pb2.PrefillCommand | decode_pb2.DecodeCommand
+
+
+class ScriptedWorker(ABC):
+    """One worker of either role and its server. `send` puts an event on the newest session."""
+
+    block_size = 16
+    max_num_seqs = 8
+    max_model_len = 8192
+
+    def __init__(self, name: str, role: types_pb2.WorkerRole.ValueType) -> None:
+        """What the Welcome says, `fingerprint`, `incarnation` and `num_blocks` too, may be changed before a session."""
+        self.name = name
+        self.role = role
+        self.is_prefill = role == types_pb2.WORKER_ROLE_PREFILL
+        self.fingerprint = "scripted"
+        self.incarnation = 1
+        self.num_blocks = 100
+        self.address = "127.0.0.1:0"
+        """Where it serves once started; a worker that was stopped starts again on the same port."""
+        self._server: RpcServer | None = None
+        self.context: Context | None = None
+        """Of the newest session."""
+        self._writing = asyncio.Lock()  # a stream takes one message at a time
+
+    @abstractmethod
+    async def on_command(self, command: Any) -> None:
+        """Handles one command of a session after its Hello: Submit, Reserve, Cancel, …; others wait meanwhile."""
+
+    async def during_session(self) -> None:
+        """Runs beside a session from its Welcome on; cancelled at its end."""
+        return
+
+    async def start(self) -> str:
+        """Serves; returns host:port."""
+        self._server = RpcServer(self.address, self._register, ())
+        await self._server.start()
+        self.address = self._server.address
+        return self.address
+
+    async def stop(self) -> None:
+        """Breaks all sessions, as a process that dies. Idempotent."""
+        if self._server is not None:
+            await self._server.stop(0.0)
+            self._server = None
+
+    async def send(self, **event: Any) -> None:
+        """One event by the name of its field, such as `welcome=` or `load=`."""
+        kind = prefill_pb2.PrefillEvent if self.is_prefill else decode_pb2.DecodeEvent
+        await self.send_bytes(kind(**event).SerializeToString())
+
+    async def send_bytes(self, event: bytes) -> None:
+        """A serialized PrefillEvent or DecodeEvent."""
+        async with self._writing:
+            assert self.context is not None, "no session yet"
+            await self.context.write(event)
+
+    def _register(self, server: grpc.aio.Server) -> None:
+        service, command = (
+            ("PrefillService", prefill_pb2.PrefillCommand)
+            if self.is_prefill
+            else ("DecodeService", decode_pb2.DecodeCommand)
+        )
+        session: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
+            self._session, command.FromString, None
+        )
+        handlers = grpc.method_handlers_generic_handler(f"tandem.v1.{service}", {"Session": session})
+        server.add_generic_rpc_handlers((handlers,))
+
+    async def _session(self, commands: AsyncIterator[Command], context: Context) -> None:
+        """See prefill.proto and decode.proto."""
+        hello = await anext(commands)
+        assert hello.hello.protocol_version == PROTOCOL_VERSION
+        self.context = context
+        await self.send(welcome=self._welcome())
+        beside = asyncio.create_task(self.during_session())
+        try:
+            async for command in commands:
+                kind = command.WhichOneof("command")
+                assert kind is not None, "an empty command"
+                await self.on_command(getattr(command, kind))
+        finally:
+            beside.cancel()
+            await asyncio.gather(beside, return_exceptions=True)
+
+    def _welcome(self) -> types_pb2.Welcome:
+        return types_pb2.Welcome(
+            worker=types_pb2.WorkerId(name=self.name, incarnation=self.incarnation),
+            role=self.role,
+            model_fingerprint=self.fingerprint,
+            layout=types_pb2.BlockLayout(
+                num_layers=1,
+                num_kv_heads=1,
+                head_dim=8,
+                block_size=self.block_size,
+                dtype="float32",
+                layout_version=LAYOUT_VERSION,
+            ),
+            transfer_address=self.name.encode(),
+            num_blocks=self.num_blocks,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            protocol_version=PROTOCOL_VERSION,
+        )

@@ -1,0 +1,124 @@
+"""A KV store process's metrics: what each is, and where it is read. Nothing here runs unless the page is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from services.kvstore.availability import Availability
+from services.kvstore.counted_index import IndexCounters
+from services.kvstore.node import StoreNode
+from services.kvstore.sweeper import SweepCounters
+from services.kvstore.tiers.tier import BlockTier
+from shared.telemetry.metrics import Metric, Observed, counter, gauge
+
+
+@dataclass(frozen=True, slots=True)
+class KVStoreSources:
+    """Where a KV store's figures are."""
+
+    index: IndexCounters
+    sweeps: SweepCounters
+    availability: Availability
+
+
+METRICS: tuple[Observed[KVStoreSources], ...] = (
+    Observed(
+        gauge("tandem_index_available", "1 while Redis answered the last probe, else 0: then calls are refused."),
+        lambda store: store.availability.available,
+    ),
+    Observed(
+        counter("tandem_index_matches_total", "Prefix look-ups that were answered."),
+        lambda store: store.index.num_matches,
+    ),
+    Observed(
+        counter("tandem_index_match_blocks_total", "Blocks that look-ups asked for."),
+        lambda store: store.index.num_match_blocks,
+    ),
+    Observed(
+        counter("tandem_index_hit_blocks_total", "Of these, blocks in the prefix that somebody holds."),
+        lambda store: store.index.num_hit_blocks,
+    ),
+    Observed(
+        counter("tandem_index_published_blocks_total", "Blocks that got another holder."),
+        lambda store: store.index.num_published_blocks,
+    ),
+    Observed(
+        counter("tandem_index_removed_blocks_total", "Blocks that lost a holder that withdrew them."),
+        lambda store: store.index.num_removed_blocks,
+    ),
+    Observed(
+        counter("tandem_index_resyncs_total", "Times that a holder was asked to publish all its blocks again."),
+        lambda store: store.index.num_resyncs,
+    ),
+    Observed(
+        counter("tandem_index_sweeps_total", "Checks of the index for what dead holders left."),
+        lambda store: store.sweeps.num_sweeps,
+    ),
+    Observed(
+        counter("tandem_index_pruned_records_total", "Records of dead holders that sweeps removed."),
+        lambda store: store.sweeps.num_pruned,
+    ),
+    Observed(
+        counter("tandem_index_expired_holders_total", "Holders forgotten because they were silent for the lease."),
+        lambda store: store.sweeps.num_expired,
+    ),
+)
+
+
+def _by_tier(read: Callable[[BlockTier], float]) -> Callable[[StoreNode], Mapping[str, float]]:
+    return lambda node: {tier.tier.name.lower(): read(tier) for tier in tuple(node.tiers)}
+
+
+def _tier(metric: Metric, read: Callable[[BlockTier], float]) -> Observed[StoreNode]:
+    return Observed(metric, _by_tier(read))
+
+
+NODE_METRICS: tuple[Observed[StoreNode], ...] = (
+    _tier(gauge("tandem_store_used_bytes", "Bytes of the blocks held.", "tier"), lambda tier: tier.used_bytes),
+    _tier(gauge("tandem_store_budget_bytes", "Most bytes of blocks.", "tier"), lambda tier: tier.budget_bytes),
+    _tier(
+        gauge("tandem_store_pinned_bytes", "Bytes of the pinned blocks, held or not.", "tier"),
+        lambda tier: tier.blocks.pins.used_bytes,
+    ),
+    _tier(gauge("tandem_store_blocks", "Blocks held.", "tier"), lambda tier: len(tier.blocks)),
+    _tier(
+        counter("tandem_store_hits_total", "Reads of a block that was there.", "tier"),
+        lambda tier: tier.counters.num_hits,
+    ),
+    _tier(
+        counter("tandem_store_misses_total", "Reads of a block that was not there.", "tier"),
+        lambda tier: tier.counters.num_misses,
+    ),
+    _tier(
+        counter("tandem_store_stored_blocks_total", "Blocks taken in.", "tier"),
+        lambda tier: tier.counters.num_stored,
+    ),
+    _tier(
+        counter("tandem_store_evicted_blocks_total", "Blocks evicted for others.", "tier"),
+        lambda tier: tier.counters.num_evicted,
+    ),
+    _tier(
+        counter(
+            "tandem_store_refused_blocks_total", "Blocks not admitted: offered once while full, or no room.", "tier"
+        ),
+        lambda tier: tier.counters.num_refused,
+    ),
+    _tier(
+        counter("tandem_store_bad_blocks_total", "Blocks whose bytes did not match their checksum; dropped.", "tier"),
+        lambda tier: tier.counters.num_bad,
+    ),
+    Observed(
+        gauge("tandem_store_failing", "1 while the last call on the tier failed, else 0.", "tier"),
+        lambda node: {tier.tier.name.lower(): bool(node.failure(tier.tier)) for tier in tuple(node.tiers)},
+    ),
+    Observed(
+        counter("tandem_transfer_sent_bytes_total", "Bytes of KV blocks sent to workers."),
+        lambda node: node.transfer_counters.bytes_sent,
+    ),
+    Observed(
+        counter("tandem_transfer_received_bytes_total", "Bytes of KV blocks received from workers."),
+        lambda node: node.transfer_counters.bytes_received,
+    ),
+)
+"""Of a process that keeps blocks."""

@@ -1,0 +1,115 @@
+"""Tokens of one answer to text: detokenized, cut at stop strings, with its usage at the end. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from services.router.edge.stop_strings import StopStrings
+from services.router.request import FinishReason, Request, RequestSummary, TokenDelta, TokenLogprobs
+from shared.errors import Cancelled
+from shared.model.tokenizer import Detokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one finished request."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int  # up to and including the token that ended the answer
+    num_cached_tokens: int  # prompt tokens whose KV was not recomputed
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFinish:
+    """How an answer ended."""
+
+    reason: FinishReason  # STOP or LENGTH
+    stop_reason: str | int | None  # the stop string, or the client's stop token id, that ended it
+    usage: Usage
+    summary: RequestSummary
+
+
+class OutputDelta(NamedTuple):
+    """New output; `text` is final and may be empty, `finish` is set on the last delta only.
+
+    A tuple, since there is one for each token.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()  # as many as token_ids where asked for
+    finish: OutputFinish | None = None
+
+
+class OutputProcessor:
+    """Converts one answer's token deltas, in order. After a delta with `finish` it is used up."""
+
+    def __init__(self, request: Request, summary: RequestSummary, detokenizer: Detokenizer) -> None:
+        """`summary` is read when the answer ends."""
+        self._request = request
+        self._summary = summary
+        self._detokenizer = detokenizer
+        self._stops = StopStrings(request.sampling.stop) if request.sampling.stop else None
+        self._num_output_tokens = 0
+
+    def process(self, delta: TokenDelta) -> OutputDelta:
+        """The delta as text. `finish` without the delta's own finish reason means that a stop string ended the answer:
+        the request still runs and must be ended. Raises Cancelled where the cluster cancelled the request."""
+        if delta.finish_reason is FinishReason.CANCELLED:
+            raise Cancelled(f"request {self._request.request_id} was cancelled in the cluster")
+        # A worker's STOP comes with the end token that caused it: counted, but no text.
+        num_visible = len(delta.token_ids) - (delta.finish_reason is FinishReason.STOP)
+        visible = delta.token_ids[: max(num_visible, 0)]
+        if self._stops is not None:
+            return self._process_with_stops(delta, visible, self._stops)
+        text = self._detokenizer.push(visible)
+        self._num_output_tokens += len(delta.token_ids)
+        if delta.finish_reason is None:
+            return OutputDelta(text, delta.token_ids, delta.logprobs)
+        return self._finished(text + self._detokenizer.flush(), delta)
+
+    def _process_with_stops(self, delta: TokenDelta, visible: tuple[int, ...], stops: StopStrings) -> OutputDelta:
+        """Token by token, so that the count ends with the token that completed the stop string."""
+        certain: list[str] = []
+        before = self._num_output_tokens
+        for i, token_id in enumerate(visible):
+            self._num_output_tokens = before + i + 1
+            piece, matched = stops.push(self._detokenizer.push((token_id,)), self._may_stop())
+            certain.append(piece)
+            if matched is not None:
+                return self._stopped("".join(certain), delta, i + 1, matched)
+        self._num_output_tokens = before + len(delta.token_ids)
+        if delta.finish_reason is None:
+            return OutputDelta("".join(certain), delta.token_ids, delta.logprobs)
+        piece, matched = stops.push(self._detokenizer.flush(), self._may_stop())
+        certain.append(piece)
+        if matched is not None:
+            return self._stopped("".join(certain), delta, len(delta.token_ids), matched)
+        certain.append(stops.flush())
+        return self._finished("".join(certain), delta)
+
+    def _may_stop(self) -> bool:
+        return self._num_output_tokens >= self._request.sampling.min_tokens
+
+    def _stopped(self, text: str, delta: TokenDelta, num_tokens: int, stop: str) -> OutputDelta:
+        """The last delta where a stop string ended the answer; later tokens of the delta are dropped."""
+        return OutputDelta(
+            text,
+            delta.token_ids[:num_tokens],
+            delta.logprobs[:num_tokens],
+            self._finish(FinishReason.STOP, stop),
+        )
+
+    def _finished(self, text: str, delta: TokenDelta) -> OutputDelta:
+        """The last delta where the worker ended the answer."""
+        assert delta.finish_reason is not None
+        stop_reason = None
+        if delta.finish_reason is FinishReason.STOP and delta.token_ids:
+            last = delta.token_ids[-1]
+            stop_reason = last if last in self._request.sampling.stop_token_ids else None
+        return OutputDelta(text, delta.token_ids, delta.logprobs, self._finish(delta.finish_reason, stop_reason))
+
+    def _finish(self, reason: FinishReason, stop_reason: str | int | None) -> OutputFinish:
+        usage = Usage(self._request.num_prompt_tokens, self._num_output_tokens, self._summary.num_cached_tokens)
+        return OutputFinish(reason, stop_reason, usage, self._summary)

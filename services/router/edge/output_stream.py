@@ -1,0 +1,118 @@
+"""The output of one client call: all its answers, as they come, from the core to the writer of the reply."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from services.router.edge.output_processor import OutputDelta, OutputProcessor
+from services.router.request import Core, Request, RunningRequest
+from shared.errors import Internal
+from shared.model.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Answer:
+    index: int
+    request: Request
+    running: RunningRequest
+    processor: OutputProcessor
+
+
+class OutputStream:
+    """Iterates (choice index, delta), each choice in its own order; the first failure ends all of them.
+
+    An asynchronous context manager: entering submits the requests, leaving frees them in the whole cluster, finished
+    or not. A request whose answer a stop string ended is freed before that delta is returned, and all are freed before
+    an error is raised. One reader at a time.
+    """
+
+    def __init__(self, core: Core, requests: Sequence[Request], tokenizer: Tokenizer) -> None:
+        """One choice a request, in order."""
+        self._core = core
+        self._requests = requests
+        self._tokenizer = tokenizer
+        self._answers: list[_Answer] = []
+        self._open: list[_Answer] = []  # those without their last delta
+        self._ready: deque[tuple[int, OutputDelta]] = deque()
+        self._error: BaseException | None = None  # behind what is ready
+
+    async def __aenter__(self) -> Self:
+        """Submits all requests; raises what `Core.submit` does, and frees those already submitted then."""
+        try:
+            for index, request in enumerate(self._requests):
+                running = self._core.submit(request)
+                processor = OutputProcessor(request, running.summary, self._tokenizer.stream())
+                self._answers.append(_Answer(index, request, running, processor))
+        except BaseException:
+            await self.aclose()
+            raise
+        self._open = list(self._answers)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[int, OutputDelta]:
+        """The next delta. Raises the core's TandemError; Internal where the core ends an answer without a reason."""
+        try:
+            while not self._ready:
+                if self._error is not None:
+                    raise self._error
+                if not self._open:
+                    raise StopAsyncIteration
+                await self._wait()
+                await self._take()
+        except asyncio.CancelledError:
+            await self.aclose()
+            if _is_cancelled():
+                raise
+            # Not the reader was cancelled but something that it waited for: to the client that is a failure.
+            raise Internal("the request was abandoned by the router") from None
+        except BaseException:
+            await self.aclose()
+            raise
+        return self._ready.popleft()
+
+    async def aclose(self) -> None:
+        """Ends all requests in the whole cluster. Idempotent."""
+        self._open = []
+        for answer in self._answers:
+            await answer.running.aclose()
+
+    async def _wait(self) -> None:
+        """Until some open answer has something to take."""
+        reader: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        for answer in self._open:
+            answer.running.notify(reader)
+        await reader
+
+    async def _take(self) -> None:
+        """Converts what came for the open answers."""
+        for answer in tuple(self._open):
+            try:
+                delta = answer.running.take()
+                if delta is None:
+                    if answer.running.ended:
+                        raise Internal(f"request {answer.request.request_id} ended without a finish reason")
+                    continue
+                output = answer.processor.process(delta)
+            except Exception as error:
+                self._error = error
+                return
+            if output.finish is not None:
+                self._open.remove(answer)
+                if delta.finish_reason is None:  # a stop string: what it cut off must not run on
+                    await answer.running.aclose()
+            self._ready.append((answer.index, output))
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,36 @@
+"""The discovery that the router's settings ask for."""
+
+from __future__ import annotations
+
+from services.router.settings import RouterSettings, parse_labels
+from services.router.workers.discovery import Discovery, StaticDiscovery
+from services.router.workers.file_discovery import FileDiscovery
+from shared.address import parse_named
+from shared.errors import ConfigError
+
+
+def discovery_of(settings: RouterSettings) -> Discovery:
+    """A watched file where `workers_file` is set, else the workers of `prefill` and `decode`.
+
+    Raises ConfigError naming the setting: for both, for neither, and for pools that do not fit the mode.
+    """
+    collocated = settings.mode == "collocated"
+    if settings.workers_file is not None:
+        for field in ("prefill", "decode", "labels"):
+            if getattr(settings, field):
+                raise ConfigError(
+                    f"{field} and workers_file are both set: the file names all workers and their labels", field=field
+                )
+        return FileDiscovery(settings.workers_file, collocated=collocated)
+    prefills = parse_named(settings.prefill, "prefill")
+    decodes = parse_named(settings.decode, "decode")
+    if not decodes:
+        raise ConfigError("decode must name at least one worker, unless workers_file is set", field="decode")
+    if not collocated and not prefills:
+        raise ConfigError("prefill must name at least one worker, or mode be collocated", field="prefill")
+    if collocated and prefills:
+        raise ConfigError("prefill must be empty in collocated mode: the decode workers prefill", field="prefill")
+    both = prefills.keys() & decodes.keys()
+    if both:
+        raise ConfigError(f"worker {min(both)!r} is named in both pools", field="prefill")
+    return StaticDiscovery.of(prefills, decodes, parse_labels(settings.labels, prefills.keys() | decodes.keys()))

@@ -1,0 +1,55 @@
+"""A source's messages during a fetch, read ahead: so its failure is noticed while its blocks are awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable
+from types import TracebackType
+from typing import TypeVar
+
+from shared.block_service.client import SentBlock
+from shared.errors import TandemError
+from shared.tasks import end_task
+
+T = TypeVar("T")
+
+
+class FetchStream:
+    """An asynchronous context manager around the parts of one fetch; leaving it ends the fetch."""
+
+    def __init__(self, parts: AsyncGenerator[list[SentBlock], None]) -> None:
+        self._parts = parts
+        self._read: asyncio.Queue[list[SentBlock] | None] = asyncio.Queue()
+        self._reading: asyncio.Task[None]
+
+    async def __aenter__(self) -> FetchStream:
+        self._reading = asyncio.create_task(self._read_all())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(TandemError):  # already raised to whoever waited
+            await end_task(self._reading)
+
+    async def next(self) -> list[SentBlock] | None:
+        """The next part, None at the end. Raises what ended the stream before that."""
+        return await self.unless_broken(self._read.get())
+
+    async def unless_broken(self, waiting: Awaitable[T]) -> T:
+        """What `waiting` gives; raises what ended the stream where that comes first."""
+        task = asyncio.ensure_future(waiting)
+        try:
+            await asyncio.wait({task, self._reading}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                self._reading.result()
+            return await task
+        finally:
+            task.cancel()
+
+    async def _read_all(self) -> None:
+        async with contextlib.aclosing(self._parts):
+            async for part in self._parts:
+                self._read.put_nowait(part)
+        self._read.put_nowait(None)

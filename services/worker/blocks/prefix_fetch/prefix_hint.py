@@ -1,0 +1,25 @@
+"""The router's hint where a prompt's prefix lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHint:
+    """From the index, and possibly stale: each holder named is asked what it really has."""
+
+    num_stored_blocks: int | None = None
+    """No store node has a block behind this one of the chain; None = not known, all nodes are asked."""
+    peers: tuple[tuple[str, int], ...] = ()
+    """(host:port, blocks from the first one on) of workers that hold more than this one."""
+
+    @classmethod
+    def of(cls, command: prefill_pb2.Submit | decode_pb2.Reserve) -> PrefixHint:
+        """What the command says."""
+        return cls(
+            command.num_stored_blocks if command.HasField("num_stored_blocks") else None,
+            tuple((peer.address, peer.num_blocks) for peer in command.peers),
+        )

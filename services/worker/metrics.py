@@ -1,0 +1,139 @@
+"""A worker's metrics: what each is, and where it is read. Nothing here runs unless the page is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from services.worker.load import LoadReporter
+from shared.engine.step_counters import StepCounters
+from shared.kv.transfer import TransferCounters
+from shared.rpc.pb.tandem.v1 import types_pb2
+from shared.telemetry.metrics import Observed, counter, gauge
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSources:
+    """Where a worker's figures are."""
+
+    reporter: LoadReporter
+    steps: StepCounters
+    transfer: TransferCounters
+
+    @property
+    def load(self) -> types_pb2.Load:
+        """The newest load report."""
+        return self.reporter.message()
+
+
+def _fetched(worker: WorkerSources) -> Mapping[str, float]:
+    load = worker.load
+    return {"peer": load.num_peer_hit_tokens, "host": load.num_host_hit_tokens, "disk": load.num_disk_hit_tokens}
+
+
+METRICS: tuple[Observed[WorkerSources], ...] = (
+    # Requests
+    Observed(
+        gauge("tandem_engine_running_sequences", "Sequences in the running batch."),
+        lambda worker: worker.load.num_running,
+    ),
+    Observed(
+        gauge("tandem_engine_waiting_sequences", "Sequences that wait for a place in the batch or for blocks."),
+        lambda worker: worker.load.num_waiting,
+    ),
+    Observed(
+        gauge("tandem_engine_queued_tokens", "Prompt tokens that are still to be computed."),
+        lambda worker: worker.load.num_queued_tokens,
+    ),
+    Observed(
+        gauge("tandem_worker_draining", "1 while the worker takes no new work because it is ending, else 0."),
+        lambda worker: worker.load.draining,
+    ),
+    # Steps
+    Observed(
+        counter("tandem_engine_steps_total", "Engine steps."),
+        lambda worker: worker.steps.num_steps,
+    ),
+    Observed(
+        counter(
+            "tandem_engine_step_seconds_total",
+            "Time of all steps, each from the result before it while steps follow each other.",
+        ),
+        lambda worker: worker.steps.busy_s,
+    ),
+    Observed(
+        counter(
+            "tandem_engine_computed_tokens_total", "Tokens that went through the model, of prompts and of answers."
+        ),
+        lambda worker: worker.steps.num_computed_tokens,
+    ),
+    Observed(
+        counter("tandem_engine_output_tokens_total", "Tokens that the engine produced."),
+        lambda worker: worker.steps.num_output_tokens,
+    ),
+    Observed(
+        counter(
+            "tandem_engine_preemptions_total", "Sequences whose blocks were taken for others; they were queued again."
+        ),
+        lambda worker: worker.load.num_preemptions,
+    ),
+    Observed(
+        counter(
+            "tandem_engine_swapped_sequences_total",
+            "Preempted sequences whose blocks went to host memory (out) and came back from there (in).",
+            "direction",
+        ),
+        lambda worker: {"out": worker.load.num_swapped_out, "in": worker.load.num_swapped_in},
+    ),
+    # KV pool
+    Observed(
+        gauge("tandem_kv_pool_blocks", "Blocks of the KV pool."),
+        lambda worker: worker.load.num_total_blocks,
+    ),
+    Observed(
+        gauge("tandem_kv_free_blocks", "Free blocks, less those that running answers are expected to take."),
+        lambda worker: worker.load.num_free_blocks,
+    ),
+    Observed(
+        gauge("tandem_kv_cached_blocks", "Blocks that can be found by their hash, free ones included."),
+        lambda worker: worker.load.num_cached_blocks,
+    ),
+    Observed(
+        counter("tandem_kv_bad_blocks_total", "Blocks that arrived damaged, were dropped and computed."),
+        lambda worker: worker.load.num_bad_blocks,
+    ),
+    # Prefixes
+    Observed(
+        counter("tandem_prompt_tokens_total", "Prompt tokens of all sequences that started here."),
+        lambda worker: worker.load.num_prompt_tokens,
+    ),
+    Observed(
+        counter("tandem_prefix_hit_tokens_total", "Prompt tokens that were not computed: in the pool, or fetched."),
+        lambda worker: worker.load.num_prefix_hit_tokens,
+    ),
+    Observed(
+        counter(
+            "tandem_prefix_fetched_tokens_total",
+            "Tokens whose blocks were fetched: from peers' pools, or from store nodes' host memory or disk.",
+            "tier",
+        ),
+        _fetched,
+    ),
+    # Transfer
+    Observed(
+        counter("tandem_transfer_sent_bytes_total", "Bytes of KV blocks sent to other processes."),
+        lambda worker: worker.transfer.bytes_sent,
+    ),
+    Observed(
+        counter("tandem_transfer_received_bytes_total", "Bytes of KV blocks received from other processes."),
+        lambda worker: worker.transfer.bytes_received,
+    ),
+    Observed(
+        counter("tandem_peer_given_blocks_total", "Blocks sent to other workers that fetched a prefix from this one."),
+        lambda worker: worker.load.num_blocks_given,
+    ),
+    Observed(
+        gauge("tandem_store_silent_nodes", "Store nodes that do not answer this worker."),
+        lambda worker: len(worker.load.silent_stores),
+    ),
+)

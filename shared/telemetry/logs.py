@@ -1,0 +1,81 @@
+"""A process's log on stderr: lines of text, or one JSON object a line.
+
+A JSON record has `time` (ISO 8601, UTC), `level`, `service`, `logger` and `message`; `exception`, with the traceback,
+where there is one; and, where it concerns a request, `request_id`, `attempt` (on workers: which of the router's
+attempts) and `trace_id` (where the client sent a W3C trace context).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Literal
+
+from shared.errors import TandemError
+
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+RequestLog = logging.LoggerAdapter[logging.Logger]
+"""Logs with the fields of one request."""
+
+_REQUEST_FIELDS = ("request_id", "attempt", "trace_id")
+# version, trace id, parent id, flags: https://www.w3.org/TR/trace-context/#traceparent-header-field-values
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object for each record, without line breaks."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See the module's docstring."""
+        fields = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "service": self._service,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        fields |= {name: value for name in _REQUEST_FIELDS if (value := getattr(record, name, None))}
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            fields["stack"] = record.stack_info
+        return json.dumps(fields, ensure_ascii=False, default=str)
+
+
+def set_up_logs(service: str, log_format: LogFormat = "text", level: LogLevel = "info") -> None:
+    """Makes the root logger write to stderr, in place of what it did before; warnings too where the log is JSON."""
+    formatter: logging.Formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if log_format == "json":
+        formatter = JsonFormatter(service)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+    logging.captureWarnings(log_format == "json")
+
+
+def request_log(logger: logging.Logger, request_id: str, trace: Mapping[str, str], attempt: str = "") -> RequestLog:
+    """A logger whose records have the request's fields. `trace` is a W3C trace context, which may be empty."""
+    fields = {"request_id": request_id, "attempt": attempt, "trace_id": trace_id_of(trace)}
+    return logging.LoggerAdapter(logger, fields)
+
+
+def failure_level(error: TandemError) -> int:
+    """Of the record that a request failed: warning where the cluster is at fault, debug where the client is, or where
+    a refusal under load would fill the log."""
+    return logging.WARNING if error.http_status >= 500 else logging.DEBUG
+
+
+def trace_id_of(trace: Mapping[str, str]) -> str:
+    """The trace id in a W3C trace context: 32 hex digits; empty without one, or where it is malformed."""
+    found = _TRACEPARENT.fullmatch(trace.get("traceparent", ""))
+    return found[1] if found else ""

@@ -1,0 +1,95 @@
+"""`/metrics` of every process of a real cluster: all names with their HELP, and figures that move with requests."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable
+
+import httpx
+import pytest
+
+from services.kvstore.metrics import METRICS as KVSTORE_METRICS
+from services.kvstore.metrics import NODE_METRICS
+from services.router import metrics as router_metrics
+from services.worker.metrics import METRICS as WORKER_METRICS
+from shared.telemetry.metrics import Metric
+from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, Running, running
+
+pytestmark = pytest.mark.slow
+
+NUM_BLOCKS = 4
+PROMPT = [20 + i * 37 % 2000 for i in range(NUM_BLOCKS * BLOCK_SIZE + 1)]
+NUM_OUTPUT = 3
+
+DEFINED: dict[str, tuple[Metric, ...]] = {
+    "router": router_metrics.METRICS,
+    "prefill-0": tuple(item.metric for item in WORKER_METRICS),
+    "decode-0": tuple(item.metric for item in WORKER_METRICS),
+    "kvstore": tuple(item.metric for item in (*KVSTORE_METRICS, *NODE_METRICS)),
+}
+
+
+def helped(metrics: Iterable[Metric]) -> set[str]:
+    return {f"# HELP {metric.name.replace('.', '_')}{'_seconds' * (metric.unit == 's')} " for metric in metrics}
+
+
+def values(page: str) -> dict[str, float]:
+    """Sums of each name's samples over their labels."""
+    found: dict[str, float] = {}
+    for name, value in re.findall(r"^(\w+)(?:\{.*\})? (\S+)$", page, re.MULTILINE):
+        found[name] = found.get(name, 0) + float(value)
+    return found
+
+
+async def pages(run: Running) -> dict[str, str]:
+    async with httpx.AsyncClient(timeout=DEADLINE_S) as client:
+        replies = {name: await client.get(f"http://{at}/metrics") for name, at in run.cluster.metrics.items()}
+    assert all(reply.status_code == 200 for reply in replies.values())
+    return {name: reply.text for name, reply in replies.items()}
+
+
+async def test_every_process_has_a_page_that_moves_when_a_request_is_served(tmp_path):
+    async with running(tmp_path, store_host_bytes=1 << 24) as run:
+        before = {name: values(page) for name, page in (await pages(run)).items()}
+        assert set(before) == set(DEFINED)
+        await run.tokens(PROMPT, max_tokens=NUM_OUTPUT)
+        await run.idle()
+        async with asyncio.timeout(DEADLINE_S):
+            while True:  # the store and the index hear of blocks after the answer
+                texts = await pages(run)
+                after = {name: values(page) for name, page in texts.items()}
+                moved = after["kvstore"]
+                if moved.get("tandem_store_stored_blocks_total") and moved["tandem_index_published_blocks_total"]:
+                    break
+                await asyncio.sleep(0.05)
+    for name, metrics in DEFINED.items():
+        assert [line for line in helped(metrics) if line not in texts[name]] == [], name
+        assert "otel_scope" not in texts[name]
+        assert f'service_name="tandem-{name.partition("-")[0]}"' in texts[name]
+
+    def grown(process: str, metric: str) -> float:
+        return after[process][metric] - before[process].get(metric, 0)
+
+    assert grown("router", "tandem_requests_total") == 1
+    assert grown("router", "gen_ai_server_time_to_first_token_seconds_count") == 1
+    for worker in ("prefill-0", "decode-0"):
+        assert grown(worker, "tandem_prompt_tokens_total") == len(PROMPT)
+        assert grown(worker, "tandem_engine_steps_total") > 0
+        assert 0 < grown(worker, "tandem_engine_step_seconds_total") < DEADLINE_S
+        assert after[worker]["tandem_kv_pool_blocks"] == after[worker]["tandem_kv_free_blocks"] == 256
+        assert after[worker]["tandem_kv_cached_blocks"] >= NUM_BLOCKS
+        assert after[worker]["tandem_engine_running_sequences"] == 0
+    assert grown("prefill-0", "tandem_engine_computed_tokens_total") == len(PROMPT)
+    assert grown("prefill-0", "tandem_engine_output_tokens_total") == 1
+    assert grown("decode-0", "tandem_engine_output_tokens_total") == NUM_OUTPUT - 1
+    # The store took blocks from the prefill worker too, so it may have sent more than the hand-off.
+    assert (
+        grown("prefill-0", "tandem_transfer_sent_bytes_total")
+        >= grown("decode-0", "tandem_transfer_received_bytes_total")
+        > 0
+    )
+    assert after["kvstore"]["tandem_index_available"] == 1
+    assert grown("kvstore", "tandem_index_matches_total") >= 1
+    assert grown("kvstore", "tandem_store_used_bytes") > 0
+    assert grown("kvstore", "tandem_transfer_received_bytes_total") > 0

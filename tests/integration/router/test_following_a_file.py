@@ -1,0 +1,269 @@
+"""Workers come and go at run time, by a file, while requests of others run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import yaml
+
+from services.router.dispatch.prefix_lookup import PrefixLookup
+from services.router.workers.file_discovery import FileDiscovery
+from shared.errors import WorkerLost
+from shared.identity import WorkerRole
+from shared.kv_index.holders import Holder, PrefixMatch, Tier
+from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
+from tests.integration.router.test_dispatch import PROMPT, STOP, Router, decode_worker, prefill_worker, read, to_submit
+
+
+class FollowingRouter(Router):
+    """Its workers are those of a file, which `name` replaces."""
+
+    def __init__(self, folder, prefills, decodes, **config) -> None:
+        super().__init__(prefills, decodes, **config)
+        self._path = folder / "workers.yaml"
+
+    def _discovery(self):
+        self.name(*self._prefills, *self._decodes)
+        return FileDiscovery(self._path, interval_s=0.01)
+
+    def name(self, *workers, labels=None) -> None:
+        """From now on these are the workers."""
+        entries = [
+            {
+                "name": worker.name,
+                "role": "prefill" if worker.is_prefill else "decode",
+                "address": worker.address,
+                "label": (labels or {}).get(worker.name, ""),
+            }
+            for worker in workers
+        ]
+        self.write(yaml.safe_dump({"workers": entries}))
+
+    def write(self, text: str) -> None:
+        beside = self._path.with_suffix(".new")
+        beside.write_text(text)
+        beside.replace(self._path)
+
+    async def __aenter__(self):
+        await super().__aenter__()
+        await self.connected(*self.workers)
+        return self
+
+    async def connected(self, *names) -> None:
+        """Waits until the fleet has sessions with these workers, and knows no others."""
+        await self.until(
+            lambda: (
+                {link.name for link in self.fleet.links} == set(names)
+                and all(link.connected for link in self.fleet.links)
+            )
+        )
+
+    async def add(self, worker):
+        """A worker that is up, and not in the file yet."""
+        await worker.start()
+        self.workers[f"{worker.name} at {worker.address}"] = worker
+        return worker
+
+    async def gone(self, worker) -> None:
+        """Waits until a removed worker has no session of this router any more."""
+        await self.until(lambda: not self.fleet.retiring and worker.context.done())
+
+
+async def begin(prefill, decode, token=11) -> str:
+    """A request's first token; its id on the workers."""
+    submit = await to_submit(prefill, decode)
+    await prefill.first_token(submit.request_id, token)
+    return submit.request_id
+
+
+async def test_a_worker_added_at_run_time_serves(tmp_path):
+    prefill = prefill_worker()
+    async with FollowingRouter(tmp_path, [prefill], [], collocated=False) as router:
+        assert router.dispatcher.not_ready_reason() == "no decode worker is known"
+        decode = await router.add(decode_worker())
+        router.name(prefill, decode)
+        await router.connected("p0", "d0")
+        assert router.dispatcher.not_ready_reason() == ""
+        running = router.submit()
+        wire_id = await begin(prefill, decode)
+        await decode.step(wire_id, 12, finish=STOP)
+        assert await read(running) == [11, 12]
+
+
+async def test_a_router_that_knows_no_worker_says_which_role_is_missing_and_why(tmp_path):
+    async with FollowingRouter(tmp_path, [], [], collocated=False) as router:
+        router.write("workers: [")
+        await router.until(lambda: "YAML" in router.fleet.discovery_failure)
+        reason = router.dispatcher.not_ready_reason()
+        assert reason.startswith(f"no decode worker is known (workers file {tmp_path}/workers.yaml: is not valid YAML")
+        decode = await router.add(decode_worker())
+        router.name(decode)
+        await router.connected("d0")
+        assert router.dispatcher.not_ready_reason() == "no prefill worker is known"
+
+
+async def test_a_removed_worker_finishes_its_stream_and_gets_nothing_new(tmp_path):
+    prefill, old, new = prefill_worker(), decode_worker("d0"), decode_worker("d1")
+    async with FollowingRouter(tmp_path, [prefill], [old]) as router:
+        first = router.submit("first")
+        wire_id = await begin(prefill, old)
+        router.name(prefill, await router.add(new))
+        await router.connected("p0", "d1")
+        assert [link.name for link in router.fleet.retiring] == ["d0"]
+        assert "d0" not in router.fleet.decode_pool
+        second = router.submit("second")
+        submit = await to_submit(prefill, new)
+        await prefill.first_token(submit.request_id, 21)
+        await old.step(wire_id, 12)
+        await new.step(submit.request_id, 22, finish=STOP)
+        assert await read(second) == [21, 22]
+        assert not old.context.done()
+        await old.step(wire_id, 13, finish=STOP)
+        assert await read(first) == [11, 12, 13]
+        await router.gone(old)
+        assert old.commands.empty()
+        assert not new.context.done()
+        assert router.metrics.outcomes == ["finished", "finished"]
+
+
+async def test_an_idle_worker_that_is_removed_is_left_at_once(tmp_path):
+    prefill, decode, idle = prefill_worker(), decode_worker("d0"), decode_worker("d1")
+    async with FollowingRouter(tmp_path, [prefill], [decode, idle]) as router:
+        router.name(prefill, decode)
+        await router.gone(idle)
+        assert [link.name for link in router.fleet.links] == ["p0", "d0"]
+
+
+async def test_a_removed_worker_hears_of_a_cancel_before_it_is_left(tmp_path):
+    prefill, old, new = prefill_worker(), decode_worker("d0"), decode_worker("d1")
+    async with FollowingRouter(tmp_path, [prefill], [old, new]) as router:
+        running = router.submit()
+        await router.until(lambda: running.num_attempts == 1)
+        chosen, other = (
+            (old, new) if not old.commands.empty() or router.fleet.decodes["d0"].num_requests else (new, old)
+        )
+        wire_id = await begin(prefill, chosen)
+        router.name(prefill, other)
+        await router.connected("p0", other.name)
+        await running.aclose()
+        cancel = await chosen.expect(types_pb2.Cancel)
+        assert cancel.request_id == wire_id
+        await router.gone(chosen)
+
+
+async def test_a_removed_worker_that_dies_is_a_lost_worker_and_no_token_is_repeated(tmp_path):
+    prefill, old, new = prefill_worker(), decode_worker("d0"), decode_worker("d1")
+    async with FollowingRouter(tmp_path, [prefill], [old]) as router:
+        running = router.submit()
+        await begin(prefill, old)
+        router.name(prefill, await router.add(new))
+        await router.connected("p0", "d1")
+        await old.stop()
+        reserve = await new.expect(decode_pb2.Reserve)
+        assert reserve.token_ids[-1] == 11
+        await prefill.expect(types_pb2.Cancel)
+        await new.reserved(reserve.request_id)
+        submit = await prefill.expect(prefill_pb2.Submit)
+        await prefill.first_token(submit.request_id, 12, finish=STOP)
+        assert await read(running) == [11, 12]
+        assert router.metrics.outcomes == [f"retried {WorkerLost.code}", "finished"]
+        await router.until(lambda: not router.fleet.retiring)
+
+
+async def test_a_name_that_moves_to_another_address_is_another_worker(tmp_path):
+    prefill, old, new = prefill_worker(), decode_worker("d0"), decode_worker("d0")
+    async with FollowingRouter(tmp_path, [prefill], [old]) as router:
+        first = router.submit("first")
+        wire_id = await begin(prefill, old)
+        router.name(prefill, await router.add(new))
+        await router.until(
+            lambda: router.fleet.decodes["d0"].address == new.address and "d0" in router.fleet.decode_pool
+        )
+        await old.report(num_free_blocks=1, num_total_blocks=100, routers=["a", "b"])
+        await old.step(wire_id, 12, finish=STOP)
+        assert await read(first) == [11, 12]
+        await router.gone(old)
+        assert router.fleet.decode_pool.get("d0").num_free_blocks == 100
+        assert not router.fleet.shared
+        second = router.submit("second")
+        wire_id = await begin(prefill, new)
+        await new.step(wire_id, 12, finish=STOP)
+        assert await read(second) == [11, 12]
+
+
+async def test_a_changed_label_reaches_placement_and_no_running_request(tmp_path):
+    prefill, decode = prefill_worker(), decode_worker()
+    async with FollowingRouter(tmp_path, [prefill], [decode]) as router:
+        running = router.submit()
+        wire_id = await begin(prefill, decode)
+        first_session = decode.context
+        router.name(prefill, decode, labels={"d0": "zone-a/rack-1"})
+        await router.until(lambda: (view := router.fleet.decode_pool.get("d0")) and view.label == ("zone-a", "rack-1"))
+        second_session, decode.context = decode.context, first_session
+        await decode.step(wire_id, 12, finish=STOP)
+        assert await read(running) == [11, 12]
+        await router.gone(decode)
+        assert not second_session.done()
+
+
+async def test_a_bad_file_changes_nothing(tmp_path):
+    prefill, decode = prefill_worker(), decode_worker()
+    async with FollowingRouter(tmp_path, [prefill], [decode]) as router:
+        first = router.submit("first")
+        wire_id = await begin(prefill, decode)
+        router.write("workers: [{name: d9}]")
+        await router.until(lambda: router.fleet.discovery_failure)
+        assert "workers.0.role: Field required" in router.fleet.discovery_failure
+        assert router.dispatcher.not_ready_reason() == ""
+        await decode.step(wire_id, 12, finish=STOP)
+        assert await read(first) == [11, 12]
+        second = router.submit("second")
+        wire_id = await begin(prefill, decode)
+        await decode.step(wire_id, 12, finish=STOP)
+        assert await read(second) == [11, 12]
+        router.name(prefill, decode)
+        await router.until(lambda: not router.fleet.discovery_failure)
+        assert not router.fleet.retiring
+
+
+async def test_a_worker_that_never_answered_can_be_removed(tmp_path):
+    prefill, decode, silent = prefill_worker(), decode_worker("d0"), decode_worker("d1")
+    silent.address = "127.0.0.1:9"
+    async with FollowingRouter(tmp_path, [prefill], [decode]) as router:
+        router.name(prefill, decode, silent)
+        await router.until(lambda: "d1" in router.fleet.decodes and router.fleet.decodes["d1"].mismatch)
+        router.name(prefill, decode)
+        await router.connected("p0", "d0")
+        await router.until(lambda: not router.fleet.retiring)
+
+
+async def test_a_worker_of_another_model_waits_until_removed_workers_have_finished(tmp_path):
+    """Else a request that is placed anew would go on with another model's tokens."""
+    old, new = decode_worker("d0"), decode_worker("d1", fingerprint="other")
+    async with FollowingRouter(tmp_path, [], [old]) as router:
+        running = router.submit()
+        reserve = await old.expect(decode_pb2.Reserve)
+        router.name(await router.add(new))
+        await router.until(lambda: "d1" in router.fleet.decodes and router.fleet.decodes["d1"].mismatch)
+        assert "serves model other" in router.fleet.decodes["d1"].mismatch
+        await old.step(reserve.request_id, 11, finish=STOP)
+        assert await read(running) == [11]
+        await router.connected("d1")
+        assert router.fleet.model_fingerprint == "other"
+
+
+async def test_a_removed_worker_is_no_peer_and_no_hit(tmp_path):
+    prefill, decode, other = prefill_worker(), decode_worker("d0"), decode_worker("d1")
+
+    async def match(hashes):
+        holders = tuple(Holder(name, 1, WorkerRole.DECODE, Tier.DEVICE) for name in ("d0", "d1"))
+        return PrefixMatch((holders,) * len(hashes))
+
+    async with FollowingRouter(tmp_path, [prefill], [decode, other]) as router:
+        lookup = PrefixLookup(SimpleNamespace(match=match), router.fleet)
+        assert (await lookup.hits(list(PROMPT), "", len(PROMPT))).local == {"d0": 8, "d1": 8}
+        router.name(prefill, other)
+        await router.connected("p0", "d1")
+        hits = await lookup.hits(list(PROMPT), "", len(PROMPT))
+        assert hits.local == {"d1": 8}
+        assert [peer.name for peer in hits.peers] == ["d1"]

@@ -1,0 +1,1 @@
+"""Blocks between workers and store nodes."""

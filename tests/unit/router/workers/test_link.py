@@ -1,0 +1,30 @@
+"""A worker that is removed while its session begins."""
+
+from __future__ import annotations
+
+from services.router.placement.views import Pool
+from services.router.workers.decode_link import DecodeLink
+from services.router.workers.discovery import DiscoveredWorker
+from shared.identity import WorkerRole
+from shared.rpc.pb.tandem.v1 import types_pb2
+
+
+def link_in(pool: Pool) -> DecodeLink:
+    """A link that nobody runs."""
+    worker = DiscoveredWorker("d0", WorkerRole.DECODE, "h:1")
+    return DecodeLink(worker, "router-0", lambda _: None, lambda: None, pool)
+
+
+def test_a_welcome_that_crosses_the_removal_brings_no_work():
+    pool = Pool()
+    kept, removed = link_in(pool), link_in(pool)
+    removed.retire()
+    removed._connected(types_pb2.Welcome(num_blocks=8))
+    assert len(pool) == 0
+    kept._connected(types_pb2.Welcome(num_blocks=4))
+    view = pool.get("d0")
+    assert view is not None
+    removed._lost("gone")
+    assert pool.get("d0") is view
+    kept._lost("gone")
+    assert len(pool) == 0

@@ -1,34 +1,53 @@
-"""Steps of the engine with each instruction set and dtype in turns: what a processor with less loses, and which dtype is
-the faster one. `python -m loadtest.bench.engine.isa --model 125m`
+"""Steps of the engine with each instruction set and dtype in turns: what fewer vectors lose, which dtype is faster.
+
+On one thread, in CPU time, so that other processes on a shared machine count less.
 """
 
 from __future__ import annotations
 
-import argparse
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from typing import Annotated
 
 import torch
+import typer
 
 from loadtest.bench.engine.cpu import DTYPES, Bench, Step
 from loadtest.bench.shapes import SHAPES, checkpoint
+from loadtest.command_line import names, run
 from loadtest.figures import machine
+from shared.engine.plan import StepPlan
 from shared.kernels.cpu import isa
 
-STEPS = (Step(1, 0, 512), Step(1, 0, 2048), Step(1, 256, 1), Step(8, 256, 1), Step(32, 256, 1))
+STEPS = (Step(1, 0, 512), Step(1, 256, 1), Step(8, 256, 1), Step(32, 256, 1))
+RUNNABLE = [each.name for each in isa.BUILT if not each.missing(isa.processor_features())]
+
+
+def cpu_time(bench: Bench, plan: StepPlan, repeats: int) -> float:
+    """Seconds of CPU of the step, median."""
+    times = []
+    with torch.inference_mode():
+        for _ in range(repeats):
+            start = time.thread_time()
+            bench.runner.execute(plan)
+            times.append(time.thread_time() - start)
+    return median(times)
 
 
 def rates(benches: Sequence[Bench], steps: Sequence[Step], rounds: int) -> list[list[list[float]]]:
     """Tokens a second, [step][bench][round]: a round goes through all benches, since a shared machine drifts."""
     found: list[list[list[float]]] = []
     for step in steps:
-        tokens, repeats = step.batch * step.count, 1 if step.count > 1 else 5
+        tokens, repeats = step.batch * step.count, 2 if step.count > 1 else 5
         plans = [bench.plan(step.batch, step.start, step.count) for bench in benches]
         found.append([[] for _ in benches])
-        for _ in range(rounds):
+        for i in range(rounds + 1):  # the first one warms up
             for bench, plan, of_bench in zip(benches, plans, found[-1], strict=True):
-                of_bench.append(tokens / bench.step_s(plan, repeats))
+                rate = tokens / cpu_time(bench, plan, repeats)
+                if i > 0:
+                    of_bench.append(rate)
     return found
 
 
@@ -41,31 +60,24 @@ def row(name: str, of_step: Sequence[Sequence[float]]) -> str:
     return f"| {name} | {' | '.join(cells)} |"
 
 
-def main() -> None:
+def measure(
+    model: Annotated[str, typer.Option(help=f"a model folder, or a shape: {', '.join(SHAPES)}")] = "125m",
+    isas: Annotated[str, typer.Option(help="instruction sets; the first is compared with")] = " ".join(RUNNABLE),
+    dtypes: Annotated[str, typer.Option(help="of weights and computation: fp32, bf16")] = "fp32 bf16",
+    rounds: int = 5,
+) -> None:
     """Prints the table in Markdown."""
-    features = isa.processor_features()
-    runnable = [each.name for each in isa.BUILT if not each.missing(features)]
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", default="125m", help=f"a model folder, or a shape: {', '.join(SHAPES)}")
-    parser.add_argument("--isa", nargs="*", default=runnable, help="instruction sets, the first to be compared with")
-    parser.add_argument("--dtype", nargs="*", choices=sorted(DTYPES), default=["fp32", "bf16"])
-    parser.add_argument("--torch", action="store_true", help="the torch kernels too")
-    parser.add_argument("--threads", type=int, default=0, help="compute threads; 0 = all cores")
-    parser.add_argument("--rounds", type=int, default=5)
-    args = parser.parse_args()
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    folder = checkpoint(args.model) if args.model in SHAPES else Path(args.model)
-    kernels = [*(f"cpu:{name}" for name in args.isa), *(["torch"] if args.torch else [])]
-    kinds = [(name, dtype) for dtype in args.dtype for name in kernels]
+    torch.set_num_threads(1)
+    folder = checkpoint(model) if model in SHAPES else Path(model)
+    kinds = [(name, dtype) for dtype in names(dtypes, "dtypes", DTYPES) for name in names(isas, "isas", RUNNABLE)]
     room = max(step.num_kv_tokens for step in STEPS)
-    benches = [Bench(folder, DTYPES[dtype], name, room) for name, dtype in kinds]
-    print(f"{args.model} on {machine()}, {torch.get_num_threads()} threads; tok/s (ratio to the first)\n")
+    benches = [Bench(folder, DTYPES[dtype], f"cpu:{name}", room) for name, dtype in kinds]
+    print(f"{model} on {machine()}; tok/s of CPU time (ratio to the first)\n")
     print(f"| | {' | '.join(f'{name} {dtype}' for name, dtype in kinds)} |")
     print(f"| --- |{' ---: |' * len(kinds)}")
-    for step, of_step in zip(STEPS, rates(benches, STEPS, args.rounds), strict=True):
+    for step, of_step in zip(STEPS, rates(benches, STEPS, rounds), strict=True):
         print(row(step.name, of_step), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    run(measure)

@@ -55,5 +55,5 @@ def test_the_environment_names_the_instruction_set_and_a_flag_overrides_it(monke
     assert settings().cpu_isa == "avx2"
     assert settings("--cpu-isa", "auto").cpu_isa == "auto"
     monkeypatch.setenv("TANDEM_CPU_ISA", "mmx")
-    with pytest.raises(ConfigError, match="cpu_isa.*'mmx'"):
+    with pytest.raises(ConfigError, match=r"cpu_isa.*'mmx'"):
         settings()

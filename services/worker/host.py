@@ -105,7 +105,7 @@ def load_model(settings: WorkerSettings, on_progress: Callable[[int, int], None]
         raise ConfigError("device is cuda, but torch sees no CUDA device on this machine", field="device")
     dtype = choose_dtype(settings.dtype, config, settings.device)
     layout = config.block_layout(settings.block_size, _name(choose_kv_dtype(settings.kv_dtype, dtype)))
-    decoder = Decoder.load(settings.model, dtype, settings.device, on_progress, settings.kernels)
+    decoder = Decoder.load(settings.model, dtype, settings.device, on_progress, choose_backend(settings))
     wanted_len = settings.max_model_len or config.max_position_embeddings
     num_blocks = _choose_num_blocks(settings, decoder, layout, wanted_len)
     return LoadedModel(
@@ -135,6 +135,13 @@ def scheduler_config(settings: WorkerSettings, layout: BlockLayout) -> Scheduler
         max_overtaken_s=settings.max_overtaken_ms / 1e3,
         max_unsent_share=settings.max_unsent_share,
     )
+
+
+def choose_backend(settings: WorkerSettings) -> str:
+    """The backend's name for the registry, with the instruction set where one is wanted."""
+    if settings.cpu_isa == "auto" or settings.device != "cpu" or settings.kernels not in ("auto", "cpu"):
+        return settings.kernels
+    return "torch" if settings.cpu_isa == "torch" else f"cpu:{settings.cpu_isa}"
 
 
 def choose_dtype(wanted: str, config: ModelConfig, device: str = "cpu") -> torch.dtype:

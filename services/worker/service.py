@@ -140,11 +140,12 @@ async def start_worker(
     await service.serve(lambda server: register(server, sessions), service_name)
     model = host.model
     logger.info(
-        "%s serves %s on %s: %s, %d blocks of %d bytes, sequences up to %d tokens",
+        "%s serves %s on %s: %s, kernels %s, %d blocks of %d bytes, sequences up to %d tokens",
         settings.name,
         model.name,
         service.address,
         model.layout.format.name,
+        model.decoder.kernels.name,
         model.num_blocks,
         model.layout.block_bytes,
         model.max_model_len,

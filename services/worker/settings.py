@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 from pydantic_settings import SettingsConfigDict
 
 from shared.config import ServiceSettings
@@ -37,6 +37,10 @@ class WorkerSettings(ServiceSettings):
     """Where the engine runs. On cuda, decode steps are CUDA graphs, and each is planned while the one before runs."""
     kernels: str = "auto"
     """Backend of the model's ops: triton (CUDA), cpu (C++), torch, or auto: the first that this machine supports."""
+    cpu_isa: Literal["auto", "avx2", "avx512", "avx512-bf16", "amx", "torch"] = Field(
+        default="auto", validation_alias=AliasChoices("cpu_isa", "TANDEM_WORKER_CPU_ISA", "TANDEM_CPU_ISA")
+    )
+    """Instruction set of the C++ kernels. auto: the fastest that the processor runs; torch: no C++ kernels."""
     debug_numerics: bool = False
     """Whether errors about NaN or infinite numbers name the part of the model where they begin. Slower."""
     num_threads: int = Field(default=0, ge=0, le=1024)

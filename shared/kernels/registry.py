@@ -6,6 +6,7 @@ import importlib.util
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -42,7 +43,9 @@ def backends() -> tuple[Backend, ...]:
 
 
 def choose_kernels(device: torch.device | str, dtype: torch.dtype, wanted: str = AUTO) -> Kernels:
-    """The backend named `wanted`, or with `auto` the first that takes the device; says in the log what it passed over.
+    """The backend named `wanted` (`cpu:avx2`: of one instruction set), or with `auto` the first that takes the device.
+
+    What `auto` passes over is said in the log.
 
     Raises:
         ConfigError: `wanted` is unknown or refuses this device or dtype; the message gives its reason.
@@ -50,7 +53,7 @@ def choose_kernels(device: torch.device | str, dtype: torch.dtype, wanted: str =
     device = torch.device(device)
     candidates = backends()
     if wanted != AUTO:
-        by_name = {backend.name: backend for backend in candidates}
+        by_name = {backend.name: backend for backend in (*candidates, *_of_one_instruction_set(wanted))}
         if wanted not in by_name:
             known = ", ".join((AUTO, *by_name))
             raise ConfigError(f"kernels must be one of {known}, not {wanted!r}", field="kernels", limit=known)
@@ -66,6 +69,14 @@ def choose_kernels(device: torch.device | str, dtype: torch.dtype, wanted: str =
             return backend.load()
         _log.warning("kernels %r passed over for %s: %s", backend.name, device, reason)
     raise ConfigError(f"no kernels for device {device}", field="device")
+
+
+def _of_one_instruction_set(wanted: str) -> tuple[Backend, ...]:
+    """The C++ kernels where they are wanted as `cpu:avx2` or the like."""
+    name, _, isa = wanted.partition(":")
+    if name != "cpu" or not isa:
+        return ()
+    return (Backend(wanted, ("cpu",), partial(cpu_backend.refusal, isa=isa), partial(cpu_backend.CpuKernels, isa)),)
 
 
 def _triton_refusal(device: torch.device, dtype: torch.dtype) -> str | None:

@@ -67,11 +67,14 @@ class Runner:
         is_staged = self._link.is_async if config.staged_transfer is None else config.staged_transfer
         self.blocks: BlockAccess = (StagedBlocks if is_staged else DirectBlocks)(self.kv_blocks)
         """The pool as the transfer plane sees it."""
-        self._sampled: Tensor | None = None  # [num_rows] int64, tokens of the last step
+        self._sampled: Tensor | None = (
+            None  # [num_rows] int64, tokens of the last step; the static buffer if there is one
+        )
         self._static: StaticDecode | None = None
         if is_static:
             max_seq_len = config.max_seq_len or num_blocks * layout.block_size
             self._static = StaticDecode(self._decoder, self.kv_blocks, config.max_num_seqs, max_seq_len, self._link)
+            self._sampled = self._static.sampled
         self._checksum = None if self._link.is_async else BlockChecksum(layout.block_bytes // 8, decoder.device)
         self._aside: torch.cuda.Stream | None = None
         if self._link.is_async:
@@ -171,12 +174,11 @@ class Runner:
         return token_ids
 
     def _remember(self, tokens: Tensor) -> None:
-        """Keeps the sampled tokens [num_rows] for the next step's `pending` tokens."""
+        """Keeps the sampled tokens [num_rows] for the next step's `pending` tokens; static steps read one buffer."""
         if self._static is None:
             self._sampled = tokens
         else:
-            self._sampled = self._static.sampled
-            self._sampled[: tokens.shape[0]].copy_(tokens)
+            self._static.sampled[: tokens.shape[0]].copy_(tokens)
 
     def _source_of(self, items: tuple[PlannedSequence, ...]) -> Callable[[int], str | None]:
         """For a row of the step's logits, the part of the model whose numbers broke; None without `debug_numerics`."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shared.engine.plan import PlannedSequence, StepPlan, StepResult
 from shared.engine.runner.block_access import BlockAccess, DirectBlocks, StagedBlocks
+from shared.engine.runner.block_sums import BlockSums
 from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.host_arena import HostArena
 from shared.engine.runner.numerics import NumericsProbe
@@ -19,7 +20,6 @@ from shared.engine.runner.pool_memory import allocate_pool
 from shared.engine.runner.sampler import TopLogprobs, is_plain, resample, sample
 from shared.engine.runner.static_decode import StaticDecode
 from shared.kernels.batch import AttentionBatch
-from shared.kv.checksum import BlockChecksum
 from shared.kv.layout import BlockLayout
 from shared.model.decoder import Decoder
 
@@ -46,16 +46,22 @@ class Runner:
     """Runs planned steps of one model over one KV pool. Called by the engine thread alone."""
 
     def __init__(
-        self, decoder: Decoder, layout: BlockLayout, num_blocks: int, config: RunnerConfig = RunnerConfig()
+        self,
+        decoder: Decoder,
+        layout: BlockLayout,
+        num_blocks: int,
+        config: RunnerConfig = RunnerConfig(),
+        link: DeviceLink | None = None,
     ) -> None:
-        """Allocates the pool: num_blocks * layout.block_bytes bytes on the model's device.
+        """Allocates the pool: num_blocks * layout.block_bytes bytes on the model's device. `link`: by default that to
+        the model's device.
 
         Raises ConfigError where they do not fit; it says how many would. Host memory for preempted sequences likewise.
         """
         self.layout = layout
         self._probe = NumericsProbe(decoder.kernels) if config.debug_numerics else None
         self._decoder = self._probe.attach(decoder) if self._probe else decoder
-        self._link = DeviceLink(decoder.device)
+        self._link = link = link or DeviceLink(decoder.device)
         is_static = config.static_decode
         if is_static is None:
             # The other backends read lengths on the host: a graph of theirs would keep the lengths of its capture.
@@ -63,9 +69,11 @@ class Runner:
         is_static = is_static and not config.debug_numerics
         # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]; static decode pads into one block more.
         self.kv_blocks: Tensor = allocate_pool(layout, num_blocks + is_static, decoder.device)
-        self._arena = HostArena(layout, config.num_host_blocks, self.kv_blocks) if config.num_host_blocks else None
+        self._arena = (
+            HostArena(layout, config.num_host_blocks, self.kv_blocks, link) if config.num_host_blocks else None
+        )
         is_staged = self._link.is_async if config.staged_transfer is None else config.staged_transfer
-        self.blocks: BlockAccess = (StagedBlocks if is_staged else DirectBlocks)(self.kv_blocks)
+        self.blocks: BlockAccess = StagedBlocks(self.kv_blocks, link) if is_staged else DirectBlocks(self.kv_blocks)
         """The pool as the transfer plane sees it."""
         self._sampled: Tensor | None = (
             None  # [num_rows] int64, tokens of the last step; the static buffer if there is one
@@ -75,10 +83,7 @@ class Runner:
             max_seq_len = config.max_seq_len or num_blocks * layout.block_size
             self._static = StaticDecode(self._decoder, self.kv_blocks, config.max_num_seqs, max_seq_len, self._link)
             self._sampled = self._static.sampled
-        self._checksum = None if self._link.is_async else BlockChecksum(layout.block_bytes // 8, decoder.device)
-        self._aside: torch.cuda.Stream | None = None
-        if self._link.is_async:
-            self._aside = torch.cuda.Stream(decoder.device)  # type: ignore[no-untyped-call, unused-ignore]
+        self._sums = BlockSums(layout, self.kv_blocks, decoder.kernels, link)
 
     @property
     def is_async(self) -> bool:
@@ -122,13 +127,7 @@ class Runner:
 
     def checksums(self, block_ids: list[int]) -> list[int]:
         """Checksums of these blocks as they are now; no step in flight may write to them."""
-        if self._checksum is not None:
-            return self._checksum.checksum_blocks(self.kv_blocks, block_ids)
-        # On a stream of its own, so that it does not wait for the running step.
-        with torch.cuda.stream(self._aside):
-            ids = self._link.send(torch.tensor(block_ids, dtype=torch.int64))
-            sums = self._decoder.kernels.block_checksums(self.kv_blocks, ids)
-            return [value % (1 << 64) for value in sums.tolist()]
+        return self._sums.of(block_ids)
 
     def _forward(self, items: tuple[PlannedSequence, ...]) -> Tensor:
         """[num_sampling, vocab_size] fp32: logits of the sequences that sample, from any mix of chunks and decodes."""

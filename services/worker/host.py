@@ -180,6 +180,7 @@ def _start_runner(settings: WorkerSettings, model: LoadedModel) -> Runner:
     config = RunnerConfig(
         settings.max_num_seqs,
         model.max_model_len,
+        settings.max_num_batched_tokens,
         num_host_blocks=settings.host_swap_bytes // model.layout.block_bytes,
         debug_numerics=settings.debug_numerics,
     )

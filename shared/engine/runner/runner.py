@@ -19,6 +19,7 @@ from shared.engine.runner.pending_step import PendingStep
 from shared.engine.runner.pool_memory import allocate_pool
 from shared.engine.runner.sampler import TopLogprobs, is_plain, resample, sample
 from shared.engine.runner.static_decode import StaticDecode
+from shared.engine.runner.warm_up import warm_up_plans
 from shared.kernels.batch import AttentionBatch
 from shared.kv.layout import BlockLayout
 from shared.model.decoder import Decoder
@@ -32,6 +33,10 @@ class RunnerConfig:
     """Most sequences of a step, the size of the static buffers."""
     max_seq_len: int = 0
     """Longest sequence in tokens, the width of the static block tables; 0 = what the pool holds."""
+    max_num_batched_tokens: int = 512
+    """Most tokens of a step."""
+    warm_up: bool | None = None
+    """Run prompt and mixed steps at the start, so that their kernels are compiled then; None = on CUDA."""
     static_decode: bool | None = None
     """Decode over static buffers, padded to the capture sizes; None = where Triton's kernels run on CUDA, as graphs."""
     staged_transfer: bool | None = None
@@ -59,6 +64,7 @@ class Runner:
         Raises ConfigError where they do not fit; it says how many would. Host memory for preempted sequences likewise.
         """
         self.layout = layout
+        self._config = config
         self._probe = NumericsProbe(decoder.kernels) if config.debug_numerics else None
         self._decoder = self._probe.attach(decoder) if self._probe else decoder
         self._link = link = link or DeviceLink(decoder.device)
@@ -91,9 +97,25 @@ class Runner:
         return self._link.is_async
 
     def start(self) -> None:
-        """Prepares what steps will use; call it once, in inference mode, before the first step."""
+        """Prepares what steps will use; call it once, in inference mode, before the first step.
+
+        Sets torch's process-wide switches for sums of 16-bit products: they are taken in fp32 throughout.
+        """
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        if self._link.is_async if self._config.warm_up is None else self._config.warm_up:
+            self._warm_up()
         if self._static is not None:
             self._static.start()
+
+    def _warm_up(self) -> None:
+        num_blocks = self.kv_blocks.shape[0] - (self._static is not None)
+        plans = warm_up_plans(self._config.max_num_batched_tokens, self.layout.block_size, num_blocks)
+        for plan in plans:
+            self.execute(plan)
+        used = max(max(item.block_ids) for plan in plans for item in plan.sequences) + 1
+        self.checksums(list(range(used)))
+        self.kv_blocks[:used].zero_()  # as `allocate_pool` left them
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Computes the plan's tokens, writes their K and V into the pool, samples where the plan says so."""

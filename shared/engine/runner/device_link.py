@@ -25,6 +25,12 @@ class DeviceLink:
         self._streams = torch.cuda if streams is None and self.is_async else streams
         self._copied: Any = None  # event behind the last copies of blocks
 
+    def bind_thread(self) -> None:
+        """Makes the device the calling thread's current one, which kernels launch on: a new thread begins with the
+        first GPU."""
+        if self.is_async and self.device.index is not None:
+            torch.cuda.set_device(self.device)
+
     def empty(self, num_bytes: int) -> Tensor:
         """[num_bytes] uint8 on the host, to be filled and copied from."""
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self.is_async)

@@ -101,6 +101,7 @@ class Runner:
 
         Sets torch's process-wide switches for sums of 16-bit products: they are taken in fp32 throughout.
         """
+        self._link.bind_thread()
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         if self._link.is_async if self._config.warm_up is None else self._config.warm_up:
@@ -127,6 +128,7 @@ class Runner:
 
         `PlannedSequence.pending` counts among the tokens sampled by the step launched before.
         """
+        self._link.bind_thread()
         items = plan.sequences
         specs = [item.sample for item in items if item.sample is not None]
         send, ops = self._link.send, self._decoder.kernels

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.local.devices import ON_CPU, DeviceShare, share_devices
 from services.local.spec import ClusterSpec
 from shared.identity import WorkerRole
 
@@ -20,6 +21,7 @@ class WorkerPlan:
     cores: tuple[int, ...]
     stores: str = ""
     """The store nodes, name=host:port, comma-separated; empty = none."""
+    share: DeviceShare = ON_CPU
 
 
 class ServiceCommands(Protocol):
@@ -63,6 +65,7 @@ class TandemCommands:
     def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
         """See ServiceCommands. As many compute threads as cores, pinned to them."""
         spec = self._spec
+        gpu_flags = {} if plan.share == ON_CPU else {"gpu_memory": plan.share.gpu_memory}
         return _module(
             plan.role,
             name=plan.name,
@@ -70,7 +73,7 @@ class TandemCommands:
             model=spec.model,
             dtype=spec.dtype,
             kv_dtype=spec.kv_dtype,
-            device="cpu",
+            device=plan.share.device,
             num_threads=len(plan.cores),
             cpu_affinity=",".join(map(str, plan.cores)),
             kvstore=kvstore,
@@ -78,6 +81,7 @@ class TandemCommands:
             prefix_fetch=spec.prefix_fetch,
             num_kv_blocks=spec.num_kv_blocks,
             max_model_len=spec.max_model_len,
+            **gpu_flags,
             **self._log_flags,
         )
 
@@ -104,10 +108,15 @@ class TandemCommands:
 
 
 def plan_workers(spec: ClusterSpec, shares: Sequence[tuple[int, ...]]) -> list[WorkerPlan]:
-    """All workers by name (`prefill-0`, `decode-0`, …), prefill first; `shares` are their cores in that order."""
+    """All workers by name (`prefill-0`, `decode-0`, …), prefill first; `shares` are their cores in that order. GPUs
+    are dealt in the same order."""
     names: list[tuple[WorkerRole, str]] = [(WorkerRole.PREFILL, f"prefill-{i}") for i in range(spec.num_prefill)]
     names += [(WorkerRole.DECODE, f"decode-{i}") for i in range(spec.num_decode)]
-    return [WorkerPlan(role, name, cores) for (role, name), cores in zip(names, shares, strict=True)]
+    devices = share_devices(spec.devices, len(names), spec.gpu_memory)
+    return [
+        WorkerPlan(role, name, cores, share=share)
+        for (role, name), cores, share in zip(names, shares, devices, strict=True)
+    ]
 
 
 def store_name(number: int) -> str:

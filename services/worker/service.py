@@ -115,7 +115,7 @@ async def start_worker(
     """Loads the model, serves sessions. Raises ConfigError, ModelLoadError."""
     stores = parse_named(settings.store, "store", unnamed=True)
     index_address = str(Address.parse(settings.kvstore, "kvstore", min_port=1)) if settings.kvstore else ""
-    host = EngineHost(settings)
+    host = EngineHost(settings.for_role(worker_class.role))
     events: list[Event] = []  # until the worker exists; the engine emits little before its first command
     handle: Callable[[Event], None] = events.append
 

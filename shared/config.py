@@ -43,6 +43,11 @@ class ServiceSettings(BaseSettings):
     """Of the log on stderr: text, or one JSON object a line."""
     log_level: LogLevel = "info"
     """Least level that is logged."""
+    production: bool = False
+    """Whether failpoints are refused."""
+    failpoints: str = ""
+    """Faults that SIGUSR1 sets off in this process, for chaos tests, such as `engine.step=hang:20`: see
+    `shared/failpoints.py`."""
 
     @classmethod
     def settings_customise_sources(

@@ -7,6 +7,7 @@
     ├── NotFound              404  a model or path that is not served
     ├── QuotaExceeded         429  the tenant's share is used up
     ├── Overloaded            429  refused at once rather than served late; carries `retry_after_s`
+    │   └── Draining          503  this process is about to end; another one takes the request
     ├── DeadlineExceeded      504  the request's own deadline passed
     ├── Cancelled             499  the client went away
     ├── ModelMismatch         500  a worker serves another model or block layout
@@ -108,6 +109,15 @@ class Overloaded(TandemError):
     def __init__(self, message: str, *, retry_after_s: float = 1.0, **details: Detail) -> None:
         super().__init__(message, retry_after_s=retry_after_s, **details)
         self.retry_after_s = retry_after_s
+
+
+class Draining(Overloaded):
+    """The process takes no new work because it is about to end."""
+
+    grpc_code = "UNAVAILABLE"
+    http_status = 503
+    error_type = "server_error"
+    code = "draining"
 
 
 class DeadlineExceeded(TandemError):

@@ -34,6 +34,7 @@ def up(
     store_disk_bytes: Annotated[int, typer.Option(help="Most that it holds; 0 = none.")] = 0,
     prefix_fetch: Annotated[PrefixFetch, typer.Option(help="Known prefixes: fetched or computed.")] = "auto",
     log_format: Annotated[LogFormat, typer.Option(help="Of the logs in .tandem/logs: text or JSON lines.")] = "text",
+    restart: Annotated[bool, typer.Option(help="Start a process that dies again.")] = True,
     example: Annotated[bool, typer.Option(help="Stream one example answer at the start.")] = True,
 ) -> None:
     """Start a cluster on this machine; Ctrl-C stops it."""
@@ -59,5 +60,6 @@ def up(
         store_disk_bytes=store_disk_bytes,
         prefix_fetch=prefix_fetch,
         log_format=log_format,
+        restart=restart,
     )
     raise typer.Exit(asyncio.run(Foreground(spec, Console(highlight=False), example=example).run()))

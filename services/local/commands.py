@@ -22,6 +22,8 @@ class WorkerPlan:
     stores: str = ""
     """The store nodes, name=host:port, comma-separated; empty = none."""
     share: DeviceShare = ON_CPU
+    address: str = "127.0.0.1:0"
+    """host:port that it serves on; port 0 = any free one."""
 
 
 class ServiceCommands(Protocol):
@@ -34,7 +36,7 @@ class ServiceCommands(Protocol):
         """A further store node, from 1 on, over the same index."""
 
     def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
-        """One worker on any free port, `kvstore` being the store's host:port."""
+        """One worker on the plan's address, `kvstore` being the store's host:port."""
 
     def router(self, workers: Mapping[WorkerRole, Mapping[str, str]], kvstore: str, stores: str = "") -> Sequence[str]:
         """The router before the workers, for each role name → host:port; `stores` as in WorkerPlan."""
@@ -69,7 +71,7 @@ class TandemCommands:
         return _module(
             plan.role,
             name=plan.name,
-            bind="127.0.0.1:0",
+            bind=plan.address,
             model=spec.model,
             dtype=spec.dtype,
             kv_dtype=spec.kv_dtype,
@@ -105,6 +107,15 @@ class TandemCommands:
             **lists,
             **self._log_flags,
         )
+
+
+def with_flags(command: Sequence[str], **values: str) -> list[str]:
+    """The command with other values for flags that it has."""
+    changed = list(command)
+    for name, value in values.items():
+        if (flag := f"--{name}") in changed:
+            changed[changed.index(flag) + 1] = value
+    return changed
 
 
 def plan_workers(spec: ClusterSpec, shares: Sequence[tuple[int, ...]]) -> list[WorkerPlan]:

@@ -63,12 +63,14 @@ class ClusterSpec:
     """How a worker decides between fetching a prefix from peers or store nodes and computing it."""
     log_format: LogFormat = "text"
     """Of each process's log; text leaves the choice to the services' own settings."""
+    restart: bool = False
+    """Whether a process that dies is started again."""
     state_dir: Path = Path(".tandem")
     """Holds logs/."""
     start_timeout_s: float = 600.0
     """How long one process may take until it is ready, seconds."""
-    stop_timeout_s: float = 30.0
-    """How long one process may take to drain before it is killed, seconds."""
+    stop_timeout_s: float = 40.0
+    """How long one process may take to drain before it is killed, seconds: above the services' own limits."""
 
     def __post_init__(self) -> None:
         for name, value, allowed in (

@@ -15,6 +15,7 @@ from services.router.cache.servicer import CacheServicer
 from services.router.cache.watch import CacheWatch
 from services.router.dispatch.dispatcher import DispatchConfig, Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
+from services.router.drain import Drain
 from services.router.edge.grpc_api import InferenceServicer
 from services.router.edge.http.app import build_app
 from services.router.edge.http.server import HttpServer
@@ -75,15 +76,20 @@ class RouterService:
             ),
         )
 
+        self._drain = Drain(self._dispatcher)
+        self._drain_timeout_s = settings.drain_timeout_s
         self._stores = StoreNodes(parse_named(settings.stores, "stores", unnamed=True))
         self._watch = CacheWatch(self._store, self._stores)
 
         def status() -> inference_pb2.ClusterStatus:
-            return cluster_status(
+            now = cluster_status(
                 settings, model_name, self._fleet, self._dispatcher, lookup, self._metrics, self._watch.failures
             )
+            now.not_ready_reason = self._drain.not_ready_reason()
+            now.ready = not now.not_ready_reason
+            return now
 
-        input_processor = InputProcessor(self._dispatcher, tokenizer, template, model_name, settings.edge)
+        input_processor = InputProcessor(self._drain, tokenizer, template, model_name, settings.edge)
         servicer = InferenceServicer(
             input_processor,
             settings.edge,
@@ -127,8 +133,10 @@ class RouterService:
         gc.freeze()  # what the start allocated stays: no later collection has to scan it
 
     async def close(self) -> None:
-        """Stops both servers, then ends the sessions."""
+        """Finishes the requests that it has within drain_timeout_s and refuses others; then stops both servers, and
+        ends the sessions."""
         await self.grpc.set_serving(False)
+        await self._drain.finish(self._drain_timeout_s)
         await self.http.stop()
         await self.grpc.stop()
         await self._watch.close()

@@ -63,6 +63,8 @@ class RouterSettings(ServiceSettings):
     """Topology of the workers, name=zone/rack/domain, comma-separated, widest part first; empty = unknown."""
     max_attempts: int = Field(default=3, ge=1, le=16)
     """Attempts at one request when workers fail it."""
+    drain_timeout_s: float = Field(default=30.0, ge=0, le=3600)
+    """Time for accepted requests to end after SIGTERM; meanwhile new ones are answered with 503. Seconds."""
     edge: EdgeSettings = EdgeSettings()
     """The HTTP and gRPC servers: API keys, tenants, limits."""
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from services.worker.self_test import self_test
 from services.worker.settings import WorkerSettings
 from shared.engine.engine import Engine
 from shared.engine.messages import Event
@@ -197,7 +198,7 @@ def _choose_num_blocks(settings: WorkerSettings, decoder: Decoder, layout: Block
 
 
 def _start_runner(settings: WorkerSettings, model: LoadedModel) -> Runner:
-    """The runner, ready for its first step. Blocking. Raises ConfigError."""
+    """The runner, ready for its first step. Blocking. Raises ConfigError, and as `self_test`."""
     config = RunnerConfig(
         settings.max_num_seqs,
         model.max_model_len,
@@ -208,6 +209,7 @@ def _start_runner(settings: WorkerSettings, model: LoadedModel) -> Runner:
     runner = Runner(model.decoder, model.layout, model.num_blocks, config)
     with torch.inference_mode():
         runner.start()
+    self_test(runner, model.layout.block_size, model.decoder.config.vocab_size)
     return runner
 
 

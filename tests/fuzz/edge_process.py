@@ -116,7 +116,7 @@ async def serve(settings: EdgeSettings) -> None:
         return inference_pb2.ClusterStatus(router_name="router-0", model_name=MODEL, ready=True)
 
     processor = make_input_processor(core, tokenizer, settings)  # type: ignore[arg-type]
-    http = HttpServer("127.0.0.1:0", build_app(processor, settings, metrics, status))
+    http = HttpServer("127.0.0.1:0", build_app(processor, settings, metrics, status), settings.limits)
     servicer = InferenceServicer(processor, settings, status, lambda name: inference_pb2.Explanation(request_id=name))
     rpc = RpcServer("127.0.0.1:0", servicer.register, (SERVICE_NAME,))
     await http.start()

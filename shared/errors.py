@@ -196,6 +196,12 @@ class Internal(TandemError):
     """A bug of ours: never the client's fault."""
 
 
+def brief(text: str, max_len: int = 400) -> str:
+    """`text` without its middle where it is long: what a client sent is quoted in messages, and these travel in headers
+    of a few KiB."""
+    return text if len(text) <= max_len else f"{text[: max_len * 3 // 4]} … {text[-max_len // 4 :]}"
+
+
 def error_classes() -> dict[str, type[TandemError]]:
     """All classes by name: how an error that crossed a session becomes an exception again."""
     found: dict[str, type[TandemError]] = {}

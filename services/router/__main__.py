@@ -110,7 +110,8 @@ class RouterService:
             cache.register(server)
 
         self.grpc = RpcServer(settings.grpc, register, ("tandem.v1.InferenceService", CACHE_SERVICE_NAME))
-        self.http = HttpServer(settings.http, build_app(input_processor, settings.edge, self._metrics.page, status))
+        app = build_app(input_processor, settings.edge, self._metrics.page, status)
+        self.http = HttpServer(settings.http, app, settings.edge.limits)
 
     @property
     def address(self) -> str:

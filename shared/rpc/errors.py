@@ -8,7 +8,7 @@ from typing import NoReturn
 import grpc
 import grpc.aio
 
-from shared.errors import DeadlineExceeded, Internal, Overloaded, TandemError, WorkerLost, error_classes
+from shared.errors import DeadlineExceeded, Internal, Overloaded, TandemError, WorkerLost, brief, error_classes
 from shared.rpc.pb.tandem.v1 import types_pb2
 
 ERROR_TRAILER = "tandem-error-bin"
@@ -36,6 +36,9 @@ def from_proto(message: types_pb2.Error) -> TandemError:
 async def abort(context: grpc.aio.ServicerContext, error: BaseException) -> NoReturn:  # type: ignore[type-arg]
     """Ends a call with the error's status code, its message and the typed error as trailer."""
     message = to_proto(error)
+    message.message = brief(message.message)
+    for key, value in message.details.items():
+        message.details[key] = brief(value, max_len=100)
     cls = error_classes()[message.kind]
     trailers: list[tuple[str, str | bytes]] = [(ERROR_TRAILER, message.SerializeToString())]
     if isinstance(error, Overloaded):

@@ -6,6 +6,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from services.router.edge.limits import LimitSettings
+
 ApiKey = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[\x21-\x7e]+$")]
 TenantName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
 
@@ -46,3 +48,6 @@ class EdgeSettings(BaseModel):
 
     request_timeout_s: float = Field(default=0.0, ge=0.0, le=86400.0)
     """Deadline of a whole request, seconds; 0 = none. A gRPC client's own, shorter deadline wins."""
+
+    limits: LimitSettings = LimitSettings()
+    """What one client may send, hold and be sent."""

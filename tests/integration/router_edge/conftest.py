@@ -102,7 +102,7 @@ async def start_edge(edge_tokenizer: Tokenizer) -> AsyncIterator[StartEdge]:
             options = EdgeSettings(**settings)  # type: ignore[arg-type]
             input_processor = make_input_processor(core, tokenizer, options)
             app = build_app(input_processor, options, lambda: b"tandem_up 1\n", cluster_status)
-            http = HttpServer("127.0.0.1:0", app)
+            http = HttpServer("127.0.0.1:0", app, options.limits)
             await http.start()
             stack.push_async_callback(http.stop, 0)
             servicer = InferenceServicer(input_processor, options, cluster_status, explain)

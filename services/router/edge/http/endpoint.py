@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from services.router.edge.auth import ApiKeys
 from services.router.edge.http.connection import BodyTooLargeError, Reply, ended_by_disconnect, read_body
 from services.router.edge.http.errors import as_tandem_error
+from services.router.edge.http.json_size import check_json_size
 from services.router.edge.http.parsed_request import BodyWriter, ParsedRequest, StreamWriter
 from services.router.edge.input_processor import CallInfo, InputProcessor, checked_request_id
 from services.router.edge.output_stream import OutputStream
@@ -52,7 +53,9 @@ class InferenceEndpoint:
         try:
             reply.request_id = checked_request_id(headers.get("x-request-id", ""))
             tenant = self._keys.check(headers.get("authorization"))
-            parsed = self._dialect.parse(await read_body(receive, headers, self._settings.max_body_bytes))
+            body = await read_body(receive, headers, self._settings.max_body_bytes)
+            await check_json_size(body, self._settings.limits, self._input_processor.core.max_prompt_tokens())
+            parsed = self._dialect.parse(body)
             reply.request_id = checked_request_id(parsed.request_id or reply.request_id)
             info = CallInfo(
                 model=parsed.model,

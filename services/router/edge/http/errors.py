@@ -6,7 +6,7 @@ import json
 import logging
 import math
 
-from shared.errors import Internal, Overloaded, TandemError
+from shared.errors import Internal, Overloaded, TandemError, brief
 from shared.telemetry.logs import request_log
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ def as_tandem_error(error: Exception, request_id: str) -> TandemError:
 def error_json(error: TandemError, code: str | None = None) -> bytes:
     """`{"error": {message, type, param, code}}`; `code` replaces the class's own."""
     body = {
-        "message": error.message,
+        "message": brief(error.message, max_len=1000),
         "type": error.error_type,
         "param": error.field,
         "code": code or error.code,

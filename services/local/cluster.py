@@ -129,6 +129,10 @@ class LocalCluster:
         """Waits for the next process that ends without being stopped, or serves again."""
         return await self._changes.get()
 
+    def take_changes(self) -> list[Change]:
+        """All that `next_change` would give without waiting."""
+        return [self._changes.get_nowait() for _ in range(self._changes.qsize())]
+
     def _check(self) -> None:
         model = self.spec.model
         if not (model / "config.json").is_file():

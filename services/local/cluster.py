@@ -70,7 +70,7 @@ class LocalCluster:
         self._parts: dict[str, ServicePart] = {}
         self._reserved = ExitStack()
         self._changes: asyncio.Queue[Change] = asyncio.Queue()
-        self._supervisor = Supervisor(self._on_change, restart=spec.restart)
+        self._supervisor = Supervisor(self._on_change, restart=spec.restart, hang_timeout_s=spec.hang_timeout_s)
         self._stopping: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> LocalCluster:

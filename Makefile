@@ -39,7 +39,7 @@ PREFIX_FLAGS = $(foreach name,TRACE REQUESTS WORKERS PARTS,$(if $(findstring com
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast test-gpu test-timing test-sweep lint format proto lock demo-model bench bench-engine bench-peers bench-kernels bench-index bench-prefix bench-router bench-overload bench-long-prompt loadtest clean
+.PHONY: help setup run test test-fast test-gpu test-timing test-sweep lint format proto lock demo-model bench bench-engine bench-peers bench-kernels bench-index bench-prefix bench-router bench-overload bench-long-prompt loadtest chaos soak clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -111,6 +111,12 @@ bench-long-prompt: setup  ## what long prompts do to running answers, disaggrega
 
 bench-prefix: setup  ## prefix hits of a fleet beside one ideal cache, and TTFT with the store: TRACE=path REQUESTS=n WORKERS="1 2 4" PARTS="index no-index store ttft" OUT=file
 	$(BIN)/python -m loadtest.bench prefix $(PREFIX_FLAGS) $(ARGS)
+
+chaos: setup  ## kill, stop, hang and drain each part under streams, 60 minutes: ONLY="decode SIGKILL, router" OUT=file
+	$(BIN)/python -m loadtest.chaos $(if $(ONLY),--only "$(ONLY)") $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
+
+soak: setup  ## kill a part every 10 s under streams, 10 minutes: DURATION=seconds OUT=file
+	$(BIN)/python -m loadtest.chaos.soak $(if $(findstring command,$(origin DURATION)),--duration "$(DURATION)") $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
 
 clean:  ## remove what was made here, except .venv
 	rm -rf .tandem .mypy_cache .ruff_cache .pytest_cache .hypothesis build out tandem_llm.egg-info shared/rpc/pb

@@ -92,6 +92,15 @@ class EmbeddedValkey:
         status = process.returncode if process is not None else 0
         return f"exit status {status}" if status >= 0 else signal.Signals(-status).name
 
+    async def answers(self, timeout_s: float) -> bool:
+        """Whether it answers PING within that time."""
+        try:
+            async with Redis.from_url(self.url, socket_timeout=timeout_s, retry=None, driver_info=None) as redis:
+                await redis.ping()
+        except (RedisError, OSError, StoreUnavailable):
+            return False
+        return True
+
     async def stop(self) -> None:
         """Ends the server and removes the temporary folder."""
         process, self._process = self._process, None

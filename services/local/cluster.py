@@ -70,7 +70,7 @@ class LocalCluster:
         self._parts: dict[str, ServicePart] = {}
         self._reserved = ExitStack()
         self._changes: asyncio.Queue[Change] = asyncio.Queue()
-        self._supervisor = Supervisor(self._on_change, restart=spec.restart)
+        self._supervisor = Supervisor(self._on_change, restart=spec.restart, hang_timeout_s=spec.hang_timeout_s)
         self._stopping: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> LocalCluster:
@@ -128,6 +128,10 @@ class LocalCluster:
     async def next_change(self) -> Change:
         """Waits for the next process that ends without being stopped, or serves again."""
         return await self._changes.get()
+
+    def take_changes(self) -> list[Change]:
+        """All that `next_change` would give without waiting."""
+        return [self._changes.get_nowait() for _ in range(self._changes.qsize())]
 
     def _check(self) -> None:
         model = self.spec.model

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.local.supervisor import PROBE_TIMEOUT_S
 from shared.child_process import ChildProcess
 from shared.process_events import Progress, Ready
+from shared.rpc.server import channel
 
 if TYPE_CHECKING:
     from services.kvstore.embedded import EmbeddedValkey
@@ -31,6 +40,7 @@ class ServicePart:
         self._start_timeout_s = start_timeout_s
         self.child = ChildProcess(name, command, log_path, on_progress=on_progress)
         """The process of the latest start."""
+        self._grpc = ""
         self.endpoints: Mapping[str, str] = {}
         """What it serves beside its address since it was last ready; see `shared.process.Service`."""
 
@@ -42,6 +52,7 @@ class ServicePart:
         """See `ChildProcess.ready`."""
         ready = await self.child.ready(self._start_timeout_s)
         self.endpoints = ready.endpoints
+        self._grpc = ready.endpoints.get("grpc", ready.address)
         return ready
 
     async def restart(self) -> None:
@@ -60,6 +71,19 @@ class ServicePart:
         await self.child.wait(None)
         return self.child.exit_text()
 
+    async def answers(self) -> bool:
+        """See `Part`. Any answer of gRPC's health service counts: a process that drains is alive."""
+        try:
+            async with channel(self._grpc) as opened:
+                await health_pb2_grpc.HealthStub(opened).Check(health_pb2.HealthCheckRequest(), timeout=PROBE_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            return error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        return True
+
+    def kill(self) -> None:
+        """See `Part`."""
+        self.child.kill()
+
 
 class IndexPart:
     """The embedded Valkey; what it held is published again by its holders. Implements `Part`."""
@@ -77,3 +101,13 @@ class IndexPart:
     async def ended(self) -> str:
         """See `Part`."""
         return await self._server.ended()
+
+    async def answers(self) -> bool:
+        """See `Part`."""
+        return await self._server.answers(PROBE_TIMEOUT_S)
+
+    def kill(self) -> None:
+        """See `Part`."""
+        if (pid := self._server.pid) is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

@@ -64,7 +64,9 @@ class ClusterSpec:
     log_format: LogFormat = "text"
     """Of each process's log; text leaves the choice to the services' own settings."""
     restart: bool = False
-    """Whether a process that dies is started again."""
+    """Whether a process that dies is started again, and one that hangs is killed for that."""
+    hang_timeout_s: float = 30.0
+    """A process that answered probes and has not for this long hangs; a shorter stall is only a pause. Seconds."""
     state_dir: Path = Path(".tandem")
     """Holds logs/."""
     start_timeout_s: float = 600.0

@@ -1,4 +1,4 @@
-"""Starts the parts of a local cluster again when they die."""
+"""Starts the parts of a local cluster again when they die, and ends those that hang."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from typing import Protocol
 from services.local.restarts import Restarts
 from shared.errors import TandemError
 
+PROBE_INTERVAL_S = 1.0
+PROBE_TIMEOUT_S = 2.0
+
 
 class Part(Protocol):
     """One process of the cluster over all its starts. A further start has the same command, address and log."""
@@ -26,6 +29,14 @@ class Part(Protocol):
 
     async def ended(self) -> str:
         """Waits until the process has ended, and says how: "SIGKILL" or "exit status 1"."""
+        ...
+
+    async def answers(self) -> bool:
+        """Whether it answers a probe, whatever it says; takes at most PROBE_TIMEOUT_S."""
+        ...
+
+    def kill(self) -> None:
+        """SIGKILL, where it runs."""
         ...
 
 
@@ -62,8 +73,10 @@ Change = Died | Restarted
 class Supervisor:
     """Watches parts. `start()` once they serve; `close()` before they are stopped."""
 
-    def __init__(self, on_change: Callable[[Change], None], *, restart: bool) -> None:
-        """`on_change` is called on the event loop. Without `restart`, deaths are only reported."""
+    def __init__(self, on_change: Callable[[Change], None], *, restart: bool, hang_timeout_s: float) -> None:
+        """`on_change` is called on the event loop; `hang_timeout_s` as in ClusterSpec. Without `restart`, deaths are
+        only reported, and nothing is probed."""
+        self._hang_timeout_s = hang_timeout_s
         self._on_change = on_change
         self._restart = restart
         self._tasks: list[asyncio.Task[None]] = []
@@ -82,7 +95,7 @@ class Supervisor:
         """Until the part is given up."""
         restarts = Restarts(random.random)
         while True:
-            how = await part.ended()
+            how = await self._end(part)
             died_at = time.monotonic()
             while True:
                 pause = restarts.on_death(time.monotonic()) if self._restart else None
@@ -96,3 +109,25 @@ class Supervisor:
                 except TandemError as error:
                     how = error.message
             self._on_change(Restarted(part.name, time.monotonic() - died_at))
+
+    async def _end(self, part: Part) -> str:
+        """Waits for the end of a part, which it brings about where the part hangs."""
+        ending = asyncio.create_task(part.ended())
+        hanging = asyncio.create_task(self._hang(part))
+        try:
+            await asyncio.wait({ending, hanging} if self._restart else {ending}, return_when=asyncio.FIRST_COMPLETED)
+            if ending.done():
+                return ending.result()
+            part.kill()
+            return f"{await ending} after {self._hang_timeout_s:g} s without an answer"
+        finally:
+            ending.cancel()
+            hanging.cancel()
+
+    async def _hang(self, part: Part) -> None:
+        """Returns once a part that has answered gives no answer for the hang's time-out."""
+        answered_at: float | None = None
+        while answered_at is None or time.monotonic() - answered_at < self._hang_timeout_s:
+            if await part.answers():
+                answered_at = time.monotonic()
+            await asyncio.sleep(PROBE_INTERVAL_S)

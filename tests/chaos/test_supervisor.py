@@ -79,3 +79,19 @@ async def test_every_part_is_back_after_its_death_under_a_stream(tmp_path):
             await healthy(cluster)
             await cluster.idle()
             assert await cluster.tokens(PROMPT, **fields) == expected
+
+
+@pytest.mark.parametrize("name", ["decode-0", "router"])
+async def test_a_part_that_hangs_for_good_is_killed_and_comes_back(tmp_path, name):
+    async with running(tmp_path, num_decode=2, restart=True, hang_timeout_s=10.0) as cluster:
+        expected = await cluster.tokens(PROMPT, max_tokens=8)
+        pid = cluster.cluster.children[name].pid
+        await asyncio.sleep(3.0)  # it has answered a probe
+        os.kill(pid, signal.SIGSTOP)
+        async with asyncio.timeout(DEADLINE_S):
+            died, restarted = [await cluster.cluster.next_change() for _ in range(2)]
+        assert isinstance(died, Died)
+        assert (died.name, died.how) == (name, "SIGKILL after 10 s without an answer")
+        assert isinstance(restarted, Restarted)
+        await healthy(cluster)
+        assert await cluster.tokens(PROMPT, max_tokens=8) == expected

@@ -6,12 +6,15 @@ import asyncio
 import os
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from services.local import supervisor as supervisor_module
 from services.local.cluster import LocalCluster
+from services.local.parts import IndexPart
 from services.local.spec import ClusterSpec
-from services.local.supervisor import Change, Died, Restarted
+from services.local.supervisor import Change, Died, Restarted, Supervisor
 from tests.unit.local.fakes import FakeCommands
 from tests.unit.local.processes import wait_for_end
 
@@ -103,3 +106,74 @@ async def test_a_stop_while_a_part_starts_again_leaves_no_process(
     await cluster.stop()
     assert all(wait_for_end(child.pid) for child in cluster.children.values())
     assert commands.events()[-1] == "kvstore stop"
+
+
+class Hanging:
+    """A part that answers a few probes and then no more."""
+
+    name = "decode-0"
+    log_path = Path("decode-0.log")
+
+    def __init__(self, num_answers: int) -> None:
+        self._num_answers = num_answers
+        self._killed = asyncio.Event()
+        self.num_starts = 0
+
+    async def restart(self) -> None:
+        self._killed.clear()
+        self._num_answers = 1_000_000
+        self.num_starts += 1
+
+    async def ended(self) -> str:
+        await self._killed.wait()
+        return "SIGKILL"
+
+    async def answers(self) -> bool:
+        self._num_answers -= 1
+        return self._num_answers >= 0
+
+    def kill(self) -> None:
+        self._killed.set()
+
+
+@pytest.fixture
+def quick_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "PROBE_INTERVAL_S", 0.01)
+
+
+@pytest.mark.usefixtures("quick_probes")
+async def test_a_part_that_no_longer_answers_is_killed_and_started_again() -> None:
+    changes: asyncio.Queue[Change] = asyncio.Queue()
+    part = Hanging(num_answers=2)
+    supervisor = Supervisor(changes.put_nowait, restart=True, hang_timeout_s=0.1)
+    supervisor.start([part])
+    died = await asyncio.wait_for(changes.get(), DEADLINE_S)
+    assert isinstance(died, Died)
+    assert died.how == "SIGKILL after 0.1 s without an answer"
+    assert isinstance(await asyncio.wait_for(changes.get(), DEADLINE_S), Restarted)
+    assert part.num_starts == 1
+    await supervisor.close()
+
+
+@pytest.mark.usefixtures("quick_probes")
+@pytest.mark.parametrize(("num_answers", "restart"), [(0, True), (2, False)])
+async def test_what_never_answered_or_is_only_watched_is_left_alone(num_answers: int, restart: bool) -> None:
+    part = Hanging(num_answers)
+    supervisor = Supervisor(lambda change: pytest.fail(str(change)), restart=restart, hang_timeout_s=0.05)
+    supervisor.start([part])
+    await asyncio.sleep(0.3)
+    assert part.num_starts == 0
+    await supervisor.close()
+
+
+async def test_an_index_that_is_stopped_does_not_answer(spec: ClusterSpec, commands: FakeCommands) -> None:
+    async with LocalCluster(spec, commands=commands) as cluster:
+        part = IndexPart(cluster._index)  # type: ignore[arg-type]
+        assert await part.answers()
+        pid = cluster.index_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        assert not await part.answers()
+        part.kill()
+        assert await part.ended() == "SIGKILL"
+        assert not await part.answers()

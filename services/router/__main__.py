@@ -15,7 +15,7 @@ from services.router.cache.servicer import CacheServicer
 from services.router.cache.watch import CacheWatch
 from services.router.dispatch.dispatcher import DispatchConfig, Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
-from services.router.edge.grpc_api import InferenceServicer
+from services.router.edge.grpc_api import InferenceServicer, server_options
 from services.router.edge.http.app import build_app
 from services.router.edge.http.server import HttpServer
 from services.router.edge.input_processor import InputProcessor
@@ -103,7 +103,13 @@ class RouterService:
             servicer.register(server)
             cache.register(server)
 
-        self.grpc = RpcServer(settings.grpc, register, ("tandem.v1.InferenceService", CACHE_SERVICE_NAME))
+        self.grpc = RpcServer(
+            settings.grpc,
+            register,
+            ("tandem.v1.InferenceService", CACHE_SERVICE_NAME),
+            options=server_options(settings.edge.limits),
+            max_calls=settings.edge.limits.max_grpc_calls,
+        )
         app = build_app(input_processor, settings.edge, self._metrics.page, status)
         self.http = HttpServer(settings.http, app, settings.edge.limits)
 

@@ -48,9 +48,20 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 class RpcServer:
     """One gRPC server with health and reflection. `start()` returns once it serves; `stop()` twice is fine."""
 
-    def __init__(self, bind: str, register: Callable[[grpc.aio.Server], None], service_names: Sequence[str]) -> None:
-        """`bind` is host:port, port 0 = any free one; `register` adds the servicers; names are full proto names."""
+    def __init__(
+        self,
+        bind: str,
+        register: Callable[[grpc.aio.Server], None],
+        service_names: Sequence[str],
+        *,
+        options: Sequence[tuple[str, int]] = (),
+        max_calls: int | None = None,
+    ) -> None:
+        """`bind` is host:port, port 0 = any free one; `register` adds the servicers; names are full proto names.
+        `options` replace those of SERVER_OPTIONS; calls beyond `max_calls` at once get RESOURCE_EXHAUSTED."""
         self._bind = bind
+        self._options = tuple({**dict(SERVER_OPTIONS), **dict(options)}.items())
+        self._max_calls = max_calls
         self._register = register
         self._service_names = tuple(service_names)
         self._server: grpc.aio.Server | None = None
@@ -60,7 +71,7 @@ class RpcServer:
 
     async def start(self) -> None:
         """Binds and serves; raises ConfigError (field `bind`) when the port is taken or the host unknown."""
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server = grpc.aio.server(options=self._options, maximum_concurrent_rpcs=self._max_calls)
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         self._register(server)

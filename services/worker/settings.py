@@ -10,6 +10,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from shared.config import ServiceSettings
+from shared.rpc.tls import Tls
 
 
 class WorkerSettings(ServiceSettings):
@@ -25,6 +26,9 @@ class WorkerSettings(ServiceSettings):
     """Name of the worker: unique in the cluster, and the same after a restart."""
     bind: str = "127.0.0.1:0"
     """host:port of the session server; port 0 = any free one."""
+    tls: Tls = Tls()
+    """Mutual TLS of the gRPC calls between services: cert, key and ca, in all of them or in none. It does not cover the
+    blocks, which travel over UCX."""
     metrics: str = "127.0.0.1:0"
     """host:port of the Prometheus page, /metrics; port 0 = any free one, empty = no such page."""
     model: Path

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 from services.router.edge.key_digest import key_digest
 from services.router.edge.limits import LimitSettings
+from shared.rpc.tls import Tls
 
 ApiKey = Annotated[
     str,
@@ -52,6 +53,9 @@ class EdgeSettings(BaseModel):
 
     tenants: dict[TenantName, TenantSettings] = Field(default_factory=dict)
     """By name. A tenant that is not here has a salt of its own like every other, and counts as `other` in metrics."""
+
+    tls: Tls = Tls()
+    """TLS of the HTTP and gRPC APIs. With a ca, clients need certificates of their own."""
 
     max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1024, le=1024 * 1024 * 1024)
     """Longest HTTP request body, bytes."""

@@ -103,7 +103,7 @@ async def start_edge(edge_tokenizer: Tokenizer) -> AsyncIterator[StartEdge]:
             options = EdgeSettings(**settings)  # type: ignore[arg-type]
             input_processor = make_input_processor(core, tokenizer, options)
             app = build_app(input_processor, options, lambda: b"tandem_up 1\n", cluster_status)
-            http = HttpServer("127.0.0.1:0", app, options.limits)
+            http = HttpServer("127.0.0.1:0", app, options.limits, options.tls)
             await http.start()
             stack.push_async_callback(http.stop, 0)
             servicer = InferenceServicer(input_processor, options, cluster_status, explain)
@@ -113,6 +113,7 @@ async def start_edge(edge_tokenizer: Tokenizer) -> AsyncIterator[StartEdge]:
                 (SERVICE_NAME,),
                 options=server_options(options.limits),
                 max_calls=options.limits.max_grpc_calls,
+                credentials=options.tls.server_credentials(),
             )
             await rpc.start()
             stack.push_async_callback(rpc.stop, 0)

@@ -16,7 +16,7 @@ from services.router.cache.watch import CacheWatch
 from services.router.dispatch.dispatcher import DispatchConfig, Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.drain import Drain
-from services.router.edge.grpc_api import InferenceServicer
+from services.router.edge.grpc_api import InferenceServicer, server_options
 from services.router.edge.http.app import build_app
 from services.router.edge.http.server import HttpServer
 from services.router.edge.input_processor import InputProcessor
@@ -48,13 +48,18 @@ class RouterService:
         tokenizer = Tokenizer.load(settings.model)
         template = ChatTemplate.load(settings.model, tokenizer.special_tokens)
         model_name = settings.served_model_name or settings.model.resolve().name
+        settings.tls.check("tls", mutual=True)
+        settings.edge.tls.check("edge.tls", mutual=False)
+        credentials = settings.tls.channel_credentials()
         self._store = None
         if settings.kvstore:
-            self._store = KVStoreClient(str(Address.parse(settings.kvstore, "kvstore", min_port=1)))
+            self._store = KVStoreClient(
+                str(Address.parse(settings.kvstore, "kvstore", min_port=1)), credentials=credentials
+            )
         tenants = {"default", *settings.edge.tenants, *settings.admission.tenant_weights}
         self._metrics = RouterMetrics(model_name, sorted(tenants), settings.name)
         collocated = settings.mode == "collocated"
-        self._fleet = Fleet(settings.name, discovery, self._on_change, collocated=collocated)
+        self._fleet = Fleet(settings.name, discovery, self._on_change, collocated=collocated, credentials=credentials)
         lookup = PrefixLookup(self._store, self._fleet)
         self._dispatcher = Dispatcher(
             self._fleet,
@@ -78,7 +83,7 @@ class RouterService:
 
         self._drain = Drain(self._dispatcher)
         self._drain_timeout_s = settings.drain_timeout_s
-        self._stores = StoreNodes(parse_named(settings.stores, "stores", unnamed=True))
+        self._stores = StoreNodes(parse_named(settings.stores, "stores", unnamed=True), credentials)
         self._watch = CacheWatch(self._store, self._stores)
 
         def status() -> inference_pb2.ClusterStatus:
@@ -103,15 +108,23 @@ class RouterService:
             PrefixReader(tokenizer, template),
             self._metrics.tenants,
             settings.edge,
+            credentials,
         )
 
         def register(server: grpc.aio.Server) -> None:
             servicer.register(server)
             cache.register(server)
 
-        self.grpc = RpcServer(settings.grpc, register, ("tandem.v1.InferenceService", CACHE_SERVICE_NAME))
+        self.grpc = RpcServer(
+            settings.grpc,
+            register,
+            ("tandem.v1.InferenceService", CACHE_SERVICE_NAME),
+            options=server_options(settings.edge.limits),
+            max_calls=settings.edge.limits.max_grpc_calls,
+            credentials=settings.edge.tls.server_credentials(),
+        )
         app = build_app(input_processor, settings.edge, self._metrics.page, status)
-        self.http = HttpServer(settings.http, app, settings.edge.limits)
+        self.http = HttpServer(settings.http, app, settings.edge.limits, settings.edge.tls)
 
     @property
     def address(self) -> str:

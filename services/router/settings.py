@@ -14,6 +14,7 @@ from services.router.edge.settings import EdgeSettings
 from services.router.placement.settings import PlacementSettings
 from shared.config import ServiceSettings
 from shared.errors import ConfigError
+from shared.rpc.tls import Tls
 
 
 class RouterSettings(ServiceSettings):
@@ -31,6 +32,8 @@ class RouterSettings(ServiceSettings):
     """host:port of the OpenAI API."""
     grpc: str = "127.0.0.1:50051"
     """host:port of the gRPC API."""
+    tls: Tls = Tls()
+    """Mutual TLS of the gRPC calls to workers, KV store and store nodes: cert, key, ca; in all services or in none."""
     model: Path
     """Model folder; the router reads its tokenizer and chat template."""
     served_model_name: str = ""

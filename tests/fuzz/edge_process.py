@@ -23,7 +23,7 @@ from urllib.request import urlopen
 import psutil
 import uvloop
 
-from services.router.edge.grpc_api import SERVICE_NAME, InferenceServicer
+from services.router.edge.grpc_api import SERVICE_NAME, InferenceServicer, server_options
 from services.router.edge.http.app import build_app
 from services.router.edge.http.server import HttpServer
 from services.router.edge.settings import EdgeSettings
@@ -118,7 +118,13 @@ async def serve(settings: EdgeSettings) -> None:
     processor = make_input_processor(core, tokenizer, settings)  # type: ignore[arg-type]
     http = HttpServer("127.0.0.1:0", build_app(processor, settings, metrics, status), settings.limits)
     servicer = InferenceServicer(processor, settings, status, lambda name: inference_pb2.Explanation(request_id=name))
-    rpc = RpcServer("127.0.0.1:0", servicer.register, (SERVICE_NAME,))
+    rpc = RpcServer(
+        "127.0.0.1:0",
+        servicer.register,
+        (SERVICE_NAME,),
+        options=server_options(settings.limits),
+        max_calls=settings.limits.max_grpc_calls,
+    )
     await http.start()
     await rpc.start()
     print(json.dumps({"http": http.address, "grpc": rpc.address}), flush=True)

@@ -9,7 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.router.edge.output_stream import OutputStream
-from services.router.edge.prompt_tokenizer import ChatPrompt, Prompt, PromptTokenizer, TextPrompt, TokensPrompt
+from services.router.edge.prompt_tokenizer import (
+    ChatPrompt,
+    Prompt,
+    PromptTokenizer,
+    TextPrompt,
+    TokensPrompt,
+    check_num_tokens,
+)
+from services.router.edge.rate_limits import RateLimits
 from services.router.edge.scheduling import SchedulingHints
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenancy import chain_salt
@@ -66,6 +74,8 @@ class InputProcessor:
         self.model_name = model_name
         self._prompts = PromptTokenizer(tokenizer, chat_template, settings.limits)
         self._settings = settings
+        self.rates = RateLimits(settings)
+        """Shared by all APIs."""
 
     def check_model(self, model: str) -> None:
         """Passes for the served model's name and for no name; raises NotFound (`model`)."""
@@ -93,7 +103,8 @@ class InputProcessor:
         context_len = self._context_len()
         token_ids = await self._prompts.token_ids(prompt, context_len)
         prompt_field = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
-        num_left = _num_tokens_left(len(token_ids), context_len, prompt_field)
+        check_num_tokens(len(token_ids), context_len, prompt_field)
+        num_left = context_len - len(token_ids)
         if sampling.max_tokens is not None and sampling.max_tokens > num_left:
             limit = num_left + len(token_ids)
             raise PromptTooLong(
@@ -130,16 +141,3 @@ class InputProcessor:
             reason = self.core.not_ready_reason() or "no worker is connected"
             raise WorkerLost(f"nothing can be served now: {reason}")
         return limit
-
-
-def _num_tokens_left(num_prompt_tokens: int, context_len: int, prompt_field: str) -> int:
-    """How many output tokens fit behind the prompt, at least 1."""
-    if num_prompt_tokens >= context_len:
-        raise PromptTooLong(
-            f"{prompt_field} is too long: {num_prompt_tokens} tokens, "
-            f"but {context_len} fit in all and 1 must be left for the answer",
-            field=prompt_field,
-            limit=context_len - 1,
-            value=num_prompt_tokens,
-        )
-    return context_len - num_prompt_tokens

@@ -52,3 +52,20 @@ class LimitSettings(BaseModel):
 
     discard_timeout_s: float = Field(default=10.0, gt=0, le=600)
     """Longest time for that, seconds."""
+
+    max_grpc_message_bytes: int = Field(default=1 << 20, ge=4096, le=1 << 30)
+    """Longest gRPC request, bytes; a longer one gets RESOURCE_EXHAUSTED."""
+
+    max_grpc_streams: int = Field(default=1024, ge=1, le=1 << 20)
+    """Most calls at once on one gRPC connection; a client's library lets further ones wait."""
+
+    max_grpc_calls: int = Field(default=4096, ge=1, le=1 << 20)
+    """Most gRPC calls at once in all; one more gets RESOURCE_EXHAUSTED."""
+
+    requests_per_minute: int = Field(default=0, ge=0, le=10_000_000)
+    """Requests a minute of each API key, and of each tenant that has keys of its own; 0 = no limit. Beyond it they get
+    429 with `Retry-After`. Where there are no keys, each tenant that `x-tenant` names has this. Each router counts by
+    itself."""
+
+    tokens_per_minute: int = Field(default=0, ge=0, le=10_000_000_000)
+    """Likewise, tokens of prompts and answers; 0 = no limit. A request that runs is never cut off for it."""

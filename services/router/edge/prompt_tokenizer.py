@@ -40,6 +40,18 @@ class ChatPrompt:
 Prompt = TextPrompt | TokensPrompt | ChatPrompt
 
 
+def check_num_tokens(num_prompt_tokens: int, context_len: int, prompt_field: str) -> None:
+    """Raises PromptTooLong where no token fits behind the prompt."""
+    if num_prompt_tokens >= context_len:
+        raise PromptTooLong(
+            f"{prompt_field} is too long: {num_prompt_tokens} tokens, "
+            f"but {context_len} fit in all and 1 must be left for the answer",
+            field=prompt_field,
+            limit=context_len - 1,
+            value=num_prompt_tokens,
+        )
+
+
 class PromptTokenizer:
     """Renders and tokenizes. Any number of calls at once; long texts share a few threads.
 
@@ -88,8 +100,8 @@ class PromptTokenizer:
     def _checked_ids(self, token_ids: Sequence[int], context_len: int) -> tuple[int, ...]:
         if not token_ids:
             raise InvalidRequest("prompt must not be empty", field="prompt", limit="at least 1 token")
-        if len(token_ids) < context_len:  # else it is refused for its length, without a look at each id
-            self.check_token_ids("prompt", token_ids)
+        check_num_tokens(len(token_ids), context_len, "prompt")
+        self.check_token_ids("prompt", token_ids)
         return tuple(token_ids)
 
     def _message_chars(self, prompt: ChatPrompt, context_len: int) -> int:

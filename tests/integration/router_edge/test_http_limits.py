@@ -9,10 +9,14 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import grpc.aio
 import httpx
 import pytest
 
 from services.router.request import FinishReason, TokenDelta
+from shared.errors import QuotaExceeded
+from shared.rpc.errors import from_rpc_error
+from shared.rpc.pb.tandem.v1 import inference_pb2
 from tests.integration.router_edge.conftest import DEADLINE_S, Edge, StartEdge
 from tests.integration.router_edge.test_http import CHAT, COMPLETIONS, completion
 
@@ -234,3 +238,33 @@ async def test_stop_strings_are_few_and_short_and_their_error_too(edge: Edge) ->
         reply = await edge.client.post(COMPLETIONS, json=completion(stop=stop))
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "stop")
         assert len(reply.content) < 4096
+
+
+async def test_rates_are_429_with_retry_after_over_http_and_grpc_together(start_edge: StartEdge) -> None:
+    edge = await start_edge(api_keys=("k1", "k2"), limits={"requests_per_minute": 2, "tokens_per_minute": 1000})
+    edge.says("x")
+    key = {"authorization": "Bearer k1"}
+    assert (await edge.client.post(COMPLETIONS, json=completion(), headers=key)).status_code == 200
+    call = edge.grpc.Generate(inference_pb2.GenerateRequest(text="hi"), metadata=tuple(key.items()))
+    assert [response async for response in call]
+    refused = await edge.client.post(COMPLETIONS, json=completion(), headers=key)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"], error["param"]) == (429, "quota_exceeded", "requests_per_minute")
+    assert 25 <= int(refused.headers["retry-after"]) <= 30
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        _ = [r async for r in edge.grpc.Generate(inference_pb2.GenerateRequest(text="hi"), metadata=tuple(key.items()))]
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    typed = from_rpc_error(caught.value, "router")
+    assert isinstance(typed, QuotaExceeded)
+    assert 25 <= float(str(typed.details["retry_after_s"])) <= 30
+    other = {"authorization": "Bearer k2"}
+    assert (await edge.client.post(COMPLETIONS, json=completion(), headers=other)).status_code == 200
+
+
+async def test_tokens_of_prompts_and_answers_are_charged(start_edge: StartEdge) -> None:
+    edge = await start_edge(limits={"tokens_per_minute": 60})
+    edge.says("x")
+    prompt = [5] * 59
+    assert (await edge.client.post(COMPLETIONS, json=completion(prompt=prompt))).status_code == 200
+    refused = await edge.client.post(COMPLETIONS, json=completion(prompt=prompt))
+    assert (refused.status_code, refused.json()["error"]["param"]) == (429, "tokens_per_minute")

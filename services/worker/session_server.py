@@ -16,6 +16,7 @@ import grpc.aio
 
 from services.worker.session import Session
 from services.worker.worker import Worker
+from shared import failpoints
 from shared.errors import InvalidRequest, ModelMismatch, TandemError
 from shared.rpc.errors import abort
 from shared.rpc.pb.tandem.v1 import types_pb2
@@ -89,4 +90,7 @@ class SessionServer(Generic[CommandT, EventT]):
 
     async def _write(self, session: Session[EventT], context: grpc.aio.ServicerContext[Any, Any]) -> None:
         while True:
-            await context.write(await session.next_event())
+            event = await session.next_event()
+            if failpoints.armed and await failpoints.strike_async(failpoints.SESSION_SEND):
+                continue
+            await context.write(event)

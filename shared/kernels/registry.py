@@ -12,7 +12,9 @@ import torch
 
 from shared.errors import ConfigError
 from shared.kernels import cpu_backend
+from shared.kernels.attention.prefill import configs
 from shared.kernels.backend import Kernels
+from shared.kernels.device import device_limits
 from shared.kernels.torch_backend import TorchKernels
 
 AUTO = "auto"
@@ -86,7 +88,7 @@ def _triton_refusal(device: torch.device, dtype: torch.dtype) -> str | None:
         major, minor = torch.cuda.get_device_capability(device)
         if major < 8:
             return f"{device} has compute capability {major}.{minor}, Triton's kernels need 8.0"
-        return None
+        return configs.refusal(device_limits(device))
     if not _is_interpreting():
         return f"device {device} is not a CUDA device, and Triton does not run as an interpreter"
     if dtype == torch.bfloat16:

@@ -7,6 +7,7 @@ import logging
 import time
 from dataclasses import dataclass
 
+from services.router.dispatch.states import RequestEvent, RequestState, after
 from services.router.dispatch.write_coalescer import WriteCoalescer
 from services.router.placement.views import NO_HITS, PrefixHits
 from services.router.request import (
@@ -52,10 +53,11 @@ class ActiveRequest:
         self.hits: PrefixHits = NO_HITS
         """Where its prefix lies, by the index."""
         self.failed_workers: set[str] = set()
-        """Names of those under which an attempt failed: the next one goes elsewhere."""
+        """Names of those that may have caused the failures since the last token: the next attempt goes elsewhere."""
         self.timeline = Timeline(accepted=request.arrived_at or time.perf_counter())
         self.task: asyncio.Task[None] | None = None
-        self.finished = False
+        self.state = RequestState.QUEUED
+        """Changed by `move` alone."""
         self._pending: TokenDelta | None = None  # what the edge has not taken yet, as one
         self._error: TandemError | None = None
         self._settled = False
@@ -78,22 +80,32 @@ class ActiveRequest:
         """The request's id on its workers: one for each attempt, so that an earlier one's messages are ignored."""
         return f"{self.request.request_id}#{self.num_attempts}"
 
+    @property
+    def finished(self) -> bool:
+        """Its last token came."""
+        return self.state is RequestState.FINISHED
+
     # --- the dispatcher's side
+
+    def move(self, event: RequestEvent) -> None:
+        """Takes the event; raises Internal where the present state has no such transition."""
+        self.state = after(self.state, event)
 
     def emit(self, tokens: types_pb2.SequenceTokens) -> None:
         """Passes new tokens on to the client; what a slow client has not taken yet goes in one message."""
         token_ids = tuple(tokens.token_ids)
         self.produced.extend(token_ids)
         finish = finish_reason_from_proto(tokens.finish_reason)
-        self.finished = finish is not None
         logprobs = _logprobs(tokens) if tokens.logprobs else ()
         waiting = self._pending
         if waiting is None:
             self._pending = TokenDelta(token_ids, logprobs, finish)
         else:
             self._pending = TokenDelta(waiting.token_ids + token_ids, waiting.logprobs + logprobs, finish)
-        if not self.finished:
+        if finish is None:
             self._wake_reader()
+        else:
+            self.move(RequestEvent.FINISH)
 
     def settle(self) -> None:
         """Releases the last delta: its reader finds the workers free, the request counted and its id free again."""
@@ -153,9 +165,10 @@ class ActiveRequest:
     async def aclose(self) -> None:
         """See `RunningRequest`: cancels the dispatcher's task, which frees what the workers hold."""
         task, self.task = self.task, None
-        if task is not None and not task.done():
+        if task is not None and not self._settled:
             task.cancel()
             await asyncio.wait((task,))
+            await asyncio.sleep(0)  # where the task was done before, its callback is still to run
 
     # --- between the two
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from services.router.dispatch.active_request import ActiveRequest
+from services.router.dispatch.states import HOLDERS, Holder, RequestEvent, RequestState
 from services.router.placement.prediction import TtftPredictor
 from services.router.placement.work import NO_WORK, Work
 from services.router.workers.decode_link import DecodeLink
@@ -22,7 +23,9 @@ class Attempt:
     """One attempt: the conversation with a decode worker and, unless it prefills itself, a prefill worker.
 
     The links call `receive` with their workers' messages, and everything that follows is done in that call:
-    a token passes through here without waking a task. `run` wakes once, when the attempt is over.
+    a token passes through here without waking a task. `run` wakes once, when the attempt is over. Each message moves
+    the request through the table of `states.py`; from the decode worker's first tokens on the prefill worker is out of
+    the request, and its end no longer matters.
     """
 
     def __init__(
@@ -46,9 +49,7 @@ class Attempt:
         self._num_tokens = active.num_tokens
         self._ahead = self._computing.queued  # before it, where it is computed
         self._timeout_s = worker_timeout_s
-        self._reserved = False  # the decode worker was asked
-        self._submitted = False
-        self._first_here = False  # this attempt's first token has come
+        self._asked = False  # the decode worker got its Reserve
         self._early: list[types_pb2.SequenceTokens] = []  # steps that overtook the first token
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
@@ -86,20 +87,26 @@ class Attempt:
         if self._active.finished or self._error is not None:
             self._over.set_result(None)
 
+    def refuse(self) -> None:
+        """The worker that raised Overloaded was fuller than our view of it: no new work there until it reports."""
+        for link in (self.decode, self._prefill):
+            if link is not None and link.name in self.suspects:
+                link.refused()
+
     def release(self) -> None:
-        """Tells the workers, by message, that the request is over for them."""
+        """Tells those who still hold something of the request, by message, that it is over for them."""
         self._silence.cancel()
         self._over.cancel()
-        request_id = self._active.wire_id
-        ended = self._active.finished or not self._reserved
-        sender_active = self._submitted and self._prefill is not None and self._prefill.connected
-        if self._prefill is not None:
-            self._prefill.close(request_id)
-            if self._submitted and not ended:
-                self._prefill.cancel(request_id, receiver_active=self.decode.connected)
+        request_id, prefill = self._active.wire_id, self._prefill
+        holders = HOLDERS[self._active.state] if self._asked else frozenset()
+        sending = prefill is not None and Holder.PREFILL in holders and prefill.connected
+        if prefill is not None:
+            prefill.close(request_id)
+            if sending:
+                prefill.cancel(request_id, receiver_active=self.decode.connected)
         self.decode.close(request_id)
-        if not ended:
-            self.decode.cancel(request_id, sender_active=sender_active)
+        if Holder.DECODE in holders:
+            self.decode.cancel(request_id, sender_active=sending)
 
     def _reserve(self) -> None:
         request = self._request
@@ -118,8 +125,9 @@ class Attempt:
             ),
             self._token_ids,
         )
-        self._reserved = True
-        if self._prefill is None:
+        self._asked = True
+        if self._prefill is None:  # the same message is both
+            self._active.move(RequestEvent.SUBMITTED)
             self._token_ids = ()
         self._active.summary.decode_worker = self.decode.name
         self._active.summary.prefill_worker = self._prefill.name if self._prefill is not None else ""
@@ -144,7 +152,7 @@ class Attempt:
             ),
             self._token_ids,
         )
-        self._submitted = True
+        self._active.move(RequestEvent.SUBMITTED)
         self._token_ids = ()  # else the messages' memory would stay until the end
 
     def _peers(self, name: str) -> list[types_pb2.PrefixHolder]:
@@ -155,21 +163,37 @@ class Attempt:
     def _on_message(self, message: Message | TandemError) -> None:
         """Raises the error that a worker reported."""
         if isinstance(message, types_pb2.SequenceTokens):
-            if self._first_here or self._prefill is None:
-                self._tokens(message)
-            else:
-                self._early.append(message)
+            self._on_step(message)
         elif isinstance(message, prefill_pb2.FirstToken):
-            self._tokens(message.tokens)
+            self._active.move(RequestEvent.FIRST_TOKEN)
+            self._on_first_token(message.tokens)
             early, self._early = self._early, []
             for tokens in early:
-                self._tokens(tokens)
+                self._on_step(tokens)
         elif isinstance(message, decode_pb2.Reserved):
-            if self._prefill is not None and not self._submitted:
+            if self._prefill is not None and self._active.state is RequestState.RESERVED:
                 self._active.timeline.reserved = time.perf_counter()
                 self._submit(self._prefill, self.decode, message)
         elif isinstance(message, TandemError):
             raise message
+
+    def _on_step(self, tokens: types_pb2.SequenceTokens) -> None:
+        """Tokens from the decode worker."""
+        active = self._active
+        if active.state is RequestState.DECODING:
+            active.emit(tokens)
+        elif active.state is RequestState.SHIPPING:
+            active.move(RequestEvent.JOINED)
+            if self._prefill is not None:
+                self._prefill.close(active.wire_id)
+            if len(active.produced) == 1:
+                active.on_second_token(tokens, time.perf_counter())
+            active.emit(tokens)
+        elif self._prefill is None:
+            active.move(RequestEvent.JOINED)
+            self._on_first_token(tokens)
+        else:
+            self._early.append(tokens)
 
     def _suspected(self, worker: PrefillLink | DecodeLink, error: Exception) -> frozenset[str]:
         """Who may have caused an error that `worker` reported: of a transfer, either side."""
@@ -183,26 +207,21 @@ class Attempt:
         if self._loop.time() < due:
             self._silence = self._loop.call_at(due, self._check_silence)
         else:
-            silent = self.decode if self._first_here else self._computing
+            silent = self._computing if self._active.state is RequestState.PREFILLING else self.decode
             self.receive(
                 silent, WorkerLost(f"nothing heard of the request for {self._timeout_s:g} s", limit=self._timeout_s)
             )
 
-    def _tokens(self, tokens: types_pb2.SequenceTokens) -> None:
-        active = self._active
-        if not self._first_here:
-            now = time.perf_counter()
-            self._first_token_came(tokens, now)
-            if not active.produced:
-                active.on_first_token(tokens, now)
-        elif len(active.produced) == 1 and self._prefill is not None:
-            active.on_second_token(tokens, time.perf_counter())
+    def _on_first_token(self, tokens: types_pb2.SequenceTokens) -> None:
+        """This attempt's first token: the prompt is no longer queued where it was computed, and its cost is known."""
+        active, now = self._active, time.perf_counter()
+        self._computing.computed(active.wire_id)
+        self._learn(tokens, now)
+        if not active.produced:
+            active.on_first_token(tokens, now)
         active.emit(tokens)
 
-    def _first_token_came(self, tokens: types_pb2.SequenceTokens, now: float) -> None:
-        """The prompt is no longer queued on the worker that computed it, and what it cost is known."""
-        self._first_here = True
-        self._computing.computed(self._active.wire_id)
+    def _learn(self, tokens: types_pb2.SequenceTokens, now: float) -> None:
         on_worker_s = (tokens.prefill_queue_ms + tokens.prefill_compute_ms) / 1e3
         if on_worker_s <= 0:
             return

@@ -15,6 +15,7 @@ from services.router.admission.queue_entry import BYTES_PER_TOKEN, QueueEntry
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.attempt import Attempt
 from services.router.dispatch.prefix_lookup import PrefixLookup
+from services.router.dispatch.states import RequestEvent
 from services.router.dispatch.write_coalescer import WriteCoalescer
 from services.router.metrics import RouterMetrics
 from services.router.placement.decision import Choice, Decision, DecisionLog
@@ -54,7 +55,7 @@ class DispatchConfig:
     max_explained: int = 1024
     """Requests whose placement can be explained."""
     max_attempts: int = 3
-    """Times a request is placed anew after a worker was lost or a transfer failed."""
+    """Attempts that may fail one after another without a new token before the request fails."""
     worker_timeout_s: float = 120.0
     """Net beneath the protocol: a worker silent about a request for this long, in seconds, has lost it."""
 
@@ -113,7 +114,7 @@ class Dispatcher:
         active = ActiveRequest(request, self._coalescer)
         self._active[request.request_id] = active
         active.task = asyncio.create_task(self._run(active), name=f"request-{request.request_id}")
-        active.task.add_done_callback(lambda _: self._end(active))
+        active.task.add_done_callback(lambda task: self._end(active, task))
         return active
 
     def max_prompt_tokens(self) -> int:
@@ -148,59 +149,67 @@ class Dispatcher:
     # --- one request
 
     async def _run(self, active: ActiveRequest) -> None:
-        request = active.request
+        """Returns when the request is finished; raises what ended it before."""
+        timeout_s = active.request.timeout_s
         try:
-            async with asyncio.timeout(request.timeout_s or None):
+            async with asyncio.timeout(timeout_s or None) as deadline:
                 await self._run_attempts(active)
-            self._metrics.finished(active)
-            active.log.debug("request %s is finished", request.request_id)
-        except TimeoutError:
-            self._fail(active, DeadlineExceeded(f"not done within {request.timeout_s:g} s", limit=request.timeout_s))
-        except TandemError as error:
-            self._fail(active, error)
-        except asyncio.CancelledError:
-            self._metrics.cancelled()
-            active.log.debug("request %s is cancelled", request.request_id)
-            raise
-        except Exception as error:
-            active.log.exception("request %s", request.request_id)
-            self._fail(active, Internal(f"{type(error).__name__}: {error}"))
-        finally:
-            self._forget(active)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise DeadlineExceeded(f"not done within {timeout_s:g} s", limit=timeout_s) from error
 
-    def _forget(self, active: ActiveRequest) -> None:
+    def _end(self, active: ActiveRequest, task: asyncio.Task[None]) -> None:
+        """Every request ends here, also one whose task was cancelled before its first step. A last token that came
+        first decides, whatever crossed it."""
+        error = None if task.cancelled() else task.exception()
+        if active.finished:
+            self._metrics.finished(active)
+            active.log.debug("request %s is finished", active.request.request_id)
+        elif error is None:
+            active.move(RequestEvent.CANCEL)
+            self._metrics.cancelled()
+            active.log.debug("request %s is cancelled", active.request.request_id)
+        else:
+            active.move(RequestEvent.FAIL)
+            self._fail(active, error)
         del self._active[active.request.request_id]
         active.settle()
 
-    def _end(self, active: ActiveRequest) -> None:
-        """A task that is cancelled before its first step never reaches its own end."""
-        if self._active.get(active.request.request_id) is active:
-            self._metrics.cancelled()
-            self._forget(active)
-
-    def _fail(self, active: ActiveRequest, error: TandemError) -> None:
+    def _fail(self, active: ActiveRequest, error: BaseException) -> None:
+        request_id = active.request.request_id
+        if not isinstance(error, TandemError):
+            active.log.error("request %s", request_id, exc_info=error)
+            error = Internal(f"{type(error).__name__}: {error}")
         self._metrics.failed(error)
-        active.log.log(failure_level(error), "request %s failed: %s", active.request.request_id, error)
+        active.log.log(failure_level(error), "request %s failed: %s", request_id, error)
         active.fail(error)
 
     async def _run_attempts(self, active: ActiveRequest) -> None:
-        failures = 0
+        """Attempts count while they bring no token: a long answer may outlive any number of workers, within its
+        deadline."""
+        num_failures = 0
         returning = False
         while True:
+            num_produced = len(active.produced)
             attempt = await self._place(active, returning=returning)
             try:
                 await self._serve(attempt)
                 return
             except Overloaded:
                 # Its own state was newer than our view of it; the request keeps its place in the queue.
-                attempt.decode.refused()
+                attempt.refuse()
             except TandemError as error:
-                failures += 1
-                if not error.retryable or failures >= self._config.max_attempts:
+                if len(active.produced) > num_produced:
+                    num_failures = 0
+                    active.failed_workers = set()
+                num_failures += 1
+                if not error.retryable or num_failures >= self._config.max_attempts:
                     raise
                 active.failed_workers |= attempt.suspects
                 active.log.warning("request %s is placed anew: %s", active.request.request_id, error)
                 self._metrics.retried(error)
+            active.move(RequestEvent.RETRY)
             returning = True
 
     async def _place(self, active: ActiveRequest, *, returning: bool) -> Attempt:
@@ -221,8 +230,8 @@ class Dispatcher:
                 self._queue.push(item, queued)
             self.pump()
             waits = not queued.assignment.done()
-            async with asyncio.timeout(wait_s if waits else None):
-                attempt = await queued.assignment
+            if waits:
+                await asyncio.wait((queued.assignment,), timeout=wait_s)
         except Overloaded:
             self._metrics.refused(waited=waits)
             raise
@@ -232,13 +241,15 @@ class Dispatcher:
                 given.release()
                 self.pump()
             raise
-        except TimeoutError:
-            given = _given(queued.assignment)
-            if given is None:
-                raise self._gave_up(estimate, wait_s) from None
-            attempt = given  # it got workers at the moment that its time was up
         finally:
-            self._queue.remove(request_id)
+            self._queue.remove(request_id)  # from here on nobody assigns workers to it
+        if not queued.assignment.done():
+            raise self._gave_up(estimate, wait_s)
+        try:
+            attempt = queued.assignment.result()
+        except Overloaded:
+            self._metrics.refused(waited=waits)
+            raise
         active.timeline.placed = time.perf_counter()
         return attempt
 
@@ -314,6 +325,7 @@ class Dispatcher:
         decode = fleet.decodes[choice.decode]
         prefill = fleet.prefills[choice.prefill] if choice.prefill is not None else None
         active.num_attempts += 1
+        active.move(RequestEvent.PLACED)
         self._explain(active, choice)
         attempt = Attempt(active, decode, prefill, self._predictor, self._config.worker_timeout_s)
         active.log.debug(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
+import grpc
+
 from services.router.placement.views import Pool
 from services.router.workers.decode_link import DecodeLink
 from services.router.workers.discovery import DiscoveredWorker, Discovery
@@ -31,7 +33,13 @@ class Fleet:
     """
 
     def __init__(
-        self, router_name: str, discovery: Discovery, on_change: Callable[[], None], *, collocated: bool = False
+        self,
+        router_name: str,
+        discovery: Discovery,
+        on_change: Callable[[], None],
+        *,
+        collocated: bool = False,
+        credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         """Owns the discovery. `on_change` is called when any worker's state changed, or the set of workers.
         `collocated`: no prefill worker is needed to serve a prompt."""
@@ -50,6 +58,7 @@ class Fleet:
         self._discovery = discovery
         self._on_change = on_change
         self._collocated = collocated
+        self._credentials = credentials
         self._roots: ChainRoots | None = None
         self._longest: tuple[int, int] | None = None  # (decode workers connected, max_model_len then)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -129,10 +138,14 @@ class Fleet:
     def _connect(self, worker: DiscoveredWorker) -> None:
         link: AnyLink
         if worker.role is WorkerRole.PREFILL:
-            link = PrefillLink(worker, self._router_name, self._check, self._on_change, self.prefill_pool)
+            link = PrefillLink(
+                worker, self._router_name, self._check, self._on_change, self.prefill_pool, self._credentials
+            )
             self.prefills[worker.name] = link
         else:
-            link = DecodeLink(worker, self._router_name, self._check, self._on_change, self.decode_pool)
+            link = DecodeLink(
+                worker, self._router_name, self._check, self._on_change, self.decode_pool, self._credentials
+            )
             self.decodes[worker.name] = link
         task = asyncio.create_task(self._serve(link), name=f"link-{worker.name}")
         self._tasks.add(task)

@@ -20,7 +20,7 @@ from .families import FAMILIES, write_family
 pytestmark = needs_library
 
 BF16_TOLERANCE = 1.1
-"""Root mean square of the errors of logits, over that of torch in bf16: 2.5 to 3.6 % of their deviation here."""
+"""Root mean square of the errors of logits over that of torch in bf16, which is 2.5 to 3.6 % of their deviation."""
 
 
 def prompts(lengths: Sequence[int]) -> list[list[int]]:

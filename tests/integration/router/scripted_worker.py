@@ -21,6 +21,15 @@ class ScriptedWorker(scripted_worker.ScriptedWorker):
         self.fingerprint = fingerprint
         self.commands: asyncio.Queue = asyncio.Queue()
 
+    @property
+    def context(self):
+        """The newest session, to which events go."""
+        return self._context
+
+    @context.setter
+    def context(self, session) -> None:
+        self._context = session
+
     async def on_command(self, command) -> None:
         self.commands.put_nowait(command)
 

@@ -225,9 +225,7 @@ async def test_a_lost_decode_worker_is_replaced_and_no_token_is_repeated_or_drop
         await first.step(submit.request_id, 51)
         await router.until(lambda: len(running.produced) == 2)
         await first.stop()
-        cancel = await prefill.expect(types_pb2.Cancel)
-        assert not cancel.peer_active
-        again = await to_submit(prefill, second)
+        again = await to_submit(prefill, second)  # no Cancel before it: the prefill worker had handed over
         assert again.request_id != submit.request_id
         assert list(again.token_ids) == [*PROMPT, 50, 51]
         assert again.num_prompt_tokens == len(PROMPT)

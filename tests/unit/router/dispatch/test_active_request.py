@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from services.router.dispatch.active_request import ActiveRequest
+from services.router.dispatch.states import RequestEvent
 from services.router.dispatch.write_coalescer import WriteCoalescer
 from services.router.request import FinishReason, Request, TokenDelta
 from shared.engine.sampling_params import SamplingParams
@@ -22,7 +23,10 @@ def tokens(*token_ids: int, finish: types_pb2.FinishReason.ValueType = 0) -> typ
 
 @pytest.fixture
 async def active() -> ActiveRequest:
-    return ActiveRequest(Request("r", (1, 2), SamplingParams(seed=1, max_tokens=8)), WriteCoalescer())
+    made = ActiveRequest(Request("r", (1, 2), SamplingParams(seed=1, max_tokens=8)), WriteCoalescer())
+    for event in (RequestEvent.PLACED, RequestEvent.SUBMITTED, RequestEvent.JOINED):
+        made.move(event)
+    return made
 
 
 async def test_tokens_that_waited_come_as_one_delta_in_order(active: ActiveRequest) -> None:

@@ -1,0 +1,111 @@
+"""The states of a request in the router, their transitions, and who holds memory for it in each.
+
+    queued ──► reserved ──► prefilling ──► shipping ──► decoding ──► finished
+      ▲           │             │             │            │
+      └───────────┴── retry ────┴─────────────┴────────────┘     failed, cancelled: from each of the five
+
+A request whose decode worker computes the prompt itself goes from prefilling to decoding: nothing is shipped. The
+answer may also end with its first token.
+
+A state names the holders of memory, and so whom a failure may charge and who has to be told of an early end: the loss
+of a worker that holds nothing of a request does not touch the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+from shared.errors import Internal
+
+
+class RequestState(Enum):
+    """Where a request is."""
+
+    QUEUED = "queued"
+    """In the admission queue, or on its way there."""
+    RESERVED = "reserved"
+    """Workers are chosen; the decode worker is asked for blocks."""
+    PREFILLING = "prefilling"
+    """The prompt is being computed; blocks that are sealed are on their way already."""
+    SHIPPING = "shipping"
+    """The client has the first token; the last blocks and the trailer are on their way."""
+    DECODING = "decoding"
+    """The decode worker has joined the request to its batch: it has every block, and the prefill worker is out."""
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        """No event is expected any more."""
+        return not TRANSITIONS[self]
+
+
+class RequestEvent(Enum):
+    """What moves a request from state to state."""
+
+    PLACED = "placed"
+    """Placement has committed it to workers."""
+    SUBMITTED = "submitted"
+    """The worker that computes the prompt was told to."""
+    FIRST_TOKEN = "first_token"
+    """The prefill worker sent the first token."""
+    JOINED = "joined"
+    """The decode worker sent its first tokens."""
+    RETRY = "retry"
+    """The attempt failed in a way that other workers may not: it is queued again."""
+    FINISH = "finish"
+    """The last token came."""
+    FAIL = "fail"
+    CANCEL = "cancel"
+    """The client left, or a stop string was found."""
+
+
+class Holder(Enum):
+    """Who holds memory for a request."""
+
+    QUEUE = "queue"
+    """The admission queue, within its byte limit; given back when the request is taken out, whatever comes."""
+    DECODE = "decode"
+    """The decode worker: reserved blocks, then the sequence; given back at its last token, or by a Cancel."""
+    PREFILL = "prefill"
+    """The prefill worker: the sequence, then the blocks not yet sent; given back by the trailer, or by a Cancel."""
+
+
+_S, _E = RequestState, RequestEvent
+_EXITS = {_E.FAIL: _S.FAILED, _E.CANCEL: _S.CANCELLED}
+_EXITS_OF_AN_ATTEMPT = {_E.RETRY: _S.QUEUED, **_EXITS}
+
+TRANSITIONS: Mapping[RequestState, Mapping[RequestEvent, RequestState]] = {
+    _S.QUEUED: {_E.PLACED: _S.RESERVED, **_EXITS},
+    _S.RESERVED: {_E.SUBMITTED: _S.PREFILLING, **_EXITS_OF_AN_ATTEMPT},
+    _S.PREFILLING: {_E.FIRST_TOKEN: _S.SHIPPING, _E.JOINED: _S.DECODING, **_EXITS_OF_AN_ATTEMPT},
+    _S.SHIPPING: {_E.JOINED: _S.DECODING, _E.FINISH: _S.FINISHED, **_EXITS_OF_AN_ATTEMPT},
+    _S.DECODING: {_E.FINISH: _S.FINISHED, **_EXITS_OF_AN_ATTEMPT},
+    _S.FINISHED: {},
+    _S.FAILED: {},
+    _S.CANCELLED: {},
+}
+"""What each event leads to; an event that a state does not list is a bug."""
+
+HOLDERS: Mapping[RequestState, frozenset[Holder]] = {
+    _S.QUEUED: frozenset({Holder.QUEUE}),
+    _S.RESERVED: frozenset({Holder.DECODE}),
+    _S.PREFILLING: frozenset({Holder.DECODE, Holder.PREFILL}),
+    _S.SHIPPING: frozenset({Holder.DECODE, Holder.PREFILL}),
+    _S.DECODING: frozenset({Holder.DECODE}),
+    # Both workers have seen the last token, and free what they hold by themselves.
+    _S.FINISHED: frozenset(),
+    _S.FAILED: frozenset(),
+    _S.CANCELLED: frozenset(),
+}
+"""Who holds memory in each state: an early end tells exactly these."""
+
+
+def after(state: RequestState, event: RequestEvent) -> RequestState:
+    """The state that the event leads to; raises Internal where the table has no such transition."""
+    following = TRANSITIONS[state].get(event)
+    if following is None:
+        raise Internal(f"a request that is {state.value} cannot take the event {event.value}")
+    return following

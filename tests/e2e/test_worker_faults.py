@@ -1,0 +1,99 @@
+"""Workers are drained, killed and stopped under streams that run: every stream gives what it gives undisturbed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+
+import psutil
+import pytest
+
+from tests.e2e.running import DEADLINE_S, Running, running
+
+pytestmark = pytest.mark.slow
+
+NUM_STREAMS = 20
+FIELDS = {"max_tokens": 1200, "ignore_eos": True, "temperature": 0, "return_token_ids": True}
+
+
+def prompt(number: int) -> list[int]:
+    return [20 + (i * (37 + 2 * number)) % 2000 for i in range(60)]
+
+
+@dataclass
+class Stream:
+    """One client's stream."""
+
+    number: int
+    tokens: list[int] = field(default_factory=list)
+    longest_pause_s: float = 0.0
+    error: str = ""
+
+    async def run(self, cluster: Running) -> None:
+        body = {"prompt": prompt(self.number), "stream": True, **FIELDS}
+        last = time.monotonic()
+        async with cluster.http.stream("POST", "/v1/completions", json=body) as response:
+            async for line in response.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                event = json.loads(line.removeprefix("data: "))
+                if "error" in event:
+                    self.error = str(event["error"])
+                    return
+                now = time.monotonic()
+                if self.tokens:
+                    self.longest_pause_s = max(self.longest_pause_s, now - last)
+                last = now
+                self.tokens += [token for choice in event["choices"] for token in choice.get("token_ids") or ()]
+
+
+async def all_at(streams: list[Stream], num_tokens: int) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while any(len(stream.tokens) < num_tokens and not stream.error for stream in streams):
+            await asyncio.sleep(0.01)
+
+
+async def undisturbed(cluster: Running) -> list[list[int]]:
+    return list(await asyncio.gather(*(cluster.tokens(prompt(n), **FIELDS) for n in range(NUM_STREAMS))))
+
+
+async def under_fault(cluster: Running, fault) -> list[Stream]:
+    """Streams that all decode when `fault` strikes, run to their end."""
+    streams = [Stream(number) for number in range(NUM_STREAMS)]
+    tasks = [asyncio.create_task(stream.run(cluster)) for stream in streams]
+    await all_at(streams, 3)
+    await fault(streams)
+    async with asyncio.timeout(DEADLINE_S):
+        await asyncio.gather(*tasks)
+    return streams
+
+
+def nothing_lost(streams: list[Stream], expected: list[list[int]]) -> None:
+    assert [stream.error for stream in streams] == [""] * NUM_STREAMS
+    assert [stream.tokens for stream in streams] == expected
+
+
+async def gone(pid: int) -> None:
+    """Waits until the process has ended."""
+    process = psutil.Process(pid)
+    async with asyncio.timeout(DEADLINE_S):
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_prefill_pool_that_is_drained_one_by_one_costs_no_stream_a_token(tmp_path):
+    async with running(tmp_path, num_prefill=2, num_decode=2, num_kv_blocks=1100) as cluster:
+        expected = await undisturbed(cluster)
+        pids = {name: cluster.cluster.children[name].pid for name in ("prefill-0", "prefill-1")}
+
+        async def drain_all(streams: list[Stream]) -> None:
+            for pid in pids.values():
+                os.kill(pid, signal.SIGTERM)
+                await gone(pid)
+            assert any(len(stream.tokens) < FIELDS["max_tokens"] for stream in streams), "all ended before"
+
+        nothing_lost(await under_fault(cluster, drain_all), expected)

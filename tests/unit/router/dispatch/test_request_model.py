@@ -1,0 +1,294 @@
+"""The dispatcher against a model of its workers: whatever the order of events, nobody keeps memory without an owner.
+
+Real dispatcher, attempts, links and queue; the workers are what the links send and are told, in a loop whose clock the
+test moves, so that an assignment and a time-out can fall into one pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from services.router.dispatch.dispatcher import DispatchConfig, Dispatcher
+from services.router.dispatch.prefix_lookup import PrefixLookup
+from services.router.dispatch.states import HOLDERS, Holder, RequestState
+from services.router.placement.policy import Placement, PlacementConfig
+from services.router.request import Request
+from services.router.workers.discovery import StaticDiscovery
+from services.router.workers.fleet import Fleet
+from shared.engine.sampling_params import SamplingParams
+from shared.errors import InvalidRequest, TransferFailed, WorkerLost
+from shared.kv.layout import LAYOUT_VERSION
+from shared.rpc.errors import to_proto
+from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
+from tests.integration.router.test_dispatch import NoMetrics
+
+QUEUE_TIMEOUT_S = 60.0
+NUM_BLOCKS = 12
+LAYOUT = types_pb2.BlockLayout(
+    num_layers=1, num_kv_heads=1, head_dim=8, block_size=4, dtype="float32", layout_version=LAYOUT_VERSION
+)
+
+
+class MovedClock(asyncio.SelectorEventLoop):
+    """A loop whose time the test moves."""
+
+    now_s = 1000.0
+
+    def time(self) -> float:
+        return self.now_s
+
+
+class Worker:
+    """What a worker holds by the commands that it got: request ids."""
+
+    def __init__(self, link) -> None:
+        self.link = link
+        self.held: dict[str, object] = {}
+
+    def connect(self) -> None:
+        welcome = types_pb2.Welcome(
+            worker=types_pb2.WorkerId(name=self.link.name, incarnation=1),
+            layout=LAYOUT,
+            num_blocks=NUM_BLOCKS,
+            max_model_len=1000,
+            max_num_seqs=3,
+        )
+        self.link._check(welcome)
+        self.link._connected(welcome)
+
+    def lose(self) -> None:
+        self.held.clear()
+        self.link._lost("it died")
+
+    def take_commands(self) -> None:
+        while not self.link._outgoing.empty():
+            command = self.link._outgoing.get_nowait()
+            kind = command.WhichOneof("command")
+            body = getattr(command, kind)
+            if kind == "cancel":
+                self.held.pop(body.request_id, None)
+            else:
+                assert kind in ("reserve", "submit")
+                assert body.request_id not in self.held, "an id was used twice"
+                self.held[body.request_id] = body
+
+
+class RequestMachine(RuleBasedStateMachine):
+    """Events in any order; `settle` runs the loop until nothing is ready."""
+
+    @initialize(collocated=st.booleans())
+    def start(self, collocated: bool) -> None:
+        self.loop = MovedClock()
+        asyncio.set_event_loop(self.loop)
+        self.collocated = collocated
+        self.next_id = 0
+        self.requests = {}
+        self.readers = {}
+        self.loop.run_until_complete(self._build())
+
+    async def _build(self) -> None:
+        prefills = {} if self.collocated else {"p0": "h:1", "p1": "h:2"}
+        self.fleet = Fleet(
+            "r", StaticDiscovery.of(prefills, {"d0": "h:3", "d1": "h:4"}), self._pump, collocated=self.collocated
+        )
+        self.fleet._serve = lambda link: asyncio.sleep(0)  # nobody dials
+        self.dispatcher = Dispatcher(
+            self.fleet,
+            Placement(PlacementConfig(), seed=1),
+            PrefixLookup(None, self.fleet),
+            NoMetrics(),
+            DispatchConfig(collocated=self.collocated, queue_timeout_s=QUEUE_TIMEOUT_S, max_attempts=3),
+        )
+        self.fleet.start()
+        self.workers = {link.name: Worker(link) for link in self.fleet.links}
+        for worker in self.workers.values():
+            worker.connect()
+
+    def _pump(self) -> None:
+        if hasattr(self, "dispatcher"):
+            self.dispatcher.pump()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "loop"):
+            return
+        for running in list(self.requests.values()):
+            self.loop.create_task(running.aclose())
+        self._settle()
+        assert self.dispatcher.num_active == self.dispatcher.num_waiting == 0
+        for worker in self.workers.values():
+            worker.take_commands()
+            assert not worker.held, f"{worker.link.name} holds {set(worker.held)} for nobody"
+            assert worker.link.num_requests == 0
+            if worker.link._ledger is not None:
+                assert worker.link._ledger.num_open == 0
+        self.loop.run_until_complete(self.fleet.close())
+        self._settle()
+        self.loop.close()
+        asyncio.set_event_loop(None)
+
+    def _settle(self) -> None:
+        for _ in range(30):
+            self.loop.run_until_complete(asyncio.sleep(0))
+
+    def _in_loop(self, call) -> None:
+        async def run() -> None:
+            call()
+
+        self.loop.run_until_complete(run())
+
+    # --- the client
+
+    @rule(passes=st.integers(0, 4))
+    def submit(self, passes: int) -> None:
+        request_id = f"r{self.next_id}"
+        self.next_id += 1
+
+        async def run() -> None:
+            try:
+                request = Request(request_id, tuple(range(9)), SamplingParams(seed=1, max_tokens=8))
+                self.requests[request_id] = self.dispatcher.submit(request)
+            except WorkerLost:
+                return
+            for _ in range(passes):
+                await asyncio.sleep(0)
+
+        self.loop.run_until_complete(run())
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), passes=st.integers(0, 3))
+    def cancel(self, data, passes: int) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.requests)))
+        self.loop.create_task(self.requests[request_id].aclose())
+        for _ in range(passes):
+            self.loop.run_until_complete(asyncio.sleep(0))
+
+    @rule()
+    def submit_and_cancel_before_the_first_step(self) -> None:
+        async def run() -> None:
+            try:
+                request = Request("early", tuple(range(9)), SamplingParams(seed=1, max_tokens=8))
+                running = self.dispatcher.submit(request)
+            except WorkerLost:
+                return
+            await running.aclose()
+            assert running.state is RequestState.CANCELLED
+
+        self.loop.run_until_complete(run())
+
+    # --- the workers
+
+    def _hold(self, data, kind):
+        """A (worker, request id) of that command at a worker, None where there is none."""
+        held = [
+            (name, request_id)
+            for name, worker in self.workers.items()
+            for request_id, body in worker.held.items()
+            if isinstance(body, kind)
+        ]
+        return data.draw(st.sampled_from(sorted(held))) if held else None
+
+    @rule(data=st.data())
+    def reserved(self, data) -> None:
+        if found := self._hold(data, decode_pb2.Reserve):
+            name, request_id = found
+            event = decode_pb2.DecodeEvent(reserved=decode_pb2.Reserved(request_id=request_id, ticket=1))
+            self._in_loop(lambda: self.workers[name].link._on_event(event))
+
+    @rule(data=st.data(), ends=st.booleans())
+    def first_token(self, data, ends: bool) -> None:
+        if found := self._hold(data, prefill_pb2.Submit):
+            name, request_id = found
+            finish = types_pb2.FINISH_REASON_STOP if ends else types_pb2.FINISH_REASON_UNSPECIFIED
+            tokens = types_pb2.SequenceTokens(request_id=request_id, token_ids=[50], finish_reason=finish)
+            event = prefill_pb2.PrefillEvent(first_token=prefill_pb2.FirstToken(tokens=tokens))
+            del self.workers[name].held[request_id]  # its trailer leaves with the token
+            if ends:  # and tells the decode worker
+                for worker in self.workers.values():
+                    worker.held.pop(request_id, None)
+            self._in_loop(lambda: self.workers[name].link._on_event(event))
+
+    @rule(data=st.data(), ends=st.booleans())
+    def step(self, data, ends: bool) -> None:
+        """Also before the first token has come from the prefill worker; never before a prompt was given to one."""
+        if found := self._hold(data, decode_pb2.Reserve):
+            name, request_id = found
+            reserve = self.workers[name].held[request_id]
+            active = self.requests.get(request_id.partition("#")[0])
+            if not reserve.prefill_here and (active is None or active.state is RequestState.RESERVED):
+                return
+            here = any(request_id in worker.held for other, worker in self.workers.items() if other != name)
+            ends = ends and not here
+            finish = types_pb2.FINISH_REASON_STOP if ends else types_pb2.FINISH_REASON_UNSPECIFIED
+            tokens = types_pb2.SequenceTokens(request_id=request_id, token_ids=[51], finish_reason=finish)
+            if ends:
+                del self.workers[name].held[request_id]
+            event = decode_pb2.DecodeEvent(step=decode_pb2.Step(sequences=[tokens]))
+            self._in_loop(lambda: self.workers[name].link._on_event(event))
+
+    @rule(data=st.data(), mendable=st.booleans(), prefill=st.booleans())
+    def failed(self, data, mendable: bool, prefill: bool) -> None:
+        if found := self._hold(data, prefill_pb2.Submit if prefill else decode_pb2.Reserve):
+            name, request_id = found
+            error = to_proto(TransferFailed("t") if mendable else InvalidRequest("i"))
+            failed = types_pb2.Failed(request_id=request_id, error=error)
+            del self.workers[name].held[request_id]
+            event = (prefill_pb2.PrefillEvent if prefill else decode_pb2.DecodeEvent)(failed=failed)
+            self._in_loop(lambda: self.workers[name].link._on_event(event))
+
+    @rule(data=st.data())
+    def die_or_return(self, data) -> None:
+        worker = self.workers[data.draw(st.sampled_from(sorted(self.workers)))]
+        self._in_loop(worker.lose if worker.link.connected else worker.connect)
+
+    @rule(data=st.data(), num_free=st.sampled_from([0, NUM_BLOCKS]), late=st.booleans())
+    def report(self, data, num_free: int, late: bool) -> None:
+        """A report that gives or takes room; `late`: in the pass in which the waiting ones give up."""
+        worker = self.workers[data.draw(st.sampled_from(sorted(self.workers)))]
+        if not worker.link.connected:
+            return
+        load = types_pb2.Load(num_free_blocks=num_free, num_total_blocks=NUM_BLOCKS)
+        if late:
+            self.loop.now_s += QUEUE_TIMEOUT_S
+        self._in_loop(lambda: worker.link._on_load(load))
+
+    @rule()
+    def settle(self) -> None:
+        self._settle()
+        for worker in self.workers.values():
+            worker.take_commands()
+        self._check_holders()
+
+    # --- what must hold
+
+    def _check_holders(self) -> None:
+        """After the loop came to rest: workers hold for running attempts alone, and where the state's table says."""
+        owners = {running.wire_id: running for running in self.requests.values() if not running.state.ended}
+        for name, worker in self.workers.items():
+            holder = Holder.PREFILL if name.startswith("p") else Holder.DECODE
+            for request_id in worker.held:
+                assert request_id in owners, f"{name} holds {request_id}, which nobody runs"
+                assert holder in HOLDERS[owners[request_id].state], f"{name} holds {request_id} against the table"
+
+    @invariant()
+    def counted(self) -> None:
+        if hasattr(self, "dispatcher"):
+            living = [running for running in self.requests.values() if not running.state.ended]
+            assert self.dispatcher.num_active <= len(living) + 1
+            assert self.dispatcher.num_waiting <= self.dispatcher.num_active
+
+
+def test_no_order_of_events_leaves_a_state_without_an_exit_or_memory_without_an_owner():
+    run_state_machine_as_test(
+        RequestMachine, settings=settings(max_examples=150, stateful_step_count=40, deadline=None)
+    )

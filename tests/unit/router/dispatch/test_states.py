@@ -1,0 +1,43 @@
+"""The table of a request's states: no state without an exit, no memory without an owner."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.router.dispatch.states import HOLDERS, TRANSITIONS, Holder, RequestEvent, RequestState, after
+from shared.errors import Internal
+
+ENDS = {RequestState.FINISHED, RequestState.FAILED, RequestState.CANCELLED}
+
+
+def test_every_state_is_in_both_tables_and_only_ends_have_no_exit():
+    assert set(TRANSITIONS) == set(HOLDERS) == set(RequestState)
+    assert {state for state in RequestState if state.ended} == ENDS
+
+
+@pytest.mark.parametrize("state", [state for state in RequestState if state not in ENDS])
+def test_every_living_state_can_fail_be_cancelled_and_finish(state):
+    assert TRANSITIONS[state][RequestEvent.FAIL] is RequestState.FAILED
+    assert TRANSITIONS[state][RequestEvent.CANCEL] is RequestState.CANCELLED
+    reached, new = set(), {state}
+    while new:
+        reached |= new
+        new = {following for name in new for following in TRANSITIONS[name].values()} - reached
+    assert RequestState.FINISHED in reached
+
+
+def test_nobody_holds_memory_for_a_request_that_ended_and_somebody_for_every_other():
+    assert {state for state in RequestState if not HOLDERS[state]} == ENDS
+
+
+def test_the_prefill_worker_is_out_once_the_decode_worker_has_joined():
+    holding = {state for state in RequestState if Holder.PREFILL in HOLDERS[state]}
+    assert holding == {RequestState.PREFILLING, RequestState.SHIPPING}
+    assert after(RequestState.SHIPPING, RequestEvent.JOINED) is RequestState.DECODING
+
+
+@pytest.mark.parametrize("state", [state for state in RequestState if state in ENDS])
+@pytest.mark.parametrize("event", RequestEvent)
+def test_nothing_follows_an_end(state, event):
+    with pytest.raises(Internal, match=state.value):
+        after(state, event)

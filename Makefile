@@ -39,7 +39,7 @@ PREFIX_FLAGS = $(foreach name,TRACE REQUESTS WORKERS PARTS,$(if $(findstring com
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast test-gpu test-timing test-sweep lint format proto lock demo-model bench bench-engine bench-peers bench-kernels bench-index bench-prefix bench-router bench-overload bench-long-prompt loadtest chaos soak clean
+.PHONY: help setup run test test-fast test-gpu test-timing test-sweep lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-overload bench-long-prompt loadtest chaos soak clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,6 +90,9 @@ bench-engine: setup  ## prefill and decode beside the limits of the hardware: MO
 
 bench-kernels: setup  ## the Triton kernels beside the limits of a GPU, which it needs: ONLY=op OUT=file
 	$(BIN)/python -m loadtest.bench kernels $(KERNEL_FLAGS) $(ARGS)
+
+gpu-check: setup  ## all that a first hour on a GPU should tell, step by step, an hour at most: OUT=file
+	$(BIN)/python -m loadtest.bench.gpu_check --out "$(or $(OUT),out/gpu-check.json)" $(ARGS)
 
 loadtest: setup  ## disaggregated against collocated on this machine by goodput, 11 minutes: TRACE=path RATE=n DURATION=10s SHAPE=xs|s|b MODEL=path OUT=file
 	$(BIN)/python -m loadtest baseline $(LOADTEST_FLAGS) $(ARGS)

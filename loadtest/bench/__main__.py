@@ -11,6 +11,10 @@ from loadtest.command_line import run
 BENCHMARKS = {
     "engine": ("engine.cpu", "Prefill and decode steps on this processor beside what it allows."),
     "engine-cuda": ("engine.cuda", "Prefill and decode steps on a GPU beside what it allows."),
+    "gpu-limits": ("engine.gpu_limits", "A GPU's properties, copy and matrix rates."),
+    "gpu-trace": ("engine.gpu_trace", "The kernels of a decode step and a prompt on a GPU."),
+    "staging": ("engine.staging", "Blocks between a GPU's pool and host memory."),
+    "host-time": ("engine.host_time", "What an engine step costs the host, without a GPU."),
     "kernels": ("kernels.measure", "Triton kernels on a GPU beside what it allows."),
     "peers": ("peers.measure", "The engine and its peers on the same weights, in turns."),
     "index": ("index.measure", "Match, publish and memory of the block index by its size."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shared.engine.finish_reason import FinishReason
 from shared.engine.plan import SampledToken
@@ -152,8 +153,7 @@ class FirstScheduled:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class NewToken:
+class NewToken(NamedTuple):
     """A token that a step produced for one sequence."""
 
     sequence_id: str

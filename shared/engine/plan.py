@@ -1,14 +1,17 @@
-"""What passes between scheduler and runner: an immutable plan, and its result."""
+"""What passes between scheduler and runner: an immutable plan, and its result.
+
+What a step has for every sequence is a NamedTuple: made several times faster than a frozen dataclass.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from shared.engine.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class SampleSpec:
+class SampleSpec(NamedTuple):
     """How to choose one token from one row of logits."""
 
     params: SamplingParams
@@ -18,8 +21,7 @@ class SampleSpec:
     banned_token_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedSequence:
+class PlannedSequence(NamedTuple):
     """A sequence's share of one step: compute `token_ids` at positions start … start + len - 1.
 
     Planned while the step before still runs, a sequence's newest token may not be known yet: then `token_ids` holds
@@ -55,20 +57,19 @@ class StepPlan:
 
     sequences: tuple[PlannedSequence, ...]
     copies: tuple[BlockCopy, ...] = ()
+    num_tokens: int = field(init=False, compare=False)
+    """Tokens computed in this step, over all sequences."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_tokens", sum([len(item.token_ids) for item in self.sequences]))
 
     @property
     def is_empty(self) -> bool:
         """Nothing is to be done."""
         return not self.sequences and not self.copies
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens computed in this step, over all sequences."""
-        return sum(len(item.token_ids) for item in self.sequences)
 
-
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(NamedTuple):
     """The token chosen for one row of logits. Log-probabilities are of the unmodified logits."""
 
     token_id: int

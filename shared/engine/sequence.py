@@ -54,6 +54,7 @@ class EngineSequence:
     arrived_s: float = 0.0  # when that was, by the scheduler's clock
     status: Status = Status.WAITING
     block_ids: list[int] = field(default_factory=list)
+    block_table: tuple[int, ...] = ()  # `block_ids` as plans have them, made anew where those grew
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks, as far as hashed
     num_cached_tokens: int = 0  # prefix found in the pool when it was first scheduled
     num_computed_tokens: int = 0
@@ -64,8 +65,10 @@ class EngineSequence:
     num_arrived_blocks: int = 0  # full blocks that were computed elsewhere and handed over, from the first on
     num_shipped_blocks: int = 0  # blocks below this index were handed to the shipper
     started: bool = False  # was scheduled at least once
+    has_penalties: bool = field(init=False)  # as its sampling settings say
 
     def __post_init__(self) -> None:
+        self.has_penalties = self.sampling.has_penalties
         assert 0 < self.num_prompt_tokens <= len(self.token_ids), "a sequence has a prompt"
         assert self.sampling.max_tokens is not None, "max_tokens is resolved"
         assert self.sampling.seed is not None, "seed is resolved"
@@ -73,11 +76,12 @@ class EngineSequence:
 
     def check(self) -> None:
         """Asserts the order of the lengths."""
-        assert 0 <= self.num_cached_tokens <= self.num_computed_tokens <= self.num_tokens <= self.max_tokens_total, (
-            f"{self.sequence_id}: cached {self.num_cached_tokens}, computed {self.num_computed_tokens}, "
-            f"tokens {self.num_tokens}, total {self.max_tokens_total}"
+        num_tokens, num_computed = len(self.token_ids), self.num_computed_tokens
+        assert 0 <= self.num_cached_tokens <= num_computed <= num_tokens <= self.max_tokens_total, (
+            f"{self.sequence_id}: cached {self.num_cached_tokens}, computed {num_computed}, "
+            f"tokens {num_tokens}, total {self.max_tokens_total}"
         )
-        assert self.num_planned_tokens <= self.num_tokens + self.num_in_flight_samples, (
+        assert num_computed + self.num_in_flight_tokens <= num_tokens + self.num_in_flight_samples, (
             f"{self.sequence_id}: {self.num_planned_tokens} tokens planned of {self.num_tokens} and "
             f"{self.num_in_flight_samples} to come"
         )
@@ -110,37 +114,47 @@ class EngineSequence:
     @property
     def num_unplanned_tokens(self) -> int:
         """Tokens that the next step can compute, the one that a step in flight will add included."""
-        return self.num_tokens + self.num_in_flight_samples - self.num_planned_tokens
+        planned = self.num_computed_tokens + self.num_in_flight_tokens
+        return len(self.token_ids) + self.num_in_flight_samples - planned
 
     @property
     def ends_in_flight(self) -> bool:
         """True where the tokens that steps in flight will add are certainly its last here."""
         if self.num_in_flight_samples == 0:
             return False
-        assert self.sampling.max_tokens is not None
+        max_tokens, num_tokens = self.sampling.max_tokens, len(self.token_ids) + self.num_in_flight_samples
+        assert max_tokens is not None
         return (
             self.goal is Goal.FIRST_TOKEN
-            or self.num_output_tokens + self.num_in_flight_samples >= self.sampling.max_tokens
-            or self.num_tokens + self.num_in_flight_samples >= self.max_tokens_total
+            or num_tokens - self.num_prompt_tokens >= max_tokens
+            or num_tokens >= self.max_tokens_total
         )
+
+    def table(self) -> tuple[int, ...]:
+        """`block_ids` as a tuple, the same one until they grow or are given back."""
+        if len(self.block_table) != len(self.block_ids):
+            self.block_table = tuple(self.block_ids)
+        return self.block_table
 
     def finish_reason(self) -> FinishReason | None:
         """Set where the newest token ends the sequence; the router looks for stop strings."""
         sampling = self.sampling
-        num_output = self.num_output_tokens
+        num_tokens = len(self.token_ids)
+        num_output = num_tokens - self.num_prompt_tokens
         if num_output >= max(1, sampling.min_tokens):
             newest = self.token_ids[-1]
             if newest in sampling.stop_token_ids or (not sampling.ignore_eos and newest in self.eos_token_ids):
                 return FinishReason.STOP
         max_tokens = sampling.max_tokens
         assert max_tokens is not None
-        if num_output >= max_tokens or self.num_tokens >= self.max_tokens_total:
+        if num_output >= max_tokens or num_tokens >= self.max_tokens_total:
             return FinishReason.LENGTH
         return None
 
     def banned_token_ids(self) -> tuple[int, ...]:
         """Tokens that must not be sampled next: the ends, until min_tokens is reached."""
-        if self.num_output_tokens + self.num_in_flight_samples >= self.sampling.min_tokens:
+        min_tokens = self.sampling.min_tokens
+        if not min_tokens or self.num_output_tokens + self.num_in_flight_samples >= min_tokens:
             return ()
         ends = set(self.sampling.stop_token_ids)
         if not self.sampling.ignore_eos:

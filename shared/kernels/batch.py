@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.kernels.attention.decode_groups import DecodeGroup, build_decode_groups
@@ -80,7 +82,7 @@ class AttentionBatch:
         cls,
         query_lens: Sequence[int],
         kv_lens: Sequence[int],
-        block_tables: Sequence[Sequence[int]],
+        block_tables: Sequence[Sequence[int] | NDArray[np.int32]],
         block_size: int,
         device: torch.device | str = "cpu",
     ) -> AttentionBatch:
@@ -89,17 +91,22 @@ class AttentionBatch:
         Shorter tables are padded with block 0, which attention never reads for that sequence.
         """
         width = max((len(table) for table in block_tables), default=0)
-        padded = [[*table, *([0] * (width - len(table)))] for table in block_tables]
-        slots = [
-            table[position // block_size] * block_size + position % block_size
-            for query_len, kv_len, table in zip(query_lens, kv_lens, block_tables, strict=True)
-            for position in range(kv_len - query_len, kv_len)
-        ]
+        tables = np.zeros((len(block_tables), width), dtype=np.int32)
+        for row, table in zip(tables, block_tables, strict=True):
+            row[: len(table)] = table
+        query_start = np.array([0, *accumulate(query_lens)], dtype=np.int32)
+        seq_lens = np.array(kv_lens, dtype=np.int32)
+        # A token's position is its row in the step, moved by its sequence's start.
+        moved = np.repeat(seq_lens.astype(np.int64) - query_start[1:], query_lens)
+        positions = np.arange(query_start[-1]) + moved
+        sequences = np.repeat(np.arange(len(tables)), query_lens)
+        blocks, offsets = np.divmod(positions, block_size)
+        slots = tables[sequences, blocks].astype(np.int64) * block_size + offsets
         return cls(
-            query_start=torch.tensor([0, *accumulate(query_lens)], dtype=torch.int32, device=device),
-            seq_lens=torch.tensor(list(kv_lens), dtype=torch.int32, device=device),
-            block_tables=torch.tensor(padded, dtype=torch.int32, device=device).view(len(padded), width),
-            slots=torch.tensor(slots, dtype=torch.int64, device=device),
+            query_start=torch.from_numpy(query_start).to(device),
+            seq_lens=torch.from_numpy(seq_lens).to(device),
+            block_tables=torch.from_numpy(tables).to(device),
+            slots=torch.from_numpy(slots).to(device),
             query_lens=tuple(query_lens),
             kv_lens=tuple(kv_lens),
             block_size=block_size,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
+from shared.engine.plan import BlockCopy, PlannedSequence, SampleSpec, StepPlan
 from shared.engine.runner.profile_run import measure_budget
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_family(tmp_path_factory.mktemp("model"), "LlamaForCausalLM")
 
 
-@pytest.mark.parametrize("num_blocks", [64, 15])
+@pytest.mark.parametrize("num_blocks", [64, 10])
 def test_graphs_and_steps_ahead_give_the_tokens_of_the_eager_way(folder: Path, num_blocks: int) -> None:
     plain = RunnerConfig(max_num_seqs=5, static_decode=False)
     expected, _ = run_all(folder, device="cuda", config=plain, ahead=False)
@@ -141,3 +141,18 @@ def test_weights_drawn_on_the_device_make_a_model_of_finite_logits() -> None:
         sampled = runner.execute(decode_plan(5, 20, pending=False)).sampled
     assert len(sampled) == 5
     assert all(hasattr(token, "token_id") for token in sampled)
+
+
+def test_swapped_blocks_are_sent_and_checked_behind_late_copies(folder: Path) -> None:
+    decoder, layout = loaded(folder, torch.bfloat16)
+    runner = Runner(decoder, layout, 9, RunnerConfig(num_host_blocks=1))
+    runner.kv_blocks.normal_()
+    torch.cuda.synchronize()
+    before = runner.kv_blocks.cpu()
+    torch.cuda._sleep(2_000_000_000)  # about a second: the copies stay queued behind it
+    runner.launch(StepPlan((), (BlockCopy(1, 0, to_host=True), BlockCopy(2, 0, to_host=False))))
+    expected = BlockChecksum(layout.block_bytes // 8).checksum_blocks(before, [1])
+    assert runner.checksums([2]) == expected
+    torch.cuda._sleep(2_000_000_000)
+    runner.launch(StepPlan((), (BlockCopy(3, 0, to_host=True), BlockCopy(4, 0, to_host=False))))
+    assert bytes(runner.blocks.outgoing(4)) == before[3].view(torch.uint8).numpy().tobytes()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -40,6 +42,22 @@ class DeviceLink:
         if not self.is_async:
             return host
         return host.pin_memory().to(self.device, non_blocking=True) if host.numel() else host.to(self.device)
+
+    def send_all(self, arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
+        """Host arrays on the device by one copy, in this order: those of 8-byte elements before those of 4 bytes."""
+        if not self.is_async:
+            return [torch.from_numpy(array) for array in arrays]
+        host = self.empty(sum(array.nbytes for array in arrays))
+        content, begin = host.numpy(), 0
+        for array in arrays:
+            content[begin : begin + array.nbytes] = array.view(np.uint8)
+            begin += array.nbytes
+        sent, begin, tensors = host.to(self.device, non_blocking=True), 0, []
+        for array in arrays:
+            part = sent[begin : begin + array.nbytes]
+            tensors.append(part.view(getattr(torch, array.dtype.name)))
+            begin += array.nbytes
+        return tensors
 
     def fetch(self, tensor: Tensor) -> Tensor:
         """A copy on the host; it holds the values once a `mark` made after this call has been waited for."""

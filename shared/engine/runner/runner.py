@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from itertools import accumulate, chain
+from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from shared.engine.plan import PlannedSequence, StepPlan, StepResult
 from shared.engine.runner.block_access import BlockAccess, DirectBlocks, StagedBlocks
 from shared.engine.runner.block_sums import BlockSums
 from shared.engine.runner.device_link import DeviceLink
+from shared.engine.runner.eager_inputs import EagerInputs
 from shared.engine.runner.host_arena import HostArena
 from shared.engine.runner.numerics import NumericsProbe
 from shared.engine.runner.pending_step import PendingStep
@@ -20,7 +21,6 @@ from shared.engine.runner.pool_memory import allocate_pool
 from shared.engine.runner.sampler import TopLogprobs, is_plain, resample, sample
 from shared.engine.runner.static_decode import StaticDecode
 from shared.engine.runner.warm_up import warm_up_plans
-from shared.kernels.batch import AttentionBatch
 from shared.kv.layout import BlockLayout
 from shared.model.decoder import Decoder
 
@@ -81,6 +81,7 @@ class Runner:
         is_staged = self._link.is_async if config.staged_transfer is None else config.staged_transfer
         self.blocks: BlockAccess = StagedBlocks(self.kv_blocks, link) if is_staged else DirectBlocks(self.kv_blocks)
         """The pool as the transfer plane sees it."""
+        self._inputs = EagerInputs(layout.block_size, link, needs_lengths=decoder.rotary.needs_lengths)
         self._sampled: Tensor | None = (
             None  # [num_rows] int64, tokens of the last step; the static buffer if there is one
         )
@@ -155,46 +156,15 @@ class Runner:
 
     def _forward(self, items: tuple[PlannedSequence, ...]) -> Tensor:
         """[num_sampling, vocab_size] fp32: logits of the sequences that sample, from any mix of chunks and decodes."""
-        send = self._link.send
-        query_lens = [len(item.token_ids) for item in items]
-        positions = torch.cat([torch.arange(item.start, item.end, dtype=torch.int64) for item in items])
-        batch = AttentionBatch.from_lists(
-            query_lens, [item.end for item in items], [item.block_ids for item in items], self.layout.block_size
-        )
-        if self._link.is_async:
-            batch = replace(
-                batch,
-                query_start=send(batch.query_start),
-                seq_lens=send(batch.seq_lens),
-                block_tables=send(batch.block_tables),
-                slots=send(batch.slots),
-            )
-        ends = accumulate(query_lens)
-        rows = [end - 1 for end, item in zip(ends, items, strict=True) if item.sample is not None]
-        lengths = _rope_lengths(items) if self._decoder.rotary.needs_lengths else None
-        return self._decoder.forward(
-            self._token_ids(items),
-            send(positions),
-            self.kv_blocks,
-            batch,
-            send(torch.tensor(rows, dtype=torch.int64)),
-            send(lengths) if lengths is not None else None,
-        )
-
-    def _token_ids(self, items: tuple[PlannedSequence, ...]) -> Tensor:
-        """[num_tokens] int64, those of the step before filled in on the device."""
-        send = self._link.send
-        token_ids = send(torch.tensor(list(chain.from_iterable(item.token_ids for item in items)), dtype=torch.int64))
-        begins = accumulate((len(item.token_ids) for item in items), initial=0)
-        pending = [
-            (begin, item.pending) for begin, item in zip(begins, items, strict=False) if item.pending is not None
-        ]
-        if pending:
+        inputs = self._inputs.of(items)
+        if inputs.pending is not None:
             assert self._sampled is not None
-            places, rows = (send(torch.tensor(column)) for column in zip(*pending, strict=True))
+            places, rows = inputs.pending
             # A row without a token is -1; it computes from token 0 instead, and the result is dropped.
-            token_ids.index_copy_(0, places, self._sampled.index_select(0, rows).clamp(min=0))
-        return token_ids
+            inputs.token_ids.index_copy_(0, places, self._sampled.index_select(0, rows).clamp(min=0))
+        return self._decoder.forward(
+            inputs.token_ids, inputs.positions, self.kv_blocks, inputs.batch, inputs.logit_rows, inputs.rope_lengths
+        )
 
     def _remember(self, tokens: Tensor) -> None:
         """Keeps the sampled tokens [num_rows] for the next step's `pending` tokens; static steps read one buffer."""
@@ -215,13 +185,3 @@ class Runner:
 
 def _unknown(_row: int) -> None:
     return None
-
-
-def _rope_lengths(items: tuple[PlannedSequence, ...]) -> Tensor:
-    """For dynamic rope scaling, the sequence length that each token's frequencies are for: [num_tokens] int64.
-
-    A prompt token takes its prompt's length, an output token its own position + 1, so that the rotation of a token
-    depends on neither chunking nor the worker.
-    """
-    lengths = [max(item.num_prompt_tokens, position + 1) for item in items for position in range(item.start, item.end)]
-    return torch.tensor(lengths, dtype=torch.int64)

@@ -106,7 +106,9 @@ def describe(
     source: Callable[[int], str | None],
 ) -> tuple[SampledToken | NoToken, ...]:
     """The result of a step from host values; `source(row)` says where a row's numbers broke."""
-    given = iter(()) if logprobs is None else zip(*(part.tolist() for part in vars(logprobs).values()), strict=True)
+    if logprobs is None:
+        return tuple(SampledToken(token) if token >= 0 else NoToken(source(row)) for row, token in enumerate(tokens))
+    given = zip(*(part.tolist() for part in vars(logprobs).values()), strict=True)
     result: list[SampledToken | NoToken] = []
     for row, (token, spec) in enumerate(zip(tokens, specs, strict=True)):
         asked = spec.params.logprobs

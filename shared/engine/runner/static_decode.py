@@ -54,10 +54,13 @@ class StaticDecode:
 
     def takes(self, plan: StepPlan) -> bool:
         """Whether `run` can run this step."""
-        return len(plan.sequences) <= self._sizes[-1] and all(
-            item.sample is not None and len(item.token_ids) == 1 and len(item.block_ids) <= self._tables.width
-            for item in plan.sequences
-        )
+        if len(plan.sequences) > self._sizes[-1]:
+            return False
+        width = self._tables.width
+        for item in plan.sequences:
+            if item.sample is None or len(item.token_ids) != 1 or len(item.block_ids) > width:
+                return False
+        return True
 
     def run(self, plan: StepPlan) -> tuple[Tensor, Tensor]:
         """([n, vocab_size] fp32 logits, [n] int64 tokens) of the plan's n sequences; both hold until the next step.

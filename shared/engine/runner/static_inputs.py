@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from shared.engine.plan import PlannedSequence
 from shared.engine.runner.device_link import DeviceLink
+from shared.engine.sampling_params import SamplingParams
 from shared.kernels.sampling.rows import SamplingRows
 
 _FIELDS = {
@@ -47,6 +49,8 @@ class StaticInputs:
         self.seq_lens = views["seq_lens"]  # int32, KV length with this step's token
         self.rope_lengths = views["rope_lengths"]  # int64, see `Rotary`
         self._views = views
+        self._columns = _columns(np.zeros(size * _ROW_BYTES, dtype=np.uint8), size)  # as they are on the device
+        self._params: list[SamplingParams] | None = None  # those in the columns
         self.fill([])
 
     def rows(self) -> SamplingRows:
@@ -63,29 +67,37 @@ class StaticInputs:
 
     def fill(self, items: Sequence[PlannedSequence]) -> None:
         """Queue the values of a step of one token a sequence, each with its SampleSpec."""
-        host = self._link.empty(self._bytes.shape[0])
         params = [item.sample.params for item in items if item.sample is not None]
         assert len(params) == len(items) <= self.size
-        values: dict[str, tuple[list[int] | list[float], float]] = {
-            "token_ids": ([item.token_ids[0] for item in items], 0),
-            "pending": ([-1 if item.pending is None else item.pending for item in items], -1),
-            "seeds": ([_signed(p.seed or 0) for p in params], 0),
-            "rope_lengths": ([max(item.num_prompt_tokens, item.end) for item in items], 1),
-            "top_ps": ([p.top_p for p in params], 1.0),
-            "seq_lens": ([item.end for item in items], 1),
-            "temperatures": ([0.0 if p.is_greedy else p.temperature for p in params], 0.0),
-            "top_ks": ([p.top_k for p in params], 0),
-            "min_ps": ([p.min_p for p in params], 0.0),
-        }
-        content, begin = host.numpy(), 0
-        for name, dtype in _FIELDS.items():
-            end = begin + self.size * dtype.itemsize
-            column = content[begin:end].view(str(dtype).removeprefix("torch."))
-            given, padding = values[name]
-            column[: len(items)] = given
-            column[len(items) :] = padding
-            begin = end
+        count, columns = len(items), self._columns
+        if params != self._params:  # seldom: only where sequences come or go
+            self._fill_params(params)
+        for name, values, padding in (
+            ("token_ids", [item.token_ids[0] for item in items], 0),
+            ("pending", [-1 if item.pending is None else item.pending for item in items], -1),
+            ("seq_lens", [item.start + 1 for item in items], 1),
+            ("rope_lengths", [item.num_prompt_tokens for item in items], 1),
+        ):
+            columns[name][:count] = values
+            columns[name][count:] = padding
+        np.maximum(columns["rope_lengths"], columns["seq_lens"], out=columns["rope_lengths"])
+        host = self._link.empty(self._bytes.shape[0])
+        host.numpy()[:] = self._columns["bytes"]
         self._bytes.copy_(host, non_blocking=True)
+
+    def _fill_params(self, params: list[SamplingParams]) -> None:
+        """What stays the same from step to step while the batch does."""
+        count, columns = len(params), self._columns
+        for name, values, padding in (
+            ("seeds", [_signed(p.seed or 0) for p in params], 0),
+            ("top_ps", [p.top_p for p in params], 1.0),
+            ("temperatures", [0.0 if p.is_greedy else p.temperature for p in params], 0.0),
+            ("top_ks", [p.top_k for p in params], 0),
+            ("min_ps", [p.min_p for p in params], 0.0),
+        ):
+            columns[name][:count] = values
+            columns[name][count:] = padding
+        self._params = params
 
 
 class StaticTables:
@@ -111,7 +123,7 @@ class StaticTables:
         for row in range(num_rows):
             new = block_tables[row] if row < len(block_tables) else self._padding
             old = self._rows[row]
-            if new == old:
+            if new is old or new == old:
                 continue
             # Most changes are a block more.
             begin = len(old) if new[: len(old)] == old else 0
@@ -124,6 +136,17 @@ class StaticTables:
         host = self._link.empty(num_rows * used * 4).view(torch.int32).view(num_rows, used)
         host.numpy()[:] = self._mirror[:num_rows, :used]
         self.tables[:num_rows, :used].copy_(host, non_blocking=True)
+
+
+def _columns(content: np.ndarray[tuple[int], np.dtype[np.uint8]], size: int) -> dict[str, Any]:
+    """Arrays of `size` values by field over one block of memory, which is `bytes`."""
+    columns: dict[str, Any] = {"bytes": content}
+    begin = 0
+    for name, dtype in _FIELDS.items():
+        end = begin + size * dtype.itemsize
+        columns[name] = content[begin:end].view(str(dtype).removeprefix("torch."))
+        begin = end
+    return columns
 
 
 def _signed(seed: int) -> int:

@@ -27,7 +27,7 @@ class Admission:
 
     def measured(self, plan: StepPlan, step_s: float) -> None:
         """Learns from a step's time where it only decoded."""
-        if plan.sequences and plan.num_tokens == len(plan.sequences):
+        if self._batch_limit.target_s > 0 and plan.sequences and plan.num_tokens == len(plan.sequences):
             self._batch_limit.observe(plan.num_tokens, sum(item.end for item in plan.sequences), step_s)
 
     def growth(self, holders: Sequence[EngineSequence]) -> int:

@@ -44,7 +44,8 @@ class BlockTables:
 
     def grow(self, sequence: EngineSequence, count: int) -> bool:
         """Blocks for `count` more computed tokens; False where the pool has too few."""
-        missing = -(-(sequence.num_planned_tokens + count) // self._pool.block_size) - len(sequence.block_ids)
+        num_tokens = sequence.num_computed_tokens + sequence.num_in_flight_tokens + count
+        missing = -(-num_tokens // self._pool.block_size) - len(sequence.block_ids)
         if missing <= 0:
             return True
         try:
@@ -55,8 +56,12 @@ class BlockTables:
 
     def seal(self, sequence: EngineSequence, start: int) -> None:
         """Seals the full blocks from the one that holds token `start` on, those that are not yet."""
+        block_size = self._pool.block_size
+        first, end = start // block_size, sequence.num_computed_tokens // block_size
+        if first == end:
+            return  # as in most decode steps
         hashes = self.hashes(sequence)
-        for index in range(start // self._pool.block_size, sequence.num_computed_tokens // self._pool.block_size):
+        for index in range(first, end):
             if self._pool.hash_of(sequence.block_ids[index]) is None:
                 self._pool.seal(sequence.block_ids[index], hashes[index])
 
@@ -80,3 +85,4 @@ class BlockTables:
         """Gives the sequence's references back."""
         self._pool.release(sequence.block_ids)
         sequence.block_ids = []
+        sequence.block_table = ()

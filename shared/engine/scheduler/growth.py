@@ -70,18 +70,24 @@ class GrowthReserve:
         """Blocks that these sequences are expected to take beyond those they hold."""
         if self._lengths is None:
             return sum(1 for _ in sequences)
-        return sum(self._to_come(sequence, len(sequence.block_ids)) for sequence in sequences)
+        total = 0
+        for sequence in sequences:
+            missing = -(-self._expected_tokens(sequence) // self._block_size) - len(sequence.block_ids)
+            if missing > 0:
+                total += missing
+        return total
 
     def of_newcomer(self, sequence: EngineSequence, num_held: int) -> int:
         """Blocks that a sequence is expected to take once it holds `num_held`."""
-        return 0 if self._lengths is None else self._to_come(sequence, num_held)
-
-    def _to_come(self, sequence: EngineSequence, num_held: int) -> int:
+        if self._lengths is None:
+            return 0
         return max(0, -(-self._expected_tokens(sequence) // self._block_size) - num_held)
 
     def _expected_tokens(self, sequence: EngineSequence) -> int:
+        num_tokens = len(sequence.token_ids)
         if sequence.goal is Goal.FIRST_TOKEN:
-            return sequence.num_tokens
+            return num_tokens
         assert self._lengths is not None
-        expected = sequence.num_prompt_tokens + self._lengths.expected(sequence.num_output_tokens)
-        return min(sequence.max_tokens_total, max(sequence.num_tokens, expected))
+        num_prompt_tokens = sequence.num_prompt_tokens
+        expected = num_prompt_tokens + self._lengths.expected(num_tokens - num_prompt_tokens)  # more than num_tokens
+        return min(sequence.max_tokens_total, expected)

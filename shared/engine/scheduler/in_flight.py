@@ -57,14 +57,14 @@ class StepsInFlight:
 
     def share(self, sequence: EngineSequence, count: int) -> PlannedSequence:
         """The next `count` tokens of a sequence, the one that a step in flight will add for it included."""
-        start = sequence.num_planned_tokens
+        start = sequence.num_computed_tokens + sequence.num_in_flight_tokens
         is_pending = sequence.num_in_flight_samples > 0
         assert not is_pending or count == 1
         return PlannedSequence(
             sequence.sequence_id,
             (0,) if is_pending else tuple(sequence.token_ids[start : start + count]),
             start,
-            tuple(sequence.block_ids),
+            sequence.table(),
             sequence.num_prompt_tokens,
             _sample_spec(sequence) if count == sequence.num_unplanned_tokens else None,
             self._steps[-1].rows[sequence.sequence_id] if is_pending else None,
@@ -72,10 +72,10 @@ class StepsInFlight:
 
 
 def _sample_spec(sequence: EngineSequence) -> SampleSpec:
-    position = sequence.num_tokens + sequence.num_in_flight_samples
+    position = len(sequence.token_ids) + sequence.num_in_flight_samples
     banned = sequence.banned_token_ids()
-    if not sequence.sampling.has_penalties:
-        return SampleSpec(sequence.sampling, position, banned_token_ids=banned)
+    if not sequence.has_penalties:
+        return SampleSpec(sequence.sampling, position, (), (), banned)
     prompt, output = (
         sequence.token_ids[: sequence.num_prompt_tokens],
         sequence.token_ids[sequence.num_prompt_tokens :],

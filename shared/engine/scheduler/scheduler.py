@@ -7,9 +7,9 @@ all are expected to grow, and when the batch then still keeps the target of time
 Out of blocks, the youngest running sequence gives its blocks back and waits. They are copied to host memory while that
 has room, and only those come back that did not survive in the pool; without room the sequence is computed again.
 
-A step may be planned while the one before still runs. Then every sequence is taken to go on: if it turns out to have
-ended, what the later step computes for it is thrown away, and its blocks are given back only when no step in flight
-writes to them any more.
+A step may be planned while the one before still runs. Then every sequence is taken to go on, but those with penalties,
+which sit out a step until their newest token is known. If one turns out to have ended, what the later step computes for
+it is thrown away, and its blocks are given back only when no step in flight writes to them any more.
 """
 
 from __future__ import annotations
@@ -126,14 +126,21 @@ class Scheduler:
         Empty where there is nothing to compute, or where the result of the step in flight decides what comes next.
         At most one step may be in flight.
         """
-        ready = [s for s in self._sequences.running if not s.ends_in_flight]
-        if any(s.num_in_flight_samples and s.sampling.has_penalties for s in ready):
-            return StepPlan(())  # how a penalised sequence goes on depends on the very token that is not known yet
+        decodes: list[EngineSequence] = []
+        prompts: list[EngineSequence] = []
+        for sequence in self._sequences.running:
+            if sequence.num_in_flight_samples and (sequence.has_penalties or sequence.ends_in_flight):
+                continue  # it ends, or how it goes on depends on the very token that is not known yet
+            num_unplanned = sequence.num_unplanned_tokens
+            if num_unplanned == 1:
+                decodes.append(sequence)
+            elif num_unplanned > 1:
+                prompts.append(sequence)
         planned: dict[str, PlannedSequence] = {}
-        if not self._plan_decodes([s for s in ready if s.num_unplanned_tokens == 1], planned):
+        if not self._plan_decodes(decodes, planned):
             return StepPlan(())
         budget = self.config.max_num_batched_tokens - len(planned)
-        if budget > 0 and not self._plan_prompts([s for s in ready if s.num_unplanned_tokens > 1], planned, budget):
+        if budget > 0 and not self._plan_prompts(prompts, planned, budget):
             return StepPlan(())
         sequences = [self._sequences[name] for name in planned]
         return self._in_flight.begin(list(planned.values()), sequences, self._swap.take_copies())
@@ -284,15 +291,18 @@ class Scheduler:
 
     def _plan_decodes(self, ready: Sequence[EngineSequence], planned: dict[str, PlannedSequence]) -> bool:
         """One token each; False where the step in flight must be done first, since nobody can be preempted before."""
+        is_ahead = len(self._in_flight) > 0
         for sequence in ready:
             if len(planned) == self.config.max_num_batched_tokens:
                 break
             if sequence.status is not Status.RUNNING:  # preempted by an earlier one of this step
                 continue
-            if self._in_flight and not self._tables.grow(sequence, 1):
-                return False
-            if self._make_room(sequence, 1, planned):
-                planned[sequence.sequence_id] = self._in_flight.share(sequence, 1)
+            if not self._tables.grow(sequence, 1):
+                if is_ahead:
+                    return False
+                if not self._make_room(sequence, 1, planned):
+                    continue
+            planned[sequence.sequence_id] = self._in_flight.share(sequence, 1)
         return True
 
     def _plan_prompts(self, ready: Sequence[EngineSequence], planned: dict[str, PlannedSequence], budget: int) -> bool:

@@ -37,9 +37,9 @@ class SequenceTable:
     @property
     def num_queued_tokens(self) -> int:
         """Prompt tokens not computed yet."""
-        return sum(s.num_uncomputed_tokens - s.num_host_tokens for s in self.waiting) + sum(
-            s.num_uncomputed_tokens for s in self.running if s.num_uncomputed_tokens > 1
-        )
+        waiting = sum(s.num_uncomputed_tokens - s.num_host_tokens for s in self.waiting)
+        running = [len(s.token_ids) - s.num_computed_tokens for s in self.running]
+        return waiting + sum(count for count in running if count > 1)
 
     # --- moves
 

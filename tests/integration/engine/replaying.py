@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from shared.engine.plan import NoToken, SampledToken
 from shared.engine.plan_log import replay
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.model.decoder import Decoder
@@ -28,8 +29,12 @@ def main() -> None:
         runner.start()
         for step in replay(runner, file):
             names = [item.sequence_id for item in step.plan.sequences if item.sample is not None]
-            results = [asdict(result)["sampled"] for result in (step.recorded, step.replayed)]
+            results = [[_fields(token) for token in result.sampled] for result in (step.recorded, step.replayed)]
             print(json.dumps([names, *results]))
+
+
+def _fields(token: SampledToken | NoToken) -> dict[str, object]:
+    return token._asdict() if isinstance(token, SampledToken) else asdict(token)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ sequences = st.builds(PlannedSequence, names, lists, ints, lists, ints, st.none(
 copies = st.builds(BlockCopy, ints, ints, st.booleans())
 plans = st.builds(StepPlan, st.lists(sequences, max_size=4).map(tuple), st.lists(copies, max_size=3).map(tuple))
 tokens = st.one_of(
-    st.builds(SampledToken, ints),
+    ints.map(SampledToken),
     st.builds(SampledToken, ints, floats, st.lists(st.tuples(ints, floats), max_size=4).map(tuple)),
     st.builds(NoToken, st.none() | names),
 )

@@ -1,0 +1,45 @@
+"""`python -m loadtest.bench gpu-trace`: which kernels a decode step and a prompt spend their time in."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+import typer
+from torch.profiler import ProfilerActivity, profile
+
+from loadtest.bench.engine.cuda import LLAMA_8B, EngineBench, Step
+from loadtest.command_line import Out
+from loadtest.figures import Result, table, write
+from shared.errors import ConfigError
+from shared.model.config import ModelConfig
+from shared.model.random_weights import random_decoder
+
+STEPS = (Step(64, 2048, 1), Step(1, 0, 2048))
+_MOST_ROWS = 25
+
+
+def kernel_times(bench: EngineBench, step: Step) -> list[Result]:
+    """Milliseconds on the device by kernel, the longest first."""
+    plan = step.plan(bench.config.vocab_size, pending=False)
+    bench.runner.execute(plan)
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
+        bench.runner.execute(plan)
+    kernels = [(event.key, event.self_device_time_total) for event in recorded.key_averages()]
+    longest = sorted(((name, us) for name, us in kernels if us > 0), key=lambda item: -item[1])
+    return [Result(f"{step.name}: {name}", us / 1e3, "ms") for name, us in longest[:_MOST_ROWS]]
+
+
+def main(layers: Annotated[int, typer.Option(help="layers of the 8B shape")] = 4, out: Out = None) -> None:
+    """Profile one decode step and one prompt of an 8B-shaped engine."""
+    if not torch.cuda.is_available():
+        raise ConfigError("this profile needs a CUDA device, and torch sees none")
+    config = ModelConfig.parse({**LLAMA_8B, "num_hidden_layers": layers})
+    results: list[Result] = []
+    with torch.inference_mode():
+        bench = EngineBench(random_decoder(config, torch.bfloat16, "cuda"), STEPS)
+        for step in STEPS:
+            results += kernel_times(bench, step)
+    print(table(results))
+    if out is not None:
+        write(out, results)

@@ -1,0 +1,172 @@
+"""`make gpu-check OUT=file`: everything that a first hour on a GPU should tell, one step after the other.
+
+Each step is a process of its own with a limit of at most ten minutes. The report is written after each step, and a step
+that fails or takes too long does not stop those behind it. Needs torch, Triton, pytest, typer and these sources:
+`python -m loadtest.bench.gpu_check --out FILE` starts it with any interpreter that has them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+MOST_MINUTES = 10
+_TAIL = 20_000
+"""Characters of a step's output that the report keeps, the last ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckStep:
+    """One command with its limit."""
+
+    name: str
+    command: tuple[str, ...]
+    minutes: float
+    needs: str = ""
+    """A program that is not part of Python; where it is missing, the step is skipped."""
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a step ended."""
+
+    name: str
+    command: str
+    outcome: str
+    """passed, failed, too long, or skipped."""
+    seconds: float
+    exit_code: int | None
+    output: str
+    figures: object = None
+    """What the step wrote where it was told to, if it did."""
+
+
+def steps(figures: Path, python: str = sys.executable) -> list[CheckStep]:
+    """In the order of what is most worth knowing; benchmarks write into the folder `figures`."""
+
+    def module(name: str, *flags: str) -> tuple[str, ...]:
+        return (python, "-m", name, *flags)
+
+    def tests(*flags: str) -> tuple[str, ...]:
+        return module("pytest", "-c", "tests/gpu/pytest.ini", "-m", "gpu", "-q", *flags, "tests/gpu")
+
+    def bench(name: str, *flags: str) -> tuple[str, ...]:
+        return module("loadtest.bench", name, *flags)
+
+    trace = bench("gpu-trace", "--out", str(figures / "trace.json"))
+    profiled = "regex:decode_parts|prefill_tiles|sample_rows|merge_parts"
+    return [
+        CheckStep("versions and limits", bench("gpu-limits", "--out", str(figures / "limits.json")), 2),
+        CheckStep("gpu tests", tests(), 5),
+        CheckStep("kernel bench", bench("kernels", "--out", str(figures / "kernels.json")), 8),
+        CheckStep("engine bench", bench("engine-cuda", "--out", str(figures / "engine.json")), 8),
+        CheckStep("tuning", bench("kernels", "--tune", "--out", str(figures / "tuning.json")), 8),
+        CheckStep("trace of a decode step", trace, 3),
+        CheckStep("ncu", ("ncu", "--kernel-name", profiled, "--launch-count", "12", "--set", "full", *trace), 5, "ncu"),
+        CheckStep(
+            "compute-sanitizer",
+            ("compute-sanitizer", "--tool", "memcheck", *tests("-k", "not graph")),
+            4,
+            "compute-sanitizer",
+        ),
+        CheckStep("swap race", tests("-k", "swap"), 4),
+        CheckStep("staging rate", bench("staging", "--device", "cuda", "--out", str(figures / "staging.json")), 2),
+        CheckStep("host time", bench("host-time", "--out", str(figures / "host-time.json")), 5),
+    ]
+
+
+def run(step: CheckStep, figures: Path) -> Outcome:
+    """Runs a step to its end or its limit; its children end with it."""
+    assert step.minutes <= MOST_MINUTES, f"{step.name} may take {step.minutes} minutes"
+    command = " ".join(step.command)
+    if step.needs and shutil.which(step.needs) is None:
+        return Outcome(step.name, command, "skipped", 0.0, None, f"{step.needs} is not installed")
+    before = {path: path.stat().st_mtime_ns for path in figures.iterdir()}
+    begin = time.monotonic()
+    with tempfile.TemporaryFile() as output:  # not a pipe: a child that outlives the step would keep it open
+        exit_code = _exit_code(step, output.fileno())
+        seconds = time.monotonic() - begin
+        output.seek(0)
+        text = output.read().decode(errors="replace")[-_TAIL:]
+    outcome = "too long" if exit_code is None else "failed" if exit_code else "passed"
+    return Outcome(step.name, command, outcome, round(seconds, 1), exit_code, text, _written(figures, before))
+
+
+def _exit_code(step: CheckStep, output: int) -> int | None:
+    """None where the limit passed."""
+    environment = os.environ | step.environment | {"PYTHONUNBUFFERED": "1"}
+    try:
+        process = subprocess.Popen(
+            step.command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+    except OSError as error:
+        os.write(output, f"cannot be started: {error}\n".encode())
+        return 127
+    try:
+        return process.wait(60 * step.minutes)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        _end_group(process)
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """A step begins a session of its own, so that nothing of it holds the GPU when the next one starts."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _written(figures: Path, before: dict[Path, int]) -> object:
+    """The JSON files that a step wrote, by their names without an ending."""
+    new = [path for path in sorted(figures.glob("*.json")) if before.get(path) != path.stat().st_mtime_ns]
+    found: dict[str, object] = {}
+    for path in new:
+        try:
+            found[path.stem] = json.loads(path.read_text())
+        except ValueError as error:  # cut off by the limit
+            found[path.stem] = f"unreadable: {error}"
+    return found or None
+
+
+def check(planned: Sequence[CheckStep], out: Path, figures: Path) -> list[Outcome]:
+    """Runs all steps and writes the report after each of them."""
+    outcomes: list[Outcome] = []
+    out.parent.mkdir(parents=True, exist_ok=True)
+    for number, step in enumerate(planned, 1):
+        print(f"[{number}/{len(planned)}] {step.name}, at most {step.minutes:g} min …", flush=True)
+        outcomes.append(run(step, figures))
+        print(f"    {outcomes[-1].outcome} after {outcomes[-1].seconds:g} s", flush=True)
+        unfinished = out.with_name(out.name + ".part")
+        unfinished.write_text(json.dumps({"steps": [asdict(outcome) for outcome in outcomes]}, indent=1) + "\n")
+        unfinished.replace(out)
+    return outcomes
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 where every step passed or was skipped."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.gpu_check", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="the report, JSON; benchmarks write beside it")
+    parser.add_argument("--only", default="", help="steps whose name contains this")
+    arguments = parser.parse_args(argv)
+    figures = arguments.out.parent / f"{arguments.out.stem}-figures"
+    figures.mkdir(parents=True, exist_ok=True)
+    planned = [step for step in steps(figures) if arguments.only in step.name]
+    outcomes = check(planned, arguments.out, figures)
+    return int(any(outcome.outcome not in ("passed", "skipped") for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""The inputs of a step of any mix of chunks and decodes, planned once for all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shared.engine.plan import PlannedSequence
+from shared.engine.runner.device_link import DeviceLink
+from shared.kernels.batch import AttentionBatch
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StepInputs:
+    """A step's tensors, on the device."""
+
+    token_ids: Tensor  # [num_tokens] int64, 0 where a token is pending
+    positions: Tensor  # [num_tokens] int64
+    batch: AttentionBatch
+    logit_rows: Tensor  # [num_sampling] int64, each sampling sequence's last token
+    rope_lengths: Tensor | None  # [num_tokens] int64, where asked for
+    pending: tuple[Tensor, Tensor] | None  # (rows of token_ids, rows of the tokens sampled before), int64
+
+
+class EagerInputs:
+    """Makes them. It remembers the block tables of the step before as arrays: most sequences keep theirs."""
+
+    def __init__(self, block_size: int, link: DeviceLink, *, needs_lengths: bool) -> None:
+        """`needs_lengths`: the model's rotary positions depend on the sequences' lengths."""
+        self._block_size = block_size
+        self._link = link
+        self._needs_lengths = needs_lengths
+        self._tables: dict[str, tuple[tuple[int, ...], NDArray[np.int32]]] = {}
+
+    def of(self, items: Sequence[PlannedSequence]) -> StepInputs:
+        """Queues the copies of a step's inputs."""
+        query_lens = [len(item.token_ids) for item in items]
+        starts = [item.start for item in items]
+        ends = np.cumsum(query_lens)
+        kv_lens = [start + count for start, count in zip(starts, query_lens, strict=True)]
+        batch = AttentionBatch.from_lists(query_lens, kv_lens, self._arrays(items), self._block_size)
+        # A token's position is its row, moved by its sequence's start.
+        positions = np.arange(batch.num_tokens) + np.repeat(np.asarray(kv_lens) - ends, query_lens)
+        arrays = {
+            "token_ids": _joined(items, batch.num_tokens),
+            "positions": positions,
+            "rows": ends[[item.sample is not None for item in items]] - 1,
+        }
+        if self._needs_lengths:
+            arrays["rope_lengths"] = _rope_lengths(items, positions, query_lens)
+        pending = [(end - 1, item.pending) for end, item in zip(ends, items, strict=True) if item.pending is not None]
+        if pending:
+            arrays["places"], arrays["sampled_rows"] = np.asarray(pending, dtype=np.int64).T
+        sent = self._link.send_all(
+            [*arrays.values(), *(t.numpy() for t in (batch.slots, batch.query_start, batch.seq_lens))]
+        )
+        tensors = dict(zip((*arrays, "slots", "query_start", "seq_lens"), sent, strict=True))
+        return StepInputs(
+            tensors["token_ids"],
+            tensors["positions"],
+            self._on_device(batch, tensors),
+            tensors["rows"],
+            tensors.get("rope_lengths"),
+            (tensors["places"], tensors["sampled_rows"]) if pending else None,
+        )
+
+    def _on_device(self, batch: AttentionBatch, tensors: dict[str, Tensor]) -> AttentionBatch:
+        if not self._link.is_async:
+            return batch
+        return replace(
+            batch,
+            query_start=tensors["query_start"],
+            seq_lens=tensors["seq_lens"],
+            block_tables=self._link.send(batch.block_tables),
+            slots=tensors["slots"],
+        )
+
+    def _arrays(self, items: Sequence[PlannedSequence]) -> list[NDArray[np.int32]]:
+        """Block tables; those that a step before had are not converted again."""
+        before, self._tables = self._tables, {}
+        for item in items:
+            known = before.get(item.sequence_id)
+            if known is None or known[0] is not item.block_ids:
+                known = item.block_ids, np.asarray(item.block_ids, dtype=np.int32)
+            self._tables[item.sequence_id] = known
+        return [table for _, table in self._tables.values()]
+
+
+def _joined(items: Sequence[PlannedSequence], num_tokens: int) -> NDArray[np.int64]:
+    """[num_tokens]"""
+    tokens = np.empty(num_tokens, dtype=np.int64)
+    begin = 0
+    for item in items:
+        end = begin + len(item.token_ids)
+        tokens[begin:end] = item.token_ids
+        begin = end
+    return tokens
+
+
+def _rope_lengths(
+    items: Sequence[PlannedSequence], positions: NDArray[np.int64], query_lens: Sequence[int]
+) -> NDArray[np.int64]:
+    """For dynamic rope scaling, the sequence length that each token's frequencies are for: [num_tokens].
+
+    A prompt token takes its prompt's length, an output token its own position + 1, so that the rotation of a token
+    depends on neither chunking nor the worker.
+    """
+    prompt_lens = np.array([item.num_prompt_tokens for item in items], dtype=np.int64)
+    lengths: NDArray[np.int64] = np.maximum(np.repeat(prompt_lens, query_lens), positions + 1)
+    return lengths

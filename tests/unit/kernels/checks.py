@@ -272,6 +272,18 @@ def check_sampling(num_rows: int, vocab_size: int, seed: int, *, ties: bool, dev
         assert tokens.tolist() == case.tokens_of_the_engine()
 
 
+def check_split_sampling(
+    num_rows: int, vocab_size: int, seed: int, *, ties: bool, capacity: int, device: str = "cpu"
+) -> None:
+    """Rows of many splits; a small `capacity` makes ranges that do not fit the list."""
+    from shared.kernels.sampling.launch import SamplingSizes, sample_tokens
+
+    case = SamplingCase(num_rows, vocab_size, seed, ties, device)
+    sizes = SamplingSizes(split=64, split_tile=32, capacity=capacity, tile=128)
+    tokens = sample_tokens(case.logits, case.rows, sizes)
+    assert tokens.tolist() == TorchKernels().sample_tokens(case.logits, case.rows).tolist()
+
+
 def check_broken_logits(device: str = "cpu") -> None:
     logits, rows, tokens = broken_rows(device)
     assert triton_kernels().sample_tokens(logits, rows).tolist() == tokens

@@ -39,6 +39,7 @@ def backends() -> tuple[Backend, ...]:
     """All there are, the most specialised first: the order in which `auto` tries them."""
     return (
         Backend("triton", ("cuda",), _triton_refusal, _load_triton),
+        Backend("triton-hopper", (), _hopper_refusal, _load_hopper),  # until it has run on hardware, by name alone
         Backend("cpu", ("cpu",), cpu_backend.refusal, cpu_backend.CpuKernels),
         Backend("torch", ("cuda", "cpu"), lambda _device, _dtype: None, TorchKernels),
     )
@@ -96,6 +97,17 @@ def _triton_refusal(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
+def _hopper_refusal(device: torch.device, dtype: torch.dtype) -> str | None:
+    reason = _triton_refusal(device, dtype)
+    if reason is not None:
+        return reason
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
+        return f"{device} is no Hopper device (compute capability 9.0)"
+    if importlib.util.find_spec("triton.experimental.gluon") is None:
+        return "this triton has no Gluon"
+    return None
+
+
 def _is_interpreting() -> bool:
     from triton import knobs  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
@@ -106,3 +118,9 @@ def _load_triton() -> Kernels:
     from shared.kernels.triton_backend import TritonKernels
 
     return TritonKernels()
+
+
+def _load_hopper() -> Kernels:
+    from shared.kernels.hopper_backend import HopperKernels
+
+    return HopperKernels()

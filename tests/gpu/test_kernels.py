@@ -44,6 +44,27 @@ def test_mixed_batches_equal_the_reference(
     )
 
 
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper device"
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 19, 600])
+@pytest.mark.parametrize(
+    ("head_dim", "group", "block_size"), [(64, 4, 16), (128, 1, 16), (128, 4, 16), (128, 7, 64), (128, 16, 32)]
+)
+def test_hopper_prefill_equals_the_reference(
+    head_dim: int, group: int, block_size: int, window: int | None, dtype: torch.dtype
+) -> None:
+    case = AttentionCase(
+        MIXED, heads=(2 * group, 2), head_dim=head_dim, block_size=block_size, dtype=dtype, device="cuda"
+    )
+    kernels = choose_kernels("cuda", dtype, "triton-hopper")
+    output = kernels.paged_attention(
+        case.query, case.kv_blocks, LAYER, case.batch, scale=checks.scale_of(case), window=window
+    )
+    checks.assert_near(output, checks.exact_attention(case, window))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("parts_per_multiprocessor", [1, 4, 16])
 def test_long_sequences_cut_into_parts_equal_the_reference(parts_per_multiprocessor: int, dtype: torch.dtype) -> None:

@@ -16,8 +16,13 @@ def paged_attention(
 ) -> Tensor:
     """`DecoderOps.paged_attention`, on the device, without waiting for it."""
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    if batch.remember("has decodes", lambda: 1 in batch.query_lens):
+    if has_decodes(batch):
         decode_attention(query, kv_blocks, layer, batch, output, scale=scale, window=window)
     if longest_chunk(batch):
         prefill_attention(query, kv_blocks, layer, batch, output, scale=scale, window=window)
     return output.flatten(1)
+
+
+def has_decodes(batch: AttentionBatch) -> bool:
+    """Whether any query is a single token."""
+    return batch.remember("has decodes", lambda: 1 in batch.query_lens)

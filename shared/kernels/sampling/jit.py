@@ -1,8 +1,8 @@
-"""Sampling in Triton, without a sort: a search over probabilities finds the token that a sort would lead to.
+"""The last pass of sampling in Triton, without a sort: a search over weights finds the token that a sort would lead to.
 
-Probabilities are not negative, so their bits, read as integers, have their order. For any threshold one pass over
-the row gives the mass and the number of the tokens at or above it, which is all that top-k, top-p and the draw
-ask of the sorted row. Masses are added up in fp64, as in the reference.
+For any threshold one pass over the tokens gives the mass and the number of those at or above it, which is all that
+top-k, top-p and the draw ask of the sorted row. The passes go over the tokens that `split_jit` listed, a few thousand;
+over the whole row where more could matter. Masses are added up in fp64, as in the reference.
 """
 
 # mypy: disable-error-code="import-untyped, import-not-found, no-untyped-def, no-untyped-call, untyped-decorator"
@@ -10,6 +10,10 @@ ask of the sorted row. Masses are added up in fp64, as in the reference.
 
 import triton
 import triton.language as tl
+
+from shared.kernels.sampling.philox_jit import philox_uniform
+from shared.kernels.sampling.split_jit import LEVELS, at, choose_range, level_thresholds, level_totals
+from shared.kernels.sampling.weights_jit import is_drawn, load_keys, row_peak
 
 COUNT_AT_LEAST = tl.constexpr(0)
 MASS_AT_LEAST = tl.constexpr(1)
@@ -19,57 +23,35 @@ NARROW = tl.constexpr(1 << 20)  # keys that lie closer differ by an eighth at mo
 
 
 @triton.jit
-def philox_uniform(seed, position):
-    """fp64 in [0, 1) with 53 random bits: `shared.kernels.sampling.philox.uniform` of two int64 scalars.
-
-    Philox 4x32-10 (Salmon, Moraes, Dror, Shaw, SC 2011): the seed is the key, the position the counter.
-    """
-    mask = 0xFFFFFFFF
-    key_0, key_1 = seed.to(tl.uint64) & mask, (seed.to(tl.uint64) >> 32) & mask
-    c_0, c_1 = position.to(tl.uint64) & mask, (position.to(tl.uint64) >> 32) & mask
-    c_2, c_3 = c_0 & 0, c_0 & 0
-    for _ in tl.static_range(10):
-        first, second = c_0 * 0xD2511F53, c_2 * 0xCD9E8D57
-        c_0, c_1, c_2, c_3 = (
-            (second >> 32) ^ c_1 ^ key_0,
-            second & mask,
-            (first >> 32) ^ c_3 ^ key_1,
-            first & mask,
-        )
-        key_0 = (key_0 + 0x9E3779B9) & mask
-        key_1 = (key_1 + 0xBB67AE85) & mask
-    bits = (c_0 << 21) | (c_1 >> 11)
-    return bits.to(tl.float64) * 1.1102230246251565e-16  # 2^-53
-
-
-@triton.jit
-def load_keys(row, start, vocab_size, TILE: tl.constexpr):
-    """(probabilities [TILE] fp32, their bits [TILE] int32, -1 past the row's end, so below every threshold)."""
-    tokens = start + tl.arange(0, TILE)
-    values = tl.load(row + tokens, mask=tokens < vocab_size, other=0.0)
-    return values, tl.where(tokens < vocab_size, values.to(tl.int32, bitcast=True), -1)
-
-
-@triton.jit
-def at_or_above(row, vocab_size, thresholds, WAYS: tl.constexpr, TILE: tl.constexpr):
-    """For each of the [WAYS] int32 thresholds, the tokens at or above it: (mass fp64, number int32)."""
+def at_or_above(
+    row,  # [size] fp32 logits
+    size,
+    peak,
+    temperature,
+    thresholds,  # [WAYS] int32
+    base_mass,  # of tokens above all of the row's, where it is a list
+    base_count,
+    WAYS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """For each threshold, the tokens at or above it: (mass fp64, number int32)."""
     masses = tl.zeros([WAYS, TILE], tl.float64)
     counts = tl.zeros([WAYS, TILE], tl.int32)
-    for start in range(0, vocab_size, TILE):
-        values, keys = load_keys(row, start, vocab_size, TILE)
+    for start in range(0, size, TILE):
+        weights, keys = load_keys(row, start, size, peak, temperature, TILE)
         inside = keys[None, :] >= thresholds[:, None]
-        masses += tl.where(inside, values.to(tl.float64)[None, :], 0.0)
+        masses += tl.where(inside, weights.to(tl.float64)[None, :], 0.0)
         counts += inside.to(tl.int32)
-    return tl.sum(masses, 1), tl.sum(counts, 1)
+    return tl.sum(masses, 1) + base_mass, tl.sum(counts, 1) + base_count
 
 
 @triton.jit
-def extent(row, vocab_size, low, high, TILE: tl.constexpr):
+def extent(row, size, peak, temperature, low, high, TILE: tl.constexpr):
     """(lowest, highest) key of the tokens whose keys lie in [low, high]; there is one at least."""
     lowest = tl.full([TILE], 0x7FFFFFFF, tl.int32)
     highest = tl.full([TILE], -1, tl.int32)
-    for start in range(0, vocab_size, TILE):
-        _, keys = load_keys(row, start, vocab_size, TILE)
+    for start in range(0, size, TILE):
+        _, keys = load_keys(row, start, size, peak, temperature, TILE)
         inside = (keys >= low) & (keys <= high)
         lowest = tl.where(inside, tl.minimum(lowest, keys), lowest)
         highest = tl.where(inside, tl.maximum(highest, keys), highest)
@@ -84,12 +66,18 @@ def entry(values, index, WAYS: tl.constexpr):
 
 @triton.jit
 def search(
-    row,  # [vocab_size] fp32 probabilities
-    vocab_size,
+    row,  # [size] fp32 logits
+    size,
+    peak,
+    temperature,
+    base_mass,  # fp64: of tokens above all of the row's, where it is a list
+    base_count,  # int32: their number
     low,  # int32: a threshold that reaches the goal
     mass,  # fp64: of the tokens at or above low
     count,  # int32: their number
-    high,  # int32: the highest key there is
+    high,  # int32: no key above it reaches the goal
+    mass_above,  # fp64: of the tokens above high
+    count_above,  # int32: their number
     goal,  # fp64
     KIND: tl.constexpr,
     WAYS: tl.constexpr,
@@ -97,15 +85,15 @@ def search(
 ):
     """The highest threshold at which the tokens at or above it reach the goal, as a range [low, high] of keys.
 
-    The range ends up with one token, or with several of one probability. Returns (low, mass, count, high,
-    mass_above, count_above): at or above low, and above high.
+    The range ends up with one token, or with several of one weight. Returns (low, mass, count, high, mass_above,
+    count_above): at or above low, and above high.
     """
-    mass_above = mass * 0
-    count_above = count * 0
     while (low < high) & (count - count_above > 1):
         step = (high - low) // WAYS + 1
         thresholds = low + tl.arange(0, WAYS) * step
-        masses, counts = at_or_above(row, vocab_size, thresholds, WAYS, TILE)
+        masses, counts = at_or_above(
+            row, size, peak, temperature, thresholds, base_mass, base_count, WAYS, TILE
+        )  # fmt: skip
         if KIND == COUNT_AT_LEAST:
             reaches = counts.to(tl.float64) >= goal
         elif KIND == MASS_AT_LEAST:
@@ -122,130 +110,152 @@ def search(
         count = entry(counts, best, WAYS)
         low += best * step
         if (high - low < NARROW) & (count - count_above > 1):
-            low, high = extent(row, vocab_size, low, high, TILE)
+            low, high = extent(row, size, peak, temperature, low, high, TILE)
     return low, mass, count, high, mass_above, count_above
 
 
 @triton.jit
-def nth_token(row, vocab_size, low, high, rank, TILE: tl.constexpr):
-    """The id of the token number `rank`, in order of ids, among those with a key in [low, high]."""
+def nth_place(row, size, peak, temperature, low, high, rank, TILE: tl.constexpr):
+    """The place of number `rank`, in order of places, among the tokens with a key in [low, high]."""
     start = rank * 0
     seen = rank * 0
-    here = tl.sum(in_range(row, start, vocab_size, low, high, TILE), 0)
-    while (seen + here <= rank) & (start < vocab_size):
+    here = tl.sum(in_range(row, start, size, peak, temperature, low, high, TILE), 0)
+    while (seen + here <= rank) & (start < size):
         seen += here
         start += TILE
-        here = tl.sum(in_range(row, start, vocab_size, low, high, TILE), 0)
-    inside = in_range(row, start, vocab_size, low, high, TILE)
+        here = tl.sum(in_range(row, start, size, peak, temperature, low, high, TILE), 0)
+    inside = in_range(row, start, size, peak, temperature, low, high, TILE)
     chosen = (inside == 1) & (seen + tl.cumsum(inside, 0) == rank + 1)
     return start + tl.sum(tl.where(chosen, tl.arange(0, TILE), 0), 0)
 
 
 @triton.jit
-def in_range(row, start, vocab_size, low, high, TILE: tl.constexpr):
+def in_range(row, start, size, peak, temperature, low, high, TILE: tl.constexpr):
     """[TILE] int32: 1 where a token's key lies in [low, high]."""
-    _, keys = load_keys(row, start, vocab_size, TILE)
+    _, keys = load_keys(row, start, size, peak, temperature, TILE)
     return ((keys >= low) & (keys <= high)).to(tl.int32)
 
 
 @triton.jit
-def argmax(logits, vocab_size, TILE: tl.constexpr):
-    """The lowest id of the highest logit; -1 where a logit is NaN or +inf, or none is finite."""
-    best = tl.full([TILE], float("-inf"), tl.float32)
-    ids = tl.zeros([TILE], tl.int32)
-    sound = tl.full([TILE], 1, tl.int32)
-    for start in range(0, vocab_size, TILE):
-        tokens = start + tl.arange(0, TILE)
-        values = tl.load(logits + tokens, mask=tokens < vocab_size, other=float("-inf"))
-        ids = tl.where(values > best, tokens, ids)
-        best = tl.maximum(best, values)
-        sound = tl.where((values == values) & (values != float("inf")), sound, 0)
-    peak = tl.max(best, 0)
-    token = tl.min(tl.where(best == peak, ids, vocab_size), 0)
-    return tl.where((tl.min(sound, 0) == 1) & (peak != float("-inf")), token, -1)
-
-
-@triton.jit
 def drawn(
-    row,  # [vocab_size] fp32 probabilities
-    vocab_size,
-    peak,  # fp32, the highest of them
+    row,  # [size] fp32 logits of the range, or of the whole vocabulary
+    size,
+    peak,
+    temperature,
+    base_mass,
+    base_count,
+    low,  # int32: the range's lowest key
+    high,  # int32: its highest
+    mass_above,  # fp64: of the tokens above it
+    count_above,  # int32: their number
+    kept_mass,  # fp64: of the tokens that min-p keeps
+    kept_count,  # int32: their number
     top_k,
     top_p,
-    min_p,
     point,  # fp64 in [0, 1)
     WAYS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The token at `point` of the mass that min-p, top-k and top-p leave, tokens in order of falling probability."""
-    high = peak.to(tl.int32, bitcast=True)
-    low = (min_p * peak).to(tl.int32, bitcast=True)
-    masses, counts = at_or_above(row, vocab_size, low + tl.arange(0, WAYS) * 0, WAYS, TILE)
+    """The place in `row` of the token at `point` of the mass that min-p, top-k and top-p leave, tokens in order of
+    falling weight."""
+    floor = low + tl.arange(0, WAYS) * 0
+    masses, counts = at_or_above(row, size, peak, temperature, floor, base_mass, base_count, WAYS, TILE)
     mass, count = entry(masses, 0, WAYS), entry(counts, 0, WAYS)
-    # What is left is everything above some probability and the first `ties` tokens of just that one; how many
-    # tokens come before these says which probability is meant.
-    kept_mass, before, ties = mass, count * 0 - 1, count
-    if (top_k > 0) & (top_k < count):
-        low, mass, count, _, mass_above, before = search(
-            row, vocab_size, low, mass, count, high, top_k.to(tl.float64), COUNT_AT_LEAST, WAYS, TILE
-        )
+    # What is left is everything above some weight and the first `ties` tokens of just that one; how many tokens come
+    # before these says which weight is meant.
+    before, ties = kept_count * 0 - 1, kept_count
+    if (top_k > 0) & (top_k < kept_count):
+        low, mass, count, _, mass_before, before = search(
+            row, size, peak, temperature, base_mass, base_count, low, mass, count, high, mass_above, count_above,
+            top_k.to(tl.float64), COUNT_AT_LEAST, WAYS, TILE,
+        )  # fmt: skip
         ties = top_k - before
-        kept_mass = mass_above + (mass - mass_above) * ties.to(tl.float64) / (count - before).to(tl.float64)
+        kept_mass = mass_before + (mass - mass_before) * ties.to(tl.float64) / (count - before).to(tl.float64)
     if top_p < 1.0:
         goal = top_p * kept_mass
-        low, mass, count, _, mass_above, count_above = search(
-            row, vocab_size, low, mass, count, high, goal, MASS_AT_LEAST, WAYS, TILE
-        )
-        each = (mass - mass_above) / (count - count_above).to(tl.float64)
+        low, mass, count, _, mass_before, count_before = search(
+            row, size, peak, temperature, base_mass, base_count, low, mass, count, high, mass_above, count_above,
+            goal, MASS_AT_LEAST, WAYS, TILE,
+        )  # fmt: skip
+        each = (mass - mass_before) / (count - count_before).to(tl.float64)
         # All that have less than the goal before them: the one that crosses it is still in.
-        wanted = tl.ceil((goal - mass_above) / each).to(tl.int32)
-        most = tl.where(count_above == before, ties, count - count_above)
-        before, ties = count_above, tl.minimum(tl.maximum(wanted, 1), most)
-        kept_mass = mass_above + each * ties.to(tl.float64)
+        wanted = tl.ceil((goal - mass_before) / each).to(tl.int32)
+        most = tl.where(count_before == before, ties, count - count_before)
+        before, ties = count_before, tl.minimum(tl.maximum(wanted, 1), most)
+        kept_mass = mass_before + each * ties.to(tl.float64)
     goal = point * kept_mass
     low, mass, count, high, mass_above, count_above = search(
-        row, vocab_size, low, mass, count, high, goal, MASS_OVER, WAYS, TILE
-    )
+        row, size, peak, temperature, base_mass, base_count, low, mass, count, high, mass_above, count_above,
+        goal, MASS_OVER, WAYS, TILE,
+    )  # fmt: skip
     each = (mass - mass_above) / (count - count_above).to(tl.float64)
     rank = tl.floor((goal - mass_above) / each).to(tl.int32)
     most = tl.where(count_above == before, ties, count - count_above)
     rank = tl.minimum(tl.maximum(rank, 0), most - 1)
-    return nth_token(row, vocab_size, low, high, rank, TILE)
+    return nth_place(row, size, peak, temperature, low, high, rank, TILE)
 
 
-@triton.jit
-def sample_rows(
+@triton.jit(
+    do_not_specialize=[
+        "peaks", "peak_tokens", "temperatures", "top_ks", "top_ps", "min_ps", "seeds", "positions", "level_masses",
+        "level_counts", "listed", "listed_tokens", "tokens", "num_splits",
+    ]
+)  # fmt: skip
+def choose_tokens(
     logits,  # [num_rows, vocab_size] fp32
-    probabilities,  # [num_rows, vocab_size] fp32, at each row's temperature
+    peaks,  # [num_rows, num_splits] fp32
+    peak_tokens,  # [num_rows, num_splits] int32
     temperatures,  # [num_rows] fp32
     top_ks,  # [num_rows] int32
     top_ps,  # [num_rows] fp64
     min_ps,  # [num_rows] fp32
     seeds,  # [num_rows] int64
     positions,  # [num_rows] int64
+    level_masses,  # [num_rows, LEVELS, num_splits] int64
+    level_counts,  # [num_rows, LEVELS, num_splits] int32
+    listed,  # [num_rows, CAPACITY] fp32
+    listed_tokens,  # [num_rows, CAPACITY] int32
     tokens,  # [num_rows] int64
     vocab_size,
+    num_splits,
+    CAPACITY: tl.constexpr,
+    SPLITS: tl.constexpr,
     WAYS: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Grid (num_rows,): one token."""
     row = tl.program_id(0)
-    offset = row.to(tl.int64) * vocab_size
-    token = argmax(logits + offset, vocab_size, TILE)
-    if (token >= 0) & (tl.load(temperatures + row) > 0.0):
-        peak = tl.load(probabilities + offset + token)
-        if peak == peak:
-            token = drawn(
-                probabilities + offset,
-                vocab_size,
-                peak,
-                tl.load(top_ks + row),
-                tl.load(top_ps + row),
-                tl.load(min_ps + row),
-                philox_uniform(tl.load(seeds + row), tl.load(positions + row)),
-                WAYS,
-                TILE,
-            )
-        else:
-            token = -1
+    peak, token = row_peak(peaks, peak_tokens, row, num_splits, SPLITS)
+    temperature = tl.load(temperatures + row)
+    if is_drawn(peak, token, temperature):
+        thresholds = level_thresholds(tl.load(min_ps + row))
+        masses, counts, _ = level_totals(level_masses, level_counts, row, num_splits, SPLITS)
+        point = philox_uniform(tl.load(seeds + row), tl.load(positions + row))
+        top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
+        level, low, high, mass_above, count_above = choose_range(masses, counts, thresholds, top_k, top_p, point)
+        num_listed = at(counts, level) - count_above
+        is_listed = num_listed <= CAPACITY
+        offset = row.to(tl.int64)
+        place = drawn(
+            tl.where(is_listed, listed + offset * CAPACITY, logits + offset * vocab_size),
+            tl.where(is_listed, num_listed, vocab_size),
+            peak,
+            temperature,
+            tl.where(is_listed, mass_above, 0.0),
+            tl.where(is_listed, count_above, 0),
+            low,
+            high,
+            mass_above,
+            count_above,
+            at(masses, LEVELS - 1),
+            at(counts, LEVELS - 1),
+            top_k,
+            top_p,
+            point,
+            WAYS,
+            TILE,
+        )
+        token = tl.where(is_listed, tl.load(listed_tokens + offset * CAPACITY + place, mask=is_listed, other=0), place)
+    elif tl.load(temperatures + row) > 0.0:
+        token = -1  # broken, or a temperature so low that the quotient overflows
     tl.store(tokens + row, token.to(tl.int64))

@@ -124,6 +124,34 @@ def check_lengths_come_from_the_device(device: str = "cpu") -> None:
     assert torch.equal(output[3], torch.zeros_like(output[3]))
 
 
+def check_layers_share_a_plan(device: str = "cpu") -> None:
+    """A step is planned once; each layer finds the tickets of the parts as the one before left them: all zero."""
+    from shared.kernels.attention.decode import launch, plan
+
+    planned: list[plan.DecodePlan] = []
+
+    def plan_and_note(*args: Any) -> plan.DecodePlan:
+        planned.append(plan.plan_decode(*args))
+        return planned[-1]
+
+    case = AttentionCase([(1, 900), (1, 30), (5, 40)], block_size=16, head_dim=16, device=device)
+    kept, launch.plan_decode = launch.plan_decode, plan_and_note
+    try:
+        outputs = [
+            triton_kernels().paged_attention(
+                case.query, case.kv_blocks, LAYER, case.batch, scale=scale_of(case), window=None
+            )
+            for _ in range(3)
+        ]
+    finally:
+        launch.plan_decode = kept
+    (only,) = planned
+    assert only.part_means.shape[0] == only.num_slots  # there were parts to merge
+    assert not bool(only.tickets.any())
+    for output in outputs:
+        assert_near(output, exact_attention(case, None))
+
+
 def check_prefill_tiles(
     plan: list[tuple[int, int]], *, rows: int, tile: int, window: int | None, device: str = "cpu", **shape: Any
 ) -> None:
@@ -270,6 +298,18 @@ def check_sampling(num_rows: int, vocab_size: int, seed: int, *, ties: bool, dev
     assert tokens.tolist() == TorchKernels().sample_tokens(case.logits, case.rows).tolist()
     if device == "cpu":
         assert tokens.tolist() == case.tokens_of_the_engine()
+
+
+def check_split_sampling(
+    num_rows: int, vocab_size: int, seed: int, *, ties: bool, capacity: int, device: str = "cpu"
+) -> None:
+    """Rows of many splits; a small `capacity` makes ranges that do not fit the list."""
+    from shared.kernels.sampling.launch import SamplingSizes, sample_tokens
+
+    case = SamplingCase(num_rows, vocab_size, seed, ties, device)
+    sizes = SamplingSizes(split=64, split_tile=32, capacity=capacity, tile=128)
+    tokens = sample_tokens(case.logits, case.rows, sizes)
+    assert tokens.tolist() == TorchKernels().sample_tokens(case.logits, case.rows).tolist()
 
 
 def check_broken_logits(device: str = "cpu") -> None:

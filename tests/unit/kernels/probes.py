@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from shared.kernels.attention.jit import slot_offsets
-from shared.kernels.sampling.jit import philox_uniform
+from shared.kernels.sampling.philox_jit import philox_uniform
 
 
 @triton.jit

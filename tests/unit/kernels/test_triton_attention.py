@@ -128,5 +128,9 @@ def test_tiles_on_every_side_of_the_window_equal_the_reference(
     )
 
 
+def test_the_layers_of_a_step_share_one_plan(interpreted: Run) -> None:
+    interpreted(checks.check_layers_share_a_plan)
+
+
 def test_offsets_into_the_pool_have_64_bits(interpreted: Run) -> None:
     interpreted(checks.check_slot_offsets_pass_32_bits)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -13,7 +15,8 @@ pytestmark = pytest.mark.timeout(600)
 
 ATTENTION = {"plan_decode_items", "decode_parts", "plan_prefill_items", "prefill_tiles"}
 THE_REST = {
-    "rms_norm_rows", "silu_mul_tiles", "rotate_and_write_heads", "copy_blocks", "checksum_stretches", "sample_rows",
+    "rms_norm_rows", "silu_mul_tiles", "rotate_and_write_heads", "copy_blocks", "checksum_stretches", "find_peaks",
+    "measure_levels", "collect_range", "choose_tokens",
 }  # fmt: skip
 MATRIX_INSTRUCTIONS = {
     "sm_80": "mma.sync",
@@ -24,6 +27,7 @@ MATRIX_INSTRUCTIONS = {
     "sm_120": "mma.sync",
     "gfx942": "v_mfma",
 }
+TILE = 64  # keys of one step of the Hopper prefill
 SWEPT = pytest.mark.sweep
 
 
@@ -108,3 +112,42 @@ def test_the_other_kernels_compile_without_spills(compiled: Run, dtype: torch.dt
     assert set(by_name(kernels)) == THE_REST
     assert all(kernel.shared_bytes <= TARGETS[arch].shared_bytes for kernel in kernels)
     assert [(kernel.name, kernel.stack_bytes) for kernel in kernels if kernel.stack_bytes] == []
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "group", "block_size", "window"),
+    [
+        pytest.param(128, 4, 16, None, marks=pytest.mark.slow),
+        pytest.param(128, 8, 32, None, marks=SWEPT),
+        pytest.param(128, 7, 64, None, marks=SWEPT),
+        pytest.param(64, 4, 16, None, marks=SWEPT),
+        pytest.param(128, 4, 16, 1000, marks=SWEPT),
+    ],
+)
+def test_the_hopper_prefill_overlaps_softmax_with_products_and_spills_nothing(
+    compiled: Run, head_dim: int, group: int, block_size: int, window: int | None
+) -> None:
+    kernel, order = compiled(hopper_prefill_in_order, head_dim, group, block_size, window)
+    assert kernel.stack_bytes == 0
+    assert kernel.shared_bytes <= TARGETS["sm_90"].shared_bytes
+    assert "wgmma.mma_async" in kernel.code
+    assert "cp.async.bulk.tensor.2d" in kernel.code
+    assert "setmaxnreg" in kernel.code
+    # Each consumer: the first scores, wait; the loop, wait; the last softmax and its values, wait. Inside the loop the
+    # scores of the next keys are issued first, and nothing waits for them before this tile's softmax and its values.
+    scores, values = head_dim // 16, TILE // 16
+    *parts, rest = order.split("W")
+    assert rest == ""
+    assert len(parts) == 6
+    for first, loop, last in (parts[:3], parts[3:]):
+        assert first == "P" * scores
+        assert loop.startswith("P")
+        assert loop.count("P") == scores + values
+        assert loop.count("E") >= 32  # 64 x 64 scores over 128 threads
+        assert loop.endswith("P" * values)
+        assert re.fullmatch("E+" + "P" * values, last)
+
+
+def hopper_prefill_in_order(head_dim: int, group: int, block_size: int, window: int | None) -> tuple[Compiled, str]:
+    kernel = compiling.compile_hopper_prefill(head_dim, group, block_size, window)
+    return kernel, compiling.products_and_exponentials(kernel)

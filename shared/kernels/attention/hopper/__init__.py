@@ -1,0 +1,1 @@
+"""Prefill attention with the means of Hopper (compute capability 9.0)."""

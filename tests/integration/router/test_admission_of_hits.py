@@ -48,3 +48,21 @@ async def test_the_same_prompt_is_refused_where_nobody_holds_it():
         with pytest.raises(Overloaded):
             await read(await routed(router, 0))
         assert decode.commands.empty()
+
+
+async def test_admission_hears_how_much_of_the_prompt_is_cached(monkeypatch):
+    prefill, decode = prefill_worker(), decode_worker()
+    decode.num_blocks = prefill.num_blocks = 1000
+    async with Router([prefill], [decode]) as router:
+        admission, seen = router.dispatcher._admission, []
+        enter = admission.enter
+
+        def noting(item, *args, num_cached, **more):
+            seen.append((item.num_tokens, num_cached))
+            return enter(item, *args, num_cached=num_cached, **more)
+
+        monkeypatch.setattr(admission, "enter", noting)
+        running = await routed(router, 784)
+        await decode.expect(decode_pb2.Reserve)
+        assert seen == [(16, 784)]
+        await running.aclose()

@@ -11,7 +11,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 
 # What make run hands to tandem up: the settings given on make's command line; tandem up knows the defaults.
-SETTINGS = MODEL PREFILL DECODE DTYPE KV_DTYPE HTTP GRPC MODE
+SETTINGS = MODEL PREFILL DECODE DTYPE KV_DTYPE DEVICE GPU_MEMORY HTTP GRPC MODE
 UP_FLAGS = $(foreach name,$(SETTINGS),$(if $(findstring command,$(origin $(name))),\
 	--$(shell echo $(name) | tr A-Z_ a-z-) "$($(name))"))
 
@@ -39,14 +39,14 @@ PREFIX_FLAGS = $(foreach name,TRACE REQUESTS WORKERS PARTS,$(if $(findstring com
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast test-timing test-sweep lint format proto lock demo-model bench bench-engine bench-peers bench-kernels bench-index bench-prefix bench-router bench-overload bench-long-prompt loadtest clean
+.PHONY: help setup run test test-fast test-gpu test-timing test-sweep lint format proto lock demo-model bench bench-engine bench-peers bench-kernels bench-index bench-prefix bench-router bench-overload bench-long-prompt loadtest chaos soak clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(BIN)/.project shared/rpc/pb/__init__.py $(BIN)/.kernels  ## install everything into .venv (done by the others when needed)
 
-run: setup  ## serve a model here; settings: MODEL=path PREFILL=n DECODE=n DTYPE=bf16 KV_DTYPE=bf16 HTTP=host:port GRPC=host:port MODE=collocated
+run: setup  ## serve a model here; settings: MODEL=path PREFILL=n DECODE=n DTYPE=bf16 KV_DTYPE=bf16 DEVICE=cuda:0,1 GPU_MEMORY=0.9 HTTP=host:port GRPC=host:port MODE=collocated
 	@exec $(BIN)/tandem up $(UP_FLAGS) $(ARGS)
 
 test: setup  ## all tests that need neither a GPU nor Kubernetes
@@ -54,6 +54,9 @@ test: setup  ## all tests that need neither a GPU nor Kubernetes
 
 test-fast: setup  ## the tests of a few seconds only
 	$(PYTEST) $(SPREAD) -m "not gpu and not k8s and not timing and not sweep and not slow" $(ARGS)
+
+test-gpu: setup  ## the tests that need a GPU; where torch, Triton and pytest are there already, run the command below by hand
+	$(PYTEST) -c tests/gpu/pytest.ini -m gpu tests/gpu $(ARGS)
 
 test-timing: setup  ## the tests that hold on a quiet machine only
 	$(PYTEST) -m timing $(ARGS)
@@ -108,6 +111,12 @@ bench-long-prompt: setup  ## what long prompts do to running answers, disaggrega
 
 bench-prefix: setup  ## prefix hits of a fleet beside one ideal cache, and TTFT with the store: TRACE=path REQUESTS=n WORKERS="1 2 4" PARTS="index no-index store ttft" OUT=file
 	$(BIN)/python -m loadtest.bench prefix $(PREFIX_FLAGS) $(ARGS)
+
+chaos: setup  ## kill, stop, hang and drain each part under streams, 60 minutes: ONLY="decode SIGKILL, router" OUT=file
+	$(BIN)/python -m loadtest.chaos $(if $(ONLY),--only "$(ONLY)") $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
+
+soak: setup  ## kill a part every 10 s under streams, 10 minutes: DURATION=seconds OUT=file
+	$(BIN)/python -m loadtest.chaos.soak $(if $(findstring command,$(origin DURATION)),--duration "$(DURATION)") $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
 
 clean:  ## remove what was made here, except .venv
 	rm -rf .tandem .mypy_cache .ruff_cache .pytest_cache .hypothesis build out tandem_llm.egg-info shared/rpc/pb

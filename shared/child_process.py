@@ -37,19 +37,21 @@ class ChildProcess:
         *,
         environment: Mapping[str, str] | None = None,
         takes_requests: bool = False,
+        keep_log: bool = False,
         on_progress: Callable[[str, Progress], None] | None = None,
         on_exit: Callable[[ChildProcess], None] | None = None,
     ) -> None:
         """`command[0]` is an absolute path; `environment` is added to the launcher's own.
 
-        `takes_requests` opens the child's stdin for `ask`. `on_progress(name, progress)` is called for each progress
-        event, `on_exit(self)` once the process has ended.
+        `takes_requests` opens the child's stdin for `ask`. `keep_log` appends to the log. `on_progress(name, progress)`
+        is called for each progress event, `on_exit(self)` once the process has ended.
         """
         self.name = name
         self.log_path = log_path
         self._command = tuple(command)
         self._environment = dict(environment or {})
         self._takes_requests = takes_requests
+        self._keep_log = keep_log
         self._on_progress = on_progress
         self._on_exit = on_exit
         self._process: Process | None = None
@@ -68,9 +70,10 @@ class ChildProcess:
         return self._process.returncode if self._process is not None else None
 
     async def start(self) -> None:
-        """Starts the process and returns at once; its stderr goes to `log_path`, which is emptied first."""
+        """Starts the process and returns at once; its stderr goes to `log_path`, emptied unless `keep_log`."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        self.log_path.write_bytes(b"")
+        if not self._keep_log:
+            self.log_path.write_bytes(b"")
         self._ready = asyncio.get_running_loop().create_future()
         with self.log_path.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -115,8 +118,9 @@ class ChildProcess:
             await self._process.stdin.drain()
         return await self._answer
 
-    async def wait(self, timeout_s: float) -> int:
-        """Waits until the process ends by itself; its exit status. Raises DeadlineExceeded after `timeout_s` s."""
+    async def wait(self, timeout_s: float | None) -> int:
+        """Waits until the process ends by itself; its exit status. Raises DeadlineExceeded after `timeout_s` seconds
+        (None: never)."""
         if not await self._ended(timeout_s):
             raise DeadlineExceeded(f"{self.name} had not ended after {timeout_s:g} s", process=self.name)
         return self.returncode or 0
@@ -166,7 +170,7 @@ class ChildProcess:
             return signal.Signals(-status).name
         return f"signal {-status}"
 
-    async def _ended(self, timeout_s: float) -> bool:
+    async def _ended(self, timeout_s: float | None) -> bool:
         """Waits until the process is gone and its stdout was read to the end; False when `timeout_s` passed first."""
         if self._watch is None:
             return True

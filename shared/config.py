@@ -10,10 +10,11 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_args
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
@@ -43,6 +44,11 @@ class ServiceSettings(BaseSettings):
     """Of the log on stderr: text, or one JSON object a line."""
     log_level: LogLevel = "info"
     """Least level that is logged."""
+    production: bool = False
+    """Whether failpoints are refused."""
+    failpoints: str = ""
+    """Faults that SIGUSR1 sets off in this process, for chaos tests, such as `engine.step=hang:20`: see
+    `shared/failpoints.py`."""
 
     @classmethod
     def settings_customise_sources(
@@ -75,9 +81,40 @@ def load_settings(cls: type[S], argv: Sequence[str] | None = None) -> S:
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"]) or cls.__name__
-        raise ConfigError(f"setting {name}: {first['msg']} (got {first.get('input')!r})", field=name) from error
+        value = first.get("input")
+        shown = f" (got {value!r})" if _may_show(cls, first["loc"], value) else ""
+        # Without its cause, which quotes the value.
+        raise ConfigError(f"setting {name}: {first['msg']}{shown}", field=name) from None
     except SettingsError as error:
         raise ConfigError(str(error), field=cls.__name__) from error
+
+
+def _may_show(cls: type[BaseModel], loc: Sequence[int | str], value: object) -> bool:
+    """Whether an error may quote the value at `loc`: not where it is secret or may hold what is.
+
+    Secret are fields of type SecretStr and those with `repr=False`. Quoted are plain values of known fields alone.
+    """
+    if isinstance(value, Mapping | Sequence) and not isinstance(value, str):
+        return False
+    model: type[BaseModel] | None = cls
+    field: FieldInfo | None = None
+    for part in loc:
+        if model is None:  # an entry of a list or mapping of plain values, or a member of a union
+            continue
+        field = model.model_fields.get(str(part))
+        if field is None:
+            return False
+        if not field.repr or SecretStr in (field.annotation, *get_args(field.annotation)):
+            return False
+        annotation: object = field.annotation
+        model = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+        if any(map(_is_model, get_args(field.annotation))):  # a mapping of objects
+            return False
+    return field is not None and model is None
+
+
+def _is_model(annotation: object) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _take_config_flag(arguments: list[str]) -> Path | None:

@@ -7,6 +7,7 @@
     ├── NotFound              404  a model or path that is not served
     ├── QuotaExceeded         429  the tenant's share is used up
     ├── Overloaded            429  refused at once rather than served late; carries `retry_after_s`
+    │   └── Draining          503  this process is about to end; another one takes the request
     ├── DeadlineExceeded      504  the request's own deadline passed
     ├── Cancelled             499  the client went away
     ├── ModelMismatch         500  a worker serves another model or block layout
@@ -110,6 +111,15 @@ class Overloaded(TandemError):
         self.retry_after_s = retry_after_s
 
 
+class Draining(Overloaded):
+    """The process takes no new work because it is about to end."""
+
+    grpc_code = "UNAVAILABLE"
+    http_status = 503
+    error_type = "server_error"
+    code = "draining"
+
+
 class DeadlineExceeded(TandemError):
     """The deadline of the request or of a command passed."""
 
@@ -184,6 +194,12 @@ class NumericalFault(TandemError):
 
 class Internal(TandemError):
     """A bug of ours: never the client's fault."""
+
+
+def brief(text: str, max_len: int = 400) -> str:
+    """`text` without its middle where it is long: what a client sent is quoted in messages, and these travel in headers
+    of a few KiB."""
+    return text if len(text) <= max_len else f"{text[: max_len * 3 // 4]} … {text[-max_len // 4 :]}"
 
 
 def error_classes() -> dict[str, type[TandemError]]:

@@ -23,6 +23,7 @@ from typing import Protocol
 
 import uvloop
 
+from shared import failpoints
 from shared.config import S, load_settings
 from shared.errors import Internal, TandemError
 from shared.telemetry.logs import set_up_logs
@@ -69,6 +70,8 @@ def run_service(service: str, settings_class: type[S], start: Callable[[S], Awai
     async def begin() -> Service:
         settings = load_settings(settings_class)
         set_up_logs(service, settings.log_format, settings.log_level)
+        if faults := failpoints.check_allowed(settings.failpoints, production=settings.production):
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, failpoints.arm, faults)
         return await start(settings)
 
     return run_process(service, begin)

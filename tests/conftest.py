@@ -6,6 +6,8 @@ import os
 
 from hypothesis import settings
 
+from shared.kernels.cpu import isa
+
 # Test processes share the cores out (`make test`); torch in each would take them all and wait for its own threads.
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     _cores = len(os.sched_getaffinity(0)) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
@@ -16,3 +18,19 @@ settings.register_profile("tandem", deadline=None)
 # A build server judges the change, not the luck of a draw; everywhere else each run draws new examples.
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "tandem")
+
+# `TANDEM_CPU_ISA=avx2 make test` is a test on a processor that has no more: workers read it as their setting, and what
+# runs in the test's own process does not find the other features.
+_wanted = os.environ.get("TANDEM_CPU_ISA", "auto")
+if _wanted != "auto":
+    _of_all = {need for each in isa.BUILT for need in each.needs}
+    _kept = {need for each in isa.BUILT if each.name == _wanted for need in each.needs}
+    _features = isa.processor_features() - (_of_all - _kept)
+    isa.processor_features = lambda: _features
+
+
+def pytest_report_header() -> str:
+    """Which instruction sets the C++ kernels are tested with."""
+    features = isa.processor_features()
+    covered = [each.name for each in (*isa.BUILT, *isa.emulated(features)) if not each.missing(features)]
+    return f"instruction sets of the C++ kernels: {', '.join(covered) or 'none'}"

@@ -17,6 +17,7 @@ from services.cli.split_view import print_summary
 from services.local.cluster import LocalCluster
 from services.local.commands import ServiceCommands
 from services.local.spec import ClusterSpec
+from services.local.supervisor import Died, Restarted
 from shared.errors import TandemError, WorkerLost
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 
@@ -118,18 +119,19 @@ class Foreground:
         self._print("")
 
     async def _watch(self) -> None:
-        """Tells of each process that ends by itself. Returns never; raises WorkerLost where it is the router."""
+        """Shows each process that ends by itself, or is back. Returns never; raises WorkerLost where the router stays
+        away."""
         while True:
-            child = await self._cluster.next_exit()
-            error = WorkerLost(
-                f"{child.name} ended ({child.exit_text()})",
-                process=child.name,
-                log=str(child.log_path),
-                log_tail=child.log_tail(),
-            )
-            if child.name == "router":
-                raise error
-            report(error)
+            match await self._cluster.next_change():
+                case Died(name, _, log_path, again_in_s) as death:
+                    child = self._cluster.children.get(name)
+                    tail = child.log_tail() if child is not None else ""
+                    error = WorkerLost(str(death), process=name, log=str(log_path), log_tail=tail)
+                    if name == "router" and again_in_s is None:
+                        raise error
+                    report(error)
+                case Restarted() as back:
+                    self._print(str(back))
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, soft_wrap=True)

@@ -21,6 +21,8 @@ def up(
     mode: Annotated[Mode, typer.Option(help="collocated: the decode workers prefill too.")] = "disaggregated",
     dtype: Annotated[Dtype, typer.Option(help="Of weights and computation.")] = "auto",
     kv_dtype: Annotated[KVDtype, typer.Option(help="Of the KV cache; auto = as the computation.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, or cuda:0,1 to deal the workers to GPUs in turn.")] = "cpu",
+    gpu_memory: Annotated[float, typer.Option(help="Share of each GPU's memory, for all workers on it.")] = 0.9,
     http: Annotated[str, typer.Option(help="host:port of the OpenAI API.")] = DEFAULT_HTTP,
     grpc: Annotated[str, typer.Option(help="host:port of the gRPC API.")] = DEFAULT_GRPC,
     served_model_name: Annotated[str, typer.Option(help="What clients call it; empty = the folder's name.")] = "",
@@ -32,6 +34,7 @@ def up(
     store_disk_bytes: Annotated[int, typer.Option(help="Most that it holds; 0 = none.")] = 0,
     prefix_fetch: Annotated[PrefixFetch, typer.Option(help="Known prefixes: fetched or computed.")] = "auto",
     log_format: Annotated[LogFormat, typer.Option(help="Of the logs in .tandem/logs: text or JSON lines.")] = "text",
+    restart: Annotated[bool, typer.Option(help="Start a process that dies again.")] = True,
     example: Annotated[bool, typer.Option(help="Stream one example answer at the start.")] = True,
 ) -> None:
     """Start a cluster on this machine; Ctrl-C stops it."""
@@ -44,6 +47,8 @@ def up(
         mode=mode,
         dtype=dtype,
         kv_dtype=kv_dtype,
+        device=device,
+        gpu_memory=gpu_memory,
         http=http,
         grpc=grpc,
         served_model_name=served_model_name,
@@ -55,5 +60,6 @@ def up(
         store_disk_bytes=store_disk_bytes,
         prefix_fetch=prefix_fetch,
         log_format=log_format,
+        restart=restart,
     )
     raise typer.Exit(asyncio.run(Foreground(spec, Console(highlight=False), example=example).run()))

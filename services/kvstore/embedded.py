@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import platform
 import shutil
+import signal
 import subprocess
 import tempfile
 from importlib.util import find_spec
@@ -20,6 +21,7 @@ from shared.parent_death import command_dying_with_parent
 PROGRAMS = ("valkey-server", "redis-server")
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 3.0
+WATCH_INTERVAL_S = 0.05
 MAX_SOCKET_PATH_BYTES = 103
 """What sun_path takes on every system (Linux 107, macOS 103)."""
 
@@ -27,19 +29,22 @@ MAX_SOCKET_PATH_BYTES = 103
 class EmbeddedValkey:
     """One server on a unix socket that only this user can open.
 
-    `start()` returns when PING answers; `stop()` twice is fine, and `start()` may follow it. The server also ends
-    when this process does, even by SIGKILL (Linux). Start it from a thread that lives as long as the process.
+    `start()` returns when PING answers; `stop()` twice is fine. `start()` may follow it, and a death of the server.
+    The server also ends when this process does, even by SIGKILL (Linux). Start it from a thread that lives as long as
+    the process.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        """`folder` holds the socket and the log; it is created if need be, and kept. Default: a temporary one."""
+    def __init__(self, folder: Path | None = None, log_path: Path | None = None) -> None:
+        """`folder` holds the socket, and the log unless `log_path` says where; it is created if need be, and kept.
+        Default: a temporary one. The log is appended to."""
         self._given_folder = folder
+        self._given_log = log_path
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        """What `redis_url` settings take; stays the same over restarts where a folder was given."""
+        """What `redis_url` settings take; stays the same until `stop()`, and after it where a folder was given."""
         return f"unix://{self._socket}"
 
     @property
@@ -50,7 +55,7 @@ class EmbeddedValkey:
     async def start(self) -> None:
         """Raises ConfigError without a server binary or with too long a path, StoreUnavailable when the server does
         not start."""
-        if self._process is not None:
+        if self._process is not None and self._process.poll() is None:
             return
         binary = find_valkey_server()
         if self._folder is None:
@@ -63,7 +68,8 @@ class EmbeddedValkey:
                 limit=MAX_SOCKET_PATH_BYTES,
             )
         self._socket.unlink(missing_ok=True)
-        with self._log.open("wb") as log:
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: ASYNC220 - not tied to an event loop: another loop may stop it
                 command_dying_with_parent([str(binary), *self._arguments()]),
                 stdin=subprocess.DEVNULL,
@@ -77,6 +83,23 @@ class EmbeddedValkey:
         except BaseException:
             await self.stop()
             raise
+
+    async def ended(self) -> str:
+        """Waits until the server has ended, and says how: "SIGKILL" or "exit status 1"."""
+        process = self._process
+        while process is not None and process.poll() is None:  # noqa: ASYNC110 - a Popen has no event
+            await asyncio.sleep(WATCH_INTERVAL_S)
+        status = process.returncode if process is not None else 0
+        return f"exit status {status}" if status >= 0 else signal.Signals(-status).name
+
+    async def answers(self, timeout_s: float) -> bool:
+        """Whether it answers PING within that time."""
+        try:
+            async with Redis.from_url(self.url, socket_timeout=timeout_s, retry=None, driver_info=None) as redis:
+                await redis.ping()
+        except (RedisError, OSError, StoreUnavailable):
+            return False
+        return True
 
     async def stop(self) -> None:
         """Ends the server and removes the temporary folder."""
@@ -100,8 +123,9 @@ class EmbeddedValkey:
         return self._folder / "valkey.sock"
 
     @property
-    def _log(self) -> Path:
-        return self._socket.with_name("valkey.log")
+    def log_path(self) -> Path:
+        """What the server writes; the default exists once it is started."""
+        return self._given_log if self._given_log is not None else self._socket.with_name("valkey.log")
 
     def _arguments(self) -> list[str]:
         assert self._folder is not None
@@ -129,7 +153,7 @@ class EmbeddedValkey:
                     await asyncio.sleep(0.005)
         except TimeoutError as error:
             raise StoreUnavailable(f"valkey-server does not answer after {START_TIMEOUT_S:g} s") from error
-        last_words = self._log.read_text(errors="replace").strip().splitlines()[-3:]
+        last_words = self.log_path.read_text(errors="replace").strip().splitlines()[-3:]
         raise StoreUnavailable(f"valkey-server ended with status {self._process.returncode}: {' / '.join(last_words)}")
 
 

@@ -55,7 +55,8 @@ class KVStoreServer:
         self._node_name = settings.name or f"store@{socket.gethostname()}/{settings.bind}"
         self._node = self._make_node() if settings.host_bytes or settings.disk_bytes else None
         names = (SERVICE_NAME, STORE_SERVICE_NAME, BLOCK_SERVICE_NAME) if self._node is not None else (SERVICE_NAME,)
-        self._rpc = RpcServer(settings.bind, self._register, names)
+        settings.tls.check("tls", mutual=True)
+        self._rpc = RpcServer(settings.bind, self._register, names, credentials=settings.tls.server_credentials())
         self._metrics = Metrics("tandem-kvstore", self._node_name)
         sources = KVStoreSources(self._index.counters, self._sweeper.counters, self._availability)
         self._metrics.observe(METRICS, sources)

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from shared.config import ServiceSettings
+from shared.rpc.tls import Tls
 
 
 class TenantQuota(BaseModel):
@@ -31,6 +32,9 @@ class KVStoreSettings(ServiceSettings):
 
     bind: str = "127.0.0.1:50070"
     """host:port to serve on; port 0 = any free one."""
+    tls: Tls = Tls()
+    """Mutual TLS of the gRPC calls between services: cert, key and ca, in all of them or in none. It does not cover the
+    blocks, which travel over UCX."""
     metrics: str = "127.0.0.1:0"
     """host:port of the Prometheus page, /metrics; port 0 = any free one, empty = no such page."""
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")

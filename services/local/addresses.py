@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 
 from shared.address import Address
 from shared.errors import ConfigError
@@ -29,14 +30,16 @@ def check_free(address: str, field: str) -> None:
 
 
 @contextmanager
-def reserved_address() -> Iterator[str]:
-    """A free 127.0.0.1:port, reserved for a child until the block ends.
+def reserved_address(bind: str = "127.0.0.1:0") -> Iterator[str]:
+    """`bind` as host:port, with a free port where it names none, reserved for a child until the block ends.
 
     The port is bound but does not listen: the kernel gives it to no process that asks for any free port, while a
     child that asks for exactly this one gets it (both sockets allow reuse, as gRPC's do). So a child's address can be
-    passed to others before the child is up.
+    passed to others before the child is up, and is still its own when it is started again. Raises OSError.
     """
-    with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as held:
+    asked = Address.parse(bind, "bind")
+    family, kind, protocol, _, where = socket.getaddrinfo(asked.host, asked.port, type=socket.SOCK_STREAM)[0]
+    with closing(socket.socket(family, kind, protocol)) as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{held.getsockname()[1]}"
+        held.bind(where)
+        yield str(replace(asked, port=held.getsockname()[1]))

@@ -7,18 +7,29 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from services.local.addresses import check_free, reserved_address
-from services.local.commands import ServiceCommands, TandemCommands, WorkerPlan, plan_workers, store_name
+from services.local.commands import (
+    ServiceCommands,
+    TandemCommands,
+    WorkerPlan,
+    plan_workers,
+    store_name,
+    with_flags,
+)
 from services.local.cores import share_cores
+from services.local.parts import IndexPart, ServicePart
 from services.local.readiness import wait_until_serving
 from services.local.spec import ClusterSpec
+from services.local.supervisor import Change, Supervisor
 from shared.child_process import ChildProcess
 from shared.errors import ModelLoadError
 from shared.identity import WorkerRole
-from shared.process_events import Progress, Ready
+from shared.process_events import Progress
 
 if TYPE_CHECKING:
     from services.kvstore.embedded import EmbeddedValkey
@@ -33,8 +44,9 @@ class LocalCluster:
     """Index (Valkey), KV store, workers and router as child processes; an asynchronous context manager.
 
     `start()` returns when prompts are served. The workers load while the KV store starts: its address is reserved
-    beforehand. The router starts last: its flags name every worker's address. Use it on the main thread's event
-    loop (see ChildProcess).
+    beforehand. The router starts last: its flags name every worker's address. All addresses stay reserved until
+    `stop()`: where the spec says so, a process that dies is started again on its own. Use it on the main thread's
+    event loop (see ChildProcess).
     """
 
     def __init__(
@@ -50,16 +62,15 @@ class LocalCluster:
         """host:port of the OpenAI API, once started."""
         self.grpc = ""
         """host:port of tandem.v1.InferenceService, once started."""
-        self.metrics: dict[str, str] = {}
-        """host:port of each process's Prometheus page by the process's name, once started."""
-        self.children: dict[str, ChildProcess] = {}
-        """All child processes by name (pid, log_path), in the order in which they started."""
         self._commands = commands if commands is not None else TandemCommands(spec)
         self._on_progress = on_progress if on_progress is not None else _ignore
         self._index: EmbeddedValkey | None = None
         self._workers: list[WorkerPlan] = []
         self._stores: dict[str, str] = {}
-        self._exits: asyncio.Queue[ChildProcess] = asyncio.Queue()
+        self._parts: dict[str, ServicePart] = {}
+        self._reserved = ExitStack()
+        self._changes: asyncio.Queue[Change] = asyncio.Queue()
+        self._supervisor = Supervisor(self._on_change, restart=spec.restart, hang_timeout_s=spec.hang_timeout_s)
         self._stopping: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> LocalCluster:
@@ -99,9 +110,28 @@ class LocalCluster:
         for child in self.children.values():
             child.kill()
 
-    async def next_exit(self) -> ChildProcess:
-        """Waits for the next child that ends without being stopped."""
-        return await self._exits.get()
+    @property
+    def children(self) -> dict[str, ChildProcess]:
+        """Each service's present process by its name (pid, log_path), in the order of their first start."""
+        return {name: part.child for name, part in self._parts.items()}
+
+    @property
+    def metrics(self) -> dict[str, str]:
+        """host:port of each service's Prometheus page by its name; another one after a restart but for the router."""
+        return {name: page for name, part in self._parts.items() if (page := part.endpoints.get("metrics"))}
+
+    @property
+    def index_pid(self) -> int | None:
+        """Process id of the server behind the index; None where it does not run."""
+        return self._index.pid if self._index is not None else None
+
+    async def next_change(self) -> Change:
+        """Waits for the next process that ends without being stopped, or serves again."""
+        return await self._changes.get()
+
+    def take_changes(self) -> list[Change]:
+        """All that `next_change` would give without waiting."""
+        return [self._changes.get_nowait() for _ in range(self._changes.qsize())]
 
     def _check(self) -> None:
         model = self.spec.model
@@ -115,71 +145,98 @@ class LocalCluster:
         # Imported here: it brings the Redis client, most of the time that `tandem status` would take to start.
         from services.kvstore.embedded import EmbeddedValkey
 
-        cores = sorted(os.sched_getaffinity(0))
-        num_workers = self.spec.num_prefill + self.spec.num_decode
-        self._index = EmbeddedValkey()
+        log_dir = self.spec.log_dir
+        log_dir.mkdir(parents=True, exist_ok=True)
+        for own_log in (self._log_path, log_dir / "valkey.log"):
+            own_log.write_bytes(b"")
+        self._index = EmbeddedValkey(log_path=log_dir / "valkey.log")
         await self._index.start()
-        plans = plan_workers(self.spec, share_cores(cores, num_workers))
-        with ExitStack() as reserved:
-            kvstore = reserved.enter_context(reserved_address())
-            await self._spawn("kvstore", self._commands.kvstore(kvstore, self._index.url))
-            if self.spec.has_store:
-                self._stores[store_name(0)] = kvstore
-                for number in range(1, self.spec.store_nodes):
-                    name, address = store_name(number), reserved.enter_context(reserved_address())
-                    self._stores[name] = address
-                    await self._spawn(name, self._commands.store_node(number, address, self._index.url))
-            stores = ",".join(f"{name}={address}" for name, address in self._stores.items())
-            self._workers = [replace(plan, stores=stores) for plan in plans]
-            for plan in self._workers:
-                await self._spawn(plan.name, self._commands.worker(plan, kvstore))
-            ready = await self._all_ready()
+        kvstore = self._reserve()
+        await self._spawn("kvstore", self._commands.kvstore(kvstore, self._index.url))
+        await self._spawn_stores(kvstore, self._index.url)
+        stores = ",".join(f"{name}={address}" for name, address in self._stores.items())
+        self._workers = self._plan_workers(stores)
+        for plan in self._workers:
+            await self._spawn(plan.name, self._commands.worker(plan, kvstore))
+        await self._all_ready()
+        await self._start_router(kvstore, stores)
+        self._supervisor.start((IndexPart(self._index), *self._parts.values()))
+
+    def _plan_workers(self, stores: str) -> list[WorkerPlan]:
+        num_workers = self.spec.num_prefill + self.spec.num_decode
+        plans = plan_workers(self.spec, share_cores(sorted(os.sched_getaffinity(0)), num_workers))
+        return [replace(plan, stores=stores, address=self._reserve()) for plan in plans]
+
+    async def _spawn_stores(self, kvstore: str, redis_url: str) -> None:
+        """The KV store is the first store node; starts the others."""
+        if not self.spec.has_store:
+            return
+        self._stores[store_name(0)] = kvstore
+        for number in range(1, self.spec.store_nodes):
+            name, address = store_name(number), self._reserve()
+            self._stores[name] = address
+            await self._spawn(name, self._commands.store_node(number, address, redis_url))
+
+    async def _start_router(self, kvstore: str, stores: str) -> None:
         workers: dict[WorkerRole, dict[str, str]] = {WorkerRole.PREFILL: {}, WorkerRole.DECODE: {}}
         for plan in self._workers:
-            workers[plan.role][plan.name] = ready[plan.name].address
-        router = await self._spawn("router", self._commands.router(workers, kvstore, stores))
-        serving = await router.ready(self.spec.start_timeout_s)
+            workers[plan.role][plan.name] = plan.address
+        command = self._commands.router(workers, kvstore, stores)
+        places = {"http": self._reserve(self.spec.http), "grpc": self._reserve(self.spec.grpc)}
+        router = await self._spawn("router", with_flags(command, **places))
+        serving = await router.ready()
         self._on_progress(router.name, Progress(0.9, "connecting to the workers"))
         http, grpc = serving.endpoints["http"], serving.endpoints["grpc"]
-        await wait_until_serving(router, http, self.spec.start_timeout_s)
+        await wait_until_serving(router.child, http, self.spec.start_timeout_s)
         self._on_progress(router.name, Progress(1.0, "ready"))
         self.http, self.grpc = http, grpc
-        started = (*ready.items(), (router.name, serving))
-        self.metrics = {name: page for name, event in started if (page := event.endpoints.get("metrics"))}
 
-    async def _spawn(self, name: str, command: Sequence[str]) -> ChildProcess:
+    def _reserve(self, bind: str = "127.0.0.1:0") -> str:
+        return self._reserved.enter_context(reserved_address(bind))
+
+    async def _spawn(self, name: str, command: Sequence[str]) -> ServicePart:
         log_path = self.spec.log_dir / f"{name}.log"
-        child = ChildProcess(name, command, log_path, on_progress=self._on_progress, on_exit=self._on_exit)
-        self.children[name] = child
+        part = ServicePart(name, command, log_path, self.spec.start_timeout_s, self._on_progress)
+        self._parts[name] = part
         self._on_progress(name, Progress(0.0, "starting"))
-        await child.start()
-        return child
+        await part.start()
+        self._log(f"{name} started, process {part.child.pid}")
+        return part
 
-    async def _all_ready(self) -> dict[str, Ready]:
-        """The ready event of every child so far, by name; raises the first error of any."""
-        waits = [asyncio.create_task(self._ready(child)) for child in self.children.values()]
+    async def _all_ready(self) -> None:
+        """Waits for every part so far; raises the first error of any."""
+        waits = [asyncio.create_task(self._ready(part)) for part in self._parts.values()]
         try:
-            return dict(zip(self.children, await asyncio.gather(*waits), strict=True))
+            await asyncio.gather(*waits)
         finally:
             for wait in waits:
                 wait.cancel()
 
-    async def _ready(self, child: ChildProcess) -> Ready:
-        ready = await child.ready(self.spec.start_timeout_s)
-        self._on_progress(child.name, Progress(1.0, "ready"))
-        return ready
+    async def _ready(self, part: ServicePart) -> None:
+        await part.ready()
+        self._on_progress(part.name, Progress(1.0, "ready"))
 
-    def _on_exit(self, child: ChildProcess) -> None:
-        if self._stopping is None:
-            self._exits.put_nowait(child)
+    def _on_change(self, change: Change) -> None:
+        self._log(str(change))
+        self._changes.put_nowait(change)
+
+    @property
+    def _log_path(self) -> Path:
+        return self.spec.log_dir / "supervisor.log"
+
+    def _log(self, line: str) -> None:
+        with self._log_path.open("a") as log:
+            log.write(f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {line}\n")
 
     async def _stop(self, timeout_s: float) -> None:
+        await self._supervisor.close()
         workers = [plan.name for plan in self._workers]
         for stage in (["router"], workers, ["kvstore", *self._stores]):
-            children = [self.children[name] for name in stage if name in self.children]
+            children = [self._parts[name].child for name in stage if name in self._parts]
             await asyncio.gather(*(child.stop(timeout_s) for child in children))
         if self._index is not None:
             await self._index.stop()
+        self._reserved.close()
 
 
 def _ignore(name: str, progress: Progress) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.local.devices import ON_CPU, DeviceShare, share_devices
 from services.local.spec import ClusterSpec
 from shared.identity import WorkerRole
 
@@ -20,6 +21,9 @@ class WorkerPlan:
     cores: tuple[int, ...]
     stores: str = ""
     """The store nodes, name=host:port, comma-separated; empty = none."""
+    share: DeviceShare = ON_CPU
+    address: str = "127.0.0.1:0"
+    """host:port that it serves on; port 0 = any free one."""
 
 
 class ServiceCommands(Protocol):
@@ -32,7 +36,7 @@ class ServiceCommands(Protocol):
         """A further store node, from 1 on, over the same index."""
 
     def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
-        """One worker on any free port, `kvstore` being the store's host:port."""
+        """One worker on the plan's address, `kvstore` being the store's host:port."""
 
     def router(self, workers: Mapping[WorkerRole, Mapping[str, str]], kvstore: str, stores: str = "") -> Sequence[str]:
         """The router before the workers, for each role name → host:port; `stores` as in WorkerPlan."""
@@ -63,14 +67,15 @@ class TandemCommands:
     def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
         """See ServiceCommands. As many compute threads as cores, pinned to them."""
         spec = self._spec
+        gpu_flags = {} if plan.share == ON_CPU else {"gpu_memory": plan.share.gpu_memory}
         return _module(
             plan.role,
             name=plan.name,
-            bind="127.0.0.1:0",
+            bind=plan.address,
             model=spec.model,
             dtype=spec.dtype,
             kv_dtype=spec.kv_dtype,
-            device="cpu",
+            device=plan.share.device,
             num_threads=len(plan.cores),
             cpu_affinity=",".join(map(str, plan.cores)),
             kvstore=kvstore,
@@ -78,6 +83,7 @@ class TandemCommands:
             prefix_fetch=spec.prefix_fetch,
             num_kv_blocks=spec.num_kv_blocks,
             max_model_len=spec.max_model_len,
+            **gpu_flags,
             **self._log_flags,
         )
 
@@ -103,11 +109,25 @@ class TandemCommands:
         )
 
 
+def with_flags(command: Sequence[str], **values: str) -> list[str]:
+    """The command with other values for flags that it has."""
+    changed = list(command)
+    for name, value in values.items():
+        if (flag := f"--{name}") in changed:
+            changed[changed.index(flag) + 1] = value
+    return changed
+
+
 def plan_workers(spec: ClusterSpec, shares: Sequence[tuple[int, ...]]) -> list[WorkerPlan]:
-    """All workers by name (`prefill-0`, `decode-0`, …), prefill first; `shares` are their cores in that order."""
+    """All workers by name (`prefill-0`, `decode-0`, …), prefill first; `shares` are their cores in that order. GPUs
+    are dealt in the same order."""
     names: list[tuple[WorkerRole, str]] = [(WorkerRole.PREFILL, f"prefill-{i}") for i in range(spec.num_prefill)]
     names += [(WorkerRole.DECODE, f"decode-{i}") for i in range(spec.num_decode)]
-    return [WorkerPlan(role, name, cores) for (role, name), cores in zip(names, shares, strict=True)]
+    devices = share_devices(spec.devices, len(names), spec.gpu_memory)
+    return [
+        WorkerPlan(role, name, cores, share=share)
+        for (role, name), cores, share in zip(names, shares, devices, strict=True)
+    ]
 
 
 def store_name(number: int) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from services.local.devices import CPU, parse_devices
 from shared.address import Address
 from shared.errors import ConfigError
 from shared.telemetry.logs import LogFormat
@@ -36,6 +37,10 @@ class ClusterSpec:
     """Of weights and computation; auto = the checkpoint's."""
     kv_dtype: KVDtype = "auto"
     """Of the KV cache; auto = as the computation."""
+    device: str = CPU
+    """Where the workers run: cpu, cuda, or cuda:0,1,… for GPUs that they are dealt to in turn, prefill first."""
+    gpu_memory: float = 0.9
+    """Share of each GPU's memory, for all the workers on it together."""
     http: str = DEFAULT_HTTP
     """host:port of the OpenAI API; port 0 = any free one."""
     grpc: str = DEFAULT_GRPC
@@ -58,12 +63,16 @@ class ClusterSpec:
     """How a worker decides between fetching a prefix from peers or store nodes and computing it."""
     log_format: LogFormat = "text"
     """Of each process's log; text leaves the choice to the services' own settings."""
+    restart: bool = False
+    """Whether a process that dies is started again, and one that hangs is killed for that."""
+    hang_timeout_s: float = 30.0
+    """A process that answered probes and has not for this long hangs; a shorter stall is only a pause. Seconds."""
     state_dir: Path = Path(".tandem")
     """Holds logs/."""
     start_timeout_s: float = 600.0
     """How long one process may take until it is ready, seconds."""
-    stop_timeout_s: float = 30.0
-    """How long one process may take to drain before it is killed, seconds."""
+    stop_timeout_s: float = 40.0
+    """How long one process may take to drain before it is killed, seconds: above the services' own limits."""
 
     def __post_init__(self) -> None:
         for name, value, allowed in (
@@ -81,6 +90,11 @@ class ClusterSpec:
         _check_range("decode", self.num_decode, 1, MAX_WORKERS)
         _check_range("num_kv_blocks", self.num_kv_blocks, 0, 2**31 - 1)
         _check_range("max_model_len", self.max_model_len, 0, 2**31 - 1)
+        num_gpus = sum(device != CPU for device in self.devices)
+        if num_gpus > (num_workers := self.num_prefill + self.num_decode):
+            raise ConfigError(f"device names {num_gpus} GPUs for {num_workers} workers", field="device")
+        if not 0 < self.gpu_memory <= 1:
+            raise ConfigError(f"gpu_memory must be above 0 and at most 1, got {self.gpu_memory}", field="gpu_memory")
         _check_range("store_nodes", self.store_nodes, 1, MAX_WORKERS)
         _check_range("store_host_bytes", self.store_host_bytes, 0, 2**63 - 1)
         _check_range("store_disk_bytes", self.store_disk_bytes, 0, 2**63 - 1)
@@ -88,6 +102,11 @@ class ClusterSpec:
             raise ConfigError("store_disk_bytes is set, but no store_disk_folder", field="store_disk_folder")
         Address.parse(self.http, "http")
         Address.parse(self.grpc, "grpc")
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """What `device` names, one by one."""
+        return parse_devices(self.device)
 
     @property
     def has_store(self) -> bool:

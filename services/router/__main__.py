@@ -15,7 +15,8 @@ from services.router.cache.servicer import CacheServicer
 from services.router.cache.watch import CacheWatch
 from services.router.dispatch.dispatcher import DispatchConfig, Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
-from services.router.edge.grpc_api import InferenceServicer
+from services.router.drain import Drain
+from services.router.edge.grpc_api import InferenceServicer, server_options
 from services.router.edge.http.app import build_app
 from services.router.edge.http.server import HttpServer
 from services.router.edge.input_processor import InputProcessor
@@ -48,14 +49,26 @@ class RouterService:
         tokenizer = Tokenizer.load(settings.model)
         template = ChatTemplate.load(settings.model, tokenizer.special_tokens)
         model_name = settings.served_model_name or settings.model.resolve().name
+        settings.tls.check("tls", mutual=True)
+        settings.edge.tls.check("edge.tls", mutual=False)
+        credentials = settings.tls.channel_credentials()
         self._store = None
         if settings.kvstore:
-            self._store = KVStoreClient(str(Address.parse(settings.kvstore, "kvstore", min_port=1)))
+            self._store = KVStoreClient(
+                str(Address.parse(settings.kvstore, "kvstore", min_port=1)), credentials=credentials
+            )
         tenants = {"default", *settings.edge.tenants, *settings.admission.tenant_weights}
         self._metrics = RouterMetrics(model_name, sorted(tenants), settings.name)
         collocated = settings.mode == "collocated"
         limits = LivenessLimits(settings.suspect_after_s, max(settings.suspect_after_s, settings.give_up_after_s))
-        self._fleet = Fleet(settings.name, discovery, self._on_change, collocated=collocated, limits=limits)
+        self._fleet = Fleet(
+            settings.name,
+            discovery,
+            self._on_change,
+            collocated=collocated,
+            limits=limits,
+            credentials=credentials,
+        )
         lookup = PrefixLookup(self._store, self._fleet)
         self._dispatcher = Dispatcher(
             self._fleet,
@@ -77,15 +90,20 @@ class RouterService:
             ),
         )
 
-        self._stores = StoreNodes(parse_named(settings.stores, "stores", unnamed=True))
+        self._drain = Drain(self._dispatcher)
+        self._drain_timeout_s = settings.drain_timeout_s
+        self._stores = StoreNodes(parse_named(settings.stores, "stores", unnamed=True), credentials)
         self._watch = CacheWatch(self._store, self._stores)
 
         def status() -> inference_pb2.ClusterStatus:
-            return cluster_status(
+            now = cluster_status(
                 settings, model_name, self._fleet, self._dispatcher, lookup, self._metrics, self._watch.failures
             )
+            now.not_ready_reason = self._drain.not_ready_reason()
+            now.ready = not now.not_ready_reason
+            return now
 
-        input_processor = InputProcessor(self._dispatcher, tokenizer, template, model_name, settings.edge)
+        input_processor = InputProcessor(self._drain, tokenizer, template, model_name, settings.edge)
         servicer = InferenceServicer(
             input_processor,
             settings.edge,
@@ -99,14 +117,23 @@ class RouterService:
             PrefixReader(tokenizer, template),
             self._metrics.tenants,
             settings.edge,
+            credentials,
         )
 
         def register(server: grpc.aio.Server) -> None:
             servicer.register(server)
             cache.register(server)
 
-        self.grpc = RpcServer(settings.grpc, register, ("tandem.v1.InferenceService", CACHE_SERVICE_NAME))
-        self.http = HttpServer(settings.http, build_app(input_processor, settings.edge, self._metrics.page, status))
+        self.grpc = RpcServer(
+            settings.grpc,
+            register,
+            ("tandem.v1.InferenceService", CACHE_SERVICE_NAME),
+            options=server_options(settings.edge.limits),
+            max_calls=settings.edge.limits.max_grpc_calls,
+            credentials=settings.edge.tls.server_credentials(),
+        )
+        app = build_app(input_processor, settings.edge, self._metrics.page, status)
+        self.http = HttpServer(settings.http, app, settings.edge.limits, settings.edge.tls)
 
     @property
     def address(self) -> str:
@@ -129,8 +156,10 @@ class RouterService:
         gc.freeze()  # what the start allocated stays: no later collection has to scan it
 
     async def close(self) -> None:
-        """Stops both servers, then ends the sessions."""
+        """Finishes the requests that it has within drain_timeout_s and refuses others; then stops both servers, and
+        ends the sessions."""
         await self.grpc.set_serving(False)
+        await self._drain.finish(self._drain_timeout_s)
         await self.http.stop()
         await self.grpc.stop()
         await self._watch.close()

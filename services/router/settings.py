@@ -14,6 +14,7 @@ from services.router.edge.settings import EdgeSettings
 from services.router.placement.settings import PlacementSettings
 from shared.config import ServiceSettings
 from shared.errors import ConfigError
+from shared.rpc.tls import Tls
 
 
 class RouterSettings(ServiceSettings):
@@ -31,6 +32,8 @@ class RouterSettings(ServiceSettings):
     """host:port of the OpenAI API."""
     grpc: str = "127.0.0.1:50051"
     """host:port of the gRPC API."""
+    tls: Tls = Tls()
+    """Mutual TLS of the gRPC calls to workers, KV store and store nodes: cert, key, ca; in all services or in none."""
     model: Path
     """Model folder; the router reads its tokenizer and chat template."""
     served_model_name: str = ""
@@ -68,6 +71,8 @@ class RouterSettings(ServiceSettings):
     give_up_after_s: float = Field(default=5.0, ge=0.1, le=600)
     """It is given up then, and its requests go on elsewhere; a shorter stall is only a pause. Not below
     `suspect_after_s`. Seconds."""
+    drain_timeout_s: float = Field(default=30.0, ge=0, le=3600)
+    """Time for accepted requests to end after SIGTERM; meanwhile new ones are answered with 503. Seconds."""
     edge: EdgeSettings = EdgeSettings()
     """The HTTP and gRPC servers: API keys, tenants, limits."""
 

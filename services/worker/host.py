@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from services.worker.self_test import self_test
 from services.worker.settings import WorkerSettings
 from shared.engine.engine import Engine
 from shared.engine.messages import Event
@@ -101,11 +102,10 @@ class EngineHost:
 def load_model(settings: WorkerSettings, on_progress: Callable[[int, int], None]) -> LoadedModel:
     """Reads the folder and sizes the pool. Blocking. Raises ModelLoadError, ConfigError."""
     config = ModelConfig.load(settings.model)
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device is cuda, but torch sees no CUDA device on this machine", field="device")
+    check_device(settings.device)
     dtype = choose_dtype(settings.dtype, config, settings.device)
     layout = config.block_layout(settings.block_size, _name(choose_kv_dtype(settings.kv_dtype, dtype)))
-    decoder = Decoder.load(settings.model, dtype, settings.device, on_progress, settings.kernels)
+    decoder = Decoder.load(settings.model, dtype, settings.device, on_progress, choose_backend(settings))
     wanted_len = settings.max_model_len or config.max_position_embeddings
     num_blocks = _choose_num_blocks(settings, decoder, layout, wanted_len)
     return LoadedModel(
@@ -117,6 +117,19 @@ def load_model(settings: WorkerSettings, on_progress: Callable[[int, int], None]
         max_model_len=min(wanted_len, (num_blocks - 1) * layout.block_size),
         name=Path(settings.model).resolve().name,
     )
+
+
+def check_device(device: str) -> None:
+    """Raises ConfigError where the device is not on this machine."""
+    place = torch.device(device)
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device is {device}, but torch sees no CUDA device on this machine", field="device")
+    if place.index is not None and place.index >= (count := torch.cuda.device_count()):
+        raise ConfigError(
+            f"device is {device}, but torch sees {count} CUDA devices on this machine, numbered from 0",
+            field="device",
+            limit=count - 1,
+        )
 
 
 def _chain_roots(model_fingerprint: str, layout: BlockLayout, config: ModelConfig) -> ChainRoots:
@@ -137,11 +150,18 @@ def scheduler_config(settings: WorkerSettings, layout: BlockLayout) -> Scheduler
     )
 
 
+def choose_backend(settings: WorkerSettings) -> str:
+    """The backend's name for the registry, with the instruction set where one is wanted."""
+    if settings.cpu_isa == "auto" or settings.device != "cpu" or settings.kernels not in ("auto", "cpu"):
+        return settings.kernels
+    return "torch" if settings.cpu_isa == "torch" else f"cpu:{settings.cpu_isa}"
+
+
 def choose_dtype(wanted: str, config: ModelConfig, device: str = "cpu") -> torch.dtype:
     """`auto` is the checkpoint's dtype where the processor computes in it, else fp32."""
     if wanted != "auto":
         return DTYPES[wanted]
-    if device == "cuda":
+    if device != "cpu":
         return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(str(config.dtype), torch.float32)
     if config.dtype == "bfloat16" and torch.cpu._is_avx512_bf16_supported():
         return torch.bfloat16
@@ -167,8 +187,10 @@ def _name(dtype: torch.dtype) -> str:
 
 def _choose_num_blocks(settings: WorkerSettings, decoder: Decoder, layout: BlockLayout, max_len: int) -> int:
     """Raises ConfigError where the pool does not fit; it says how many blocks do."""
-    if settings.device == "cuda":
-        budget = measure_budget(decoder, layout, settings.max_num_seqs, settings.max_num_batched_tokens, max_len)
+    if settings.is_on_gpu:
+        budget = measure_budget(
+            decoder, layout, settings.max_num_seqs, settings.max_num_batched_tokens, max_len, settings.gpu_memory
+        )
         return budget.choose(settings.num_kv_blocks, sys.maxsize, layout)
     share = 1.0 if settings.num_kv_blocks else AUTO_POOL_MEMORY_SHARE
     budget = MemoryBudget(psutil.virtual_memory().available, step_bytes=0, share=share)
@@ -176,16 +198,18 @@ def _choose_num_blocks(settings: WorkerSettings, decoder: Decoder, layout: Block
 
 
 def _start_runner(settings: WorkerSettings, model: LoadedModel) -> Runner:
-    """The runner, ready for its first step. Blocking. Raises ConfigError."""
+    """The runner, ready for its first step. Blocking. Raises ConfigError, and as `self_test`."""
     config = RunnerConfig(
         settings.max_num_seqs,
         model.max_model_len,
+        settings.max_num_batched_tokens,
         num_host_blocks=settings.host_swap_bytes // model.layout.block_bytes,
         debug_numerics=settings.debug_numerics,
     )
     runner = Runner(model.decoder, model.layout, model.num_blocks, config)
     with torch.inference_mode():
         runner.start()
+    self_test(runner, model.layout.block_size, model.decoder.config.vocab_size)
     return runner
 
 

@@ -75,7 +75,12 @@ class WorkerService:
             kvstore_pb2_grpc.add_BlockServiceServicer_to_server(BlockServicer(self._connector.server), server)
 
         await self._metrics_server.start()
-        self.server = RpcServer(self._host.settings.bind, register_all, (service_name, BLOCK_SERVICE_NAME))
+        self.server = RpcServer(
+            self._host.settings.bind,
+            register_all,
+            (service_name, BLOCK_SERVICE_NAME),
+            credentials=self._host.settings.tls.server_credentials(),
+        )
         await self.server.start()
         await self.server.set_serving(True)
         self._watch = asyncio.create_task(self._end_with_engine())
@@ -115,7 +120,9 @@ async def start_worker(
     """Loads the model, serves sessions. Raises ConfigError, ModelLoadError."""
     stores = parse_named(settings.store, "store", unnamed=True)
     index_address = str(Address.parse(settings.kvstore, "kvstore", min_port=1)) if settings.kvstore else ""
-    host = EngineHost(settings)
+    settings.tls.check("tls", mutual=True)
+    credentials = settings.tls.channel_credentials()
+    host = EngineHost(settings.for_role(worker_class.role))
     events: list[Event] = []  # until the worker exists; the engine emits little before its first command
     handle: Callable[[Event], None] = events.append
 
@@ -125,11 +132,11 @@ async def start_worker(
     await host.start(on_event, progress_event)
     store, publisher = None, None
     if index_address:
-        store = KVStoreClient(index_address)
+        store = KVStoreClient(index_address, credentials=credentials)
         identity = WorkerIdentity(settings.name, host.incarnation, worker_class.role)
         publisher = IndexPublisher(store, identity)
         await publisher.start()
-    connector = KVConnector(host, stores)
+    connector = KVConnector(host, stores, credentials)
     connector.start()
     worker = worker_class(host, publisher, connector)
     handle = worker.on_event
@@ -140,11 +147,12 @@ async def start_worker(
     await service.serve(lambda server: register(server, sessions), service_name)
     model = host.model
     logger.info(
-        "%s serves %s on %s: %s, %d blocks of %d bytes, sequences up to %d tokens",
+        "%s serves %s on %s: %s, kernels %s, %d blocks of %d bytes, sequences up to %d tokens",
         settings.name,
         model.name,
         service.address,
         model.layout.format.name,
+        model.decoder.kernels.name,
         model.num_blocks,
         model.layout.block_bytes,
         model.max_model_len,

@@ -19,6 +19,7 @@ import grpc.aio
 from services.worker.engine_progress import EngineProgress
 from services.worker.session import Session
 from services.worker.worker import Worker
+from shared import failpoints
 from shared.errors import DeadlineExceeded, InvalidRequest, ModelMismatch, TandemError
 from shared.rpc.errors import abort
 from shared.rpc.pb.tandem.v1 import types_pb2
@@ -131,7 +132,10 @@ class SessionServer(Generic[CommandT, EventT]):
 
     async def _write(self, session: Session[EventT], context: grpc.aio.ServicerContext[Any, Any]) -> None:
         while True:
-            await context.write(await session.next_event())
+            event = await session.next_event()
+            if failpoints.armed and await failpoints.strike_async(failpoints.SESSION_SEND):
+                continue
+            await context.write(event)
 
     async def _beat(self, session: Session[EventT]) -> None:
         """Sends heartbeats as the router asked, and returns when the session is to be ended from this side."""

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import AliasChoices, Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from shared.config import ServiceSettings
+from shared.identity import WorkerRole
+from shared.rpc.tls import Tls
+
+MIN_CHUNK = 16
+CHUNK = 512
+GPU_PREFILL_CHUNK = 8192
+"""Tokens of a step that keep a GPU's matrix units busy."""
 
 
 class WorkerSettings(ServiceSettings):
@@ -25,6 +32,9 @@ class WorkerSettings(ServiceSettings):
     """Name of the worker: unique in the cluster, and the same after a restart."""
     bind: str = "127.0.0.1:0"
     """host:port of the session server; port 0 = any free one."""
+    tls: Tls = Tls()
+    """Mutual TLS of the gRPC calls between services: cert, key and ca, in all of them or in none. It does not cover the
+    blocks, which travel over UCX."""
     metrics: str = "127.0.0.1:0"
     """host:port of the Prometheus page, /metrics; port 0 = any free one, empty = no such page."""
     model: Path
@@ -33,10 +43,18 @@ class WorkerSettings(ServiceSettings):
     """dtype of weights and computation. auto: the checkpoint's, or fp32 where the processor lacks it."""
     kv_dtype: Literal["auto", "fp32", "bf16"] = "auto"
     """dtype of the KV cache. auto: that of the computation; bf16 beside fp32 halves a block, and costs accuracy."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Where the engine runs. On cuda, decode steps are CUDA graphs, and each is planned while the one before runs."""
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:[0-9]+)?)$")
+    """Where the engine runs: cpu, cuda, or cuda:N for the GPU of that index. On cuda, decode steps are CUDA graphs, and
+    each is planned while the one before runs."""
+    gpu_memory: float = Field(default=0.9, gt=0, le=1)
+    """Share of the GPU's memory that this worker takes, of the whole and not of what is free: weights, steps and pool.
+    Workers that share a GPU need shares that add up to less than 1."""
     kernels: str = "auto"
     """Backend of the model's ops: triton (CUDA), cpu (C++), torch, or auto: the first that this machine supports."""
+    cpu_isa: Literal["auto", "avx2", "avx512", "avx512-bf16", "amx", "torch"] = Field(
+        default="auto", validation_alias=AliasChoices("cpu_isa", "TANDEM_WORKER_CPU_ISA", "TANDEM_CPU_ISA")
+    )
+    """Instruction set of the C++ kernels. auto: the fastest that the processor runs; torch: no C++ kernels."""
     debug_numerics: bool = False
     """Whether errors about NaN or infinite numbers name the part of the model where they begin. Slower."""
     num_threads: int = Field(default=0, ge=0, le=1024)
@@ -59,8 +77,9 @@ class WorkerSettings(ServiceSettings):
     """Longest sequence in tokens; 0 = the model's own limit. At most what the pool holds."""
     max_num_seqs: int = Field(default=64, ge=1, le=4096)
     """Most sequences that hold blocks at once."""
-    max_num_batched_tokens: int = Field(default=512, ge=16, le=65536)
-    """Most tokens in one step, so also the size of a prompt's chunks."""
+    max_num_batched_tokens: int = Field(default=0, ge=0, le=65536)
+    """Most tokens in one step, so also the size of a prompt's chunks: at least 16. 0 = 8192 for a prefill worker on a
+    GPU, 512 otherwise."""
     output_length_quantile: float = Field(default=0.75, ge=0, le=1)
     """A request starts only with free blocks beyond those that running answers are expected to need. Each is expected
     to become as long as this quantile of finished answers, at most its max_tokens. 0 = one block is kept for each."""
@@ -78,3 +97,23 @@ class WorkerSettings(ServiceSettings):
     """A hand-off that has not ended by then has failed; a safety net beneath the protocol. Seconds."""
     drain_timeout_s: float = Field(default=30.0, ge=0)
     """Time for running requests to end after SIGTERM. Seconds."""
+
+    @field_validator("max_num_batched_tokens")
+    @classmethod
+    def _check_chunk(cls, value: int) -> int:
+        if 0 < value < MIN_CHUNK:
+            raise ValueError(f"must be 0 or at least {MIN_CHUNK}")
+        return value
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether the engine runs on a GPU."""
+        return self.device != "cpu"
+
+    def for_role(self, role: WorkerRole) -> Self:
+        """The same settings, with the defaults that depend on the role filled in."""
+        if self.max_num_batched_tokens:
+            return self
+        # A decode worker's chunks delay the tokens of its running answers; a prefill worker has none.
+        chunk = GPU_PREFILL_CHUNK if self.is_on_gpu and role is WorkerRole.PREFILL else CHUNK
+        return self.model_copy(update={"max_num_batched_tokens": chunk})

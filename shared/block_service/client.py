@@ -34,8 +34,15 @@ class BlockClient:
     typed errors that the holder sends.
     """
 
-    def __init__(self, address: str, *, look_up_timeout_s: float = LOOK_UP_TIMEOUT_S) -> None:
-        """`address` is host:port."""
+    def __init__(
+        self,
+        address: str,
+        *,
+        look_up_timeout_s: float = LOOK_UP_TIMEOUT_S,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        """`address` is host:port; `credentials` are those of mutual TLS."""
+        self._credentials = credentials
         self.address = address
         self._look_up_timeout_s = look_up_timeout_s
         self._channel: grpc.aio.Channel | None = None
@@ -95,7 +102,7 @@ class BlockClient:
         if self._closed:
             raise StoreUnavailable(f"the client of {self.address} is closed")
         if self._channel is None:
-            self._channel = channel(self.address)
+            self._channel = channel(self.address, self._credentials)
         return self._channel
 
     def translate(self, error: grpc.aio.AioRpcError) -> TandemError:

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import grpc
+
 from shared.block_service.client import BlockClient
 from shared.block_service.store_client import StoreClient
 from shared.errors import TandemError
@@ -40,10 +42,10 @@ class StoreNodes:
     `ask_all` is for operators: it asks the silent nodes too and changes nothing.
     """
 
-    def __init__(self, addresses: Mapping[str, str]) -> None:
+    def __init__(self, addresses: Mapping[str, str], credentials: grpc.ChannelCredentials | None = None) -> None:
         """`addresses` are host:port by name; all workers and routers must use the same names. Owns the clients, which
         connect on first use."""
-        self._clients = {name: StoreClient(address) for name, address in addresses.items()}
+        self._clients = {name: StoreClient(address, credentials=credentials) for name, address in addresses.items()}
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._refused: set[str] = set()
         self._closed = False

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from shared import failpoints
 from shared.engine.block_exchange import BlockExchange
 from shared.engine.messages import (
     AbortSequence,
@@ -147,6 +148,8 @@ class Engine:
             block = False
 
     def _step(self) -> None:
+        if failpoints.armed:
+            failpoints.strike(failpoints.ENGINE_STEP)
         now = time.perf_counter()
         plan = self._scheduler.schedule()
         if not plan.is_empty:

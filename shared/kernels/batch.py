@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from shared.kernels.attention.decode_groups import DecodeGroup, build_decode_groups
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,9 +33,7 @@ class AttentionBatch:
     query_lens: tuple[int, ...]  # num_seqs lengths
     kv_lens: tuple[int, ...]  # num_seqs lengths
     block_size: int  # tokens
-    _decode_groups: dict[int | None, list[DecodeGroup]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _remembered: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         num_seqs = len(self.query_lens)
@@ -58,13 +59,21 @@ class AttentionBatch:
         """Tokens that the step computes, over all sequences."""
         return self.slots.shape[0]
 
+    def remember(self, key: Hashable, build: Callable[[], T]) -> T:
+        """What `build()` gave when this key was asked for first: a backend's plan of the step, the same for its layers.
+
+        The batch's tensors must not change between the layers of a step.
+        """
+        if key not in self._remembered:
+            self._remembered[key] = build()
+        return cast(T, self._remembered[key])
+
     def decode_groups(self, window: int | None) -> list[DecodeGroup]:
-        """How single-token sequences attend together under a window; worked out once, then remembered."""
-        groups = self._decode_groups.get(window)
-        if groups is None:
-            groups = build_decode_groups(self.query_lens, self.kv_lens, self.block_tables, self.block_size, window)
-            self._decode_groups[window] = groups
-        return groups
+        """How single-token sequences attend together under a window."""
+        return self.remember(
+            ("groups", window),
+            lambda: build_decode_groups(self.query_lens, self.kv_lens, self.block_tables, self.block_size, window),
+        )
 
     @classmethod
     def from_lists(

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-CPU_PROGRAMS = 8  # stands in for multiprocessors where kernels are interpreted
+
+@dataclass(frozen=True)
+class DeviceLimits:
+    """What decides how a kernel is compiled and its grid cut."""
+
+    arch: str
+    """`sm_90` for compute capability 9.0, `gfx942`, or empty where kernels are interpreted."""
+    shared_bytes: int
+    """Shared memory that one program may take."""
+    num_multiprocessors: int
 
 
-def num_multiprocessors(device: torch.device) -> int:
-    """Streaming multiprocessors of a CUDA device; a small number on the CPU."""
+INTERPRETER = DeviceLimits("", shared_bytes=227 * 1024, num_multiprocessors=8)
+"""Stands in for a device where kernels are interpreted."""
+
+
+def device_limits(device: torch.device) -> DeviceLimits:
+    """The limits of a CUDA or ROCm device; `INTERPRETER` on the CPU."""
     if device.type != "cuda":
-        return CPU_PROGRAMS
-    return torch.cuda.get_device_properties(device).multi_processor_count
+        return INTERPRETER
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip is not None:
+        arch = properties.gcnArchName.partition(":")[0]
+        return DeviceLimits(arch, properties.shared_memory_per_block, properties.multi_processor_count)
+    shared_bytes = properties.shared_memory_per_block_optin  # type: ignore[attr-defined, unused-ignore]
+    return DeviceLimits(f"sm_{properties.major}{properties.minor}", shared_bytes, properties.multi_processor_count)
 
 
 def next_power_of_2(value: int) -> int:

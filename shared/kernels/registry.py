@@ -6,12 +6,15 @@ import importlib.util
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from shared.errors import ConfigError
 from shared.kernels import cpu_backend
+from shared.kernels.attention.prefill import configs
 from shared.kernels.backend import Kernels
+from shared.kernels.device import device_limits
 from shared.kernels.torch_backend import TorchKernels
 
 AUTO = "auto"
@@ -42,7 +45,9 @@ def backends() -> tuple[Backend, ...]:
 
 
 def choose_kernels(device: torch.device | str, dtype: torch.dtype, wanted: str = AUTO) -> Kernels:
-    """The backend named `wanted`, or with `auto` the first that takes the device; says in the log what it passed over.
+    """The backend named `wanted` (`cpu:avx2`: of one instruction set), or with `auto` the first that takes the device.
+
+    What `auto` passes over is said in the log.
 
     Raises:
         ConfigError: `wanted` is unknown or refuses this device or dtype; the message gives its reason.
@@ -50,7 +55,7 @@ def choose_kernels(device: torch.device | str, dtype: torch.dtype, wanted: str =
     device = torch.device(device)
     candidates = backends()
     if wanted != AUTO:
-        by_name = {backend.name: backend for backend in candidates}
+        by_name = {backend.name: backend for backend in (*candidates, *_of_one_instruction_set(wanted))}
         if wanted not in by_name:
             known = ", ".join((AUTO, *by_name))
             raise ConfigError(f"kernels must be one of {known}, not {wanted!r}", field="kernels", limit=known)
@@ -68,6 +73,14 @@ def choose_kernels(device: torch.device | str, dtype: torch.dtype, wanted: str =
     raise ConfigError(f"no kernels for device {device}", field="device")
 
 
+def _of_one_instruction_set(wanted: str) -> tuple[Backend, ...]:
+    """The C++ kernels where they are wanted as `cpu:avx2` or the like."""
+    name, _, isa = wanted.partition(":")
+    if name != "cpu" or not isa:
+        return ()
+    return (Backend(wanted, ("cpu",), partial(cpu_backend.refusal, isa=isa), partial(cpu_backend.CpuKernels, isa)),)
+
+
 def _triton_refusal(device: torch.device, dtype: torch.dtype) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
@@ -75,7 +88,7 @@ def _triton_refusal(device: torch.device, dtype: torch.dtype) -> str | None:
         major, minor = torch.cuda.get_device_capability(device)
         if major < 8:
             return f"{device} has compute capability {major}.{minor}, Triton's kernels need 8.0"
-        return None
+        return configs.refusal(device_limits(device))
     if not _is_interpreting():
         return f"device {device} is not a CUDA device, and Triton does not run as an interpreter"
     if dtype == torch.bfloat16:

@@ -46,9 +46,15 @@ class KVStoreClient:
     """
 
     def __init__(
-        self, address: str, *, match_timeout_s: float = MATCH_TIMEOUT_S, write_timeout_s: float = WRITE_TIMEOUT_S
+        self,
+        address: str,
+        *,
+        match_timeout_s: float = MATCH_TIMEOUT_S,
+        write_timeout_s: float = WRITE_TIMEOUT_S,
+        credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
-        """`address` is host:port."""
+        """`address` is host:port; `credentials` are those of mutual TLS."""
+        self._credentials = credentials
         self.address = address
         self._match_timeout_s = match_timeout_s
         self._write_timeout_s = write_timeout_s
@@ -149,7 +155,7 @@ class KVStoreClient:
         if self._closed:
             raise StoreUnavailable(f"the client of KV store {self.address} is closed")
         if self._stub is None:
-            self._channel = channel(self.address)
+            self._channel = channel(self.address, self._credentials)
             self._stub = kvstore_pb2_grpc.KVStoreServiceStub(self._channel)
         return self._stub
 

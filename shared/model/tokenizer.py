@@ -62,6 +62,11 @@ class Tokenizer:
         return self._vocab_size
 
     @property
+    def longest_token_len(self) -> int:
+        """Characters of the vocabulary's longest token as spelled there: byte-level vocabularies spell one a byte."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
+
+    @property
     def special_tokens(self) -> Mapping[str, str]:
         """Text of the special tokens by role, such as `bos_token`."""
         return self._special_tokens

@@ -8,7 +8,7 @@ from typing import NoReturn
 import grpc
 import grpc.aio
 
-from shared.errors import DeadlineExceeded, Internal, Overloaded, TandemError, WorkerLost, error_classes
+from shared.errors import DeadlineExceeded, Internal, Overloaded, TandemError, WorkerLost, brief, error_classes
 from shared.rpc.pb.tandem.v1 import types_pb2
 
 ERROR_TRAILER = "tandem-error-bin"
@@ -30,16 +30,20 @@ def from_proto(message: types_pb2.Error) -> TandemError:
     retry_after = details.pop("retry_after_s", None)
     if issubclass(cls, Overloaded):
         return cls(message.message, retry_after_s=float(retry_after or 1.0), **details)
-    return cls(message.message, **details)
+    return cls(message.message, retry_after_s=float(retry_after) if retry_after else None, **details)
 
 
 async def abort(context: grpc.aio.ServicerContext, error: BaseException) -> NoReturn:  # type: ignore[type-arg]
     """Ends a call with the error's status code, its message and the typed error as trailer."""
     message = to_proto(error)
+    message.message = brief(message.message, max_len=400 if message.message.isascii() else 100)
+    for key, value in message.details.items():
+        message.details[key] = brief(value, max_len=100)
     cls = error_classes()[message.kind]
     trailers: list[tuple[str, str | bytes]] = [(ERROR_TRAILER, message.SerializeToString())]
-    if isinstance(error, Overloaded):
-        trailers.append(("retry-after", str(math.ceil(error.retry_after_s))))
+    retry_after_s = error.details.get("retry_after_s") if isinstance(error, TandemError) else None
+    if isinstance(retry_after_s, float):
+        trailers.append(("retry-after", str(math.ceil(retry_after_s))))
     await context.abort(getattr(grpc.StatusCode, cls.grpc_code), message.message, tuple(trailers))
     raise AssertionError("abort returned")
 

@@ -54,9 +54,23 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 class RpcServer:
     """One gRPC server with health and reflection. `start()` returns once it serves; `stop()` twice is fine."""
 
-    def __init__(self, bind: str, register: Callable[[grpc.aio.Server], None], service_names: Sequence[str]) -> None:
-        """`bind` is host:port, port 0 = any free one; `register` adds the servicers; names are full proto names."""
+    def __init__(
+        self,
+        bind: str,
+        register: Callable[[grpc.aio.Server], None],
+        service_names: Sequence[str],
+        *,
+        options: Sequence[tuple[str, int]] = (),
+        max_calls: int | None = None,
+        credentials: grpc.ServerCredentials | None = None,
+    ) -> None:
+        """`bind` is host:port, port 0 = any free one; `register` adds the servicers; names are full proto names.
+        `options` replace those of SERVER_OPTIONS; calls beyond `max_calls` at once get RESOURCE_EXHAUSTED.
+        With `credentials` it speaks TLS alone."""
         self._bind = bind
+        self._options = tuple({**dict(SERVER_OPTIONS), **dict(options)}.items())
+        self._max_calls = max_calls
+        self._credentials = credentials
         self._register = register
         self._service_names = tuple(service_names)
         self._server: grpc.aio.Server | None = None
@@ -66,14 +80,17 @@ class RpcServer:
 
     async def start(self) -> None:
         """Binds and serves; raises ConfigError (field `bind`) when the port is taken or the host unknown."""
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server = grpc.aio.server(options=self._options, maximum_concurrent_rpcs=self._max_calls)
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         self._register(server)
         names = (*self._service_names, reflection.SERVICE_NAME, "grpc.health.v1.Health")
         reflection.enable_server_reflection(names, server)
         try:
-            port = server.add_insecure_port(self._bind)
+            if self._credentials is None:
+                port = server.add_insecure_port(self._bind)
+            else:
+                port = server.add_secure_port(self._bind, self._credentials)
         except RuntimeError as error:
             raise ConfigError(
                 f"cannot listen on {self._bind}: the port is in use or the address is not this machine's",
@@ -99,6 +116,9 @@ class RpcServer:
             await server.stop(grace_s)
 
 
-def channel(address: str) -> grpc.aio.Channel:
-    """A client channel with the keepalive, limits and reconnect backoff that the servers expect."""
+def channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
+    """A client channel with the keepalive, limits and reconnect backoff that the servers expect; with `credentials` it
+    speaks TLS alone."""
+    if credentials is not None:
+        return grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)

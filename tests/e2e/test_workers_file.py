@@ -34,7 +34,7 @@ class WithFile(TandemCommands):
     def name(self, *names: str) -> None:
         """From now on these are the workers."""
         entries = [
-            {"name": name, "role": role, "address": address}
+            {"name": name, "role": str(role), "address": address}
             for role, pool in self._workers.items()
             for name, address in pool.items()
             if name in names

@@ -2,7 +2,8 @@
 
 Weights are drawn on the device: speed does not depend on their values. Decode steps run as the engine runs them, each
 launched while the one before computes; their floor is reading the weights and the batch's KV once, at the bandwidth
-of a large copy. A prompt's limit is its FLOPs at the rate of a large matrix product.
+of a large copy. A prompt's limit is its FLOPs at the rate of a large matrix product. Steps whose KV the device cannot
+hold are left out.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from loadtest.bench.kernels.limits import Limits, graph_clock, limit_results, me
 from loadtest.command_line import Out
 from loadtest.figures import Result, table, write
 from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
+from shared.engine.runner.profile_run import measure_budget
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import ConfigError
@@ -108,7 +110,8 @@ class EngineBench:
         num_blocks = max(step.batch * step.num_blocks for step in steps)
         longest = max(step.num_blocks for step in steps) * BLOCK_SIZE
         batch = max(step.batch for step in steps)
-        self.runner = Runner(decoder, self.layout, num_blocks, RunnerConfig(batch, longest))
+        most_tokens = max(step.batch * step.count for step in steps)
+        self.runner = Runner(decoder, self.layout, num_blocks, RunnerConfig(batch, longest, most_tokens))
         self.runner.kv_blocks.normal_()
         self.runner.start()
         views = DecoderParameters.allocate(config, decoder.dtype, "meta").checkpoint_views(config)
@@ -150,6 +153,24 @@ class EngineBench:
         return step.batch * flops / limits.flops_per_s
 
 
+def fitting(steps: Sequence[Step], num_blocks: int) -> list[Step]:
+    """Those whose KV a pool of that many blocks holds; says which do not."""
+    kept = [step for step in steps if step.batch * step.num_blocks <= num_blocks]
+    for step in steps:
+        if step not in kept:
+            needed = step.batch * step.num_blocks
+            print(f"{step.name} is left out: its KV of {needed} blocks does not fit in memory, {num_blocks} do")
+    return kept
+
+
+def room(decoder: Decoder, steps: Sequence[Step]) -> int:
+    """Blocks that the device has room for beside the weights and the largest of these steps, as for a worker."""
+    layout = decoder.config.block_layout(BLOCK_SIZE, str(decoder.dtype).removeprefix("torch."))
+    most_tokens = max(step.batch * step.count for step in steps)
+    longest = max(step.start + step.count for step in steps)
+    return measure_budget(decoder, layout, max(step.batch for step in steps), most_tokens, longest).num_blocks(layout)
+
+
 def verdicts(steps: Sequence[Step], results: Sequence[Result]) -> list[str]:
     """A line for each goal that was measured."""
     found = {result.name: result for result in results}
@@ -174,9 +195,14 @@ def main(repeats: Annotated[int, typer.Option()] = 30, out: Out = None) -> None:
     with torch.inference_mode():
         limits = measure_limits(graph_clock, device)
         torch.cuda.empty_cache()
-        bench = EngineBench(random_decoder(ModelConfig.parse(LLAMA_8B), torch.bfloat16, device), STEPS)
-        results = limit_results(limits) + [r for step in STEPS for r in bench.measure(step, limits, repeats)]
+        decoder = random_decoder(ModelConfig.parse(LLAMA_8B), torch.bfloat16, device)
+        steps = fitting(STEPS, room(decoder, STEPS))
+        bench = EngineBench(decoder, steps)
+        results = limit_results(limits)
+        for step in steps:
+            results += bench.measure(step, limits, repeats)
+            print(f"{step.name}: {results[-1 if step.count > 1 else -2].value:.0f} tok/s", flush=True)
+            if out is not None:
+                write(out, results)  # after each step: a run that is cut off leaves what it had
     print(table(results))
-    print("\n".join(["", *verdicts(STEPS, results)]))
-    if out is not None:
-        write(out, results)
+    print("\n".join(["", *verdicts(steps, results)]))

@@ -6,6 +6,7 @@ runs as a replayed CUDA graph on a cold cache, so neither Python nor the cache i
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated
@@ -99,6 +100,32 @@ def verdicts(results: Iterable[Result]) -> list[str]:
     return lines
 
 
+def line(result: Result) -> str:
+    """One case as it is printed when it is done."""
+    return (
+        f"{result.op}, {result.shape}: {result.time_us:,.1f} µs, {result.achieved:,.4g} {result.unit}, "
+        f"{result.share:.0%} of the limit"
+    )
+
+
+def measure_each(cases: Iterable[Case], limits: Limits, clock: Clock) -> tuple[list[Result], list[str]]:
+    """Measure the cases, print each one's line at once, and go on after one that raises.
+
+    Returns:
+        (results, the names of the cases that failed). A failure's traceback is printed.
+    """
+    results: list[Result] = []
+    failed: list[str] = []
+    for case in cases:
+        try:
+            results.append(measure(case, limits, clock))
+            print(line(results[-1]), flush=True)
+        except Exception:
+            failed.append(f"{case.op}, {case.shape}")
+            print(f"failed: {failed[-1]}\n{traceback.format_exc()}", flush=True)
+    return results, failed
+
+
 def rows(results: Iterable[Result], limits: Limits) -> list[figures.Result]:
     """The limits, then the results, in the form of all benchmarks."""
     measured = [
@@ -117,9 +144,11 @@ def main(
         raise ConfigError("the kernel benchmark needs a CUDA device, and torch sees none")
     device = torch.device("cuda")
     limits = measure_limits(graph_clock, device)
+    print(figures.table(limit_results(limits)), flush=True)
     cases = tuning_cases(device) if tune else all_cases(device)
-    results = [measure(case, limits, graph_clock) for case in cases if only in case.op]
-    print(figures.table(rows(results, limits)))
-    print("\n".join(["", *verdicts(results)]))
+    results, failed = measure_each((case for case in cases if only in case.op), limits, graph_clock)
+    print("\n".join(["", *verdicts(results), *(f"failed: {name}" for name in failed)]), flush=True)
     if out is not None:
         figures.write(out, rows(results, limits))
+    if failed:
+        raise typer.Exit(1)

@@ -40,7 +40,8 @@ class ScriptedWorker(ABC):
         self.address = "127.0.0.1:0"
         """Where it serves once started; a worker that was stopped starts again on the same port."""
         self._server: RpcServer | None = None
-        self._context: Context | None = None
+        self.context: Context | None = None
+        """Of the newest session."""
         self._writing = asyncio.Lock()  # a stream takes one message at a time
 
     @abstractmethod
@@ -72,8 +73,8 @@ class ScriptedWorker(ABC):
     async def send_bytes(self, event: bytes) -> None:
         """A serialized PrefillEvent or DecodeEvent."""
         async with self._writing:
-            assert self._context is not None, "no session yet"
-            await self._context.write(event)
+            assert self.context is not None, "no session yet"
+            await self.context.write(event)
 
     def _register(self, server: grpc.aio.Server) -> None:
         service, command = (
@@ -91,7 +92,7 @@ class ScriptedWorker(ABC):
         """See prefill.proto and decode.proto."""
         hello = await anext(commands)
         assert hello.hello.protocol_version == PROTOCOL_VERSION
-        self._context = context
+        self.context = context
         await self.send(welcome=self._welcome())
         beside = asyncio.create_task(self.during_session())
         try:

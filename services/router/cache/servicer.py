@@ -45,6 +45,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         reader: PrefixReader,
         tenants: Mapping[str, TenantCounts],
         settings: EdgeSettings,
+        credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         """Owns none of its arguments."""
         self._fleet = fleet
@@ -53,6 +54,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         self._reader = reader
         self._tenants = tenants
         self._settings = settings
+        self._credentials = credentials
         self._keys = ApiKeys.of(settings)
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -114,7 +116,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
 
     async def _flush_pools(self) -> list[Answer[kvstore_pb2.FlushResponse]]:
         # Also workers without a session: they may be alive and keep their pools.
-        pools = {link.address: BlockClient(link.address) for link in self._fleet.links}
+        pools = {link.address: BlockClient(link.address, credentials=self._credentials) for link in self._fleet.links}
         try:
             return await ask_all(pools, lambda _, client: client.flush(None, OPERATOR_TIMEOUT_S))
         finally:

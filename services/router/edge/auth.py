@@ -1,10 +1,11 @@
-"""Bearer API keys, the same for HTTP and gRPC."""
+"""Bearer API keys, the same for HTTP and gRPC. Only their SHA-256 digests are kept."""
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping, Sequence
 
+from services.router.edge.key_digest import key_digest
 from services.router.edge.settings import EdgeSettings
 from shared.errors import ConfigError, Unauthenticated
 
@@ -17,10 +18,11 @@ class ApiKeys:
     def __init__(
         self, keys: Sequence[str], tenants: Mapping[str, Sequence[str]] | None = None, admin_keys: Sequence[str] = ()
     ) -> None:
-        """`tenants` are keys by the tenant that they speak for. Raises ConfigError for a key that two of them have."""
-        self._keys = [(key.encode(), "") for key in keys]
-        self._keys += [(key.encode(), tenant) for tenant, own in (tenants or {}).items() for key in own]
-        self._admin_keys = [key.encode() for key in admin_keys]
+        """Keys are plain or `sha256:<hex>`. `tenants` are keys by the tenant that they speak for. Raises ConfigError
+        for a key that two of them have."""
+        self._keys = [(key_digest(key), "") for key in keys]
+        self._keys += [(key_digest(key), tenant) for tenant, own in (tenants or {}).items() for key in own]
+        self._admin_keys = [key_digest(key) for key in admin_keys]
         if len({key for key, _ in self._keys}) < len(self._keys):
             raise ConfigError("edge: an API key is named twice, or by two tenants", field="edge.tenants")
 
@@ -33,8 +35,8 @@ class ApiKeys:
     def check(self, authorization: str | None) -> str:
         """The tenant that the key speaks for, empty for a key of nobody's in particular; or raises Unauthenticated.
 
-        `authorization` is the header's or metadata entry's value. Compares with every key in constant time, so that
-        the time taken tells nothing of any.
+        `authorization` is the header's or metadata entry's value. Compares with every key in constant time: the time
+        taken depends on no key.
         """
         if not self._keys and not self._admin_keys:
             return ""
@@ -46,6 +48,15 @@ class ApiKeys:
         if not known:
             raise Unauthenticated("the API key is not known here", field="authorization")
         return tenant
+
+    def account(self, authorization: str | None, tenant: str) -> str:
+        """Whose requests and tokens are counted together: a key's that speaks for no tenant, else the tenant's.
+
+        For an `authorization` that `check` let in; `tenant` is the request's.
+        """
+        if (self._keys or self._admin_keys) and not self.check(authorization):
+            return f"key {_offered(authorization)}"
+        return f"tenant {tenant}"
 
     def check_admin(self, authorization: str | None) -> None:
         """Passes for an admin key, and for everyone where there are no keys at all; or raises Unauthenticated."""
@@ -61,9 +72,10 @@ class ApiKeys:
             raise Unauthenticated("this needs an admin key", field="authorization")
 
 
-def _offered(authorization: str | None) -> bytes:
+def _offered(authorization: str | None) -> str:
+    """The digest of the key that was sent."""
     if authorization is None:
         raise Unauthenticated("an API key is needed: send `Authorization: Bearer KEY`", field="authorization")
     if authorization[: len(_SCHEME)].lower() != _SCHEME:
         raise Unauthenticated("the authorization must be `Bearer KEY`", field="authorization")
-    return authorization[len(_SCHEME) :].strip().encode()
+    return key_digest(authorization[len(_SCHEME) :].strip(), plain=True)

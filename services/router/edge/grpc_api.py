@@ -11,11 +11,13 @@ import grpc.aio
 
 from services.router.edge.auth import ApiKeys
 from services.router.edge.input_processor import CallInfo, ChatPrompt, InputProcessor, Prompt, TextPrompt, TokensPrompt
+from services.router.edge.limits import LimitSettings
 from services.router.edge.output_processor import OutputDelta, OutputFinish
 from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
+from services.router.edge.write_watch import WriteWatch
 from services.router.request import RequestSummary
-from shared.engine.sampling_params import SamplingParams
+from shared.engine.sampling_params import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams
 from shared.errors import DeadlineExceeded, Internal, InvalidRequest, TandemError
 from shared.rpc.convert import finish_reason_to_proto
 from shared.rpc.errors import abort
@@ -27,6 +29,8 @@ logger = logging.getLogger(__name__)
 SERVICE_NAME = "tandem.v1.InferenceService"
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+_MAX_LIST_LEN = {"stop": MAX_STOP_STRINGS, "stop_token_ids": MAX_STOP_TOKEN_IDS}
 
 _TRACE_KEYS = ("traceparent", "tracestate")
 
@@ -46,6 +50,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._input_processor = input_processor
         self._keys = ApiKeys.of(settings)
         self._status = status
+        self._write_timeout_s = settings.limits.write_timeout_s
 
     def register(self, server: grpc.aio.Server) -> None:
         """What `RpcServer` takes as `register`."""
@@ -95,6 +100,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """One coroutine, no generator: a cancelled call unwinds all of it at once."""
         metadata = _metadata(context)
         tenant = self._keys.check(metadata.get("authorization"))
+        hints = scheduling_hints(metadata, tenant)
+        account = self._input_processor.rates.begin(
+            self._keys.account(metadata.get("authorization"), hints.tenant), hints.tenant
+        )
         time_left = context.time_remaining()
         if time_left is not None and time_left <= 0:
             raise DeadlineExceeded("the call's deadline passed before it began")
@@ -104,19 +113,29 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             arrived_at=arrived_at,
             timeout_s=time_left or 0.0,
             trace=_trace(metadata),
-            scheduling=scheduling_hints(metadata, tenant),
+            scheduling=hints,
             cache_salt=request.cache_salt,
         )
-        prepared = await self._input_processor.prepare(_prompt(request), sampling_params(request.sampling), info)
-        async with self._input_processor.start([prepared]) as outputs:
-            async for _, delta in outputs:
-                await context.write(_response(prepared.request_id, delta))
+        prompt = _prompt(request, self._input_processor.core.max_prompt_tokens())
+        prepared = await self._input_processor.prepare(prompt, sampling_params(request.sampling), info)
+        account.charge(prepared.num_prompt_tokens)
+        async with WriteWatch(self._write_timeout_s) as watch, self._input_processor.start([prepared]) as outputs:
+            try:
+                async for _, delta in outputs:
+                    watch.begin()
+                    await context.write(_response(prepared.request_id, delta))
+                    watch.end()
+            finally:
+                account.charge(outputs.num_output_tokens)
 
 
 def sampling_params(message: types_pb2.SamplingParams) -> SamplingParams:
     """The wire's sampling fields, absent ones at their defaults; raises InvalidRequest naming the field."""
     given: dict[str, Any] = {}
     for field, value in message.ListFields():
+        limit = _MAX_LIST_LEN.get(field.name)
+        if limit is not None and len(value) > limit:
+            raise InvalidRequest(f"{field.name} has more than {limit} entries", field=field.name, limit=limit)
         given[field.name] = tuple(value) if field.name in ("stop", "stop_token_ids") else value
     return SamplingParams(**given)
 
@@ -130,14 +149,25 @@ def _metadata(context: Context) -> dict[str, str]:
     return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
 
 
-def _prompt(request: inference_pb2.GenerateRequest) -> Prompt:
+def server_options(limits: LimitSettings) -> tuple[tuple[str, int], ...]:
+    """gRPC's own options that bound what a client may send and hold."""
+    return (
+        ("grpc.max_receive_message_length", limits.max_grpc_message_bytes),
+        ("grpc.max_concurrent_streams", limits.max_grpc_streams),
+        ("grpc.max_metadata_size", limits.max_header_bytes),
+        ("grpc.absolute_max_metadata_size", limits.max_header_bytes),
+    )
+
+
+def _prompt(request: inference_pb2.GenerateRequest, max_messages: int) -> Prompt:
+    """Of more messages than `max_messages` one too many is taken: enough to refuse them."""
     kind = request.WhichOneof("prompt")
     if kind == "text":
         return TextPrompt(request.text)
     if kind == "tokens":
-        return TokensPrompt(tuple(request.tokens.ids))
+        return TokensPrompt(request.tokens.ids)
     if kind == "chat":
-        return ChatPrompt([{"role": m.role, "content": m.content} for m in request.chat.messages])
+        return ChatPrompt([{"role": m.role, "content": m.content} for m in request.chat.messages[: max_messages + 1]])
     raise InvalidRequest("prompt is missing: set text, tokens or chat", field="prompt")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 import uuid
@@ -10,6 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.router.edge.output_stream import OutputStream
+from services.router.edge.prompt_tokenizer import (
+    ChatPrompt,
+    Prompt,
+    PromptTokenizer,
+    TextPrompt,
+    TokensPrompt,
+    check_num_tokens,
+)
+from services.router.edge.rate_limits import RateLimits
 from services.router.edge.scheduling import SchedulingHints
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenancy import chain_salt
@@ -19,33 +27,9 @@ from shared.errors import InvalidRequest, NotFound, PromptTooLong, WorkerLost
 from shared.model.chat_template import ChatTemplate
 from shared.model.tokenizer import Tokenizer
 
+__all__ = ["CallInfo", "ChatPrompt", "InputProcessor", "Prompt", "TextPrompt", "TokensPrompt", "checked_request_id"]
+
 MAX_REQUEST_ID_LEN = 128
-_INLINE_TEXT_LEN = 4096
-"""Longer texts, in characters, are tokenized in a thread: the event loop streams other requests meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class TextPrompt:
-    """A plain text, tokenized with the model's special tokens."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class TokensPrompt:
-    """Token ids, taken as they are."""
-
-    token_ids: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """Messages with `role` and `content` (text), rendered with the model's chat template."""
-
-    messages: Sequence[Mapping[str, str]]
-
-
-Prompt = TextPrompt | TokensPrompt | ChatPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +72,10 @@ class InputProcessor:
         self.core = core
         self.tokenizer = tokenizer
         self.model_name = model_name
-        self._chat_template = chat_template
+        self._prompts = PromptTokenizer(tokenizer, chat_template, settings.limits)
         self._settings = settings
+        self.rates = RateLimits(settings)
+        """Shared by all APIs."""
 
     def check_model(self, model: str) -> None:
         """Passes for the served model's name and for no name; raises NotFound (`model`)."""
@@ -113,10 +99,12 @@ class InputProcessor:
         """
         self.check_model(info.model)
         request_id = checked_request_id(info.request_id)
-        self._check_token_ids("stop_token_ids", sampling.stop_token_ids)
-        token_ids = await self._token_ids(prompt)
+        self._prompts.check_token_ids("stop_token_ids", sampling.stop_token_ids)
+        context_len = self._context_len()
+        token_ids = await self._prompts.token_ids(prompt, context_len)
         prompt_field = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
-        num_left = self._num_tokens_left(len(token_ids), prompt_field)
+        check_num_tokens(len(token_ids), context_len, prompt_field)
+        num_left = context_len - len(token_ids)
         if sampling.max_tokens is not None and sampling.max_tokens > num_left:
             limit = num_left + len(token_ids)
             raise PromptTooLong(
@@ -146,56 +134,10 @@ class InputProcessor:
         """The answers to prepared requests; entering the stream submits them."""
         return OutputStream(self.core, requests, self.tokenizer)
 
-    async def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        """The prompt's token ids, at least one, all in the vocabulary."""
-        if isinstance(prompt, TokensPrompt):
-            if not prompt.token_ids:
-                raise InvalidRequest("prompt must not be empty", field="prompt", limit="at least 1 token")
-            self._check_token_ids("prompt", prompt.token_ids)
-            return tuple(prompt.token_ids)
-        if isinstance(prompt, TextPrompt):
-            if not prompt.text:
-                raise InvalidRequest("prompt must not be empty", field="prompt", limit="at least 1 character")
-            text_len = len(prompt.text)
-        else:
-            text_len = sum(len(message["content"]) for message in prompt.messages)
-        if text_len <= _INLINE_TEXT_LEN:
-            return self._encode(prompt)
-        return await asyncio.to_thread(self._encode, prompt)
-
-    def _encode(self, prompt: TextPrompt | ChatPrompt) -> tuple[int, ...]:
-        if isinstance(prompt, TextPrompt):
-            return tuple(self.tokenizer.encode(prompt.text))
-        rendered = self._chat_template.render(prompt.messages)
-        # The template writes the special tokens itself.
-        token_ids = tuple(self.tokenizer.encode(rendered, add_special_tokens=False))
-        if not token_ids:
-            raise InvalidRequest("messages render to an empty prompt", field="messages")
-        return token_ids
-
-    def _check_token_ids(self, name: str, token_ids: Sequence[int]) -> None:
-        vocab_size = self.tokenizer.vocab_size
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
-            wrong = next(t for t in token_ids if not 0 <= t < vocab_size)
-            raise InvalidRequest(
-                f"{name}: token id {wrong} is outside the vocabulary of {vocab_size}",
-                field=name,
-                limit=f"0 to {vocab_size - 1}",
-                value=wrong,
-            )
-
-    def _num_tokens_left(self, num_prompt_tokens: int, prompt_field: str) -> int:
-        """How many output tokens fit behind the prompt, at least 1."""
+    def _context_len(self) -> int:
+        """Tokens of prompt and answer that fit in all."""
         limit = self.core.max_prompt_tokens()
         if limit == 0:
             reason = self.core.not_ready_reason() or "no worker is connected"
             raise WorkerLost(f"nothing can be served now: {reason}")
-        if num_prompt_tokens >= limit:
-            raise PromptTooLong(
-                f"{prompt_field} is too long: {num_prompt_tokens} tokens, "
-                f"but {limit} fit in all and 1 must be left for the answer",
-                field=prompt_field,
-                limit=limit - 1,
-                value=num_prompt_tokens,
-            )
-        return limit - num_prompt_tokens
+        return limit

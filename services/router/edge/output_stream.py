@@ -38,6 +38,7 @@ class OutputStream:
         self._answers: list[_Answer] = []
         self._open: list[_Answer] = []  # those without their last delta
         self._ready: deque[tuple[int, OutputDelta]] = deque()
+        self.num_output_tokens = 0  # of all answers so far
         self._error: BaseException | None = None  # behind what is ready
 
     async def __aenter__(self) -> Self:
@@ -106,6 +107,7 @@ class OutputStream:
             except Exception as error:
                 self._error = error
                 return
+            self.num_output_tokens += len(output.token_ids)
             if output.finish is not None:
                 self._open.remove(answer)
                 if delta.finish_reason is None:  # a stop string: what it cut off must not run on

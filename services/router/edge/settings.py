@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-ApiKey = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[\x21-\x7e]+$")]
+from services.router.edge.key_digest import key_digest
+from services.router.edge.limits import LimitSettings
+from shared.rpc.tls import Tls
+
+ApiKey = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=512, pattern=r"^[\x21-\x7e]+$"),
+    AfterValidator(key_digest),
+]
+"""A key as given, plain or `sha256:<hex>`; only the digest is kept."""
 TenantName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
 
 
@@ -17,6 +26,12 @@ class TenantSettings(BaseModel):
 
     api_keys: tuple[ApiKey, ...] = Field(default=(), repr=False)
     """Bearer keys that speak for this tenant and no other; what x-tenant says must agree."""
+
+    requests_per_minute: int | None = Field(default=None, ge=0, le=10_000_000)
+    """This tenant's own `limits.requests_per_minute`; 0 = no limit, none = the general one."""
+
+    tokens_per_minute: int | None = Field(default=None, ge=0, le=10_000_000_000)
+    """This tenant's own `limits.tokens_per_minute`; 0 = no limit, none = the general one."""
 
     share: TenantName | None = None
     """Tenants that name the same share prefixes with each other; none = with nobody. Who shares can tell by the time
@@ -29,7 +44,8 @@ class EdgeSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     api_keys: tuple[ApiKey, ...] = Field(default=(), repr=False)
-    """Bearer keys that are let in, over HTTP and gRPC alike; none = open to everyone."""
+    """Bearer keys that are let in, over HTTP and gRPC alike; none = open to everyone. Plain, or `sha256:<hex>` (`printf
+    %s KEY | sha256sum`); only the digest is kept."""
 
     admin_keys: tuple[ApiKey, ...] = Field(default=(), repr=False)
     """Keys that may also see, flush and pin everybody's cache. Where any key is set, nobody else may; where none is,
@@ -37,6 +53,9 @@ class EdgeSettings(BaseModel):
 
     tenants: dict[TenantName, TenantSettings] = Field(default_factory=dict)
     """By name. A tenant that is not here has a salt of its own like every other, and counts as `other` in metrics."""
+
+    tls: Tls = Tls()
+    """TLS of the HTTP and gRPC APIs. With a ca, clients need certificates of their own."""
 
     max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1024, le=1024 * 1024 * 1024)
     """Longest HTTP request body, bytes."""
@@ -46,3 +65,6 @@ class EdgeSettings(BaseModel):
 
     request_timeout_s: float = Field(default=0.0, ge=0.0, le=86400.0)
     """Deadline of a whole request, seconds; 0 = none. A gRPC client's own, shorter deadline wins."""
+
+    limits: LimitSettings = LimitSettings()
+    """What one client may send, hold and be sent."""

@@ -6,6 +6,8 @@ import asyncio
 import secrets
 from collections.abc import Callable, Mapping
 
+import grpc
+
 from services.router.placement.views import Pool
 from services.router.workers.decode_link import DecodeLink
 from services.router.workers.discovery import DiscoveredWorker, Discovery
@@ -40,6 +42,7 @@ class Fleet:
         *,
         collocated: bool = False,
         limits: LivenessLimits | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         """Owns the discovery. `on_change` is called when any worker's state changed, or the set of workers.
         `collocated`: no prefill worker is needed to serve a prompt. `limits`: when a silent worker is given up."""
@@ -60,6 +63,7 @@ class Fleet:
         self._collocated = collocated
         self._limits = limits
         self._incarnation = secrets.randbits(64)
+        self._credentials = credentials
         self._roots: ChainRoots | None = None
         self._longest: tuple[int, int] | None = None  # (decode workers connected, max_model_len then)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -148,6 +152,7 @@ class Fleet:
             limits=self._limits,
             router_incarnation=self._incarnation,
             on_lost=self._tell_of_loss,
+            credentials=self._credentials,
         )
         if isinstance(link, PrefillLink):
             self.prefills[worker.name] = link

@@ -72,6 +72,7 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         limits: LivenessLimits | None = None,
         router_incarnation: int = 0,
         on_lost: Callable[[types_pb2.PeerLost], None] | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         """`check` raises ModelMismatch for a worker that does not fit the fleet; `on_change` is called whenever the
         worker can do more or less than before. `pool` is the placement's pool of its role. `on_lost` is called
@@ -99,6 +100,7 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         self._check = check
         self._on_change = on_change
         self._pool = pool
+        self._credentials = credentials
         self._ledger: Ledger | None = None
         self._receivers: dict[str, Receiver] = {}
         self._outgoing: asyncio.Queue[CommandT | None] = asyncio.Queue()  # None: no more commands will come
@@ -195,7 +197,7 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
 
     async def _run_sessions(self) -> None:
         backoff_s = FIRST_BACKOFF_S
-        async with channel(self.address) as link:
+        async with channel(self.address, self._credentials) as link:
             while True:
                 reason = await self._outcome(self._session(link))
                 if self.connected and not self.suspicion:

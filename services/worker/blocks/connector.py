@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+import grpc
+
 from services.worker.blocks.exchange_client import BlockExchangeClient, ExchangeEvent
 from services.worker.blocks.local_blocks import LocalBlocks
 from services.worker.blocks.peers import Peers
@@ -22,12 +24,14 @@ class KVConnector:
     """Owns the offloaders, the fetches and the server of this worker's blocks. `start()`/`close()`; `on_event` takes
     the engine's events about blocks."""
 
-    def __init__(self, host: EngineHost, stores: Mapping[str, str]) -> None:
+    def __init__(
+        self, host: EngineHost, stores: Mapping[str, str], credentials: grpc.ChannelCredentials | None = None
+    ) -> None:
         """`stores` are the store nodes, host:port by name. The host must be started."""
         self._exchange = BlockExchangeClient(host.engine)
         self._local = LocalBlocks()
-        self._peers = Peers()
-        self.nodes = StoreNodes(stores)
+        self._peers = Peers(credentials)
+        self.nodes = StoreNodes(stores, credentials)
         self.offers = {name: StoreOffloader(host, name, self.nodes, self._exchange) for name in self.nodes.names}
         policy = FetchPolicy(host.settings.prefix_fetch)
         self.fetches = PrefixFetch(host, self.nodes, self._peers, self._exchange, self._local, policy)

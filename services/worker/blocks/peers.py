@@ -7,6 +7,8 @@ import logging
 import time
 from collections import OrderedDict
 
+import grpc
+
 from shared.block_service.client import BlockClient
 from shared.errors import TandemError
 
@@ -21,8 +23,9 @@ RETRY_S = 5.0
 class Peers:
     """Clients by host:port."""
 
-    def __init__(self) -> None:
+    def __init__(self, credentials: grpc.ChannelCredentials | None = None) -> None:
         """Connects to nobody before `client`."""
+        self._credentials = credentials
         self._clients: OrderedDict[str, BlockClient] = OrderedDict()
         self._silent_until: dict[str, float] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -34,7 +37,7 @@ class Peers:
         self._silent_until.pop(address, None)
         client = self._clients.get(address)
         if client is None:
-            client = self._clients[address] = BlockClient(address)
+            client = self._clients[address] = BlockClient(address, credentials=self._credentials)
             if len(self._clients) > MAX_PEERS:
                 self._forget(next(iter(self._clients)))
         self._clients.move_to_end(address)

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from shared.engine.runner.device_link import DeviceLink
 from shared.errors import TransferFailed
 
 
@@ -58,19 +59,18 @@ class StagedBlocks:
     megabyte.
     """
 
-    def __init__(self, kv_blocks: Tensor) -> None:
+    def __init__(self, kv_blocks: Tensor, link: DeviceLink) -> None:
         """Also works on a pool in host memory, for tests: the copies are then superfluous."""
         self._kv_blocks = kv_blocks  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
-        self._stream: torch.cuda.Stream | None = None
-        if kv_blocks.is_cuda:
-            self._stream = torch.cuda.Stream(kv_blocks.device)  # type: ignore[no-untyped-call, unused-ignore]
+        self._link = link
+        self._aside = link.side_stream()
 
     def outgoing(self, block_id: int) -> memoryview:
         """See `BlockAccess`; this is a copy."""
         buffer = self._buffer()
-        with torch.cuda.stream(self._stream):
-            buffer.copy_(self._kv_blocks[block_id], non_blocking=True)
-        self._wait()
+        with self._aside.entered():
+            self._link.copy(self._kv_blocks[block_id], buffer)
+        self._aside.synchronize()
         return _bytes_of(buffer)
 
     def incoming(self, block_id: int) -> memoryview:  # noqa: ARG002
@@ -79,25 +79,20 @@ class StagedBlocks:
 
     def store(self, arrived: Sequence[tuple[int, memoryview]]) -> None:
         """See `BlockAccess`."""
-        with torch.cuda.stream(self._stream):
+        with self._aside.entered():
             for block_id, memory in arrived:
                 block = self._kv_blocks[block_id]
-                staged = torch.frombuffer(memory, dtype=block.dtype).view(block.shape)
-                block.copy_(staged, non_blocking=True)
-        self._wait()
+                self._link.copy(torch.frombuffer(memory, dtype=block.dtype).view(block.shape), block)
+        self._aside.synchronize()
 
     def _buffer(self) -> Tensor:
         """[num_layers, 2, num_kv_heads, block_size, head_dim]"""
         blocks = self._kv_blocks
         try:
-            return torch.empty(blocks.shape[1:], dtype=blocks.dtype, pin_memory=self._stream is not None)
+            return torch.empty(blocks.shape[1:], dtype=blocks.dtype, pin_memory=blocks.is_cuda)
         except RuntimeError as error:  # torch's own out-of-memory errors are of this class
             num_bytes = blocks[0].numel() * blocks.element_size()
             raise TransferFailed(f"no buffer of {num_bytes} bytes for a block's transfer: {error}") from error
-
-    def _wait(self) -> None:
-        if self._stream is not None:
-            self._stream.synchronize()
 
 
 def _bytes_of(block: Tensor) -> memoryview:

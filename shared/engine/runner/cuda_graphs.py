@@ -12,26 +12,27 @@ from torch import Tensor
 class CudaGraphs:
     """Captured calls by key. They share one pool of memory, so a graph's output holds until the next replay.
 
-    A captured call reads and writes the tensors of its capture; the caller fills them before a replay.
+    A captured call reads and writes the tensors of its capture; the caller fills them before a replay. All are captured
+    on one stream: cuBLAS keeps a workspace for each stream that it was used on, some 32 MiB.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._captured: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._memory: Any = None  # torch's opaque handle of the pool that the first graph made
+        self._aside: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call, unused-ignore]
 
     def capture(self, key: int, run: Callable[[], Tensor]) -> None:
         """Run it twice, so that whatever compiles or allocates at first use has done so, then record it."""
         with torch.cuda.device(self._device):
-            aside = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
-            aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(aside):
+            self._aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._aside):
                 run()
                 run()
-            torch.cuda.current_stream().wait_stream(aside)
+            torch.cuda.current_stream().wait_stream(self._aside)
             graph = torch.cuda.CUDAGraph()
             # Other threads may use the device meanwhile; only this one is recorded.
-            with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=self._memory, stream=self._aside, capture_error_mode="thread_local"):
                 output = run()
             self._memory = graph.pool()
             self._captured[key] = graph, output

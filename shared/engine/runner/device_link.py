@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,10 +16,20 @@ class DeviceLink:
     Pinned memory comes from torch's cache, which does not hand it out again before the copies that use it are done.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, streams: Any = None) -> None:
+        """`streams` offers `Stream`, `Event`, `stream` and `current_stream` as torch.cuda does; None: torch.cuda on a
+        CUDA device, and elsewhere no streams, since every call is done when it returns."""
         self.device = device
         self.is_async = device.type == "cuda"
         """True where work is queued on the device rather than done when a call returns."""
+        self._streams = torch.cuda if streams is None and self.is_async else streams
+        self._copied: Any = None  # event behind the last copies of blocks
+
+    def bind_thread(self) -> None:
+        """Makes the device the calling thread's current one, which kernels launch on: a new thread begins with the
+        first GPU."""
+        if self.is_async and self.device.index is not None:
+            torch.cuda.set_device(self.device)
 
     def empty(self, num_bytes: int) -> Tensor:
         """[num_bytes] uint8 on the host, to be filled and copied from."""
@@ -36,6 +48,10 @@ class DeviceLink:
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return host.copy_(tensor, non_blocking=True)
 
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Queues a copy between host and device on the current stream; host memory must be pinned."""
+        target.copy_(source, non_blocking=True)
+
     def mark(self) -> Callable[[], None]:
         """A function that waits until the device has done everything queued so far."""
         if not self.is_async:
@@ -43,6 +59,48 @@ class DeviceLink:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call, unused-ignore]
         event.record(torch.cuda.current_stream(self.device))
         return event.synchronize
+
+    def mark_copies(self) -> None:
+        """Blocks of the pool were copied on the current stream: side streams entered from now on wait for that."""
+        if self._streams is not None:
+            event = self._streams.Event()
+            event.record(self._streams.current_stream(self.device))
+            self._copied = event
+
+    def side_stream(self) -> SideStream:
+        """A stream of its own for work on blocks beside the steps."""
+        return SideStream(self.device, self._streams, lambda: self._copied)
+
+
+class SideStream:
+    """Work on blocks of the pool that does not wait for the running step. Without streams, it is simply done.
+
+    It waits for the copies of `DeviceLink.mark_copies`: a block may be named, given away or sent as soon as a copy to
+    or from it was queued. What a step computes needs no such order: its blocks are named when its result was read.
+    """
+
+    def __init__(self, device: torch.device, streams: Any, copied: Callable[[], Any]) -> None:
+        """`copied()`: the event behind the last copies of blocks, or None."""
+        self._streams = streams
+        self._copied = copied
+        self._stream = None if streams is None else streams.Stream(device)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Within, work is queued here, behind the copies of blocks."""
+        if self._stream is None:
+            yield
+            return
+        event = self._copied()
+        if event is not None:
+            self._stream.wait_event(event)
+        with self._streams.stream(self._stream):
+            yield
+
+    def synchronize(self) -> None:
+        """Waits until everything queued here is done."""
+        if self._stream is not None:
+            self._stream.synchronize()
 
 
 def _done() -> None:

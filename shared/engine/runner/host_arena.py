@@ -8,17 +8,20 @@ import torch
 from torch import Tensor
 
 from shared.engine.plan import BlockCopy
+from shared.engine.runner.device_link import DeviceLink
 from shared.errors import ConfigError
 from shared.kv.layout import BlockLayout
 
 
 class HostArena:
-    """Slots of one block each beside a pool. Copies run on the pool's stream, in order with the steps."""
+    """Slots of one block each beside a pool. Copies run on the stream of the steps, in order with them; side streams
+    wait for them."""
 
-    def __init__(self, layout: BlockLayout, num_slots: int, kv_blocks: Tensor) -> None:
+    def __init__(self, layout: BlockLayout, num_slots: int, kv_blocks: Tensor, link: DeviceLink) -> None:
         """Allocates num_slots * layout.block_bytes bytes, pinned where `kv_blocks` lies on a CUDA device; elsewhere
         the system gives a page when it is first written to. Raises ConfigError where they do not fit.
         """
+        self._link = link
         self._kv_blocks = kv_blocks  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
         try:
             # [num_slots, num_layers, 2, num_kv_heads, block_size, head_dim]
@@ -30,10 +33,11 @@ class HostArena:
             ) from error
 
     def run(self, copies: Sequence[BlockCopy]) -> None:
-        """Does the copies in this order."""
+        """Queues the copies in this order."""
         for copy in copies:
             block, slot = self._kv_blocks[copy.block_id], self._slots[copy.host_slot]
             if copy.to_host:
-                slot.copy_(block, non_blocking=True)
+                self._link.copy(block, slot)
             else:
-                block.copy_(slot, non_blocking=True)
+                self._link.copy(slot, block)
+        self._link.mark_copies()

@@ -21,7 +21,7 @@ class MemoryBudget:
     """What a device has left for the pool."""
 
     free_bytes: int
-    """With the weights loaded and nothing else."""
+    """For this process, with the weights loaded and nothing else."""
     step_bytes: int
     """Peak of the memory that a step takes and gives back."""
     share: float
@@ -58,7 +58,7 @@ def does_not_fit(wanted: int, fitting: int, layout: BlockLayout, why: str) -> Co
     return ConfigError(
         f"{wanted} KV blocks of {layout.block_bytes} bytes do not fit, {fitting} do: {why}. Set num_kv_blocks to at "
         f"most {fitting}, or make room: a smaller max_num_batched_tokens or max_num_seqs, a dtype or kv_dtype of "
-        f"16 bits instead of fp32, a smaller model or a larger device",
+        f"16 bits instead of fp32, a larger gpu_memory, a smaller model or a larger device",
         field="num_kv_blocks",
         limit=fitting,
     )
@@ -70,6 +70,12 @@ def free_bytes(device: torch.device) -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + kept
+
+
+def within_share(free_bytes: int, total_bytes: int, used_bytes: int, share: float) -> int:
+    """Bytes that a process may still take of a device where others may run: of what is free, no more than its share of
+    the whole leaves beside the `used_bytes` that it holds already."""
+    return max(0, min(free_bytes, int(total_bytes * share) - used_bytes))
 
 
 def allocate_pool(layout: BlockLayout, num_blocks: int, device: torch.device) -> Tensor:

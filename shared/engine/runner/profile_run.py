@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
-from shared.engine.runner.pool_memory import MemoryBudget, free_bytes
+from shared.engine.runner.pool_memory import MemoryBudget, free_bytes, within_share
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
 from shared.kv.layout import BlockLayout
@@ -31,9 +31,17 @@ def largest_step(max_num_seqs: int, max_num_batched_tokens: int, max_seq_len: in
 
 
 def measure_budget(
-    decoder: Decoder, layout: BlockLayout, max_num_seqs: int, max_num_batched_tokens: int, max_seq_len: int
+    decoder: Decoder,
+    layout: BlockLayout,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_seq_len: int,
+    memory_share: float = 1.0,
 ) -> MemoryBudget:
-    """What a CUDA device has left for the pool, by running the largest step over a pool of its own."""
+    """What a CUDA device has left for the pool, by running the largest step over a pool of its own.
+
+    `memory_share`: of the device's whole memory, what this process may take, its weights included.
+    """
     plan = largest_step(max_num_seqs, max_num_batched_tokens, max_seq_len, layout.block_size)
     num_blocks = sum(len(item.block_ids) for item in plan.sequences)
     with torch.inference_mode(), torch.cuda.device(decoder.device):
@@ -44,4 +52,6 @@ def measure_budget(
         step_bytes = torch.cuda.max_memory_allocated() - before
         del runner
         torch.cuda.empty_cache()
-    return MemoryBudget(free_bytes(decoder.device), step_bytes, POOL_SHARE)
+    device = decoder.device
+    total, used = torch.cuda.get_device_properties(device).total_memory, torch.cuda.memory_allocated(device)
+    return MemoryBudget(within_share(free_bytes(device), total, used, memory_share), step_bytes, POOL_SHARE)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shared.engine.plan import PlannedSequence, StepPlan, StepResult
 from shared.engine.runner.block_access import BlockAccess, DirectBlocks, StagedBlocks
+from shared.engine.runner.block_sums import BlockSums
 from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.host_arena import HostArena
 from shared.engine.runner.numerics import NumericsProbe
@@ -18,8 +19,8 @@ from shared.engine.runner.pending_step import PendingStep
 from shared.engine.runner.pool_memory import allocate_pool
 from shared.engine.runner.sampler import TopLogprobs, is_plain, resample, sample
 from shared.engine.runner.static_decode import StaticDecode
+from shared.engine.runner.warm_up import warm_up_plans
 from shared.kernels.batch import AttentionBatch
-from shared.kv.checksum import BlockChecksum
 from shared.kv.layout import BlockLayout
 from shared.model.decoder import Decoder
 
@@ -32,6 +33,10 @@ class RunnerConfig:
     """Most sequences of a step, the size of the static buffers."""
     max_seq_len: int = 0
     """Longest sequence in tokens, the width of the static block tables; 0 = what the pool holds."""
+    max_num_batched_tokens: int = 512
+    """Most tokens of a step."""
+    warm_up: bool | None = None
+    """Run prompt and mixed steps at the start, so that their kernels are compiled then; None = on CUDA."""
     static_decode: bool | None = None
     """Decode over static buffers, padded to the capture sizes; None = where Triton's kernels run on CUDA, as graphs."""
     staged_transfer: bool | None = None
@@ -46,16 +51,23 @@ class Runner:
     """Runs planned steps of one model over one KV pool. Called by the engine thread alone."""
 
     def __init__(
-        self, decoder: Decoder, layout: BlockLayout, num_blocks: int, config: RunnerConfig = RunnerConfig()
+        self,
+        decoder: Decoder,
+        layout: BlockLayout,
+        num_blocks: int,
+        config: RunnerConfig = RunnerConfig(),
+        link: DeviceLink | None = None,
     ) -> None:
-        """Allocates the pool: num_blocks * layout.block_bytes bytes on the model's device.
+        """Allocates the pool: num_blocks * layout.block_bytes bytes on the model's device. `link`: by default that to
+        the model's device.
 
         Raises ConfigError where they do not fit; it says how many would. Host memory for preempted sequences likewise.
         """
         self.layout = layout
+        self._config = config
         self._probe = NumericsProbe(decoder.kernels) if config.debug_numerics else None
         self._decoder = self._probe.attach(decoder) if self._probe else decoder
-        self._link = DeviceLink(decoder.device)
+        self._link = link = link or DeviceLink(decoder.device)
         is_static = config.static_decode
         if is_static is None:
             # The other backends read lengths on the host: a graph of theirs would keep the lengths of its capture.
@@ -63,19 +75,21 @@ class Runner:
         is_static = is_static and not config.debug_numerics
         # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]; static decode pads into one block more.
         self.kv_blocks: Tensor = allocate_pool(layout, num_blocks + is_static, decoder.device)
-        self._arena = HostArena(layout, config.num_host_blocks, self.kv_blocks) if config.num_host_blocks else None
+        self._arena = (
+            HostArena(layout, config.num_host_blocks, self.kv_blocks, link) if config.num_host_blocks else None
+        )
         is_staged = self._link.is_async if config.staged_transfer is None else config.staged_transfer
-        self.blocks: BlockAccess = (StagedBlocks if is_staged else DirectBlocks)(self.kv_blocks)
+        self.blocks: BlockAccess = StagedBlocks(self.kv_blocks, link) if is_staged else DirectBlocks(self.kv_blocks)
         """The pool as the transfer plane sees it."""
-        self._sampled: Tensor | None = None  # [num_rows] int64, tokens of the last step
+        self._sampled: Tensor | None = (
+            None  # [num_rows] int64, tokens of the last step; the static buffer if there is one
+        )
         self._static: StaticDecode | None = None
         if is_static:
             max_seq_len = config.max_seq_len or num_blocks * layout.block_size
             self._static = StaticDecode(self._decoder, self.kv_blocks, config.max_num_seqs, max_seq_len, self._link)
-        self._checksum = None if self._link.is_async else BlockChecksum(layout.block_bytes // 8, decoder.device)
-        self._aside: torch.cuda.Stream | None = None
-        if self._link.is_async:
-            self._aside = torch.cuda.Stream(decoder.device)  # type: ignore[no-untyped-call, unused-ignore]
+            self._sampled = self._static.sampled
+        self._sums = BlockSums(layout, self.kv_blocks, decoder.kernels, link)
 
     @property
     def is_async(self) -> bool:
@@ -83,9 +97,26 @@ class Runner:
         return self._link.is_async
 
     def start(self) -> None:
-        """Prepares what steps will use; call it once, in inference mode, before the first step."""
+        """Prepares what steps will use; call it once, in inference mode, before the first step.
+
+        Sets torch's process-wide switches for sums of 16-bit products: they are taken in fp32 throughout.
+        """
+        self._link.bind_thread()
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        if self._link.is_async if self._config.warm_up is None else self._config.warm_up:
+            self._warm_up()
         if self._static is not None:
             self._static.start()
+
+    def _warm_up(self) -> None:
+        num_blocks = self.kv_blocks.shape[0] - (self._static is not None)
+        plans = warm_up_plans(self._config.max_num_batched_tokens, self.layout.block_size, num_blocks)
+        for plan in plans:
+            self.execute(plan)
+        used = max(max(item.block_ids) for plan in plans for item in plan.sequences) + 1
+        self.checksums(list(range(used)))
+        self.kv_blocks[:used].zero_()  # as `allocate_pool` left them
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Computes the plan's tokens, writes their K and V into the pool, samples where the plan says so."""
@@ -97,6 +128,7 @@ class Runner:
 
         `PlannedSequence.pending` counts among the tokens sampled by the step launched before.
         """
+        self._link.bind_thread()
         items = plan.sequences
         specs = [item.sample for item in items if item.sample is not None]
         send, ops = self._link.send, self._decoder.kernels
@@ -119,13 +151,7 @@ class Runner:
 
     def checksums(self, block_ids: list[int]) -> list[int]:
         """Checksums of these blocks as they are now; no step in flight may write to them."""
-        if self._checksum is not None:
-            return self._checksum.checksum_blocks(self.kv_blocks, block_ids)
-        # On a stream of its own, so that it does not wait for the running step.
-        with torch.cuda.stream(self._aside):
-            ids = self._link.send(torch.tensor(block_ids, dtype=torch.int64))
-            sums = self._decoder.kernels.block_checksums(self.kv_blocks, ids)
-            return [value % (1 << 64) for value in sums.tolist()]
+        return self._sums.of(block_ids)
 
     def _forward(self, items: tuple[PlannedSequence, ...]) -> Tensor:
         """[num_sampling, vocab_size] fp32: logits of the sequences that sample, from any mix of chunks and decodes."""
@@ -171,12 +197,11 @@ class Runner:
         return token_ids
 
     def _remember(self, tokens: Tensor) -> None:
-        """Keeps the sampled tokens [num_rows] for the next step's `pending` tokens."""
+        """Keeps the sampled tokens [num_rows] for the next step's `pending` tokens; static steps read one buffer."""
         if self._static is None:
             self._sampled = tokens
         else:
-            self._sampled = self._static.sampled
-            self._sampled[: tokens.shape[0]].copy_(tokens)
+            self._static.sampled[: tokens.shape[0]].copy_(tokens)
 
     def _source_of(self, items: tuple[PlannedSequence, ...]) -> Callable[[int], str | None]:
         """For a row of the step's logits, the part of the model whose numbers broke; None without `debug_numerics`."""

@@ -1,31 +1,10 @@
-"""What the two attention kernels share: finding one's sequence, reading paged tiles, online softmax."""
+"""What the two attention kernels share: reading paged tiles, online softmax."""
 
 # mypy: disable-error-code="import-untyped, import-not-found, no-untyped-def, no-untyped-call, untyped-decorator"
 # ruff: noqa: N803  # compile-time arguments are upper case
 
 import triton
 import triton.language as tl
-
-
-@triton.jit
-def find_sequence(counts, item):
-    """Which sequence work item `item` belongs to, where sequence i has `counts[i]` items: (row, item within it).
-
-    counts: [SEQS] int32, zero for the padding. Past the last item, row is SEQS.
-    """
-    ends = tl.cumsum(counts, 0)
-    passed = ends <= item
-    row = tl.sum(passed.to(tl.int32), 0)
-    return row, item - tl.max(tl.where(passed, ends, 0), 0)
-
-
-@triton.jit
-def query_lens(query_start, num_seqs, SEQS: tl.constexpr):
-    """[SEQS] int32 lengths of the queries, zero for the padding; query_start: [num_seqs + 1] int32."""
-    rows = tl.arange(0, SEQS)
-    live = rows < num_seqs
-    ends = tl.load(query_start + rows + 1, mask=live, other=0)
-    return ends - tl.load(query_start + rows, mask=live, other=0)
 
 
 @triton.jit

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from shared.kernels.attention.decode.launch import decode_attention
 from shared.kernels.attention.prefill.launch import prefill_attention
+from shared.kernels.attention.prefill.plan import longest_chunk
 from shared.kernels.batch import AttentionBatch
 
 
@@ -15,8 +16,8 @@ def paged_attention(
 ) -> Tensor:
     """`DecoderOps.paged_attention`, on the device, without waiting for it."""
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    if 1 in batch.query_lens:
+    if batch.remember("has decodes", lambda: 1 in batch.query_lens):
         decode_attention(query, kv_blocks, layer, batch, output, scale=scale, window=window)
-    if any(query_len > 1 for query_len in batch.query_lens):
+    if longest_chunk(batch):
         prefill_attention(query, kv_blocks, layer, batch, output, scale=scale, window=window)
     return output.flatten(1)

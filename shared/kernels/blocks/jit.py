@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["block_ids"])
 def copy_blocks(
     source,  # [any, num_words] int64
     target,  # [any, num_words] int64
@@ -39,7 +39,7 @@ def checksum_weight(index):
     return ((z ^ (z >> 31)) << 1) | 1
 
 
-@triton.jit(do_not_specialize=["num_blocks"])
+@triton.jit(do_not_specialize=["block_ids", "num_blocks"])
 def checksum_stretches(
     words,  # [any, num_words] int64
     block_ids,  # [num_blocks] int64

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from shared.kernels.blocks.jit import checksum_stretches, copy_blocks
 from shared.kernels.blocks.reference import check_blocks, check_scatter_blocks
-from shared.kernels.device import next_power_of_2
 from shared.kv.checksum import as_words
 
 COPY_TILE = 2048  # words of a program: 16 KiB
@@ -39,14 +38,13 @@ def block_checksums(pool: Tensor, block_ids: Tensor) -> Tensor:
     num_stretches = -(-num_words // CHECKSUM_STRETCH)
     sums = torch.empty((num_blocks, num_stretches), dtype=torch.int64, device=pool.device)
     if num_blocks:
-        blocks = min(CHECKSUM_BLOCKS, next_power_of_2(num_blocks))
-        checksum_stretches[(num_stretches, -(-num_blocks // blocks))](
+        checksum_stretches[(num_stretches, -(-num_blocks // CHECKSUM_BLOCKS))](
             words,
             block_ids,
             sums,
             num_blocks,
             num_words,
-            BLOCKS=blocks,
+            BLOCKS=CHECKSUM_BLOCKS,
             TILE=CHECKSUM_TILE,
             STRETCH=CHECKSUM_STRETCH,
             num_warps=4,

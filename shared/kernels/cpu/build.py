@@ -1,4 +1,8 @@
-"""Compiles `source/*.cpp` once for this processor and keeps the library in the user's cache.
+"""Compiles `source/*.cpp` once for each instruction set that is used, and keeps the libraries in the user's cache.
+
+One library an instruction set, not one for all: the linker merges inline functions of the same name, and an AVX2
+processor might then run one that was compiled for AVX-512. `prebuild` puts all of them into the package, for wheels
+and images: no compiler is needed there.
 
 A plain C library behind ctypes, not an extension against torch's headers: it compiles in seconds and fits any torch.
 It asks torch's OpenMP runtime, which is loaded already and answers to the same name, how many threads to use.
@@ -6,86 +10,147 @@ It asks torch's OpenMP runtime, which is loaded already and answers to the same 
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import hashlib
+import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from shared.kernels.cpu import isa as isas
+from shared.kernels.cpu.isa import BUILT, InstructionSet
+
 SOURCE = Path(__file__).parent / "source"
+PREBUILT = Path(__file__).parent / "prebuilt"
 FLAGS = (
     "-O3",
-    "-march=native",
     "-fopenmp",
     "-fno-math-errno",
     "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-gnu-unique",  # libraries of several instruction sets may share a process
     "-std=c++20",
     "-Wno-maybe-uninitialized",  # GCC 12's own headers of AVX-512
 )
-NEEDED_FLAGS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "fma")
 COMPILE_TIMEOUT_S = 300
+AUTO = "auto"
 
 
 class CannotBuild(Exception):
     """Why there is no library on this machine."""
 
 
-def library() -> Path:
-    """The compiled library, made now where it is not there yet; raises CannotBuild."""
-    cpu = _cpu_flags()
-    missing = [flag for flag in NEEDED_FLAGS if flag not in cpu]
+def library(isa: InstructionSet) -> Path:
+    """Its library, compiled now where it is not there yet; raises CannotBuild, also where it cannot run here."""
+    missing = isa.missing(isas.processor_features())
     if missing:
         raise CannotBuild(f"the processor lacks {', '.join(missing)}")
-    compiler = shutil.which("g++")
-    if compiler is None:
-        raise CannotBuild("g++ is not installed")
-    target = _cache_folder() / f"kernels-{_key(compiler, cpu)}.so"
+    path = _made(isa)
+    reason = _refusal(path)
+    if reason is not None:
+        raise CannotBuild(reason)
+    return path
+
+
+def choose(wanted: str = AUTO) -> tuple[InstructionSet, Path]:
+    """The instruction set `wanted`, or the fastest that this machine can run and build, and its library.
+
+    Raises:
+        CannotBuild: there is none; for `auto` the reason is that of the last one tried, which needs the least.
+    """
+    if wanted != AUTO:
+        isa = isas.named(wanted, isas.processor_features())
+        if isa is None:
+            raise CannotBuild(f"there are kernels for {', '.join(isa.name for isa in BUILT)}, not for {wanted!r}")
+        return isa, library(isa)
+    reason = CannotBuild(f"there are no kernels for {platform.machine()}")
+    for isa in BUILT:
+        try:
+            path = library(isa)
+        except CannotBuild as error:
+            reason = error
+            continue
+        if ctypes.CDLL(str(path)).tandem_pays():
+            return isa, path
+    raise reason
+
+
+def prebuild(folder: Path = PREBUILT) -> list[Path]:
+    """Compiles for every instruction set into `folder`, whatever this processor is, and returns the libraries."""
+    compiler = _compiler()
+    folder.mkdir(parents=True, exist_ok=True)
+    targets = [folder / _file_name(isa) for isa in BUILT]
+    for isa, target in zip(BUILT, targets, strict=True):
+        _compile(compiler, isa, target)
+    return targets
+
+
+def _made(isa: InstructionSet) -> Path:
+    prebuilt = PREBUILT / _file_name(isa)
+    if prebuilt.exists():
+        return prebuilt
+    compiler = _compiler()
+    target = _cache_folder() / _file_name(isa, compiler)
     if not target.exists():
-        _build(compiler, target)
+        _build(compiler, isa, target)
     return target
 
 
-def _cpu_flags() -> frozenset[str]:
+def _refusal(path: Path) -> str | None:
+    """What keeps the library from running here although the processor could."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
+        loaded = ctypes.CDLL(str(path))
+    except OSError as error:
+        return f"the compiled kernels do not load: {error}"
+    loaded.tandem_refusal.restype = ctypes.c_char_p
+    reason = loaded.tandem_refusal()
+    return None if reason is None else reason.decode()
+
+
+def _compiler() -> str:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        raise CannotBuild("g++ is not installed")
+    return compiler
 
 
 def _cache_folder() -> Path:
     return Path.home() / ".cache" / "tandem"
 
 
-def _key(compiler: str, cpu: frozenset[str]) -> str:
-    """Changes with the sources, the flags, the compiler and the processor."""
+def _file_name(isa: InstructionSet, compiler: str | None = None) -> str:
+    """Changes with the sources, the flags and, where the library is not shipped, the compiler."""
     digest = hashlib.blake2b(digest_size=12)
     for path in sorted(SOURCE.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
-    version = subprocess.run([compiler, "-dumpfullversion"], capture_output=True, text=True, check=False).stdout
-    digest.update("\n".join((*FLAGS, version, *sorted(cpu))).encode())
-    return digest.hexdigest()
+    version = [] if compiler is None else [_run_plain(compiler, "-dumpfullversion")]
+    digest.update("\n".join((*FLAGS, *isa.flags, *version)).encode())
+    return f"kernels-{isa.name}-{digest.hexdigest()}.so"
 
 
-def _build(compiler: str, target: Path) -> None:
+def _build(compiler: str, isa: InstructionSet, target: Path) -> None:
     """Several workers may start at once: one compiles, the others wait for it."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with (target.parent / "kernels.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not target.exists():
-                _compile(compiler, target)
+                _compile(compiler, isa, target)
     except OSError as error:
         raise CannotBuild(f"no place to keep the compiled kernels: {error}") from error
 
 
-def _compile(compiler: str, target: Path) -> None:
+def _compile(compiler: str, isa: InstructionSet, target: Path) -> None:
     """Each source by a process of its own, side by side."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder, ThreadPoolExecutor() as pool:
         objects = [str(Path(folder, source.stem + ".o")) for source in _sources()]
-        commands = [["-c", "-o", made, str(source)] for made, source in zip(objects, _sources(), strict=True)]
+        commands = [
+            [*isa.flags, "-c", "-o", made, str(source)] for made, source in zip(objects, _sources(), strict=True)
+        ]
         for _ in pool.map(lambda arguments: _run(compiler, *arguments), commands):
             pass
         made = Path(folder, "kernels.so")
@@ -112,10 +177,15 @@ def _run(compiler: str, *arguments: str) -> None:
         raise CannotBuild(f"g++ failed: {done.stderr.strip().splitlines()[-1:]}")
 
 
+def _run_plain(compiler: str, *arguments: str) -> str:
+    return subprocess.run([compiler, *arguments], capture_output=True, text=True, check=False).stdout
+
+
 def main() -> None:
-    """Compiles the library, or prints why that cannot be: a machine without it still serves."""
+    """Compiles the library that this machine uses, with `--all` those of the package. Without one, torch serves."""
     try:
-        print(library())
+        for path in prebuild() if "--all" in sys.argv[1:] else [choose()[1]]:
+            print(path)
     except CannotBuild as reason:
         print(f"no C++ kernels: {reason}")
 

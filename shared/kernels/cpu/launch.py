@@ -16,7 +16,7 @@ from shared.kernels.attention.contract import check_paged_attention
 from shared.kernels.backend import LayerSizes, LayerWeights, Linear
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.layer_stack import CpuLayerStack
-from shared.kernels.cpu.linear import OneDnnLinear, WideLinear, pack
+from shared.kernels.cpu.linear import WideLinear, pack
 from shared.kernels.cpu.packing import LANES, fits_panels, is_bf16
 from shared.kernels.linear import PlainLinear
 from shared.kernels.rmsnorm import reference as rmsnorm
@@ -51,12 +51,9 @@ class CpuOps:
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
         self._has_bf16 = bool(torch.cpu._is_avx512_bf16_supported())
-        self._has_amx = bool(torch.cpu._is_amx_tile_supported())
 
     def make_linear(self, weight: Tensor, bias: Tensor | None, *, own: bool) -> Linear:
-        """See `DecoderOps`. With AMX a bf16 weight is left to oneDNN; one that does not fit vectors, to torch."""
-        if self._has_amx and weight.dtype == torch.bfloat16:
-            return OneDnnLinear(weight, bias)
+        """See `DecoderOps`. A weight that does not fit vectors is left to torch."""
         if fits_panels(weight):
             return pack(lambda: self.library, weight if own else weight.clone(), bias)
         if weight.dtype == torch.bfloat16 and not self._has_bf16:

@@ -114,27 +114,6 @@ class WideLinear(PlainLinear):
         return out.to(x.dtype)
 
 
-class OneDnnLinear:
-    """See `Linear`: a bf16 weight in oneDNN's own layout, for processors with AMX."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """weight: [out_size, in_size], copied into the new layout."""
-        self.out_size, self.in_size = weight.shape
-        self.dtype = weight.dtype
-        self._bias = bias
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)  # opaque
-
-    @property
-    def nbytes(self) -> int:
-        """See `Linear`."""
-        return int(self._packed.nbytes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """See `Linear`."""
-        product = torch.ops.mkldnn._linear_pointwise
-        return product(x, self._packed, self._bias, "none", [], "")  # type: ignore[no-any-return]
-
-
 def pack(library: Library, weight: Tensor, bias: Tensor | None) -> PackedLinear:
     """A weight whose sizes satisfy `fits_panels`, tight where the processor and the weight allow it; its memory is
     changed, and freed where nothing refers to it any more but the caller's tensor.

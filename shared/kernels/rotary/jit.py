@@ -49,7 +49,7 @@ def rotate_halves(first, second, cos, sin, dtype: tl.constexpr):
     return turned, rounded(second * cos, dtype) + rounded(first * sin, dtype)
 
 
-@triton.jit(do_not_specialize=["layer"])
+@triton.jit(do_not_specialize=["layer", "slots"])
 def rotate_and_write_heads(
     query,  # [num_tokens, num_heads, HEAD_DIM], strided
     key,  # [num_tokens, num_kv_heads, HEAD_DIM], strided

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.kernels.sampling.rows import SamplingRows
@@ -57,21 +58,46 @@ def sample_tokens(logits: Tensor, rows: SamplingRows) -> Tensor:
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
     """[n] int64 seeds and positions to [n] fp64 in [0, 1): the numbers of `shared.kernels.sampling.philox.uniform`.
 
-    Philox 4x32-10 (Salmon, Moraes, Dror, Shaw, SC 2011), on the host: torch would take a hundred times as long over
-    so few numbers.
+    Philox 4x32-10 (Salmon, Moraes, Dror, Shaw, SC 2011). numpy on the host, where torch would take a hundred times as
+    long over so few numbers; torch on a device, where a copy to the host would wait for it and break a graph's capture.
     """
-    keys, counters = (column.cpu().numpy().view(np.uint64) for column in (seeds, positions))
-    zeros = np.zeros_like(keys)
-    counter = [counters & _MASK, counters >> _HALF, zeros, zeros]
-    key = [keys & _MASK, keys >> _HALF]
+    if seeds.device.type == "cpu":
+        keys, counters = (column.numpy().view(np.uint64) for column in (seeds, positions))
+        bits = _philox_bits(keys & _MASK, keys >> _HALF, counters & _MASK, counters >> _HALF)
+        return torch.from_numpy(bits.astype(np.float64) / float(1 << 53))
+    return uniform_on_device(seeds, positions)
+
+
+def uniform_on_device(seeds: Tensor, positions: Tensor) -> Tensor:
+    """`uniform` in torch's operations alone; int64 products wrap, so their bits are those of unsigned ones."""
+    mask = (1 << 32) - 1
+    key_0, key_1 = seeds & mask, (seeds >> 32) & mask
+    c_0, c_1 = positions & mask, (positions >> 32) & mask
+    c_2 = c_3 = torch.zeros_like(c_0)
     for _ in range(10):
-        first, second = counter[0] * np.uint64(0xD2511F53), counter[2] * np.uint64(0xCD9E8D57)
-        counter = [
-            (second >> _HALF) ^ counter[1] ^ key[0],
+        first, second = c_0 * 0xD2511F53, c_2 * 0xCD9E8D57
+        c_0, c_1, c_2, c_3 = (
+            ((second >> 32) & mask) ^ c_1 ^ key_0,
+            second & mask,
+            ((first >> 32) & mask) ^ c_3 ^ key_1,
+            first & mask,
+        )
+        key_0, key_1 = (key_0 + 0x9E3779B9) & mask, (key_1 + 0xBB67AE85) & mask
+    return ((c_0 << 21) | (c_1 >> 11)).double() * 2.0**-53
+
+
+def _philox_bits(
+    key_0: NDArray[np.uint64], key_1: NDArray[np.uint64], c_0: NDArray[np.uint64], c_1: NDArray[np.uint64]
+) -> NDArray[np.uint64]:
+    """[n] 53 random bits for 32-bit halves of n keys and counters."""
+    c_2 = c_3 = np.zeros_like(c_0)
+    for _ in range(10):
+        first, second = c_0 * np.uint64(0xD2511F53), c_2 * np.uint64(0xCD9E8D57)
+        c_0, c_1, c_2, c_3 = (
+            (second >> _HALF) ^ c_1 ^ key_0,
             second & _MASK,
-            (first >> _HALF) ^ counter[3] ^ key[1],
+            (first >> _HALF) ^ c_3 ^ key_1,
             first & _MASK,
-        ]
-        key = [(key[0] + np.uint64(0x9E3779B9)) & _MASK, (key[1] + np.uint64(0xBB67AE85)) & _MASK]
-    bits = (counter[0] << np.uint64(21)) | (counter[1] >> np.uint64(11))
-    return torch.from_numpy(bits.astype(np.float64) / float(1 << 53)).to(seeds.device)
+        )
+        key_0, key_1 = (key_0 + np.uint64(0x9E3779B9)) & _MASK, (key_1 + np.uint64(0xBB67AE85)) & _MASK
+    return (c_0 << np.uint64(21)) | (c_1 >> np.uint64(11))

@@ -18,6 +18,7 @@ import contextlib
 import os
 from collections.abc import Sequence
 
+from shared import failpoints
 from shared.errors import TransferFailed
 from shared.kv.transfer import TRAILER_INDEX, Incoming, TransferCounters, tag
 from shared.kv.ucx.address import PeerAddress, process_started, this_host
@@ -65,6 +66,8 @@ class UcxTransfer:
     async def send(self, address: bytes, ticket: int, index: int, memory: memoryview) -> None:
         """See `KVTransfer`."""
         self._check_open()
+        if failpoints.armed:
+            await failpoints.strike_async(failpoints.UCX_SEND)
         peer = self._peer(address)
         try:
             await peer.send(tag(ticket, index), memory)

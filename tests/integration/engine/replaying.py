@@ -12,7 +12,6 @@ import torch
 
 from shared.engine.plan_log import replay
 from shared.engine.runner.runner import Runner, RunnerConfig
-from shared.kv.layout import BlockLayout
 from shared.model.decoder import Decoder
 from tests.integration.engine.engine_run import BLOCK_SIZE
 
@@ -22,8 +21,7 @@ NUM_BLOCKS = 16
 def main() -> None:
     folder, recording, num_host_blocks, static = sys.argv[1:]
     decoder = Decoder.load(Path(folder), torch.float32, "cpu")
-    model = decoder.config
-    layout = BlockLayout(model.num_layers, model.num_kv_heads, model.head_dim, BLOCK_SIZE, "float32")
+    layout = decoder.config.block_layout(BLOCK_SIZE, "float32")
     config = RunnerConfig(max_num_seqs=8, num_host_blocks=int(num_host_blocks), static_decode=static == "static")
     runner = Runner(decoder, layout, NUM_BLOCKS, config)
     with torch.inference_mode(), Path(recording).open("rb") as file:

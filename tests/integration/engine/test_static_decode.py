@@ -72,3 +72,22 @@ def test_lengths_of_dynamic_rope_reach_the_static_step(tmp_path):
     expected, _ = run_all(folder, ways=greedy)
     config = RunnerConfig(max_num_seqs=5, static_decode=True)
     assert run_all(folder, ways=greedy, config=config, ahead=True)[0] == expected
+
+
+def test_an_eager_step_may_follow_static_ones_that_began(folder):
+    """As on a decode worker, whose sequences join with their KV: its first step is a static one."""
+    tokens = {}
+    for static in (False, True):
+        config = RunnerConfig(max_num_seqs=5, max_seq_len=128, static_decode=static)
+        run = EngineRun(folder, config=config, ahead=True)
+        try:
+            first = run.sequence([7], 40)
+            run.engine.submit(AddSequence(first))
+            begun = [token.token.token_id for token in run.next(StepOutput).tokens]
+            second = run.sequence(PROMPTS[0], 5)
+            run.engine.submit(AddSequence(second))
+            rest = run.collect([first.sequence_id, second.sequence_id])
+        finally:
+            run.close()
+        tokens[static] = [begun + rest[0], rest[1]]
+    assert tokens[True] == tokens[False]

@@ -14,7 +14,7 @@ import openai
 import pytest
 import uvloop
 
-from services.router.edge.grpc_api import SERVICE_NAME, InferenceServicer
+from services.router.edge.grpc_api import SERVICE_NAME, InferenceServicer, server_options
 from services.router.edge.http.app import build_app
 from services.router.edge.http.server import HttpServer
 from services.router.edge.settings import EdgeSettings
@@ -45,6 +45,7 @@ class Edge:
     client: httpx.AsyncClient
     openai: openai.AsyncOpenAI
     channel: grpc.aio.Channel
+    grpc_address: str  # host:port
 
     def says(self, text: str, **options: object) -> None:
         """From now on every request is answered with `text`."""
@@ -102,11 +103,18 @@ async def start_edge(edge_tokenizer: Tokenizer) -> AsyncIterator[StartEdge]:
             options = EdgeSettings(**settings)  # type: ignore[arg-type]
             input_processor = make_input_processor(core, tokenizer, options)
             app = build_app(input_processor, options, lambda: b"tandem_up 1\n", cluster_status)
-            http = HttpServer("127.0.0.1:0", app)
+            http = HttpServer("127.0.0.1:0", app, options.limits, options.tls)
             await http.start()
             stack.push_async_callback(http.stop, 0)
             servicer = InferenceServicer(input_processor, options, cluster_status, explain)
-            rpc = RpcServer("127.0.0.1:0", servicer.register, (SERVICE_NAME,))
+            rpc = RpcServer(
+                "127.0.0.1:0",
+                servicer.register,
+                (SERVICE_NAME,),
+                options=server_options(options.limits),
+                max_calls=options.limits.max_grpc_calls,
+                credentials=options.tls.server_credentials(),
+            )
             await rpc.start()
             stack.push_async_callback(rpc.stop, 0)
             url = f"http://{http.address}"
@@ -115,14 +123,14 @@ async def start_edge(edge_tokenizer: Tokenizer) -> AsyncIterator[StartEdge]:
             sdk = await stack.enter_async_context(
                 openai.AsyncOpenAI(
                     base_url=f"{url}/v1",
-                    api_key=options.api_keys[0] if options.api_keys else "none",
+                    api_key=settings["api_keys"][0] if "api_keys" in settings else "none",
                     max_retries=0,
                     timeout=DEADLINE_S,
                     http_client=openai.DefaultAsyncHttpxClient(verify=False),
                 )
             )
             grpc_channel = await stack.enter_async_context(channel(rpc.address))
-            return Edge(core, tokenizer, http, client, sdk, grpc_channel)
+            return Edge(core, tokenizer, http, client, sdk, grpc_channel, rpc.address)
 
         yield start
 

@@ -94,8 +94,7 @@ async def test_a_worker_that_dies_is_told_and_the_rest_goes_on(
 ) -> None:
     with running(spec, commands) as (screen, command):
         await screen.shows("Serving.")
-        pid = int(commands.routed["decode"]["decode-0"].rpartition(":")[2])
-        os.kill(pid, signal.SIGKILL)
+        os.kill(commands.pid("decode-0"), signal.SIGKILL)
         err = ""
         while "decode-0 ended (SIGKILL)" not in err:
             await asyncio.sleep(0.01)
@@ -103,6 +102,27 @@ async def test_a_worker_that_dies_is_told_and_the_rest_goes_on(
         assert not command.done()
         os.kill(os.getpid(), signal.SIGINT)
         assert await command == 0
+
+
+async def test_a_restart_is_shown(spec: ClusterSpec, commands: FakeCommands) -> None:
+    with running(replace(spec, restart=True), commands) as (screen, command):
+        await screen.shows("Serving.")
+        os.kill(commands.pid("prefill-0"), signal.SIGKILL)
+        await screen.shows("prefill-0 is back after")
+        os.kill(os.getpid(), signal.SIGINT)
+        assert await command == 0
+    logged = (spec.log_dir / "supervisor.log").read_text()
+    for line in ("prefill-0 started, process", "prefill-0 ended (SIGKILL): starting again", "prefill-0 is back after"):
+        assert line in logged
+
+
+async def test_a_router_that_dies_again_and_again_ends_the_command(spec: ClusterSpec, commands: FakeCommands) -> None:
+    commands.behaviours["router"] = "router that starts once"
+    with running(replace(spec, restart=True), commands) as (screen, command):
+        await screen.shows("Serving.")
+        os.kill(commands.pid("router"), signal.SIGKILL)
+        with pytest.raises(WorkerLost, match="the port is taken"):
+            await asyncio.wait_for(command, 20.0)
 
 
 async def test_without_its_router_the_cluster_is_stopped(spec: ClusterSpec, commands: FakeCommands) -> None:

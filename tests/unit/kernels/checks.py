@@ -128,7 +128,8 @@ def check_prefill_tiles(
     plan: list[tuple[int, int]], *, rows: int, tile: int, window: int | None, device: str = "cpu", **shape: Any
 ) -> None:
     """Chunks with chosen tiles, single tokens left alone."""
-    from shared.kernels.attention.prefill.launch import PrefillConfig, prefill_attention
+    from shared.kernels.attention.prefill.configs import PrefillConfig
+    from shared.kernels.attention.prefill.launch import prefill_attention
 
     case = AttentionCase(plan, device=device, **shape)
     output = torch.full_like(case.query, float("nan"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,40 +18,93 @@ from shared.kernels.sampling.rows import SamplingRows
 
 from .checks import triton_kernels
 
-SHARED_MEMORY_BYTES = 227 * 1024  # what a program may take on compute capability 9.0
+
+@dataclass(frozen=True)
+class Target:
+    """A GPU to compile for."""
+
+    arch: str  # as `shared.kernels.device.DeviceLimits` names it
+    shared_bytes: int  # what a program may take there
+
+    @property
+    def is_amd(self) -> bool:
+        return self.arch.startswith("gfx")
+
+
+TARGETS = {
+    target.arch: target
+    for target in (
+        Target("sm_80", 163 * 1024),
+        Target("sm_86", 99 * 1024),
+        Target("sm_89", 99 * 1024),
+        Target("sm_90", 227 * 1024),
+        Target("sm_100", 227 * 1024),
+        Target("sm_120", 99 * 1024),
+        Target("gfx942", 64 * 1024),
+    )
+}
+"""Shared memory by NVIDIA's programming guide (compute capabilities) and AMD's CDNA3 manual (LDS)."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """One kernel as it would run on compute capability 9.0."""
+    """One kernel as it would run on its target."""
 
     name: str
     registers: int
     stack_bytes: int  # spilled registers
     shared_bytes: int
-    num_matrix_instructions: int
-    num_wide_matrix_instructions: int  # those of a whole warp group
-    num_async_copies: int  # of 16 bytes, from global to shared memory
+    code: str  # PTX, or AMD's assembly
+
+    @property
+    def num_matrix_instructions(self) -> int:
+        return sum(self.code.count(name) for name in ("mma.sync", "wgmma.mma_async", "tcgen05.mma", "v_mfma"))
+
+    @property
+    def num_async_copies(self) -> int:
+        """Of 16 bytes, from global to shared memory."""
+        return self.code.count("cp.async.cg")
 
 
 class _AbsentDevice:
     """What the launch path asks a driver before it has compiled."""
 
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
     def get_current_target(self) -> Any:
         from triton.backends.compiler import GPUTarget
 
-        return GPUTarget("cuda", 90, 32)
+        if self._target.is_amd:
+            return GPUTarget("hip", self._target.arch, 64)
+        return GPUTarget("cuda", int(self._target.arch.removeprefix("sm_")), 32)
 
-    def get_current_device(self) -> int:
+    def get_current_device(self) -> str:
+        return self._target.arch  # the key of Triton's cache of a device's kernels
+
+    def get_current_stream(self, device: str) -> int:
         return 0
 
-    def get_current_stream(self, device: int) -> int:
-        return 0
 
-
-def _collect(calls: Any) -> list[Compiled]:
-    """Runs `calls` with every launch stopped after its compilation."""
+@contextmanager
+def _absent(target: Target) -> Iterator[None]:
+    """The launchers take `target` for the device that they launch on."""
     from triton.runtime.driver import driver
+
+    from shared.kernels import device
+
+    kept = device.device_limits
+    driver.set_active(_AbsentDevice(target))
+    limits = device.DeviceLimits(target.arch, target.shared_bytes, num_multiprocessors=132)
+    device.device_limits = lambda _device: limits
+    try:
+        yield
+    finally:
+        device.device_limits = kept
+
+
+def collect(calls: Callable[[], object], target: Target) -> list[Compiled]:
+    """Runs `calls` with every launch stopped after its compilation."""
     from triton.runtime.jit import JITFunction
 
     found: dict[int, Compiled] = {}
@@ -57,16 +112,42 @@ def _collect(calls: Any) -> list[Compiled]:
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
-        found[id(kernel)] = _inspect(self.fn.__name__, kernel)
+        found[id(kernel)] = (_inspect_amd if target.is_amd else _inspect)(self.fn.__name__, kernel)
         return kernel
 
-    driver.set_active(_AbsentDevice())
     JITFunction.run = compile_only
     try:
-        calls()
+        with _absent(target):
+            calls()
     finally:
         JITFunction.run = run
     return list(found.values())
+
+
+def count_specialisations(calls: Callable[[], object]) -> dict[str, int]:
+    """How many different kernels each Triton function would be compiled to by `calls`; compiles none."""
+    from triton import knobs
+    from triton.runtime.jit import JITFunction
+
+    keys: dict[str, set[str]] = {}
+    run = JITFunction.run
+
+    def note(*, key: Any, fn: Any, **_: Any) -> bool:
+        keys.setdefault(fn.jit_function.fn.__name__, set()).add(str(key))
+        return True  # as if it had been compiled elsewhere
+
+    def look_up_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        return run(self, *args, grid=grid, warmup=True, **kwargs)
+
+    kept, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, note
+    JITFunction.run = look_up_only
+    try:
+        with _absent(TARGETS["sm_90"]):
+            calls()
+    finally:
+        knobs.runtime.jit_cache_hook = kept
+        JITFunction.run = run
+    return {name: len(found) for name, found in keys.items()}
 
 
 def _inspect(name: str, kernel: Any) -> Compiled:
@@ -80,11 +161,16 @@ def _inspect(name: str, kernel: Any) -> Compiled:
         usage = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
     match = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert match is not None, usage
-    code = kernel.asm["ptx"]
-    return Compiled(
-        name, int(match[1]), int(match[2]), kernel.metadata.shared,
-        code.count("mma.sync"), code.count("wgmma.mma_async"), code.count("cp.async.cg"),
-    )  # fmt: skip
+    return Compiled(name, int(match[1]), int(match[2]), kernel.metadata.shared, kernel.asm["ptx"])
+
+
+def _inspect_amd(name: str, kernel: Any) -> Compiled:
+    code = kernel.asm["amdgcn"]
+    registers = re.search(r"\.vgpr_count:\s+(\d+)", code)
+    stack = re.search(r"\.private_segment_fixed_size:\s+(\d+)", code)
+    assert registers is not None
+    assert stack is not None
+    return Compiled(name, int(registers[1]), int(stack[1]), kernel.metadata.shared, code)
 
 
 def compile_attention(
@@ -94,6 +180,7 @@ def compile_attention(
     window: int | None,
     dtype: torch.dtype,
     kv_dtype: torch.dtype | None = None,
+    arch: str = "sm_90",
 ) -> list[Compiled]:
     """Decode attention with its merge, then prefill attention with long chunks and with short ones."""
 
@@ -106,10 +193,10 @@ def compile_attention(
             kv_blocks = torch.zeros(1, 2, 2, 2, block_size, head_dim, dtype=kv_dtype or dtype)
             triton_kernels().paged_attention(query, kv_blocks, 1, batch, scale=0.1, window=window)
 
-    return _collect(calls)
+    return collect(calls, TARGETS[arch])
 
 
-def compile_the_rest(dtype: torch.dtype) -> list[Compiled]:
+def compile_the_rest(dtype: torch.dtype, arch: str = "sm_90") -> list[Compiled]:
     """Every other kernel, at the sizes of an 8B model."""
 
     def calls() -> None:
@@ -131,4 +218,4 @@ def compile_the_rest(dtype: torch.dtype) -> list[Compiled]:
         rows = SamplingRows.from_lists([1.0], [0], [1.0], [0.0], [1], [2])
         kernels.sample_tokens(torch.zeros(1, 128_256), rows)
 
-    return _collect(calls)
+    return collect(calls, TARGETS[arch])

@@ -7,7 +7,18 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from loadtest.bench.kernels.measure import GOALS, Case, Goal, Limits, Result, all_cases, measure, rows, verdicts
+from loadtest.bench.kernels.measure import (
+    GOALS,
+    Case,
+    Goal,
+    Limits,
+    Result,
+    all_cases,
+    measure,
+    measure_each,
+    rows,
+    verdicts,
+)
 
 from .conftest import Run
 
@@ -41,6 +52,23 @@ def test_goals_are_met_or_missed_where_they_were_measured() -> None:
     for share, word in ((goal.share, "met"), (goal.share - 0.01, "missed")):
         (line,) = verdicts([Result(goal.op, goal.shape, 1.0, 1.0, "GB/s", share), Result("x", "y", 1, 1, "GB/s", 1)])
         assert line.startswith(f"{word}: {goal.op}")
+
+
+def test_each_line_is_out_before_the_next_case_and_a_failure_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    def break_down() -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    def third() -> None:
+        printed = capsys.readouterr().out
+        assert "one, 8: 1.0 µs, 4,000 GB/s, 100% of the limit" in printed
+        assert "failed: two, 8\n" in printed
+        assert "not permitted when stream is capturing" in printed
+
+    runs = {"one": lambda: None, "two": break_down, "three": third}
+    cases = [Case(name, "8", run, num_bytes=4_000_000) for name, run in runs.items()]
+    results, failed = measure_each(cases, LIMITS, clock(1e-6))
+    assert [result.op for result in results] == ["one", "three"]
+    assert failed == ["two, 8"]
 
 
 def run_small_cases() -> list[str]:

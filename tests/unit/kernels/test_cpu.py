@@ -1,29 +1,23 @@
-"""The C++ kernels against their torch references, and what is said where they cannot be had."""
+"""The C++ kernels between the products against their torch references, with every instruction set."""
 
 from __future__ import annotations
-
-import logging
-import re
 
 import pytest
 import torch
 
-from shared.errors import ConfigError
 from shared.kernels import cpu_backend
-from shared.kernels.cpu import build
-from shared.kernels.registry import choose_kernels
 from shared.kernels.torch_backend import TorchKernels
 
 from .attention_case import LAYER, AttentionCase
 from .cpu_case import DTYPES, close, random
-from .packings import needs_library
+from .isas import ISAS, needs_library
 
 REFERENCE = TorchKernels()
 
 
-@pytest.fixture(scope="module")
-def cpu() -> cpu_backend.CpuKernels:
-    return cpu_backend.CpuKernels()
+@pytest.fixture(scope="module", params=ISAS)
+def cpu(request: pytest.FixtureRequest) -> cpu_backend.CpuKernels:
+    return cpu_backend.CpuKernels(request.param)
 
 
 @needs_library
@@ -76,6 +70,7 @@ PLANS = {
     "decodes": [(1, 1), (1, 2), (1, 16), (1, 17), (1, 130)],
     "prompts": [(1, 1), (33, 33), (64, 64), (65, 65), (7, 7)],
     "chunks": [(5, 40), (1, 90), (64, 200), (31, 63), (40, 41)],
+    "long": [(40, 600), (280, 281), (3, 513)],
 }
 
 
@@ -112,48 +107,3 @@ def test_threads_do_not_change_a_result(cpu):
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*results)
-
-
-@pytest.mark.parametrize(
-    ("broken", "reason"),
-    [
-        ({"_cpu_flags": lambda: frozenset({"sse2"})}, "the processor lacks avx512f"),
-        ({"shutil": type("Nothing", (), {"which": staticmethod(lambda name: None)})}, "g++ is not installed"),
-    ],
-)
-def test_without_processor_or_compiler_the_reason_is_given_and_torch_serves(monkeypatch, caplog, broken, reason):
-    if "shutil" in broken:
-        monkeypatch.setattr(build, "_cpu_flags", lambda: frozenset(build.NEEDED_FLAGS))
-    for name, value in broken.items():
-        monkeypatch.setattr(build, name, value)
-    with pytest.raises(ConfigError, match=re.escape(reason)):
-        choose_kernels("cpu", torch.float32, "cpu")
-    with caplog.at_level(logging.WARNING):
-        assert choose_kernels("cpu", torch.float32).name == "torch"
-    assert "'cpu' passed over" in caplog.text
-
-
-@needs_library
-def test_the_library_is_compiled_once(monkeypatch, tmp_path):
-    compiled = []
-    monkeypatch.setattr(build, "_cache_folder", lambda: tmp_path / "cache")
-    monkeypatch.setattr(build, "_compile", lambda compiler, target: (compiled.append(target), target.touch()))
-    assert build.library() == build.library()
-    assert len(compiled) == 1
-
-
-@needs_library
-def test_what_the_compiler_says_is_the_reason(monkeypatch, tmp_path):
-    (tmp_path / "broken.cpp").write_text("#error no such thing\n")
-    monkeypatch.setattr(build, "SOURCE", tmp_path)
-    monkeypatch.setattr(build, "_cache_folder", lambda: tmp_path / "cache")
-    with pytest.raises(build.CannotBuild, match=r"g\+\+ failed"):
-        build.library()
-    assert not list((tmp_path / "cache").glob("*.so"))
-
-
-@needs_library
-def test_fp16_is_left_to_torch():
-    with pytest.raises(ConfigError, match=r"float32 and bfloat16, not in torch.float16"):
-        choose_kernels("cpu", torch.float16, "cpu")
-    assert choose_kernels("cpu", torch.float16).name == "torch"

@@ -13,7 +13,7 @@ from shared.kernels.cpu.layer_stack import CpuLayerStack
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
 
-from .packings import PACKINGS, forced, needs_library
+from .isas import every_isa, needs_library
 
 pytestmark = needs_library
 
@@ -41,6 +41,7 @@ def pool(decoder: Decoder) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(decoder.dtype)
 
 
+@every_isa
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("architecture", "extra"), [("LlamaForCausalLM", {}), ("Qwen2ForCausalLM", {}), ("Qwen3ForCausalLM", WINDOWED)]
@@ -48,12 +49,11 @@ def pool(decoder: Decoder) -> torch.Tensor:
 @pytest.mark.parametrize(
     "rows", [ENDS, ENDS[::-1], [39, 46], [], [3, 20, 39], list(range(47)), [0, 7, 20, 33, 39, 41]], ids=str
 )
-def test_the_stack_gives_what_the_ops_give(tmp_path: Path, architecture, extra, dtype, rows):
+def test_the_stack_gives_what_the_ops_give(tmp_path: Path, isa, architecture, extra, dtype, rows):
     write_random_checkpoint(
         tmp_path, architecture, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=32, extra_config=extra
     )
-    with forced("panels"):
-        stacked = Decoder.load(tmp_path, dtype, "cpu", kernels="cpu")
+    stacked = Decoder.load(tmp_path, dtype, "cpu", kernels=f"cpu:{isa}")
     assert isinstance(stacked._stack, CpuLayerStack)
     one_by_one = stacked.op_by_op(stacked.kernels)
     token_ids, positions, batch = step()
@@ -69,15 +69,15 @@ def test_the_stack_gives_what_the_ops_give(tmp_path: Path, architecture, extra, 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("packing", PACKINGS)
-def test_every_packing_gives_the_logits_of_torch(tmp_path: Path, packing, dtype):
+@every_isa
+def test_every_instruction_set_gives_the_logits_of_torch(tmp_path: Path, isa, dtype):
     write_random_checkpoint(tmp_path, "Qwen2ForCausalLM", num_layers=3, num_heads=4, num_kv_heads=2, head_dim=32)
     expected_by = Decoder.load(tmp_path, dtype, "cpu", kernels="torch")
     token_ids, positions, batch = step()
     logit_rows = torch.tensor(ENDS, dtype=torch.int64)
     found_pool, expected_pool = pool(expected_by), pool(expected_by)
-    with forced(packing), torch.inference_mode():
-        found_by = Decoder.load(tmp_path, dtype, "cpu", kernels="cpu")
+    found_by = Decoder.load(tmp_path, dtype, "cpu", kernels=f"cpu:{isa}")
+    with torch.inference_mode():
         found = found_by.forward(token_ids, positions, found_pool, batch, logit_rows)
         expected = expected_by.forward(token_ids, positions, expected_pool, batch, logit_rows)
     tolerance = 2e-5 if dtype == torch.float32 else 5e-2

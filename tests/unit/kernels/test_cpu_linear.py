@@ -1,45 +1,27 @@
-"""Linear layers of the C++ kernels, whichever layout a processor's features choose for the weights."""
+"""Linear layers of the C++ kernels, with every instruction set."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.kernels.cpu.linear import OneDnnLinear, PanelLinear, TightLinear
 from shared.kernels.cpu_backend import CpuKernels
 
 from .cpu_case import DTYPES, close, random, uneven_weight
-from .packings import PACKINGS, forced, needs_library
+from .isas import ISAS, needs_library
 
 pytestmark = needs_library
 
 ROWS = (1, 2, 3, 4, 11, 12, 13, 36, 37, 300)
-FLUSHED = torch.finfo(torch.bfloat16).tiny if torch.cpu._is_avx512_bf16_supported() else 0.0
-"""Instructions that multiply bf16 take numbers below the smallest normal one for 0."""
+FLUSHED = torch.finfo(torch.bfloat16).tiny
+"""Instructions that multiply bf16 may take numbers below the smallest normal one for 0."""
 
 
-@pytest.fixture(scope="module", params=PACKINGS)
-def packing(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def cpu(packing: str) -> Iterator[CpuKernels]:
-    with forced(packing):
-        yield CpuKernels()
-
-
-def test_each_packing_is_the_one_it_names(cpu: CpuKernels, packing: str) -> None:
-    linear = cpu.make_linear(random(96, 64, dtype=torch.bfloat16), None, own=True)
-    assert isinstance(linear, OneDnnLinear) == (packing == "onednn")
-    if packing == "plain":
-        assert isinstance(linear, PanelLinear)
-    if packing == "panels":
-        assert isinstance(linear, TightLinear) == bool(cpu.library.tandem_reads_tight())
+@pytest.fixture(scope="module", params=ISAS)
+def cpu(request: pytest.FixtureRequest) -> CpuKernels:
+    return CpuKernels(request.param)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

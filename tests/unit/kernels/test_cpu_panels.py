@@ -11,16 +11,16 @@ from shared.kernels.cpu.packing import fits_panels
 from shared.kernels.cpu_backend import CpuKernels
 
 from .cpu_case import DTYPES, close, random, uneven_weight
-from .packings import needs_library
+from .isas import ISAS, needs_library
 
 pytestmark = needs_library
 
 ROWS = (1, 2, 3, 4, 11, 12, 13, 36, 37, 300)
 
 
-@pytest.fixture(scope="module")
-def cpu() -> CpuKernels:
-    return CpuKernels()
+@pytest.fixture(scope="module", params=ISAS)
+def cpu(request: pytest.FixtureRequest) -> CpuKernels:
+    return CpuKernels(request.param)
 
 
 def packed(cpu: CpuKernels, weight: Tensor) -> PackedLinear:
@@ -35,7 +35,7 @@ def plain_panels(cpu: CpuKernels, weight: Tensor) -> PanelLinear:
 def tightened(cpu: CpuKernels, weight: Tensor) -> TightLinear:
     """Its memory is changed."""
     if not cpu.library.tandem_reads_tight():
-        pytest.skip("this processor multiplies pairs of bf16, from plain panels")
+        pytest.skip("AVX512-BF16 multiplies pairs, from plain panels")
     linear = packed(cpu, weight)
     assert isinstance(linear, TightLinear), "the panels are plain"
     return linear

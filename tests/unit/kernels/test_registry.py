@@ -12,6 +12,7 @@ import torch
 
 from shared.errors import ConfigError
 from shared.kernels import registry
+from shared.kernels.device import DeviceLimits
 from shared.kernels.registry import Backend, choose_kernels
 from shared.kernels.torch_backend import TorchKernels
 
@@ -53,6 +54,17 @@ def refuse_bfloat16_while_interpreting() -> str:
 
 def test_the_interpreter_is_refused_for_bfloat16(interpreted: Run) -> None:
     assert "bfloat16" in interpreted(refuse_bfloat16_while_interpreting)
+
+
+@needs_triton
+def test_a_gpu_with_too_little_shared_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    for shared_bytes, expected in ((64 * 1024, "needs 101376"), (99 * 1024, None)):
+        limits = DeviceLimits("sm_89", shared_bytes, num_multiprocessors=58)
+        monkeypatch.setattr(registry, "device_limits", lambda device, limits=limits: limits)
+        (triton,) = (backend for backend in registry.backends() if backend.name == "triton")
+        reason = triton.refusal(torch.device("cuda"), torch.bfloat16)
+        assert (reason is None) if expected is None else (reason is not None and expected in reason)
 
 
 def test_auto_passes_over_who_refuses_and_says_why(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.kernels.sampling.philox import uniform as engine_uniform
-from shared.kernels.sampling.reference import sample_tokens, uniform
+from shared.kernels.sampling.reference import sample_tokens, uniform, uniform_on_device
 from shared.kernels.sampling.rows import SamplingRows
 
 from .sampling_case import SamplingCase, broken_rows
@@ -38,6 +38,14 @@ def test_random_numbers_equal_the_engines() -> None:
     pairs = [(choose.getrandbits(64), choose.getrandbits(40)) for _ in range(200)] + [(2**64 - 1, 0)]
     rows = SamplingRows.from_lists([1.0] * 201, [0] * 201, [1.0] * 201, [0.0] * 201, *zip(*pairs, strict=True))
     assert uniform(rows.seeds, rows.positions).tolist() == [engine_uniform(*pair) for pair in pairs]
+    assert uniform_on_device(rows.seeds, rows.positions).tolist() == [engine_uniform(*pair) for pair in pairs]
+
+
+def test_the_reference_never_waits_for_its_device() -> None:
+    """On a device a copy to the host would break a graph's capture; the meta device has no values to copy."""
+    case = SamplingCase(3, 10, 0)
+    rows = SamplingRows(*(tensor.to("meta") for tensor in vars(case.rows).values()))
+    assert sample_tokens(case.logits.to("meta"), rows).shape == (3,)
 
 
 def test_wrong_shapes_and_dtypes_are_refused() -> None:

@@ -6,10 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.kernels.attention.decode.splits import DecodeConfig, decode_config, decode_grid
+from shared.kernels.device import DeviceLimits
+
+H100 = DeviceLimits("sm_90", 227 * 1024, num_multiprocessors=132)
 
 
 def parts_of(kv_lens: list[int], num_items: int, config: DecodeConfig) -> list[int]:
-    """The kernel's schedule (`plan_parts`), without a window."""
+    """The kernel's schedule (`plan_decode_items`), without a window."""
     tiles = [-(-kv_len // config.tile) for kv_len in kv_lens]
     longest = max(-(-sum(tiles) // num_items), config.min_tiles)
     part_tiles = [max(1, -(-count // max(1, -(-count // longest)))) for count in tiles]
@@ -41,12 +44,12 @@ def test_parts_fit_the_grid_whatever_the_lengths(
 
 
 def test_a_long_sequence_alone_fills_the_device() -> None:
-    config = decode_config(head_dim=128, element_bytes=2)
+    config = decode_config(head_dim=128, element_bytes=2, limits=H100)
     grid = decode_grid(1, 131_072, 8, 132, config)
     assert 8 * parts_of([131_072], grid.num_items, config)[0] >= 4 * 132
 
 
 def test_short_sequences_stay_whole() -> None:
-    config = decode_config(head_dim=128, element_bytes=2)
+    config = decode_config(head_dim=128, element_bytes=2, limits=H100)
     grid = decode_grid(4, 4096, 8, 132, config)
     assert parts_of([200] * 4, grid.num_items, config) == [1] * 4

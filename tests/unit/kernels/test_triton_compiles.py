@@ -1,4 +1,4 @@
-"""Every Triton kernel compiled for compute capability 9.0, as far as that shows without such a device."""
+"""Triton's kernels compiled ahead of time for several GPUs: registers, shared memory and instructions."""
 
 from __future__ import annotations
 
@@ -6,31 +6,75 @@ import pytest
 import torch
 
 from . import compiling
-from .compiling import SHARED_MEMORY_BYTES, Compiled
+from .compiling import TARGETS, Compiled
 from .conftest import Run
 
-pytestmark = [pytest.mark.sweep, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
+
+ATTENTION = {"plan_decode_items", "decode_parts", "plan_prefill_items", "prefill_tiles"}
+THE_REST = {
+    "rms_norm_rows", "silu_mul_tiles", "rotate_and_write_heads", "copy_blocks", "checksum_stretches", "sample_rows",
+}  # fmt: skip
+MATRIX_INSTRUCTIONS = {
+    "sm_80": "mma.sync",
+    "sm_86": "mma.sync",
+    "sm_89": "mma.sync",
+    "sm_90": "wgmma.mma_async",
+    "sm_100": "tcgen05.mma",
+    "sm_120": "mma.sync",
+    "gfx942": "v_mfma",
+}
+SWEPT = pytest.mark.sweep
 
 
 def by_name(kernels: list[Compiled]) -> dict[str, list[Compiled]]:
     return {name: [kernel for kernel in kernels if kernel.name == name] for name in {k.name for k in kernels}}
 
 
-def test_attention_of_an_8b_model_uses_the_matrix_units_and_spills_nothing(compiled: Run) -> None:
-    kernels = compiled(compiling.compile_attention, 128, 4, 16, None, torch.bfloat16)
+def assert_attention_fits(kernels: list[Compiled], arch: str) -> None:
+    assert set(by_name(kernels)) == ATTENTION
+    assert all(kernel.shared_bytes <= TARGETS[arch].shared_bytes for kernel in kernels)
+
+
+@pytest.mark.parametrize(
+    "arch",
+    [
+        pytest.param("sm_80", marks=SWEPT),
+        pytest.param("sm_86", marks=SWEPT),
+        pytest.param("sm_89", marks=pytest.mark.slow),
+        pytest.param("sm_90", marks=pytest.mark.slow),
+        pytest.param("sm_100", marks=SWEPT),
+        pytest.param("sm_120", marks=SWEPT),
+        pytest.param("gfx942", marks=pytest.mark.slow),
+    ],
+)
+def test_attention_of_an_8b_model_uses_the_matrix_units_and_spills_nothing(compiled: Run, arch: str) -> None:
+    kernels = compiled(compiling.compile_attention, 128, 4, 16, None, torch.bfloat16, arch=arch)
+    assert_attention_fits(kernels, arch)
+    assert [(kernel.name, kernel.stack_bytes) for kernel in kernels if kernel.stack_bytes] == []
     named = by_name(kernels)
-    assert set(named) == {"decode_parts", "merge_parts", "prefill_tiles"}
-    assert all(kernel.stack_bytes == 0 for kernel in kernels)
     (decode,) = named["decode_parts"]
     assert decode.num_matrix_instructions > 0
-    assert decode.num_async_copies > 0
-    assert 3 * decode.shared_bytes <= SHARED_MEMORY_BYTES  # three parts side by side
     for prefill in named["prefill_tiles"]:
-        assert prefill.num_wide_matrix_instructions > 0
-        assert prefill.num_async_copies > 0
-        assert prefill.shared_bytes <= SHARED_MEMORY_BYTES
+        assert MATRIX_INSTRUCTIONS[arch] in prefill.code
+    assert len(named["prefill_tiles"]) == 2
+    if not TARGETS[arch].is_amd:
+        assert all(kernel.num_async_copies > 0 for kernel in (decode, *named["prefill_tiles"]))
+        # The ticket of a sequence's parts: released after all threads' stores, acquired before the merge's loads.
+        assert decode.code.count("atom.global.gpu.acq_rel.add") + decode.code.count("atom.acq_rel.gpu.global.add") == 1
 
 
+@SWEPT
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_several_parts_of_a_decode_share_a_multiprocessor(compiled: Run, arch: str) -> None:
+    kernels = compiled(compiling.compile_attention, 128, 4, 16, None, torch.bfloat16, arch=arch)
+    (decode,) = by_name(kernels)["decode_parts"]
+    side_by_side = 2 if arch == "sm_80" else 3
+    assert side_by_side * decode.shared_bytes <= TARGETS[arch].shared_bytes
+
+
+@SWEPT
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90", "sm_100", "gfx942"])
 @pytest.mark.parametrize(
     ("head_dim", "group", "block_size", "window", "dtype"),
     [
@@ -44,23 +88,23 @@ def test_attention_of_an_8b_model_uses_the_matrix_units_and_spills_nothing(compi
     ],
 )
 def test_attention_of_every_head_size_compiles_and_fits(
-    compiled: Run, head_dim: int, group: int, block_size: int, window: int | None, dtype: torch.dtype
+    compiled: Run, head_dim: int, group: int, block_size: int, window: int | None, dtype: torch.dtype, arch: str
 ) -> None:
-    kernels = compiled(compiling.compile_attention, head_dim, group, block_size, window, dtype)
-    assert set(by_name(kernels)) == {"decode_parts", "merge_parts", "prefill_tiles"}
-    assert all(kernel.shared_bytes <= SHARED_MEMORY_BYTES for kernel in kernels)
+    kernels = compiled(compiling.compile_attention, head_dim, group, block_size, window, dtype, arch=arch)
+    assert_attention_fits(kernels, arch)
 
 
+@SWEPT
 def test_attention_over_narrow_kv_compiles_and_fits(compiled: Run) -> None:
     kernels = compiled(compiling.compile_attention, 128, 4, 16, None, torch.float32, torch.bfloat16)
-    assert set(by_name(kernels)) == {"decode_parts", "merge_parts", "prefill_tiles"}
-    assert all(kernel.shared_bytes <= SHARED_MEMORY_BYTES for kernel in kernels)
+    assert_attention_fits(kernels, "sm_90")
 
 
+@SWEPT
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90", "sm_100", "gfx942"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_the_other_kernels_compile_without_spills(compiled: Run, dtype: torch.dtype) -> None:
-    kernels = compiled(compiling.compile_the_rest, dtype)
-    assert set(by_name(kernels)) == {
-        "rms_norm_rows", "silu_mul_tiles", "rotate_and_write_heads", "copy_blocks", "checksum_stretches", "sample_rows",
-    }  # fmt: skip
-    assert all(kernel.stack_bytes == 0 for kernel in kernels)
+def test_the_other_kernels_compile_without_spills(compiled: Run, dtype: torch.dtype, arch: str) -> None:
+    kernels = compiled(compiling.compile_the_rest, dtype, arch)
+    assert set(by_name(kernels)) == THE_REST
+    assert all(kernel.shared_bytes <= TARGETS[arch].shared_bytes for kernel in kernels)
+    assert [(kernel.name, kernel.stack_bytes) for kernel in kernels if kernel.stack_bytes] == []

@@ -46,6 +46,13 @@ class Readyz(http.server.BaseHTTPRequestHandler):
 
 signal.signal(signal.SIGTERM, on_term)
 note("start")
+with open(f"{journal}.pids", "a") as file:
+    file.write(f"{name} {os.getpid()}\n")
+with open(journal) as file:
+    num_starts = file.read().splitlines().count(f"{name} start")
+if behaviour.endswith("starts once") and num_starts > 1:
+    emit(event="error", kind="ConfigError", message="the port is taken", field="bind")
+    sys.exit(2)
 if behaviour == "refuses":
     emit(event="error", kind="ModelLoadError", message="config.json has no model_type", field="model")
     sys.exit(2)

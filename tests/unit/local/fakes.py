@@ -59,6 +59,11 @@ class FakeCommands:
         self.routed = {role: dict(addresses) for role, addresses in workers.items()}
         return self.process("router", "router")
 
+    def pid(self, name: str) -> int:
+        """The latest process of that name."""
+        lines = Path(f"{self.journal}.pids").read_text().splitlines()
+        return int(next(line.split()[1] for line in reversed(lines) if line.split()[0] == name))
+
     def events(self) -> list[str]:
         """The journal's lines so far."""
         return self.journal.read_text().splitlines() if self.journal.exists() else []

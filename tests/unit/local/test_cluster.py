@@ -13,6 +13,7 @@ import pytest
 
 from services.local.cluster import LocalCluster
 from services.local.spec import ClusterSpec
+from services.local.supervisor import Died
 from shared.errors import ConfigError, DeadlineExceeded, ModelLoadError
 from shared.process_events import Progress
 from tests.unit.local.fakes import FakeCommands
@@ -26,9 +27,10 @@ async def test_everyone_is_told_where_the_others_are(spec: ClusterSpec, commands
         assert commands.redis_url.startswith("unix:///")
         assert len(commands.kvstores) == 1  # bound by the store, told to workers and router
         assert commands.routed == {
-            "prefill": {name: f"127.0.0.1:{cluster.children[name].pid}" for name in ("prefill-0", "prefill-1")},
-            "decode": {"decode-0": f"127.0.0.1:{cluster.children['decode-0'].pid}"},
+            "prefill": {plan.name: plan.address for plan in commands.workers[:2]},
+            "decode": {"decode-0": commands.workers[2].address},
         }
+        assert len({plan.address for plan in commands.workers} | commands.kvstores) == 4
         assert cluster.http.startswith("127.0.0.1:")
         assert cluster.grpc == "127.0.0.1:2"
         assert all(child.log_path.parent == spec.log_dir for child in cluster.children.values())
@@ -124,9 +126,11 @@ async def test_a_router_that_never_reaches_its_workers_says_why(spec: ClusterSpe
 async def test_a_child_that_ends_by_itself_is_reported(spec: ClusterSpec, commands: FakeCommands) -> None:
     async with LocalCluster(spec, commands=commands) as cluster:
         os.kill(cluster.children["decode-0"].pid, signal.SIGKILL)
-        child = await asyncio.wait_for(cluster.next_exit(), 20.0)
-        assert child.name == "decode-0"
-        assert child.exit_text() == "SIGKILL"
+        death = await asyncio.wait_for(cluster.next_change(), 20.0)
+        assert isinstance(death, Died)
+        assert death.name == "decode-0"
+        assert death.how == "SIGKILL"
+        assert death.again_in_s is None  # the spec does not ask for it
         assert cluster.children["router"].returncode is None
 
 

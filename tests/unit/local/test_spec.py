@@ -10,6 +10,8 @@ import pytest
 
 from services.local.commands import TandemCommands, WorkerPlan, plan_workers
 from services.local.spec import ClusterSpec
+from services.worker.settings import WorkerSettings
+from shared.config import load_settings
 from shared.errors import ConfigError
 
 
@@ -28,6 +30,13 @@ from shared.errors import ConfigError
         ("grpc", {"grpc": "localhost:x"}),
         ("num_kv_blocks", {"num_kv_blocks": -1}),
         ("max_model_len", {"max_model_len": -1}),
+        ("device", {"device": "gpu"}),
+        ("device", {"device": "cuda:"}),
+        ("device", {"device": "cuda:0,"}),
+        ("device", {"device": "cuda:0,1,0"}),
+        ("device", {"device": "cuda:0,1,2"}),
+        ("gpu_memory", {"gpu_memory": 0.0}),
+        ("gpu_memory", {"gpu_memory": 1.1}),
     ],
 )
 def test_a_wrong_setting_is_named(field: str, settings: dict[str, Any]) -> None:
@@ -61,6 +70,36 @@ def test_a_worker_is_pinned_to_its_cores_with_a_thread_each() -> None:
     assert flags["--dtype"] == "fp32"
     assert flags["--kv-dtype"] == "bf16"
     assert flags["--kvstore"] == "127.0.0.1:9"
+
+
+def worker_flags(spec: ClusterSpec) -> list[dict[str, str]]:
+    num_workers = spec.num_prefill + spec.num_decode
+    plans = plan_workers(spec, [(core,) for core in range(num_workers)])
+    commands = [list(TandemCommands(spec).worker(plan, "127.0.0.1:9")) for plan in plans]
+    return [dict(zip(command[3::2], command[4::2], strict=True)) for command in commands]
+
+
+def test_gpus_are_dealt_in_turn_and_shared_by_the_workers_on_them() -> None:
+    spec = ClusterSpec(model=Path("m"), num_prefill=2, num_decode=1, device="cuda:3,1", gpu_memory=0.9)
+    flags = worker_flags(spec)
+    assert [item["--device"] for item in flags] == ["cuda:3", "cuda:1", "cuda:3"]
+    assert [item["--gpu-memory"] for item in flags] == ["0.45", "0.9", "0.45"]
+
+
+def test_one_gpu_is_divided_among_all_workers_without_passing_its_share() -> None:
+    spec = ClusterSpec(model=Path("m"), num_prefill=1, num_decode=2, device="cuda", gpu_memory=1.0)
+    flags = worker_flags(spec)
+    assert [item["--device"] for item in flags] == ["cuda:0"] * 3
+    assert 0.999 < sum(float(item["--gpu-memory"]) for item in flags) <= 1.0
+    for item in flags:
+        given = ["--name", "w", "--model", "m", "--device", item["--device"], "--gpu-memory", item["--gpu-memory"]]
+        assert load_settings(WorkerSettings, given).device == "cuda:0"
+
+
+def test_workers_on_the_cpu_are_told_no_share() -> None:
+    flags = worker_flags(ClusterSpec(model=Path("m")))
+    assert [item["--device"] for item in flags] == ["cpu", "cpu"]
+    assert all("--gpu-memory" not in item for item in flags)
 
 
 def test_a_collocated_router_is_given_decode_workers_alone() -> None:

@@ -1,12 +1,15 @@
-"""What a worker's dtypes may be."""
+"""What a worker's dtypes and device may be, and what follows from its role."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from services.worker.host import DTYPES, choose_kv_dtype
+from services.worker.host import DTYPES, check_device, choose_kv_dtype
+from services.worker.settings import WorkerSettings
+from shared.config import load_settings
 from shared.errors import ConfigError
+from shared.identity import WorkerRole
 
 
 @pytest.mark.parametrize("compute", DTYPES.values())
@@ -24,3 +27,50 @@ def test_a_pair_that_no_kernel_serves_is_refused_by_name(wanted: str, compute: s
     with pytest.raises(ConfigError, match=f"kv_dtype {wanted} is not supported .* only auto or {compute}") as caught:
         choose_kv_dtype(wanted, DTYPES[compute])
     assert caught.value.field == "kv_dtype"
+
+
+def settings(*flags: str) -> WorkerSettings:
+    return load_settings(WorkerSettings, ["--name", "w", "--model", "m", *flags])
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0", "cuda:11"])
+def test_a_device_is_the_cpu_or_a_gpu(device: str) -> None:
+    assert settings("--device", device).device == device
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("device", "gpu"),
+        ("device", "cuda:0,1"),
+        ("device", "cuda:-1"),
+        ("gpu_memory", "0"),
+        ("gpu_memory", "1.5"),
+        ("max_num_batched_tokens", "8"),
+        ("max_num_batched_tokens", "-1"),
+    ],
+)
+def test_a_wrong_setting_is_named(field: str, value: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        settings(f"--{field.replace('_', '-')}", value)
+    assert caught.value.field == field
+
+
+def test_a_gpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="device is cuda:1, but torch sees no CUDA device"):
+        check_device("cuda:1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    check_device("cuda:1")
+    with pytest.raises(ConfigError, match="device is cuda:2, but torch sees 2 CUDA devices"):
+        check_device("cuda:2")
+
+
+def test_prompts_on_a_gpu_are_cut_into_larger_chunks_where_no_answers_run() -> None:
+    def chunk(role: WorkerRole, *flags: str) -> int:
+        return settings(*flags).for_role(role).max_num_batched_tokens
+
+    assert chunk(WorkerRole.PREFILL, "--device", "cuda:1") == 8192
+    assert chunk(WorkerRole.PREFILL) == chunk(WorkerRole.DECODE) == chunk(WorkerRole.DECODE, "--device", "cuda") == 512
+    assert chunk(WorkerRole.PREFILL, "--device", "cuda", "--max-num-batched-tokens", "640") == 640

@@ -84,7 +84,10 @@ class Reply:
         if self.streaming:
             await self.events(b"data: " + error_json(error) + b"\n\n", last=True)
         else:
-            await self.json(error_json(error), status or error.http_status, error_headers(error))
+            headers = error_headers(error)
+            if status == 413:  # the rest of the body is dropped, and nothing can come behind it
+                headers = [*headers, (b"connection", b"close")]
+            await self.json(error_json(error), status or error.http_status, headers)
 
 
 @contextlib.asynccontextmanager

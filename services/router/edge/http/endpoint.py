@@ -13,10 +13,12 @@ from starlette.types import Receive, Scope, Send
 from services.router.edge.auth import ApiKeys
 from services.router.edge.http.connection import BodyTooLargeError, Reply, ended_by_disconnect, read_body
 from services.router.edge.http.errors import as_tandem_error
+from services.router.edge.http.json_size import check_json_size
 from services.router.edge.http.parsed_request import BodyWriter, ParsedRequest, StreamWriter
 from services.router.edge.input_processor import CallInfo, InputProcessor, checked_request_id
 from services.router.edge.output_stream import OutputStream
 from services.router.edge.parallel_sampling import sub_requests
+from services.router.edge.rate_limits import Account
 from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
 from services.router.request import Request
@@ -52,18 +54,24 @@ class InferenceEndpoint:
         try:
             reply.request_id = checked_request_id(headers.get("x-request-id", ""))
             tenant = self._keys.check(headers.get("authorization"))
-            parsed = self._dialect.parse(await read_body(receive, headers, self._settings.max_body_bytes))
+            hints = scheduling_hints(headers, tenant)
+            account = self._input_processor.rates.begin(
+                self._keys.account(headers.get("authorization"), hints.tenant), hints.tenant
+            )
+            body = await read_body(receive, headers, self._settings.max_body_bytes)
+            await check_json_size(body, self._settings.limits, self._input_processor.core.max_prompt_tokens())
+            parsed = self._dialect.parse(body)
             reply.request_id = checked_request_id(parsed.request_id or reply.request_id)
             info = CallInfo(
                 model=parsed.model,
                 request_id=reply.request_id,
                 arrived_at=arrived_at,
                 trace={name: headers[name] for name in _TRACE_HEADERS if name in headers},
-                scheduling=scheduling_hints(headers, tenant),
+                scheduling=hints,
                 cache_salt=parsed.cache_salt,
             )
             async with ended_by_disconnect(receive, reply):
-                await self._serve(parsed, info, reply)
+                await self._serve(parsed, info, reply, account)
         except asyncio.CancelledError:
             # Only a server that stops cancels this task: the client hears of it, and the task ends here.
             await reply.error(WorkerLost("the router is shutting down"))
@@ -72,13 +80,17 @@ class InferenceEndpoint:
         except Exception as error:
             await reply.error(as_tandem_error(error, reply.request_id))
 
-    async def _serve(self, parsed: ParsedRequest, info: CallInfo, reply: Reply) -> None:
+    async def _serve(self, parsed: ParsedRequest, info: CallInfo, reply: Reply, account: Account) -> None:
         plan = await self._plan(parsed, info)
+        account.charge(sum(request.num_prompt_tokens for request in plan))
         async with self._input_processor.start(plan) as outputs:
-            if parsed.stream:
-                await _stream(outputs, len(plan), parsed.stream_writer(plan, info.request_id), reply)
-            else:
-                await _collect(outputs, parsed.body_writer(plan, info.request_id), reply)
+            try:
+                if parsed.stream:
+                    await _stream(outputs, len(plan), parsed.stream_writer(plan, info.request_id), reply)
+                else:
+                    await _collect(outputs, parsed.body_writer(plan, info.request_id), reply)
+            finally:
+                account.charge(outputs.num_output_tokens)
 
     async def _plan(self, parsed: ParsedRequest, info: CallInfo) -> Sequence[Request]:
         """All sub-requests, validated, before any of them starts."""

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 
-from shared.errors import Internal, Overloaded, TandemError
+from shared.errors import Internal, TandemError, brief
 from shared.telemetry.logs import request_log
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ def as_tandem_error(error: Exception, request_id: str) -> TandemError:
 def error_json(error: TandemError, code: str | None = None) -> bytes:
     """`{"error": {message, type, param, code}}`; `code` replaces the class's own."""
     body = {
-        "message": error.message,
+        "message": brief(error.message, max_len=1000),
         "type": error.error_type,
         "param": error.field,
         "code": code or error.code,
@@ -33,8 +33,9 @@ def error_json(error: TandemError, code: str | None = None) -> bytes:
 
 def error_headers(error: TandemError) -> list[tuple[bytes, bytes]]:
     """Headers that go with the status: when to come back, how to authenticate."""
-    if isinstance(error, Overloaded):
-        return [(b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s)))]
+    retry_after_s = error.details.get("retry_after_s")
+    if isinstance(retry_after_s, float):
+        return [(b"retry-after", b"%d" % max(1, math.ceil(retry_after_s)))]
     if error.http_status == 401:
         return [(b"www-authenticate", b"Bearer")]
     return []

@@ -21,6 +21,8 @@ from shared.engine.sampling_params import MAX_LOGPROBS, SamplingParams
 from shared.errors import InvalidRequest
 
 MAX_N = 128
+MAX_JSON_DEPTH = 201
+"""The parser's own limit."""
 
 # One wrong element is enough: a list of a million of them must not become a million error objects.
 TokenIdList = Annotated[list[int], Field(fail_fast=True)]
@@ -172,6 +174,12 @@ def _explained(error: ValidationError) -> InvalidRequest:
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     first = problems[0]
     if first["type"] == "json_invalid":
+        if "recursion limit" in first["msg"]:
+            return InvalidRequest(
+                f"the body is not valid JSON here: it is nested deeper than {MAX_JSON_DEPTH} levels",
+                field="body",
+                limit=MAX_JSON_DEPTH,
+            )
         return InvalidRequest(f"the body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}")
     if not first["loc"]:
         return InvalidRequest("the body must be a JSON object")

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import socket
+import ssl
 from collections.abc import Iterator
 from dataclasses import replace
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from services.router.edge.http.connections import Connections
+from services.router.edge.http.protocol import BoundedProtocol
+from services.router.edge.limits import LimitSettings
 from shared.address import Address
 from shared.errors import ConfigError
+from shared.rpc.tls import Tls
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75
@@ -40,9 +46,11 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """Serves one ASGI application. `start()` returns once it serves; `stop()` twice is fine."""
 
-    def __init__(self, bind: str, app: ASGIApp) -> None:
+    def __init__(self, bind: str, app: ASGIApp, limits: LimitSettings | None = None, tls: Tls | None = None) -> None:
         """`bind` is host:port ([host]:port for IPv6), port 0 = any free one."""
         self._bind = bind
+        self._limits = limits or LimitSettings()
+        self._tls = tls or Tls()
         self._app = app
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
@@ -52,9 +60,11 @@ class HttpServer:
     async def start(self) -> None:
         """Listens and serves; raises ConfigError (`http`) when the port is taken or the host unknown."""
         listener = _listen(self._bind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._limits.send_buffer_bytes)
+        protocol = functools.partial(BoundedProtocol, limits=self._limits, open_connections=Connections(self._limits))
         config = uvicorn.Config(
             self._app,
-            http="httptools",
+            http=protocol,  # type: ignore[arg-type]  # any callable that makes one
             ws="none",
             lifespan="off",
             log_config=None,
@@ -63,6 +73,10 @@ class HttpServer:
             server_header=False,
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_S,
+            ssl_certfile=self._tls.cert,
+            ssl_keyfile=self._tls.key,
+            ssl_ca_certs=str(self._tls.ca) if self._tls.ca is not None else None,
+            ssl_cert_reqs=ssl.CERT_REQUIRED if self._tls.ca is not None else ssl.CERT_NONE,
         )
         self._server = server = _Server(config)
         self._task = asyncio.create_task(server.serve(sockets=[listener]), name="http-server")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shared.kernels.device import DeviceLimits
+
 
 @dataclass(frozen=True)
 class DecodeConfig:
@@ -16,14 +18,16 @@ class DecodeConfig:
     num_stages: int  # tiles in flight
 
 
-def decode_config(head_dim: int, element_bytes: int) -> DecodeConfig:
-    """Tiles whose stages fill a multiprocessor's shared memory with two parts side by side.
+def decode_config(head_dim: int, element_bytes: int, limits: DeviceLimits) -> DecodeConfig:
+    """Tiles whose stages leave room for several parts side by side in a multiprocessor's shared memory.
 
     A stage holds K and V: `2 * tile * head_dim * element_bytes`, 32 KiB for 64 tokens of 128 dims in 16 bits.
+    Two of three stages lie there at once, beside 4 KiB of the query.
     """
     row_bytes = head_dim * element_bytes
     tile = 128 if row_bytes <= 128 else 64 if row_bytes <= 256 else 32 if row_bytes <= 512 else 16
-    return DecodeConfig(tile=tile, min_tiles=max(1, 256 // tile), parts_per_multiprocessor=8, num_warps=4, num_stages=3)
+    num_stages = 3 if limits.shared_bytes > 64 * 1024 else 2
+    return DecodeConfig(tile, max(1, 256 // tile), parts_per_multiprocessor=8, num_warps=4, num_stages=num_stages)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ rows, so short chunks still fill it and the causal edge is finer than the tile.
 import triton
 import triton.language as tl
 
-from shared.kernels.attention.jit import absorb, find_sequence, load_rows, normalised, query_lens, slot_offsets
+from shared.kernels.attention.jit import absorb, load_rows, normalised, slot_offsets
+from shared.kernels.attention.prefill.plan_jit import FIRST_TOKEN, KV_LEN, QUERY_LEN, SEQ, TILE_INDEX, WIDTH
 
 
 @triton.jit
@@ -56,16 +57,14 @@ def attend_tiles(
     return accumulator, peak, total
 
 
-@triton.jit(do_not_specialize=["layer", "num_seqs"])
+@triton.jit(do_not_specialize=["block_tables", "items", "layer", "table_stride"])
 def prefill_tiles(
     query,  # [num_tokens, num_kv_heads * GROUP, HEAD_DIM]
     kv_blocks,  # [num_blocks, num_layers, 2, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
     block_tables,  # [num_seqs, table_stride] int32
-    query_start,  # [num_seqs + 1] int32
-    seq_lens,  # [num_seqs] int32
+    items,  # [num_tiles, WIDTH] int32, see plan_jit
     output,  # [num_tokens, num_kv_heads * GROUP, HEAD_DIM]
     layer,
-    num_seqs,
     table_stride,
     block_stride,
     log2_scale,
@@ -73,24 +72,17 @@ def prefill_tiles(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
-    SEQS: tl.constexpr,
     ROWS: tl.constexpr,
     DIMS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Grid (num_kv_heads, tiles): ROWS // GROUP tokens of one sequence, all query heads of one KV head."""
+    """Grid (num_kv_heads, num_tiles): ROWS // GROUP tokens of one sequence, all query heads of one KV head."""
     TOKENS: tl.constexpr = ROWS // GROUP
     kv_head = tl.program_id(0)
     num_kv_heads = tl.num_programs(0)
-    lens = query_lens(query_start, num_seqs, SEQS)
-    tiles = tl.where(lens > 1, (lens + TOKENS - 1) // TOKENS, 0)
-    # The last tiles of a prompt see the most keys: they start first.
-    seq, tile = find_sequence(tiles, tl.num_programs(1) - 1 - tl.program_id(1))
-    if seq >= num_seqs:
-        return
-    first_token = tl.load(query_start + seq)
-    query_len = tl.load(query_start + seq + 1) - first_token
-    kv_len = tl.load(seq_lens + seq)
+    item = items + tl.program_id(1) * WIDTH
+    seq, tile = tl.load(item + SEQ), tl.load(item + TILE_INDEX)
+    first_token, query_len, kv_len = tl.load(item + FIRST_TOKEN), tl.load(item + QUERY_LEN), tl.load(item + KV_LEN)
 
     rows, dims = tl.arange(0, ROWS), tl.arange(0, DIMS)
     tokens = tile * TOKENS + rows // GROUP

@@ -3,40 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from torch import Tensor
 
+from shared.kernels import device as devices
 from shared.kernels.attention.contract import check_paged_attention
+from shared.kernels.attention.prefill.configs import PrefillConfig, prefill_config
 from shared.kernels.attention.prefill.jit import prefill_tiles
+from shared.kernels.attention.prefill.plan import longest_chunk, plan_prefill
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.device import next_power_of_2
-
-
-@dataclass(frozen=True)
-class PrefillConfig:
-    """Sizes that a launch is compiled for."""
-
-    rows: int  # query heads times tokens of one tile
-    tile: int  # keys of one step
-    num_warps: int
-    num_stages: int  # tiles of keys in flight
-
-
-def prefill_config(head_dim: int, element_bytes: int, max_rows: int) -> PrefillConfig:
-    """Tiles that fit the registers and shared memory of a multiprocessor.
-
-    Args:
-        head_dim: of a head.
-        element_bytes: 2, or 4 for fp32, which has no matrix unit at full precision.
-        max_rows: query heads times tokens of the batch's longest chunk for one KV head.
-    """
-    wide = head_dim > 128
-    if element_bytes == 4:
-        return PrefillConfig(rows=32 if wide else 64, tile=16 if wide else 32, num_warps=4, num_stages=2)
-    if max_rows <= 64:
-        return PrefillConfig(rows=64, tile=32 if wide else 64, num_warps=4, num_stages=3)
-    return PrefillConfig(rows=128, tile=64 if wide else 128, num_warps=8, num_stages=2 if wide else 3)
 
 
 def prefill_attention(
@@ -69,24 +45,29 @@ def prefill_attention(
     assert output.dtype == query.dtype
     assert batch.block_tables.stride(1) == 1
     assert kv_blocks.stride(0) < 2**31
-    chunks = [query_len for query_len in batch.query_lens if query_len > 1]
-    if not chunks:
+    longest = longest_chunk(batch)
+    if not longest:
         return
     _, num_heads, head_dim = query.shape
     num_kv_heads, block_size = kv_blocks.shape[3:5]
     group = num_heads // num_kv_heads
-    config = config or prefill_config(head_dim, query.element_size(), max(chunks) * group)
+    if config is None:
+        config = batch.remember(
+            ("prefill sizes", head_dim, group, query.dtype),
+            lambda: prefill_config(
+                head_dim, query.element_size(), longest * group, devices.device_limits(query.device)
+            ),
+        )
     rows = max(config.rows, next_power_of_2(group))
-    num_tiles = sum(-(-query_len // (rows // group)) for query_len in chunks)
-    prefill_tiles[(num_kv_heads, num_tiles)](
+    tile_tokens = rows // group
+    plan = batch.remember(("prefill", tile_tokens), lambda: plan_prefill(batch, tile_tokens))
+    prefill_tiles[(num_kv_heads, plan.num_tiles)](
         query,
         kv_blocks,
         batch.block_tables,
-        batch.query_start,
-        batch.seq_lens,
+        plan.items,
         output,
         layer,
-        batch.num_seqs,
         batch.block_tables.stride(0),
         kv_blocks.stride(0),
         scale * math.log2(math.e),
@@ -94,7 +75,6 @@ def prefill_attention(
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         WINDOW=window or 0,
-        SEQS=next_power_of_2(batch.num_seqs),
         ROWS=rows,
         DIMS=next_power_of_2(max(head_dim, 16)),
         TILE=config.tile,

@@ -50,13 +50,11 @@ void load_tile(const Pool<T>& pool, int64_t first, int64_t count, const Scratch&
   pool.runs(first, first + count, 16, [&](const T* key, int64_t position, int64_t n) {
     const int64_t t = position - first;
     for (int64_t d = 0; d < dim; d += 16) {
-      __m512i v[16];
-      for (int i = 0; i < 16; i++) v[i] = i < n ? _mm512_castps_si512(load16(key + i * dim + d)) : _mm512_setzero_si512();
+      Words v[16];
+      for (int i = 0; i < 16; i++) v[i] = i < n ? as_words(load16(key + i * dim + d)) : no_words();
       transpose16(v);
-      const __mmask16 kept = __mmask16((1u << n) - 1);
-      for (int i = 0; i < 16; i++) _mm512_mask_storeu_epi32(scratch.keys + (d + i) * kTile + t, kept, v[i]);
-      for (int i = 0; i < n; i++)
-        _mm512_storeu_ps(scratch.values + (t + i) * dim + d, load16(key + pool.to_values() + i * dim + d));
+      for (int i = 0; i < 16; i++) store_words(scratch.keys + (d + i) * kTile + t, v[i], n);
+      for (int i = 0; i < n; i++) store(scratch.values + (t + i) * dim + d, load16(key + pool.to_values() + i * dim + d));
     }
   });
 }
@@ -64,39 +62,33 @@ void load_tile(const Pool<T>& pool, int64_t first, int64_t count, const Scratch&
 // 16 lanes of scores [kTile][32] become weights; the lanes' sums fade to the new maximum. With Masked, a lane sees the
 // keys from `low` to `high` of the tile alone.
 template <bool Masked>
-void softmax_lanes(float* scores, __m512i low, __m512i high, float* best, float* total, float* sums, int64_t dim) {
-  const __m512 none = _mm512_set1_ps(-std::numeric_limits<float>::infinity()), least = _mm512_set1_ps(-126.0f);
+void softmax_lanes(float* scores, Words low, Words high, float* best, float* total, float* sums, int64_t dim) {
+  const Floats none = all(-std::numeric_limits<float>::infinity()), least = all(-126.0f);
   auto seen = [&](int64_t t) {
-    const __m512i key = _mm512_set1_epi32(int(t));
-    return __mmask16(_mm512_cmple_epi32_mask(low, key) & _mm512_cmple_epi32_mask(key, high));
+    const Words key = all_words(uint32_t(t));
+    return both(at_most(low, key), at_most(key, high));
   };
-  const __m512 before = _mm512_loadu_ps(best);
-  __m512 tops[4] = {before, none, none, none};
+  const Floats before = load(best);
+  Floats tops[4] = {before, none, none, none};
   for (int64_t t = 0; t < kTile; t += 4)
     for (int i = 0; i < 4; i++) {
-      __m512 s = _mm512_loadu_ps(scores + (t + i) * kColumns);
-      tops[i] = Masked ? _mm512_mask_max_ps(tops[i], seen(t + i), tops[i], s) : _mm512_max_ps(tops[i], s);
+      const Floats s = load(scores + (t + i) * kColumns);
+      tops[i] = Masked ? larger_where(seen(t + i), tops[i], s) : larger(tops[i], s);
     }
-  const __m512 top = _mm512_max_ps(_mm512_max_ps(tops[0], tops[1]), _mm512_max_ps(tops[2], tops[3]));
-  const __m512 shift = _mm512_max_ps(_mm512_set1_ps(-1e30f), top);  // where nothing was seen yet; NaN stays
-  __m512 sum = _mm512_setzero_ps();
+  const Floats top = larger(larger(tops[0], tops[1]), larger(tops[2], tops[3]));
+  const Floats shift = larger(all(-1e30f), top);  // where nothing was seen yet; NaN stays
+  Floats sum = zeros();
   for (int64_t t = 0; t < kTile; t++) {
-    __m512 x = _mm512_sub_ps(_mm512_loadu_ps(scores + t * kColumns), shift);
-    __m512 e = exp2_16(_mm512_max_ps(least, x));
-    if (Masked) e = _mm512_maskz_mov_ps(seen(t), e);
-    _mm512_storeu_ps(scores + t * kColumns, e);
-    sum = _mm512_add_ps(sum, e);
+    Floats e = exp2_16(larger(least, load(scores + t * kColumns) - shift));
+    if (Masked) e = keep(seen(t), e);
+    store(scores + t * kColumns, e);
+    sum = sum + e;
   }
-  const __m512 gap = _mm512_sub_ps(before, shift);
-  const __mmask16 some = _mm512_cmp_ps_mask(gap, least, _CMP_NLT_UQ);
-  const __m512 fade = _mm512_maskz_mov_ps(some, exp2_16(_mm512_max_ps(least, gap)));
-  _mm512_storeu_ps(total, _mm512_fmadd_ps(_mm512_loadu_ps(total), fade, sum));
-  _mm512_storeu_ps(best, top);
-  if (_mm512_cmp_ps_mask(top, before, _CMP_NEQ_UQ))
-    for (int64_t d = 0; d < dim; d++) {
-      float* row = sums + d * kColumns;
-      _mm512_storeu_ps(row, _mm512_mul_ps(_mm512_loadu_ps(row), fade));
-    }
+  const Floats gap = before - shift, fade = keep(not_less(gap, least), exp2_16(larger(least, gap)));
+  store(total, plus_product(sum, load(total), fade));
+  store(best, top);
+  if (any_differs(top, before))
+    for (int64_t d = 0; d < dim; d++) store(sums + d * kColumns, load(sums + d * kColumns) * fade);
 }
 
 // One tile of keys against one block of 32 query rows.
@@ -109,13 +101,36 @@ inline void attend_tile(const Shape& s, int64_t first, int64_t block, const Scra
   float* sums = scratch.sums + lane * dim;
   multiply_rows(kTile, scratch.keys, kTile, scratch.query + lane * dim, dim, scratch.scores, false);
   for (int64_t half = 0; half < kColumns; half += 16) {
-    const __m512i high = _mm512_sub_epi32(_mm512_loadu_si512(positions + half), _mm512_set1_epi32(int(first)));
-    const __m512i low = s.window > 0 ? _mm512_sub_epi32(high, _mm512_set1_epi32(int(s.window - 1))) : _mm512_setzero_si512();
+    const Words high = minus(load_words(positions + half), all_words(uint32_t(first)));
+    const Words low = s.window > 0 ? minus(high, all_words(uint32_t(s.window - 1))) : no_words();
     auto softmax = masked ? softmax_lanes<true> : softmax_lanes<false>;
     float *best = scratch.best + lane + half, *total = scratch.total + lane + half;
     softmax(scratch.scores + half, low, high, best, total, sums + half, dim);
   }
   multiply_rows(dim, scratch.values, dim, scratch.scores, kTile, sums, true);
+}
+
+// Where a row, a query token's one head, lies in a step's query and output.
+template <typename KV>
+int64_t offset_of(const Pool<KV>& pool, int64_t row) {
+  const int64_t group = pool.s.group();
+  return row / group * pool.s.width() + (pool.head * group + row % group) * pool.s.dim;
+}
+
+// sums [block][dim][32] over totals [rows], to rows of `out`.
+template <typename T, typename KV>
+void put_rows(const Pool<KV>& pool, T* out, int64_t rows, const float* sums, const float* total) {
+  const int64_t dim = pool.s.dim;
+  for (int64_t lane = 0; lane < rows; lane += 16) {
+    const Floats inverse = all(1.0f) / load(total + lane);
+    for (int64_t d = 0; d < dim; d += 16) {
+      const float* source = sums + lane / kColumns * kColumns * dim + d * kColumns + lane % kColumns;
+      Words v[16];
+      for (int i = 0; i < 16; i++) v[i] = as_words(load(source + i * kColumns) * inverse);
+      transpose16(v);
+      for (int i = 0; i < 16 && lane + i < rows; i++) store16(out + offset_of(pool, lane + i) + d, as_floats(v[i]));
+    }
+  }
 }
 
 // `count` query tokens of dtype T of one sequence, the first at position `start`, all query heads of one KV head.
@@ -124,8 +139,7 @@ void attend_many(const Pool<KV>& pool, const T* query, T* out, int64_t start, in
   const Shape& s = pool.s;
   const int64_t group = s.group(), rows = count * group, dim = s.dim;
   const Scratch scratch(workspace, rows, dim);
-  auto offset = [&](int64_t row) { return row / group * s.width() + (pool.head * group + row % group) * dim; };
-  const __m512 scale = _mm512_set1_ps(s.scale * 1.44269504f);  // to powers of 2
+  const Floats scale = all(s.scale * 1.44269504f);  // to powers of 2
   for (int64_t lane = 0; lane < scratch.blocks * kColumns; lane += 16) {
     for (int i = 0; i < 16; i++) {
       scratch.positions[lane + i] = int32_t(start + std::min(lane + i, rows - 1) / group);
@@ -133,12 +147,12 @@ void attend_many(const Pool<KV>& pool, const T* query, T* out, int64_t start, in
       scratch.total[lane + i] = 0.0f;
     }
     for (int64_t d = 0; d < dim; d += 16) {
-      __m512i v[16];
+      Words v[16];
       for (int i = 0; i < 16; i++)  // lanes past the last row repeat it
-        v[i] = _mm512_castps_si512(_mm512_mul_ps(load16(query + offset(std::min(lane + i, rows - 1)) + d), scale));
+        v[i] = as_words(load16(query + offset_of(pool, std::min(lane + i, rows - 1)) + d) * scale);
       transpose16(v);
       float* target = scratch.query + lane / kColumns * kColumns * dim + d * kColumns + lane % kColumns;
-      for (int i = 0; i < 16; i++) _mm512_storeu_si512(target + i * kColumns, v[i]);
+      for (int i = 0; i < 16; i++) store_words(target + i * kColumns, v[i]);
     }
   }
   std::memset(scratch.sums, 0, scratch.blocks * kColumns * dim * sizeof(float));
@@ -147,14 +161,5 @@ void attend_many(const Pool<KV>& pool, const T* query, T* out, int64_t start, in
     load_tile(pool, first, std::min(kTile, end - first), scratch);
     for (int64_t block = 0; block < scratch.blocks; block++) attend_tile(s, first, block, scratch);
   }
-  for (int64_t lane = 0; lane < rows; lane += 16) {
-    const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_loadu_ps(scratch.total + lane));
-    for (int64_t d = 0; d < dim; d += 16) {
-      const float* source = scratch.sums + lane / kColumns * kColumns * dim + d * kColumns + lane % kColumns;
-      __m512i v[16];
-      for (int i = 0; i < 16; i++) v[i] = _mm512_castps_si512(_mm512_mul_ps(_mm512_loadu_ps(source + i * kColumns), inverse));
-      transpose16(v);
-      for (int i = 0; i < 16 && lane + i < rows; i++) store16(out + offset(lane + i) + d, _mm512_castsi512_ps(v[i]));
-    }
-  }
+  put_rows(pool, out, rows, scratch.sums, scratch.total);
 }

@@ -20,14 +20,14 @@ void for_rows(int64_t rows, int64_t size, const F& body) {
 
 template <typename T>
 void norm_row(const T* x, const T* weight, T* y, int64_t size, float eps) {
-  __m512 squares = _mm512_setzero_ps();
+  Floats squares = zeros();
   for (int64_t i = 0; i < size; i += 16) {
-    __m512 v = load16(x + i);
-    squares = _mm512_fmadd_ps(v, v, squares);
+    const Floats v = load16(x + i);
+    squares = plus_product(squares, v, v);
   }
-  __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / float(size) + eps));
+  const Floats scale = all(1.0f / std::sqrt(sum_of(squares) / float(size) + eps));
   for (int64_t i = 0; i < size; i += 16)
-    store16(y + i, _mm512_mul_ps(rounded_as(y, _mm512_mul_ps(load16(x + i), scale)), load16(weight + i)));
+    store16(y + i, rounded_as(y, load16(x + i) * scale) * load16(weight + i));
 }
 
 template <typename T>
@@ -36,7 +36,7 @@ void rms_norm(const T* x, const T* residual, const T* weight, T* y, T* sum, int6
     const T* row = x + r * size;
     if (residual) {
       for (int64_t i = 0; i < size; i += 16)
-        store16(sum + r * size + i, _mm512_add_ps(load16(row + i), load16(residual + r * size + i)));
+        store16(sum + r * size + i, load16(row + i) + load16(residual + r * size + i));
       row = sum + r * size;
     }
     norm_row(row, weight, y + r * size, size, eps);
@@ -45,15 +45,12 @@ void rms_norm(const T* x, const T* residual, const T* weight, T* y, T* sum, int6
 
 template <typename T>
 void silu_mul(const T* gate_up, T* y, int64_t rows, int64_t size) {
-  const __m512 one = _mm512_set1_ps(1.0f);
   for_rows(rows, 4 * size, [&](int64_t r) {
     const T *gate = gate_up + 2 * r * size, *up = gate + size;
     for (int64_t i = 0; i < size; i += 16) {
-      __m512 g = load16(gate + i);
-      __m512 negated = _mm512_max_ps(_mm512_sub_ps(_mm512_setzero_ps(), g), _mm512_set1_ps(-87.0f));
-      __m512 e = exp16(_mm512_min_ps(negated, _mm512_set1_ps(104.0f)));  // infinite, and silu 0, from 88.7 on
-      __m512 silu = rounded_as(y, _mm512_div_ps(g, _mm512_add_ps(one, e)));
-      store16(y + r * size + i, _mm512_mul_ps(silu, load16(up + i)));
+      const Floats g = load16(gate + i), negated = larger(zeros() - g, all(-87.0f));
+      const Floats e = exp16(smaller(negated, all(104.0f)));  // infinite, and silu 0, from 88.7 on
+      store16(y + r * size + i, rounded_as(y, g / (all(1.0f) + e)) * load16(up + i));
     }
   });
 }
@@ -63,10 +60,9 @@ void silu_mul(const T* gate_up, T* y, int64_t rows, int64_t size) {
 template <typename T, typename Out>
 void rotate_head(const T* x, const T* cos, const T* sin, Out* y, int64_t dim) {
   for (int64_t i = 0; i < dim / 2; i += 16) {
-    __m512 a = load16(x + i), b = load16(x + dim / 2 + i);
-    __m512 c = load16(cos + i), s = load16(sin + i);
-    __m512 first = _mm512_sub_ps(rounded_as(x, _mm512_mul_ps(a, c)), rounded_as(x, _mm512_mul_ps(b, s)));
-    __m512 second = _mm512_add_ps(rounded_as(x, _mm512_mul_ps(b, c)), rounded_as(x, _mm512_mul_ps(a, s)));
+    const Floats a = load16(x + i), b = load16(x + dim / 2 + i), c = load16(cos + i), s = load16(sin + i);
+    const Floats first = rounded_as(x, a * c) - rounded_as(x, b * s);
+    const Floats second = rounded_as(x, b * c) + rounded_as(x, a * s);
     store16(y + i, first);
     store16(y + dim / 2 + i, second);
   }

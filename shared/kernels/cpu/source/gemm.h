@@ -6,8 +6,9 @@
 
 #include "simd.h"
 
-constexpr int kRows = 14;     // of a tile: 28 sums, 2 columns vectors, 1 broadcast fill the 32 registers but one
 constexpr int kColumns = 32;  // of a tile
+// Of a tile. 32 registers: 28 sums, 2 vectors of columns, 1 broadcast. 16: 12 sums, 2 halves of a vector, 1 broadcast.
+constexpr int kRows = kRegisters == 32 ? 14 : 6;
 
 // Rows cut into tiles as equal as can be, none above `most`.
 struct Tiles {
@@ -18,32 +19,46 @@ struct Tiles {
   int size(int64_t tile) const { return int(first(tile + 1) - first(tile)); }
 };
 
-// c[R][32] (+)= a b in fp32: a(r, j) at a[j * a_step + r], b(j, .) at b[j * 32], c(r, .) at c[r * 32].
-template <int R>
-__attribute__((noinline)) void multiply_tile(const float* a, int64_t a_step, const float* b, int64_t k, float* c, bool add) {
-  __m512 sums[R][2];
+// c[R][16 V] (+)= a b in fp32: a(r, j) at a[j * a_step + r], b(j, .) at b[j * 32], c(r, .) at c[r * 32].
+template <int R, int V>
+__attribute__((always_inline)) inline void multiply_pass(
+    const float* a, int64_t a_step, const float* b, int64_t k, float* c, bool add) {
+  Floats sums[R][V];
   if (add)
 #pragma GCC unroll 14
-    for (int r = 0; r < R; r++) {
-      sums[r][0] = _mm512_loadu_ps(c + r * kColumns);
-      sums[r][1] = _mm512_loadu_ps(c + r * kColumns + 16);
-    }
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+      for (int v = 0; v < V; v++) sums[r][v] = load(c + r * kColumns + 16 * v);
   else
 #pragma GCC unroll 14
-    for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+      for (int v = 0; v < V; v++) sums[r][v] = zeros();
   for (int64_t j = 0; j < k; j++, a += a_step, b += kColumns) {
-    __m512 low = _mm512_loadu_ps(b), high = _mm512_loadu_ps(b + 16);
+    Floats column[V];
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) column[v] = load(b + 16 * v);
 #pragma GCC unroll 14
     for (int r = 0; r < R; r++) {
-      __m512 x = _mm512_set1_ps(a[r]);
-      sums[r][0] = _mm512_fmadd_ps(x, low, sums[r][0]);
-      sums[r][1] = _mm512_fmadd_ps(x, high, sums[r][1]);
+      const Floats x = all(a[r]);
+#pragma GCC unroll 2
+      for (int v = 0; v < V; v++) sums[r][v] = plus_product(sums[r][v], x, column[v]);
     }
   }
 #pragma GCC unroll 14
-  for (int r = 0; r < R; r++) {
-    _mm512_storeu_ps(c + r * kColumns, sums[r][0]);
-    _mm512_storeu_ps(c + r * kColumns + 16, sums[r][1]);
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; v++) store(c + r * kColumns + 16 * v, sums[r][v]);
+}
+
+// All 32 columns, in two passes where the registers do not hold their sums.
+template <int R>
+__attribute__((noinline)) void multiply_tile(const float* a, int64_t a_step, const float* b, int64_t k, float* c, bool add) {
+  if constexpr (kWide == 1 || R <= 2) {
+    multiply_pass<R, 2>(a, a_step, b, k, c, add);
+  } else {
+    multiply_pass<R, 1>(a, a_step, b, k, c, add);
+    multiply_pass<R, 1>(a, a_step, b + 16, k, c + 16, add);
   }
 }
 
@@ -51,7 +66,10 @@ __attribute__((noinline)) void multiply_tile(const float* a, int64_t a_step, con
 template <typename F>
 void with_rows(int rows, F&& f) {
   switch (rows) {
-#define TANDEM_CASE(R) case R: f(std::integral_constant<int, R>()); break;
+#define TANDEM_CASE(R) \
+  case R: \
+    if constexpr (R <= kRows) f(std::integral_constant<int, R>()); \
+    break;
     TANDEM_CASE(1) TANDEM_CASE(2) TANDEM_CASE(3) TANDEM_CASE(4) TANDEM_CASE(5) TANDEM_CASE(6) TANDEM_CASE(7)
     TANDEM_CASE(8) TANDEM_CASE(9) TANDEM_CASE(10) TANDEM_CASE(11) TANDEM_CASE(12) TANDEM_CASE(13) TANDEM_CASE(14)
 #undef TANDEM_CASE

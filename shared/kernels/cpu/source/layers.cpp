@@ -7,8 +7,6 @@
 
 #include "ops.h"
 
-namespace {
-
 struct Linear {  // as tandem_linear takes it
   const void* panels;
   int64_t tight_bytes;
@@ -38,6 +36,8 @@ struct Memory {  // of one step
   const int32_t *tables, *query_start, *seq_lens;
   const int64_t *slots, *rows;
 };
+
+namespace {
 
 // The tokens whose output is wanted, as a batch of one token a sequence.
 struct Ends {

@@ -3,7 +3,14 @@
 
 #include <cstdint>
 
+#pragma GCC visibility push(default)
 extern "C" {
+const char* tandem_refusal();
+int tandem_pays();
+void tandem_pack_linear(void* w, int64_t k, int64_t n, int is_bf16);
+int tandem_reads_tight();
+void tandem_plan_tight(const void* w, int64_t k, int64_t n, uint8_t* upper, int64_t* num_rare);
+void tandem_tighten(const void* w, int64_t k, int64_t n, const uint8_t* upper, int64_t stride, void* out);
 void tandem_linear(
     const void* x, const void* w, int64_t tight_bytes, const void* bias, void* y, float* scratch, int64_t m, int64_t k,
     int64_t n, int is_bf16);
@@ -18,4 +25,10 @@ void tandem_rotate_and_write(
 void tandem_paged_attention(
     const void* query, const void* blocks, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens,
     void* out, float scale, const int64_t* sizes, int is_bf16, int kv_is_bf16);
+struct Layer;
+struct Sizes;
+struct Memory;
+void tandem_layers(
+    const Layer* layers, const void* last_norm, const Sizes* sizes, const Memory* memory, float eps, float scale);
 }
+#pragma GCC visibility pop

@@ -15,27 +15,23 @@
 
 // Two k of a panel, as they lie in a plain one: 16 pairs (k, k + 1) of outputs 0-15, and of 16-31.
 struct Pairs {
-  __m512i low, high;
+  Words low, high;
 };
 
-inline __m512 even_of(__m512i pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
-inline __m512 odd_of(__m512i pairs) {
-  return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(0xffff0000)));
-}
-
 constexpr int64_t kGroupK = 4;  // k of a group: a line of lower bytes for each half, then one of both halves' places
-constexpr int64_t kAhead = 4096;  // bytes prefetched ahead of the stream of weights
+constexpr int64_t kAhead = 4096;  // bytes prefetched ahead of the stream of weights, by functions always inlined:
+// GCC takes one that only prefetches for one without effect, and leaves its calls out
 
 struct PlainPanel {
   const bf16* weights;
 
   struct Group {
     const bf16* weights;
-    void prefetch() const {
+    [[gnu::always_inline]] void prefetch() const {
       for (int line = 0; line < 4; line++) _mm_prefetch((const char*)weights + kAhead + 64 * line, _MM_HINT_T0);
     }
     Pairs half(int i) const {
-      return {_mm512_loadu_si512(weights + 64 * i), _mm512_loadu_si512(weights + 64 * i + 32)};
+      return {load_words(weights + 64 * i), load_words(weights + 64 * i + 32)};
     }
   };
   Group group(int64_t k) const { return {weights + k * kColumns}; }
@@ -58,28 +54,30 @@ class TightPanel {
   static constexpr int64_t kGroupBytes = 192;
 
   TightPanel(const std::byte* bytes, int64_t k_size)
-      : bytes_(bytes), k_size_(k_size), upper_(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)bytes))) {}
+      : bytes_(bytes), k_size_(k_size), upper_(repeated(bytes)) {}
 
   struct Group {
     const std::byte* bytes;
-    __m512i upper;
-    void prefetch() const {
+    Words upper;
+    [[gnu::always_inline]] void prefetch() const {
       for (int line = 0; line < 3; line++) _mm_prefetch((const char*)bytes + kAhead + 64 * line, _MM_HINT_T0);
     }
     Pairs half(int i) const {
-      __m512i places = _mm512_loadu_si512(bytes + 128);
-      if (i) places = _mm512_srli_epi16(places, 4);
-      const __m512i uppers = _mm512_shuffle_epi8(upper, _mm512_and_si512(places, _mm512_set1_epi8(15)));
-      const __m512i lowers = _mm512_loadu_si512(bytes + 64 * i);
-      return {_mm512_unpacklo_epi8(lowers, uppers), _mm512_unpackhi_epi8(lowers, uppers)};
+      Words places = load_words(bytes + 128);
+      if (i) places = shift_halves_right<4>(places);
+      const Words uppers = looked_up(upper, both(places, all_bytes(15))), lowers = load_words(bytes + 64 * i);
+      return {lower_zipped(lowers, uppers), upper_zipped(lowers, uppers)};
     }
   };
   Group group(int64_t k) const { return {bytes_ + sizeof(Head) + k / kGroupK * kGroupBytes, upper_}; }
 
+  const Rare* rares() const { return (const Rare*)group(k_size_).bytes; }
+  int64_t num_rares() const { return ((const Head*)bytes_)->num_rare; }
+
   // Calls f(k, output, weight) for the rare weights of k in [first, last), which are 0 in their groups.
   template <typename F>
   void each_rare(int64_t first, int64_t last, F&& f) const {
-    const Rare *rare = (const Rare*)group(k_size_).bytes, *end = rare + ((const Head*)bytes_)->num_rare;
+    const Rare *rare = rares(), *end = rare + num_rares();
     if (first > 0)
       rare = std::lower_bound(rare, end, first * kColumns, [](const Rare& r, int64_t place) { return r.place < place; });
     for (; rare != end && rare->place < last * kColumns; rare++)
@@ -89,7 +87,7 @@ class TightPanel {
  private:
   const std::byte* bytes_;
   int64_t k_size_;
-  __m512i upper_;
+  Words upper_;
 };
 // packing.py counts on these.
 static_assert(sizeof(TightPanel::Head) == 64);

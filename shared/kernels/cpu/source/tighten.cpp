@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "crew.h"
+#include "ops.h"
 #include "panels.h"
 
 namespace {
@@ -33,19 +34,18 @@ int64_t choose_upper(const Source& panel, uint8_t* upper) {
 }
 
 // The lower bytes of 64 words, and their uppers' places in the table; clears what is not in it.
-void close_half(const uint16_t* words, const uint8_t* upper, __m512i& lower, __m512i& places) {
-  const __m512i low_byte = _mm512_set1_epi16(0xff);
-  const __m512i first = _mm512_loadu_si512(words), second = _mm512_loadu_si512(words + 32);
-  lower = _mm512_packus_epi16(_mm512_and_si512(first, low_byte), _mm512_and_si512(second, low_byte));
-  const __m512i uppers = _mm512_packus_epi16(_mm512_srli_epi16(first, 8), _mm512_srli_epi16(second, 8));
-  __mmask64 found = _mm512_testn_epi8_mask(uppers, uppers);
-  places = _mm512_setzero_si512();
+void close_half(const uint16_t* words, const uint8_t* upper, Words& lower, Words& places) {
+  const Words low_byte = all_words(0x00ff00ff);
+  const Words first = load_words(words), second = load_words(words + 32);
+  const Words uppers = lower_bytes(shift_halves_right<8>(first), shift_halves_right<8>(second));
+  Words found = where_equal(uppers, no_words(), all_bytes(0xff));
+  places = no_words();
   for (int i = 1; i < 16; i++) {
-    const __mmask64 equal = _mm512_cmpeq_epi8_mask(uppers, _mm512_set1_epi8(char(upper[i])));
-    places = _mm512_mask_mov_epi8(places, equal, _mm512_set1_epi8(char(i)));
-    found |= equal;
+    const Words same = where_equal(uppers, all_bytes(upper[i]), all_bytes(0xff));
+    places = either(places, both(same, all_bytes(uint8_t(i))));
+    found = either(found, same);
   }
-  lower = _mm512_maskz_mov_epi8(found, lower);
+  lower = both(found, lower_bytes(both(first, low_byte), both(second, low_byte)));
 }
 
 void tighten_panel(const Source& panel, const uint8_t* upper, std::byte* out) {
@@ -54,11 +54,11 @@ void tighten_panel(const Source& panel, const uint8_t* upper, std::byte* out) {
   std::memcpy(head->upper, upper, 16);
   std::byte* group = out + sizeof(*head);
   for (int64_t k = 0; k < panel.k_size; k += kGroupK, group += TightPanel::kGroupBytes) {
-    __m512i lower[2], places[2];
+    Words lower[2], places[2];
     for (int i = 0; i < 2; i++) close_half(panel.words + k * kColumns + 64 * i, upper, lower[i], places[i]);
-    _mm512_storeu_si512(group, lower[0]);
-    _mm512_storeu_si512(group + 64, lower[1]);
-    _mm512_storeu_si512(group + 128, _mm512_or_si512(places[0], _mm512_slli_epi16(places[1], 4)));
+    store_words(group, lower[0]);
+    store_words(group + 64, lower[1]);
+    store_words(group + 128, either(places[0], shift_halves_left<4>(places[1])));
   }
   bool known[256] = {};
   for (int i = 0; i < 16; i++) known[upper[i]] = true;
@@ -72,7 +72,7 @@ void tighten_panel(const Source& panel, const uint8_t* upper, std::byte* out) {
 
 // Whether tandem_linear reads tight panels. With AVX512-BF16 weights are multiplied as pairs, from plain ones.
 extern "C" int tandem_reads_tight() {
-#ifdef __AVX512BF16__
+#ifdef TANDEM_PAIRS
   return 0;
 #else
   return 1;

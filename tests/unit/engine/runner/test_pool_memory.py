@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shared.engine.runner.pool_memory import MemoryBudget, allocate_pool, free_bytes
+from shared.engine.runner.pool_memory import MemoryBudget, allocate_pool, free_bytes, within_share
 from shared.engine.runner.profile_run import largest_step
 from shared.errors import ConfigError
 from shared.kv.format import KVFormat
@@ -56,3 +56,10 @@ def test_the_largest_step_reaches_both_limits(num_seqs, num_tokens, max_len):
     for item in plan.sequences:
         assert item.sample is not None
         assert 1 <= item.end <= min(max_len, 16 * len(item.block_ids))
+
+
+def test_a_share_of_a_device_is_of_the_whole_and_counts_what_the_process_holds() -> None:
+    # 80 of memory, 15 of them weights: half of it leaves 25, unless a neighbour took more.
+    assert within_share(free_bytes=65, total_bytes=80, used_bytes=15, share=0.5) == 25
+    assert within_share(free_bytes=10, total_bytes=80, used_bytes=15, share=0.5) == 10
+    assert within_share(free_bytes=65, total_bytes=80, used_bytes=15, share=0.1) == 0

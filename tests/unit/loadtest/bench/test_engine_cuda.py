@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loadtest.bench.engine.cuda import LLAMA_8B, STEPS, EngineBench, Step, verdicts
+from loadtest.bench.engine.cuda import LLAMA_8B, STEPS, EngineBench, Step, fitting, verdicts
 from loadtest.bench.kernels.limits import Limits
 from loadtest.figures import Result
 from shared.model.config import ModelConfig
@@ -42,3 +42,12 @@ def test_goals_are_judged_where_they_were_measured():
     ]
     assert [line.partition(": ")[0] for line in verdicts(STEPS, results)] == ["missed", "missed", "met"]
     assert verdicts(STEPS, []) == []
+
+
+def test_steps_are_left_out_where_their_kv_does_not_fit_and_the_report_says_so(capsys: pytest.CaptureFixture[str]):
+    num_blocks = 31_000  # of 2 MiB: 60 GiB, what 80 GiB leave beside 15 GiB of weights
+    kept = fitting(STEPS, num_blocks)
+    assert [step.name for step in STEPS if step not in kept] == ["decode 256 at 2048"]
+    assert max(step.batch * step.num_blocks for step in kept) <= num_blocks
+    assert "decode 256 at 2048 is left out: its KV of 33024 blocks" in capsys.readouterr().out
+    assert fitting(STEPS, 1 << 20) == list(STEPS)

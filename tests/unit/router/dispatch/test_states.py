@@ -15,7 +15,7 @@ def test_every_state_is_in_both_tables_and_only_ends_have_no_exit():
     assert {state for state in RequestState if state.ended} == ENDS
 
 
-@pytest.mark.parametrize("state", set(RequestState) - ENDS)
+@pytest.mark.parametrize("state", [state for state in RequestState if state not in ENDS])
 def test_every_living_state_can_fail_be_cancelled_and_finish(state):
     assert TRANSITIONS[state][RequestEvent.FAIL] is RequestState.FAILED
     assert TRANSITIONS[state][RequestEvent.CANCEL] is RequestState.CANCELLED
@@ -36,7 +36,7 @@ def test_the_prefill_worker_is_out_once_the_decode_worker_has_joined():
     assert after(RequestState.SHIPPING, RequestEvent.JOINED) is RequestState.DECODING
 
 
-@pytest.mark.parametrize("state", ENDS)
+@pytest.mark.parametrize("state", [state for state in RequestState if state in ENDS])
 @pytest.mark.parametrize("event", RequestEvent)
 def test_nothing_follows_an_end(state, event):
     with pytest.raises(Internal, match=state.value):

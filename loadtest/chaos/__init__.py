@@ -1,0 +1,1 @@
+"""Processes of a real cluster are killed, stopped, hung and drained under streams whose answers are known."""

@@ -1,0 +1,49 @@
+"""When a phase has come, told from the router's status and the streams. No phase is waited for by the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from loadtest.chaos.streams import Streams
+from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
+
+Status = inference_pb2.ClusterStatus
+
+
+def reached(phase: str, before: Status, streams: Streams) -> Callable[[Status], bool]:
+    """Whether a status shows the phase; `before` is one from before the streams began."""
+    num_sent = sum(load.kv_bytes_sent for load in _loads(before, "prefill"))
+    num_taken = sum(load.kv_bytes_received for load in _loads(before, "decode"))
+
+    def queued(status: Status) -> bool:
+        return status.queue_len > 0
+
+    def prefilling(status: Status) -> bool:
+        return any(load.num_running and load.num_queued_tokens for load in _loads(status, "prefill"))
+
+    def shipping(status: Status) -> bool:
+        """Blocks have left and not all have come, or more will."""
+        sent = sum(load.kv_bytes_sent for load in _loads(status, "prefill")) - num_sent
+        taken = sum(load.kv_bytes_received for load in _loads(status, "decode")) - num_taken
+        return bool(sent or taken) and (sent != taken or prefilling(status))
+
+    def decoding(_: Status) -> bool:
+        return streams.num_answering == len(streams.all) and streams.num_open > 0
+
+    return {"queued": queued, "prefilling": prefilling, "shipping": shipping, "decoding": decoding}[phase]
+
+
+def whole(status: Status) -> bool:
+    """Every part is there."""
+    return status.ready and not status.degraded and all(worker.connected for worker in status.workers)
+
+
+def num_held(status: Status) -> int:
+    """Blocks that are not free, with the requests that still count."""
+    return sum(load.num_total_blocks - load.num_free_blocks for load in _loads(status, "")) + sum(
+        worker.num_requests for worker in status.workers
+    )
+
+
+def _loads(status: Status, role: str) -> Iterable[types_pb2.Load]:
+    return [worker.load for worker in status.workers if worker.worker.name.startswith(role)]

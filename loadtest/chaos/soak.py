@@ -1,0 +1,157 @@
+"""`python -m loadtest.chaos.soak`: a part is killed every few seconds, in turn, under clients that ask without end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from loadtest.chaos.cluster import ChaosCluster, chaos_cluster
+from loadtest.chaos.memory import Memory
+from loadtest.chaos.phases import num_held, whole
+from loadtest.chaos.run import ANSWER_TIMEOUT_S, FREE_TIMEOUT_S, WHOLE_TIMEOUT_S
+from loadtest.chaos.streams import Stream, Streams, prompts
+from loadtest.command_line import run
+from loadtest.markdown import table
+from shared.errors import Internal
+
+NUM_CLIENTS = 20
+SAMPLE_S = 1.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the clients saw so far."""
+
+    num_answers: int = 0
+    lost: int = 0
+    wrong: int = 0
+    num_reconnects: int = 0
+    longest_pause_s: float = 0.0
+    errors: set[str] = field(default_factory=set)
+
+    def add(self, stream: Stream, expected: list[int]) -> None:
+        """Counts one answer."""
+        self.num_answers += 1
+        self.num_reconnects += stream.num_reconnects
+        self.longest_pause_s = max(self.longest_pause_s, stream.longest_gap_s)
+        if stream.error or len(stream.tokens) != len(expected):
+            self.lost += 1
+            self.errors.add(stream.error)
+        self.wrong += stream.tokens != expected[: len(stream.tokens)]
+
+
+class Soak:
+    """One soak over one started cluster."""
+
+    def __init__(self, cluster: ChaosCluster, *, resuming: bool) -> None:
+        self.tally = Tally()
+        self.memory = Memory()
+        self.num_kills = 0
+        self._cluster = cluster
+        self._resuming = resuming
+        self._texts = prompts(NUM_CLIENTS)
+        self._expected: list[list[int]] = []
+
+    async def run(self, duration_s: float, interval_s: float) -> None:
+        """Learns the answers undisturbed, then kills for `duration_s` seconds. Raises Internal where that fails."""
+        calm = Streams(self._cluster.local.grpc, self._texts, "calm", resuming=False)
+        calm.start()
+        await calm.wait(ANSWER_TIMEOUT_S)
+        if errors := {stream.error for stream in calm.all if stream.error}:
+            raise Internal(f"undisturbed streams fail: {', '.join(sorted(errors))}")
+        self._expected = [stream.tokens for stream in calm.all]
+        end = time.monotonic() + duration_s
+        sampling = asyncio.create_task(self._sample())
+        killing = asyncio.create_task(self._kill(end, interval_s))
+        await asyncio.gather(*(self._ask(number, end) for number in range(NUM_CLIENTS)))
+        await killing
+        sampling.cancel()
+
+    async def leaked(self) -> int:
+        """Blocks that stay held when all is over; -1 where the cluster does not come back."""
+        if await self._cluster.until(whole, WHOLE_TIMEOUT_S) is None:
+            return -1
+        if await self._cluster.until(lambda status: num_held(status) == 0, FREE_TIMEOUT_S) is not None:
+            return 0
+        status = await self._cluster.status()
+        return num_held(status) if status is not None else -1
+
+    async def _ask(self, number: int, end: float) -> None:
+        turn = 0
+        while time.monotonic() < end:
+            turn += 1
+            salt = f"{number}-{turn}"
+            one = Streams(self._cluster.local.grpc, [self._texts[number]], salt, resuming=self._resuming)
+            one.start()
+            await one.wait(ANSWER_TIMEOUT_S)
+            self.tally.add(one.all[0], self._expected[number])
+
+    async def _kill(self, end: float, interval_s: float) -> None:
+        victims = [*self._pids()]
+        while time.monotonic() + interval_s < end:
+            await asyncio.sleep(interval_s)
+            name = victims[self.num_kills % len(victims)]
+            pid = self._pids()[name]
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:  # the last kill of a slow one
+                continue
+            finally:
+                self.num_kills += 1
+
+    async def _sample(self) -> None:
+        while True:
+            self.memory.sample(self._pids(), time.time())
+            await asyncio.sleep(SAMPLE_S)
+
+    def _pids(self) -> dict[str, int]:
+        pids = {name: child.pid for name, child in self._cluster.local.children.items()}
+        return {**pids, "redis": self._cluster.local.index_pid or 0}
+
+
+def main(
+    duration: Annotated[float, typer.Option(help="seconds of kills")] = 600.0,
+    interval: Annotated[float, typer.Option(help="seconds between two kills")] = 10.0,
+    out: Annotated[Path | None, typer.Option(help="file for the result, in Markdown")] = None,
+    model: Annotated[Path, typer.Option(help="model folder")] = Path("models/demo"),
+    folder: Annotated[Path, typer.Option(help="where logs go")] = Path(".tandem/soak"),
+    resuming: Annotated[bool, typer.Option(help="clients ask again where their connection broke")] = True,
+) -> None:
+    """Kills every part in turn and reports what the clients lost, and how memory grew. Status 1 where any was lost."""
+    text, good = asyncio.run(_soak(duration, interval, model, folder, resuming))
+    print(text)
+    if out is not None:
+        out.write_text(f"{text}\n")
+    if not good:
+        sys.exit(1)
+
+
+async def _soak(duration: float, interval: float, model: Path, folder: Path, resuming: bool) -> tuple[str, bool]:
+    """The report, and whether nothing but pauses is in it."""
+    async with chaos_cluster(model, folder) as cluster:
+        soak = Soak(cluster, resuming=resuming)
+        await soak.run(duration, interval)
+        leaked = await soak.leaked()
+    tally = soak.tally
+    growth = [(name, f"{value * 60 / 2**20:.2f}") for name, value in soak.memory.slopes().items()]
+    lines = (
+        f"soak SIGKILL {interval:g}s: {tally.lost}|{tally.wrong}|{leaked}|{tally.longest_pause_s:.2f} s",
+        "",
+        f"{tally.num_answers} answers, {soak.num_kills} kills in {duration:g} s, {tally.num_reconnects} reconnects.",
+        *(f"- lost: {error}" for error in sorted(tally.errors)),
+        "",
+        table(("part", "growth, MiB a minute"), growth),
+    )
+    return "\n".join(lines), not (tally.lost or tally.wrong or leaked)
+
+
+if __name__ == "__main__":
+    run(main, name="python -m loadtest.chaos.soak")

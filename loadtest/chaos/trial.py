@@ -1,0 +1,84 @@
+"""The names of what is tried, and what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from loadtest.chaos.streams import Stream
+
+VICTIMS = ("router", "prefill", "decode", "kvstore", "redis", "store")
+FAULTS = ("SIGKILL", "SIGSTOP-3s", "SIGSTOP-20s", "hung-engine", "drain")
+PHASES = ("queued", "prefilling", "shipping", "decoding")
+WORKERS = ("prefill", "decode")
+"""Victims with an engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One victim, one fault, at one moment of the streams."""
+
+    victim: str
+    fault: str
+    phase: str
+
+    def __str__(self) -> str:
+        return f"{self.victim} {self.fault} {self.phase}"
+
+    def matches(self, only: str) -> bool:
+        """Whether `only` asks for it: words that its name must have, alternatives separated by commas."""
+        own = str(self).split()
+        return not only.strip() or any(
+            words and all(word in own for word in words) for words in (part.split() for part in only.split(","))
+        )
+
+
+def trials(only: str = "") -> list[Trial]:
+    """All that exist, the victims in turn: no part dies three times within a minute, which would end it for good."""
+    everything = (Trial(victim, fault, phase) for fault, phase, victim in product(FAULTS, PHASES, VICTIMS))
+    return [trial for trial in everything if _exists(trial) and trial.matches(only)]
+
+
+def _exists(trial: Trial) -> bool:
+    return trial.fault != "hung-engine" or trial.victim in WORKERS
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the clients saw, and what was left behind."""
+
+    trial: Trial
+    lost: int
+    """Streams that did not end with a whole answer."""
+    wrong: int
+    """Streams with another token than undisturbed, in what they got."""
+    leaked: int
+    """KV blocks that were not free when everything had ended."""
+    longest_pause_s: float
+    """Longest gap between tokens, or excess of a first token over its undisturbed time."""
+    note: str = ""
+    """What else went differently; empty where nothing did."""
+
+    @property
+    def good(self) -> bool:
+        """Nothing but a pause."""
+        return not (self.lost or self.wrong or self.leaked or self.note)
+
+    def __str__(self) -> str:
+        line = f"{self.trial}: {self.lost}|{self.wrong}|{self.leaked}|{self.longest_pause_s:.2f} s"
+        return f"{line}  # {self.note}" if self.note else line
+
+
+def judge(trial: Trial, streams: Sequence[Stream], calm: Sequence[Stream], leaked: int, note: str) -> Outcome:
+    """Compares streams with the undisturbed ones of the same prompts."""
+    pairs = list(zip(streams, calm, strict=True))
+    errors = sorted({stream.error for stream in streams if stream.error})
+    return Outcome(
+        trial,
+        lost=sum(bool(stream.error) or len(stream.tokens) != len(known.tokens) for stream, known in pairs),
+        wrong=sum(stream.tokens != known.tokens[: len(stream.tokens)] for stream, known in pairs),
+        leaked=leaked,
+        longest_pause_s=max(max(stream.longest_gap_s, stream.ttft_s - known.ttft_s) for stream, known in pairs),
+        note="; ".join(filter(None, (note, *errors[:2]))),
+    )

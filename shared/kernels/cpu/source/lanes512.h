@@ -1,0 +1,103 @@
+// 16 lanes in one register: AVX-512 with F, BW, VL and DQ.
+#pragma once
+
+constexpr int kRegisters = 32;  // of vectors
+constexpr int kWide = 1;        // registers that hold 16 lanes
+
+using Floats = __m512;
+using Words = __m512i;  // of 32 bits, where nothing else is said
+using Mask = __mmask16;
+
+inline Floats all(float x) { return _mm512_set1_ps(x); }
+inline Floats zeros() { return _mm512_setzero_ps(); }
+inline Words all_words(uint32_t x) { return _mm512_set1_epi32(int(x)); }
+inline Words no_words() { return _mm512_setzero_si512(); }
+inline Floats as_floats(Words x) { return _mm512_castsi512_ps(x); }
+inline Words as_words(Floats x) { return _mm512_castps_si512(x); }
+
+inline Floats load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, Floats x) { _mm512_storeu_ps(p, x); }
+inline Words load_words(const void* p) { return _mm512_loadu_si512(p); }
+inline void store_words(void* p, Words x) { _mm512_storeu_si512(p, x); }
+// The first `count` of 16 words; memory behind them is left alone, and they are followed by zeros.
+inline Words load_words(const void* p, int64_t count) { return _mm512_maskz_loadu_epi32(Mask((1u << count) - 1), p); }
+inline void store_words(void* p, Words x, int64_t count) { _mm512_mask_storeu_epi32(p, Mask((1u << count) - 1), x); }
+
+inline Floats plus_product(Floats c, Floats a, Floats b) { return _mm512_fmadd_ps(a, b, c); }    // c + a b
+inline Floats minus_product(Floats c, Floats a, Floats b) { return _mm512_fnmadd_ps(a, b, c); }  // c - a b
+// The second where one is NaN.
+inline Floats larger(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+inline Floats smaller(Floats a, Floats b) { return _mm512_min_ps(a, b); }
+inline Floats nearest(Floats x) { return _mm512_roundscale_ps(x, 0); }
+// x 2^n for whole n; the small one for -126 <= n <= 127.
+inline Floats times_power(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }
+inline Floats times_small_power(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }
+inline float sum_of(Floats x) { return _mm512_reduce_add_ps(x); }
+inline float highest_of(Floats x) { return _mm512_reduce_max_ps(x); }
+
+inline Mask first_lanes(int64_t count) { return Mask(0xffffu >> (16 - count)); }  // 1 <= count <= 16
+inline Mask not_less(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ); }
+inline bool any_differs(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_NEQ_UQ); }
+inline Mask at_most(Words a, Words b) { return _mm512_cmple_epi32_mask(a, b); }
+inline Mask both(Mask a, Mask b) { return Mask(a & b); }
+inline Floats keep(Mask mask, Floats x) { return _mm512_maskz_mov_ps(mask, x); }  // 0 elsewhere
+inline Floats choose(Mask mask, Floats yes, Floats no) { return _mm512_mask_mov_ps(no, mask, yes); }
+inline Floats larger_where(Mask mask, Floats a, Floats b) { return _mm512_mask_max_ps(a, mask, a, b); }  // else a
+
+inline Words both(Words a, Words b) { return _mm512_and_si512(a, b); }
+inline Words either(Words a, Words b) { return _mm512_or_si512(a, b); }
+inline Words minus(Words a, Words b) { return _mm512_sub_epi32(a, b); }
+template <int N>
+inline Words shift_left(Words x) { return _mm512_slli_epi32(x, N); }
+template <int N>
+inline Words shift_right(Words x) { return _mm512_srli_epi32(x, N); }
+template <int N>
+inline Words shift_halves_left(Words x) { return _mm512_slli_epi16(x, N); }  // of 16 bits
+template <int N>
+inline Words shift_halves_right(Words x) { return _mm512_srli_epi16(x, N); }
+
+// Of 64 bytes, in runs of 16.
+inline Words all_bytes(uint8_t x) { return _mm512_set1_epi8(char(x)); }
+inline Words repeated(const void* p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)p)); }
+inline Words looked_up(Words table, Words places) { return _mm512_shuffle_epi8(table, places); }
+inline Words lower_zipped(Words a, Words b) { return _mm512_unpacklo_epi8(a, b); }
+inline Words upper_zipped(Words a, Words b) { return _mm512_unpackhi_epi8(a, b); }
+inline Words lower_bytes(Words a, Words b) { return _mm512_packus_epi16(a, b); }  // of 16-bit numbers below 256
+inline Words where_equal(Words a, Words b, Words then) { return _mm512_maskz_mov_epi8(_mm512_cmpeq_epi8_mask(a, b), then); }
+
+inline Floats widen16(const void* p) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+}
+// bf16 in the lower halves: round to nearest, ties to even, as torch does; NaN stays NaN.
+inline Words upper_halves(Floats x) {
+  __m512i bits = _mm512_castps_si512(x);
+  __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  return _mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc00000)), 16);
+}
+inline __m256i narrow(Words halves) { return _mm512_cvtepi32_epi16(halves); }
+
+// Rows and columns of 16 x 16 words exchanged, in four rounds of neighbours at distance 1, 2, 4, 8.
+inline void transpose16(Words (&v)[16]) {
+  __m512i t[16];
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    v[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    v[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    v[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    v[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+  for (int i = 0; i < 16; i += 8)
+    for (int j = 0; j < 4; j++) {
+      t[i + j] = _mm512_shuffle_i32x4(v[i + j], v[i + j + 4], 0x88);
+      t[i + j + 4] = _mm512_shuffle_i32x4(v[i + j], v[i + j + 4], 0xdd);
+    }
+  for (int j = 0; j < 8; j++) {
+    v[j] = _mm512_shuffle_i32x4(t[j], t[j + 8], 0x88);
+    v[j + 8] = _mm512_shuffle_i32x4(t[j], t[j + 8], 0xdd);
+  }
+}

@@ -1,0 +1,73 @@
+// What a projection is computed from: rows of x laid out for its products, panels of weights, and where y goes.
+#pragma once
+
+#include <algorithm>
+
+#include "crew.h"
+#include "panels.h"
+
+constexpr int64_t kTaskPanels = 4;  // of a task of many rows
+
+// The words of 32 bits that a row of x consists of, once laid out for the products.
+template <typename T>
+struct Laid {
+  static constexpr int per_word = 1;
+  static Words load(const T* x, int64_t) { return as_words(load16(x)); }  // k is a multiple of 16
+};
+#ifdef TANDEM_PAIRS
+template <>
+struct Laid<bf16> {
+  static constexpr int per_word = 2;
+  static Words load(const bf16* x, int64_t count) { return load_words(x, count); }
+};
+#endif
+
+// rows of x as [word][rows]: what a step over k broadcasts lies side by side.
+template <typename T>
+void lay_rows(const T* x, int64_t k_size, int rows, float* out) {
+  const int64_t words = k_size / Laid<T>::per_word;
+  for (int64_t w = 0; w < words; w += 16) {
+    const int64_t count = std::min<int64_t>(16, words - w);
+    Words v[16];
+    for (int r = 0; r < 16; r++) v[r] = no_words();
+    for (int r = 0; r < rows; r++) v[r] = Laid<T>::load(x + r * k_size + w * Laid<T>::per_word, count);
+    transpose16(v);
+    for (int64_t i = 0; i < count; i++) store_words(out + (w + i) * rows, v[i], rows);
+  }
+}
+
+// y[rows][32] = c + bias, rounded.
+template <typename T>
+void finish(const float* c, int rows, const T* bias, T* y, int64_t y_step) {
+  Floats b[2] = {zeros(), zeros()};
+  if (bias) b[0] = load16(bias), b[1] = load16(bias + 16);
+  for (int r = 0; r < rows; r++)
+    for (int v = 0; v < 2; v++) store16(y + r * y_step + 16 * v, load(c + r * kColumns + 16 * v) + b[v]);
+}
+
+template <typename T>
+struct Product {
+  const float* rows;  // laid out, tile after tile
+  const T *weight, *bias;
+  T* y;
+  int64_t k_size, n_size, tight_bytes;  // from a tight panel to the next; 0: the panels are not tight
+  Tiles tiles;
+
+  int64_t words() const { return k_size / Laid<T>::per_word; }
+  void put(const float* c, int64_t row, int count, int64_t p) const {
+    finish(c, count, bias ? bias + p * kColumns : nullptr, y + row * n_size + p * kColumns, n_size);
+  }
+};
+
+// Calls f with panel p, as what it is.
+template <typename F>
+auto with_panel(const Product<float>& job, int64_t p, F&& f) {
+  return f(job.weight + p * kColumns * job.k_size);
+}
+template <typename F>
+auto with_panel(const Product<bf16>& job, int64_t p, F&& f) {
+#ifndef TANDEM_PAIRS
+  if (job.tight_bytes) return f(TightPanel((const std::byte*)job.weight + p * job.tight_bytes, job.k_size));
+#endif
+  return f(PlainPanel{job.weight + p * kColumns * job.k_size});
+}

@@ -1,0 +1,206 @@
+// Linear layers by AMX: plain panels are its column tiles as they lie, 32 k of 32 outputs in 2 KiB; tight ones are
+// opened to such pieces.
+#pragma once
+
+#include <algorithm>
+
+#include "crew.h"
+#include "panels.h"
+#include "product.h"
+#include "tiles.h"
+
+constexpr int64_t kVectorRows = 5;   // up to so many rows, vectors are as fast, memory being the limit
+constexpr int64_t kTileRows = 16;
+constexpr int64_t kStep = 32;        // k of a tile
+constexpr int64_t kPiece = kStep * kColumns;
+constexpr int64_t kTiledTaskWork = 1 << 22;  // products of a task of few rows
+
+struct TiledProduct {
+  const bf16 *x, *weight, *bias;
+  bf16 *y, *rows;  // rows: x as [row tile][step][row][32], zeros behind k
+  int64_t m, k_size, n_size, tight_bytes;
+
+  int64_t steps() const { return (k_size + kStep - 1) / kStep; }
+  int64_t row_tiles() const { return (m + kTileRows - 1) / kTileRows; }
+  int rows_of(int64_t tile) const { return int(std::min(kTileRows, m - tile * kTileRows)); }
+  const bf16* tile(int64_t tile) const { return rows + tile * kTileRows * steps() * kStep; }
+};
+
+inline void lay_tile(const TiledProduct& job, int64_t tile) {
+  const int rows = job.rows_of(tile);
+  bf16* out = const_cast<bf16*>(job.tile(tile));
+  for (int64_t s = 0; s < job.steps(); s++) {
+    const int64_t count = std::min(kStep, job.k_size - s * kStep);
+    for (int r = 0; r < rows; r++, out += kStep) {
+      std::memcpy(out, job.x + (tile * kTileRows + r) * job.k_size + s * kStep, count * sizeof(bf16));
+      if (count < kStep) std::memset(out + count, 0, (kStep - count) * sizeof(bf16));
+    }
+  }
+}
+
+// A panel's pieces, to be asked for one after the other. Where they do not lie in memory as they are needed, they are
+// written to `out(step)`.
+template <typename Out>
+class PlainPieces {
+ public:
+  PlainPieces(const PlainPanel& panel, int64_t k_size, Out out) : panel_(panel), k_size_(k_size), out_(out) {}
+
+  const bf16* at(int64_t step) {
+    const bf16* piece = panel_.weights + step * kPiece;
+    const int64_t count = std::min(kStep, k_size_ - step * kStep);
+    for (int64_t line = 0; line < 32; line++) _mm_prefetch((const char*)piece + kAhead + 64 * line, _MM_HINT_T0);
+    if (count == kStep) return piece;
+    bf16* copy = out_(step);
+    std::memcpy(copy, piece, count * kColumns * sizeof(bf16));
+    std::memset(copy + count * kColumns, 0, (kStep - count) * kColumns * sizeof(bf16));
+    finish_stores();
+    return copy;
+  }
+
+ private:
+  PlainPanel panel_;
+  int64_t k_size_;
+  Out out_;
+};
+
+template <typename Out>
+class TightPieces {
+ public:
+  TightPieces(const TightPanel& panel, int64_t k_size, Out out)
+      : panel_(panel), k_size_(k_size), rare_(panel.rares()), end_(rare_ + panel.num_rares()), out_(out) {}
+
+  const bf16* at(int64_t step) {
+    const int64_t first = step * kStep, count = std::min(kStep, k_size_ - first);
+    bf16* piece = out_(step);
+    for (int64_t j = 0; j < count; j += kGroupK) {
+      const auto group = panel_.group(first + j);
+      group.prefetch();
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; i++) {
+        const Pairs pairs = group.half(i);
+        store_words(piece + j * kColumns + 64 * i, pairs.low);
+        store_words(piece + j * kColumns + 64 * i + 32, pairs.high);
+      }
+    }
+    if (count < kStep) std::memset(piece + count * kColumns, 0, (kStep - count) * kColumns * sizeof(bf16));
+    for (; rare_ != end_ && rare_->place < (first + count) * kColumns; rare_++) {
+      const int64_t k = rare_->place / kColumns - first, output = rare_->place % kColumns;
+      uint32_t bits;
+      std::memcpy(&bits, &rare_->weight, 4);
+      piece[k / 2 * 64 + output * 2 + k % 2] = {uint16_t(bits >> 16)};
+    }
+    finish_stores();
+    return piece;
+  }
+
+ private:
+  TightPanel panel_;
+  int64_t k_size_;
+  const TightPanel::Rare *rare_, *end_;
+  Out out_;
+};
+
+// Calls f with the pieces of panel p.
+template <typename Out, typename F>
+void with_pieces(const TiledProduct& job, int64_t p, Out out, F&& f) {
+  if (job.tight_bytes)
+    f(TightPieces<Out>(TightPanel((const std::byte*)job.weight + p * job.tight_bytes, job.k_size), job.k_size, out));
+  else
+    f(PlainPieces<Out>(PlainPanel{job.weight + p * kColumns * job.k_size}, job.k_size, out));
+}
+
+// Row tiles `t` and `t + 1`, if there is one, times a panel, to y. `piece(step)`: of the panel.
+template <typename F>
+void multiply_rows(const TiledProduct& job, TwoByTwo& tiles, int64_t t, int64_t p, F&& piece) {
+  alignas(64) float c[2 * kTileRows * kColumns];
+  const int64_t steps = job.steps();
+  const int first = job.rows_of(t), second = t + 1 < job.row_tiles() ? job.rows_of(t + 1) : 0;
+  const bf16* a = job.tile(t);
+  tiles.shape(first, second ? second : first);
+  TILE_ZERO(0);
+  TILE_ZERO(1);
+  TILE_ZERO(2);
+  TILE_ZERO(3);
+  if (second) {
+    const bf16* b = job.tile(t + 1);
+    for (int64_t s = 0; s < steps; s++, a += first * kStep, b += second * kStep) {
+      const bf16* w = piece(s);
+      TILE_LOAD(6, w, 128);
+      TILE_LOAD(4, a, 64);
+      TILE_DOT(0, 4, 6);
+      TILE_LOAD(7, w + 32, 128);
+      TILE_DOT(1, 4, 7);
+      TILE_LOAD(5, b, 64);
+      TILE_DOT(2, 5, 6);
+      TILE_DOT(3, 5, 7);
+    }
+  } else {  // two sums, of even and odd steps, so that enough products are under way
+    for (int64_t s = 0; s < steps; s += 2) {
+      const bf16* w = piece(s);
+      TILE_LOAD(4, a, 64);
+      TILE_LOAD(6, w, 128);
+      TILE_DOT(0, 4, 6);
+      TILE_LOAD(7, w + 32, 128);
+      TILE_DOT(1, 4, 7);
+      a += first * kStep;
+      if (s + 1 == steps) break;
+      w = piece(s + 1);
+      TILE_LOAD(5, a, 64);
+      TILE_LOAD(6, w, 128);
+      TILE_DOT(2, 5, 6);
+      TILE_LOAD(7, w + 32, 128);
+      TILE_DOT(3, 5, 7);
+      a += first * kStep;
+    }
+  }
+  float* lower = c + first * kColumns;
+  TILE_STORE(0, c, 128);
+  TILE_STORE(1, c + 16, 128);
+  TILE_STORE(2, lower, 128);
+  TILE_STORE(3, lower + 16, 128);
+  if (!second)
+    for (int64_t i = 0; i < first * kColumns; i += 16) store(c + i, load(c + i) + load(lower + i));
+  finish(
+      c, first + second, job.bias ? job.bias + p * kColumns : nullptr,
+      job.y + t * kTileRows * job.n_size + p * kColumns, job.n_size);
+}
+
+// At most two row tiles: a panel is read once, a piece at a time.
+inline void few_rows(const TiledProduct& job, int64_t first, int64_t last) {
+  TwoByTwo tiles;
+  alignas(64) bf16 pieces[4][kPiece];
+  for (int64_t p = first; p < last; p++)
+    with_pieces(job, p, [&](int64_t step) { return pieces[step % 4]; }, [&](auto panel) {
+      multiply_rows(job, tiles, 0, p, [&](int64_t step) { return panel.at(step); });
+    });
+}
+
+// Panels [first, last), each opened once for all pairs of row tiles.
+inline void many_rows(const TiledProduct& job, int64_t first, int64_t last) {
+  thread_local Workspace workspace;
+  TwoByTwo tiles;
+  bf16* opened = (bf16*)workspace.floats(job.steps() * kPiece / 2);
+  for (int64_t p = first; p < last; p++)
+    with_pieces(job, p, [&](int64_t step) { return opened + step * kPiece; }, [&](auto panel) {
+      multiply_rows(job, tiles, 0, p, [&](int64_t step) { return panel.at(step); });
+      const bool lies_ready = !job.tight_bytes && job.k_size % kStep == 0;
+      const bf16* all_of_it = lies_ready ? job.weight + p * kColumns * job.k_size : opened;
+      if (!lies_ready && !job.tight_bytes) std::memcpy(opened, job.weight + p * kColumns * job.k_size, job.k_size / kStep * kPiece * sizeof(bf16));
+      finish_stores();
+      for (int64_t t = 2; t < job.row_tiles(); t += 2)
+        multiply_rows(job, tiles, t, p, [&](int64_t step) { return all_of_it + step * kPiece; });
+    });
+}
+
+inline void tiled_linear(const TiledProduct& job) {
+  const int64_t panels = job.n_size / kColumns;
+  parallel_ranges(job.row_tiles(), job.m < 64 ? job.row_tiles() : 2, [&](int64_t first, int64_t last) {
+    for (int64_t t = first; t < last; t++) lay_tile(job, t);
+  });
+  if (job.row_tiles() <= 2) {
+    const int64_t grain = std::max<int64_t>(1, kTiledTaskWork / (kColumns * job.k_size * (job.m + 8)));
+    parallel_ranges(panels, grain, [&](int64_t first, int64_t last) { few_rows(job, first, last); });
+  } else {
+    parallel_ranges(panels, kTaskPanels, [&](int64_t first, int64_t last) { many_rows(job, first, last); });
+  }
+}

@@ -1,0 +1,107 @@
+"""SIGTERM of any part under streams: every stream ends with all its tokens, and nothing leaks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+
+import grpc
+import httpx
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from shared.rpc.server import channel
+from tests.e2e.running import DEADLINE_S, Running, running
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = [[20 + (i * (37 + 2 * k)) % 2000 for i in range(75)] for k in range(8)]
+FIELDS = {"temperature": 0, "ignore_eos": True, "max_tokens": 240, "return_token_ids": True}
+
+
+class Streams:
+    """Answers under way, one list of tokens each."""
+
+    def __init__(self, cluster: Running) -> None:
+        self._cluster = cluster
+        self.tokens: list[list[int]] = [[] for _ in PROMPTS]
+        self._tasks = [asyncio.create_task(self._read(number)) for number in range(len(PROMPTS))]
+
+    async def _read(self, number: int) -> None:
+        body = {"prompt": PROMPTS[number], "stream": True, **FIELDS}
+        async with self._cluster.http.stream("POST", "/v1/completions", json=body) as response:
+            assert response.status_code == 200, await response.aread()
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    event = json.loads(line.removeprefix("data: "))
+                    assert "error" not in event, event
+                    self.tokens[number] += event["choices"][0].get("token_ids") or ()
+
+    async def begun(self) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not all(self.tokens):
+                await asyncio.sleep(0.005)
+
+    async def ended(self) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.gather(*self._tasks)
+
+
+async def health(address: str) -> int:
+    async with channel(address) as opened:
+        answer = await health_pb2_grpc.HealthStub(opened).Check(health_pb2.HealthCheckRequest(), timeout=DEADLINE_S)
+        return answer.status
+
+
+async def test_a_router_told_to_end_finishes_its_streams_and_refuses_others(tmp_path):
+    async with running(tmp_path) as cluster:
+        expected = await asyncio.gather(*(cluster.tokens(prompt, **FIELDS) for prompt in PROMPTS))
+        streams = Streams(cluster)
+        await streams.begun()
+        router = cluster.cluster.children["router"]
+        router.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(DEADLINE_S):
+            while (ready := await cluster.http.get("/readyz")).status_code == 200:
+                await asyncio.sleep(0.005)
+        assert ready.json()["reason"] == "the router is draining"
+        refused = await cluster.http.post("/v1/completions", json={"prompt": PROMPTS[0], **FIELDS})
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "draining"
+        assert int(refused.headers["retry-after"]) >= 1
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await cluster.generate(PROMPTS[0], max_tokens=4)
+        assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert await health(cluster.cluster.grpc) == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert router.returncode is None
+        await streams.ended()
+        assert streams.tokens == expected
+        assert await router.wait(DEADLINE_S) == 0
+        with pytest.raises(httpx.HTTPError):
+            await cluster.http.get("/readyz")
+
+
+async def test_a_cluster_told_to_stop_finishes_its_streams_first(tmp_path):
+    async with running(tmp_path, num_decode=2) as cluster:
+        expected = await asyncio.gather(*(cluster.tokens(prompt, **FIELDS) for prompt in PROMPTS))
+        streams = Streams(cluster)
+        await streams.begun()
+        await cluster.cluster.stop()
+        await streams.ended()
+        assert streams.tokens == expected
+
+
+@pytest.mark.parametrize("name", ["kvstore", "store-1", "decode-0"])
+async def test_a_part_told_to_end_costs_no_stream_and_comes_back(tmp_path, name):
+    shape = {"num_decode": 2, "store_nodes": 2, "store_host_bytes": 1 << 22, "restart": True}
+    async with running(tmp_path, **shape) as cluster:
+        expected = await asyncio.gather(*(cluster.tokens(prompt, **FIELDS) for prompt in PROMPTS))
+        streams = Streams(cluster)
+        await streams.begun()
+        ended = cluster.cluster.children[name]
+        ended.send_signal(signal.SIGTERM)
+        await streams.ended()
+        assert streams.tokens == expected
+        assert await ended.wait(DEADLINE_S) == 0
+        await cluster.until(lambda status: status.ready and all(worker.connected for worker in status.workers))
+        await cluster.idle()

@@ -1,0 +1,27 @@
+"""A few trials of `make chaos`: faults that cost a client no more than a pause."""
+
+from __future__ import annotations
+
+import pytest
+
+from loadtest.chaos.run import Chaos
+from loadtest.chaos.trial import Outcome, Trial
+from tests.e2e.running import DEMO
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+TRIALS = [
+    Trial("decode", "SIGKILL", "decoding"),
+    Trial("kvstore", "SIGKILL", "queued"),
+    Trial("prefill", "SIGKILL", "prefilling"),
+    Trial("redis", "SIGKILL", "shipping"),
+    Trial("store", "SIGKILL", "decoding"),
+    Trial("decode", "drain", "decoding"),
+]
+
+
+async def test_faults_that_cost_a_pause(tmp_path):
+    outcomes: list[Outcome] = []
+    await Chaos(DEMO, tmp_path, resuming=False, num_streams=20).run(TRIALS, outcomes.append)
+    assert [outcome.trial for outcome in outcomes] == TRIALS
+    assert [str(outcome) for outcome in outcomes if not outcome.good] == []

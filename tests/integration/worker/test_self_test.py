@@ -1,0 +1,71 @@
+"""A worker whose model does not compute is refused before it serves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from services.worker import self_test as module
+from services.worker.self_test import NUM_OUTPUT_TOKENS, self_test
+from shared.engine.runner.runner import Runner, RunnerConfig
+from shared.errors import Internal, NumericalFault
+from shared.model.decoder import Decoder
+from tests.integration.engine.families import write_family
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_family(tmp_path / "model", "LlamaForCausalLM")
+
+
+def break_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.norm.weight"][0] = float("nan")
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def started(folder: Path) -> tuple[Runner, int]:
+    decoder = Decoder.load(folder, torch.float32, "cpu")
+    runner = Runner(decoder, decoder.config.block_layout(16, "float32"), 2, RunnerConfig(max_num_seqs=1))
+    with torch.inference_mode():
+        runner.start()
+    return runner, decoder.config.vocab_size
+
+
+def test_a_sound_model_passes(folder: Path) -> None:
+    runner, vocab_size = started(folder)
+    self_test(runner, 16, vocab_size)
+
+
+def test_a_model_whose_numbers_are_not_finite_does_not(folder: Path) -> None:
+    break_weights(folder)
+    runner, vocab_size = started(folder)
+    with pytest.raises(NumericalFault):
+        self_test(runner, 16, vocab_size)
+
+
+def test_answers_that_differ_do_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, vocab_size = started(folder)
+    answers = iter(([1] * NUM_OUTPUT_TOKENS, [2] * NUM_OUTPUT_TOKENS))
+    monkeypatch.setattr(module, "_answer", lambda *_: next(answers))
+    with pytest.raises(Internal, match="two answers"):
+        self_test(runner, 16, vocab_size)
+
+
+@pytest.mark.slow
+def test_such_a_worker_ends_before_it_is_ready(folder: Path) -> None:
+    break_weights(folder)
+    command = [sys.executable, "-m", "services.decode", "--name", "d", "--model", str(folder), "--num-kv-blocks", "8"]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert '"ready"' not in done.stdout
+    assert "NumericalFault" in done.stdout

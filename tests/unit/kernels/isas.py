@@ -1,0 +1,15 @@
+"""The instruction sets that the C++ kernels are tested with: all that this processor has, and the emulated ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shared.kernels import cpu_backend
+from shared.kernels.cpu import isa
+
+REFUSAL = cpu_backend.refusal(torch.device("cpu"), torch.float32)
+_FEATURES = frozenset() if REFUSAL else isa.processor_features()
+ISAS = tuple(each.name for each in (*isa.BUILT, *isa.emulated(_FEATURES)) if not each.missing(_FEATURES))
+needs_library = pytest.mark.skipif(REFUSAL is not None, reason=f"no C++ kernels here: {REFUSAL}")
+every_isa = pytest.mark.parametrize("isa", ISAS)

@@ -1,0 +1,131 @@
+"""Which instruction set the C++ kernels run with, how they are compiled, and what is said where they cannot be had."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import pytest
+import torch
+
+from shared.errors import ConfigError
+from shared.kernels.cpu import build, isa
+from shared.kernels.cpu.isa import AMX, AVX2, AVX512, BUILT, InstructionSet
+from shared.kernels.registry import choose_kernels
+
+from .isas import ISAS, every_isa, needs_library
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, *features: str) -> None:
+    monkeypatch.setattr(isa, "processor_features", lambda: frozenset(features))
+
+
+class NoCompiler:
+    @staticmethod
+    def which(_name: str) -> None:
+        return None
+
+
+def assert_left_to_torch(caplog: pytest.LogCaptureFixture, reason: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        choose_kernels("cpu", torch.float32, "cpu")
+    with caplog.at_level(logging.WARNING):
+        assert choose_kernels("cpu", torch.float32).name == "torch"
+    assert "'cpu' passed over" in caplog.text
+
+
+def test_a_processor_without_vectors_is_left_to_torch(monkeypatch, caplog):
+    pretend(monkeypatch, "sse2")
+    assert_left_to_torch(caplog, "the processor lacks avx2, fma")
+
+
+def test_a_machine_without_compiler_is_left_to_torch(monkeypatch, caplog, tmp_path):
+    pretend(monkeypatch, *AVX2.needs)
+    monkeypatch.setattr(build, "PREBUILT", tmp_path)
+    monkeypatch.setattr(build, "shutil", NoCompiler)
+    assert_left_to_torch(caplog, "g++ is not installed")
+
+
+@needs_library
+@every_isa
+def test_an_instruction_set_can_be_named(isa):
+    assert choose_kernels("cpu", torch.float32, f"cpu:{isa}").name == f"cpu:{isa}"
+
+
+def test_one_that_the_processor_lacks_is_refused_by_what_is_missing(monkeypatch):
+    pretend(monkeypatch, *AVX512.needs, "amx_tile")
+    with pytest.raises(ConfigError, match=r"'cpu:amx' cannot serve this worker: the processor lacks amx_bf16$"):
+        choose_kernels("cpu", torch.float32, "cpu:amx")
+    with pytest.raises(ConfigError, match="there are kernels for amx, avx512-bf16, avx512, avx2, not for 'sse9'"):
+        choose_kernels("cpu", torch.float32, "cpu:sse9")
+
+
+@pytest.mark.parametrize("best", BUILT, ids=lambda each: each.name)
+def test_auto_takes_the_fastest_that_the_processor_has(monkeypatch, best):
+    """AVX512-BF16 among them, where a timing finds it faster; here any library takes that timing's place."""
+    pretend(monkeypatch, *best.needs)
+    usable = build.library(AVX2) if "avx2" in ISAS else None
+    if usable is None:
+        pytest.skip("no C++ kernels here")
+    monkeypatch.setattr(build, "_made", lambda isa: usable)
+    assert build.choose()[0] == best
+
+
+@needs_library
+def test_a_library_is_compiled_once(monkeypatch, tmp_path):
+    compiled = []
+
+    def compile_nothing(_compiler, isa, target):
+        compiled.append(isa)
+        target.write_bytes(real.read_bytes())
+
+    real = build.library(AVX2)
+    monkeypatch.setattr(build, "PREBUILT", tmp_path / "prebuilt")
+    monkeypatch.setattr(build, "_cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(build, "_compile", compile_nothing)
+    assert build.library(AVX2) == build.library(AVX2)
+    assert compiled == [AVX2]
+
+
+@needs_library
+def test_libraries_compiled_ahead_need_no_compiler(monkeypatch, tmp_path):
+    real = build.library(AVX2)
+    monkeypatch.setattr(build, "PREBUILT", tmp_path)
+    monkeypatch.setattr(build, "_compile", lambda compiler, isa, target: target.write_bytes(real.read_bytes()))
+    made = build.prebuild(tmp_path)
+    assert len(made) == len(BUILT)
+    monkeypatch.setattr(build, "shutil", NoCompiler)
+    assert build.library(AVX2) in made
+
+
+@needs_library
+def test_what_the_compiler_says_is_the_reason(monkeypatch, tmp_path):
+    (tmp_path / "broken.cpp").write_text("#error no such thing\n")
+    monkeypatch.setattr(build, "SOURCE", tmp_path)
+    monkeypatch.setattr(build, "_cache_folder", lambda: tmp_path / "cache")
+    with pytest.raises(build.CannotBuild, match=r"g\+\+ failed"):
+        build.library(AVX2)
+    assert not list((tmp_path / "cache").glob("*.so"))
+
+
+@pytest.mark.slow
+@needs_library
+def test_every_instruction_set_compiles(tmp_path):
+    """Also those that this processor lacks: nothing is run."""
+    assert all(path.stat().st_size > 0 for path in build.prebuild(tmp_path))
+
+
+def test_emulation_stands_on_the_widest_vectors_there_are():
+    def needs(*features: str) -> set[tuple[str, ...]]:
+        return {each.needs for each in isa.emulated(frozenset(features))}
+
+    assert needs(*AVX2.needs) == {AVX2.needs}
+    assert needs(*AMX.needs) == {AVX512.needs}
+    assert isinstance(isa.named("amx-emulated", frozenset(AVX2.needs)), InstructionSet)
+
+
+@needs_library
+def test_fp16_is_left_to_torch():
+    with pytest.raises(ConfigError, match=r"float32 and bfloat16, not in torch.float16"):
+        choose_kernels("cpu", torch.float16, "cpu")
+    assert choose_kernels("cpu", torch.float16).name == "torch"

@@ -1,0 +1,64 @@
+"""A text that cannot fit is refused before any of it is tokenized."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.router.edge.limits import LimitSettings
+from services.router.edge.prompt_tokenizer import ChatPrompt, Prompt, PromptTokenizer, TextPrompt
+from shared.errors import PromptTooLong
+from shared.model.chat_template import ChatTemplate
+from shared.model.tokenizer import Tokenizer
+from tests.unit.router.edge.scripted_core import TEMPLATE
+
+CONTEXT_LEN = 1000
+
+
+class UnusedTokenizer:
+    """A vocabulary whose longest token has 7 characters; tokenizing is an error."""
+
+    longest_token_len = 7
+    vocab_size = 258
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        raise AssertionError("tokenized")
+
+
+def prompts(tokenizer: object, template: str = TEMPLATE, **limits: int) -> PromptTokenizer:
+    chat = ChatTemplate({"default": template}, {"bos_token": "<|bos|>"})
+    return PromptTokenizer(tokenizer, chat, LimitSettings(**limits))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field", "limit"),
+    [
+        (TextPrompt("a" * 7001), "prompt", 7000),
+        (ChatPrompt([{"role": "user", "content": "a" * 6997}]), "messages", 7000),
+        (ChatPrompt([{"role": "u", "content": ""}] * 1001), "messages", 1000),
+    ],
+)
+async def test_a_text_that_no_tokens_could_spell_is_refused_untokenized(prompt: Prompt, field: str, limit: int) -> None:
+    with pytest.raises(PromptTooLong) as caught:
+        await prompts(UnusedTokenizer()).token_ids(prompt, CONTEXT_LEN)
+    assert (caught.value.field, caught.value.details["limit"]) == (field, limit)
+
+
+async def test_the_setting_bounds_texts_of_vocabularies_with_long_tokens() -> None:
+    with pytest.raises(PromptTooLong) as caught:
+        await prompts(UnusedTokenizer(), max_chars_per_token=2).token_ids(TextPrompt("a" * 2001), CONTEXT_LEN)
+    assert caught.value.details["limit"] == 2000
+
+
+async def test_a_template_that_repeats_its_messages_is_bounded_too() -> None:
+    repeating = "{% for m in messages %}{% for _ in range(9) %}{{ m.content }}{% endfor %}{% endfor %}"
+    with pytest.raises(PromptTooLong) as caught:
+        await prompts(UnusedTokenizer(), repeating).token_ids(
+            ChatPrompt([{"role": "user", "content": "a" * 1000}]), CONTEXT_LEN
+        )
+    assert caught.value.field == "messages"
+
+
+async def test_a_text_at_the_bound_is_tokenized(tokenizer: Tokenizer) -> None:
+    text = "a" * (100 * tokenizer.longest_token_len)
+    ids = await prompts(tokenizer).token_ids(TextPrompt(text), 100)
+    assert len(ids) == len(text) + 1

@@ -1,0 +1,64 @@
+"""A router that drains finishes what it has and refuses the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from services.router.drain import REASON, Drain
+from services.router.request import Request
+from shared.engine.sampling_params import SamplingParams
+from shared.errors import Draining
+
+REQUEST = Request("r", (1, 2, 3), SamplingParams(seed=1, max_tokens=8))
+
+
+class Scripted:
+    """A core that counts."""
+
+    def __init__(self) -> None:
+        self.num_active = 0
+
+    def submit(self, _: Request) -> Any:
+        self.num_active += 1
+        return self
+
+    def max_prompt_tokens(self) -> int:
+        return 100
+
+    def not_ready_reason(self) -> str:
+        return "" if self.num_active < 2 else "full"
+
+
+def test_it_is_the_core_until_it_drains() -> None:
+    core = Scripted()
+    drain = Drain(core)
+    assert drain.submit(REQUEST) is core
+    assert (drain.max_prompt_tokens(), drain.not_ready_reason()) == (100, "")
+    drain.submit(REQUEST)
+    assert drain.not_ready_reason() == "full"
+
+
+async def test_it_ends_with_the_last_request() -> None:
+    core = Scripted()
+    drain = Drain(core)
+    drain.submit(REQUEST)
+    finishing = asyncio.create_task(drain.finish(30.0))
+    await asyncio.sleep(0)
+    with pytest.raises(Draining) as refused:
+        drain.submit(REQUEST)
+    assert refused.value.http_status == 503
+    assert refused.value.retry_after_s > 0
+    assert drain.not_ready_reason() == REASON
+    assert not finishing.done()
+    core.num_active = 0
+    await asyncio.wait_for(finishing, 5.0)
+
+
+async def test_it_does_not_wait_longer_than_it_may() -> None:
+    core = Scripted()
+    drain = Drain(core)
+    drain.submit(REQUEST)
+    await asyncio.wait_for(drain.finish(0.05), 5.0)

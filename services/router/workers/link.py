@@ -6,6 +6,7 @@ A broken stream is the first failure detector, heartbeats both ways are the seco
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -284,12 +285,14 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
 
     async def _watch(self) -> None:
         """Sends heartbeats, and misses the worker's; one timer a session. Raises WorkerLost to give the worker up."""
-        while not self._liveness.loss:
-            self.send(self._heartbeat())
+        for tick in itertools.count():
+            if self._liveness.loss:
+                raise WorkerLost(f"worker {self.name} is given up: {self._liveness.loss}")
+            if tick % self._limits.ticks_a_beat == 0:
+                self.send(self._heartbeat())
             await asyncio.sleep(self._limits.interval_s)
             self._liveness.tick()
             self._judge()
-        raise WorkerLost(f"worker {self.name} is given up: {self._liveness.loss}")
 
     async def _watch_queue(self) -> None:
         await self._overflowed.wait()

@@ -29,8 +29,13 @@ class LivenessLimits:
 
     @property
     def interval_s(self) -> float:
-        """Between two heartbeats."""
+        """Between two heartbeats of a worker, and two ticks here."""
         return self.suspect_after_s / BEATS_TO_SUSPECT
+
+    @property
+    def ticks_a_beat(self) -> int:
+        """Ticks between two heartbeats of the router: a worker suspects nobody, it only gives up."""
+        return max(1, round(self.give_up_after_s / BEATS_TO_SUSPECT / self.interval_s))
 
 
 class Liveness:

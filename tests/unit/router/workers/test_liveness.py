@@ -59,3 +59,8 @@ def test_an_idle_engine_is_never_hung():
     alive = after_ticks(0)
     alive.heard(types_pb2.Heartbeat(num_steps=3, has_work=False, since_turn_s=900.0))
     assert alive.suspicion == ""
+
+
+def test_a_router_beats_several_times_before_its_workers_give_it_up():
+    assert LIMITS.ticks_a_beat * LIMITS.interval_s == LIMITS.give_up_after_s / BEATS_TO_SUSPECT
+    assert LivenessLimits(1.0, 1.0).ticks_a_beat == 1

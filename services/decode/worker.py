@@ -28,7 +28,7 @@ from shared.engine.messages import (
     StepOutput,
 )
 from shared.engine.sequence import Goal
-from shared.errors import TandemError, TransferFailed
+from shared.errors import InvalidRequest, TandemError, TransferFailed
 from shared.identity import WorkerRole
 from shared.kv.handoff.receive_handoff import ReceivedHandoff, receive
 from shared.kv.handoff.receiving import MemoryLost
@@ -59,6 +59,8 @@ class _Request:
     receiving: asyncio.Task[None] | None = None
     cancelled: bool = False
     """The router gave it up, but the sender's trailer is still to come."""
+    sender: str = ""
+    """The prefill worker whose trailer that is."""
     joined_at: float = 0.0
     scheduled: FirstScheduled | None = None
     reported: bool = False
@@ -83,6 +85,12 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
     def welcome_event(self, welcome: types_pb2.Welcome) -> decode_pb2.DecodeEvent:
         return decode_pb2.DecodeEvent(welcome=welcome)
 
+    def heartbeat_event(self, heartbeat: types_pb2.Heartbeat) -> decode_pb2.DecodeEvent:
+        return decode_pb2.DecodeEvent(heartbeat=heartbeat)
+
+    def failed_event(self, failed: types_pb2.Failed) -> decode_pb2.DecodeEvent:
+        return decode_pb2.DecodeEvent(failed=failed)
+
     def load_event(self, load: types_pb2.Load) -> decode_pb2.DecodeEvent:
         return decode_pb2.DecodeEvent(load=load)
 
@@ -91,21 +99,35 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             case "reserve":
                 self._reserve(session, command.reserve)
             case "cancel":
-                self._cancel(session.key(command.cancel.request_id), command.cancel.peer_active)
+                cancel = command.cancel
+                self._cancel(session.key(cancel.request_id), sender_active=cancel.peer_active, sender=cancel.peer)
+            case "peer_lost":
+                self._peer_lost(session, command.peer_lost)
             case "drain":
                 self.drain()
             case other:
                 logger.warning("router %s sent %s in mid-session", session.router_name, other)
 
     def on_closed(self, session: DecodeSession) -> None:
-        """Without its router the worker cannot know whether a prefill worker sends: it waits for the trailer, or for
-        the hand-off's timeout."""
+        """Without its router the worker cannot know whether a prefill worker sends, or ever got the ticket: it does not
+        wait for a trailer. What still comes for the ticket is dropped."""
         self.sessions.discard(session)
         for sequence_id in [key for key, item in self._requests.items() if item.session is session]:
-            self._cancel(sequence_id, sender_active=True)
+            self._cancel(sequence_id, sender_active=False)
+
+    def abandon(self, sequence_id: str) -> None:
+        self._cancel(sequence_id, sender_active=False)
+
+    def _peer_lost(self, session: DecodeSession, lost: types_pb2.PeerLost) -> None:
+        """The trailers of this worker, which cancelled requests wait for, will not come."""
+        for item in list(self._requests.values()):
+            if item.session is session and item.cancelled and item.sender == lost.name and item.receiving is not None:
+                item.receiving.cancel()
 
     def _reserve(self, session: DecodeSession, reserve: decode_pb2.Reserve) -> None:
         sequence_id = session.key(reserve.request_id)
+        if sequence_id in self._requests:
+            raise InvalidRequest(f"request {reserve.request_id!r} is running already", field="request_id")
         log = attempt_log(logger, reserve.request_id, reserve.trace)
         log.debug("request %s: blocks for %d tokens to reserve", reserve.request_id, len(reserve.token_ids))
         item = _Request(session, reserve.request_id, len(reserve.token_ids), reserve.prefill_here, log)
@@ -134,7 +156,7 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         item.queued_at = time.perf_counter()
         return self._requests.get(sequence_id) is item
 
-    def _cancel(self, sequence_id: str, sender_active: bool) -> None:
+    def _cancel(self, sequence_id: str, *, sender_active: bool, sender: str = "") -> None:
         item = self._requests.get(sequence_id)
         if item is None:
             return
@@ -143,7 +165,7 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             self._forget(sequence_id)
             self.host.engine.submit(AbortSequence(sequence_id))
         else:
-            item.cancelled = True
+            item.cancelled, item.sender = True, sender
             if not sender_active:
                 item.receiving.cancel()
 

@@ -25,10 +25,11 @@ from shared.engine.messages import (
     StepOutput,
 )
 from shared.engine.sequence import Goal
-from shared.errors import TandemError
+from shared.errors import InvalidRequest, TandemError
 from shared.identity import WorkerRole
 from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.handoff.shipment import Shipment
+from shared.kv.transfer import TICKET_BITS
 from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.convert import finish_reason_to_proto, logprobs_to_proto
 from shared.rpc.errors import to_proto
@@ -75,6 +76,12 @@ class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
     def welcome_event(self, welcome: types_pb2.Welcome) -> prefill_pb2.PrefillEvent:
         return prefill_pb2.PrefillEvent(welcome=welcome)
 
+    def heartbeat_event(self, heartbeat: types_pb2.Heartbeat) -> prefill_pb2.PrefillEvent:
+        return prefill_pb2.PrefillEvent(heartbeat=heartbeat)
+
+    def failed_event(self, failed: types_pb2.Failed) -> prefill_pb2.PrefillEvent:
+        return prefill_pb2.PrefillEvent(failed=failed)
+
     def load_event(self, load: types_pb2.Load) -> prefill_pb2.PrefillEvent:
         return prefill_pb2.PrefillEvent(load=load)
 
@@ -84,6 +91,8 @@ class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
                 self._submit(session, command.submit)
             case "cancel":
                 self._cancel(session.key(command.cancel.request_id), command.cancel.peer_active)
+            case "peer_lost":
+                self._peer_lost(session, command.peer_lost)
             case "drain":
                 self.drain()
             case other:
@@ -96,6 +105,10 @@ class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
 
     def _submit(self, session: PrefillSession, submit: prefill_pb2.Submit) -> None:
         sequence_id = session.key(submit.request_id)
+        if sequence_id in self._shipments:
+            raise InvalidRequest(f"request {submit.request_id!r} is running already", field="request_id")
+        if submit.ticket >> TICKET_BITS:
+            raise InvalidRequest(f"ticket has more than {TICKET_BITS} bits", field="ticket", limit=TICKET_BITS)
         shipment = Shipment(
             self.host.transfer,
             submit.transfer_address,
@@ -141,6 +154,14 @@ class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
         if item is not None:
             item.log.debug("request %s is cancelled", item.request_id)
         self._abort(sequence_id)
+
+    def abandon(self, sequence_id: str) -> None:
+        self._abort(sequence_id)
+
+    def _peer_lost(self, session: PrefillSession, lost: types_pb2.PeerLost) -> None:
+        """Blocks that were on their way to the worker when their request was cancelled are not taken any more."""
+        if any(key.startswith(session.key("")) and key not in self._submitted for key in self._shipments):
+            self.host.transfer.drop_peer(lost.transfer_address)
 
     def _abort(self, sequence_id: str) -> None:
         """Stops a request wherever it is; what it holds is released as soon as the sends under way are done."""

@@ -27,6 +27,7 @@ from services.router.settings import RouterSettings
 from services.router.status import cluster_status
 from services.router.workers.configured import discovery_of
 from services.router.workers.fleet import Fleet
+from services.router.workers.liveness import LivenessLimits
 from shared.address import Address, parse_named
 from shared.block_service.store_nodes import StoreNodes
 from shared.kv_index.client import KVStoreClient
@@ -59,7 +60,15 @@ class RouterService:
         tenants = {"default", *settings.edge.tenants, *settings.admission.tenant_weights}
         self._metrics = RouterMetrics(model_name, sorted(tenants), settings.name)
         collocated = settings.mode == "collocated"
-        self._fleet = Fleet(settings.name, discovery, self._on_change, collocated=collocated, credentials=credentials)
+        limits = LivenessLimits(settings.suspect_after_s, max(settings.suspect_after_s, settings.give_up_after_s))
+        self._fleet = Fleet(
+            settings.name,
+            discovery,
+            self._on_change,
+            collocated=collocated,
+            limits=limits,
+            credentials=credentials,
+        )
         lookup = PrefixLookup(self._store, self._fleet)
         self._dispatcher = Dispatcher(
             self._fleet,

@@ -66,6 +66,11 @@ class RouterSettings(ServiceSettings):
     """Topology of the workers, name=zone/rack/domain, comma-separated, widest part first; empty = unknown."""
     max_attempts: int = Field(default=3, ge=1, le=16)
     """Attempts at one request when workers fail it."""
+    suspect_after_s: float = Field(default=1.0, ge=0.05, le=60)
+    """A worker that sends no heartbeat for this long, or whose engine hangs, gets no new work. Seconds."""
+    give_up_after_s: float = Field(default=5.0, ge=0.1, le=600)
+    """It is given up then, and its requests go on elsewhere; a shorter stall is only a pause. Not below
+    `suspect_after_s`. Seconds."""
     drain_timeout_s: float = Field(default=30.0, ge=0, le=3600)
     """Time for accepted requests to end after SIGTERM; meanwhile new ones are answered with 503. Seconds."""
     edge: EdgeSettings = EdgeSettings()

@@ -5,25 +5,47 @@ from __future__ import annotations
 import asyncio
 from typing import Generic, TypeVar
 
+from shared.rpc.pb.tandem.v1 import types_pb2
+
+MAX_EVENTS = 65_536
+"""Events that may wait for a router to read them; then its session is ended. A step is one event."""
+
 EventT = TypeVar("EventT")
 
 
 class Session(Generic[EventT]):
     """Sends events to one router. `SessionServer` opens and closes it."""
 
-    def __init__(self, session_id: int, router_name: str) -> None:
+    def __init__(self, session_id: int, router_name: str, hello: types_pb2.Hello | None = None) -> None:
+        """`hello`: what the router began it with, for its epoch and its heartbeats."""
         self.session_id = session_id
         self.router_name = router_name
+        self.hello = hello or types_pb2.Hello()
         self.closed = False
+        """Nothing more is sent."""
+        self.over = asyncio.Event()
+        """Set to end the session from this side; `end_reason` says why."""
+        self.end_reason = ""
+        self.silent_s = 0.0
+        """Since the router's last heartbeat, counted in ticks of our own timer: see `Liveness` of the router."""
         self._outgoing: asyncio.Queue[EventT] = asyncio.Queue()
 
     def key(self, request_id: str) -> str:
         """A sequence id that is unique on this worker: two routers may choose the same request id."""
         return f"{self.session_id}/{request_id}"
 
+    def end(self, reason: str) -> None:
+        """Ends the session from this side."""
+        self.end_reason = self.end_reason or reason
+        self.over.set()
+
     def send(self, event: EventT) -> None:
-        """Queues an event; a no-op once the stream is gone."""
-        if not self.closed:
+        """Queues an event; a no-op once the stream is gone. A router that does not read loses its session."""
+        if self.closed:
+            return
+        if self._outgoing.qsize() >= MAX_EVENTS:
+            self.end(f"{MAX_EVENTS} events wait to be read")
+        else:
             self._outgoing.put_nowait(event)
 
     async def next_event(self) -> EventT:

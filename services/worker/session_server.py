@@ -1,12 +1,14 @@
 """The worker's end of a session: one bidirectional stream a router replica.
 
-Commands are handled in order on the event loop; events leave through one queue. The stream's end, for whatever
-reason, is reported once to the worker, which then drops the router's requests.
+Commands are handled in order on the event loop; events leave through one queue. The session's end is reported once to
+the worker, which then drops the router's requests: when the stream ends, when a newer session of the same router
+replaces it, when the router is silent for longer than its Hello allows, or does not read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from typing import Any, Generic, TypeVar
@@ -14,15 +16,19 @@ from typing import Any, Generic, TypeVar
 import grpc
 import grpc.aio
 
+from services.worker.engine_progress import EngineProgress
 from services.worker.session import Session
 from services.worker.worker import Worker
 from shared import failpoints
-from shared.errors import InvalidRequest, ModelMismatch, TandemError
+from shared.errors import DeadlineExceeded, InvalidRequest, ModelMismatch, TandemError
 from shared.rpc.errors import abort
 from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.rpc.protocol import PROTOCOL_VERSION
 
 logger = logging.getLogger(__name__)
+
+HELLO_TIMEOUT_S = 10.0
+"""For a stream's first command."""
 
 CommandT = TypeVar("CommandT")
 EventT = TypeVar("EventT")
@@ -34,34 +40,67 @@ class SessionServer(Generic[CommandT, EventT]):
     def __init__(self, worker: Worker[CommandT, EventT]) -> None:
         self._worker = worker
         self._ids = itertools.count(1)
+        self._newest: dict[str, Session[EventT]] = {}  # by router name, ended ones too: their epochs are refused
+        self._progress: EngineProgress | None = None
 
     async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Runs one stream to its end."""
-        first = await context.read()
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                first = await context.read()
+        except TimeoutError:
+            await abort(context, DeadlineExceeded(f"no hello within {HELLO_TIMEOUT_S:g} s", limit=HELLO_TIMEOUT_S))
         if first is grpc.aio.EOF:
             return
         try:
             hello = self._check_hello(first)
+            session: Session[EventT] = Session(next(self._ids), hello.router_name, hello)
+            self._replace(session)
         except TandemError as error:
             await abort(context, error)
-        session: Session[EventT] = Session(next(self._ids), hello.router_name)
         logger.info("router %s connected (session %d)", session.router_name, session.session_id)
-        session.send(self._worker.welcome_event(self._worker.welcome()))
+        welcome = self._worker.welcome()
+        welcome.heartbeats = hello.heartbeat_ms > 0
+        session.send(self._worker.welcome_event(welcome))
         self._worker.on_open(session)
-        reader = asyncio.create_task(self._read(session, context))
-        writer = asyncio.create_task(self._write(session, context))
+        ends = [
+            asyncio.create_task(self._read(session, context)),
+            asyncio.create_task(self._write(session, context)),
+            asyncio.create_task(self._beat(session)),
+        ]
         try:
-            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            session.closed = True
-            self._worker.on_closed(session)
-            for task in (reader, writer):
+            self._close(session)
+            for task in ends:
                 task.cancel()
-            results = await asyncio.gather(reader, writer, return_exceptions=True)
+            results = await asyncio.gather(*ends, return_exceptions=True)
             for result in results:
                 if isinstance(result, Exception) and not isinstance(result, grpc.aio.UsageError):
                     logger.error("session %d ended by an error", session.session_id, exc_info=result)
-            logger.info("router %s gone (session %d)", session.router_name, session.session_id)
+            reason = f": {session.end_reason}" if session.end_reason else ""
+            logger.info("router %s gone (session %d)%s", session.router_name, session.session_id, reason)
+
+    def _replace(self, session: Session[EventT]) -> None:
+        """The router's older session is over, whether or not its stream is known to be: its requests are dropped
+        before the first command of the new one. Raises InvalidRequest for an epoch that is itself older."""
+        hello, older = session.hello, self._newest.get(session.router_name)
+        if older is not None and hello.router_incarnation == older.hello.router_incarnation != 0:
+            if hello.session <= older.hello.session:
+                raise InvalidRequest(
+                    f"session {hello.session} of router {session.router_name} is over, session {older.hello.session} "
+                    "came after it",
+                    field="session",
+                    limit=older.hello.session,
+                )
+            older.end("replaced by a newer session")
+            self._close(older)
+        self._newest[session.router_name] = session
+
+    def _close(self, session: Session[EventT]) -> None:
+        if not session.closed:
+            session.closed = True
+            self._worker.on_closed(session)
 
     def _check_hello(self, command: Any) -> types_pb2.Hello:
         hello = self._worker.hello_of(command)
@@ -84,9 +123,12 @@ class SessionServer(Generic[CommandT, EventT]):
     async def _read(self, session: Session[EventT], context: grpc.aio.ServicerContext[Any, Any]) -> None:
         while True:
             command = await context.read()
-            if command is grpc.aio.EOF:
+            if command is grpc.aio.EOF or session.closed:
                 return
-            self._worker.on_command(session, command)
+            if command.WhichOneof("command") == "heartbeat":
+                session.silent_s = 0.0
+            else:
+                self._worker.take(session, command)
 
     async def _write(self, session: Session[EventT], context: grpc.aio.ServicerContext[Any, Any]) -> None:
         while True:
@@ -94,3 +136,20 @@ class SessionServer(Generic[CommandT, EventT]):
             if failpoints.armed and await failpoints.strike_async(failpoints.SESSION_SEND):
                 continue
             await context.write(event)
+
+    async def _beat(self, session: Session[EventT]) -> None:
+        """Sends heartbeats as the router asked, and returns when the session is to be ended from this side."""
+        interval_s = session.hello.heartbeat_ms / 1e3
+        while interval_s and not session.over.is_set():
+            session.send(self._worker.heartbeat_event(self._look()))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(session.over.wait(), interval_s)
+            session.silent_s += interval_s
+            if session.hello.give_up_ms and session.silent_s * 1e3 > session.hello.give_up_ms:
+                session.end(f"the router was silent for {session.silent_s:.1f} s")
+        await session.over.wait()
+
+    def _look(self) -> types_pb2.Heartbeat:
+        if self._progress is None:
+            self._progress = EngineProgress(self._worker.host.engine.steps)
+        return self._progress.heartbeat()

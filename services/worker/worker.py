@@ -6,7 +6,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from services.worker.blocks.connector import KVConnector
 from services.worker.blocks.prefix_fetch.fetch import Fetch
@@ -27,12 +27,14 @@ from shared.engine.messages import (
     SequenceEnded,
 )
 from shared.engine.sequence import EngineSequence, Goal
-from shared.errors import InvalidRequest, Overloaded, PromptTooLong
+from shared.errors import InvalidRequest, Overloaded, PromptTooLong, TandemError
 from shared.identity import WorkerRole
 from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.convert import layout_to_proto, role_to_proto, sampling_from_proto
+from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.rpc.protocol import PROTOCOL_VERSION
+from shared.telemetry.logs import failure_level
 
 logger = logging.getLogger(__name__)
 
@@ -95,8 +97,20 @@ class Worker(ABC, Generic[CommandT, EventT]):
         """Wraps the answer to Hello."""
 
     @abstractmethod
+    def heartbeat_event(self, heartbeat: types_pb2.Heartbeat) -> EventT:
+        """Wraps a heartbeat."""
+
+    @abstractmethod
+    def failed_event(self, failed: types_pb2.Failed) -> EventT:
+        """Wraps a failure."""
+
+    @abstractmethod
     def on_command(self, session: Session[EventT], command: CommandT) -> None:
-        """Any command but Hello."""
+        """Any command but Hello and Heartbeat. Raises a TandemError for one that is refused and has changed nothing."""
+
+    @abstractmethod
+    def abandon(self, sequence_id: str) -> None:
+        """Frees what a command left behind that could not be carried out to its end."""
 
     @abstractmethod
     def on_closed(self, session: Session[EventT]) -> None:
@@ -121,6 +135,27 @@ class Worker(ABC, Generic[CommandT, EventT]):
             model_name=model.name,
             rope_trained_len=model.roots.rope_trained_len,
         )
+
+    def take(self, session: Session[EventT], command: CommandT) -> None:
+        """Carries out a command; one that cannot be fails its own request alone."""
+        try:
+            self.on_command(session, command)
+        except Exception as error:
+            request_id = _request_id(command)
+            level = failure_level(error) if isinstance(error, TandemError) else logging.ERROR
+            logger.log(
+                level,
+                "router %s, request %s: %s",
+                session.router_name,
+                request_id,
+                error,
+                exc_info=level >= logging.ERROR,
+            )
+            if not request_id:
+                return
+            if not isinstance(error, TandemError):
+                self.abandon(session.key(request_id))
+            session.send(self.failed_event(types_pb2.Failed(request_id=request_id, error=to_proto(error))))
 
     def on_open(self, session: Session[EventT]) -> None:
         """A router is connected: it gets the present load at once, and the other routers its name."""
@@ -186,7 +221,9 @@ class Worker(ABC, Generic[CommandT, EventT]):
             raise Overloaded(f"worker {self.host.settings.name} is draining")
         model = self.host.model
         params = sampling_from_proto(sampling)
-        assert params.max_tokens is not None
+        if params.max_tokens is None or params.seed is None:
+            field = "seed" if params.seed is None else "max_tokens"
+            raise InvalidRequest(f"a command must carry {field}", field=f"sampling.{field}")
         vocab_size = model.decoder.config.vocab_size
         # An id that the model has no row for would not fail this request alone: it would end the engine.
         if not 0 < num_prompt_tokens <= len(token_ids):
@@ -197,6 +234,10 @@ class Worker(ABC, Generic[CommandT, EventT]):
             )
         _check_ids("prompt", token_ids, vocab_size)
         _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+        if any(index * model.layout.block_size >= len(token_ids) for index in ship_blocks):
+            raise InvalidRequest(
+                f"needed_blocks names block {max(ship_blocks)} of {len(token_ids)} tokens", field="needed_blocks"
+            )
         total = num_prompt_tokens + params.max_tokens
         # A prefill worker holds the tokens it is given; where the answer may grow is the decode worker's to check.
         held = len(token_ids) if goal is Goal.FIRST_TOKEN else total
@@ -220,6 +261,12 @@ class Worker(ABC, Generic[CommandT, EventT]):
             receiver=receiver,
             tenant=tenant,
         )
+
+
+def _request_id(command: Any) -> str:
+    """The request that a command is about; empty where it is about none."""
+    kind = command.WhichOneof("command")
+    return getattr(getattr(command, kind), "request_id", "") if kind else ""
 
 
 def _check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:

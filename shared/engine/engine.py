@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -44,8 +45,10 @@ from shared.engine.runner.block_access import BlockAccess
 from shared.engine.scheduler.scheduler import Scheduler
 from shared.engine.step_counters import StepCounters
 from shared.engine.step_runner import LaunchedStep, StepRunner
-from shared.errors import PromptTooLong, TandemError
+from shared.errors import Internal, PromptTooLong, TandemError
 from shared.kv.handoff.outgoing_block import OutgoingBlock
+
+logger = logging.getLogger(__name__)
 
 INTEGRITY_CHECK_INTERVAL_S = 5.0
 """Shortest time between two integrity checks of an idle engine: a check walks every block."""
@@ -130,11 +133,14 @@ class Engine:
         block = idle or self._blocked
         if block:
             self._busy_since = None
+        self.steps.num_turns += 1
         while True:
+            self.steps.waiting = block
             try:
                 command = self._commands.get(block=block)
             except queue.Empty:
                 return True
+            self.steps.waiting = False
             if command is None:
                 return False
             self._handle(command)
@@ -179,8 +185,8 @@ class Engine:
                 self._guarded(sequence.sequence_id, lambda: self._add(command))
             case ReserveSequence(sequence):
                 self._guarded(sequence.sequence_id, lambda: self._reserve(command))
-            case JoinSequence():
-                self._join(command)
+            case JoinSequence(sequence_id):
+                self._guarded(sequence_id, lambda: self._join(command))
             case AbortSequence(sequence_id):
                 self._scheduler.abort(sequence_id)
             case ReleaseBlocks(block_ids, receiver):
@@ -208,6 +214,11 @@ class Engine:
             action()
         except TandemError as error:
             self._emit(SequenceFailed(sequence_id, error))
+        except Exception as error:
+            # A bug, or a command that nobody should have let through: it costs this sequence, not the worker.
+            logger.exception("a command for sequence %s", sequence_id)
+            self._scheduler.abort(sequence_id)
+            self._emit(SequenceFailed(sequence_id, Internal(f"{type(error).__name__}: {error}")))
 
     def _add(self, command: AddSequence) -> None:
         self._check_fits(command.sequence.max_kv_tokens)

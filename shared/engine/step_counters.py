@@ -13,10 +13,14 @@ class StepCounters:
     busy_s: float = 0.0  # seconds, from result to result while steps follow each other
     num_computed_tokens: int = 0  # token positions that went through the model
     num_output_tokens: int = 0  # sampled and kept
+    num_turns: int = 0  # of the engine's loop: it came back for commands
+    waiting: bool = False  # it waits for a command, and has nothing to compute
+    longest_s: float = 0.0  # of the recent steps: each later step lets it decay by 1 %
 
     def add(self, num_computed_tokens: int, num_output_tokens: int, duration_s: float) -> None:
         """One step."""
         self.num_steps += 1
         self.busy_s += duration_s
+        self.longest_s = max(duration_s, 0.99 * self.longest_s)
         self.num_computed_tokens += num_computed_tokens
         self.num_output_tokens += num_output_tokens

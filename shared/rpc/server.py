@@ -14,17 +14,22 @@ from shared.address import Address
 from shared.errors import ConfigError
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-KEEPALIVE_MS = 10_000
-KEEPALIVE_TIMEOUT_MS = 5_000
+KEEPALIVE_MS = 2_000
+"""Between two pings of a silent connection."""
+PING_TIMEOUT_MS = 6_000
+"""For the answer. Longer than a router's `give_up_after_s`: the heartbeats of sessions come first, and a process that
+was stopped for a few seconds keeps its connections."""
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # Workers and stores are reached directly, whatever proxy the environment names for the world outside.
     ("grpc.enable_http_proxy", 0),
-    # A silent host (power, cable) shows no FIN: pings find it within KEEPALIVE_MS + KEEPALIVE_TIMEOUT_MS.
+    # A silent host (power, cable) shows no FIN: pings find it within KEEPALIVE_MS + PING_TIMEOUT_MS. Without the second
+    # of the two time-outs gRPC waits for the answer to any ping for a minute.
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     # A restarted worker is found again within seconds, not after gRPC's default backoff of minutes.
@@ -37,7 +42,8 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
     ("grpc.keepalive_permit_without_calls", 1),
     # With SO_REUSEPORT a second server on a taken port would silently share it.

@@ -17,7 +17,7 @@ from tests.e2e.running import DEADLINE_S, Running, running
 pytestmark = pytest.mark.slow
 
 NUM_STREAMS = 20
-FIELDS = {"max_tokens": 1200, "ignore_eos": True, "temperature": 0, "return_token_ids": True}
+FIELDS = {"max_tokens": 700, "ignore_eos": True, "temperature": 0, "return_token_ids": True}
 
 
 def prompt(number: int) -> list[int]:
@@ -97,3 +97,40 @@ async def test_a_prefill_pool_that_is_drained_one_by_one_costs_no_stream_a_token
             assert any(len(stream.tokens) < FIELDS["max_tokens"] for stream in streams), "all ended before"
 
         nothing_lost(await under_fault(cluster, drain_all), expected)
+
+
+async def stopped(cluster: Running, role: str, seconds: float) -> None:
+    """SIGSTOP, and SIGCONT later, to the worker of that role that has the most requests."""
+    status = await cluster.status()
+    busiest = max((w for w in status.workers if w.worker.name.startswith(role)), key=lambda w: w.num_requests)
+    pid = cluster.cluster.children[busiest.worker.name].pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def retries(cluster: Running) -> float:
+    page = (await cluster.http.get("/metrics")).text
+    return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith("tandem_retries"))
+
+
+async def test_a_decode_worker_stopped_for_3_s_is_only_a_pause(tmp_path):
+    async with running(tmp_path, num_prefill=1, num_decode=2, num_kv_blocks=1600) as cluster:
+        expected = await undisturbed(cluster)
+        streams = await under_fault(cluster, lambda _: stopped(cluster, "decode", 3.0))
+        nothing_lost(streams, expected)
+        assert await retries(cluster) == 0
+        assert 2.5 < max(stream.longest_pause_s for stream in streams) < 5.0
+
+
+async def test_streams_of_a_decode_worker_stopped_for_20_s_go_on_elsewhere_after_5(tmp_path):
+    async with running(tmp_path, num_prefill=1, num_decode=2, num_kv_blocks=1600) as cluster:
+        expected = await undisturbed(cluster)
+        streams = await under_fault(cluster, lambda _: stopped(cluster, "decode", 20.0))
+        nothing_lost(streams, expected)
+        assert 4.0 < max(stream.longest_pause_s for stream in streams) < 8.0
+        await cluster.until(lambda status: all(worker.connected for worker in status.workers))
+        await cluster.idle()
+        assert await cluster.tokens(prompt(0), **FIELDS) == expected[0]

@@ -144,7 +144,7 @@ class ActiveRequest:
 
     def take(self) -> TokenDelta | None:
         """See `RunningRequest`."""
-        if self.finished and not self._settled:
+        if self.state is RequestState.FINISHED and not self._settled:
             return None  # the end came between the reader's waking and its turn
         delta, self._pending = self._pending, None
         if delta is None and self._error is not None:

@@ -103,10 +103,10 @@ class Attempt:
         if prefill is not None:
             prefill.close(request_id)
             if sending:
-                prefill.cancel(request_id, receiver_active=self.decode.connected)
+                prefill.cancel(request_id, receiver=self.decode.name if self.decode.connected else "")
         self.decode.close(request_id)
         if Holder.DECODE in holders:
-            self.decode.cancel(request_id, sender_active=sending)
+            self.decode.cancel(request_id, sender=prefill.name if sending and prefill is not None else "")
 
     def _reserve(self) -> None:
         request = self._request

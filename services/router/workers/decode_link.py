@@ -29,10 +29,13 @@ class DecodeLink(WorkerLink[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         self._give(reserve.request_id, command)
         return command.reserve.token_ids
 
-    def cancel(self, request_id: str, *, sender_active: bool) -> None:
-        """Ends a request on the worker; nothing to do where it is lost. `sender_active`: see proto Cancel."""
+    def cancel(self, request_id: str, *, sender: str = "") -> None:
+        """Ends a request on the worker; nothing to do where it is lost. `sender`: the prefill worker that is there and
+        will end the hand-off by its trailer, empty where there is none; see proto Cancel."""
         if self.connected:
-            cancel = types_pb2.Cancel(request_id=request_id, peer_active=sender_active)
+            cancel = types_pb2.Cancel(request_id=request_id, peer_active=bool(sender), peer=sender)
+            if sender:
+                self._waits_for.add(sender)
             self.send(decode_pb2.DecodeCommand(cancel=cancel))
 
     def _open_stream(
@@ -42,6 +45,12 @@ class DecodeLink(WorkerLink[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
 
     def _hello(self, hello: types_pb2.Hello) -> decode_pb2.DecodeCommand:
         return decode_pb2.DecodeCommand(hello=hello)
+
+    def _heartbeat(self) -> decode_pb2.DecodeCommand:
+        return decode_pb2.DecodeCommand(heartbeat=types_pb2.Heartbeat())
+
+    def _peer_lost(self, lost: types_pb2.PeerLost) -> decode_pb2.DecodeCommand:
+        return decode_pb2.DecodeCommand(peer_lost=lost)
 
     def _on_event(self, event: decode_pb2.DecodeEvent) -> None:
         match event.WhichOneof("event"):
@@ -55,5 +64,7 @@ class DecodeLink(WorkerLink[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
                 self._deliver(event.failed.request_id, from_proto(event.failed.error))
             case "load":
                 self._on_load(event.load)
+            case "heartbeat":
+                self._on_heartbeat(event.heartbeat)
             case other:
                 logger.warning("worker %s sent %s in mid-session", self.name, other)

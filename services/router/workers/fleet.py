@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Mapping
 
 import grpc
@@ -10,6 +11,7 @@ import grpc
 from services.router.placement.views import Pool
 from services.router.workers.decode_link import DecodeLink
 from services.router.workers.discovery import DiscoveredWorker, Discovery
+from services.router.workers.liveness import LivenessLimits
 from services.router.workers.prefill_link import PrefillLink
 from shared.errors import ModelMismatch
 from shared.identity import WorkerRole
@@ -39,10 +41,11 @@ class Fleet:
         on_change: Callable[[], None],
         *,
         collocated: bool = False,
+        limits: LivenessLimits | None = None,
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         """Owns the discovery. `on_change` is called when any worker's state changed, or the set of workers.
-        `collocated`: no prefill worker is needed to serve a prompt."""
+        `collocated`: no prefill worker is needed to serve a prompt. `limits`: when a silent worker is given up."""
         self.layout: BlockLayout | None = None
         self.model_fingerprint = ""
         self.model_name = ""
@@ -58,6 +61,8 @@ class Fleet:
         self._discovery = discovery
         self._on_change = on_change
         self._collocated = collocated
+        self._limits = limits
+        self._incarnation = secrets.randbits(64)
         self._credentials = credentials
         self._roots: ChainRoots | None = None
         self._longest: tuple[int, int] | None = None  # (decode workers connected, max_model_len then)
@@ -136,20 +141,31 @@ class Fleet:
             self._on_change()
 
     def _connect(self, worker: DiscoveredWorker) -> None:
-        link: AnyLink
-        if worker.role is WorkerRole.PREFILL:
-            link = PrefillLink(
-                worker, self._router_name, self._check, self._on_change, self.prefill_pool, self._credentials
-            )
+        prefills = worker.role is WorkerRole.PREFILL
+        kind: type[PrefillLink] | type[DecodeLink] = PrefillLink if prefills else DecodeLink
+        link = kind(
+            worker,
+            self._router_name,
+            self._check,
+            self._on_change,
+            self.prefill_pool if prefills else self.decode_pool,
+            limits=self._limits,
+            router_incarnation=self._incarnation,
+            on_lost=self._tell_of_loss,
+            credentials=self._credentials,
+        )
+        if isinstance(link, PrefillLink):
             self.prefills[worker.name] = link
         else:
-            link = DecodeLink(
-                worker, self._router_name, self._check, self._on_change, self.decode_pool, self._credentials
-            )
             self.decodes[worker.name] = link
         task = asyncio.create_task(self._serve(link), name=f"link-{worker.name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _tell_of_loss(self, lost: types_pb2.PeerLost) -> None:
+        """Workers that still wait for the lost one, for requests that this router cancelled, need not wait longer."""
+        for link in (*self.links, *self.retiring):
+            link.peer_lost(lost)
 
     async def _serve(self, link: AnyLink) -> None:
         """Keeps a worker's session up until the worker is retired and drained."""

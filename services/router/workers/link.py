@@ -1,13 +1,17 @@
-"""The router's end of the session with one worker. A broken stream is the first failure detector."""
+"""The router's end of the session with one worker.
+
+A broken stream is the first failure detector, heartbeats both ways are the second, gRPC's keepalive is the third.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Generic, TypeVar, cast
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar, cast
 
 import grpc
 import grpc.aio
@@ -16,6 +20,7 @@ from services.router.placement.ledger import Ledger
 from services.router.placement.views import Pool, WorkerView
 from services.router.placement.work import NO_WORK, Work
 from services.router.workers.discovery import DiscoveredWorker
+from services.router.workers.liveness import Liveness, LivenessLimits
 from shared.errors import ModelMismatch, TandemError, WorkerLost
 from shared.identity import WorkerRole
 from shared.rpc.convert import role_to_proto
@@ -30,6 +35,8 @@ MAX_BACKOFF_S = 2.0
 HELLO_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 2.0
 """For a retired worker to end the session after its last command; then the router breaks it off."""
+MAX_OUTGOING = 16_384
+"""Commands that may wait for a worker to read them; then its session is ended."""
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +54,8 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
     """Keeps one worker's session up and passes its messages to the attempts that they are about.
 
     `run()` reconnects until it is cancelled, or until the worker is retired and has no request of this router. When a
-    stream breaks, every attempt on it gets a WorkerLost at once. A worker that returns has a new incarnation; no
-    message of the old one reaches a request.
+    stream breaks, or the worker is given up (`liveness.py`), every attempt on it gets a WorkerLost at once. The next
+    session has a new epoch: the worker drops what it has of the one before, and no message of it reaches a request.
 
     Used from the event loop's thread alone. While the worker is connected and not retired, its view is in the pool.
     """
@@ -62,10 +69,15 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         check: Callable[[types_pb2.Welcome], None],
         on_change: Callable[[], None],
         pool: Pool,
+        *,
+        limits: LivenessLimits | None = None,
+        router_incarnation: int = 0,
+        on_lost: Callable[[types_pb2.PeerLost], None] | None = None,
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         """`check` raises ModelMismatch for a worker that does not fit the fleet; `on_change` is called whenever the
-        worker can do more or less than before. `pool` is the placement's pool of its role."""
+        worker can do more or less than before. `pool` is the placement's pool of its role. `on_lost` is called
+        after a session ended unasked."""
         self.worker = worker
         self.name = worker.name
         self.address = worker.address
@@ -75,6 +87,16 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         """Why the worker is not connected, or was refused; empty while it is connected, or was not tried yet."""
         self.retired = False
         """The discovery names the worker no more: no new work for it."""
+        self.suspicion = ""
+        """Why it gets no new work although it is connected; empty where it is well."""
+        self._limits = limits or LivenessLimits()
+        self._liveness = Liveness(self._limits)
+        self._router_incarnation = router_incarnation
+        self._on_lost = on_lost
+        self._num_sessions = 0
+        self._refused = False
+        self._waits_for: set[str] = set()  # workers that it was told to wait for, by a Cancel
+        self._overflowed = asyncio.Event()
         self._router_name = router_name
         self._check = check
         self._on_change = on_change
@@ -126,14 +148,17 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
 
     def refused(self) -> None:
         """The worker was full although the router's view had room: no more work until its next report."""
-        if self._ledger is not None:
-            self._ledger.view.accepting = False
+        self._refused = True
+        self._set_accepting()
 
     def send(self, command: CommandT) -> None:
         """Queues a command; raises WorkerLost while the worker is not connected."""
         if not self.connected:
             raise WorkerLost(f"worker {self.name} is not connected")
-        self._outgoing.put_nowait(command)
+        if self._outgoing.qsize() >= MAX_OUTGOING:
+            self._overflowed.set()
+        else:
+            self._outgoing.put_nowait(command)
 
     def retire(self) -> None:
         """No new work from now on; the requests that run here go on. Twice is fine."""
@@ -175,14 +200,8 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         backoff_s = FIRST_BACKOFF_S
         async with channel(self.address, self._credentials) as link:
             while True:
-                try:
-                    await self._session(link)
-                    reason = "the worker closed the session"
-                except grpc.aio.AioRpcError as error:
-                    reason = str(from_rpc_error(error, f"worker {self.name}"))
-                except (TimeoutError, ModelMismatch, asyncio.InvalidStateError, grpc.aio.UsageError) as error:
-                    reason = str(error) or type(error).__name__
-                if self.connected:
+                reason = await self._outcome(self._session(link))
+                if self.connected and not self.suspicion:
                     backoff_s = FIRST_BACKOFF_S
                 self._lost(reason)
                 if self._drained.is_set():
@@ -190,12 +209,35 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(MAX_BACKOFF_S, backoff_s * 2)
 
+    async def _outcome(self, session: Coroutine[Any, Any, None]) -> str:
+        """Why a session ended. Whatever it was, also a bug in handling what the worker sent, the next one is tried."""
+        # A task of its own: gRPC ends the reader of a stream that the other side cancelled with CancelledError.
+        task = asyncio.create_task(session)
+        try:
+            await asyncio.wait({task})
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+        if task.cancelled():
+            return "the worker cancelled the session"
+        error = task.exception()
+        match error:
+            case None:
+                return "the worker closed the session"
+            case grpc.aio.AioRpcError():
+                return str(from_rpc_error(error, f"worker {self.name}"))
+            case TandemError() | TimeoutError() | asyncio.InvalidStateError() | grpc.aio.UsageError():
+                return str(error) or type(error).__name__
+            case _:
+                logger.error("session with worker %s", self.name, exc_info=error)
+                return f"{type(error).__name__}: {error}"
+
     async def _session(self, link: grpc.aio.Channel) -> None:
         call = self._open_stream(link)
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                hello = types_pb2.Hello(router_name=self._router_name, protocol_version=PROTOCOL_VERSION)
-                await call.write(self._hello(hello))
+                await call.write(self._hello(self._new_epoch()))
                 event = await call.read()
             if event is grpc.aio.EOF:
                 return
@@ -204,14 +246,81 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
                 raise ModelMismatch(f"{self.address} is not a {self.role} worker")
             self._check(welcome)
             self._connected(welcome)
-            writer = asyncio.create_task(self._write(call))
-            try:
-                while (event := await call.read()) is not grpc.aio.EOF:
-                    self._on_event(cast("EventT", event))
-            finally:
-                writer.cancel()
+            await self._converse(call, heartbeats=welcome.heartbeats)
         finally:
             call.cancel()
+
+    def _new_epoch(self) -> types_pb2.Hello:
+        self._num_sessions += 1
+        return types_pb2.Hello(
+            router_name=self._router_name,
+            protocol_version=PROTOCOL_VERSION,
+            router_incarnation=self._router_incarnation,
+            session=self._num_sessions,
+            heartbeat_ms=round(self._limits.interval_s * 1e3),
+            give_up_ms=round(self._limits.give_up_after_s * 1e3),
+        )
+
+    async def _converse(self, call: grpc.aio.StreamStreamCall[CommandT, EventT], *, heartbeats: bool) -> None:
+        """Reads and writes until the stream ends, or the worker is given up: raises WorkerLost."""
+        ends: list[asyncio.Task[None]] = [
+            asyncio.create_task(self._read(call)),
+            asyncio.create_task(self._watch_queue()),
+        ]
+        if heartbeats:
+            ends.append(asyncio.create_task(self._watch()))
+        writer = asyncio.create_task(self._write(call))
+        try:
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (*ends, writer):
+                task.cancel()
+            await asyncio.gather(*ends, writer, return_exceptions=True)
+        for task in done:
+            task.result()
+
+    async def _read(self, call: grpc.aio.StreamStreamCall[CommandT, EventT]) -> None:
+        while (event := await call.read()) is not grpc.aio.EOF:
+            self._on_event(cast("EventT", event))
+
+    async def _watch(self) -> None:
+        """Sends heartbeats, and misses the worker's; one timer a session. Raises WorkerLost to give the worker up."""
+        for tick in itertools.count():
+            if self._liveness.loss:
+                raise WorkerLost(f"worker {self.name} is given up: {self._liveness.loss}")
+            if tick % self._limits.ticks_a_beat == 0:
+                self.send(self._heartbeat())
+            await asyncio.sleep(self._limits.interval_s)
+            self._liveness.tick()
+            self._judge()
+
+    async def _watch_queue(self) -> None:
+        await self._overflowed.wait()
+        raise WorkerLost(f"worker {self.name} is given up: it does not read its commands")
+
+    def _on_heartbeat(self, beat: types_pb2.Heartbeat) -> None:
+        self._liveness.heard(beat)
+        self._judge()
+
+    def _judge(self) -> None:
+        """Keeps new work away from a worker that is suspected, until it is well again."""
+        before, self.suspicion = self.suspicion, self._liveness.suspicion
+        if bool(before) == bool(self.suspicion):
+            return
+        if self.suspicion:
+            logger.warning("worker %s is suspected: %s", self.name, self.suspicion)
+        self._set_accepting()
+        self._on_change()
+
+    def _set_accepting(self) -> None:
+        if self._ledger is not None:
+            self._ledger.view.accepting = not (self.load.draining or self._refused or self.suspicion)
+
+    def peer_lost(self, lost: types_pb2.PeerLost) -> None:
+        """The router has lost another worker: this one is told if it waits for it, after a Cancel."""
+        if self.connected and lost.name in self._waits_for:
+            self._waits_for.discard(lost.name)
+            self.send(self._peer_lost(lost))
 
     @abstractmethod
     def _open_stream(self, link: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[CommandT, EventT]:
@@ -222,8 +331,17 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         """The session's first command."""
 
     @abstractmethod
+    def _heartbeat(self) -> CommandT:
+        """The router's own heartbeat."""
+
+    @abstractmethod
+    def _peer_lost(self, lost: types_pb2.PeerLost) -> CommandT:
+        """Wraps the message."""
+
+    @abstractmethod
     def _on_event(self, event: EventT) -> None:
-        """Takes every event after Welcome: those about a request go to `_deliver`, Load goes to `_on_load`."""
+        """Takes every event after Welcome: those about a request go to `_deliver`, Load goes to `_on_load`, Heartbeat
+        to `_on_heartbeat`."""
 
     async def _write(self, call: grpc.aio.StreamStreamCall[CommandT, EventT]) -> None:
         while True:
@@ -248,6 +366,12 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
             label=self.worker.label,
         )
         self._ledger = Ledger(view)
+        self._refused = False
+        self._waits_for.clear()
+        self._overflowed.clear()
+        self._liveness = Liveness(self._limits)
+        self.suspicion = self._liveness.suspicion if welcome.heartbeats else ""
+        self._set_accepting()
         if not self.retired:
             self._pool.add(view)
         self._on_change()
@@ -258,9 +382,8 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
             logger.info("worker %s at %s: removed, its session is closed", self.name, self.address)
         elif self.connected or reason != self.mismatch:
             logger.warning("worker %s at %s: %s", self.name, self.address, reason)
-        was_connected = self.connected
+        was, self.welcome = self.welcome, None
         self.mismatch = reason
-        self.welcome = None
         self._ledger = None
         if not self.retired:  # else another link may have this name by now
             self._pool.remove(self.name)
@@ -268,14 +391,17 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         receivers, self._receivers = self._receivers, {}
         for receive in receivers.values():
             receive(WorkerLost(f"worker {self.name} was lost: {reason}"))
-        if was_connected:
+        if was is not None:
+            if self._on_lost is not None and not self._drained.is_set():
+                self._on_lost(types_pb2.PeerLost(name=self.name, transfer_address=was.transfer_address))
             self._on_change()
 
     def _on_load(self, load: types_pb2.Load) -> None:
         self.load = load
         if self._ledger is not None:
             self._ledger.view.num_total_blocks = load.num_total_blocks
-            self._ledger.view.accepting = not load.draining
+            self._refused = False
+            self._set_accepting()
             if not self.retired:
                 self._pool.update_routers(self.name, load.routers)
             self._ledger.report(

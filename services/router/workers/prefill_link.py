@@ -26,10 +26,13 @@ class PrefillLink(WorkerLink[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
         command.submit.token_ids.extend(token_ids)
         self._give(submit.request_id, command)
 
-    def cancel(self, request_id: str, *, receiver_active: bool) -> None:
-        """Ends a request on the worker; nothing to do where it is lost. `receiver_active`: see proto Cancel."""
+    def cancel(self, request_id: str, *, receiver: str = "") -> None:
+        """Ends a request on the worker; nothing to do where it is lost. `receiver`: the decode worker that is there and
+        takes what is sent, empty where it is gone; see proto Cancel."""
         if self.connected:
-            cancel = types_pb2.Cancel(request_id=request_id, peer_active=receiver_active)
+            cancel = types_pb2.Cancel(request_id=request_id, peer_active=bool(receiver), peer=receiver)
+            if receiver:
+                self._waits_for.add(receiver)
             self.send(prefill_pb2.PrefillCommand(cancel=cancel))
 
     def _open_stream(
@@ -40,6 +43,12 @@ class PrefillLink(WorkerLink[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
     def _hello(self, hello: types_pb2.Hello) -> prefill_pb2.PrefillCommand:
         return prefill_pb2.PrefillCommand(hello=hello)
 
+    def _heartbeat(self) -> prefill_pb2.PrefillCommand:
+        return prefill_pb2.PrefillCommand(heartbeat=types_pb2.Heartbeat())
+
+    def _peer_lost(self, lost: types_pb2.PeerLost) -> prefill_pb2.PrefillCommand:
+        return prefill_pb2.PrefillCommand(peer_lost=lost)
+
     def _on_event(self, event: prefill_pb2.PrefillEvent) -> None:
         match event.WhichOneof("event"):
             case "first_token":
@@ -48,6 +57,8 @@ class PrefillLink(WorkerLink[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
                 self._deliver(event.failed.request_id, from_proto(event.failed.error))
             case "load":
                 self._on_load(event.load)
+            case "heartbeat":
+                self._on_heartbeat(event.heartbeat)
             case None:
                 pass  # an event that this version does not know
             case other:

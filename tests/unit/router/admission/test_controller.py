@@ -137,3 +137,17 @@ def test_who_is_let_in_is_predicted_to_be_in_time_and_more_ahead_never_helps(ahe
         return
     assert expected.own_s + expected.wait_s * at.calibration.factor <= due_s * (1 + 1e-9)
     assert expected.latest_start_s <= due_s
+
+
+def test_a_token_behind_a_long_cached_prefix_costs_more_than_one_at_the_start():
+    """Its attention reads the cached tokens: admission that ignores them lets in what will be late."""
+    predictor = TtftPredictor()
+    for n in range(1, 40):
+        work = Work.of(50 + n % 5, (n % 4) * 2000)
+        predictor.observe_prefill(NO_WORK, work, work.tokens * TOKEN_S + work.pairs * 5e-6)
+    at = AdmissionController(predictor, 0.25, 0.0)
+    item = QueueEntry("new", 50, 0.0, 10.0)
+    workers = pool(view("p0"))
+    alone = at.enter(item, 0.0, queue(), workers, num_cached=0)
+    behind = at.enter(item, 0.0, queue(), workers, num_cached=6000)
+    assert behind.own_s - alone.own_s == pytest.approx(50 * 6000 * 5e-6, rel=0.2)

@@ -52,9 +52,12 @@ class MovedClock(asyncio.SelectorEventLoop):
 class Worker:
     """What a worker holds by the commands that it got: request ids."""
 
-    def __init__(self, link) -> None:
+    def __init__(self, link, trailers: set[str]) -> None:
+        """`trailers`: requests whose hand-off any prefill worker has closed."""
         self.link = link
         self.held: dict[str, object] = {}
+        self.waiting: dict[str, str] = {}  # cancelled, by the prefill worker whose trailer it waits for
+        self._trailers = trailers
 
     def connect(self) -> None:
         welcome = types_pb2.Welcome(
@@ -69,6 +72,7 @@ class Worker:
 
     def lose(self) -> None:
         self.held.clear()
+        self.waiting.clear()
         self.link._lost("it died")
 
     def take_commands(self) -> None:
@@ -77,11 +81,24 @@ class Worker:
             kind = command.WhichOneof("command")
             body = getattr(command, kind)
             if kind == "cancel":
-                self.held.pop(body.request_id, None)
+                self._cancel(body.request_id, body.peer)
+            elif kind == "peer_lost":
+                self.waiting = {name: peer for name, peer in self.waiting.items() if peer != body.name}
             else:
                 assert kind in ("reserve", "submit")
                 assert body.request_id not in self.held, "an id was used twice"
                 self.held[body.request_id] = body
+
+    def _cancel(self, request_id: str, peer: str) -> None:
+        if self.link.name.startswith("p"):
+            self.held.pop(request_id, None)
+            self._trailers.add(request_id)
+        elif self.held.pop(request_id, None) is not None and peer:
+            self.waiting[request_id] = peer
+
+    def take_trailers(self) -> None:
+        for request_id in self.waiting.keys() & self._trailers:
+            del self.waiting[request_id]
 
 
 class RequestMachine(RuleBasedStateMachine):
@@ -111,7 +128,8 @@ class RequestMachine(RuleBasedStateMachine):
             DispatchConfig(collocated=self.collocated, queue_timeout_s=QUEUE_TIMEOUT_S, max_attempts=3),
         )
         self.fleet.start()
-        self.workers = {link.name: Worker(link) for link in self.fleet.links}
+        self.trailers: set[str] = set()
+        self.workers = {link.name: Worker(link, self.trailers) for link in self.fleet.links}
         for worker in self.workers.values():
             worker.connect()
 
@@ -128,7 +146,10 @@ class RequestMachine(RuleBasedStateMachine):
         assert self.dispatcher.num_active == self.dispatcher.num_waiting == 0
         for worker in self.workers.values():
             worker.take_commands()
+        for worker in self.workers.values():
+            worker.take_trailers()
             assert not worker.held, f"{worker.link.name} holds {set(worker.held)} for nobody"
+            assert not worker.waiting, f"{worker.link.name} waits for trailers that never come: {worker.waiting}"
             assert worker.link.num_requests == 0
             if worker.link._ledger is not None:
                 assert worker.link._ledger.num_open == 0
@@ -213,6 +234,7 @@ class RequestMachine(RuleBasedStateMachine):
             tokens = types_pb2.SequenceTokens(request_id=request_id, token_ids=[50], finish_reason=finish)
             event = prefill_pb2.PrefillEvent(first_token=prefill_pb2.FirstToken(tokens=tokens))
             del self.workers[name].held[request_id]  # its trailer leaves with the token
+            self.trailers.add(request_id)
             if ends:  # and tells the decode worker
                 for worker in self.workers.values():
                     worker.held.pop(request_id, None)
@@ -243,6 +265,7 @@ class RequestMachine(RuleBasedStateMachine):
             error = to_proto(TransferFailed("t") if mendable else InvalidRequest("i"))
             failed = types_pb2.Failed(request_id=request_id, error=error)
             del self.workers[name].held[request_id]
+            self.trailers.add(request_id)
             event = (prefill_pb2.PrefillEvent if prefill else decode_pb2.DecodeEvent)(failed=failed)
             self._in_loop(lambda: self.workers[name].link._on_event(event))
 

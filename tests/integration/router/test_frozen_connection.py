@@ -1,0 +1,78 @@
+"""The last of three detectors: gRPC's own pings, towards a worker that sends no heartbeats."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import replace
+
+import pytest
+
+from services.router.workers.discovery import StaticDiscovery
+from shared.rpc.server import KEEPALIVE_MS, PING_TIMEOUT_MS
+from tests.integration.router.test_dispatch import Router, decode_worker
+
+pytestmark = pytest.mark.slow
+
+
+class Relay:
+    """Forwards TCP until it is frozen: neither side sees an end, nor an answer."""
+
+    def __init__(self, address: str) -> None:
+        self._host, port = address.split(":")
+        self._port = int(port)
+        self._moving = asyncio.Event()
+        self._moving.set()
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def start(self) -> str:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def freeze(self) -> None:
+        self._moving.clear()
+
+    async def stop(self) -> None:
+        self._moving.set()
+        self._server.close()
+        for writer in self._writers:
+            writer.close()
+
+    async def _serve(self, reader, writer) -> None:
+        far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
+        self._writers += [writer, far_writer]
+        with contextlib.suppress(OSError):
+            await asyncio.gather(self._move(reader, far_writer), self._move(far_reader, writer))
+
+    async def _move(self, reader, writer) -> None:
+        while data := await reader.read(65536):
+            await self._moving.wait()
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+
+class RelayedRouter(Router):
+    """Reaches its decode workers over a relay."""
+
+    def _discovery(self):
+        found = super()._discovery()
+        return StaticDiscovery(replace(worker, address=self.relay_address) for worker in found.workers)
+
+
+async def test_a_connection_that_is_frozen_ends_by_its_pings():
+    decode = decode_worker()
+    await decode.start()
+    relay = Relay(decode.address)
+    router = RelayedRouter([], [decode])
+    router.relay_address = await relay.start()
+    await decode.stop()  # `async with` starts it again, on the same port
+    async with router:
+        began = time.monotonic()
+        relay.freeze()
+        async with asyncio.timeout(60):
+            while router.fleet.decodes["d0"].connected:
+                await asyncio.sleep(0.05)
+        assert time.monotonic() - began < (KEEPALIVE_MS + PING_TIMEOUT_MS) / 1e3 + 3.0
+    await relay.stop()

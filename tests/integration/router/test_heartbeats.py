@@ -1,0 +1,186 @@
+"""Workers that fall silent, hang, or answer wrongly, over real sessions."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from services.router.workers import link
+from services.router.workers.liveness import LivenessLimits
+from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
+from tests.integration.router import test_dispatch
+from tests.integration.router.scripted_worker import ScriptedWorker
+from tests.integration.router.test_dispatch import STOP, prefill_worker, read, to_submit
+
+LIMITS = LivenessLimits(suspect_after_s=0.2, give_up_after_s=0.8)
+
+
+class BeatingWorker(ScriptedWorker):
+    """Sends heartbeats until it is told to stop, and counts the router's."""
+
+    def __init__(self, name: str = "d0", role=types_pb2.WORKER_ROLE_DECODE) -> None:
+        super().__init__(name, role)
+        self.silent = False
+        self.beat = types_pb2.Heartbeat(num_steps=1)
+        self.hellos: list[types_pb2.Hello] = []
+        self.num_beats = 0
+
+    def _welcome(self):
+        welcome = super()._welcome()
+        welcome.heartbeats = True
+        return welcome
+
+    async def _session(self, commands, context):
+        async def noting():
+            async for command in commands:
+                if command.HasField("hello"):
+                    self.hellos.append(command.hello)
+                yield command
+
+        await super()._session(noting(), context)
+
+    async def during_session(self) -> None:
+        while True:
+            if not self.silent:
+                await self.send(heartbeat=self.beat)
+            await asyncio.sleep(0.02)
+
+    async def on_command(self, command) -> None:
+        if isinstance(command, types_pb2.Heartbeat):
+            self.num_beats += 1
+        else:
+            await super().on_command(command)
+
+
+class Router(test_dispatch.Router):
+    """Gives a silent worker up within a second."""
+
+    async def __aenter__(self):
+        kind = test_dispatch.Fleet
+        test_dispatch.Fleet = lambda *args, **kwargs: kind(*args, **kwargs, limits=LIMITS)
+        try:
+            await super().__aenter__()
+        finally:
+            test_dispatch.Fleet = kind
+        await self.until(lambda: not any(link.suspicion for link in self.fleet.links))
+        return self
+
+
+async def test_a_worker_that_falls_silent_gets_no_new_work_and_is_taken_back():
+    prefill, decode = prefill_worker(), BeatingWorker()
+    async with Router([prefill], [decode]) as router:
+        decode.silent = True
+        await router.until(lambda: bool(router.fleet.decodes["d0"].suspicion))
+        assert router.fleet.decodes["d0"].connected
+        running = router.submit()
+        await router.until(lambda: router.dispatcher.num_waiting == 1)
+        assert decode.commands.empty()
+        decode.silent = False
+        submit = await to_submit(prefill, decode)
+        await prefill.first_token(submit.request_id, 50, finish=STOP)
+        assert await read(running) == [50]
+        assert len(decode.hellos) == 1
+        assert decode.num_beats > 0
+
+
+async def test_a_frozen_session_is_given_up_and_its_streams_go_on_elsewhere():
+    """No stream breaks and gRPC answers its pings: only the heartbeats are missing."""
+    prefill, first, second = prefill_worker(), BeatingWorker("d0"), BeatingWorker("d1")
+    second.num_blocks = 60
+    async with Router([prefill], [first, second]) as router:
+        running = router.submit()
+        submit = await to_submit(prefill, first)
+        await prefill.first_token(submit.request_id, 50)
+        await first.step(submit.request_id, 51)
+        await router.until(lambda: len(running.produced) == 2)
+        first.silent = True
+        again = await to_submit(prefill, second)
+        await prefill.first_token(again.request_id, 52)
+        await second.step(again.request_id, 53, finish=STOP)
+        assert await read(running) == [50, 51, 52, 53]
+        assert router.metrics.outcomes == ["retried worker_lost", "finished"]
+
+
+async def test_every_session_has_an_epoch_of_its_own():
+    prefill, decode = prefill_worker(), BeatingWorker()
+    async with Router([prefill], [decode]) as router:
+        decode.silent = True
+        await router.until(lambda: len(decode.hellos) >= 2)
+        first, second = decode.hellos[:2]
+        assert first.router_incarnation == second.router_incarnation != 0
+        assert second.session > first.session
+        assert (first.heartbeat_ms, first.give_up_ms) == (40, 800)
+
+
+async def test_a_hung_engine_is_given_up_although_its_session_lives_and_gets_nothing_when_it_returns():
+    prefill, hung, other = prefill_worker(), BeatingWorker("d0"), BeatingWorker("d1")
+    other.num_blocks = 60
+    async with Router([prefill], [hung, other]) as router:
+        running = router.submit()
+        submit = await to_submit(prefill, hung)
+        await prefill.first_token(submit.request_id, 50)
+        await hung.step(submit.request_id, 51)
+        await router.until(lambda: len(running.produced) == 2)
+        hung.beat = types_pb2.Heartbeat(num_steps=7, has_work=True, since_turn_s=9.0, longest_step_s=0.01)
+        again = await to_submit(prefill, other)
+        await prefill.first_token(again.request_id, 52, finish=STOP)
+        assert await read(running) == [50, 51, 52]
+        await router.until(lambda: len(hung.hellos) >= 3)
+        for number in range(3):
+            placed = router.submit(f"new-{number}")
+            assert (await other.expect(decode_pb2.Reserve)).request_id == f"new-{number}#1"
+            await placed.aclose()
+            await other.expect(types_pb2.Cancel)
+        assert hung.commands.empty()
+
+
+async def test_a_cancelled_request_does_not_wait_for_a_sender_that_is_lost():
+    prefill, decode = BeatingWorker("p0", types_pb2.WORKER_ROLE_PREFILL), BeatingWorker()
+    async with Router([prefill], [decode]) as router:
+        running = router.submit()
+        reserve = await decode.expect(decode_pb2.Reserve)
+        await decode.reserved(reserve.request_id)
+        await prefill.expect(prefill_pb2.Submit)
+        await running.aclose()
+        assert (await decode.expect(types_pb2.Cancel)).peer == "p0"
+        await prefill.stop()
+        lost = await decode.expect(types_pb2.PeerLost)
+        assert (lost.name, lost.transfer_address) == ("p0", b"p0")
+
+
+class WrongWelcome(BeatingWorker):
+    """Its first Welcome cannot be understood."""
+
+    def _welcome(self):
+        welcome = super()._welcome()
+        if len(self.hellos) == 1:
+            welcome.layout.dtype = "float7"
+            welcome.layout.num_kv_heads = 0
+        return welcome
+
+
+async def test_a_bad_welcome_does_not_end_the_link_for_good(monkeypatch):
+    prefill, decode = prefill_worker(), WrongWelcome()
+    seen = []
+    monkeypatch.setattr(
+        link.WorkerLink,
+        "_lost",
+        lambda self, reason, lost=link.WorkerLink._lost: (seen.append(reason), lost(self, reason)),
+    )
+    async with Router([prefill], [decode]) as router:
+        await router.until(lambda: router.fleet.decodes["d0"].connected)
+        assert len(decode.hellos) >= 2
+        assert seen
+
+
+async def test_a_worker_that_reads_no_commands_loses_its_session(monkeypatch):
+    monkeypatch.setattr(link, "MAX_OUTGOING", 0)
+    prefill, decode = prefill_worker(), BeatingWorker()
+    async with test_dispatch.Router([prefill], [decode]) as router:
+        await router.until(lambda: "does not read" in router.fleet.decodes["d0"].mismatch)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    monkeypatch.setattr(link, "MAX_BACKOFF_S", 0.1)

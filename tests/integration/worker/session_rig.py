@@ -1,0 +1,211 @@
+"""A worker of either role with everything but a model: real sessions, engine thread, scheduler and pool.
+
+The tests speak to it as routers do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+
+import grpc.aio
+import numpy as np
+
+from services.decode.worker import DecodeWorker
+from services.prefill.worker import PrefillWorker
+from services.worker.session_server import SessionServer
+from shared.engine.engine import Engine
+from shared.engine.plan import SampledToken, StepResult
+from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
+from shared.kv.format import KVFormat
+from shared.kv.hashing import ChainRoots
+from shared.kv.layout import LAYOUT_VERSION, BlockLayout
+from shared.kv.local import LocalPlane, LocalTransfer
+from shared.kv.pool import BlockPool
+from shared.rpc.pb.tandem.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, types_pb2
+from shared.rpc.protocol import PROTOCOL_VERSION
+from shared.rpc.server import RpcServer, channel
+
+DEADLINE_S = 10.0
+NUM_BLOCKS = 32
+LAYOUT = BlockLayout(num_layers=1, block_size=16, format=KVFormat("float32", 1, 8))
+PROMPT = list(range(5, 45))
+SAMPLING = {"temperature": 0.0, "seed": 1, "max_tokens": 4, "ignore_eos": True}
+
+
+class Runner:
+    """Every token is 7; a step raises what the test sets."""
+
+    is_async = False
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        memory = np.zeros((NUM_BLOCKS, LAYOUT.block_bytes), np.uint8)
+        view = lambda block_id: memoryview(memory[block_id])  # noqa: E731
+        self.blocks = SimpleNamespace(incoming=view, outgoing=view, store=lambda _: None)
+
+    def launch(self, plan):
+        if self.error is not None:
+            raise self.error
+        sampled = tuple(SampledToken(7) for item in plan.sequences if item.sample is not None)
+        return SimpleNamespace(result=lambda: StepResult(sampled))
+
+    def checksums(self, block_ids):
+        return [1] * len(block_ids)
+
+
+class Worker:
+    """One worker and its gRPC server."""
+
+    def __init__(self, kind: type[PrefillWorker] | type[DecodeWorker], plane: LocalPlane) -> None:
+        self.kind = kind
+        self.is_prefill = kind is PrefillWorker
+        self.transfer = LocalTransfer(plane)
+        self.runner = Runner()
+        self.pool = BlockPool(NUM_BLOCKS, LAYOUT.block_size)
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        await self.transfer.start()
+        config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64)
+        self.engine = Engine(
+            Scheduler(self.pool, config),
+            self.runner,
+            lambda event: loop.call_soon_threadsafe(lambda: self.worker.on_event(event)),
+        )
+        host = SimpleNamespace(
+            engine=self.engine,
+            transfer=self.transfer,
+            incarnation=5,
+            settings=SimpleNamespace(name="w", max_num_seqs=8, handoff_timeout_s=60.0),
+            model=SimpleNamespace(
+                fingerprint="f",
+                layout=LAYOUT,
+                num_blocks=NUM_BLOCKS,
+                max_model_len=256,
+                name="m",
+                roots=ChainRoots("f", LAYOUT.format.name, LAYOUT_VERSION),
+                decoder=SimpleNamespace(config=SimpleNamespace(vocab_size=100, eos_token_ids=(2,))),
+            ),
+        )
+        fetches = SimpleNamespace(
+            num_tokens=lambda _: 0,
+            may_bring=lambda _: False,
+            policy=SimpleNamespace(note_compute=lambda *_: None),
+        )
+        connector = SimpleNamespace(
+            nodes=SimpleNamespace(silent=[], on_change=None),
+            server=SimpleNamespace(num_given=0),
+            fetches=fetches,
+            on_event=lambda _: None,
+        )
+        self.worker = self.kind(host, None, connector)
+        self.sessions = SessionServer(self.worker)
+        handler = SimpleNamespace(Session=self._session)
+        add = (
+            prefill_pb2_grpc.add_PrefillServiceServicer_to_server
+            if self.is_prefill
+            else decode_pb2_grpc.add_DecodeServiceServicer_to_server
+        )
+        self.rpc = RpcServer("127.0.0.1:0", lambda server: add(handler, server), ())
+        await self.rpc.start()
+        self.engine.start()
+
+    async def _session(self, _requests, context) -> None:
+        await self.sessions.serve(context)
+
+    async def stop(self) -> None:
+        await self.rpc.stop(0.0)
+        await asyncio.to_thread(self.engine.close)
+        await self.transfer.close()
+
+    async def idle(self) -> None:
+        """Waits until no block is held, well before any time-out of the protocol."""
+        async with asyncio.timeout(DEADLINE_S):
+            while self.pool.num_used or not self.worker.idle.is_set():
+                await asyncio.sleep(0.005)
+        self.pool.check_integrity()
+
+    async def holds(self, num_blocks: int) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while self.pool.num_used != num_blocks:
+                await asyncio.sleep(0.005)
+
+
+class Router:
+    """A router's session, by hand."""
+
+    def __init__(self, worker: Worker, **hello) -> None:
+        self._worker = worker
+        self._hello = {"router_name": "r", "protocol_version": PROTOCOL_VERSION, **hello}
+        self._kept: list = []
+        self._command = prefill_pb2.PrefillCommand if worker.is_prefill else decode_pb2.DecodeCommand
+
+    async def __aenter__(self) -> Router:
+        self._channel = channel(self._worker.rpc.address)
+        stub = prefill_pb2_grpc.PrefillServiceStub if self._worker.is_prefill else decode_pb2_grpc.DecodeServiceStub
+        self.call = stub(self._channel).Session()
+        await self.send(hello=types_pb2.Hello(**self._hello))
+        self.welcome = (await self.event("welcome")).welcome
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        self.call.cancel()
+        await self._channel.close()
+
+    async def send(self, **command) -> None:
+        await self.call.write(self._command(**command))
+
+    async def event(self, *kinds: str):
+        """The next event of these kinds; others are kept for later calls."""
+        for event in self._kept:
+            if event.WhichOneof("event") in kinds:
+                self._kept.remove(event)
+                return event
+        async with asyncio.timeout(DEADLINE_S):
+            while (event := await self.call.read()) is not grpc.aio.EOF:
+                if event.WhichOneof("event") in kinds:
+                    return event
+                self._kept.append(event)
+        raise AssertionError("the session ended")
+
+    async def ended(self) -> None:
+        """Waits until the worker has ended the session."""
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            async with asyncio.timeout(DEADLINE_S):
+                while await self.call.read() is not grpc.aio.EOF:
+                    pass
+
+    async def reserve(self, request_id: str = "a#1", *, sampling=None, **fields) -> None:
+        sampling = types_pb2.SamplingParams(**(SAMPLING if sampling is None else sampling))
+        given = {"token_ids": PROMPT, "num_prompt_tokens": len(PROMPT), **fields}
+        await self.send(reserve=decode_pb2.Reserve(request_id=request_id, sampling=sampling, **given))
+
+    async def submit(self, request_id: str = "a#1", *, sampling=None, **fields) -> None:
+        sampling = types_pb2.SamplingParams(**(SAMPLING if sampling is None else sampling))
+        given = {"token_ids": PROMPT, "num_prompt_tokens": len(PROMPT), "ticket": 9, **fields}
+        await self.send(submit=prefill_pb2.Submit(request_id=request_id, sampling=sampling, **given))
+
+    async def tokens(self, request_id: str) -> list[int]:
+        """All tokens of a sequence that the worker computes itself."""
+        found: list[int] = []
+        while True:
+            for sequence in (await self.event("step")).step.sequences:
+                if sequence.request_id == request_id:
+                    found += sequence.token_ids
+                    if sequence.finish_reason:
+                        return found
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    kind: type[PrefillWorker] | type[DecodeWorker], plane: LocalPlane | None = None
+) -> AsyncIterator[Worker]:
+    """A started worker."""
+    worker = Worker(kind, plane or LocalPlane())
+    await worker.start()
+    try:
+        yield worker
+    finally:
+        await worker.stop()

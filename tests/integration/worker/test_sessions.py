@@ -1,0 +1,265 @@
+"""What routers may do to a worker's sessions: bad commands, lost streams, silence."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc.aio
+import pytest
+
+from services.decode.worker import DecodeWorker
+from services.prefill.worker import PrefillWorker
+from services.worker import session, session_server
+from shared.engine.messages import EngineDied
+from shared.kv.local import LocalPlane
+from shared.rpc.pb.tandem.v1 import types_pb2
+from shared.rpc.server import channel
+from tests.integration.worker.session_rig import DEADLINE_S, PROMPT, SAMPLING, Router, serving
+
+ANSWER = [7] * SAMPLING["max_tokens"]
+
+
+def without(field: str) -> dict:
+    return {name: value for name, value in SAMPLING.items() if name != field}
+
+
+# --- poison
+
+
+@pytest.mark.parametrize(
+    ("field", "command"),
+    [
+        ("sampling.seed", {"sampling": without("seed")}),
+        ("sampling.max_tokens", {"sampling": without("max_tokens")}),
+        ("prompt", {"token_ids": [5, 100]}),
+        ("prompt", {"num_prompt_tokens": 41}),
+        ("temperature", {"sampling": {**SAMPLING, "temperature": -1.0}}),
+    ],
+)
+async def test_a_bad_reserve_fails_its_request_alone(field, command):
+    async with serving(DecodeWorker) as worker, Router(worker) as router:
+        await router.reserve("good", prefill_here=True, sampling={**SAMPLING, "max_tokens": 60})
+        await router.reserve("bad", **{"prefill_here": True, **command})
+        failed = (await router.event("failed")).failed
+        assert (failed.request_id, failed.error.details["field"]) == ("bad", field)
+        assert await router.tokens("good") == [7] * 60
+        await worker.idle()
+
+
+@pytest.mark.parametrize("prefill_here", [True, False])
+async def test_a_second_reserve_with_a_running_id_does_not_end_the_worker(prefill_here):
+    async with serving(DecodeWorker) as worker, Router(worker) as router:
+        await router.reserve("twice", prefill_here=prefill_here, sampling={**SAMPLING, "max_tokens": 200})
+        await router.reserve("twice", prefill_here=prefill_here)
+        failed = (await router.event("failed")).failed
+        assert (failed.error.kind, failed.error.details["field"]) == ("InvalidRequest", "request_id")
+        await router.reserve("next", prefill_here=True)
+        assert await router.tokens("next") == ANSWER
+
+
+@pytest.mark.parametrize(
+    ("field", "command"),
+    [
+        ("ticket", {"ticket": 1 << 48}),
+        ("needed_blocks", {"needed_blocks": [0, 3]}),
+        ("sampling.seed", {"sampling": without("seed")}),
+    ],
+)
+async def test_a_bad_submit_fails_its_request_alone(field, command):
+    async with serving(PrefillWorker) as worker, Router(worker) as router:
+        await router.submit("bad", **command)
+        failed = (await router.event("failed")).failed
+        assert (failed.request_id, failed.error.details["field"]) == ("bad", field)
+        await router.submit("good")
+        assert (await router.event("first_token")).first_token.tokens.token_ids == [7]
+
+
+async def test_a_second_submit_with_a_running_id_does_not_end_the_worker():
+    async with serving(PrefillWorker) as worker, Router(worker) as router:
+        # Nobody takes the trailer: the first one's shipment stays open.
+        await router.submit("twice", transfer_address=worker.transfer.address)
+        await router.event("first_token")
+        await router.submit("twice")
+        assert (await router.event("failed")).failed.error.details["field"] == "request_id"
+        await router.submit("next")
+        assert (await router.event("first_token")).first_token.tokens.request_id == "next"
+
+
+async def test_an_exception_in_one_command_fails_that_sequence_alone(monkeypatch):
+    """Neither the session's check nor the scheduler expects it."""
+    async with serving(DecodeWorker) as worker, Router(worker) as router:
+        scheduler = worker.engine._scheduler
+        reserve = scheduler.reserve
+
+        def broken(sequence):
+            if sequence.sequence_id.endswith("poison"):
+                raise AssertionError("no such thing")
+            return reserve(sequence)
+
+        monkeypatch.setattr(scheduler, "reserve", broken)
+        await router.reserve("poison")
+        failed = (await router.event("failed")).failed
+        assert (failed.request_id, failed.error.kind) == ("poison", "Internal")
+        await router.reserve("good")
+        assert (await router.event("reserved")).reserved.request_id == "good"
+        assert not worker.worker.died.is_set()
+
+
+async def test_a_bug_in_taking_a_command_fails_its_request_and_leaves_nothing(monkeypatch):
+    async with serving(DecodeWorker) as worker, Router(worker) as router:
+        build = worker.worker.build_sequence
+
+        def broken(sequence_id, *args, **kwargs):
+            if sequence_id.endswith("bug"):
+                raise ZeroDivisionError
+            return build(sequence_id, *args, **kwargs)
+
+        monkeypatch.setattr(worker.worker, "build_sequence", broken)
+        await router.reserve("bug")
+        assert (await router.event("failed")).failed.error.kind == "Internal"
+        await router.reserve("good", prefill_here=True)
+        assert await router.tokens("good") == ANSWER
+        await worker.idle()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_an_engine_thread_that_ends_is_reported():
+    async with serving(DecodeWorker) as worker, Router(worker) as router:
+        seen = []
+        take = worker.worker.on_event
+        worker.worker.on_event = lambda event: (seen.append(event), take(event))
+        worker.runner.error = SystemError("the device fell off")
+        await router.reserve("a", prefill_here=True)
+        async with asyncio.timeout(DEADLINE_S):
+            await worker.worker.died.wait()
+        assert isinstance(seen[-1], EngineDied)
+        assert seen[-1].error is worker.runner.error
+
+
+# --- sessions
+
+
+async def test_a_stream_without_a_hello_is_ended(monkeypatch):
+    monkeypatch.setattr(session_server, "HELLO_TIMEOUT_S", 0.05)
+    async with serving(DecodeWorker) as worker, channel(worker.rpc.address) as link:
+        call = link.stream_stream("/tandem.v1.DecodeService/Session")()
+        await call.write(b"")
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await call.read()
+        assert ended.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        silent = link.stream_stream("/tandem.v1.DecodeService/Session")()
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await silent.read()
+        assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_newer_session_ends_the_older_one_and_frees_its_requests():
+    async with serving(DecodeWorker) as worker:
+        epoch = {"router_incarnation": 77}
+        async with Router(worker, session=1, **epoch) as old:
+            await old.reserve("a")
+            await old.event("reserved")
+            await worker.holds(3)
+            async with Router(worker, session=2, **epoch) as new:
+                await old.ended()
+                await worker.idle()
+                await new.reserve("a")
+                await new.event("reserved")
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    async with Router(worker, session=1, **epoch):
+                        pass
+                assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+                await worker.holds(3)
+
+
+async def test_two_routers_of_one_name_do_not_end_each_others_sessions():
+    async with (
+        serving(DecodeWorker) as worker,
+        Router(worker, router_incarnation=1, session=5) as first,
+        Router(worker, router_incarnation=2, session=1) as second,
+    ):
+        for router in (first, second):
+            await router.reserve("a", prefill_here=True)
+            assert await router.tokens("a") == ANSWER
+
+
+async def test_a_router_that_falls_silent_is_given_up():
+    """Its stream stays open: nothing but its heartbeats is missing."""
+    async with serving(DecodeWorker) as worker, Router(worker, heartbeat_ms=20, give_up_ms=200) as router:
+        assert router.welcome.heartbeats
+        await router.reserve("a")
+        await router.event("reserved")
+        for _ in range(20):  # twice the limit
+            await router.send(heartbeat=types_pb2.Heartbeat())
+            await router.event("heartbeat")
+        await worker.holds(3)
+        await worker.idle()
+        await router.ended()
+
+
+async def test_heartbeats_say_whether_the_engine_has_work():
+    async with serving(DecodeWorker) as worker, Router(worker, heartbeat_ms=10) as router:
+        await router.reserve("a", prefill_here=True)
+        await router.tokens("a")
+        async with asyncio.timeout(DEADLINE_S):
+            beat = (await router.event("heartbeat")).heartbeat
+            while beat.has_work or beat.num_steps < SAMPLING["max_tokens"]:
+                beat = (await router.event("heartbeat")).heartbeat
+
+
+async def test_a_router_that_asks_for_no_heartbeats_gets_none():
+    async with serving(DecodeWorker) as worker, Router(worker) as router:
+        assert not router.welcome.heartbeats
+        await router.reserve("a", prefill_here=True)
+        assert await router.tokens("a") == ANSWER
+
+
+async def test_a_router_that_does_not_read_loses_its_session(monkeypatch):
+    monkeypatch.setattr(session, "MAX_EVENTS", 2)
+    async with serving(DecodeWorker) as worker, Router(worker) as router:
+        (ours,) = worker.worker.sessions
+        for _ in range(5):
+            ours.send(worker.worker.load_event(types_pb2.Load()))
+        await router.ended()
+        assert not worker.worker.sessions
+
+
+# --- blocks never wait where the other side's state is known
+
+
+async def test_a_router_lost_between_reserve_and_submit_leaves_no_block():
+    async with serving(DecodeWorker) as worker:
+        async with Router(worker) as router:
+            await router.reserve("a")
+            await router.event("reserved")
+            await worker.holds(3)
+        await worker.idle()
+
+
+async def test_a_cancelled_request_waits_for_its_sender_until_that_is_lost():
+    async with serving(DecodeWorker) as worker, Router(worker) as router:
+        for name in ("a", "b"):
+            await router.reserve(name, token_ids=[*PROMPT, 60 + ord(name) % 2])
+            await router.event("reserved")
+        await router.send(cancel=types_pb2.Cancel(request_id="a", peer_active=True, peer="p0"))
+        await router.send(cancel=types_pb2.Cancel(request_id="b", peer_active=True, peer="p1"))
+        await router.send(peer_lost=types_pb2.PeerLost(name="p0"))
+        await worker.holds(3)
+        await router.send(peer_lost=types_pb2.PeerLost(name="p1"))
+        await worker.idle()
+
+
+async def test_an_abort_towards_a_receiver_that_stopped_ends_when_the_receiver_is_lost():
+    """A stopped decode worker takes nothing: the trailer of the abort waits for it."""
+    plane = LocalPlane()
+    async with (
+        serving(DecodeWorker, plane) as receiver,
+        serving(PrefillWorker, plane) as worker,
+        Router(worker) as router,
+    ):
+        await router.submit("a", transfer_address=receiver.transfer.address, needed_blocks=[0, 1])
+        await router.event("first_token")
+        await router.send(cancel=types_pb2.Cancel(request_id="a", peer_active=True, peer="d0"))
+        lost = types_pb2.PeerLost(name="d0", transfer_address=receiver.transfer.address)
+        await router.send(peer_lost=lost)
+        await worker.idle()

@@ -1,0 +1,43 @@
+"""A hung engine is seen from its counters; a stopped process blames nobody."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.worker import engine_progress
+from services.worker.engine_progress import EngineProgress
+from shared.engine.step_counters import StepCounters
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(engine_progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_an_engine_that_does_not_come_back_is_timed(clock):
+    steps = StepCounters(num_steps=4, num_turns=7)
+    progress = EngineProgress(steps)
+    progress.heartbeat()
+    for _ in range(10):
+        clock[0] += 0.2
+        beat = progress.heartbeat()
+    assert beat.has_work
+    assert (beat.num_steps, beat.since_turn_s) == (4, pytest.approx(2.0))
+    steps.num_turns += 1
+    assert progress.heartbeat().since_turn_s == 0.0
+
+
+def test_an_engine_that_waits_for_a_command_has_no_work(clock):
+    progress = EngineProgress(StepCounters(waiting=True))
+    clock[0] += 60.0
+    beat = progress.heartbeat()
+    assert (beat.has_work, beat.since_turn_s) == (False, 0.0)
+
+
+def test_a_process_that_was_stopped_does_not_blame_its_engine(clock):
+    progress = EngineProgress(StepCounters(num_turns=7))
+    progress.heartbeat()
+    clock[0] += 20.0
+    assert progress.heartbeat().since_turn_s == engine_progress.MAX_GAP_S

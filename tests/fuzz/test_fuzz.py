@@ -1,0 +1,35 @@
+"""A few thousand random requests of each kind: nothing crashes, and ordinary streams go on undisturbed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz.__main__ import run
+from tests.fuzz.campaign import Findings
+from tests.fuzz.edge_process import edge_process
+
+LARGEST_LAG_MS = 250
+"""Generous, for a machine that runs other tests too."""
+
+
+def check(num_cases: int) -> None:
+    found = Findings()
+    with edge_process() as edge:
+        before = edge.health()
+        after = run(edge, num_cases, found)
+        assert edge.process.poll() is None
+    print(f"{dict(found.outcomes)}; largest loop lag {after.loop_lag_ms:.0f} ms")
+    assert not found.failures, found.failures[:5]
+    assert {"http 200", "http 400", "grpc OK", "grpc INVALID_ARGUMENT"} <= found.outcomes.keys()
+    assert found.num_streams >= 2
+    assert after.loop_lag_ms < LARGEST_LAG_MS
+    assert after.rss_mb - before.rss_mb < 100
+
+
+def test_two_hundred_cases() -> None:
+    check(200)
+
+
+@pytest.mark.slow
+def test_three_thousand_cases() -> None:
+    check(3000)

@@ -145,7 +145,7 @@ def fuzz_wire(edge: EdgeProcess, num_cases: int, found: Findings) -> None:
         if status.startswith("5"):
             found.failed(case, answer)
 
-    each(cases, num_cases, run, _spliced)
+    each(cases, num_cases, run, spliced)
 
 
 def fuzz_grpc(edge: EdgeProcess, num_cases: int, found: Findings) -> None:
@@ -179,11 +179,12 @@ def fuzz_grpc(edge: EdgeProcess, num_cases: int, found: Findings) -> None:
             cases,
             num_cases,
             run,
-            lambda a, b, rng: (a[0], a[1] + b[1] if rng.random() < 0.5 else _spliced(a[1], b[1], rng), b[2]),
+            lambda a, b, rng: (a[0], a[1] + b[1] if rng.random() < 0.5 else spliced(a[1], b[1], rng), b[2]),
         )
 
 
-def _spliced(one: bytes, other: bytes, rng: random.Random) -> bytes:
+def spliced(one: bytes, other: bytes, rng: random.Random) -> bytes:
+    """The beginning of one and the end of the other."""
     return one[: rng.randrange(len(one) + 1)] + other[rng.randrange(len(other) + 1) :]
 
 

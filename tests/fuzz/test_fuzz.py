@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fuzz.__main__ import run
+from tests.fuzz.__main__ import run, run_services
 from tests.fuzz.campaign import Findings
-from tests.fuzz.edge_process import edge_process
+from tests.fuzz.edge_process import DEMO, edge_process
 
 LARGEST_LAG_MS = 250
 """Generous, for a machine that runs other tests too."""
@@ -33,3 +33,13 @@ def test_two_hundred_cases() -> None:
 @pytest.mark.slow
 def test_three_thousand_cases() -> None:
     check(3000)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (DEMO / "model.safetensors").is_file(), reason="the demo model is not here")
+def test_four_hundred_messages_to_workers() -> None:
+    found = Findings()
+    run_services(400, found)
+    print(dict(found.outcomes))
+    assert not found.failures, found.failures[:5]
+    assert {"prefill session OK", "decode session OK", "/tandem.v1.BlockService/LookUp OK"} <= found.outcomes.keys()

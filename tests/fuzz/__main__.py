@@ -51,7 +51,8 @@ def main() -> int:
     took_s = time.monotonic() - begun
     print(f"{sum(found.outcomes.values())} cases in {took_s:.0f} s: {dict(sorted(found.outcomes.items()))}")
     print(f"ordinary streams complete: {found.num_streams}")
-    print(f"largest loop lag {after.loop_lag_ms:.0f} ms, memory {before.rss_mb:.0f} -> {after.rss_mb:.0f} MB")
+    print(f"largest loop lag {after.loop_lag_ms:.0f} ms, computing {after.loop_busy_ms:.0f} ms in one turn")
+    print(f"memory {before.rss_mb:.0f} -> {after.rss_mb:.0f} MB")
     return _report(found)
 
 

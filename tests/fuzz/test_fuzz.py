@@ -8,8 +8,8 @@ from tests.fuzz.__main__ import run, run_services
 from tests.fuzz.campaign import Findings
 from tests.fuzz.edge_process import DEMO, edge_process
 
-LARGEST_LAG_MS = 250
-"""Generous, for a machine that runs other tests too."""
+MOST_BUSY_MS = 100
+"""Of the loop's own computing in one turn, which the machine's other work does not count in."""
 
 
 def check(num_cases: int) -> None:
@@ -18,11 +18,11 @@ def check(num_cases: int) -> None:
         before = edge.health()
         after = run(edge, num_cases, found)
         assert edge.process.poll() is None
-    print(f"{dict(found.outcomes)}; largest loop lag {after.loop_lag_ms:.0f} ms")
+    print(f"{dict(found.outcomes)}; largest loop lag {after.loop_lag_ms:.0f} ms, computing {after.loop_busy_ms:.0f} ms")
     assert not found.failures, found.failures[:5]
     assert {"http 200", "http 400", "grpc OK", "grpc INVALID_ARGUMENT"} <= found.outcomes.keys()
     assert found.num_streams >= 2
-    assert after.loop_lag_ms < LARGEST_LAG_MS
+    assert after.loop_busy_ms < MOST_BUSY_MS
     assert after.rss_mb - before.rss_mb < 100
 
 

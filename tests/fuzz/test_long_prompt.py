@@ -12,8 +12,10 @@ from services.router.edge.limits import LimitSettings
 from tests.fuzz.edge_process import CONTEXT_LEN, EdgeProcess, edge_process
 from tests.fuzz.ticking_core import STEADY
 
-LARGEST_GAP_S = 0.25
-"""Generous, for a machine that runs other tests too; a quiet one shows about 30 ms."""
+LARGEST_GAP_S = 2.0
+"""Generous, for a machine that runs other tests too; a quiet one shows about 25 ms."""
+MOST_BUSY_MS = 100
+"""Of the loop's own computing in one turn, which the machine's other work does not count in."""
 NUM_CHARS = 7_900_000
 
 
@@ -61,15 +63,15 @@ async def test_a_huge_text_is_refused_at_once_and_stops_no_other_stream() -> Non
             error = answer.json()["error"]
             assert (answer.status_code, error["param"], error["code"]) == (400, field, "context_length_exceeded")
             assert "characters is not tokenized" in error["message"]
-            assert took_s < 1.0
+            assert took_s < 5.0
         after = edge.health()
         enough.set()
         worst = await gap
-    print(
-        f"largest gap {1e3 * worst:.0f} ms, loop lag {after.loop_lag_ms:.0f} ms, +{after.rss_mb - before.rss_mb:.0f} MB"
-    )
+    grown_mb = after.rss_mb - before.rss_mb
+    print(f"largest gap {1e3 * worst:.0f} ms, computing {after.loop_busy_ms:.0f} ms, +{grown_mb:.0f} MB")
     assert worst < LARGEST_GAP_S
-    assert after.rss_mb - before.rss_mb < 100
+    assert after.loop_busy_ms < MOST_BUSY_MS
+    assert grown_mb < 100
 
 
 async def test_the_longest_text_that_is_tokenized_stops_no_other_stream() -> None:
@@ -83,6 +85,8 @@ async def test_the_longest_text_that_is_tokenized_stops_no_other_stream() -> Non
         )
         enough.set()
         worst = await gap
+        busy_ms = edge.health().loop_busy_ms
     assert {answer.status_code for _, answer in answers} == {400}
-    print(f"largest gap {1e3 * worst:.0f} ms")
+    print(f"largest gap {1e3 * worst:.0f} ms, computing {busy_ms:.0f} ms")
     assert worst < LARGEST_GAP_S
+    assert busy_ms < MOST_BUSY_MS

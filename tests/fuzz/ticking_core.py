@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from services.router.request import FinishReason, Request, RequestSummary, TokenDelta
+from services.router.request import FinishReason, Request, RequestSummary, TokenDelta, TokenLogprobs
 
 STEADY = "steady"
 """Requests whose id begins so get one token a tick; the others are answered at once."""
@@ -18,6 +18,8 @@ class TickingRequest:
     def __init__(self, request: Request, token_id: int, tick_s: float) -> None:
         self.summary = RequestSummary()
         self._token_id = token_id
+        top = ((token_id, -0.5),) * (request.sampling.logprobs or 0)
+        self._logprobs = () if request.sampling.logprobs is None else (TokenLogprobs(-0.5, top),)
         self._num_left = request.sampling.max_tokens or 1
         self._tick_s = tick_s
         self._due_at = time.perf_counter() + tick_s
@@ -31,7 +33,7 @@ class TickingRequest:
             return None
         self._due_at += self._tick_s
         self._num_left -= 1
-        return TokenDelta((self._token_id,), (), FinishReason.LENGTH if self._num_left == 0 else None)
+        return TokenDelta((self._token_id,), self._logprobs, FinishReason.LENGTH if self._num_left == 0 else None)
 
     def notify(self, reader: asyncio.Future[None]) -> None:
         def wake() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -52,6 +54,11 @@ def check_num_tokens(num_prompt_tokens: int, context_len: int, prompt_field: str
         )
 
 
+def _yield_to_the_loop() -> None:
+    """Lowers this thread's priority: where cores are short, the event loop goes first."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+
+
 class PromptTokenizer:
     """Renders and tokenizes. Any number of calls at once; long texts share a few threads.
 
@@ -63,7 +70,7 @@ class PromptTokenizer:
         self.tokenizer = tokenizer
         self._chat_template = chat_template
         self._chars_per_token = min(tokenizer.longest_token_len, limits.max_chars_per_token)
-        self._threads = ThreadPoolExecutor(limits.tokenizer_threads, thread_name_prefix="tokenizer")
+        self._threads = ThreadPoolExecutor(limits.tokenizer_threads, "tokenizer", initializer=_yield_to_the_loop)
 
     async def token_ids(self, prompt: Prompt, context_len: int) -> tuple[int, ...]:
         """The prompt's token ids, at least one, all in the vocabulary.

@@ -194,6 +194,16 @@ async def test_a_slow_reader_gets_all_of_its_answer(start_edge: StartEdge) -> No
     assert raw.count(b"data: ") == 1502
 
 
+async def test_a_client_that_leaves_pipelined_requests_frees_the_first_too(edge: Edge) -> None:
+    edge.core.script = lambda request: [asyncio.Event()]
+    body = json.dumps(completion()).encode()
+    request = b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (COMPLETIONS.encode(), len(body), body)
+    async with connection(edge) as (_, writer):
+        writer.write(request + request)
+        await asyncio.wait_for(edge.core.submitted.wait(), DEADLINE_S)
+    await edge.closed()
+
+
 HUGE: dict[str, Callable[[], bytes]] = {
     "token ids": lambda: b'{"prompt": [' + b"1," * 200_000 + b"1]}",
     "lists of token ids": lambda: b'{"prompt": [' + b"[1]," * 100_000 + b"[1]]}",
@@ -268,3 +278,9 @@ async def test_tokens_of_prompts_and_answers_are_charged(start_edge: StartEdge) 
     assert (await edge.client.post(COMPLETIONS, json=completion(prompt=prompt))).status_code == 200
     refused = await edge.client.post(COMPLETIONS, json=completion(prompt=prompt))
     assert (refused.status_code, refused.json()["error"]["param"]) == (429, "tokens_per_minute")
+
+
+async def test_the_api_is_described_where_clients_look_for_it(edge: Edge) -> None:
+    answer = await edge.client.get("/openapi.json")
+    assert answer.json()["openapi"].startswith("3.1")
+    assert set(answer.json()["paths"]) >= {COMPLETIONS, CHAT}

@@ -46,6 +46,7 @@ def build_app(
             ),
             Route("/v1/models", pages.models),
             Route("/v1/models/{model:path}", pages.model),
+            Route("/openapi.json", pages.openapi),
             Route("/healthz", pages.healthz),
             Route("/health", pages.healthz),  # vLLM's name
             Route("/readyz", pages.readyz),

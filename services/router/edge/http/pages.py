@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from services.router.edge.auth import ApiKeys
 from services.router.edge.http.errors import as_tandem_error, error_headers, error_json
+from services.router.edge.http.openapi import openapi_document
 from services.router.edge.input_processor import InputProcessor
 from shared.errors import InvalidRequest, NotFound, TandemError
 from shared.rpc.pb.tandem.v1 import inference_pb2
@@ -34,6 +35,7 @@ class Pages:
         self._metrics = metrics
         self._status = status
         self._created = int(time.time())
+        self._openapi = openapi_document(input_processor.model_name)
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`."""
@@ -45,6 +47,10 @@ class Pages:
         self._keys.check(request.headers.get("authorization"))
         self._input_processor.check_model(request.path_params["model"])
         return JSONResponse(self._model())
+
+    async def openapi(self, _: Request) -> Response:
+        """`GET /openapi.json`."""
+        return Response(self._openapi, media_type="application/json")
 
     async def healthz(self, _: Request) -> Response:
         """The process answers."""

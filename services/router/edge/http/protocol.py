@@ -12,7 +12,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from services.router.edge.http.connections import Connections
 from services.router.edge.http.errors import error_headers, error_json
@@ -25,9 +25,13 @@ class _Transport:
 
     def __init__(self, inner: asyncio.Transport, close: Callable[[], None], closing: Callable[[], bool]) -> None:
         self._inner = inner
-        self.write = inner.write
         self.close = close
         self.is_closing = closing
+
+    def write(self, data: bytes) -> None:
+        """Drops what comes when the connection is lost; uvloop would raise."""
+        if not self._inner.is_closing():
+            self._inner.write(data)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -45,6 +49,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_raw_bytes = 0  # received since the last whole request, while in a head
         self._num_head_bytes = 0  # of the parsed part of the head
         self._refusal: tuple[int, TandemError] | None = None
+        self._cycles: list[RequestResponseCycle] = []  # those without their whole answer, pipelined ones too
         self._dropping = False  # what arrives is read for the answer's sake alone
         self._num_dropped = 0
         self._read_timer: asyncio.TimerHandle | None = None
@@ -63,11 +68,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self._arm_read(self._limits.header_timeout_s, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends the timers; a request that still runs is told by uvicorn."""
+        """Ends the timers and tells the requests that still run: uvicorn would tell the last one only."""
         self._open_connections.close(self._client_host)
         self._disarm_read()
         self._disarm_write()
         self._socket = None
+        self._disconnect()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -132,6 +138,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._arm_read(self._limits.body_timeout_s, self._body_is_late)
         super().on_headers_complete()
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
+        self._cycles.append(self.cycle)
 
     def on_message_complete(self) -> None:
         """The request is here."""
@@ -190,9 +198,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Answers, unless an answer is on its way already, and closes once the client could read it."""
         cycle = self.cycle
         answering = cycle is not None and cycle.response_started and not cycle.response_complete
-        if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True
-            cycle.message_event.set()
+        self._disconnect()
         if (
             answering or self.pipeline or self._socket is None
         ):  # a second answer in the middle of the first would be taken for its text
@@ -208,6 +214,13 @@ class BoundedProtocol(HttpToolsProtocol):
         ]
         self._socket.write(b"\r\n".join(head) + b"\r\n\r\n" + body)
         self._drop()
+
+    def _disconnect(self) -> None:
+        """The requests' clients are gone, as far as these are concerned."""
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
 
     def _drop(self) -> None:
         """Nothing more is written; what is read is dropped until the client closes, or for a while."""

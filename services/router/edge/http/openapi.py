@@ -1,0 +1,96 @@
+"""The HTTP API as an OpenAPI document, made from the schemas that parse its requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from services.router.edge.http.schemas import ChatRequest, CompletionRequest
+
+_REFERENCE = "#/components/schemas/"
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"], "description": "the field or header at fault"},
+                "code": {"type": "string"},
+            },
+        }
+    },
+}
+_STATUSES = {
+    "400": "the request breaks a limit, which the message names",
+    "401": "no API key, or an unknown one",
+    "404": "the model is not served here",
+    "408": "headers or body did not arrive in time",
+    "413": "the body is too long",
+    "429": "refused rather than served late, or the key's rate is used up; `Retry-After` says when to come back",
+    "431": "the headers are too large",
+    "503": "no worker can serve it",
+    "504": "the request's deadline passed",
+}
+
+
+def openapi_document(model_name: str) -> bytes:
+    """JSON of the document (OpenAPI 3.1)."""
+    _, definitions = models_json_schema(
+        [(CompletionRequest, "validation"), (ChatRequest, "validation")], ref_template=_REFERENCE + "{model}"
+    )
+    document = {
+        "openapi": "3.1.0",
+        "info": {"title": f"Tandem: {model_name}", "version": "1"},
+        "paths": {
+            "/v1/completions": _inference(CompletionRequest, "Completes prompts"),
+            "/v1/chat/completions": _inference(ChatRequest, "Answers a conversation"),
+            "/v1/models": _page("The served model"),
+            "/v1/models/{model}": _page("One model", ("model",)),
+            "/healthz": _page("The process answers"),
+            "/readyz": _page("Whether a prompt can be served now"),
+            "/status": _page("The cluster as this router sees it"),
+            "/metrics": _page("Prometheus text", media_type="text/plain"),
+        },
+        "components": {
+            "schemas": {**definitions["$defs"], "Error": _ERROR},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}, {}],
+    }
+    return json.dumps(document).encode()
+
+
+def _inference(schema: type[BaseModel], summary: str) -> Mapping[str, object]:
+    body = {"application/json": {"schema": {"$ref": _REFERENCE + schema.__name__}}}
+    answer: dict[str, object] = {"application/json": {}, "text/event-stream": {}}
+    return {
+        "post": {
+            "summary": summary,
+            "requestBody": {"required": True, "content": body},
+            "responses": {"200": {"description": "one body, or events with `stream`", "content": answer}, **_errors()},
+        }
+    }
+
+
+def _page(summary: str, parameters: tuple[str, ...] = (), media_type: str = "application/json") -> Mapping[str, object]:
+    return {
+        "get": {
+            "summary": summary,
+            "parameters": [
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in parameters
+            ],
+            "responses": {"200": {"description": summary, "content": {media_type: {}}}, **_errors()},
+        }
+    }
+
+
+def _errors() -> Mapping[str, object]:
+    content = {"application/json": {"schema": {"$ref": _REFERENCE + "Error"}}}
+    return {status: {"description": why, "content": content} for status, why in _STATUSES.items()}

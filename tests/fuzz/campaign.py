@@ -1,0 +1,223 @@
+"""Random input against a running edge while two ordinary streams go on."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import grpc
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from shared.rpc.pb.tandem.v1 import inference_pb2
+from tests.fuzz.edge_process import EdgeProcess
+from tests.fuzz.json_values import Bodies, crossed, texts
+from tests.fuzz.proto_messages import damaged, raw_messages
+from tests.fuzz.ticking_core import STEADY
+
+TIMEOUT_S = 30.0
+STREAM_TOKENS = 1000
+NUM_DRAWN = 1500
+"""Cases of one kind that Hypothesis draws itself."""
+PATHS = {"/v1/completions": "CompletionRequest", "/v1/chat/completions": "ChatRequest"}
+METHODS = {
+    "Generate": inference_pb2.GenerateRequest.DESCRIPTOR,
+    "GetStatus": inference_pb2.GetStatusRequest.DESCRIPTOR,
+    "Explain": inference_pb2.ExplainRequest.DESCRIPTOR,
+}
+REFUSALS = {
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.UNAUTHENTICATED,
+}
+Case = TypeVar("Case")
+
+
+@dataclass(slots=True)
+class Findings:
+    """What came back."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+    num_streams: int = 0  # ordinary ones that were complete and right
+
+    def failed(self, case: object, why: object) -> None:
+        self.failures.append(f"{why}: {case!r}"[:2000])
+
+
+def each(
+    strategy: st.SearchStrategy[Case],
+    num_cases: int,
+    run: Callable[[Case], None],
+    cross: Callable[[Case, Case, random.Random], Case],
+) -> None:
+    """Calls `run` with that many cases: the first ones are drawn, and those behind them are crossed from two of these,
+    which takes a hundredth of the time."""
+    drawn: list[Case] = []
+
+    @settings(
+        max_examples=min(num_cases, NUM_DRAWN),
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(strategy)
+    def every(case: Case) -> None:
+        drawn.append(case)
+        run(case)
+
+    every()
+    rng = random.Random(num_cases)
+    for _ in range(num_cases - len(drawn)):
+        run(cross(rng.choice(drawn), rng.choice(drawn), rng))
+
+
+def fuzz_http(edge: EdgeProcess, num_cases: int, found: Findings) -> None:
+    """Bodies and headers after the OpenAPI document. A status from 500 on is a failure, and so is a broken answer."""
+    host, _, port = edge.http.rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=TIMEOUT_S)
+    connection.request("GET", "/openapi.json")
+    bodies = Bodies(json.load(connection.getresponse()))
+    header = st.sampled_from(["x-tenant", "x-priority", "x-session-id", "x-ttft-timeout-ms", "x-request-id", "expect"])
+    value = st.sampled_from(["1", "-1", "a", "", "nan"]) | st.text(
+        st.characters(min_codepoint=0x20, max_codepoint=0xFF, exclude_characters="\x7f"), max_size=10
+    )
+    headers = st.one_of(st.just({}), st.just({}), st.dictionaries(header, value, max_size=2))
+    cases = st.one_of(*(st.tuples(st.just(path), bodies.raw(name), headers) for path, name in PATHS.items()))
+
+    def run(case: tuple[str, bytes, dict[str, str]]) -> None:
+        path, body, given_headers = case
+        try:
+            connection.request("POST", path, body, given_headers)
+            answer = connection.getresponse()
+            raw = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            found.failed(case, repr(error))
+            return
+        found.outcomes[f"http {answer.status}"] += 1
+        if answer.status >= 500 or (answer.status >= 400 and "error" not in json.loads(raw)):
+            found.failed(case, raw)
+        if answer.will_close:
+            connection.close()
+
+    each(cases, num_cases, run, lambda a, b, rng: (a[0], crossed(a[1], b[1], rng), b[2]))
+    connection.close()
+
+
+def fuzz_wire(edge: EdgeProcess, num_cases: int, found: Findings) -> None:
+    """Damaged HTTP on connections of their own: each is answered or closed, never held."""
+    host, _, port = edge.http.rpartition(":")
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    whole = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+    chunked = b'POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\n{"pro\r\n0\r\n\r\n'
+    requests = st.sampled_from([whole, chunked, whole + whole])
+    cases = st.one_of(
+        st.binary(max_size=200), st.builds(damaged, requests, st.floats(0, 1), st.binary(min_size=1, max_size=8))
+    )
+
+    def run(case: bytes) -> None:
+        try:
+            with socket.create_connection((host, int(port)), TIMEOUT_S) as client:
+                client.sendall(case)
+                client.shutdown(socket.SHUT_WR)
+                answer = b""
+                while piece := client.recv(65_536):
+                    answer += piece
+        except ConnectionError:
+            found.outcomes["wire reset"] += 1
+            return
+        except OSError as error:
+            found.failed(case, repr(error))
+            return
+        status = answer[9:12].decode() if answer.startswith(b"HTTP/1.1 ") else "closed"
+        found.outcomes[f"wire {status}"] += 1
+        if status.startswith("5"):
+            found.failed(case, answer)
+
+    each(cases, num_cases, run, spliced)
+
+
+def fuzz_grpc(edge: EdgeProcess, num_cases: int, found: Findings) -> None:
+    """Messages of the client API, whole and damaged, with hints as metadata."""
+    hint = st.sampled_from(["x-tenant", "x-priority", "x-session-id", "x-ttft-timeout-ms"])
+    metadata = st.lists(
+        st.tuples(hint, texts.map(lambda text: text.encode("ascii", "ignore").decode().strip())), max_size=1
+    )
+    cases = st.one_of(*(st.tuples(st.just(name), raw_messages(kind), metadata) for name, kind in METHODS.items()))
+    with grpc.insecure_channel(edge.grpc) as channel:
+
+        def run(case: tuple[str, bytes, list[tuple[str, str]]]) -> None:
+            name, raw, hints = case
+            printable = [(key, "".join(c for c in value if " " <= c <= "~")) for key, value in hints]
+            path = f"/tandem.v1.InferenceService/{name}"
+            try:
+                if name == "Generate":
+                    _ = list(channel.unary_stream(path)(raw, metadata=printable, timeout=TIMEOUT_S))
+                else:
+                    channel.unary_unary(path)(raw, metadata=printable, timeout=TIMEOUT_S)
+                found.outcomes["grpc OK"] += 1
+            except grpc.RpcError as error:
+                code, details = error.code(), error.details() or ""  # type: ignore[attr-defined]
+                found.outcomes[f"grpc {code.name}"] += 1
+                # gRPC's own answer to bytes that are no such message.
+                if code not in REFUSALS and not (code is grpc.StatusCode.UNKNOWN and "DecodeError" in details):
+                    found.failed(case, f"{code} {details}")
+
+        # Messages behind each other are one that has the fields of both.
+        each(
+            cases,
+            num_cases,
+            run,
+            lambda a, b, rng: (a[0], a[1] + b[1] if rng.random() < 0.5 else spliced(a[1], b[1], rng), b[2]),
+        )
+
+
+def spliced(one: bytes, other: bytes, rng: random.Random) -> bytes:
+    """The beginning of one and the end of the other."""
+    return one[: rng.randrange(len(one) + 1)] + other[rng.randrange(len(other) + 1) :]
+
+
+@contextmanager
+def ordinary_streams(edge: EdgeProcess, found: Findings) -> Iterator[None]:
+    """Two streams, one after another in two threads; each must be complete and right."""
+    host, _, port = edge.http.rpartition(":")
+    stop = threading.Event()
+
+    def stream(name: str) -> None:
+        while not stop.is_set():
+            connection = http.client.HTTPConnection(host, int(port), timeout=TIMEOUT_S)
+            body: dict[str, Any] = {"prompt": "hi", "stream": True, "max_tokens": STREAM_TOKENS, "request_id": name}
+            try:
+                connection.request("POST", "/v1/completions", json.dumps(body))
+                lines = connection.getresponse().read().split(b"\n\n")
+            except OSError as error:
+                found.failed(name, repr(error))
+                return
+            finally:
+                connection.close()
+            events = [json.loads(line.removeprefix(b"data: ")) for line in lines if line.startswith(b"data: {")]
+            text = "".join(event["choices"][0]["text"] for event in events)
+            if text != "a" * STREAM_TOKENS or lines[-2] != b"data: [DONE]":
+                found.failed(name, f"a stream of {len(text)} tokens")
+            found.num_streams += 1
+
+    threads = [threading.Thread(target=stream, args=(f"{STEADY}-{i}",)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()

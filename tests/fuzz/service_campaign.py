@@ -1,0 +1,94 @@
+"""Random messages to the services behind the router: sessions of workers, and blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import grpc
+from google.protobuf.descriptor import Descriptor, FileDescriptor
+from hypothesis import strategies as st
+
+from shared.rpc.pb.tandem.v1 import decode_pb2, kvstore_pb2, prefill_pb2, types_pb2
+from shared.rpc.protocol import PROTOCOL_VERSION
+from tests.fuzz.campaign import REFUSALS, Findings, each, spliced
+from tests.fuzz.proto_messages import raw_messages
+from tests.fuzz.service_process import ServiceProcess
+
+TIMEOUT_S = 10.0
+SESSION_TIMEOUT_S = 5.0
+MAX_COMMANDS = 6
+SESSIONS = {
+    "prefill": ("/tandem.v1.PrefillService/Session", prefill_pb2.PrefillCommand),
+    "decode": ("/tandem.v1.DecodeService/Session", decode_pb2.DecodeCommand),
+}
+NOT_NOW = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.CANCELLED}
+"""Typed answers of a service that has no Redis, or another model."""
+
+
+def unary_methods(file: FileDescriptor, service: str) -> Mapping[str, Descriptor]:
+    """Full path → request type of the methods that take one message."""
+    found = file.services_by_name[service]
+    return {
+        f"/{found.full_name}/{method.name}": method.input_type
+        for method in found.methods
+        if not method.client_streaming
+    }
+
+
+BLOCKS = unary_methods(kvstore_pb2.DESCRIPTOR, "BlockService")
+
+
+def fuzz_calls(service: ServiceProcess, methods: Mapping[str, Descriptor], num_cases: int, found: Findings) -> None:
+    """Single requests. Anything but an answer or a typed refusal is a failure."""
+    cases = st.one_of(*(st.tuples(st.just(path), raw_messages(kind)) for path, kind in methods.items()))
+    with grpc.insecure_channel(service.address) as channel:
+
+        def run(case: tuple[str, bytes]) -> None:
+            path, raw = case
+            try:
+                _ = list(channel.unary_stream(path)(raw, timeout=TIMEOUT_S))
+                found.outcomes[f"{path} OK"] += 1
+            except grpc.RpcError as error:
+                _judge(case, path, error, found)
+
+        each(cases, num_cases, run, lambda a, b, rng: (a[0], spliced(a[1], b[1], rng)))
+    if not service.alive:
+        found.failed("the last calls", "the process ended")
+
+
+def fuzz_sessions(service: ServiceProcess, role: str, num_cases: int, found: Findings) -> None:
+    """Whole sessions: a hello, some commands, the end. The process must live, and greet the next router. A session that
+    the worker leaves open is ended after a while, and counted."""
+    path, command = SESSIONS[role]
+    hello = command(hello=types_pb2.Hello(router_name="router-0", protocol_version=PROTOCOL_VERSION))
+    cases = st.lists(raw_messages(command.DESCRIPTOR), max_size=MAX_COMMANDS)
+    with grpc.insecure_channel(service.address) as channel:
+
+        def run(case: list[bytes]) -> None:
+            def commands() -> Iterator[bytes]:
+                yield hello.SerializeToString()
+                yield from case
+
+            try:
+                events = list(channel.stream_stream(path)(commands(), timeout=SESSION_TIMEOUT_S))
+                found.outcomes[f"{role} session OK"] += 1
+                if not events:
+                    found.failed(case, "no welcome")
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:  # type: ignore[attr-defined]
+                    found.outcomes[f"{role} session left open"] += 1
+                else:
+                    _judge(case, f"{role} session", error, found)
+
+        each(cases, num_cases, run, lambda a, b, _: [*a[: len(a) // 2], *b[len(b) // 2 :]])
+        run([])
+    if not service.alive:
+        found.failed("the last session", "the process ended")
+
+
+def _judge(case: object, name: str, error: grpc.RpcError, found: Findings) -> None:
+    code, details = error.code(), error.details() or ""  # type: ignore[attr-defined]
+    found.outcomes[f"{name} {code.name}"] += 1
+    undecodable = code is grpc.StatusCode.UNKNOWN and "DecodeError" in details
+    if code not in REFUSALS | NOT_NOW and not undecodable:
+        found.failed(case, f"{code} {details}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from loadtest.chaos.cluster import ChaosCluster, chaos_cluster, strike
 from loadtest.chaos.phases import num_held, reached, whole
 from loadtest.chaos.streams import Stream, Streams, prompts
-from loadtest.chaos.trial import Outcome, Trial, judge
+from loadtest.chaos.trial import CONTROL, Outcome, Trial, judge
 from shared.errors import Internal
 
 NUM_STREAMS = 24
@@ -80,6 +80,7 @@ class Chaos:
         status = await cluster.until(reached(trial.phase, before, streams), PHASE_TIMEOUT_S)
         if status is None:
             notes.append("the phase did not come")
+        if status is None or trial == CONTROL:
             striking = asyncio.create_task(asyncio.sleep(0))
         else:
             striking = asyncio.create_task(strike(trial.fault, cluster.pid(trial.victim, status)))

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.local.supervisor import Restarted
 from shared.rpc.server import channel
 from tests.e2e.running import DEADLINE_S, Running, running
 
@@ -23,13 +24,15 @@ FIELDS = {"temperature": 0, "ignore_eos": True, "max_tokens": 240, "return_token
 class Streams:
     """Answers under way, one list of tokens each."""
 
-    def __init__(self, cluster: Running) -> None:
+    def __init__(self, cluster: Running, prompts=PROMPTS, **fields) -> None:
         self._cluster = cluster
-        self.tokens: list[list[int]] = [[] for _ in PROMPTS]
-        self._tasks = [asyncio.create_task(self._read(number)) for number in range(len(PROMPTS))]
+        self._fields = {**FIELDS, **fields}
+        self._prompts = prompts
+        self.tokens: list[list[int]] = [[] for _ in prompts]
+        self._tasks = [asyncio.create_task(self._read(number)) for number in range(len(prompts))]
 
     async def _read(self, number: int) -> None:
-        body = {"prompt": PROMPTS[number], "stream": True, **FIELDS}
+        body = {"prompt": self._prompts[number], "stream": True, **self._fields}
         async with self._cluster.http.stream("POST", "/v1/completions", json=body) as response:
             assert response.status_code == 200, await response.aread()
             async for line in response.aiter_lines():
@@ -43,9 +46,13 @@ class Streams:
             while not all(self.tokens):
                 await asyncio.sleep(0.005)
 
-    async def ended(self) -> None:
-        async with asyncio.timeout(DEADLINE_S):
+    async def ended(self, timeout_s: float = DEADLINE_S) -> None:
+        async with asyncio.timeout(timeout_s):
             await asyncio.gather(*self._tasks)
+
+    @property
+    def num_open(self) -> int:
+        return sum(not task.done() for task in self._tasks)
 
 
 async def health(address: str) -> int:
@@ -104,4 +111,30 @@ async def test_a_part_told_to_end_costs_no_stream_and_comes_back(tmp_path, name)
         assert streams.tokens == expected
         assert await ended.wait(DEADLINE_S) == 0
         await cluster.until(lambda status: status.ready and all(worker.connected for worker in status.workers))
+        await cluster.idle()
+
+
+NUM_LONG = 20
+LONG_TIMEOUT_S = 240.0
+
+
+@pytest.mark.timeout(900)
+async def test_a_rolling_restart_of_the_prefill_pool_costs_no_long_stream(tmp_path):
+    """One worker after another, each once the one before is back."""
+    prompts = [[20 + (i * (37 + 2 * k)) % 2000 for i in range(75)] for k in range(NUM_LONG)]
+    async with running(tmp_path, num_prefill=2, num_kv_blocks=2000, restart=True) as cluster:
+        calm = Streams(cluster, prompts, max_tokens=1000)
+        await calm.ended(LONG_TIMEOUT_S)
+        streams = Streams(cluster, prompts, max_tokens=1000)
+        await streams.begun()
+        for name in ("prefill-0", "prefill-1"):
+            ended = cluster.cluster.children[name]
+            ended.send_signal(signal.SIGTERM)
+            assert await ended.wait(DEADLINE_S) == 0
+            assert streams.num_open == NUM_LONG
+            while not isinstance(await cluster.cluster.next_change(), Restarted):
+                pass
+            await cluster.until(lambda status: all(worker.connected for worker in status.workers))
+        await streams.ended(LONG_TIMEOUT_S)
+        assert streams.tokens == calm.tokens
         await cluster.idle()

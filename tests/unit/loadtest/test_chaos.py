@@ -9,7 +9,7 @@ import pytest
 from loadtest.chaos.memory import slope
 from loadtest.chaos.report import summary
 from loadtest.chaos.streams import Stream, prompts
-from loadtest.chaos.trial import PHASES, VICTIMS, Outcome, Trial, judge, trials
+from loadtest.chaos.trial import CONTROL, PHASES, VICTIMS, Outcome, Trial, judge, trials
 
 TRIAL = Trial("decode", "SIGKILL", "decoding")
 TOKENS = [7, 8, 9, 10]
@@ -54,7 +54,8 @@ def test_a_line_has_the_form_that_scripts_read() -> None:
 
 def test_engines_hang_in_workers_alone_and_no_victim_comes_twice_in_a_row() -> None:
     every = trials()
-    assert len(every) == (4 * len(VICTIMS) + 2) * len(PHASES)
+    assert every[0] == CONTROL
+    assert len(every) == 1 + (4 * len(VICTIMS) + 2) * len(PHASES)
     assert {trial.victim for trial in every if trial.fault == "hung-engine"} == {"prefill", "decode"}
     assert all(a.victim != b.victim for a, b in pairwise(every))
 

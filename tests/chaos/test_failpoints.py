@@ -1,0 +1,63 @@
+"""Failpoints in real workers: what they break costs a pause."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from services.local.supervisor import Died, Restarted
+from tests.e2e.running import DEADLINE_S, DEMO, running
+
+pytestmark = pytest.mark.slow
+
+PROMPT = [20 + (i * 37) % 2000 for i in range(300)]
+FIELDS = {"max_tokens": 120, "ignore_eos": True}
+
+
+async def test_a_worker_whose_engine_thread_ends_goes_with_it_and_comes_back(tmp_path, monkeypatch):
+    monkeypatch.setenv("TANDEM_WORKER_FAILPOINTS", "engine.step=raise")
+    async with running(tmp_path, num_decode=2, restart=True) as cluster:
+        expected = await cluster.tokens(PROMPT, **FIELDS)
+        asking = asyncio.create_task(cluster.tokens(PROMPT, **FIELDS))
+        status = await cluster.until(
+            lambda status: any(w.load.num_running for w in status.workers if w.worker.name.startswith("decode"))
+        )
+        (busy,) = [w.worker.name for w in status.workers if w.load.num_running and w.worker.name.startswith("decode")]
+        os.kill(cluster.cluster.children[busy].pid, signal.SIGUSR1)
+        assert await asking == expected
+        async with asyncio.timeout(DEADLINE_S):
+            died, restarted = [await cluster.cluster.next_change() for _ in range(2)]
+        assert isinstance(died, Died)
+        assert (died.name, died.how) == (busy, "exit status 1")
+        assert isinstance(restarted, Restarted)
+        log = (cluster.cluster.children[busy].log_path).read_text()
+        assert "the engine died" in log
+        await cluster.idle()
+
+
+@pytest.mark.parametrize("fault", ["engine.step=hang:2", "ucx.send=hang:2", "session.send=hang:2"])
+async def test_a_prefill_worker_that_stands_still_is_a_pause(tmp_path, monkeypatch, fault):
+    monkeypatch.setenv("TANDEM_WORKER_FAILPOINTS", fault)
+    async with running(tmp_path) as cluster:
+        expected = await cluster.tokens(PROMPT, **FIELDS)
+        os.kill(cluster.cluster.children["prefill-0"].pid, signal.SIGUSR1)
+        began = asyncio.get_running_loop().time()
+        other = [*PROMPT[1:], 21]  # nothing of it is cached
+        await cluster.tokens(other, **FIELDS)
+        assert asyncio.get_running_loop().time() - began > 1.0
+        assert await cluster.tokens(PROMPT, **FIELDS) == expected
+        await cluster.idle()
+
+
+def test_production_refuses_to_start_with_them():
+    command = [sys.executable, "-m", "services.decode", "--name", "d", "--model", str(DEMO), "--production", "true"]
+    done = subprocess.run(
+        [*command, "--failpoints", "engine.step=hang"], capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert done.returncode == 2
+    assert "production refuses" in done.stdout

@@ -163,7 +163,7 @@ async def test_without_store_nodes_and_without_a_cluster(tmp_path):
         assert status == 0
         assert "no store nodes" in out
         status, _, err = await tandem(run, "pin", "hello")
-        assert (status, "knows no store node" in err) == (1, True)
+        assert (status, "no store node is configured" in err) == (1, True)
     status, _, err = await tandem(run, "stats")
     assert status == 1
     assert "nothing listens at" in err

@@ -1,6 +1,6 @@
-"""When requests arrive: increasing offsets from the run's start, in seconds, a function of the random stream alone.
+"""Arrival processes: increasing offsets from the run's start, in seconds, determined by the random stream.
 
-The processes are endless; a schedule takes the arrivals that fall into its run.
+The processes are endless; a schedule takes the arrivals within its run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Arrivals(Protocol):
     """An arrival process."""
 
     def offsets(self, rng: np.random.Generator) -> Iterator[float]:
-        """Endless, non-decreasing, seconds."""
+        """Endless and non-decreasing. Seconds."""
         ...
 
 
@@ -30,12 +30,12 @@ class Arrivals(Protocol):
 class Gamma:
     """Gaps drawn from a Gamma distribution of mean 1/rate.
 
-    `burstiness` is the distribution's shape, as in vLLM's serving benchmark: 1 is Poisson, below 1 comes in bursts,
-    above 1 approaches a steady beat. The gaps' coefficient of variation is 1/√burstiness.
+    `burstiness` is the distribution's shape, as in vLLM's serving benchmark: 1 is Poisson, below 1 gives bursts, above
+    1 approaches constant gaps. The gaps' coefficient of variation is 1/√burstiness.
 
-    With `over_s`, exactly round(rate · over_s) requests come before that time and the next one at it: all gaps are
-    scaled to fit. A Poisson process stays one, given its count; and the offered rate is the one asked for, which makes
-    short runs comparable.
+    With `over_s`, exactly round(rate · over_s) requests arrive before that time and the next one at it: all gaps are
+    scaled to fit. A Poisson process stays one, given its count. The offered rate then equals the requested one, which
+    makes short runs comparable.
     """
 
     rate: float  # requests per second
@@ -47,7 +47,7 @@ class Gamma:
         _check_positive("burstiness", self.burstiness)
 
     def offsets(self, rng: np.random.Generator) -> Iterator[float]:
-        """Cumulated gaps; the first request comes one gap after the start."""
+        """Cumulative gaps; the first request comes one gap after the start."""
         if self.over_s is None:
             yield from self._running_sum(rng)
             return
@@ -68,21 +68,21 @@ class Gamma:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """One request every 1/rate seconds, the first at once."""
+    """One request every 1/rate seconds, the first immediately."""
 
     rate: float  # requests per second
 
     def __post_init__(self) -> None:
         _check_positive("rate", self.rate)
 
-    def offsets(self, rng: np.random.Generator) -> Iterator[float]:  # noqa: ARG002 - the protocol's
-        """k/rate for k = 0, 1, …; draws nothing."""
+    def offsets(self, rng: np.random.Generator) -> Iterator[float]:  # noqa: ARG002 - required by the protocol
+        """k/rate for k = 0, 1, …; does not use `rng`."""
         return (k / self.rate for k in count())
 
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """A Poisson process whose rate goes linearly from `start_rate` to `end_rate` within `over_s`, then stays."""
+    """A Poisson process whose rate changes linearly from `start_rate` to `end_rate` within `over_s`, then stays."""
 
     start_rate: float  # requests per second
     end_rate: float  # requests per second
@@ -93,11 +93,11 @@ class Ramp:
             if not (0 <= rate < math.inf):
                 raise ConfigError(f"{name} must be 0 or more, got {rate:g}", field=name, value=rate)
         if self.start_rate == self.end_rate == 0:
-            raise ConfigError("ramp_to must be above 0 where rate is 0", field="ramp_to")
+            raise ConfigError("ramp_to must be above 0 if rate is 0", field="ramp_to")
         _check_positive("duration", self.over_s)
 
     def offsets(self, rng: np.random.Generator) -> Iterator[float]:
-        """A unit-rate Poisson process sent through the inverse of the expected count."""
+        """A unit-rate Poisson process transformed by the inverse of the expected count."""
         expected = 0.0
         while True:
             for step in rng.exponential(1.0, _BATCH):
@@ -113,7 +113,7 @@ class Ramp:
         by_end = (self.start_rate + self.end_rate) / 2 * self.over_s
         if num_requests > by_end:
             return None if self.end_rate == 0 else self.over_s + (num_requests - by_end) / self.end_rate
-        # This form of the quadratic formula neither cancels nor divides by a slope of 0.
+        # This form of the quadratic formula has no cancellation and does not divide by a slope of 0.
         root = math.sqrt(max(self.start_rate**2 + 2 * slope * num_requests, 0.0))
         return 2 * num_requests / (self.start_rate + root)
 

@@ -83,13 +83,13 @@ def sweep(
     out: options.Out,
     duration: options.Duration = "60s",
     num_requests: options.NumRequests = None,
-    rate: Annotated[float, typer.Option(help="where the search begins, requests per second")] = 1.0,
-    rate_min: Annotated[float, typer.Option(help="the search does not go below")] = 0.05,
-    rate_max: Annotated[float, typer.Option(help="the search does not go above")] = 1000.0,
+    rate: Annotated[float, typer.Option(help="first rate of the search, requests per second")] = 1.0,
+    rate_min: Annotated[float, typer.Option(help="lowest rate of the search")] = 0.05,
+    rate_max: Annotated[float, typer.Option(help="highest rate of the search")] = 1000.0,
     rates: Annotated[str, typer.Option(help="measure these instead of searching: 1,2,4")] = "",
     attainment: Annotated[float, typer.Option(help="percent of the offered requests that must be good")] = 90.0,
-    tolerance: Annotated[float, typer.Option(help="percent by which the answer may lie below the limit")] = 10.0,
-    max_points: Annotated[int, typer.Option(help="most rates to measure")] = 12,
+    tolerance: Annotated[float, typer.Option(help="percent by which the result may be below the true limit")] = 10.0,
+    max_points: Annotated[int, typer.Option(help="maximum number of rates to measure")] = 12,
     arrivals: options.Arrivals = None,
     burstiness: options.Burstiness = 1.0,
     slice_: options.Slice = "",
@@ -136,7 +136,7 @@ def compare(
     folders: Annotated[list[Path], typer.Argument(help="two or more folders of runs, or of sweeps")],
     out: Annotated[Path | None, typer.Option(help="folder for a page with plots")] = None,
 ) -> None:
-    """Put runs or sweeps side by side."""
+    """Compare runs or sweeps side by side."""
     if len(folders) < 2:
         raise ConfigError("compare needs two folders or more", field="folders")
     raise typer.Exit(compare_command(folders, out, Console()))
@@ -144,7 +144,7 @@ def compare(
 
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(help="folder of a run or a sweep")]) -> None:
-    """Write report.html anew."""
+    """Write report.html again."""
     raise typer.Exit(report_command(folder, Console()))
 
 
@@ -162,7 +162,7 @@ def _rates(text: str) -> list[float]:
 
 
 def main() -> None:
-    """The process: what a user can do something about is one line on stderr and status 2."""
+    """The process's entry point: an error that the user can fix is one line on stderr and status 2."""
     try:
         app()
     except TandemError as error:

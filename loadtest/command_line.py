@@ -1,4 +1,4 @@
-"""What the benchmarks' and the simulator's command lines share, on top of typer."""
+"""Helpers for the benchmarks' and the simulator's command lines, on top of typer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shared.errors import TandemError
 
 EXIT_REFUSED = 2
 
-Out = Annotated[Path | None, typer.Option(help="where to write the results as JSON")]
+Out = Annotated[Path | None, typer.Option(help="file for the results as JSON")]
 
 T = TypeVar("T", int, float)
 
@@ -24,7 +24,7 @@ def integers(text: str, option: str) -> list[int]:
 
 
 def decimals(text: str, option: str) -> list[float]:
-    """Likewise."""
+    """The same for decimal numbers."""
     return _numbers(float, text, option)
 
 
@@ -43,8 +43,8 @@ def choice(text: str, option: str, known: Collection[str]) -> str:
 def call(function: Callable[..., None], arguments: Sequence[str], name: str | None = None) -> None:
     """Calls a command with the options of its command line; it has no positional arguments.
 
-    A list option takes `--workers 1 2 4` as well as `--workers "1 2 4"`. Raises what the command does, and SystemExit
-    where an option is wrong.
+    A list option takes `--workers 1 2 4` as well as `--workers "1 2 4"`. Raises what the command raises, and
+    SystemExit for a wrong option.
     """
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.command()(function)
@@ -56,7 +56,7 @@ def call(function: Callable[..., None], arguments: Sequence[str], name: str | No
 
 
 def run(function: Callable[..., None], arguments: Sequence[str] | None = None, name: str | None = None) -> None:
-    """`call` as a process: an error that the user can act on is one line on stderr and status 2."""
+    """`call` as a process: an error that the user can fix is one line on stderr and status 2."""
     try:
         call(function, sys.argv[1:] if arguments is None else arguments, name)
     except TandemError as error:
@@ -65,7 +65,7 @@ def run(function: Callable[..., None], arguments: Sequence[str] | None = None, n
 
 
 def _joined_lists(arguments: Sequence[str]) -> list[str]:
-    """All values that follow one option, as one value."""
+    """Joins all values that follow one option into one value."""
     joined: list[str] = []
     is_value = False  # the last of `joined`
     for argument in arguments:
@@ -81,4 +81,4 @@ def _numbers(kind: Callable[[str], T], text: str, option: str) -> list[T]:
     try:
         return [kind(part) for part in text.split()]
     except ValueError:
-        raise typer.BadParameter(f"{text!r} holds something else than numbers", param_hint=f"--{option}") from None
+        raise typer.BadParameter(f"{text!r} is not a list of numbers", param_hint=f"--{option}") from None

@@ -1,4 +1,4 @@
-"""What the commands do, without their options: run, write, report."""
+"""The commands' implementations: run, write, report."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from loadtest.tables import number, print_comparison, print_run, slo_text
 from shared.errors import ConfigError
 
 EXIT_OK, EXIT_DOUBTFUL, EXIT_REFUSED, EXIT_INTERRUPTED = 0, 1, 2, 130
-"""Doubtful: results were written, but they are partial or invalid."""
+"""Exit status: results were written, but they are partial or invalid."""
 
 T = TypeVar("T")
 
 
 def run_command(config: LoadConfig, out: Path, api_key: str, console: Console) -> int:
     """`run`: one run and its folder; the exit status."""
-    plan_run(config)  # what is wrong with the request shows before a folder is made
+    plan_run(config)  # errors in the configuration show before a folder is made
     prepare_folder(out)
     console.print(
         f"{config.workload} → {config.target}, seed {config.seed}", highlight=False, markup=False, soft_wrap=True
@@ -108,7 +108,7 @@ def compare_command(folders: Sequence[Path], out: Path | None, console: Console)
     title = f"{first['workload']}, {slo_text(first) or 'no targets'}"
     print_comparison(console, title, found.names, [[row.name, *row.texts] for row in found.rows])
     for difference in found.differences:
-        console.print(f"[bold yellow]mind[/]: {difference}", highlight=False)
+        console.print(f"[bold yellow]warning[/]: {difference}", highlight=False)
     if out is not None:
         prepare_folder(out)
         write_json(out / COMPARISON, found.as_json())
@@ -118,7 +118,7 @@ def compare_command(folders: Sequence[Path], out: Path | None, console: Console)
 
 
 def report_command(folder: Path, console: Console) -> int:
-    """`report`: the page anew, from the folder's own files; the exit status."""
+    """`report`: writes the page again from the folder's own files; the exit status."""
     if (folder / SWEEP).exists():
         page = render_sweep(read_json(folder / SWEEP))
     elif (folder / SUMMARY).exists():
@@ -133,12 +133,12 @@ def report_command(folder: Path, console: Console) -> int:
 async def measure(
     config: LoadConfig, api_key: str, stop: asyncio.Event, title: str = "", log: bool = True
 ) -> RunResult:
-    """One run with a progress line on stderr, where that is no terminal only with `log`; raises what `execute` does."""
+    """One run with a progress line on stderr, which needs a terminal or `log`; raises what `execute` raises."""
     return await measure_plan(plan_run(config), api_key, stop, title, log)
 
 
 async def measure_plan(plan: Plan, api_key: str, stop: asyncio.Event, title: str = "", log: bool = True) -> RunResult:
-    """`measure` with a plan of the caller's own."""
+    """`measure` with a given plan."""
     config = plan.config
     client = make_client(parse_target(config.target), config.model, api_key)
     progress = ProgressLine(sys.stderr, config.limits.duration_s, config.slo is not None, title, log)
@@ -159,7 +159,7 @@ def write_run(folder: Path, result: RunResult) -> dict[str, Any]:
 
 
 def write_sweep(folder: Path, sweep: Sweep) -> dict[str, Any]:
-    """A sweep's own two files; returns what `sweep.json` holds."""
+    """A sweep's own two files; returns the content of `sweep.json`."""
     found = sweep.as_json()
     write_json(folder / SWEEP, found)
     write_text(folder / REPORT, render_sweep(found))
@@ -174,7 +174,7 @@ def _print_sweep(console: Console, found: dict[str, Any]) -> None:
     if best is None:
         console.print(f"no measured rate met the targets for {wanted} of the requests")
         return
-    limit = "" if found["limit_found"] else "; no rate missed, so the limit lies higher"
+    limit = "" if found["limit_found"] else "; no rate missed the targets, so the limit is higher"
     console.print(
         f"[bold]max goodput at ≥ {wanted}: {number(best['goodput'])} req/s[/] "
         f"({best['attainment']:.1%} of {number(best['offered_rate'])} req/s offered{limit})",

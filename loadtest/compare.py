@@ -24,7 +24,7 @@ class Row:
 
     @property
     def best(self) -> int | None:
-        """Which folder is ahead; None where that means nothing, or several are."""
+        """Index of the best folder; None if there is no better or worse, or for a tie."""
         known = [value for value in self.values if value is not None]
         if not self.better or len(known) < 2:
             return None
@@ -34,7 +34,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What folders of one kind have in common and where they differ."""
+    """The figures of several folders of one kind, and the differences between their settings."""
 
     kind: str  # "run" or "sweep"
     folders: tuple[Path, ...]
@@ -42,7 +42,7 @@ class Comparison:
     contents: tuple[Mapping[str, Any], ...]  # each folder's summary.json or sweep.json
     rows: tuple[Row, ...]
     differences: tuple[str, ...]
-    """What makes the comparison unfair, in words."""
+    """Messages about what makes the comparison unfair."""
 
     def as_json(self) -> dict[str, Any]:
         """For comparison.json."""
@@ -56,7 +56,7 @@ class Comparison:
 
 
 def compare(folders: Sequence[Path]) -> Comparison:
-    """Reads the folders; raises ConfigError (`path`) where they are not results of one kind."""
+    """Reads the folders; raises ConfigError (`path`) if they are not results of one kind."""
     kinds = {SWEEP if (folder / SWEEP).exists() else SUMMARY for folder in folders}
     if len(kinds) > 1:
         raise ConfigError("cannot compare a run with a sweep", field="path")
@@ -74,7 +74,7 @@ def compare(folders: Sequence[Path]) -> Comparison:
 
 
 def _names(folders: Sequence[Path], contents: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Labels where they tell the folders apart, else the folders' own names."""
+    """The labels if they are distinct, else the folders' names."""
     labels = [str(content["label"]) for content in contents]
     if all(labels) and len(set(labels)) == len(labels):
         return tuple(labels)
@@ -101,9 +101,9 @@ def _sweep_rows(contents: Sequence[Mapping[str, Any]]) -> list[Row]:
     wanted = f"{contents[0]['wanted_attainment']:.0%}"
     rows = []
     for key, share in (("max_goodput", wanted), ("max_goodput_at_99", "99%")):
-        found = [(c[key] or {}).get("goodput", 0.0) for c in contents]  # a system that never meets the targets has none
+        found = [(c[key] or {}).get("goodput", 0.0) for c in contents]  # 0 for a system that never meets the targets
         rows.append(_row(f"max goodput at ≥ {share}, req/s", found, 1))
-    rows.append(_row("at an offered rate of, req/s", [(c["max_goodput"] or {}).get("offered_rate") for c in contents]))
+    rows.append(_row("offered rate there, req/s", [(c["max_goodput"] or {}).get("offered_rate") for c in contents]))
     rows.append(_row("knee, req/s offered", [(c["knee"] or {}).get("offered_rate") for c in contents]))
     for key, title in (("ttft", "TTFT"), ("tpot", "TPOT")):
         for stat in ("p50", "p99"):
@@ -124,7 +124,7 @@ def _row(name: str, values: Sequence[float | None], better: int = 0, percent: bo
 
 
 def _differences(contents: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Settings that should be equal and are not, and runs that count for little."""
+    """Messages about settings that should be equal and are not, and about partial or invalid runs."""
     found = []
     for key, title in (("workload", "workloads"), ("seed", "seeds"), ("model_id", "models")):
         if len({str(content[key]) for content in contents}) > 1:

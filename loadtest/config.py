@@ -1,4 +1,4 @@
-"""What one run is asked to do: frozen, and written into its results so that it can be repeated."""
+"""The configuration of one run: frozen, and written into its results so that it can be repeated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ArrivalKind = Literal["poisson", "constant", "ramp", "trace"]
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """When requests come: an open loop by rate or by a trace's times, or a closed loop of `concurrency` users."""
+    """When requests are sent: an open loop by rate or by a trace's times, or a closed loop of `concurrency` users."""
 
     arrivals: ArrivalKind | None = None
     """None: a timed workload's own times, else Poisson."""
@@ -29,7 +29,7 @@ class Traffic:
     ramp_to: float | None = None
     """Rate at the end of a ramp, requests per second."""
     speedup: float | None = None
-    """Of a trace's own times; 2 plays it twice as fast."""
+    """Speed-up of a trace's own times; 2 replays it twice as fast."""
     concurrency: int | None = None
     """Closed loop with this number of users."""
 
@@ -39,7 +39,7 @@ class Traffic:
                 raise ConfigError(f"concurrency must be at least 1, got {self.concurrency}", field="concurrency")
             if (self.arrivals, self.rate, self.ramp_to, self.speedup) != (None, None, None, None):
                 raise ConfigError(
-                    "concurrency is a closed loop: it has no rate, arrivals, ramp_to or speedup", field="concurrency"
+                    "concurrency means a closed loop: it has no rate, arrivals, ramp_to or speedup", field="concurrency"
                 )
         if self.arrivals is not None and self.arrivals not in get_args(ArrivalKind):
             kinds = ", ".join(get_args(ArrivalKind))
@@ -50,11 +50,11 @@ class Traffic:
             raise ConfigError(f"burstiness has no meaning with arrivals={self.arrivals}", field="burstiness")
 
     def with_rate(self, rate: float) -> Traffic:
-        """The same traffic at another rate."""
+        """The same traffic at a different rate."""
         return replace(self, rate=rate, speedup=None)
 
     def kind(self, workload: Workload) -> ArrivalKind:
-        """The arrivals that `workload` gets."""
+        """The kind of arrivals for `workload`."""
         if self.arrivals is not None:
             return self.arrivals
         if self.ramp_to is not None:
@@ -62,7 +62,7 @@ class Traffic:
         return "trace" if workload.timed and self.burstiness == 1.0 else "poisson"
 
     def schedule(self, workload: Workload, limits: Limits, seed: int) -> Schedule:
-        """The open loop's plan; raises ConfigError naming the setting that is missing or wrong."""
+        """The open loop's schedule; raises ConfigError naming the missing or wrong setting."""
         kind = self.kind(workload)
         if kind == "trace":
             speedup = self.speedup or 1.0
@@ -111,20 +111,20 @@ class LoadConfig:
     scale: int = 1
     scale_output: int = 1
     model: str = ""
-    """Empty: the one that the target serves."""
+    """Empty: the model that the target serves."""
     vocab_size: int = 1000
-    """Prompt tokens lie below; at most the served model's vocabulary."""
+    """Prompt token ids are below this; at most the served model's vocabulary."""
     ignore_eos: bool = True
-    """Answers are as long as the workload says."""
+    """Answers have the length given by the workload."""
     request_timeout_s: float = 300.0
     give_up_s: float = 5.0
-    """The run ends when the target could not be reached for so long; 0 = never."""
+    """The run ends when the target was unreachable for this long; 0 = never."""
     max_lag_ms: float | None = None
     """A run whose schedule lag is above this at p99 is invalid; None: `lag_limit_ms` sets it."""
     num_warmup: int = 1
     """Requests sent and awaited before the clock starts."""
     label: str = ""
-    """How reports call it."""
+    """Its name in reports."""
 
     def __post_init__(self) -> None:
         for name, value in (("request_timeout", self.request_timeout_s), ("max_lag", self.max_lag_ms)):
@@ -138,13 +138,13 @@ class LoadConfig:
 
     @property
     def lag_limit_ms(self) -> float:
-        """Milliseconds of schedule lag from which on figures are not trusted: a generator that sends late also reads
-        late. By default 5 % of the TTFT target, at least 10."""
+        """Limit of schedule lag in milliseconds, above which figures are not trusted: a generator that sends late also
+        reads late. By default 5 % of the TTFT target, at least 10."""
         if self.max_lag_ms is not None:
             return self.max_lag_ms
         target_s = self.slo.ttft_s if self.slo is not None else None
         return max(10.0, 0.05 * (target_s or 0.0) * 1e3)
 
     def as_json(self) -> dict[str, Any]:
-        """For the result files."""
+        """As JSON for the result files."""
         return asdict(self)

@@ -1,4 +1,4 @@
-"""One form for every benchmark's figures: a printed table, and JSON for scripts."""
+"""One format for every benchmark's figures: a printed table, and JSON for scripts."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from loadtest import markdown
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One figure. What does not apply is None and left out of the JSON."""
+    """One figure. Fields that do not apply are None and left out of the JSON."""
 
     name: str
     value: float
     unit: str
     limit: float | None = None
-    """The most that the hardware could reach, in `unit`."""
+    """The hardware's limit, in `unit`."""
     fraction: float | None = None
     """value / limit."""
     peer: str | None = None
     ratio: float | None = None
-    """Ours over the peer's, median of pairs; above 1 is better."""
+    """Tandem's figure over the peer's, median of pairs; above 1 is better."""
 
 
 def machine() -> str:
     """The processor, torch's version and its number of threads."""
-    import torch  # here: the load generator's commands write figures too, and start without it
+    import torch  # imported here: the load generator's commands use this module and start faster without torch
 
     name = platform.processor() or platform.machine()
     try:
@@ -41,7 +41,7 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """The checkout's commit, with a + where files are modified; empty outside a checkout."""
+    """The checkout's commit, with a + if files are modified; empty outside a checkout."""
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty=+", "--exclude=*"], capture_output=True, text=True, check=False
     )
@@ -58,7 +58,7 @@ def write(path: Path, results: list[Result]) -> None:
 def table(results: list[Result]) -> str:
     """The results as Markdown."""
     return markdown.table(
-        ("", "", "limit", "of the limit", "peer", "ours / peer"), [_cells(result) for result in results], left=(0, 4)
+        ("", "", "limit", "of the limit", "peer", "Tandem / peer"), [_cells(result) for result in results], left=(0, 4)
     )
 
 

@@ -1,4 +1,4 @@
-"""Tables in Markdown: what every benchmark prints and the pages under docs/benchmarks hold."""
+"""Tables in Markdown: used by every benchmark's output and the pages under docs/benchmarks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Sequence
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = (0,)) -> str:
-    """One line a row; the columns numbered in `left` are aligned left, all others, which hold figures, right.
+    """One line a row; the columns numbered in `left` are aligned left, all others right.
 
-    Raises ValueError for a row that has not one cell a column.
+    Raises ValueError for a row with a wrong number of cells.
     """
     lines = [_line(columns), _line(["---" if number in left else "---:" for number in range(len(columns))])]
     for row in rows:
@@ -19,7 +19,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: Collectio
 
 
 def bold(text: str, when: bool = True) -> str:
-    """The text, emphasised when asked for."""
+    """The text, in bold if `when`."""
     return f"**{text}**" if when else text
 
 

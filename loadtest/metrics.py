@@ -1,6 +1,6 @@
-"""The definitions that everything else here reports, and nothing else.
+"""Definitions of the reported metrics, and nothing else.
 
-For one request, at the client, with t₀ the time it was sent and t₁ ≤ t₂ ≤ … ≤ tₙ the times its n tokens arrived:
+For one request, at the client, sent at t₀, whose n tokens arrived at t₁ ≤ t₂ ≤ … ≤ tₙ:
 
     TTFT  t₁ - t₀
     TPOT  (tₙ - t₁) / (n - 1); a request of one token has none
@@ -8,12 +8,12 @@ For one request, at the client, with t₀ the time it was sent and t₁ ≤ t₂
           arrive with a gap of 0), so their sum is always tₙ - t₁
     E2E   tₙ - t₀
 
-n is the number of token ids that the server sent, not the number of messages. Where a server sends none, n is its
-usage count, TTFT, TPOT and E2E stay what they are, and ITL has one value a message (`counts_exact` says so).
+n is the number of token ids that the server sent, not the number of messages. If a server sends no ids, n is its usage
+count; TTFT, TPOT and E2E are unchanged, and ITL has one value a message (`counts_exact` is False).
 
-A request is **good** when its answer is complete and met the TTFT *and* the TPOT target. Attainment is the share of the
-*offered* requests that were good: what failed or was refused is a miss. Goodput is good requests per second of the
-time over which the requests were offered, so attainment times offered rate.
+A request is **good** if its answer is complete and met the TTFT *and* the TPOT target. Attainment is the share of the
+*offered* requests that were good: failed and refused ones are misses. Goodput is good requests per second of the time
+over which the requests were offered: attainment times offered rate.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from loadtest.slo import Slo
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """One complete answer in figures."""
+    """The metrics of one complete answer."""
 
     ttft_s: float
     tpot_s: float | None  # None: one token
@@ -39,7 +39,7 @@ class RequestMetrics:
 
 
 def request_metrics(record: RequestRecord) -> RequestMetrics | None:
-    """The figures of a request; None where its answer is not complete."""
+    """The figures of a request; None if its answer is not complete."""
     reply = record.reply
     if record.failure is not None or reply.sent_s is None or not reply.token_times_s:
         return None
@@ -54,7 +54,7 @@ def request_metrics(record: RequestRecord) -> RequestMetrics | None:
 
 
 def num_output_tokens(record: RequestRecord) -> int:
-    """Tokens that arrived, by the server's ids; its usage count where it sends no ids."""
+    """Tokens that arrived, by the server's ids; its usage count if it sends no ids."""
     reply = record.reply
     if reply.counts_exact or reply.num_output_tokens is None:
         return sum(reply.token_counts)
@@ -74,7 +74,7 @@ def inter_token_s(record: RequestRecord) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Of some values, in their own unit; percentiles interpolate linearly between neighbours."""
+    """Statistics of values, in their own unit; percentiles interpolate linearly between neighbours."""
 
     count: int
     mean: float
@@ -87,7 +87,7 @@ class Distribution:
 
 
 def distribution(values: Sequence[float]) -> Distribution | None:
-    """None without values: there is no such thing as the latency of nothing."""
+    """The statistics; None without values."""
     if not values:
         return None
     array = np.asarray(values, dtype=np.float64)
@@ -101,11 +101,11 @@ class Goodput:
 
     num_good: int
     num_offered: int
-    window_s: float  # over which they were offered
+    window_s: float  # the time over which they were offered
 
     @property
     def attainment(self) -> float:
-        """Share of the offered requests, in [0, 1]; 0 of nothing."""
+        """Share of the offered requests, in [0, 1]; 0 if none was offered."""
         return self.num_good / self.num_offered if self.num_offered else 0.0
 
     @property
@@ -121,7 +121,7 @@ def is_good(record: RequestRecord, slo: Slo) -> bool:
 
 
 def needed_scale(record: RequestRecord, slo: Slo) -> float:
-    """By what both targets would have to be multiplied for the request to be good; infinity for no whole answer."""
+    """The factor on both targets with which the request would be just good; infinity for an incomplete answer."""
     metrics = request_metrics(record)
     if metrics is None:
         return math.inf
@@ -130,6 +130,6 @@ def needed_scale(record: RequestRecord, slo: Slo) -> float:
 
 
 def goodput(records: Sequence[RequestRecord], slo: Slo, window_s: float) -> Goodput:
-    """Over all offered requests."""
+    """Goodput over all offered requests."""
     offered = [record for record in records if record.offered]
     return Goodput(sum(is_good(record, slo) for record in offered), len(offered), window_s)

@@ -1,4 +1,4 @@
-"""The command line's options, each in one place, and what they add up to."""
+"""The command line's options, each defined once, and the configuration made from them."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ SloSpec = Annotated[str, typer.Option("--slo", help="targets with units: ttft=20
 OptionalSlo = Annotated[str | None, typer.Option("--slo", help="targets with units: ttft=200ms,tpot=30ms")]
 Rate = Annotated[float | None, typer.Option(help="requests per second; scales a trace's own times")]
 Arrivals = Annotated[
-    str | None, typer.Option(help="poisson, constant, ramp, or trace (default where the workload has times)")
+    str | None, typer.Option(help="poisson, constant, ramp, or trace (default if the workload has times)")
 ]
-Burstiness = Annotated[float, typer.Option(help="shape of the gaps' Gamma distribution: 1 = Poisson, below = bursts")]
+Burstiness = Annotated[float, typer.Option(help="shape of the gaps' Gamma distribution: 1 = Poisson, below 1 = bursts")]
 RampTo = Annotated[float | None, typer.Option(help="rate at the end of a ramp over --duration")]
 Speedup = Annotated[float | None, typer.Option(help="replays a trace this many times as fast")]
 Concurrency = Annotated[int | None, typer.Option(help="closed loop: number of users, each waiting for its answer")]
 Duration = Annotated[str | None, typer.Option(help="how long requests are offered: seconds, or 90s, 5m")]
-NumRequests = Annotated[int | None, typer.Option(help="most requests to offer")]
+NumRequests = Annotated[int | None, typer.Option(help="maximum number of requests to offer")]
 Slice = Annotated[str, typer.Option("--slice", help="START:END, seconds of the trace")]
-Scale = Annotated[int, typer.Option(help="divides a trace's prompt lengths; 32 makes a 512-token block one of 16")]
+Scale = Annotated[int, typer.Option(help="divides a trace's prompt lengths; 32 turns a 512-token block into one of 16")]
 ScaleOutput = Annotated[int | None, typer.Option(help="divides a trace's answer lengths; default: as --scale")]
-Seed = Annotated[int | None, typer.Option(help="default: fresh, since a reused one finds its prompts cached")]
+Seed = Annotated[int | None, typer.Option(help="default: random, because the prompts of a reused seed are cached")]
 Out = Annotated[Path, typer.Option(help="folder for the results")]
 Model = Annotated[str, typer.Option(help="default: the one that the target serves")]
 ApiKeyFile = Annotated[Path | None, typer.Option(help="file with the API key")]
-VocabSize = Annotated[int, typer.Option(help="prompt token ids stay below; at most the model's vocabulary")]
-IgnoreEos = Annotated[bool, typer.Option(help="answers as long as the workload says, past the model's end of sequence")]
-RequestTimeout = Annotated[str, typer.Option(help="a request without a complete answer by then has failed")]
+VocabSize = Annotated[int, typer.Option(help="prompt token ids are below this; at most the model's vocabulary")]
+IgnoreEos = Annotated[bool, typer.Option(help="answers have the workload's length, past end-of-sequence tokens")]
+RequestTimeout = Annotated[str, typer.Option(help="a request without a complete answer after this time has failed")]
 GiveUp = Annotated[str, typer.Option(help="end the run when the target is gone for this long; 0s = never")]
 MaxLag = Annotated[
     str | None,
     typer.Option(help="a run with a p99 schedule lag above this is invalid  [default: 5% of TTFT's target, ≥ 10ms]"),
 ]
 Warmup = Annotated[int, typer.Option(help="requests sent before the clock starts")]
-Label = Annotated[str, typer.Option(help="what reports call this")]
+Label = Annotated[str, typer.Option(help="name of this run in reports")]
 
 WORKLOADS_HELP = "Workloads (the values shown are the defaults):\n\n\b\n" + describe_workloads()
 
@@ -102,13 +102,13 @@ def make_traffic(
     speedup: float | None,
     concurrency: int | None,
 ) -> Traffic:
-    """When requests come; raises ConfigError naming the option."""
+    """The traffic; raises ConfigError naming the option."""
     # Traffic checks the value itself.
     return Traffic(cast(ArrivalKind | None, arrivals), rate, burstiness, ramp_to, speedup, concurrency)
 
 
 def make_limits(duration: str | None, num_requests: int | None) -> Limits:
-    """When it is enough; a bare number is seconds. Raises ConfigError naming the option."""
+    """The run's limits; a number without unit is seconds. Raises ConfigError naming the option."""
     if duration is None:
         return Limits(None, num_requests)
     text = duration.strip()

@@ -1,4 +1,4 @@
-"""One line that says how far a run is; on a terminal it is rewritten in place, in a log it is one line now and then."""
+"""A run's progress line; rewritten in place on a terminal, in a log one line now and then."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _FIRST_LOG_S = 1.0
 
 
 class ProgressLine:
-    """Plain writes: a rich live display redraws from a thread of its own and costs the schedule milliseconds."""
+    """Plain writes: a rich live display redraws from its own thread and delays the schedule by milliseconds."""
 
     def __init__(
         self, stream: TextIO, duration_s: float | None, slo_given: bool, title: str = "", log: bool = True
     ) -> None:
-        """`log` False: only a terminal gets the line."""
+        """With `log` False the line is written to terminals only."""
         self._stream = stream
         self._duration_s = duration_s
         self._slo_given = slo_given
@@ -27,7 +27,7 @@ class ProgressLine:
         self._last_len = 0
 
     def __call__(self, collector: Collector) -> None:
-        """Shows the counts as they are now."""
+        """Shows the current counts."""
         if self._in_place:
             text = self._text(collector)
             self._stream.write("\r" + text.ljust(self._last_len))
@@ -39,7 +39,7 @@ class ProgressLine:
             self._stream.flush()
 
     def end(self) -> None:
-        """Leaves the line, so that what follows starts on its own."""
+        """Ends the line, so that later output starts on a new one."""
         if self._in_place and self._last_len:
             self._stream.write("\n")
             self._stream.flush()

@@ -1,4 +1,4 @@
-"""Where the targets stop being met: a search over rates, in plain numbers.
+"""Finds the highest rate at which the targets are met: a search over rates, in plain numbers.
 
 Goodput in DistServe's sense (Zhong et al., OSDI 2024) is the highest rate at which a given share of the offered
 requests meets both targets. The search assumes that attainment falls with the rate: it doubles the rate (or whatever
@@ -19,29 +19,29 @@ SIGNIFICANT_DIGITS = 4
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What one rate gave."""
+    """The results at one rate."""
 
-    rate: float  # asked for, requests per second
+    rate: float  # requested, in requests per second
     offered_rate: float
     goodput: float
     attainment: float
     valid: bool = True
-    """False: the generator could not keep up. Such a point shows the search its way but is never the answer."""
+    """False: the generator could not keep up. Such a point guides the search but is never its result."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """Where to look, and how closely."""
+    """The range of rates to search, and the precision."""
 
     start_rate: float = 1.0
     min_rate: float = 0.05
     max_rate: float = 1000.0
     attainment: float = 0.9
     tolerance: float = 0.1
-    """The answer may be lower than the true limit by this share."""
+    """The result may be lower than the true limit by this share."""
     max_points: int = 12
     step: float = 2.0
-    """Factor from one rate to the next, up or down, before there is one on each side of the limit."""
+    """Factor between rates, up or down, until the limit is bracketed."""
 
     def __post_init__(self) -> None:
         if not 0 < self.min_rate <= self.start_rate <= self.max_rate < math.inf:
@@ -61,7 +61,7 @@ class SearchSpace:
 
 
 def next_rate(space: SearchSpace, points: Sequence[Point]) -> float | None:
-    """The rate to measure next; None when the limit is known closely enough or cannot be found."""
+    """The rate to measure next; None if the limit is known precisely enough or cannot be found."""
     if len(points) >= space.max_points:
         return None
     if not points:
@@ -71,7 +71,7 @@ def next_rate(space: SearchSpace, points: Sequence[Point]) -> float | None:
     if not missed:
         highest_point = max(points, key=lambda point: point.rate)
         if highest_point.rate >= space.max_rate or not highest_point.valid:
-            return None  # what this generator could not offer, it cannot offer at a higher rate
+            return None  # the generator cannot keep up at higher rates either
         return _rounded(min(space.step * highest_point.rate, space.max_rate))
     lowest = min(missed)
     below = [rate for rate in passed if rate < lowest]
@@ -80,13 +80,13 @@ def next_rate(space: SearchSpace, points: Sequence[Point]) -> float | None:
     highest = max(below)
     if lowest / highest <= 1 + space.tolerance:
         return None
-    # Between the two, by ratio: half of what is left of the bracket.
+    # Geometric bisection of the bracket.
     middle = _rounded(math.sqrt(lowest * highest))
     return None if middle in (highest, lowest) else middle
 
 
 def highest_at(points: Sequence[Point], attainment: float) -> Point | None:
-    """The highest validly measured rate at which the share was met and no lower rate missed it; None = none."""
+    """The highest validly measured rate at which the share was met, if no lower rate missed it; None = none."""
     best: Point | None = None
     for point in sorted(points, key=lambda point: point.rate):
         if point.attainment < attainment:
@@ -96,15 +96,15 @@ def highest_at(points: Sequence[Point], attainment: float) -> Point | None:
 
 
 def lowest_missed(points: Sequence[Point], attainment: float) -> Point | None:
-    """The lowest rate that missed the share: with `highest_at` it says how closely the limit is known."""
+    """The lowest rate that missed the share: with `highest_at` it brackets the limit."""
     return min((point for point in points if point.attainment < attainment), key=lambda point: point.rate, default=None)
 
 
 def knee(points: Sequence[Point]) -> Point | None:
-    """Where goodput stops following the rate: the point farthest above the line from the first to the last.
+    """The rate beyond which goodput grows less: the point farthest above the line from the first to the last.
 
     That is Kneedle's definition (Satopää et al., 2011) on axes scaled to [0, 1]. None with fewer than three points, or
-    where no point lies above that line: no knee was reached.
+    if no point lies above that line: no knee was reached.
     """
     ordered = sorted((point for point in points if point.valid), key=lambda point: point.offered_rate)
     if len(ordered) < 3:
@@ -124,5 +124,5 @@ def knee(points: Sequence[Point]) -> Point | None:
 
 
 def _rounded(rate: float) -> float:
-    """A rate that reads well."""
+    """Rounds a rate for display."""
     return float(f"{rate:.{SIGNIFICANT_DIGITS}g}")

@@ -1,4 +1,4 @@
-"""What is kept of one request. Times are seconds from the run's start, on the clock of `time.perf_counter()`."""
+"""The record of one request. Times are seconds from the run's start, on the clock of `time.perf_counter()`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ class FailureCause(Enum):
 
     UNREACHABLE = "unreachable"  # no connection to the target
     DISCONNECTED = "disconnected"  # the connection broke before the answer's end
-    TIMEOUT = "timeout"  # this tool's --request-timeout
+    TIMEOUT = "timeout"  # --request-timeout of the load test
     DEADLINE = "deadline"  # the server's own
     OVERLOADED = "overloaded"  # refused at once: 429, RESOURCE_EXHAUSTED
-    REJECTED = "rejected"  # the server calls the request wrong
+    REJECTED = "rejected"  # the server calls the request invalid
     SERVER_ERROR = "server_error"
-    PROTOCOL = "protocol"  # the answer cannot be understood or lacks its token counts
+    PROTOCOL = "protocol"  # the answer cannot be parsed or lacks its token counts
     PREVIOUS_TURN = "previous_turn"  # never sent: the turn before it failed
     INTERRUPTED = "interrupted"  # the run was stopped; not counted as offered
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A cause, and what the server said."""
+    """A cause, and the server's message."""
 
     cause: FailureCause
     message: str
@@ -32,7 +32,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class TtftSplit:
-    """The server's account of one TTFT, milliseconds (tandem.v1.TtftSplit)."""
+    """The server's split of one TTFT, milliseconds (tandem.v1.TtftSplit)."""
 
     queue_ms: float = 0.0
     placement_ms: float = 0.0
@@ -41,8 +41,8 @@ class TtftSplit:
     prefill_queue_ms: float = 0.0
     prefill_compute_ms: float = 0.0
     return_ms: float = 0.0
-    ttft_ms: float = 0.0  # the router's own view of the whole
-    ship_exposed_ms: float = 0.0  # this and the next come behind the first token
+    ttft_ms: float = 0.0  # the whole, as the router measured it
+    ship_exposed_ms: float = 0.0  # this and the next come after the first token
     first_decode_step_ms: float = 0.0
 
 
@@ -55,23 +55,23 @@ TTFT_PARTS = (
     "prefill_compute_ms",
     "return_ms",
 )
-"""The parts of a TtftSplit that lie before the first token, in order."""
+"""The parts of a TtftSplit before the first token, in order."""
 
 
 @dataclass(slots=True)
 class Reply:
-    """An answer as it comes in; a client fills it, also when the answer ends in a failure.
+    """An answer as it arrives; filled by a client, also if the answer ends in a failure.
 
-    A client writes bare `time.perf_counter()` values, `rebase` makes them times from the run's start.
+    A client writes raw `time.perf_counter()` values; `rebase` turns them into times from the run's start.
     """
 
     sent_s: float | None = None  # when the request was handed to the network
-    token_times_s: list[float] = field(default_factory=list)  # one a message that carried tokens
+    token_times_s: list[float] = field(default_factory=list)  # one for each message with tokens
     token_counts: list[int] = field(default_factory=list)  # tokens in that message
     token_ids: list[int] = field(default_factory=list)
     closed_s: float | None = None  # when the answer was complete or had failed
     num_prompt_tokens: int | None = None  # the server's count
-    num_output_tokens: int | None = None  # the server's count, beside the ids
+    num_output_tokens: int | None = None  # the server's count, independent of the ids
     num_cached_tokens: int | None = None
     counts_exact: bool = True  # False: the server sent no ids, and a message may hold any number of tokens
     split: TtftSplit | None = None
@@ -80,13 +80,13 @@ class Reply:
     decode_worker: str = ""
 
     def add_tokens(self, at_s: float, token_ids: list[int]) -> None:
-        """Notes a message that carried tokens."""
+        """Notes a message with tokens."""
         self.token_times_s.append(at_s)
         self.token_counts.append(len(token_ids))
         self.token_ids += token_ids
 
     def rebase(self, start_s: float) -> None:
-        """Moves the clock's zero to `start_s`."""
+        """Shifts all times so that `start_s` is 0."""
         self.sent_s = None if self.sent_s is None else self.sent_s - start_s
         self.closed_s = None if self.closed_s is None else self.closed_s - start_s
         self.token_times_s = [at_s - start_s for at_s in self.token_times_s]
@@ -94,7 +94,7 @@ class Reply:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request: what was asked, when, and what came of it."""
+    """One request: its content, times and result."""
 
     index: int
     request_id: str
@@ -113,7 +113,7 @@ class RequestRecord:
 
     @property
     def offered(self) -> bool:
-        """Whether it counts: all do but those that a stopped run left unfinished."""
+        """Whether it counts: all do except those left unfinished by a stopped run."""
         return self.failure is None or self.failure.cause is not FailureCause.INTERRUPTED
 
     @property

@@ -1,4 +1,4 @@
-"""A run's folder: `summary.json`, `requests.jsonl`, `report.html`; written whole or not at all."""
+"""A run's folder: `summary.json`, `requests.jsonl`, `report.html`; written completely or not at all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPORT = "report.html"
 
 
 def prepare_folder(path: Path) -> None:
-    """Makes the folder; raises ConfigError (`out`) where that fails or it already holds results."""
+    """Makes the folder; raises ConfigError (`out`) if that fails or it already has results."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -31,14 +31,14 @@ def prepare_folder(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces the file in one step, so that a reader never sees half of it."""
+    """Replaces the file in one step, so that a reader never sees a partial file."""
     partial = path.with_name(f".{path.name}.part")
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Readable JSON; NaN and infinity are bugs."""
+    """Indented JSON; NaN and infinity are errors."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
@@ -48,7 +48,7 @@ def write_requests(path: Path, records: Sequence[RequestRecord]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The file's object; raises ConfigError (`path`) where there is none."""
+    """The file's object; raises ConfigError (`path`) if there is none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -74,7 +74,7 @@ def read_requests(path: Path) -> Iterator[RequestRecord]:
 
 
 def record_json(record: RequestRecord) -> dict[str, Any]:
-    """A record as plain values; the answer's own token ids are left out, their times and counts are kept."""
+    """A record as plain values; without the answer's token ids, but with their times and counts."""
     reply = record.reply
     return {
         "index": record.index,
@@ -105,7 +105,7 @@ def record_json(record: RequestRecord) -> dict[str, Any]:
 
 
 def record_from_json(fields: dict[str, Any]) -> RequestRecord:
-    """The record that `record_json` was given, to the microsecond."""
+    """The inverse of `record_json`, to the microsecond."""
     usage, split, failure = fields["usage"], fields["ttft_split"], fields["failure"]
     reply = Reply(
         sent_s=fields["sent_s"],

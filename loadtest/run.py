@@ -28,12 +28,12 @@ from loadtest.workloads.trace import Replay, parse_slice
 from shared.errors import ConfigError, WorkerLost
 
 _WARMUP = 1 << 32
-"""Added to the seed for warm-up prompts, so that they warm no cache for the run's own."""
+"""Added to the seed for warm-up prompts, so that they share no cached prefix with the run's prompts."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run measured."""
+    """The results of a run."""
 
     config: LoadConfig
     target: TargetInfo
@@ -42,20 +42,20 @@ class RunResult:
     duration_s: float
     """From the start to the last answer."""
     window_s: float
-    """The time over which requests were offered."""
+    """The time over which requests were offered. Seconds."""
     planned_requests: int | None
-    """What the schedule held; None in a closed loop."""
+    """Number of requests in the schedule; None in a closed loop."""
     ideal_cached_share: float | None
-    """Share of the planned prompt tokens that an endless cache would have held; None in a closed loop."""
+    """Share of the planned prompt tokens that an unlimited cache would hit; None in a closed loop."""
     stopped: str
-    """Why the run ended early; empty where it did not."""
+    """Why the run ended early; empty if it did not."""
     own_load: OwnLoad | None = None
-    """Of this process; None where it was not measured."""
+    """This process's CPU use; None if not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A run that has been checked as far as it can be without the target."""
+    """A run, validated as far as possible without the target."""
 
     config: LoadConfig
     workload: Workload
@@ -65,7 +65,7 @@ class Plan:
 
 
 def plan_run(config: LoadConfig) -> Plan:
-    """Reads the workload and makes the schedule; raises ConfigError naming what is wrong."""
+    """Reads the workload and makes the schedule; raises ConfigError naming the wrong setting."""
     options = TraceOptions(parse_slice(config.slice), config.scale, config.scale_output)
     workload = parse_workload(config.workload, options)
     tokens = TokenSource(config.seed, config.vocab_size)
@@ -84,9 +84,9 @@ async def execute(
     stop: asyncio.Event,
     on_progress: Callable[[Collector], None] | None = None,
 ) -> RunResult:
-    """Runs a plan; `stop` ends it early with what was measured until then. The caller closes the client.
+    """Runs a plan; `stop` ends it early with the results so far. The caller closes the client.
 
-    Raises WorkerLost where the target cannot be reached, ConfigError where it refuses the first request.
+    Raises WorkerLost if the target cannot be reached, ConfigError if it refuses the first request.
     """
     config = plan.config
     try:
@@ -137,7 +137,7 @@ async def execute(
 
 
 async def _warm_up(plan: Plan, client: Client) -> None:
-    """Sends a few requests like the run's own; what is wrong with all of them shows here, before the clock starts."""
+    """Sends a few requests like the run's own, so that errors common to all show before the clock starts."""
     config = plan.config
     tokens = TokenSource(config.seed + _WARMUP, config.vocab_size)
     collector = Collector(None)
@@ -154,7 +154,7 @@ async def _warm_up(plan: Plan, client: Client) -> None:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Keeps Python's cyclic garbage collector out of the timings; what a run allocates, it keeps anyway."""
+    """Disables Python's cyclic garbage collector during the run; a run keeps its allocations anyway."""
     gc.collect()
     gc.freeze()
     gc.disable()

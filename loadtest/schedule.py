@@ -1,4 +1,4 @@
-"""What is sent when, fixed before the first request goes out."""
+"""The schedule of all requests, fixed before the first one is sent."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from loadtest.workloads.conversation import Conversation, Workload
 from shared.errors import ConfigError
 
 MAX_REQUESTS = 1_000_000
-"""Most requests of one run."""
+"""Maximum number of requests of one run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a run has offered enough; whichever comes first."""
+    """When a run stops offering requests; the first limit reached counts."""
 
     duration_s: float | None = None
     num_requests: int | None = None
@@ -34,7 +34,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A conversation and when its first turn is sent."""
+    """A conversation and the time of its first turn."""
 
     at_s: float  # from the run's start
     conversation: Conversation
@@ -46,7 +46,7 @@ class Schedule:
 
     entries: tuple[Due, ...]
     window_s: float
-    """The time over which the requests are spread: offered requests / window = offered rate."""
+    """The time over which the requests are offered: offered requests / window = offered rate."""
 
     @property
     def num_requests(self) -> int:
@@ -68,7 +68,7 @@ def streams(seed: int) -> tuple[np.random.Generator, np.random.Generator]:
 def schedule_arrivals(workload: Workload, arrivals: Arrivals, limits: Limits, seed: int) -> Schedule:
     """Conversations at the times of an arrival process; a trace's own times are not used.
 
-    Raises ConfigError (`duration`) where the limits leave no request.
+    Raises ConfigError (`duration`) if the limits leave no request.
     """
     arrival_rng, workload_rng = streams(seed)
     pairs = zip(arrivals.offsets(arrival_rng), workload.conversations(workload_rng), strict=False)
@@ -76,7 +76,7 @@ def schedule_arrivals(workload: Workload, arrivals: Arrivals, limits: Limits, se
 
 
 def schedule_trace(workload: Workload, speedup: float, limits: Limits, seed: int) -> Schedule:
-    """Conversations at their own times divided by `speedup`; raises ConfigError (`arrivals`) where they have none."""
+    """Conversations at their own times divided by `speedup`; raises ConfigError (`arrivals`) if they have none."""
     if not workload.timed:
         raise ConfigError("arrivals=trace needs a workload with times of its own", field="arrivals")
     if not 0 < speedup < math.inf:
@@ -87,7 +87,7 @@ def schedule_trace(workload: Workload, speedup: float, limits: Limits, seed: int
 
 
 def native_rate(workload: Workload, seed: int) -> float:
-    """Requests per second of a timed workload at its own speed; raises ConfigError where all come at once."""
+    """Requests per second of a timed workload at its own speed; raises ConfigError if all come at once."""
     schedule = schedule_trace(workload, 1.0, Limits(), seed)
     if schedule.entries[-1].at_s <= 0:
         raise ConfigError("all requests of the slice have the same time: it has no rate", field="slice")
@@ -109,7 +109,7 @@ def _take(entries: Iterator[Due], limits: Limits) -> Schedule:
         chosen.append(due)
         num_requests += len(due.conversation.turns)
     if not chosen:
-        raise ConfigError("no request falls into the run: make it longer or the rate higher", field="duration")
+        raise ConfigError("the run has no request: increase duration or rate", field="duration")
     last_s = chosen[-1].at_s
     if not window_s:
         # The source ended: where the next one would have come, at the mean gap.

@@ -36,7 +36,7 @@ class Slo:
 
 
 def parse_slo(text: str) -> Slo:
-    """`ttft=200ms,tpot=30ms`, either part alone too; raises ConfigError (`slo` or the part's name)."""
+    """`ttft=200ms,tpot=30ms`, or only one of them; raises ConfigError (`slo` or the part's name)."""
     values: dict[str, float] = {}
     for part in text.split(","):
         name, equals, value = part.partition("=")

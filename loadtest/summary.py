@@ -1,4 +1,4 @@
-"""`summary.json`: the figures of a run, under the names of `vllm bench serve --save-result` where it has them."""
+"""`summary.json`: the figures of a run, with the names of `vllm bench serve --save-result` where they exist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORMAT_VERSION = 1
 
 
 def summarize(result: RunResult) -> dict[str, Any]:
-    """Everything that `summary.json` holds; plain JSON values, null where there is nothing to measure."""
+    """The content of `summary.json`; plain JSON values, null for figures without data."""
     reasons = invalid_reasons(result)
     return {
         "format_version": FORMAT_VERSION,
@@ -44,7 +44,7 @@ def summarize(result: RunResult) -> dict[str, Any]:
 
 
 def invalid_reasons(result: RunResult) -> list[str]:
-    """Why the figures cannot be taken for the target's: the generator did not do what it should have."""
+    """Reasons why the figures do not describe the target: errors of the generator."""
     reasons = []
     lag = schedule_lag_ms(result.records)
     limit_ms = result.config.lag_limit_ms
@@ -63,7 +63,7 @@ def schedule_lag_ms(records: Sequence[RequestRecord]) -> dict[str, float] | None
 
 
 def ttft_split(records: Sequence[RequestRecord]) -> dict[str, dict[str, float]]:
-    """Mean, median and p99 of each part of the server's TTFT split, ms; {} where the server sends none."""
+    """Mean, median and p99 of each part of the server's TTFT split, ms; {} if the server sends none."""
     splits = [record.reply.split for record in records if record.ok and record.reply.split is not None]
     table = {}
     for field in fields(TtftSplit) if splits else ():
@@ -93,7 +93,7 @@ def _identity(result: RunResult) -> dict[str, Any]:
 
 
 def _throughput(result: RunResult) -> dict[str, Any]:
-    """Over the whole duration, its tail included, as vLLM has it."""
+    """Over the whole duration including its tail, like vLLM."""
     done = [record for record in result.records if request_metrics(record) is not None]
     total_input = sum(
         record.num_prompt_tokens if record.reply.num_prompt_tokens is None else record.reply.num_prompt_tokens
@@ -117,7 +117,7 @@ def _throughput(result: RunResult) -> dict[str, Any]:
 
 
 def _latencies(records: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Of complete answers, ms: vLLM's `mean_ttft_ms`, `median_…`, `std_…`, `p99_…` and the same for tpot, itl, e2el."""
+    """Complete answers, ms: vLLM's `mean_ttft_ms`, `median_…`, `std_…`, `p99_…` and the same for tpot, itl, e2el."""
     figures: list[RequestMetrics] = [m for record in records if (m := request_metrics(record)) is not None]
     values = {
         "ttft": [m.ttft_s for m in figures],

@@ -27,7 +27,7 @@ _SHOWN = (
     "cached_share",
     "seed",
 )
-"""Figures of a run that a sweep's file repeats for each point."""
+"""Figures of a run that are copied into the sweep's file for each point."""
 
 RunPoint = Callable[[LoadConfig, str], Awaitable[RunResult]]
 """Runs a config and writes its folder of the given name."""
@@ -35,7 +35,7 @@ RunPoint = Callable[[LoadConfig, str], Awaitable[RunResult]]
 
 @dataclass(slots=True)
 class Sweep:
-    """The points so far."""
+    """A sweep's points so far."""
 
     config: LoadConfig
     space: SearchSpace
@@ -46,7 +46,7 @@ class Sweep:
     stopped: str = ""
 
     def add(self, rate: float, folder: str, result: RunResult) -> Point:
-        """Notes what a rate gave."""
+        """Adds the results at one rate."""
         summary = summarize(result)
         self.date = self.date or result.started_at
         self.model = result.target.model
@@ -71,7 +71,7 @@ class Sweep:
         return point
 
     def as_json(self) -> dict[str, Any]:
-        """What `sweep.json` holds."""
+        """The content of `sweep.json`."""
         slo = self.config.slo
         assert slo is not None
         wanted = self.space.attainment
@@ -107,15 +107,15 @@ async def run_sweep(
     run_point: RunPoint,
     on_point: Callable[[Sweep, Point], None],
 ) -> Sweep:
-    """Measures the given rates, or without any searches.
+    """Measures the given rates, or searches if there are none.
 
-    Ends early where a run was stopped or the target was gone before it; such a rate is no point. Raises ConfigError
-    where there is nothing to search for, and what the first run raises.
+    Ends early if a run was stopped or the target was gone; such a rate gives no point. Raises ConfigError if there is
+    nothing to search for, and errors of the first run.
     """
     if config.slo is None:
         raise ConfigError("a sweep needs targets: slo=ttft=200ms,tpot=30ms", field="slo")
     if config.traffic.concurrency is not None:
-        raise ConfigError("a sweep goes over rates: it has no concurrency", field="concurrency")
+        raise ConfigError("a sweep varies the rate: it has no concurrency", field="concurrency")
     sweep = Sweep(config, space)
     planned = list(rates)
     while not sweep.stopped:
@@ -129,15 +129,15 @@ async def run_sweep(
 
 
 async def measure_rate(sweep: Sweep, rate: float, run_point: RunPoint) -> Point | None:
-    """Runs one rate and adds it to the sweep; None, with `sweep.stopped` saying why, where that came to no end.
+    """Runs one rate and adds it to the sweep; None if the run did not finish, with the reason in `sweep.stopped`.
 
-    A rate that the generator could not keep up with is run once more. Raises what the first run of a sweep raises.
+    A rate at which the generator could not keep up is run once more. Raises errors of a sweep's first run.
     """
     folder = f"rate-{rate:g}"
     try:
         result = await run_point(config_at(sweep.config, rate), folder)
         if invalid_reasons(result) and not result.stopped:
-            # Most often something else took the generator's core for a moment; twice in a row is the generator.
+            # Usually another process took the generator's core for a moment; twice in a row it is the generator.
             folder += "-again"
             result = await run_point(config_at(sweep.config, rate, attempt=2), folder)
     except WorkerLost as error:
@@ -152,8 +152,8 @@ async def measure_rate(sweep: Sweep, rate: float, run_point: RunPoint) -> Point 
 
 
 def config_at(config: LoadConfig, rate: float, attempt: int = 1) -> LoadConfig:
-    """One point's config. Its seed is a function of the sweep's seed and the rate: no point finds its prompts cached by
-    another, and two systems that are swept with the same seed get the same requests at the same rate."""
+    """One point's config. Its seed depends on the sweep's seed and the rate: no point finds its prompts cached by
+    another, and two systems swept with the same seed get the same requests at the same rate."""
     digest = hashlib.blake2b(f"{config.seed}/{rate:.6g}/{attempt}".encode(), digest_size=4).digest()
     label = f"{config.label or config.workload} at {rate:g} req/s"
     return replace(
@@ -168,5 +168,5 @@ def sweep_points(sweep: dict[str, Any]) -> list[Point]:
 
 
 def _limit_found(space: SearchSpace, points: Sequence[Point]) -> bool:
-    """Whether a rate above the answer was seen to miss."""
+    """Whether a rate above the result missed the targets."""
     return any(point.attainment < space.attainment for point in points)

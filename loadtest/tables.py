@@ -30,7 +30,7 @@ def print_run(console: Console, summary: Mapping[str, Any]) -> None:
 
 
 def print_warnings(console: Console, summary: Mapping[str, Any]) -> None:
-    """Why the figures are not to be trusted."""
+    """Prints why the figures are not to be trusted."""
     for reason in summary["invalid_reasons"]:
         console.print(f"[bold red]INVALID[/]: {escape(reason)}")
     if summary["partial"]:
@@ -62,10 +62,10 @@ def run_facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     )
     if summary["cached_share"] is not None:
         ideal = summary["ideal_cached_share"]
-        limit = f" (an endless cache: {ideal:.1%})" if ideal is not None else ""
+        limit = f" (an unlimited cache: {ideal:.1%})" if ideal is not None else ""
         facts.append(("cached", f"{summary['cached_share']:.1%} of the prompt tokens{limit}"))
     if not summary["token_counts_exact"]:
-        facts.append(("note", "the server sends no token ids: counts are its usage's, ITL is per message"))
+        facts.append(("note", "the server sends no token ids: counts are from its usage, ITL is per message"))
     lag = summary["schedule_lag_ms"]
     if lag is not None:
         facts.append(("schedule lag", f"p50 {lag['p50']:.2f}, p99 {lag['p99']:.2f}, max {lag['max']:.2f} ms"))
@@ -88,7 +88,7 @@ def slo_text(summary: Mapping[str, Any]) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, four from 1000 on; a dash for nothing."""
+    """Three significant digits, four from 1000 on; a dash for None."""
     if value is None:
         return "-"
     if value == 0:
@@ -101,7 +101,7 @@ def number(value: float | None) -> str:
 
 
 def print_comparison(console: Console, title: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Side by side: a row's first cell is its name."""
+    """Prints results side by side; a row's first cell is its name."""
     table = Table(title=title, title_justify="left")
     table.add_column("")
     for name in names:

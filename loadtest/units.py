@@ -1,4 +1,4 @@
-"""Durations as people write them: a number with its unit."""
+"""Durations as text: a number with its unit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?|\.\d+)\s*(?P<unit>[a-z]*)", re
 
 
 def parse_duration_s(text: str, field: str) -> float:
-    """Seconds in `200ms`, `1.5s`, `2m`; raises ConfigError naming `field`, also where the unit is missing."""
+    """Seconds in `200ms`, `1.5s`, `2m`; raises ConfigError naming `field`, also if the unit is missing."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ConfigError(f"{field}={text}: expected a duration such as 200ms or 1.5s", field=field, value=text)
@@ -28,7 +28,7 @@ def parse_duration_s(text: str, field: str) -> float:
 
 
 def format_ms(seconds: float) -> str:
-    """A duration for reading: three significant digits, in the unit that suits."""
+    """A duration as text: three significant digits, in ms or s."""
     if seconds >= 1.0:
         return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:.0f} s"
     return f"{seconds * 1e3:.3g} ms"

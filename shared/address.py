@@ -1,4 +1,4 @@
-"""host:port: the one parser of where a server listens, and of lists of named servers."""
+"""host:port: the one parser of server addresses, and of lists of named servers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Address:
     host: str
     """A name or an IP address, without brackets."""
     port: int
-    """0: any free port, for a server that is to listen."""
+    """0: any free port, for a listening server."""
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @classmethod
     def parse(cls, text: str, field: str, *, default_port: int | None = None, min_port: int = 0) -> Address:
-        """`host:port` or `[IPv6]:port`; the port may be left out where there is a default.
+        """`host:port` or `[IPv6]:port`; the port may be omitted if there is a default.
 
         Raises ConfigError naming `field`. `min_port=1` refuses port 0, which no client can connect to.
         """
@@ -33,7 +33,7 @@ class Address:
             port = str(default_port)
         bracketed = host.startswith("[")
         if port is None or not host or not (_is_ipv6(host) if bracketed else _is_name(host)):
-            hint = " (an IPv6 address stands in brackets)" if text.count(":") > 1 or "[" in text else ""
+            hint = " (write an IPv6 address in brackets)" if text.count(":") > 1 or "[" in text else ""
             raise ConfigError(f"{field}: {text!r} is not host:port{hint}", field=field, value=text)
         if not (port.isascii() and port.isdigit() and len(port) <= 5 and min_port <= int(port) <= MAX_PORT):
             raise ConfigError(
@@ -48,7 +48,7 @@ class Address:
 def parse_named(text: str, field: str, *, unnamed: bool = False) -> dict[str, str]:
     """`a=host:1,b=host:2` as host:port by name, in the order of the text; {} for an empty text.
 
-    With `unnamed` an entry without a name is called by its address. Raises ConfigError naming `field`.
+    With `unnamed`, an entry without a name gets its address as name. Raises ConfigError naming `field`.
     """
     found: dict[str, str] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
@@ -65,7 +65,7 @@ def parse_named(text: str, field: str, *, unnamed: bool = False) -> dict[str, st
 
 
 def _split(text: str) -> tuple[str, str | None]:
-    """Host and port as written; no port where there is no colon behind the host."""
+    """Host and port as written; None if there is no port."""
     end_of_host = text.rfind("]") + 1
     host, colon, port = text[end_of_host:].rpartition(":")
     if not colon:

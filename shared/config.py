@@ -38,12 +38,12 @@ class ServiceSettings(BaseSettings):
     )
     renamed: ClassVar[Mapping[str, str]] = {}
     """Old name → new name of settings that were renamed, `part.field` for nested ones. Flags, environment variables and
-    YAML keys of the old name still count for one release, with a warning."""
+    YAML keys with the old name work for one more release, with a warning."""
 
     log_format: LogFormat = "text"
-    """Of the log on stderr: text, or one JSON object a line."""
+    """Format of the log on stderr: text, or one JSON object a line."""
     log_level: LogLevel = "info"
-    """Least level that is logged."""
+    """Lowest level that is logged."""
     production: bool = False
     """Whether failpoints are refused."""
     failpoints: str = ""
@@ -77,7 +77,7 @@ def load_settings(cls: type[S], argv: Sequence[str] | None = None) -> S:
     from_file = _with_new_keys(cls, _read_yaml(_take_config_flag(arguments)))
     arguments = _with_new_flags(cls, arguments)
     try:
-        return cls(_cli_parse_args=arguments, **from_file)  # type: ignore[call-arg]  # pydantic-settings' own
+        return cls(_cli_parse_args=arguments, **from_file)  # type: ignore[call-arg]  # pydantic-settings' own parameter
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"]) or cls.__name__
@@ -163,7 +163,7 @@ def _with_new_flags(cls: type[ServiceSettings], arguments: list[str]) -> list[st
 
 
 def _with_new_variables(cls: type[ServiceSettings], variables: Mapping[str, str | None]) -> Mapping[str, str | None]:
-    """The environment, whose names are in lower case, likewise; where both names are set, the new one counts."""
+    """The same for the environment, with names in lower case; if both names are set, the new one counts."""
     result = dict(variables)
     for old, new in cls.renamed.items():
         old_name, new_name = (f"{cls.model_config['env_prefix']}{name.replace('.', '__')}" for name in (old, new))
@@ -174,7 +174,7 @@ def _with_new_variables(cls: type[ServiceSettings], variables: Mapping[str, str 
 
 
 def _with_new_keys(cls: type[ServiceSettings], content: dict[str, Any]) -> dict[str, Any]:
-    """The YAML file's mapping likewise; a renamed key stays in its part."""
+    """The same for the YAML file's mapping; a renamed key stays in its section."""
     for old, new in cls.renamed.items():
         part = content
         *parents, old_key = old.split(".")

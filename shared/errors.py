@@ -1,4 +1,4 @@
-"""The one tree of errors that a user of Tandem can meet.
+"""The one tree of errors that users of Tandem can see.
 
     TandemError
     ├── InvalidRequest        400  the request breaks a stated limit
@@ -11,16 +11,16 @@
     ├── DeadlineExceeded      504  the request's own deadline passed
     ├── Cancelled             499  the client went away
     ├── ModelMismatch         500  a worker serves another model or block layout
-    ├── TransferFailed        503  KV blocks did not arrive whole
+    ├── TransferFailed        503  KV blocks did not arrive complete
     ├── WorkerLost            503  a worker's session broke
     ├── StoreUnavailable      503  the index or a tier does not answer
     ├── ModelLoadError        500  the model folder cannot be served (start-up)
     ├── ConfigError           500  a setting is out of bounds (start-up)
     ├── NumericalFault        500  the model gave NaN or infinite numbers for this request
-    └── Internal              500  a bug of ours
+    └── Internal              500  a bug in Tandem
 
 Each class states its gRPC status code (by name, so that this module needs no grpc), its HTTP status and the
-`type`/`code` pair of an OpenAI-shaped error body. `details` names the field and the limit that was broken.
+`type`/`code` pair of an OpenAI-shaped error body. `details` names the field and the limit that was exceeded.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TandemError(Exception):
     error_type: ClassVar[str] = "server_error"
     code: ClassVar[str] = "internal_error"
     retryable: ClassVar[bool] = False
-    """True where the router may try another worker without the client seeing it."""
+    """Whether the router may try another worker without the client noticing."""
 
     def __init__(self, message: str, **details: Detail) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class TandemError(Exception):
 
     @property
     def field(self) -> str | None:
-        """The request field or setting at fault, when there is one."""
+        """The request field or setting at fault, if there is one."""
         value = self.details.get("field")
         return value if isinstance(value, str) else None
 
@@ -89,7 +89,7 @@ class NotFound(TandemError):
 
 
 class QuotaExceeded(TandemError):
-    """The tenant used up its share."""
+    """The tenant has used up its share."""
 
     grpc_code = "RESOURCE_EXHAUSTED"
     http_status = 429
@@ -130,7 +130,7 @@ class DeadlineExceeded(TandemError):
 
 
 class Cancelled(TandemError):
-    """The client gave up; seen only in logs and metrics."""
+    """The client disconnected or cancelled; visible only in logs and metrics."""
 
     grpc_code = "CANCELLED"
     http_status = 499
@@ -146,7 +146,7 @@ class ModelMismatch(TandemError):
 
 
 class TransferFailed(TandemError):
-    """KV blocks did not arrive whole."""
+    """KV blocks did not arrive complete."""
 
     grpc_code = "UNAVAILABLE"
     http_status = 503
@@ -186,14 +186,14 @@ class ConfigError(TandemError):
 
 
 class NumericalFault(TandemError):
-    """The model gave NaN or infinite logits for this request: no token can be chosen; no other worker would fare
-    better. `position` is the token's place, `source` the part of the model, where that is looked for."""
+    """The model gave NaN or infinite logits for this request: no token can be sampled, and another worker would not do
+    better. `position` is the token's position, `source` the part of the model, if it was located."""
 
     code = "numerical_fault"
 
 
 class Internal(TandemError):
-    """A bug of ours: never the client's fault."""
+    """A bug in Tandem: never the client's fault."""
 
 
 def brief(text: str, max_len: int = 400) -> str:

@@ -1,12 +1,12 @@
 """Children that end with their parent, even when the parent is killed: Linux's parent death signal.
 
-In a Python process of ours: `die_with_parent(...)`. For a foreign program, this file is also a launcher that sets
-the signal and becomes the program, because a `preexec_fn` is not safe in a process with threads:
+In a process of Tandem: `die_with_parent(...)`. For another program, this file is also a launcher that sets the signal
+and then executes the program, because a `preexec_fn` is not safe in a process with threads:
 
     python -I -S shared/parent_death.py PARENT_PID SIGNAL PROGRAM ARGUMENTS...
 
-The kernel ties the signal to the *thread* that started the child: start children from a thread that lives as long
-as the process (the event loop's). It imports only the standard library, so that the launcher starts in milliseconds.
+The kernel ties the signal to the *thread* that started the child: start children from a thread that lives as long as
+the process (the event loop's). Only the standard library is imported, so that the launcher starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def die_with_parent(parent_pid: int, signal_number: int = signal.SIGTERM) -> bool:
     """Asks the kernel to send this process `signal_number` when process `parent_pid`, its parent, ends.
 
-    Returns False where the system has no such thing (not Linux); ends this process at once where the parent is
-    gone already.
+    Returns False if the system does not support this (not Linux); ends this process at once if the parent has
+    already died.
     """
     if not sys.platform.startswith("linux"):
         return False
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signal_number), 0, 0, 0) != 0:
         return False
-    if os.getppid() != parent_pid:  # it died before the request took effect: no signal will come
+    if os.getppid() != parent_pid:  # the parent died before the call took effect: no signal will come
         os.kill(os.getpid(), signal_number)
     return True
 
 
 def command_dying_with_parent(command: list[str], signal_number: int = signal.SIGKILL) -> list[str]:
-    """`command` wrapped so that it gets `signal_number` when the calling process ends."""
+    """Wraps `command` so that its process gets `signal_number` when the calling process ends."""
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(int(signal_number)), *command]
 
 

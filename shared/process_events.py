@@ -1,4 +1,4 @@
-"""The launcher's side of shared/process.py: a child's lines on stdout as typed values."""
+"""The launcher's side of shared/process.py: parses a child's lines on stdout into typed events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shared.errors import Internal, TandemError, error_classes
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a process's start has come."""
+    """The progress of a process's start."""
 
     fraction: float  # in [0, 1]
     text: str
@@ -19,7 +19,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The process serves."""
+    """The process is serving."""
 
     address: str
     endpoints: Mapping[str, str] = field(default_factory=dict)
@@ -28,17 +28,17 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the process answers to one request of `ChildProcess.ask`."""
+    """The process's answer to one `ChildProcess.ask`."""
 
     value: object
-    """As JSON has it."""
+    """A JSON value."""
 
 
 Event = Progress | Ready | Answer | TandemError
 
 
 def parse_event(line: bytes) -> Event | None:
-    """The event that `line` holds; None for anything else, such as what a library printed."""
+    """The event in `line`; None for anything else, such as a library's output."""
     try:
         fields = json.loads(line)
     except ValueError:

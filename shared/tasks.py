@@ -9,10 +9,10 @@ _ASK_AGAIN_S = 0.1
 
 
 async def end_task(task: asyncio.Task[Any]) -> None:
-    """Cancels a task and returns when it has ended; raises what it ended with, save its cancellation.
+    """Cancels a task and returns when it has ended; raises the task's error, but not its cancellation.
 
-    Asks again until it works: `asyncio.wait_for` before Python 3.12 swallows a cancellation that arrives in the
-    moment in which what it waits for is done, and redis-py sends through it. An endless loop would never hear of it.
+    Cancels repeatedly: `asyncio.wait_for` before Python 3.12, through which redis-py sends, swallows a cancellation
+    that arrives just when the awaited future is done. An endless loop would then never be cancelled.
     """
     while not task.done():
         task.cancel()

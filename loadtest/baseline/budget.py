@@ -1,4 +1,4 @@
-"""How long a study may take: what is left of its time is shared out among the searches that are still to come."""
+"""The time budget of a study: its remaining time is divided among the remaining searches."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Budget:
-    """All times in seconds on one clock, which the caller reads."""
+    """A time budget. All times are seconds of the caller's clock."""
 
     ends_s: float
     weights: list[float]
-    """How much of the time each search gets, in their order, relative to the others."""
+    """Relative share of the time of each search, in order."""
     reserved_s: list[float] = field(default_factory=list)
-    """What goes by between searches without a measurement, one entry for each time that it is still to come."""
+    """Time between searches without measurements, one entry for each remaining occurrence."""
 
     def next_deadline(self, now_s: float) -> float:
-        """When the next search has to be over. A search that needed less leaves the rest to those behind it."""
+        """When the next search has to end. Time that a search did not need goes to the later ones."""
         weight = self.weights.pop(0)
         left_s = self.ends_s - now_s - sum(self.reserved_s)
         return now_s + max(left_s, 0.0) * weight / (weight + sum(self.weights))

@@ -1,4 +1,4 @@
-"""Targets, and a rate to begin with, from what one request at a time takes."""
+"""Targets and a first rate, from the latencies of one request at a time."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _TTFT_FACTOR, _TPOT_FACTOR = 2.0, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A few requests that represent a workload: evenly spread over the lengths of its prompts, the shortest first.
+    """A few requests that represent a workload: evenly spread over its prompt lengths, the shortest first.
 
-    The first few that come would hold no long prompt, or many, as luck has it.
+    The workload's first few requests might have no long prompt, or many.
     """
 
     workload: Workload
@@ -33,11 +33,11 @@ class Sample:
 
     @property
     def turns_per_conversation(self) -> float:
-        """As the workload's."""
+        """That of the workload."""
         return self.workload.turns_per_conversation
 
     def conversations(self, rng: np.random.Generator) -> Iterator[Conversation]:
-        """NUM_REQUESTS of them."""
+        """NUM_REQUESTS conversations."""
         drawn = sorted(islice(self.workload.conversations(rng), _NUM_DRAWN), key=_prompt_len)
         for i in range(NUM_REQUESTS):
             yield drawn[int((i + 0.5) / NUM_REQUESTS * len(drawn))]
@@ -45,15 +45,15 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """One request at a time on one worker."""
+    """Latencies of one request at a time on one worker."""
 
-    ttft_s: float  # the longest, so that long prompts can make it
+    ttft_s: float  # the longest, so that long prompts can meet it
     tpot_s: float | None  # median; None: answers of one token
     e2e_s: float  # mean
 
     @staticmethod
     def of(records: Sequence[RequestRecord]) -> Alone:
-        """Raises WorkerLost where no request was answered."""
+        """Raises WorkerLost if no request was answered."""
         figures = [metrics for record in records if (metrics := request_metrics(record)) is not None]
         if not figures:
             raise WorkerLost("no request of the calibration was answered")
@@ -65,13 +65,13 @@ class Alone:
         )
 
     def slo(self) -> Slo:
-        """Twice as long as alone."""
+        """Targets: twice these latencies."""
         tpot_s = None if self.tpot_s is None else _rounded(self.tpot_s * _TPOT_FACTOR)
         return Slo(_rounded(self.ttft_s * _TTFT_FACTOR), tpot_s)
 
     def start_rate(self, num_workers: int) -> float:
-        """Half of what that number of workers would serve without batching. The limit is not far above; the search
-        comes from below, since points below the limit take less time than those of an overload."""
+        """Half of the rate that this many workers would serve without batching. The limit is not far above; the search
+        comes from below, because points below the limit take less time than those of an overload."""
         return _rounded(num_workers / self.e2e_s / 2)
 
 
@@ -80,5 +80,5 @@ def _prompt_len(conversation: Conversation) -> int:
 
 
 def _rounded(value: float) -> float:
-    """Two digits: targets are round numbers."""
+    """Rounded to two digits."""
     return float(f"{value:.2g}")

@@ -31,10 +31,10 @@ _SLICE = Path(loadtest.__file__).parent / "traces" / "mooncake_conversation_head
 _LONG_PROMPTS = "random:input=64-256@0.7+1024-1984@0.3,output=16-48"
 _REQUEST_TIMEOUT_S = 20.0
 _RATE_STEP = 1.5
-"""The search begins near the limit, so it takes small steps."""
+"""The search starts near the limit, so it takes small steps."""
 _STARTS_S, _NUM_POINTS = 120.0, 51
 _TABLE_WIDTH = 124
-"""Lines that a narrower terminal breaks are easier to read than columns of four letters."""
+"""Width of the output: wrapped lines are easier to read than columns of four letters."""
 
 
 def baseline(
@@ -54,7 +54,7 @@ def baseline(
         str | None, typer.Option(help="for the whole study; default: 2 minutes and 51 durations", show_default=False)
     ] = None,
     rate: Annotated[
-        float | None, typer.Option(help="where the search begins, requests per second; default: calibrated")
+        float | None, typer.Option(help="first rate of the search, requests per second; default: calibrated")
     ] = None,
     slo: Annotated[str | None, typer.Option("--slo", help="default: calibrated on one request at a time")] = None,
     chunks: Annotated[str, typer.Option(help="chunk budgets to try for every system, tokens a step")] = "128,512",
@@ -62,7 +62,7 @@ def baseline(
     model: Annotated[Path | None, typer.Option(help="a model's folder instead")] = None,
     tokenizer: Annotated[Path, typer.Option(help="model whose tokenizer a shape takes")] = Path("models/demo"),
     num_kv_blocks: Annotated[int, typer.Option(help="KV blocks of all workers of a system together")] = 2048,
-    tolerance: Annotated[float, typer.Option(help="percent by which an answer may lie below the limit")] = 15.0,
+    tolerance: Annotated[float, typer.Option(help="percent by which a result may be below the true limit")] = 15.0,
     max_points: Annotated[int, typer.Option(help="rates to measure at most, a search")] = 7,
     seed: options.Seed = None,
     vocab_size: options.VocabSize = 1000,

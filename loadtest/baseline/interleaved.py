@@ -1,7 +1,7 @@
 """Several systems under one workload, their measurements interleaved.
 
-A shared machine drifts within minutes by more than the systems differ. So no system is measured from beginning to end
-before the next one: each is measured at one rate, then each at its next rate.
+A shared machine drifts within minutes by more than the systems differ. So the systems are not measured one after the
+other: all are measured at one rate each, then all at their next rate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from loadtest.sweep import RunPoint, Sweep, measure_rate
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A system with a chunk budget, and what was measured of it under one workload."""
+    """A system with a chunk budget, and its measurements under one workload."""
 
     system: System
     chunk_len: int
@@ -28,12 +28,12 @@ class Candidate:
 
     @property
     def best(self) -> Point | None:
-        """Its maximum goodput; None where no rate met the targets."""
+        """Its maximum goodput; None if no rate met the targets."""
         return highest_at(self.sweep.points, self.sweep.space.attainment)
 
     @property
     def goodput(self) -> float:
-        """Requests per second; 0 where no rate met the targets."""
+        """Requests per second; 0 if no rate met the targets."""
         return self.best.goodput if self.best is not None else 0.0
 
 
@@ -41,7 +41,7 @@ OnPoint = Callable[[Candidate, Point], None]
 
 
 class InterleavedSearch:
-    """Searches for the limits of some candidates within a time."""
+    """Searches for the limits of several candidates within a given time."""
 
     def __init__(
         self,
@@ -50,15 +50,15 @@ class InterleavedSearch:
         point_s: float,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`point_s` is what a point takes at least, in seconds; the longest of those measured is reckoned with."""
+        """`point_s` is the least time of a point in seconds; plans use the longest one measured."""
         self._candidates = candidates
         self._on_point = on_point
         self._longest_s = point_s
         self._clock = clock
 
     async def search(self, deadline_s: float, points_after: int = 0) -> None:
-        """A rate each, whatever the time; then further ones, as long as they and `points_after` more fit before
-        `deadline_s`."""
+        """Measures one rate for each candidate in any case, then further ones while these and `points_after` more fit
+        before `deadline_s`."""
         moved = True
         while moved:
             moved = False
@@ -69,7 +69,7 @@ class InterleavedSearch:
                     moved |= await self._measure(candidate, rate)
 
     async def at_rate(self, rate: float | None) -> None:
-        """Measures those that were not measured at `rate` yet."""
+        """Measures the candidates that were not measured at `rate` yet."""
         for candidate in self._candidates:
             if rate is not None and rate not in {point.rate for point in candidate.sweep.points}:
                 await self._measure(candidate, rate)
@@ -86,14 +86,14 @@ class InterleavedSearch:
 
 
 def rate_for_all(candidates: Sequence[Candidate]) -> float | None:
-    """The highest rate known to be within every candidate's limit; None where one met the targets at no rate."""
+    """The highest rate known to be within every candidate's limit; None if a candidate met the targets at no rate."""
     best = [candidate.best for candidate in candidates]
     rates = [point.rate for point in best if point is not None]
     return min(rates) if rates and len(rates) == len(best) else None
 
 
 def best_of_each_system(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """One candidate a system, with its best chunk budget; the first one tried, where they are equal."""
+    """One candidate for each system, with its best chunk budget; the first one tried if they are equal."""
     best: dict[str, Candidate] = {}
     for candidate in candidates:
         held = best.get(candidate.system.name)

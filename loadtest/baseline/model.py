@@ -30,7 +30,7 @@ class Shape:
 
     @property
     def head_dim(self) -> int:
-        """Of queries, keys and values."""
+        """Dimension of a head's queries, keys and values."""
         return self.hidden_size // self.num_heads
 
 
@@ -43,17 +43,17 @@ SHAPES = {
     )
 }
 """`b` has 78 million parameters; `s` has 36 million, for machines without fast 16-bit arithmetic; `xs` has 14 million,
-for machines that have no whole core to give."""
+for machines without a whole free core."""
 
 
 def write_model(folder: Path, shape: Shape, tokenizer_of: Path) -> None:
-    """Makes the model's folder unless it is there; raises ConfigError (`tokenizer`) where it cannot be read."""
+    """Makes the model's folder unless it exists; raises ConfigError (`tokenizer`) if the tokenizer cannot be read."""
     if (folder / "config.json").exists():
         return
     try:
         config = json.loads((tokenizer_of / "config.json").read_text())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{tokenizer_of} is no model folder: {error}", field="tokenizer") from error
+        raise ConfigError(f"{tokenizer_of} is not a model folder: {error}", field="tokenizer") from error
     folder.mkdir(parents=True, exist_ok=True)
     for name in _TOKENIZER_FILES:
         if (tokenizer_of / name).exists():
@@ -69,7 +69,7 @@ def write_model(folder: Path, shape: Shape, tokenizer_of: Path) -> None:
         "max_position_embeddings": shape.max_position,
         "tie_word_embeddings": True,
     }
-    # Last: a folder that was left half-made has none, and is made again.
+    # Last: an incomplete folder does not have it, and is made again.
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -89,7 +89,7 @@ def _write_weights(folder: Path, shape: Shape, vocab_size: int) -> None:
 
 
 def _parameters(shape: Shape, vocab_size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and sizes as Hugging Face's Llama has them, [out, in] for matrices."""
+    """Names and sizes as in Hugging Face's Llama, [out, in] for matrices."""
     hidden, inner = shape.hidden_size, shape.intermediate_size
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     yield "model.embed_tokens.weight", (vocab_size, hidden)

@@ -1,4 +1,4 @@
-"""What a study found: a table for people, a page for each workload, figures for scripts."""
+"""The results of a study: a table for people, a page for each workload, figures for scripts."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ COLUMNS = (
     "TPOT p99",
 )
 NOTE = (
-    "Maximum goodput at 90 % and at 99 % attainment, the rates between which the limit of 90 % lies (met, missed), all "
-    "in requests per second; latencies in ms."
+    "Maximum goodput at 90 % and at 99 % attainment, and the rates between which the limit of 90 % lies (met, missed), "
+    "all in requests per second; latencies in ms."
 )
 _LATENCIES = tuple((f"{stat}_{key}_ms", f"{key.upper()} {stat}") for key in ("ttft", "tpot") for stat in ("p50", "p99"))
 
 
 def outcome_rows(candidates: Sequence[Candidate], rate: float | None) -> list[list[str]]:
-    """A row a candidate: its maximum goodput, between which rates its limit lies, and its latencies.
+    """A row for each candidate: its maximum goodput, the rates between which its limit lies, and its latencies.
 
-    Those at `rate`, or, where there is none that all were measured at, at the highest rate that it kept up with itself.
+    Latencies at `rate`, or, without a rate that all were measured at, at the highest rate that the candidate met.
     """
     rows = []
     for candidate in candidates:
@@ -58,7 +58,7 @@ def outcome_rows(candidates: Sequence[Candidate], rate: float | None) -> list[li
 
 
 def common_rate(candidates: Sequence[Candidate]) -> float | None:
-    """The highest rate that all were measured at and within their targets; without one, the highest measured by all."""
+    """The highest rate measured for all and within all their targets; without one, the highest measured for all."""
     points = [{point.rate: point.attainment for point in candidate.sweep.points} for candidate in candidates]
     shared = set.intersection(*(set(rates) for rates in points)) if points else set()
     wanted = candidates[0].sweep.space.attainment if candidates else 0.0
@@ -67,7 +67,7 @@ def common_rate(candidates: Sequence[Candidate]) -> float | None:
 
 
 def title(name: str, rate: float | None) -> str:
-    """Of a workload's table."""
+    """The title of a workload's table."""
     return f"{name}, latencies at " + ("the rate that each one met" if rate is None else f"{rate:g} req/s")
 
 
@@ -95,7 +95,7 @@ def write_outcome(out: Path, measured: Mapping[str, Sequence[Candidate]]) -> str
 
 
 def write_figures(path: Path, measured: Mapping[str, Sequence[Candidate]]) -> None:
-    """The form of every benchmark's results, `{"machine": …, "commit": …, "results": […]}`.
+    """The format of every benchmark's results, `{"machine": …, "commit": …, "results": […]}`.
 
     Disaggregated goodput has the best collocated baseline as its peer.
     """

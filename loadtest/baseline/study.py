@@ -27,33 +27,33 @@ from loadtest.units import format_ms
 
 _FEW_REQUESTS = 8
 _STOP_S = 10.0
-"""What stopping the clusters and writing the report takes."""
+"""Time to stop the clusters and write the report. Seconds."""
 _LATER_CHUNKS_WEIGHT = 0.4
-"""Share of a first search's time: one point mostly shows that another chunk budget does no better."""
+"""Time of a further search relative to a first one: mostly one point shows that another chunk budget is not better."""
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What is measured, and how."""
+    """The configuration of a study."""
 
     model: Path
     configs: Sequence[tuple[str, LoadConfig]]
     """A folder's name and a config without a target, for each workload."""
     space: SearchSpace
     start_rate: float | None
-    """Requests per second to begin with; None: calibrated."""
+    """First rate, requests per second; None: calibrated."""
     chunk_lens: Sequence[int]
     """Chunk budgets to try, in tokens a step."""
     num_kv_blocks: int
-    """Of all workers of a system together."""
+    """Blocks of all workers of a system together."""
     out: Path
     budget_s: float
-    """For everything, the start of the clusters included."""
+    """Time for everything, including the start of the clusters."""
 
 
 @dataclass(slots=True)
 class _Workload:
-    """A workload in the making."""
+    """A workload and its candidates so far."""
 
     name: str
     config: LoadConfig
@@ -62,10 +62,10 @@ class _Workload:
 
 
 async def run_study(study: Study, stop: asyncio.Event, console: Console) -> dict[str, list[Candidate]]:
-    """All systems with all chunk budgets, by workload; ends early, with what there is, when `stop` is set.
+    """Measures all systems with all chunk budgets, by workload; if `stop` is set, ends early with the results so far.
 
-    All systems of a chunk budget run at once and are measured in turns. The first chunk budget is searched from the
-    calibrated rate, the others from where a system's best one ended.
+    All systems of a chunk budget run at once and are measured in turns. The search for the first chunk budget starts
+    at the calibrated rate, those for the others at the best result of each system.
     """
     started_s = time.perf_counter()
     workloads = [_Workload(name, config, study.space, []) for name, config in study.configs]
@@ -77,7 +77,7 @@ async def run_study(study: Study, stop: asyncio.Event, console: Console) -> dict
     for chunk_len in (first, *later):
         begun_s = time.perf_counter()
         if chunk_len != first and not _time_for_more(study, budget, begun_s):
-            console.print(f"[bold yellow]chunks of {chunk_len} are not tried: the time is up[/]", highlight=False)
+            console.print(f"[bold yellow]chunks of {chunk_len} are skipped: the time is up[/]", highlight=False)
             break
         async with AsyncExitStack() as stack:
             addresses = {}
@@ -89,7 +89,7 @@ async def run_study(study: Study, stop: asyncio.Event, console: Console) -> dict
             if stop.is_set():
                 break
             if chunk_len == first:
-                # What starting took once, it will take again.
+                # Expect the next start to take as long.
                 budget.reserved_s = [time.perf_counter() - begun_s] * len(later)
                 for workload in workloads:
                     await _calibrate(study, workload, addresses, stop, console)
@@ -97,7 +97,7 @@ async def run_study(study: Study, stop: asyncio.Event, console: Console) -> dict
                 budget.reserved_s.pop()
             for workload in workloads:
                 if not stop.is_set():
-                    await _compete(study, workload, chunk_len, addresses, budget, stop, console)
+                    await _measure_workload(study, workload, chunk_len, addresses, budget, stop, console)
     return {workload.name: [e for e in workload.candidates if e.sweep.points] for workload in workloads}
 
 
@@ -107,7 +107,7 @@ def _time_for_more(study: Study, budget: Budget, now_s: float) -> bool:
     return now_s + budget.reserved_s[-1] + points_s <= budget.ends_s
 
 
-async def _compete(
+async def _measure_workload(
     study: Study,
     workload: _Workload,
     chunk_len: int,
@@ -116,13 +116,13 @@ async def _compete(
     stop: asyncio.Event,
     console: Console,
 ) -> None:
-    """One workload with one chunk budget."""
+    """Measures one workload with one chunk budget."""
     earlier = {candidate.system.name: candidate for candidate in best_of_each_system(workload.candidates)}
     candidates = []
     for system in SYSTEMS:
         space = workload.space
         if system.name in earlier:
-            space = _beyond(space, earlier[system.name])
+            space = _space_above(space, earlier[system.name])
         candidates.append(_candidate(study, workload, system, chunk_len, addresses[system.name], space, stop))
     workload.candidates += candidates
     console.print(
@@ -147,8 +147,8 @@ async def _compete(
     await InterleavedSearch(better, on_point, point_s).at_rate(rate_for_all(list(earlier.values())))
 
 
-def _beyond(space: SearchSpace, best: Candidate) -> SearchSpace:
-    """From just above a system's limit: one point there says whether another chunk budget does better."""
+def _space_above(space: SearchSpace, best: Candidate) -> SearchSpace:
+    """A search from just above a system's limit: one point there shows whether another chunk budget is better."""
     if best.best is None:
         return space
     higher = min(float(f"{best.best.rate * (1 + space.tolerance):.4g}"), space.max_rate)
@@ -181,7 +181,7 @@ def _candidate(
 async def _calibrate(
     study: Study, workload: _Workload, addresses: dict[str, str], stop: asyncio.Event, console: Console
 ) -> None:
-    """Sets the targets and the first rate where they are not given, by one request at a time on half the machine."""
+    """Sets the targets and the first rate if they are not given, by one request at a time on half the machine."""
     if stop.is_set() or (workload.config.slo is not None and study.start_rate is not None):
         return
     pair = next(system for system in SYSTEMS if system.name == "collocated-2")
@@ -211,8 +211,8 @@ async def _calibrate(
     expected = rate * (workload.config.limits.duration_s or 0.0)
     if expected < _FEW_REQUESTS:
         console.print(
-            f"[bold yellow]only some {expected:.0f} requests a point[/]: a share of 90 % means little; "
-            "a longer --duration or a smaller --shape gives more",
+            f"[bold yellow]only some {expected:.0f} requests a point[/]: a share of 90 % is imprecise; "
+            "use a longer --duration or a smaller --shape",
             highlight=False,
             soft_wrap=True,
         )

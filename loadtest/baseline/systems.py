@@ -1,4 +1,4 @@
-"""The systems that are compared, each with all of the machine's cores and the same memory for KV."""
+"""The compared systems, each with all of the machine's cores and the same memory for KV."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from services.local.commands import TandemCommands, WorkerPlan
 from services.local.spec import ClusterSpec, Mode
 
 _WORKER_NICENESS = "5"
-"""Workers are computing whenever there is work. On shared cores they would keep the router and the load generator
-waiting for their turns, and these would show that as latency of the system."""
+"""Niceness of the workers, which compute whenever there is work. On shared cores they would delay the router and the
+load generator, which would show as latency of the system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class System:
 
     @property
     def num_workers(self) -> int:
-        """Which share the cores and the blocks evenly."""
+        """Number of workers; they share cores and blocks evenly."""
         return self.num_prefill + self.num_decode
 
 
@@ -40,7 +40,7 @@ SYSTEMS = (
 
 
 def make_cluster(system: System, model: Path, chunk_len: int, num_kv_blocks: int, out: Path) -> LocalCluster:
-    """A cluster that has not been started, on any free ports, with its logs under `out`; `num_kv_blocks` are those of
+    """A cluster that has not been started, on free ports, with its logs under `out`; `num_kv_blocks` counts those of
     all workers together."""
     spec = ClusterSpec(
         model=model,
@@ -56,7 +56,7 @@ def make_cluster(system: System, model: Path, chunk_len: int, num_kv_blocks: int
 
 
 class _Commands(TandemCommands):
-    """The real services with a chunk budget, and workers that give way."""
+    """The real services with a chunk budget and with low-priority workers."""
 
     def __init__(self, spec: ClusterSpec, chunk_len: int) -> None:
         super().__init__(spec)

@@ -1,1 +1,1 @@
-"""Benchmarks of the engine, each figure beside the limit measured in the same run."""
+"""All benchmarks. Figures come with a limit or a peer's figure measured in the same run."""

@@ -1,4 +1,4 @@
-"""`python -m loadtest.bench NAME …`: every benchmark, and what each one measures."""
+"""`python -m loadtest.bench NAME …`: runs one of the benchmarks."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import typer
 from loadtest.command_line import run
 
 BENCHMARKS = {
-    "engine": ("engine.cpu", "Prefill and decode steps on this processor beside what it allows."),
-    "engine-cuda": ("engine.cuda", "Prefill and decode steps on a GPU beside what it allows."),
+    "engine": ("engine.cpu", "Prefill and decode steps on this processor, with its limits."),
+    "engine-cuda": ("engine.cuda", "Prefill and decode steps on a GPU, with its limits."),
     "gpu-limits": ("engine.gpu_limits", "A GPU's properties, copy and matrix rates."),
     "gpu-trace": ("engine.gpu_trace", "The kernels of a decode step and a prompt on a GPU."),
     "staging": ("engine.staging", "Blocks between a GPU's pool and host memory."),
     "host-time": ("engine.host_time", "What an engine step costs the host, without a GPU."),
-    "kernels": ("kernels.measure", "Triton kernels on a GPU beside what it allows."),
+    "kernels": ("kernels.measure", "Triton kernels on a GPU, with its limits."),
     "peers": ("peers.measure", "The engine and its peers on the same weights, in turns."),
     "index": ("index.measure", "Match, publish and memory of the block index by its size."),
-    "prefix": ("prefix.measure", "Prefix hits of a fleet beside one ideal cache, and TTFT with the store."),
-    "router": ("router.measure", "What a router adds to a request, and how many tokens it passes on."),
+    "prefix": ("prefix.measure", "Prefix hits of a fleet compared with one ideal cache, and TTFT with the store."),
+    "router": ("router.measure", "Latency that a router adds to a request, and its token throughput."),
     "overload": ("router.overload", "A router at three times its workers' capacity."),
-    "long-prompt": ("long_prompt.measure", "What long prompts do to running answers."),
+    "long-prompt": ("long_prompt.measure", "Effect of long prompts on running answers."),
 }
 """Name → module with the command `main`, and its line of help."""
 
@@ -35,7 +35,7 @@ app = typer.Typer(
 
 
 def _add(name: str, module: str, text: str) -> None:
-    """Imports the module only when its benchmark runs: one for GPUs needs torch, and neither Redis nor gRPC."""
+    """Imports the module only when its benchmark runs: those for GPUs need torch, but not Redis or gRPC."""
 
     @app.command(
         name,

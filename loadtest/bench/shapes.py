@@ -1,4 +1,4 @@
-"""Checkpoints of real shapes with random weights, for speed alone."""
+"""Checkpoints of real shapes with random weights, for measurements of speed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ANY_TOKENIZER = (
 
 
 def checkpoint(name: str) -> Path:
-    """The folder of a shape's bf16 checkpoint, written to the user's cache where it is not there yet."""
+    """The folder of a shape's bf16 checkpoint, written to the user's cache unless it exists."""
     folder = Path.home() / ".cache" / "tandem" / "checkpoints" / name
     if not (folder / TOKENIZER_FILES[0]).exists():
         write_random_checkpoint(

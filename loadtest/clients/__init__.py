@@ -1,1 +1,1 @@
-"""How requests reach a target: gRPC and OpenAI's HTTP API behind one interface."""
+"""Clients of a target: gRPC and OpenAI's HTTP API behind one interface."""

@@ -1,4 +1,4 @@
-"""The interface of a client, and the values that go through it."""
+"""The interface of a client, and its argument and result types."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loadtest.records import Failure, FailureCause, Reply
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request to be sent: greedy, and as long as asked for where `ignore_eos` is set."""
+    """One request to send: greedy; with `ignore_eos` its answer has exactly `max_tokens`."""
 
     request_id: str
     token_ids: Sequence[int]
@@ -40,20 +40,20 @@ def failed(cause: FailureCause, message: str, kind: str = "") -> RequestFailed:
 
 
 class Client(Protocol):
-    """One target. Any number of requests at once, on one event loop."""
+    """One target. Any number of concurrent requests, on one event loop."""
 
     async def start(self) -> TargetInfo:
-        """Connects and asks the target about itself; raises RequestFailed, ConfigError where it is not ready."""
+        """Connects and queries the target's model; raises RequestFailed, ConfigError if it is not ready."""
         ...
 
     def encode(self, call: Call) -> Any:
-        """The request in the form that `generate` sends; done ahead, so that sending costs little."""
+        """The request in the form that `generate` sends; done in advance, so that sending is cheap."""
         ...
 
     async def generate(self, payload: Any, reply: Reply) -> None:
-        """Sends and fills `reply` with absolute times until the answer's end.
+        """Sends and fills `reply` with absolute times until the end of the answer.
 
-        Raises RequestFailed; what came until then is in `reply`. Cancelling it ends the request at the server.
+        Raises RequestFailed; `reply` then has what had arrived. Cancelling it also cancels the request at the server.
         """
         ...
 

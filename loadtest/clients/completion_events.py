@@ -14,9 +14,9 @@ _SPLIT_FIELDS = frozenset(TtftSplit.__dataclass_fields__)
 
 
 class CompletionEvents:
-    """Fills a Reply from the body of one response; raises RequestFailed for an error that comes as an event.
+    """Fills a Reply from the body of one response; raises RequestFailed for an error event.
 
-    The JSON parser is pydantic's, several times as fast as the standard library's: it was half of an event's cost.
+    It uses pydantic's JSON parser, several times faster than the standard library's, which was half of an event's cost.
     """
 
     def __init__(self, reply: Reply) -> None:
@@ -44,12 +44,12 @@ class CompletionEvents:
                 ) from error
 
     def check_complete(self) -> None:
-        """Raises RequestFailed where the body ended before the answer did, or nothing says how long it was."""
+        """Raises RequestFailed if the body ended before the answer did, or if its length is unknown."""
         reply = self._reply
         if not reply.finish_reason and not self._done:
             raise failed(FailureCause.DISCONNECTED, "the stream ended before the answer did")
         if not reply.token_times_s:
-            raise failed(FailureCause.PROTOCOL, "the answer holds no token")
+            raise failed(FailureCause.PROTOCOL, "the answer has no tokens")
         if not reply.counts_exact and reply.num_output_tokens is None:
             raise failed(
                 FailureCause.PROTOCOL, "the server sends neither token_ids nor usage: tokens cannot be counted"
@@ -85,7 +85,7 @@ class CompletionEvents:
 
 
 def error_failure(status: int, body: object, retry: str = "") -> RequestFailed:
-    """What an error means: by HTTP status, or by OpenAI's error type where it came in mid-stream (status 0)."""
+    """Classifies an error by HTTP status, or by OpenAI's error type if it came mid-stream (status 0)."""
     error = body.get("error", body) if isinstance(body, dict) else body
     fields = error if isinstance(error, dict) else {"message": str(error)}
     message = str(fields.get("message") or f"HTTP {status}")

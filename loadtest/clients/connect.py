@@ -1,4 +1,4 @@
-"""The client that a target's scheme asks for."""
+"""Makes the client for a target's scheme."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from loadtest.clients.target import Target
 def make_client(target: Target, model: str = "", api_key: str = "") -> Client:
     """A client that has not been started."""
     if target.scheme == "grpc":
-        # Imported here: gRPC takes longer to load than all else together.
+        # Imported here: gRPC takes longer to load than everything else together.
         from loadtest.clients.grpc_client import GrpcClient
 
         return GrpcClient(target, model, api_key)

@@ -33,7 +33,7 @@ class GrpcClient:
     """A Client for a Tandem router."""
 
     def __init__(self, target: Target, model: str = "", api_key: str = "") -> None:
-        """`model` empty: whichever the router serves."""
+        """`model` empty: the one that the router serves."""
         self._target = target
         self._model = model
         self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
@@ -41,7 +41,7 @@ class GrpcClient:
         self._stub: inference_pb2_grpc.InferenceServiceAsyncStub | None = None
 
     async def start(self) -> TargetInfo:
-        """Asks the router for its status; raises ConfigError (`target`) where it cannot serve yet."""
+        """Asks the router for its status; raises ConfigError (`target`) if it cannot serve yet."""
         self._channel = channel(self._target.address)
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
         try:
@@ -87,7 +87,7 @@ class GrpcClient:
         if not reply.finish_reason:
             raise failed(FailureCause.DISCONNECTED, "the stream ended before the answer did")
         if not reply.token_times_s:
-            raise failed(FailureCause.PROTOCOL, "the answer holds no token")
+            raise failed(FailureCause.PROTOCOL, "the answer has no tokens")
 
     async def close(self) -> None:
         """Closes the channel."""
@@ -109,7 +109,7 @@ def _take_end(reply: Reply, message: inference_pb2.GenerateResponse) -> None:
 
 
 def _failure(error: grpc.aio.AioRpcError, num_messages: int) -> RequestFailed:
-    """The cause behind a status; Tandem's typed error where the trailer has one."""
+    """The cause of a status; Tandem's typed error if the trailer has one."""
     code, message = error.code(), error.details() or error.code().name
     for key, value in error.trailing_metadata() or ():
         if key == ERROR_TRAILER and isinstance(value, bytes):

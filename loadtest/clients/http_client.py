@@ -14,7 +14,7 @@ from loadtest.records import FailureCause, Reply
 
 
 class HttpClient:
-    """A Client for any server that speaks OpenAI's completions and takes token ids."""
+    """A Client for any server with OpenAI's completions API that accepts token ids."""
 
     def __init__(self, target: Target, model: str = "", api_key: str = "") -> None:
         """`model` empty: the first that the target lists."""
@@ -27,7 +27,7 @@ class HttpClient:
             self._headers += f"Authorization: Bearer {api_key}\r\n"
 
     async def start(self) -> TargetInfo:
-        """Asks for the served models, which also proves that the target is there."""
+        """Queries the served models, which also checks that the target is up."""
         request = f"GET {self._path}/v1/models HTTP/1.1\r\n{self._headers}Accept: application/json\r\n\r\n"
         response = await self._pool.exchange(request.encode())
         if response.status != 200:
@@ -45,7 +45,7 @@ class HttpClient:
         return TargetInfo(self._model)
 
     def encode(self, call: Call) -> bytes:
-        """The whole request, head and body."""
+        """The complete request, head and body."""
         body = json.dumps(
             {
                 "model": self._model,

@@ -1,7 +1,7 @@
-"""HTTP/1.1 with as little work as possible between the socket and the clock.
+"""HTTP/1.1 with as little work as possible between the socket and the time stamp.
 
-A general client costs some 100 µs a chunk, which at 200 streams a second is the whole core and shows as latency of the
-server. Here a chunk is stamped in `data_received`, before anything else looks at it.
+A general client costs some 100 µs a chunk. At 200 streams a second that fills a core and shows as latency of the
+server. Here a chunk gets its time stamp in `data_received`, before any other work.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from loadtest.clients.base import failed
 from loadtest.records import FailureCause
 
 MAX_IDLE_S = 3.0
-"""Idle connections older than this are not used again: common servers close theirs after 5 s, and a request that meets
+"""Idle connections older than this are not used again. Seconds. Common servers close theirs after 5 s, and a request on
 a closing connection would count as a failure of the target."""
 
 OnBody = Callable[[float, bytes], None]
 
 
 class Response:
-    """Status, headers and body; a body of status 200 goes to `on_stream` instead where there is one."""
+    """Status, headers and body; with `on_stream`, a body of status 200 goes there instead."""
 
     def __init__(self, on_stream: OnBody | None) -> None:
         self.on_stream = on_stream
@@ -58,7 +58,7 @@ class Connection(asyncio.Protocol):
         finally:
             self._response = None
             if not response.done.done() or response.done.cancelled():
-                self.close()  # the rest of the answer would reach the next request
+                self.close()  # otherwise the rest of the answer would reach the next request
         self.idle_since = time.perf_counter()
 
     def close(self) -> None:
@@ -70,11 +70,11 @@ class Connection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The transport is there."""
+        """The connection is open."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Stamps, then parses."""
+        """Takes the time, then parses."""
         self._received_at = time.perf_counter()
         if self._parser is None or self._response is None:
             self.close()
@@ -85,7 +85,7 @@ class Connection(asyncio.Protocol):
             self._fail(FailureCause.PROTOCOL, f"not HTTP: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The target went away, or `close` was called."""
+        """The target closed the connection, or `close` was called."""
         self.usable = False
         reason = f": {exc}" if exc is not None else ""
         self._fail(FailureCause.DISCONNECTED, f"the connection broke before the answer's end{reason}")
@@ -116,7 +116,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def on_message_complete(self) -> None:
-        """The response is whole."""
+        """The response is complete."""
         if self._parser is not None and not self._parser.should_keep_alive():
             self.usable = False
         if self._response is not None and not self._response.done.done():
@@ -129,7 +129,7 @@ class Connection(asyncio.Protocol):
 
 
 class ConnectionPool:
-    """Connections to one host; as many as there are exchanges at once. The newest idle one is used first."""
+    """Connections to one host, one for each concurrent exchange. The newest idle one is used first."""
 
     def __init__(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
         self._host = host
@@ -146,8 +146,8 @@ class ConnectionPool:
     ) -> Response:
         """One request and its response; raises RequestFailed.
 
-        `on_sent` gets the time at which it goes out: before a connection is made, where none is idle, since that is a
-        part of what a client waits for.
+        `on_sent` gets the time at which the request goes out. If no connection is idle, this is before one is made,
+        because a client has to wait for that too.
         """
         connection = self._take()
         if on_sent is not None:

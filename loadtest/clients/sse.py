@@ -1,10 +1,10 @@
-"""Server-sent events (WHATWG HTML, section 9.2), as far as the OpenAI API uses them: the data of each event."""
+"""Server-sent events (WHATWG HTML, section 9.2), as far as the OpenAI API uses them: only the data of each event."""
 
 from __future__ import annotations
 
 
 class EventParser:
-    """Cuts a byte stream into events, however it was split on its way."""
+    """Splits a byte stream into events, for any chunking."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -18,7 +18,7 @@ class EventParser:
             and chunk.find(b"\n") == len(chunk) - 2
             and not (self._rest or self._data)
         ):
-            # Servers send one event at a time, and networks seldom cut it: nothing to put together.
+            # Fast path: servers send one event at a time, and networks seldom split it.
             return [chunk[6:-2]]
         lines = (self._rest + chunk).split(b"\n")
         self._rest = lines.pop()

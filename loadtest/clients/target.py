@@ -1,4 +1,4 @@
-"""`--target`: which server, and how to speak to it."""
+"""`--target`: the server and its protocol."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Target:
     scheme: Scheme
     host: str
     port: int
-    path: str = ""  # in front of /v1/…, without a slash at its end; HTTP only
+    path: str = ""  # prefix of /v1/…, without a trailing slash; HTTP only
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.address}{self.path}"
@@ -42,7 +42,7 @@ def parse_target(text: str) -> Target:
     if url.scheme not in get_args(Scheme) or not url.hostname:
         raise ConfigError(problem, field="target", value=text)
     scheme = cast(Scheme, url.scheme)
-    path = url.path.rstrip("/").removesuffix("/v1")  # people paste the base URL of their OpenAI client
+    path = url.path.rstrip("/").removesuffix("/v1")  # accepts the base URL of an OpenAI client
     if path and scheme == "grpc":
         raise ConfigError(f"target={text}: a gRPC target has no path", field="target", value=text)
     return Target(scheme, url.hostname, port or _DEFAULT_PORTS[scheme], path)

@@ -1,1 +1,1 @@
-"""Sends the requests and collects what comes back: open loop on a schedule, closed loop with a number of users."""
+"""Sends the requests and collects the answers: open loop on a schedule, closed loop with a number of users."""

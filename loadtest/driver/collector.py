@@ -1,4 +1,4 @@
-"""Counts while a run goes on, and keeps its records."""
+"""Live counts of a run, and its records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loadtest.slo import Slo
 
 
 class Collector:
-    """All requests of a run. Belongs to the event loop's thread."""
+    """All requests of a run. Use it on the event loop's thread."""
 
     def __init__(self, slo: Slo | None) -> None:
         self._slo = slo
@@ -37,13 +37,13 @@ class Collector:
         return time.perf_counter() - self.start_s
 
     def sent(self, record: RequestRecord) -> None:
-        """A request goes out."""
+        """Notes that a request was sent."""
         self.records.append(record)
         self.num_sent += 1
         self.num_in_flight += 1
 
     def finished(self, record: RequestRecord, error: RequestFailed | None) -> None:
-        """A request that was sent has its answer, or will have none."""
+        """Notes that a sent request has its answer or has failed."""
         self.num_in_flight -= 1
         record.reply.rebase(self.start_s)
         if error is not None:
@@ -56,7 +56,7 @@ class Collector:
             self.num_good += 1
 
     def never_sent(self, record: RequestRecord, failure: Failure) -> None:
-        """A turn whose conversation ended early: offered, and counted as a miss."""
+        """Notes a turn whose conversation ended early: it was offered and counts as a miss."""
         self.records.append(record)
         record.failure = failure
         self.num_failed += 1
@@ -68,7 +68,7 @@ class Collector:
         self.num_failed += 1
         self.last_failure = failure
         if failure.cause is not FailureCause.UNREACHABLE:
-            # Any other failure came from a server that answered.
+            # Any other failure means that the server answered.
             self.unreachable_since_s = None
         elif self.unreachable_since_s is None:
             self.unreachable_since_s = self.now_s

@@ -1,4 +1,4 @@
-"""Open loop: requests on schedule, independent of the target. Closed loop: users who each wait for their answer."""
+"""Open loop: requests on schedule, independent of the target. Closed loop: users who wait for their own answers."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from loadtest.schedule import Due, Limits, Schedule
 from loadtest.workloads.conversation import Conversation
 
 _AHEAD = 64
-"""Requests that are kept ready to go out."""
+"""Requests prepared in advance."""
 _AHEAD_TOKENS = 1_000_000
-"""Prompt tokens that are made ready before the clock starts; about a second of work and 10 MB."""
+"""Prompt tokens prepared before the clock starts; about a second of work and 10 MB."""
 _NO_TIME_S = 0.005
-"""Nothing else is begun this shortly before the next request."""
+"""No other work starts this shortly before the next request. Seconds."""
 _PAUSE_AFTER_FAILURE_S = 0.1
-"""Pause of a user whose request failed: a target that refuses at once would otherwise be flooded."""
+"""Pause of a user after a failed request, so that a target that refuses at once is not flooded. Seconds."""
 
 
 class OpenLoop:
-    """Sends a schedule."""
+    """Sends the requests of a schedule."""
 
     def __init__(self, schedule: Schedule, sender: Sender, collector: Collector) -> None:
         self._remaining = iter(schedule.entries)
@@ -31,13 +31,13 @@ class OpenLoop:
         self._collector = collector
 
     def prepare(self) -> None:
-        """Builds and encodes the first prompts; called before the clock starts, they cost the schedule nothing."""
+        """Builds and encodes the first prompts; called before the clock starts, not to delay the schedule."""
         num_tokens = 0
         while num_tokens < _AHEAD_TOKENS and (prepared := self._prepare_next()) is not None:
             num_tokens += prepared.record.num_prompt_tokens
 
     async def run(self) -> None:
-        """Sends everything on time, then waits for all answers. Cancelling it ends the requests that still run."""
+        """Sends everything on time, then waits for all answers. Cancelling it cancels running requests."""
         async with asyncio.TaskGroup() as running:
             while True:
                 await self._prepare_ahead()
@@ -48,13 +48,13 @@ class OpenLoop:
                 running.create_task(self._sender.run(due.conversation, prepared))
 
     async def _prepare_ahead(self) -> None:
-        """Further prompts, while there is nothing to send: a long one takes milliseconds."""
+        """Prepares further prompts while there is nothing to send: a long one takes milliseconds."""
         while len(self._ready) < _AHEAD:
             if self._ready and self._ready[0][0].at_s - self._collector.now_s < _NO_TIME_S:
                 return
             if self._prepare_next() is None:
                 return
-            await asyncio.sleep(0)  # answers that came meanwhile get their time stamps
+            await asyncio.sleep(0)  # lets answers get their time stamps
 
     def _prepare_next(self) -> Prepared | None:
         due = next(self._remaining, None)

@@ -1,4 +1,4 @@
-"""The CPU time that the generator used, waited for and lost to other tenants: why a schedule was not kept."""
+"""CPU time that the generator used, waited for and lost to other tenants: explains a late schedule."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class OwnLoad:
-    """Over a run; shares of its duration."""
+    """The generator's CPU use over a run, as shares of its duration."""
 
     cpu_share: float
-    """Time on a core; near 1, one whole core, the generator is at its limit."""
+    """Time on a core. Near 1, one whole core, the generator is at its limit."""
     waited_share: float | None
-    """Time for which it was runnable without a core, all threads together; None where the system does not report it."""
+    """Time that it was runnable but had no core, summed over threads; None if the system does not report it."""
     stolen_share: float | None
-    """Of the cores' time, what the hypervisor gave to others; None likewise."""
+    """Share of the cores' time that the hypervisor gave to others; None if not reported."""
 
     def __str__(self) -> str:
         parts = [f"used {self.cpu_share:.0%} of a core"]
@@ -28,7 +28,7 @@ class OwnLoad:
 
 
 class OwnLoadMeter:
-    """From its making to `read`."""
+    """Measures from its construction to `read`."""
 
     def __init__(self) -> None:
         self._start_s = time.perf_counter()
@@ -50,14 +50,14 @@ class OwnLoadMeter:
 
 
 def _waited_s() -> float | None:
-    """Of all threads of this process, as Linux counts: nanoseconds on a core, nanoseconds waiting for one, turns."""
+    """Sum over this process's threads, from Linux's schedstat: ns on a core, ns waiting for one, time slices."""
     waited_ns = 0
     try:
         for task in Path("/proc/self/task").iterdir():
             try:
                 waited_ns += int((task / "schedstat").read_text().split()[1])
             except FileNotFoundError:
-                continue  # a thread that ended meanwhile
+                continue  # the thread has ended
     except (OSError, ValueError, IndexError):
         return None
     return waited_ns / 1e9

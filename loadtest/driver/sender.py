@@ -1,4 +1,4 @@
-"""Runs one conversation: its turns in sequence, each with the history that the target itself generated."""
+"""Runs one conversation: its turns in sequence, each with the target's own answers as history."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _HALF_TIMER_S = 0.0005
 
 @dataclass(slots=True)
 class Prepared:
-    """A turn that is ready to go out."""
+    """A turn that is ready to send."""
 
     record: RequestRecord
-    token_ids: list[int]  # what the next turn goes on from; empty where there is none
-    payload: Any  # the client's own
+    token_ids: list[int]  # this turn's prompt, for the next turn; empty for the last turn
+    payload: Any  # in the client's own form
 
 
 class Sender:
@@ -47,13 +47,13 @@ class Sender:
         self._num_requests = 0
 
     def prepare(self, conversation: Conversation, due_s: float | None) -> Prepared:
-        """The first turn, encoded ahead of its time."""
+        """The first turn, encoded in advance."""
         number = self._num_conversations
         self._num_conversations += 1
         return self._prepare_turn(conversation, 0, number, [], due_s)
 
     async def run(self, conversation: Conversation, first: Prepared) -> bool:
-        """Sends all turns; whether every one was answered. Failures go into the records and are not raised."""
+        """Sends all turns; returns whether all were answered. Failures go into the records and are not raised."""
         prepared = first
         for turn in range(1, len(conversation.turns) + 1):
             await self._send(prepared)
@@ -130,7 +130,7 @@ class Sender:
 
 
 async def sleep_until(collector: Collector, at_s: float) -> None:
-    """Returns at `at_s` of the run, or half a millisecond early: timers count whole milliseconds, and yielding through
+    """Returns at `at_s` of the run, or half a millisecond early: timers have a resolution of 1 ms, and polling through
     the rest would cost a tenth of the core at 200 requests a second."""
     while (left_s := at_s - collector.now_s) > _HALF_TIMER_S:  # noqa: ASYNC110 - time passes by itself
         await asyncio.sleep(left_s)

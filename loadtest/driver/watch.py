@@ -1,4 +1,4 @@
-"""Runs beside the load: stops it for the user or where the target is gone, and shows its progress."""
+"""Watches a run: stops it for the user or if the target is gone, and shows its progress."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ async def run_until_stopped(
     give_up_s: float,
     on_progress: Callable[[Collector], None] | None,
 ) -> str:
-    """Runs `load` to its end or until something stops it; the reason in words, empty where it came to its end.
+    """Runs `load` to its end or until it is stopped; returns the reason, empty if it came to its end.
 
-    It is stopped by `stop`, and where no connection to the target could be made for `give_up_s` (0 = never).
+    It is stopped by `stop`, and if no connection to the target could be made for `give_up_s` (0 = never).
     """
     running = asyncio.create_task(load)
     stopping = asyncio.create_task(stop.wait())

@@ -1,4 +1,4 @@
-"""The frame that all plots share: axes with ticks and grid, series drawn into it, a legend above."""
+"""The common frame of all plots: axes with ticks and grid, series, and a legend above."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ WIDTH, HEIGHT = 560.0, 290.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54.0, 14.0, 30.0, 44.0
 _LEGEND_ROW = 18.0
 _CHAR_WIDTH = 6.3
-"""Of the legend's font, roughly: SVG text cannot be measured here."""
+"""Approximate width of a character of the legend: SVG text cannot be measured here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis: its range and what it says."""
+    """One axis: its range and labels."""
 
     low: float
     high: float
     title: str
     logarithmic: bool = False
     labels: Sequence[str] | None = None
-    """Categories, one a whole number from 0; instead of ticks."""
+    """Names of categories at 0, 1, 2, …, instead of ticks."""
     percent: bool = False
 
 
 @dataclass(slots=True)
 class Chart:
-    """Draws series in data coordinates; `render` closes it. Colours are the page's classes s0, s1, …"""
+    """Draws series in data coordinates; `render` finishes it. Colours are the page's classes s0, s1, …"""
 
     x_axis: Axis
     y_axis: Axis
@@ -39,7 +39,7 @@ class Chart:
     """What the plot shows, for screen readers."""
     height: float = HEIGHT
     _marks: list[str] = field(default_factory=list)
-    _notes: list[str] = field(default_factory=list)  # text that lies above all marks
+    _notes: list[str] = field(default_factory=list)  # text drawn above all marks
     _legend: list[tuple[str, str]] = field(default_factory=list)
 
     @property
@@ -55,7 +55,7 @@ class Chart:
     def add_line(
         self, points: Sequence[svg.Point], color: str, name: str = "", filled: Sequence[bool] | None = None
     ) -> None:
-        """A line through data points; with `filled`, a dot at each, hollow where that says False."""
+        """A line through data points; with `filled`, a dot at each, hollow where `filled` is False."""
         if not points:
             return
         pixels = [(self.x(px), self.y(py)) for px, py in points]
@@ -77,7 +77,7 @@ class Chart:
         self._name(name, color)
 
     def add_bar(self, x_from: float, x_to: float, y_from: float, y_to: float, color: str, tip: str = "") -> None:
-        """A box in data coordinates, half a pixel of air on each side."""
+        """A box in data coordinates, with half a pixel of space on each side."""
         left, right, top = self.x(x_from) + 0.5, self.x(x_to) - 0.5, self.y(y_to)
         self._marks.append(svg.rectangle(left, top, right - left, self.y(y_from) - top, f"bar {color}", tip))
 
@@ -88,7 +88,7 @@ class Chart:
             self._name(name, color)
 
     def add_vertical(self, value: float, name: str) -> None:
-        """A limit on the x axis, named at its foot."""
+        """A limit on the x axis, with its name at the bottom."""
         x, bottom = self.x(value), self.height - _BOTTOM
         self._marks.append(svg.line(x, _TOP, x, bottom, "limit"))
         near_end = x > WIDTH - _RIGHT - 100
@@ -96,21 +96,21 @@ class Chart:
         self._notes.append(svg.text(x + (-6 if near_end else 6), bottom - 9, name, "limit-text", anchor))
 
     def add_horizontal(self, value: float, name: str, name_left: bool = False) -> None:
-        """A limit on the y axis, named at one of its ends."""
+        """A limit on the y axis, with its name at one end."""
         y = self.y(value)
         self._marks.append(svg.line(_LEFT, y, WIDTH - _RIGHT, y, "limit"))
         x, anchor = (_LEFT + 5, "start") if name_left else (WIDTH - _RIGHT - 4, "end")
         self._notes.append(svg.text(x, y - 6, name, "limit-text", anchor))
 
     def name_color(self, name: str, color: str) -> None:
-        """A legend entry for marks that carry no name of their own."""
+        """A legend entry for marks without a name of their own."""
         self._name(name, color)
 
     def render(self) -> str:
         """The drawing."""
         rows = self._legend_rows()
         parts = [self._draw_grid(), *self._marks, *self._notes, self._draw_axes(), _draw_legend(rows)]
-        # Each further row of the legend lies above the one before, where the drawing grows for it.
+        # Each further row of the legend is above the one before; the drawing grows by it.
         return svg.document(WIDTH, self.height, "".join(parts), self.label, top=_LEGEND_ROW * (1 - len(rows)))
 
     def _name(self, name: str, color: str) -> None:
@@ -140,7 +140,7 @@ class Chart:
         return "".join(parts)
 
     def _legend_rows(self) -> list[list[tuple[float, str, str]]]:
-        """The entries as (x, name, colour), a new row where one is full."""
+        """The entries as (x, name, colour), in as many rows as needed."""
         rows: list[list[tuple[float, str, str]]] = []
         x = math.inf
         for name, color in self._legend:

@@ -21,7 +21,7 @@ def render_comparison(comparison: Comparison) -> str:
     subtitle = f"{first['workload']} · {slo_text(first) or 'no targets'} · {first['model_id']}"
     title = " against ".join(comparison.names)
     warnings = "".join(
-        f'<p class="banner warn"><b>Mind:</b> {escape(difference)}</p>' for difference in comparison.differences
+        f'<p class="banner warn"><b>Warning:</b> {escape(difference)}</p>' for difference in comparison.differences
     )
     body = [
         heading(title, subtitle),
@@ -52,12 +52,12 @@ def _run_plots(comparison: Comparison) -> list[tuple[str, str, str]]:
     return [
         (
             "TTFT",
-            "Share of answers whose first token came within so long.",
+            "Share of answers whose first token came within this time.",
             cdf_plot(ttft, slo.ttft_s if slo else None, "TTFT"),
         ),
         (
             "TPOT",
-            "Share of answers whose later tokens came at most so far apart.",
+            "Share of answers whose time per output token was at most this.",
             cdf_plot(tpot, slo.tpot_s if slo else None, "TPOT"),
         ),
     ]
@@ -70,7 +70,7 @@ def _sweep_plots(comparison: Comparison) -> list[tuple[str, str, str]]:
     plots = [
         (
             "Goodput against rate",
-            "Requests per second that met both targets; dashed: all of the offered.",
+            "Requests per second that met both targets; dashed: all offered requests.",
             goodput_rate_plot(sweeps),
         ),
         (

@@ -18,7 +18,7 @@ class Tile:
     value: str
     unit: str = ""
     note: str = ""
-    mood: str = ""  # "good", "bad" or nothing
+    mood: str = ""  # "good", "bad" or empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Cell:
 
 
 def page(title: str, body: str) -> str:
-    """A whole document."""
+    """A complete HTML document."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -46,7 +46,7 @@ def heading(title: str, subtitle: str) -> str:
 
 
 def banners(summary: Mapping[str, Any]) -> str:
-    """Why a run's figures are not to be trusted."""
+    """Banners that say why a run's figures are not to be trusted."""
     parts = [_banner("bad", "Invalid", reason) for reason in summary["invalid_reasons"]]
     if summary["partial"]:
         parts.append(_banner("warn", "Partial", summary["partial_reason"]))
@@ -70,7 +70,7 @@ def tiles(items: Sequence[Tile]) -> str:
 
 
 def figures(items: Sequence[tuple[str, str, str]]) -> str:
-    """Plots with title and a line on how to read them; those without a drawing are left out."""
+    """Plots with a title and one explaining line; those without a drawing are left out."""
     parts = [
         f"<figure><h3>{escape(title)}</h3><p>{escape(note)}</p>{drawing}</figure>"
         for title, note, drawing in items
@@ -102,12 +102,12 @@ def facts(items: Sequence[tuple[str, str]]) -> str:
 
 
 def section(title: str, content: str) -> str:
-    """A part of the page; nothing where it is empty."""
+    """A section of the page; empty if it has no content."""
     return f"<h2>{escape(title)}</h2>\n{content}" if content else ""
 
 
 def details(title: str, content: str) -> str:
-    """A part that is folded at first."""
+    """A section that is collapsed at first."""
     return f"<details><summary>{escape(title)}</summary>{content}</details>\n"
 
 

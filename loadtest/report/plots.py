@@ -1,4 +1,4 @@
-"""The plots of one run, each from its records to a drawing; an empty text where there is nothing to draw."""
+"""The plots of one run, each drawn from its records; an empty text if there is nothing to draw."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loadtest.slo import Slo
 Points = list[tuple[float, float]]
 
 _MAX_POINTS = 400
-"""Of one line: more cannot be seen."""
+"""Most points of one line: more cannot be seen."""
 _GROUPS = 10
 _PART_COLORS = {
     "queue": "s1",
@@ -32,7 +32,7 @@ _PART_COLORS = {
 
 
 def cdf_plot(series: Mapping[str, Sequence[float]], target_s: float | None, name: str) -> str:
-    """Share of the answers with at most so much of `name`; values in seconds, drawn in ms."""
+    """Cumulative distribution of `name` over the answers; values in seconds, drawn in ms."""
     series = {key: values for key, values in series.items() if len(values)}
     if not series:
         return ""
@@ -92,7 +92,7 @@ def _time_plot(middles: np.ndarray, values: np.ndarray, title: str, color: str) 
 
 
 def ttft_time_plot(records: Sequence[RequestRecord], slo: Slo | None, duration_s: float) -> str:
-    """Each request's TTFT at the time it was sent; what missed a target in another colour."""
+    """Each request's TTFT at the time it was sent; misses of a target in another colour."""
     good: Points = []
     missed: Points = []
     for record in _thinned(records):
@@ -117,7 +117,7 @@ def _thinned(records: Sequence[RequestRecord]) -> Sequence[RequestRecord]:
 
 
 def split_plot(records: Sequence[RequestRecord]) -> str:
-    """Where the time to the first token went: means of ten groups of requests, from the quickest to the slowest."""
+    """The parts of the TTFT: means of ten groups of requests, from the fastest to the slowest."""
     answered: list[tuple[RequestRecord, RequestMetrics]] = []
     for record in records:
         metrics = request_metrics(record)
@@ -134,7 +134,7 @@ def split_plot(records: Sequence[RequestRecord]) -> str:
     chart = Chart(
         Axis(-0.6, num_groups - 0.4, "requests by TTFT, quickest to slowest", labels=labels),
         Axis(0, high, "mean TTFT, ms"),
-        "TTFT by where the time went",
+        "TTFT split into its parts",
     )
     shown = [name for name in stacks[0] if any(stack[name] >= 0.005 * high for stack in stacks)]
     for name in shown:
@@ -149,7 +149,7 @@ def split_plot(records: Sequence[RequestRecord]) -> str:
 
 
 def _mean_parts(group: Sequence[tuple[RequestRecord, RequestMetrics]]) -> dict[str, float]:
-    """Mean ms of each part of the server's split, and of what the client saw beyond it."""
+    """Mean ms of each part of the server's split, and of the rest that the client measured."""
     parts: dict[str, float] = defaultdict(float)
     for record, metrics in group:
         split = record.reply.split

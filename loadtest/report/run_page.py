@@ -34,7 +34,7 @@ from loadtest.tables import LATENCIES, STATISTICS, failures_text, number, run_fa
 
 
 def render_run(summary: Mapping[str, Any], records: Sequence[RequestRecord]) -> str:
-    """From the contents of `summary.json` and `requests.jsonl`; nothing else is needed."""
+    """Made from the contents of `summary.json` and `requests.jsonl` only."""
     slo = slo_of(summary)
     title = summary["label"] or summary["workload"]
     subtitle = (
@@ -57,7 +57,7 @@ def render_run(summary: Mapping[str, Any], records: Sequence[RequestRecord]) -> 
 
 
 def slo_of(summary: Mapping[str, Any]) -> Slo | None:
-    """The targets that a summary was made with."""
+    """The targets of a summary."""
     slo = summary["slo_ms"]
     if slo is None:
         return None
@@ -65,7 +65,7 @@ def slo_of(summary: Mapping[str, Any]) -> Slo | None:
 
 
 def traffic_text(summary: Mapping[str, Any]) -> str:
-    """How requests were offered, in words."""
+    """A text on how requests were offered."""
     if summary["max_concurrency"] is not None:
         return f"closed loop of {summary['max_concurrency']}"
     traffic = summary["config"]["traffic"]
@@ -107,24 +107,24 @@ def _plots(summary: Mapping[str, Any], records: Sequence[RequestRecord], slo: Sl
     return [
         (
             "TTFT",
-            "Share of answers whose first token came within so long.",
+            "Share of answers whose first token came within this time.",
             cdf_plot({"TTFT": [m.ttft_s for m in found]}, slo.ttft_s if slo else None, "TTFT"),
         ),
         (
             "TPOT",
-            "Share of answers whose later tokens came at most so far apart, on average.",
+            "Share of answers whose time per output token was at most this.",
             cdf_plot({"TPOT": [m.tpot_s for m in found if m.tpot_s is not None]}, slo.tpot_s if slo else None, "TPOT"),
         ),
         ("In flight", "Requests sent and not yet answered.", in_flight),
         ("Tokens", "Output tokens that arrived per second, over all requests.", tokens),
         (
             "TTFT split",
-            "Where the server says the time went; other: network, client, unaccounted.",
+            "The parts of the TTFT that the server reports; other: network, client, unaccounted.",
             split_plot(records),
         ),
         (
             "Stricter and looser targets",
-            "Attainment, had both targets been multiplied.",
+            "Attainment if both targets were multiplied by this factor.",
             slo_scale_plot(records, slo) if slo else "",
         ),
         ("TTFT over time", "One dot a request, at the time it was sent.", ttft_time_plot(records, slo, duration_s)),

@@ -1,4 +1,4 @@
-"""From values to pixels, and where to put ticks."""
+"""Maps values to pixels, and places ticks."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Scale:
 
 
 def round_step(least: float) -> float:
-    """The smallest of 1, 2, 5 times a power of ten that is not below `least`."""
+    """The smallest value of 1, 2 or 5 times a power of ten that is at least `least`."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
 
 
 def round_up(value: float) -> float:
-    """An axis' end for values up to `value`: at least that, and round."""
+    """A round end of an axis for values up to `value`."""
     if value <= 0:
         return 1.0
     step = round_step(value / 8)
@@ -54,7 +54,7 @@ def round_up(value: float) -> float:
 
 
 def tick_text(value: float) -> str:
-    """A tick's label, without digits that say nothing."""
+    """A tick's label, without trailing zeros."""
     if abs(value) >= 10_000:
         return f"{value / 1000:g}k"
     return f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""The page's one style sheet: light and dark by the reader's setting, and fit to be printed."""
+"""The page's one style sheet: light or dark by the reader's setting, and printable."""
 
 STYLE = """
 :root {

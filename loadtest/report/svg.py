@@ -48,7 +48,7 @@ def polygon(points: Sequence[Point], cls: str) -> str:
 
 
 def rectangle(x: float, y: float, width: float, height: float, cls: str, tip: str = "") -> str:
-    """A filled box; `tip` shows when the pointer rests on it."""
+    """A filled box; `tip` is its tooltip."""
     return element("rect", _tip(tip), x=x, y=y, width=max(width, 0.0), height=max(height, 0.0), cls=cls)
 
 
@@ -58,7 +58,7 @@ def circle(x: float, y: float, radius: float, cls: str, tip: str = "") -> str:
 
 
 def document(width: float, height: float, content: str, label: str, top: float = 0.0) -> str:
-    """A whole drawing that fills the width it is given; `label` is what screen readers say, `top` is cut off."""
+    """A complete drawing that fills the available width; `label` is for screen readers, `top` is cut off."""
     view = f"0 {coordinate(top)} {coordinate(width)} {coordinate(height - top)}"
     return element("svg", content, viewBox=view, role="img", aria_label=label)
 

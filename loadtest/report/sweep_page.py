@@ -13,7 +13,7 @@ from loadtest.tables import number, slo_text
 
 
 def render_sweep(sweep: Mapping[str, Any]) -> str:
-    """From the contents of `sweep.json`; points link to their own reports beside it."""
+    """Made from the content of `sweep.json`; points link to their own reports in the same folder."""
     title = sweep["label"] or sweep["workload"]
     subtitle = (
         f"{sweep['target']} · {sweep['model_id']} · {sweep['workload']} · {slo_text(sweep)} · "
@@ -27,7 +27,7 @@ def render_sweep(sweep: Mapping[str, Any]) -> str:
     plots = [
         (
             "Goodput against rate",
-            "Requests per second that met both targets; dashed: all of the offered; hollow: invalid.",
+            "Requests per second that met both targets; dashed: all offered requests; hollow: invalid.",
             goodput_rate_plot({"": points}, bend),
         ),
         (
@@ -57,10 +57,10 @@ def render_sweep(sweep: Mapping[str, Any]) -> str:
 
 
 def sweep_tiles(sweep: Mapping[str, Any]) -> list[Tile]:
-    """The answers of a sweep."""
+    """The results of a sweep."""
     wanted = f"{sweep['wanted_attainment']:.0%}"
     best, strict, bend = sweep["max_goodput"], sweep["max_goodput_at_99"], sweep["knee"]
-    note = "" if sweep["limit_found"] else "the limit lies higher: no rate missed"
+    note = "" if sweep["limit_found"] else "the limit is higher: no rate missed the targets"
     items = [
         _tile(f"Max goodput at ≥ {wanted}", best, note, "good" if best else "bad"),
         _tile("Max goodput at ≥ 99%", strict, "", ""),

@@ -1,1 +1,1 @@
-"""A fleet of simulated workers under the router's real admission and placement: any size, any trace, one process."""
+"""Simulates a fleet of workers under the router's real admission and placement: any size, any trace, one process."""

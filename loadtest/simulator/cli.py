@@ -29,22 +29,22 @@ from shared.errors import ConfigError
 
 BLOCK_SIZE = 16
 MEMORY_SHARE = 0.9
-"""Of a GPU's memory, what weights and KV may take."""
+"""Share of a GPU's memory for weights and KV."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """What a worker is."""
+    """A simulated worker."""
 
     model: str = "llama-3-70b"
     gpus: int = 4
-    """H200s, by tensor parallelism."""
+    """Number of H200s, with tensor parallelism."""
     table: Path | None = None
     """Step times measured by bench-engine; None = the roofline."""
     blocks: int = 0
-    """Of BLOCK_SIZE tokens; 0 = what the memory holds."""
+    """Number of blocks of BLOCK_SIZE tokens; 0 = as many as fit in memory."""
     report_ms: float = 5.0
-    """Least time between two load reports."""
+    """Minimum time between two load reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class PlacementOptions:
 
     @property
     def config(self) -> PlacementConfig:
-        """As the policy takes them."""
+        """The policy's configuration."""
         return PlacementConfig(
             max_queued_tokens=self.max_queued_tokens,
             patience=self.patience,
@@ -101,12 +101,12 @@ def simulate_trace(
     routers: Annotated[int, typer.Option(help="router replicas over the same fleet")] = _FLEET.routers,
     policy: Annotated[str, typer.Option(help=f"{', '.join(POLICIES)}, or all")] = "all",
     seed: Annotated[int, typer.Option()] = _FLEET.seed,
-    speedup: Annotated[str, typer.Option(help="times as fast as the trace; several make a table")] = "",
-    rate: Annotated[str, typer.Option(help="mean requests/s instead")] = "",
+    speedup: Annotated[str, typer.Option(help="speed relative to the trace; several give several rows")] = "",
+    rate: Annotated[str, typer.Option(help="mean requests/s instead of --speedup")] = "",
     ttft: Annotated[float, typer.Option(help="target, seconds")] = _FLEET.ttft_s,
     tpot: Annotated[float, typer.Option(help="target, seconds")] = _FLEET.tpot_s,
     peers_refuse: Annotated[
-        bool, typer.Option("--peers-refuse", help="peers refuse what they predict to be late, as ours does")
+        bool, typer.Option("--peers-refuse", help="peers also refuse requests predicted to be late, like tandem")
     ] = False,
     model: Annotated[str, typer.Option(help=", ".join(sorted(MODELS)))] = _WORKER.model,
     gpus: Annotated[int, typer.Option(help="H200s a worker (tensor parallel)")] = _WORKER.gpus,
@@ -117,27 +117,27 @@ def simulate_trace(
         int, typer.Option(help=f"blocks of {BLOCK_SIZE} tokens a worker; 0 = what fits in memory")
     ] = _WORKER.blocks,
     report_ms: Annotated[
-        float, typer.Option(help="least time between two load reports of a worker")
+        float, typer.Option(help="minimum time between two load reports of a worker")
     ] = _WORKER.report_ms,
     order: Annotated[
-        str, typer.Option(help=f"ours: the admission queue's order, {', '.join(sorted(ORDERS))}")
+        str, typer.Option(help=f"tandem: the admission queue's order, {', '.join(sorted(ORDERS))}")
     ] = _FLEET.order,
     max_queued_tokens: Annotated[
-        int, typer.Option(help="ours: see the router's setting")
+        int, typer.Option(help="tandem: see the router's setting")
     ] = _PLACEMENT.max_queued_tokens,
-    patience: Annotated[float, typer.Option(help="ours: likewise placement.patience")] = _PLACEMENT.patience,
+    patience: Annotated[float, typer.Option(help="tandem: placement.patience")] = _PLACEMENT.patience,
     prefix: Annotated[
-        float, typer.Option(help="ours: placement.prefix and placement.decode_prefix")
+        float, typer.Option(help="tandem: placement.prefix and placement.decode_prefix")
     ] = _PLACEMENT.prefix,
-    prefill_here: Annotated[int, typer.Option(help="ours: placement.prefill_here_tokens")] = _PLACEMENT.prefill_here,
+    prefill_here: Annotated[int, typer.Option(help="tandem: placement.prefill_here_tokens")] = _PLACEMENT.prefill_here,
     prefill_here_max: Annotated[
-        int, typer.Option(help="ours: placement.prefill_here_max_tokens")
+        int, typer.Option(help="tandem: placement.prefill_here_max_tokens")
     ] = _PLACEMENT.prefill_here_max,
-    min_hit_share: Annotated[float, typer.Option(help="ours: placement.min_hit_share")] = _PLACEMENT.min_hit_share,
+    min_hit_share: Annotated[float, typer.Option(help="tandem: placement.min_hit_share")] = _PLACEMENT.min_hit_share,
     tie_margin: Annotated[
-        float, typer.Option(help="ours: placement.tie_margin, for several routers")
+        float, typer.Option(help="tandem: placement.tie_margin, for several routers")
     ] = _PLACEMENT.tie_margin,
-    max_candidates: Annotated[int, typer.Option(help="ours: placement.max_candidates")] = _PLACEMENT.max_candidates,
+    max_candidates: Annotated[int, typer.Option(help="tandem: placement.max_candidates")] = _PLACEMENT.max_candidates,
     out: Out = None,
 ) -> None:
     """Replay a trace over a simulated fleet, with Tandem's router and with its peers' policies."""
@@ -151,7 +151,7 @@ def simulate_trace(
     )
     requests = slice_requests(read_mooncake(trace), parse_slice(slice_))
     if not requests:
-        raise ConfigError("the slice of the trace holds no request", field="slice")
+        raise ConfigError("the slice of the trace has no requests", field="slice")
     if min(prefill, decode) < 1 and (decode < 1 or policies != ("tandem",)):
         raise ConfigError("prefill and decode must be at least 1; only tandem runs without prefill", field="prefill")
     setup = setup_of(worker, fleet, placement)
@@ -172,7 +172,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def setup_of(worker: WorkerOptions, fleet: FleetOptions, placement: PlacementOptions = _PLACEMENT) -> Setup:
-    """The fleet that the options describe; raises ConfigError."""
+    """The simulation's setup from the options; raises ConfigError."""
     model = MODELS[worker.model]
     room = H200.memory_bytes * worker.gpus * MEMORY_SHARE - model.weight_bytes
     num_blocks = worker.blocks or int(room / (model.kv_bytes_per_token * BLOCK_SIZE))

@@ -1,4 +1,4 @@
-"""Simulated time: a heap of things to do."""
+"""Simulated time: a heap of callbacks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import count
 
 
 class Clock:
-    """Runs callbacks in the order of their times; equal times in the order in which they were set."""
+    """Runs callbacks in the order of their times; ties in the order in which they were scheduled."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -17,15 +17,15 @@ class Clock:
         self._ticks = count()
 
     def at(self, time_s: float, call: Callable[..., None], *args: object) -> None:
-        """Calls `call(*args)` at that time, at once where it is past."""
+        """Calls `call(*args)` at that time, at once if it is past."""
         heapq.heappush(self._heap, (max(time_s, self.now_s), next(self._ticks), call, args))
 
     def after(self, delay_s: float, call: Callable[..., None], *args: object) -> None:
-        """Calls it `delay_s` from now."""
+        """Calls `call(*args)` `delay_s` from now."""
         heapq.heappush(self._heap, (self.now_s + delay_s, next(self._ticks), call, args))
 
     def run(self) -> None:
-        """Until nothing is left to do."""
+        """Runs until no callback is left."""
         heap = self._heap
         while heap:
             self.now_s, _, call, args = heapq.heappop(heap)

@@ -1,8 +1,8 @@
 """A simulated decode worker.
 
-Its steps are not events. With a batch of B sequences and C tokens of KV, step i takes a + i · b seconds (a: weights,
-batch and KV; b: the KV that B new tokens add), so the time of m steps is m · a + b · m (m − 1) / 2, and only steps
-at which the batch changes are looked at. While it prefills a prompt itself, every step is.
+Its steps are not simulated one by one. With a batch of B sequences and C tokens of KV, step i takes a + i · b seconds
+(a: weights, batch and KV; b: the KV that B new tokens add), so m steps take m · a + b · m (m − 1) / 2. Only steps at
+which the batch changes are events. While the worker prefills a prompt itself, every step is one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Prompt:
 
 
 class DecodeWorker:
-    """Reserve → join → tokens, or a prompt and its tokens. Room for the whole answer is reserved at the start."""
+    """Reserve → join → tokens, or prefill here and tokens. Blocks for the whole answer are reserved at the start."""
 
     def __init__(self, world: World, name: str) -> None:
         self.name = name
@@ -39,15 +39,15 @@ class DecodeWorker:
         self.cache = world.prefix_cache(name)
         self.reports = Reporter(world.clock, world.spec, self)
         self.num_requests = 0
-        self._line: deque[tuple[SimRequest, Callable[[], None]]] = deque()  # reservations that wait for room
+        self._reservations: deque[tuple[SimRequest, Callable[[], None]]] = deque()  # reservations that wait for room
         self._joining: list[tuple[SimRequest, Done]] = []
         self._prompts: deque[_Prompt] = deque()
         self._running: list[tuple[int, int, SimRequest, Done]] = []  # heap: (last step, tie, request, callback)
         self._num_kv_tokens = 0
         self._step = 0
-        self._synced_s = 0.0  # a step's end; what follows is computed from it
-        self._ticket = 0  # of the next planned stop: older ones are void
-        self._chunking = False  # the running step computes a chunk beside the batch
+        self._synced_s = 0.0  # end of a step, from which later times are computed
+        self._ticket = 0  # number of the next planned event: older ones are void
+        self._chunking = False  # the running step computes a chunk and the batch
         self._num_joined = 0
 
     def report(self) -> Report:
@@ -58,7 +58,7 @@ class DecodeWorker:
     # --- commands
 
     def try_reserve(self, request: SimRequest) -> bool:
-        """Takes blocks and a place for the request; False where there is no room."""
+        """Takes blocks and a batch slot for the request; False if there is no room."""
         if self.num_requests >= self._spec.max_num_seqs or not self.cache.acquire(
             request.runs, request.num_prompt_tokens, request.num_output_tokens
         ):
@@ -68,9 +68,9 @@ class DecodeWorker:
         return True
 
     def reserve(self, request: SimRequest, then: Callable[[], None]) -> None:
-        """Like `try_reserve`, but waits for its turn in a line; then calls `then`."""
-        self._line.append((request, then))
-        self._serve_line()
+        """Like `try_reserve`, but waits in a queue for room; then calls `then`."""
+        self._reservations.append((request, then))
+        self._serve_reservations()
 
     def join(self, request: SimRequest, on_done: Done) -> None:
         """The blocks of a reserved request have arrived."""
@@ -84,9 +84,9 @@ class DecodeWorker:
     def prefill_here(
         self, request: SimRequest, on_first_token: Callable[[SimRequest, float, float], None], on_done: Done
     ) -> None:
-        """Computes the prompt of a reserved request beside the batch.
+        """Computes the prompt of a reserved request together with the batch.
 
-        `on_first_token` gets the moment and how long the computation took, seconds.
+        `on_first_token` gets the time and how long the computation took, seconds.
         """
         request.num_cached_tokens = self.cache.num_hit_tokens(request.runs, request.num_prompt_tokens)
         request.started = True
@@ -96,9 +96,9 @@ class DecodeWorker:
     # --- steps
 
     def _interrupt(self) -> None:
-        """Something waits for the end of the running step."""
+        """Plans an event at the end of the running step."""
         if self._chunking:
-            return  # every step is looked at already
+            return  # every step is an event already
         if not self._running:
             self._boundary(self._ticket, 0)
             return
@@ -107,7 +107,7 @@ class DecodeWorker:
         self._plan(min(num_steps, first_last))
 
     def _boundary(self, ticket: int, num_steps: int) -> None:
-        """The batch after `num_steps` more steps: some have finished, some join, the next stop is planned."""
+        """The batch after `num_steps` more steps: some sequences leave, some join, the next event is planned."""
         if ticket != self._ticket:
             return
         self._advance(num_steps)
@@ -147,7 +147,7 @@ class DecodeWorker:
         return num_steps * first_s + self._times.kv_s * batch * num_steps * (num_steps - 1) / 2
 
     def _steps_until(self, time_s: float) -> int:
-        """How many steps end the first one that ends at `time_s` or later."""
+        """Number of steps up to the first one that ends at `time_s` or later."""
         batch = len(self._running)
         first_s = self._times.decode_step_s(batch, self._num_kv_tokens)
         half = self._times.kv_s * batch / 2
@@ -187,8 +187,8 @@ class DecodeWorker:
         self.num_requests -= 1
         self.reports.changed()
         on_done(request)
-        self._serve_line()
+        self._serve_reservations()
 
-    def _serve_line(self) -> None:
-        while self._line and self.try_reserve(self._line[0][0]):
-            self._line.popleft()[1]()
+    def _serve_reservations(self) -> None:
+        while self._reservations and self.try_reserve(self._reservations[0][0]):
+            self._reservations.popleft()[1]()

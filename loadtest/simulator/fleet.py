@@ -1,4 +1,4 @@
-"""What all simulated workers and routers of one run share."""
+"""Types and state shared by all simulated workers and routers of one run."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ class WorkerSpec:
     kv_bytes_per_token: int
     block_size: int = 16
     run_len: int = 512
-    """Tokens that one id of the trace stands for."""
+    """Tokens represented by one hash id of the trace."""
     max_num_seqs: int = 256
     chunk_tokens: int = 8192
-    """Budget of a prefill worker's step."""
+    """Token budget of a prefill worker's step."""
     here_chunk_tokens: int = 512
-    """Prompt tokens that a decode worker computes beside its batch in one step."""
+    """Prompt tokens that a decode worker computes together with its batch in one step."""
     message_s: float = 0.5e-3
-    """One way between a router and a worker."""
+    """One-way latency between a router and a worker."""
     report_s: float = 5e-3
-    """Least time between two load reports."""
+    """Minimum time between two load reports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A worker's state, as its load report says it."""
+    """A worker's state, as in its load report."""
 
     num_free_blocks: int
     num_requests: int
@@ -44,12 +44,12 @@ class Report:
 
 
 class Reported(Protocol):
-    """A worker that reports."""
+    """A worker that sends load reports."""
 
     name: str
 
     def report(self) -> Report:
-        """Its state now."""
+        """Its current state."""
         ...
 
 
@@ -63,11 +63,11 @@ class Reporter:
         self._last_s = -spec.report_s
 
     def listen(self, router: Listener) -> None:
-        """Sends reports to this router too from now on."""
+        """Sends further reports to this router too."""
         self._routers.append(router)
 
     def changed(self) -> None:
-        """The worker's state moved."""
+        """The worker's state has changed."""
         if not self._pending:
             self._pending = True
             ready_s = max(self._clock.now_s, self._last_s + self._spec.report_s)
@@ -85,20 +85,20 @@ class Listener(Protocol):
     """A router, as workers see it."""
 
     def on_report(self, worker: str, report: Report) -> None:
-        """A load report came."""
+        """A load report arrived."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Clock, index and the workers' shape."""
+    """Clock, index and the workers' specification."""
 
     clock: Clock
     index: PrefixIndex
     spec: WorkerSpec
 
     def prefix_cache(self, worker: str) -> PrefixCache:
-        """An empty pool for that worker, which tells the index what it holds."""
+        """An empty pool for that worker, which reports its content to the index."""
         return PrefixCache(
             self.spec.num_blocks,
             self.spec.block_size,

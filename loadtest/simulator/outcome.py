@@ -1,4 +1,4 @@
-"""What a simulated run came to."""
+"""The results of a simulated run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loadtest.simulator.request import SimRequest
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What a request has to meet to count as goodput, seconds."""
+    """The targets that a request has to meet to count as goodput, seconds."""
 
     ttft_s: float
     tpot_s: float
@@ -28,22 +28,22 @@ class Outcome:
     goodput: float
     """Requests/s that met both targets."""
     hit_rate: float
-    """Prompt tokens that were not computed, over those of all prompts that were started."""
+    """Prompt tokens that were not computed, over the tokens of all started prompts."""
     refused: float
-    """Share of the requests."""
+    """Refused share of the requests."""
     refused_late: float
-    """Share of the refusals that came only after a wait."""
+    """Share of the refusals that came after a wait."""
     ttft_p50_s: float
     ttft_p90_s: float
     tpot_p90_s: float
     prefilled_here: float
     """Share of the started requests whose decode worker computed the prompt."""
     wall_s: float
-    """Time that the simulation took."""
+    """Wall-clock time of the simulation."""
 
     @property
     def good_share(self) -> float:
-        """Goodput over what was offered."""
+        """Goodput over offered rate."""
         return self.goodput / self.offered
 
 

@@ -15,7 +15,7 @@ from shared.errors import Overloaded
 
 
 class PeerRouter(SimRouter):
-    """A peer's placement. With a deadline it refuses like ours, so that placement alone is compared."""
+    """A peer's placement. With a deadline it refuses like Tandem's router, so that only placement differs."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class PeerRouter(SimRouter):
         policy: PeerPolicy,
         ttft_target_s: float | None,
     ) -> None:
-        """`ttft_target_s` None: everything is let in."""
+        """`ttft_target_s` None: every request is admitted."""
         super().__init__(world, prefills, decodes)
         self._policy = policy
         self._ttft_target_s = ttft_target_s
@@ -33,7 +33,7 @@ class PeerRouter(SimRouter):
         self._shipped: set[str] = set()
 
     def submit(self, request: SimRequest) -> None:
-        """Chooses and sends, or refuses what its worker's queue would make late."""
+        """Chooses workers and sends, or refuses a request that would be late in its worker's queue."""
         need = self.need(request)
         prefill, decode = self._policy.choose(need, self.prefill_pool, self.decode_pool)
         view = self.prefill_pool.get(prefill)
@@ -52,19 +52,21 @@ class PeerRouter(SimRouter):
         self.world.clock.after(self.world.spec.message_s, self.prefills[prefill].submit, request, num_held, calls)
 
     def changed(self) -> None:
-        """Nothing waits here."""
+        """Does nothing: no request waits here."""
 
     def _on_start(self, request: SimRequest) -> None:
-        """Its decode worker is asked for room as its prompt's first chunk begins."""
-        self.decodes[request.decode].reserve(request, lambda: self._meet(request, self._reserved, self._shipped))
+        """Asks the decode worker for room when the prompt's first chunk begins."""
+        self.decodes[request.decode].reserve(
+            request, lambda: self._join_if_both(request, self._reserved, self._shipped)
+        )
 
     def _on_shipped(self, request: SimRequest) -> None:
-        self._meet(request, self._shipped, self._reserved)
+        self._join_if_both(request, self._shipped, self._reserved)
 
-    def _meet(self, request: SimRequest, mine: set[str], other: set[str]) -> None:
-        """Joins once there are both: room, and the blocks."""
+    def _join_if_both(self, request: SimRequest, here: set[str], other: set[str]) -> None:
+        """Joins once both are there: reserved room, and the blocks."""
         if request.name in other:
             other.remove(request.name)
             self.decodes[request.decode].join(request, self.done)
         else:
-            mine.add(request.name)
+            here.add(request.name)

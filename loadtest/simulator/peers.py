@@ -1,4 +1,4 @@
-"""Placement policies of other routers in their simplest form. Each chooses a prefill and a decode worker."""
+"""Placement policies of other routers, in their simplest form. Each chooses a prefill and a decode worker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.router.placement.views import PlacementRequest, Pool, WorkerView
 
 
 class PeerPolicy(Protocol):
-    """Chooses at arrival, whatever the workers' queues."""
+    """Chooses workers at arrival, even if their queues are long."""
 
     def choose(self, need: PlacementRequest, prefills: Pool, decodes: Pool) -> tuple[str, str]:
         """(prefill worker, decode worker)."""
@@ -19,24 +19,24 @@ class PeerPolicy(Protocol):
 
 
 class RoundRobin:
-    """The next of each pool."""
+    """The next worker of each pool."""
 
     def __init__(self, seed: int) -> None:
         self._turns = count(seed)
 
-    def choose(self, need: PlacementRequest, prefills: Pool, decodes: Pool) -> tuple[str, str]:  # noqa: ARG002 - looks at nothing
+    def choose(self, need: PlacementRequest, prefills: Pool, decodes: Pool) -> tuple[str, str]:  # noqa: ARG002 - the request does not matter
         """See `PeerPolicy`."""
         turn = next(self._turns)
         return _names(prefills)[turn % len(prefills)], _names(decodes)[turn % len(decodes)]
 
 
 class LeastLoaded:
-    """The fewest queued prompt tokens; the fewest requests."""
+    """The prefill worker with the fewest queued prompt tokens; the decode worker with the fewest requests."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
-    def choose(self, need: PlacementRequest, prefills: Pool, decodes: Pool) -> tuple[str, str]:  # noqa: ARG002 - nor at prefixes
+    def choose(self, need: PlacementRequest, prefills: Pool, decodes: Pool) -> tuple[str, str]:  # noqa: ARG002 - the request does not matter
         """See `PeerPolicy`."""
         return (
             _least(prefills, lambda view: view.num_queued_tokens, self._random),
@@ -45,24 +45,24 @@ class LeastLoaded:
 
 
 class SessionSticky:
-    """A conversation stays on the workers of its first turn, which are the least loaded then."""
+    """A conversation stays on the workers of its first turn, the least loaded ones at that time."""
 
     def __init__(self, seed: int) -> None:
         self._first = LeastLoaded(seed)
-        self._homes: dict[str, tuple[str, str]] = {}
+        self._workers_by_session: dict[str, tuple[str, str]] = {}
 
     def choose(self, need: PlacementRequest, prefills: Pool, decodes: Pool) -> tuple[str, str]:
         """See `PeerPolicy`."""
-        home = self._homes.get(need.session)
-        if home is None:
-            home = self._homes[need.session] = self._first.choose(need, prefills, decodes)
-        return home
+        workers = self._workers_by_session.get(need.session)
+        if workers is None:
+            workers = self._workers_by_session[need.session] = self._first.choose(need, prefills, decodes)
+        return workers
 
 
 class PrefixAware:
-    """The least cost in tokens: what is queued and what the prompt adds, its cached prefix taken off.
+    """The least cost in tokens: queued tokens plus the prompt's, less its cached prefix.
 
-    The form that KV-aware routers use: overlap and load in one sum, with the exact index and exact queue lengths.
+    The rule of KV-aware routers: overlap and load in one sum, with the exact index and exact queue lengths.
     """
 
     def __init__(self, seed: int) -> None:

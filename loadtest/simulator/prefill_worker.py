@@ -12,12 +12,12 @@ from loadtest.simulator.request import SimRequest
 
 @dataclass(frozen=True, slots=True)
 class PrefillCalls:
-    """Whom the worker tells about a prompt."""
+    """Callbacks for a prompt."""
 
     on_start: Callable[[SimRequest], None]
     """Its first chunk begins."""
     on_first_token: Callable[[SimRequest, float, float], None]
-    """(request, moment, seconds since it came here)."""
+    """(request, time, seconds since it arrived here)."""
     on_shipped: Callable[[SimRequest], None]
     """All blocks have arrived at the decode worker."""
 
@@ -118,6 +118,6 @@ class PrefillWorker:
             self._next_step()
 
     def _ship(self, num_tokens: int) -> None:
-        """One link, one message behind the other, beside the computation."""
+        """Sends over one link, one message after the other, during computation."""
         seconds = num_tokens * self._spec.kv_bytes_per_token / self._spec.link
         self._link_free_s = max(self._link_free_s, self._clock.now_s) + seconds

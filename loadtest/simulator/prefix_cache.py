@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 class PrefixCache:
     """Like the engine's block pool, in runs of blocks: one id for up to `run_len` tokens of a prompt.
 
-    `on_sealed(run)` and `on_evicted(run)` tell the index. Blocks that no prompt could share are counted, not named.
+    `on_sealed(run)` and `on_evicted(run)` report to the index. Blocks that no prompt can share are only counted.
     """
 
     def __init__(
@@ -23,7 +23,7 @@ class PrefixCache:
         """`run_len` tokens is a multiple of `block_size`."""
         self.num_blocks = num_blocks
         self.num_used = 0
-        """Blocks that running requests hold."""
+        """Blocks in use by running requests."""
         self._block_size, self._run_len = block_size, run_len
         self._on_sealed, self._on_evicted = on_sealed, on_evicted
         self._sizes: dict[int, int] = {}
@@ -34,11 +34,11 @@ class PrefixCache:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be had: empty ones and those of the LRU list."""
+        """Blocks that can be taken: empty ones and those of the LRU list."""
         return self.num_blocks - self.num_used
 
     def num_hit_tokens(self, runs: Sequence[int], num_prompt_tokens: int) -> int:
-        """Leading tokens of the prompt that are here; at least the last token is left to compute."""
+        """Leading tokens of the prompt held here; at least the last token is left to compute."""
         count = 0
         for run in runs:
             if run not in self._sealed:
@@ -53,7 +53,7 @@ class PrefixCache:
         return missing + -(-num_more_tokens // self._block_size)
 
     def acquire(self, runs: Sequence[int], num_prompt_tokens: int, num_more_tokens: int) -> bool:
-        """Holds the prompt's runs and room for more tokens, evicting the least recently used; False without room."""
+        """Takes the prompt's runs and room for more tokens, evicting the least recently used; False without room."""
         if self.num_missing(runs, num_prompt_tokens, num_more_tokens) > self.num_free:
             return False
         for i, run in enumerate(runs):
@@ -76,14 +76,14 @@ class PrefixCache:
         return True
 
     def seal(self, runs: Sequence[int]) -> None:
-        """The runs' KV is here: they are findable from now on."""
+        """Makes the runs findable: their KV is complete."""
         for run in runs:
             if run not in self._sealed and run in self._sizes:
                 self._sealed.add(run)
                 self._on_sealed(run)
 
     def release(self, runs: Sequence[int], num_more_tokens: int) -> None:
-        """Gives back what `acquire` took; a prompt's end becomes evictable before its beginning."""
+        """Gives back what `acquire` took; the end of a prompt is evicted before its beginning."""
         self.num_used -= -(-num_more_tokens // self._block_size)
         for run in reversed(runs):
             count = self._refs[run] - 1

@@ -1,4 +1,4 @@
-"""The fleet's index: which worker holds which run."""
+"""The fleet's index: the holders of each run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class PrefixIndex:
 
     def __init__(self, run_len: int) -> None:
         self._run_len = run_len
-        # Not sets: they would give the holders in another order to every process, and equals are drawn in that order.
+        # Not sets: their order differs between processes, and ties are broken in this order.
         self._holders: dict[int, dict[str, None]] = {}
 
     def add(self, run: int, worker: str) -> None:
@@ -20,7 +20,7 @@ class PrefixIndex:
         self._holders.setdefault(run, {})[worker] = None
 
     def remove(self, run: int, worker: str) -> None:
-        """It holds it no more."""
+        """The worker no longer holds the run."""
         holders = self._holders[run]
         holders.pop(worker, None)
         if not holders:

@@ -1,7 +1,7 @@
-"""`python -m loadtest.simulator.replicas --trace FILE`: several routers over one fleet beside a single one.
+"""`python -m loadtest.simulator.replicas --trace FILE`: compares several routers over one fleet with a single one.
 
-The requests are dealt out to the routers at random. What a router knows of the others' work is in the workers' reports
-alone; the more rarely they come, the older its view.
+Requests are assigned to the routers at random. A router learns of the others' work only from the workers' reports; the
+rarer they are, the older its view.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from loadtest.workloads.trace import TraceRequest, parse_slice, slice_requests
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One simulation: the fleet's size, its load, and how many routers with how old a view of the workers."""
+    """One simulation: the fleet's size, its load, the number of routers and the age of their views."""
 
     num_workers: int
-    """Of either role."""
+    """Number of workers of each role."""
     load: float
-    """Requests per second and prefill worker."""
+    """Requests per second for each prefill worker."""
     num_routers: int
     report_s: float
-    """Least time between two load reports of a worker."""
+    """Minimum time between two load reports of a worker."""
 
     @property
     def title(self) -> str:
-        """For the table."""
+        """The case's name in the table."""
         routers = "1 router" if self.num_routers == 1 else f"{self.num_routers} routers"
         return f"{routers}, reports every {self.report_s * 1e3:g} ms"
 
 
 def cases(sizes: Sequence[int], loads: Sequence[float], num_routers: int, stale_s: float) -> list[Case]:
-    """A single router with fresh views first in each group, then the others."""
+    """The cases by group; in each group first a single router with fresh views."""
     kinds = ((1, 0.005), (1, stale_s), (num_routers, 0.005), (num_routers, stale_s))
     return [Case(size, load, *kind) for size in sizes for load in loads for kind in kinds]
 
 
 def run(trace: Sequence[TraceRequest], case: Case, setup: Setup) -> Outcome:
-    """One simulation."""
+    """Runs one simulation."""
     rate = len(trace) / (trace[-1].at_s - trace[0].at_s)
     fleet = replace(
         setup,
@@ -65,7 +65,7 @@ def run(trace: Sequence[TraceRequest], case: Case, setup: Setup) -> Outcome:
 
 
 def replica_table(rows: Sequence[tuple[Case, Outcome, float]]) -> str:
-    """Markdown; the last of a row is its goodput over that of the single router with fresh views."""
+    """A Markdown table; a row's third item is its goodput over that of the single router with fresh views."""
     columns = ("workers of each role", "req/s", "", "goodput", "of the first", "prefix hits", "refused", "TTFT p90")
     cells = [
         (
@@ -86,11 +86,11 @@ def replica_table(rows: Sequence[tuple[Case, Outcome, float]]) -> str:
 def main(
     trace: Annotated[Path, typer.Option(help="Mooncake's JSON lines")],
     slice_: Annotated[str, typer.Option("--slice", help="START:END of the trace, seconds")] = "",
-    workers: Annotated[str, typer.Option(help="of each role")] = "64 256",
-    load: Annotated[str, typer.Option(help="requests per second and prefill worker")] = "1.25 1.75",
+    workers: Annotated[str, typer.Option(help="workers of each role")] = "64 256",
+    load: Annotated[str, typer.Option(help="requests per second for each prefill worker")] = "1.25 1.75",
     routers: Annotated[int, typer.Option()] = 8,
-    report_ms: Annotated[float, typer.Option(help="least time between two reports of a worker, stale")] = 250.0,
-    processes: Annotated[int, typer.Option(help="simulations at once")] = 1,
+    report_ms: Annotated[float, typer.Option(help="minimum time between two reports, stale cases")] = 250.0,
+    processes: Annotated[int, typer.Option(help="simulations to run in parallel")] = 1,
     out: Out = None,
 ) -> None:
     """Compare several routers over one fleet with a single one."""

@@ -1,4 +1,4 @@
-"""The simulator's table, and the same figures in the form that all benchmarks write."""
+"""The simulator's table, and the same figures in the common format of all benchmarks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLUMNS = (
 
 
 def outcome_table(loads: Sequence[Sequence[Outcome]]) -> str:
-    """Markdown, a group of rows a load; ours is last in each, the best of a group is bold."""
+    """A Markdown table, a group of rows for each load; tandem is last in a group, the best value is bold."""
     rows: list[list[str]] = []
     for outcomes in loads:
         goodput = max(outcome.goodput for outcome in outcomes)
@@ -39,7 +39,7 @@ def outcome_table(loads: Sequence[Sequence[Outcome]]) -> str:
 
 
 def results(loads: Sequence[Sequence[Outcome]]) -> list[Result]:
-    """Goodput and hit rate of every run; ours beside the best peer of the same load."""
+    """Goodput and hit rate of every run; tandem's with the best peer of the same load."""
     rows: list[Result] = []
     for outcomes in loads:
         peers = [outcome for outcome in outcomes if outcome.policy != "tandem"]

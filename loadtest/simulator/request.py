@@ -11,7 +11,7 @@ from services.router.placement.work import NO_WORK, Work
 
 @dataclass(slots=True)
 class SimRequest:
-    """What is known from the trace, then what became of it. Times are simulated seconds."""
+    """A request's data from the trace, then its results. Times are simulated seconds."""
 
     name: str
     at_s: float
@@ -24,12 +24,12 @@ class SimRequest:
     decode: str = ""
     prefilled_here: bool = False
     ahead: Work = NO_WORK
-    """Queued before it, by its router's view."""
+    """Work queued ahead of it, in its router's view."""
     num_cached_tokens: int = 0
     started: bool = False
     refused: bool = False
     refused_s: float = 0.0
-    """When; as it arrived, where it need not have waited for that."""
+    """Time of the refusal; the arrival time if it did not wait."""
     first_token_s: float = 0.0
     finished_s: float = 0.0
 
@@ -40,15 +40,15 @@ class SimRequest:
 
     @property
     def tpot_s(self) -> float:
-        """Mean time of the tokens behind the first."""
+        """Mean time of the tokens after the first."""
         return (self.finished_s - self.first_token_s) / max(1, self.num_output_tokens - 1)
 
 
 def from_trace(trace: Sequence[TraceRequest], speedup: float) -> list[SimRequest]:
     """The trace's requests with times divided by `speedup`.
 
-    Sessions are read off the prefixes: a prompt belongs to the conversation of the earlier prompt with which it shares
-    the most, if that is more than the first run (a system prompt that everyone shares); else it opens one.
+    Sessions are derived from the prefixes: a prompt belongs to the conversation of the earlier prompt with which it
+    shares the most, if that is more than the first run (a common system prompt); else it starts a new one.
     """
     owner: dict[int, str] = {}
     requests = []

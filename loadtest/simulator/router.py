@@ -1,4 +1,4 @@
-"""What every simulated router does: it sees workers through their reports, sends commands, receives tokens."""
+"""The base of simulated routers: they see workers through reports, send commands, receive tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from services.router.placement.work import NO_WORK, Work
 
 
 class SimRouter(ABC):
-    """Its views are the real ones, kept by the real ledgers."""
+    """Uses the real router's views and ledgers."""
 
     def __init__(
         self,
@@ -30,13 +30,13 @@ class SimRouter(ABC):
         self.prefill_pool, self.decode_pool = Pool(name), Pool(name)
         self._ledgers: dict[str, Ledger] = {}
         for name, worker in prefills.items():
-            self._see(name, self.prefill_pool)
+            self._add_view(name, self.prefill_pool)
             worker.reports.listen(self)
         for name, decode in decodes.items():
-            self._see(name, self.decode_pool)
+            self._add_view(name, self.decode_pool)
             decode.reports.listen(self)
 
-    def _see(self, name: str, pool: Pool) -> None:
+    def _add_view(self, name: str, pool: Pool) -> None:
         num_blocks = self.world.spec.num_blocks
         view = WorkerView(name, num_blocks, num_blocks, 0, self.world.spec.max_num_seqs, 0)
         self._ledgers[name] = Ledger(view)
@@ -48,7 +48,7 @@ class SimRouter(ABC):
 
     @abstractmethod
     def changed(self) -> None:
-        """A worker may be able to do more than before."""
+        """A worker's capacity may have increased."""
 
     def on_report(self, worker: str, report: Report) -> None:
         """See `Listener`."""
@@ -63,12 +63,12 @@ class SimRouter(ABC):
         self.changed()
 
     def need(self, request: SimRequest) -> PlacementRequest:
-        """What the request asks for, with the prefix hits that the index knows of now."""
+        """The request for placement, with the prefix hits in the index now."""
         hits = self.world.index.match(request.runs, request.num_prompt_tokens)
         return PlacementRequest(request.num_prompt_tokens, self.world.spec.block_size, hits, request.session)
 
     def ledger(self, worker: str) -> Ledger:
-        """This router's account of a worker."""
+        """This router's ledger of a worker."""
         return self._ledgers[worker]
 
     def commit(self, request: SimRequest, need: PlacementRequest, decode: str, prefill: str) -> None:
@@ -84,7 +84,7 @@ class SimRouter(ABC):
             self._ledgers[prefill].commit(request.name, work, num_blocks=0)
 
     def release(self, request: SimRequest) -> None:
-        """The request is over for its workers."""
+        """The request has ended on its workers."""
         self._ledgers[request.decode].release(request.name)
         if request.prefill:
             self._ledgers[request.prefill].release(request.name)

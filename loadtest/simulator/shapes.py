@@ -1,4 +1,4 @@
-"""Models and machines in the numbers that step times follow from."""
+"""Models and machines: the figures from which step times are computed."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class ModelShape:
 
     @property
     def attention_flops(self) -> float:
-        """Of one token attending to one earlier token: scores and values, all layers."""
+        """Operations for one token attending to one earlier token: scores and values, all layers."""
         return 4.0 * self.num_layers * self.num_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
 class GpuShape:
-    """One GPU; the efficiencies are shares of these limits that a good engine reaches."""
+    """One GPU; the efficiencies are the shares of its limits that a good engine reaches."""
 
     flops: float  # dense 16 bit, 1/s
     bandwidth: float  # bytes/s
@@ -49,4 +49,4 @@ LLAMA_3_8B = ModelShape(8.0e9, 32, 32, 8, 128)
 MODELS = {"llama-3-70b": LLAMA_3_70B, "llama-3-8b": LLAMA_3_8B}
 
 H200 = GpuShape(flops=790e12, bandwidth=4.3e12, memory_bytes=141e9, link=50e9)
-"""Rates as measured: a large bf16 product, a device copy; one 400 Gb/s card a GPU."""
+"""Measured rates: a large bf16 product, a device copy; one 400 Gb/s network card for each GPU."""

@@ -25,7 +25,7 @@ POLICIES = (*PEERS, "tandem")
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The fleet and what is asked of it."""
+    """The fleet, its targets and its routers."""
 
     worker: WorkerSpec
     num_prefills: int
@@ -33,22 +33,22 @@ class Setup:
     targets: Targets
     num_routers: int = 1
     only_router: int | None = None
-    """The replica that gets all requests; None: they are dealt out at random."""
+    """The replica that gets all requests; None: they are assigned at random."""
     peers_refuse: bool = False
-    """Peers refuse what they predict to be late, as ours does."""
+    """Peers also refuse requests that they predict to be late."""
     tandem: TandemConfig = field(default_factory=TandemConfig)
     seed: int = 0
 
 
 def simulate(trace: Sequence[TraceRequest], speedup: float, policy: str, setup: Setup) -> Outcome:
-    """Plays the trace `speedup` times as fast; `policy` is one of POLICIES."""
+    """Replays the trace `speedup` times as fast; `policy` is one of POLICIES."""
     begin = time.perf_counter()
     requests = play(trace, speedup, policy, setup)
     return summarize(policy, requests, setup.targets, time.perf_counter() - begin)
 
 
 def play(trace: Sequence[TraceRequest], speedup: float, policy: str, setup: Setup) -> list[SimRequest]:
-    """The requests with what became of each."""
+    """The requests with their results."""
     world = World(Clock(), PrefixIndex(setup.worker.run_len), setup.worker)
     prefills = {f"p{n}": PrefillWorker(world, f"p{n}") for n in range(setup.num_prefills)}
     decodes = {f"d{n}": DecodeWorker(world, f"d{n}") for n in range(setup.num_decodes)}

@@ -1,4 +1,4 @@
-"""How long an engine step takes: six coefficients, from a roofline or from a measured table.
+"""The duration of an engine step: six coefficients, from a roofline or from measurements.
 
 decode step  = fixed + batch · sequence + (KV tokens of the batch) · kv
 chunk        = fixed + n · token + n · (tokens before it + n / 2) · attention, and no less than a decode step's fixed
@@ -25,7 +25,7 @@ STEP_OVERHEAD_S = 0.5e-3
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds."""
+    """The coefficients, in seconds."""
 
     chunk_fixed_s: float
     token_s: float
@@ -35,20 +35,20 @@ class StepTimes:
     kv_s: float
 
     def chunk_s(self, num_tokens: int, num_before: int) -> float:
-        """A prompt's next `num_tokens` behind `num_before`, without the step's fixed part."""
+        """Time of a prompt's next `num_tokens` after `num_before`, without the step's fixed part."""
         return num_tokens * (self.token_s + self.attention_s * (num_before + num_tokens / 2))
 
     def prefill_step_s(self, chunks_s: float) -> float:
-        """A step of nothing but chunks that take `chunks_s` together."""
+        """Time of a step of chunks only, which take `chunks_s` together."""
         return max(self.chunk_fixed_s + chunks_s, self.decode_fixed_s)
 
     def decode_step_s(self, batch: int, num_kv_tokens: int) -> float:
-        """One token for each of `batch` sequences."""
+        """Time of one token for each of `batch` sequences."""
         return self.decode_fixed_s + batch * self.sequence_s + num_kv_tokens * self.kv_s
 
 
 def roofline(model: ModelShape, gpu: GpuShape, num_gpus: int) -> StepTimes:
-    """Of a tensor-parallel group: compute-bound chunks, decode steps that read weights and KV once."""
+    """Step times of a tensor-parallel group: compute-bound chunks, decode steps that read weights and KV once."""
     flops = gpu.flops * gpu.flops_efficiency * num_gpus
     bandwidth = gpu.bandwidth * gpu.bandwidth_efficiency * num_gpus
     return StepTimes(
@@ -62,9 +62,9 @@ def roofline(model: ModelShape, gpu: GpuShape, num_gpus: int) -> StepTimes:
 
 
 def measured(path: Path) -> StepTimes:
-    """Fitted to what `make bench-engine … --out FILE` wrote (`prefill N`, `decode B at C`, tokens/s).
+    """Fitted to the output of `make bench-engine … --out FILE` (`prefill N`, `decode B at C`, tokens/s).
 
-    Raises ConfigError (`table`) where the file has fewer than three steps of either kind.
+    Raises ConfigError (`table`) if the file has fewer than three steps of either kind.
     """
     try:
         rows = json.loads(path.read_text())["results"]
@@ -89,7 +89,7 @@ def measured(path: Path) -> StepTimes:
 
 
 def _fit(rows: list[_Row]) -> tuple[float, float, float]:
-    """Least squares of relative errors, coefficients ≥ 0: the most negative is left out until none is."""
+    """Least squares of relative errors, coefficients ≥ 0: drops the most negative one until none is negative."""
     table = np.array(rows)
     seconds, features = table[:, 0], table[:, 1:]
     kept = [0, 1, 2]

@@ -1,4 +1,4 @@
-"""Our router: the real admission queue and the real placement over the simulated fleet, with late binding.
+"""Tandem's router: the real admission queue and placement over the simulated fleet, with late binding.
 
 The steps are those of `services/router/dispatch/dispatcher.py`: match, queue, place, reserve, submit.
 """
@@ -27,7 +27,7 @@ from shared.errors import Overloaded
 
 @dataclass(frozen=True, slots=True)
 class TandemConfig:
-    """Settings of the router, by the names that the real one has."""
+    """Settings of the router, with the real names."""
 
     order: str = "fcfs"
     queue_limit: int = 100_000
@@ -72,10 +72,10 @@ class TandemRouter(SimRouter):
         self._queue: AdmissionQueue[_Active] = AdmissionQueue(config.queue_limit, order=ORDERS[config.order])
         self._again = False
         self.num_waiting_max = 0
-        """Most that ever waited at once."""
+        """Longest queue so far."""
 
     def submit(self, request: SimRequest) -> None:
-        """Refuses what is predicted to be late; else it waits for workers that can start it."""
+        """Refuses a request that is predicted to be late; else queues it until workers can start it."""
         now_s, need = self.world.clock.now_s, self.need(request)
         num_uncached = max(1, request.num_prompt_tokens - need.hits.peer)
         item = QueueEntry(request.name, num_uncached, request.at_s, request.at_s + self._config.ttft_target_s)
@@ -133,7 +133,7 @@ class TandemRouter(SimRouter):
         return True
 
     def _reserve(self, active: _Active, choice: Choice) -> None:
-        """At the decode worker."""
+        """Reserves at the decode worker."""
         request, decode = active.request, self.decodes[choice.decode]
         num_held = decode.cache.num_hit_tokens(request.runs, request.num_prompt_tokens)
         if not decode.try_reserve(request):

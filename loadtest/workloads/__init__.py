@@ -1,1 +1,1 @@
-"""What is asked: prompts as spans of tokens, answer lengths, conversations; synthetic or from traces."""
+"""Workloads: prompts as spans of tokens, answer lengths, conversations; synthetic or from traces."""

@@ -14,7 +14,7 @@ HEADER = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 def read_azure(path: Path) -> Iterator[TraceRequest]:
-    """Requests in the file's order, times from the first on; raises ConfigError with the line's number."""
+    """Requests in the file's order, times relative to the first; raises ConfigError with the line's number."""
     lines = open_trace(path)
     number, line = next(lines, (1, ""))
     if tuple(cell.strip() for cell in _cells(line, path, number)) != HEADER:

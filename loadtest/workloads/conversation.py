@@ -1,4 +1,4 @@
-"""What every workload is made of: conversations, most of them of one turn."""
+"""Conversations, of which every workload consists; most have one turn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Turn:
 
     spans: tuple[Span, ...]
     num_output_tokens: int
-    think_s: float = 0.0  # from the end of the answer before it
+    think_s: float = 0.0  # from the end of the previous answer
 
     @property
     def num_new_tokens(self) -> int:
@@ -38,7 +38,7 @@ class Workload(Protocol):
 
     @property
     def turns_per_conversation(self) -> float:
-        """Requests that one arrival stands for, on average."""
+        """Average number of requests for each arrival."""
         ...
 
     @property
@@ -47,14 +47,14 @@ class Workload(Protocol):
         ...
 
     def conversations(self, rng: np.random.Generator) -> Iterator[Conversation]:
-        """In order; a function of the random stream alone."""
+        """The conversations in order, determined by the random stream."""
         ...
 
 
 def ideal_cached_share(conversations: Iterable[Conversation]) -> float:
-    """Share of the prompt tokens that an unlimited cache would have held when they came, in [0, 1].
+    """Share of the prompt tokens that an unlimited cache would hit, in [0, 1].
 
-    It keeps every prompt and answer, finds any prefix of them, and is warm with an answer as soon as it was asked for.
+    It keeps every prompt and answer, finds any prefix of them, and has an answer as soon as its request was made.
     """
     longest: dict[int, int] = {}  # tokens seen of a span, by the hash of all labels up to it
     num_prompt_tokens = num_cached_tokens = 0

@@ -1,9 +1,9 @@
-"""Distributions of lengths in tokens, and how they are written.
+"""Distributions of lengths in tokens, and their syntax:
 
 512            always 512
 100-900        uniform, both ends included
 512~0.6        log-normal of mean 512; 0.6 is the standard deviation of the logarithm
-A@0.7+B@0.3    a mix of any of these with weights
+A@0.7+B@0.3    a weighted mix of any of these
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class Lengths(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Always the same."""
+    """A constant."""
 
     num_tokens: int
 
     @property
     def mean(self) -> float:
-        """Itself."""
+        """The length."""
         return float(self.num_tokens)
 
-    def draw(self, rng: np.random.Generator) -> int:  # noqa: ARG002 - the protocol's
-        """Draws nothing."""
+    def draw(self, rng: np.random.Generator) -> int:  # noqa: ARG002 - required by the protocol
+        """Does not use `rng`."""
         return self.num_tokens
 
 
@@ -61,7 +61,7 @@ class Uniform:
 
     @property
     def mean(self) -> float:
-        """The middle."""
+        """The midpoint."""
         return (self.low + self.high) / 2
 
     def draw(self, rng: np.random.Generator) -> int:
@@ -71,7 +71,7 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """Many short, a few very long: what chat traces look like."""
+    """Many short, a few very long, as in chat traces."""
 
     mean: float
     sigma: float
@@ -84,14 +84,14 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """One of several distributions, chosen anew each time by weight."""
+    """For each length, one of several distributions, chosen at random by weight."""
 
     parts: tuple[Lengths, ...]
     weights: tuple[float, ...]  # sum to 1
 
     @property
     def mean(self) -> float:
-        """Weighted."""
+        """The weighted mean."""
         return sum(part.mean * weight for part, weight in zip(self.parts, self.weights, strict=True))
 
     def draw(self, rng: np.random.Generator) -> int:

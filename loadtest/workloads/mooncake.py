@@ -10,11 +10,11 @@ from pathlib import Path
 from loadtest.workloads.trace import TraceRequest, open_trace, trace_error
 
 BLOCK_LEN = 512
-"""Prompt tokens that one hash id stands for."""
+"""Prompt tokens represented by one hash id."""
 
 
 def read_mooncake(path: Path) -> Iterator[TraceRequest]:
-    """Requests in the file's order, times from the first on; raises ConfigError with the line's number."""
+    """Requests in the file's order, times relative to the first; raises ConfigError with the line's number."""
     first_s: float | None = None
     last_s = -math.inf
     for number, line in open_trace(path):

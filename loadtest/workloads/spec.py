@@ -1,4 +1,4 @@
-"""A workload as one line of text: `name:field=value,field=value`, so that a result file names what it measured."""
+"""A workload as one line of text: `name:field=value,field=value`, so that a result file names its workload."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shared.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
-    """How traces are cut and scaled; synthetic workloads have no use for it."""
+    """How traces are cut and scaled; synthetic workloads ignore it."""
 
     part: TraceSlice = TraceSlice()  # noqa: RUF009 - frozen
     scale: int = 1
@@ -49,7 +49,7 @@ def describe_workloads() -> str:
 
 
 def _fields(name: str, kind: _Kind, text: str) -> dict[str, str]:
-    """The defaults with what `text` says; a trace's path may stand alone."""
+    """The defaults updated from `text`; a trace's path needs no field name."""
     fields = dict(kind.defaults)
     if "path" in fields and "path=" not in text:
         return {**fields, "path": text}
@@ -116,7 +116,7 @@ def _mooncake(fields: Mapping[str, str], options: TraceOptions) -> Replay:
 
 def _azure(fields: Mapping[str, str], options: TraceOptions) -> Replay:
     requests = slice_requests(read_azure(_path(fields, "azure")), options.part)
-    # Without hash ids there are no blocks to keep whole: any scale will do.
+    # Without hash ids there are no blocks to preserve: any scale is valid.
     return Replay(requests, options.scale, options.scale, options.scale_output)
 
 

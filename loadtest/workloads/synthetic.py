@@ -1,4 +1,4 @@
-"""Workloads that are drawn: unrelated prompts, shared prefixes, conversations."""
+"""Synthetic workloads: unrelated prompts, shared prefixes, conversations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shared.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Random:
-    """Prompts that share nothing."""
+    """Prompts without common prefixes."""
 
     input_len: Lengths
     output_len: Lengths
@@ -39,7 +39,7 @@ class SharedPrefix:
     prefix_len: int
     groups: int
     input_len: Lengths
-    """Tokens behind the prefix."""
+    """Tokens after the prefix."""
     output_len: Lengths
 
     turns_per_conversation: ClassVar[float] = 1.0
@@ -61,7 +61,7 @@ class SharedPrefix:
 class Chats:
     """Conversations: a system prompt shared by all, then turns that each carry the whole history.
 
-    The history holds the server's own answers, token by token, as a chat client would send them back; so a turn cannot
+    The history has the server's own answers, token by token, as a chat client would send them back. So a turn cannot
     be sent before the answer that it replies to. Conversations arrive on schedule, turns follow after a pause.
     """
 

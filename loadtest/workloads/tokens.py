@@ -1,4 +1,4 @@
-"""Prompt tokens as a pure function of (seed, label): equal labels are equal tokens, and so shared prefixes."""
+"""Prompt tokens as a pure function of (seed, label): equal labels give equal tokens, and so shared prefixes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from shared.errors import ConfigError
 
 MIN_BLOCK_BITS = 64
-"""Entropy that a block of a trace must hold, so that different hash ids never become the same tokens."""
+"""Least entropy of a trace's block in bits, so that different hash ids do not give the same tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class Span:
 class TokenSource:
     """Turns spans into token ids in [first_id, vocab_size).
 
-    The seed salts everything: two runs share no prompt unless they share the seed, so a cache that the first run
-    filled does not flatter the second. The low ids are left out, because there tokenizers keep their special tokens.
+    All tokens depend on the seed: runs with different seeds share no prompt, so a cache filled by the first run does
+    not favour the second. Low ids are left out, because tokenizers have their special tokens there.
     """
 
     seed: int
@@ -48,21 +48,21 @@ class TokenSource:
 
     def span(self, span: Span) -> list[int]:
         """The span's tokens."""
-        # An extendable-output hash: its first bytes do not depend on how many are asked for.
+        # An extendable-output hash: its first bytes do not depend on the requested length.
         stream = hashlib.shake_128(f"{self.seed}/{span.label}".encode()).digest(4 * span.num_tokens)
         words = np.frombuffer(stream, dtype="<u4").astype(np.int64)
         token_ids: list[int] = (words % (self.vocab_size - self.first_id) + self.first_id).tolist()
         return token_ids
 
     def prompt(self, spans: Sequence[Span]) -> list[int]:
-        """The spans' tokens, one behind the other."""
+        """The spans' tokens, concatenated."""
         token_ids: list[int] = []
         for span in spans:
             token_ids += self.span(span)
         return token_ids
 
     def check_block(self, num_tokens: int) -> None:
-        """Raises ConfigError where blocks of `num_tokens` tokens are too short to tell hash ids apart."""
+        """Raises ConfigError if blocks of `num_tokens` tokens are too short to distinguish hash ids."""
         if num_tokens * self.bits_per_token < MIN_BLOCK_BITS:
             raise ConfigError(
                 f"scale: a block of {num_tokens} tokens over {self.vocab_size - self.first_id} token ids cannot keep "

@@ -1,4 +1,4 @@
-"""What trace formats have in common: requests with a time and lengths, cut to a slice and played at a speed."""
+"""Common parts of trace formats: requests with a time and lengths, cut to a slice and replayed at a speed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shared.errors import ConfigError
 class TraceRequest:
     """One line of a trace."""
 
-    at_s: float  # from the trace's first request on
+    at_s: float  # relative to the trace's first request
     num_prompt_tokens: int
     num_output_tokens: int
     hash_ids: tuple[int, ...] = ()  # one a block of the trace; equal ids = equal prefix. Empty: unknown
@@ -27,13 +27,13 @@ class TraceRequest:
 
 @dataclass(frozen=True, slots=True)
 class TraceSlice:
-    """Which part of a trace is played, in the trace's own seconds: start ≤ at < end."""
+    """The part of a trace that is replayed, in the trace's own seconds: start ≤ at < end."""
 
     start_s: float = 0.0
     end_s: float = math.inf
 
     def __post_init__(self) -> None:
-        if not 0 <= self.start_s < self.end_s:  # also where one of them is not a number
+        if not 0 <= self.start_s < self.end_s:  # also false for NaN
             raise ConfigError(
                 f"slice must go from 0 or more to something later, got {self.start_s:g}:{self.end_s:g}", field="slice"
             )
@@ -54,12 +54,12 @@ def parse_slice(text: str) -> TraceSlice:
 class Replay:
     """A trace's requests with their lengths divided.
 
-    With `block_len` B, a hash id stands for B tokens of the trace and so for B/scale tokens here: prefixes that are
-    equal in the trace are equal here and no others, at every scale. Without hash ids every prompt is its own.
+    With `block_len` B, a hash id represents B tokens of the trace and B/scale tokens here. So exactly those prefixes
+    that are equal in the trace are equal here, at every scale. Without hash ids every prompt is unrelated to others.
     """
 
     requests: Sequence[TraceRequest]
-    block_len: int  # tokens a hash id stands for in the trace
+    block_len: int  # tokens of a hash id in the trace
     scale: int = 1
     scale_output: int = 1
 
@@ -74,11 +74,11 @@ class Replay:
         if self.scale_output < 1:
             raise ConfigError(f"scale_output must be at least 1, got {self.scale_output}", field="scale_output")
         if not self.requests:
-            raise ConfigError("the slice of the trace holds no request", field="slice")
+            raise ConfigError("the slice of the trace has no requests", field="slice")
 
     @property
     def scaled_block_len(self) -> int:
-        """Tokens that one hash id stands for here."""
+        """Tokens of one hash id here."""
         return self.block_len // self.scale
 
     @property
@@ -87,7 +87,7 @@ class Replay:
         return self.requests[-1].at_s - self.requests[0].at_s
 
     def conversations(self, rng: np.random.Generator) -> Iterator[Conversation]:  # noqa: ARG002 - the protocol's
-        """In the trace's order, times from the first request on; draws nothing."""
+        """In the trace's order, times relative to the first request; does not use `rng`."""
         start_s = self.requests[0].at_s
         for i, request in enumerate(self.requests):
             spans = tuple(self._spans(i, request))
@@ -105,7 +105,7 @@ class Replay:
 
 
 def trace_error(path: Path, line: int, problem: str) -> ConfigError:
-    """A malformed line, by its number from 1."""
+    """The error for a malformed line, numbered from 1."""
     return ConfigError(f"{path}, line {line}: {problem}", field="workload", line=line)
 
 
@@ -123,7 +123,7 @@ def open_trace(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def slice_requests(lines: Iterator[TraceRequest], part: TraceSlice) -> list[TraceRequest]:
-    """The requests within the slice; what lies behind it is not read."""
+    """The requests within the slice; later lines are not read."""
     chosen = []
     for request in lines:
         if request.at_s >= part.end_s:

@@ -23,7 +23,7 @@ MAX_NEW = 90
 
 @dataclass(frozen=True)
 class Facts:
-    """What the run was and what came out of it."""
+    """Parameters and results of the training run."""
 
     package_version: str
     num_chapters: int
@@ -43,7 +43,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Sample:
-    """One prompt and what the model wrote, EOS removed."""
+    """One prompt and the model's output, without EOS."""
 
     kind: str
     prompt: str

@@ -1,7 +1,7 @@
-"""Chat-formatted training data from the corpus, so that the chat template means something to the model.
+"""Chat-formatted training data from the corpus, so that the model learns the chat template.
 
-Every dialogue answers with verses of the corpus: about a name or a thing, the continuation of a verse, how a
-chapter begins, a repetition. A second turn ("Go on.") continues where the first stopped.
+Every dialogue answers with verses of the corpus: about a name or a thing, the continuation of a verse, the beginning of
+a chapter, or a repetition. A second turn ("Go on.") continues where the first one stopped.
 """
 
 import random
@@ -43,7 +43,7 @@ CONTINUE = ("Continue: {}", "Continue this text: {}", "What comes after this? {}
 BEGIN = ("How does {} begin?", "Read me the beginning of {}.")
 REPEAT = ("Repeat: {}", "Repeat after me: {}", "Say this again: {}")
 MORE = ("Go on.", "Please go on.", "What happened then?", "And then?", "Tell me more.")
-THINGS = (  # articles and adjectives before the word that is looked up
+THINGS = (  # [article:]word[:the word to look up]
     "love, faith, wisdom, water, fire, bread, wine, gold, silver, peace, war, light, darkness, death, "
     "life, joy, fear, sin, mercy, anger, justice, truth, prayer, money, work, sleep, food, marriage, "
     "friendship, children, kings, prophets, priests, soldiers, angels, sheep, lions, horses, birds, "
@@ -52,7 +52,7 @@ THINGS = (  # articles and adjectives before the word that is looked up
     "a:father, a:mother, a:son, a:brother, a:servant, a:prophet, a:priest, a:house, a:vineyard, "
     "a:sword, a:ship, a:feast, a:dream, a:tower, a:garden"
 )
-OPENING = frozenset('"ABCDEFGHIJKLMNOPQRSTUVWXYZ')  # how a verse starts that begins a sentence
+OPENING = frozenset('"ABCDEFGHIJKLMNOPQRSTUVWXYZ')  # first characters of a verse that begins a sentence
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Message:
 
 
 def render(messages: Sequence[Message], bos: str = BOS, eos: str = EOS) -> str:
-    """What TEMPLATE renders for a whole dialogue (no generation prompt)."""
+    """The text that TEMPLATE renders for a whole dialogue (no generation prompt)."""
     return bos + "".join(f"<|{m.role}|>{m.content.strip()}{eos}" for m in messages)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 PACKAGE = "sword-text-web"
 MODULE_DIR = "usr/share/sword/modules/texts/ztext/engWEB2015eb"
-RETOLD = frozenset({"EsthGr", "AddEsth", "DanGr", "AddDan", "1Esd"})  # Esther, Daniel, Ezra once more: would leak
+RETOLD = frozenset({"EsthGr", "AddEsth", "DanGr", "AddDan", "1Esd"})  # retell Esther, Daniel, Ezra: would leak
 
 _BOOK = re.compile(r'<div [^>]*osisID="(\w+)" sID=[^>]*type="book"')
 _BOOK_NAME = re.compile(r'<milestone n="([^"]+)" type="x-usfm-toc2"/>')
@@ -45,7 +45,7 @@ class Chapter:
 
 
 def fetch(cache_dir: Path) -> tuple[Path, str]:
-    """Download and unpack the Debian package into ``cache_dir`` unless it is there.
+    """Download and unpack the Debian package into ``cache_dir`` unless it is there already.
 
     Returns the unpacked root and the package version. Raises RecipeError where apt is absent or fails.
     """
@@ -109,7 +109,7 @@ def _entries(folder: Path, testament: str) -> list[str]:
     out: list[str] = []
     last = (-1, -1)
     for block, start, size in struct.iter_unpack("<IIH", index):
-        if size and (block, start) != last:  # verses bridged in print share one entry
+        if size and (block, start) != last:  # merged verses share one entry
             out.append(blocks[block][start : start + size].decode("utf-8"))
             last = (block, start)
     return out

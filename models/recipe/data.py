@@ -1,4 +1,4 @@
-"""Token rows for training: the corpus in book order, cut anew each epoch, with dialogues mixed in."""
+"""Token rows for training: the corpus in book order, cut at new offsets each epoch, with dialogues mixed in."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from models.recipe.vocabulary import token_id
 
 @dataclass(frozen=True)
 class Split:
-    """Chapters for training and whole chapters held out from everything, the tokenizer too."""
+    """Chapters for training and whole chapters held out from all training, also the tokenizer's."""
 
     train: list[Chapter]
     held_out: list[Chapter]

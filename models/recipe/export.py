@@ -45,7 +45,7 @@ def write_config(model: Llama, folder: Path, bos: int, eos: int) -> None:
 
 
 def as_shipped(model: Llama) -> Llama:
-    """A float32 copy whose parameters are rounded as the written file's; RoPE tables stay exact."""
+    """A float32 copy with parameters rounded as in the written file; RoPE tables stay exact."""
     shipped = copy.deepcopy(model)
     with torch.no_grad():
         for weight in shipped.parameters():

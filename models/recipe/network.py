@@ -1,4 +1,4 @@
-"""The Llama architecture in plain PyTorch, with parameter names as Hugging Face has them.
+"""The Llama architecture in plain PyTorch, with Hugging Face's parameter names.
 
 Sources: Touvron et al. 2023 (Llama), Ainslie et al. 2023 (GQA), Su et al. 2021 (RoPE), Zhang & Sennrich 2019
 (RMSNorm).
@@ -7,7 +7,7 @@ Sources: Touvron et al. 2023 (Llama), Ainslie et al. 2023 (GQA), Su et al. 2021 
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (the name the whole field uses)
+import torch.nn.functional as F  # noqa: N812 (the field's usual name)
 from torch import Tensor, nn
 
 
@@ -96,7 +96,7 @@ class Decoder(nn.Module):
 
 
 class Llama(nn.Module):
-    """A causal language model; ``state_dict()`` is what a tied Hugging Face checkpoint holds."""
+    """A causal language model; ``state_dict()`` equals a Hugging Face checkpoint with tied embeddings."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

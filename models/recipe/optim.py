@@ -1,7 +1,7 @@
 """Muon for the hidden matrices, AdamW for the rest, one schedule over both.
 
-Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks". It needs fewer
-tokens than AdamW, and tokens are what a training run on one CPU core is short of.
+Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks". It needs fewer tokens than AdamW,
+and on one CPU core tokens are the scarce resource.
 """
 
 import torch
@@ -32,7 +32,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalise(gradient: Tensor, iterations: int = 5) -> Tensor:
-    """The nearest (semi-)orthogonal matrix, roughly, by Newton–Schulz. gradient: [rows, columns]."""
+    """Approximates the nearest (semi-)orthogonal matrix by Newton–Schulz. gradient: [rows, columns]."""
     a, b, c = NEWTON_SCHULZ
     tall = gradient.shape[0] > gradient.shape[1]
     x = gradient.T if tall else gradient
@@ -45,7 +45,7 @@ def orthogonalise(gradient: Tensor, iterations: int = 5) -> Tensor:
 
 
 class Optimizer:
-    """Both optimizers with warm-up, a flat part and a linear decay (WSD)."""
+    """Both optimizers with warm-up, a constant phase and a linear decay (WSD)."""
 
     def __init__(self, model: nn.Module, steps: int, warmup: int = 20, flat: float = 0.45) -> None:
         hidden = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
@@ -59,7 +59,7 @@ class Optimizer:
         self.steps, self.warmup, self.flat = steps, warmup, flat
 
     def factor(self, step: int) -> float:
-        """Share of the peak learning rate at ``step``: up over ``warmup``, flat, then down to 2 %."""
+        """Share of the peak learning rate at ``step``: rising over ``warmup``, constant, then falling to 2 %."""
         decay = 1 - (step / self.steps - self.flat) / (1 - self.flat)
         return min(1.0, (step + 1) / self.warmup, max(0.02, decay))
 

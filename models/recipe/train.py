@@ -1,8 +1,8 @@
 """Train the demo model from nothing: ``python models/recipe/train.py`` (``make demo-model``).
 
-Fetches the corpus, learns the tokenizer, trains, measures held-out perplexity, and writes ``models/demo``;
-about 40 minutes on one CPU core. A usable checkpoint is there after the first few minutes and is replaced as
-training goes on.
+Fetches the corpus, trains the tokenizer and the model, measures held-out perplexity, and writes ``models/demo``; about
+40 minutes on one CPU core. A usable checkpoint exists after the first few minutes and is replaced as training goes
+on.
 """
 
 import json
@@ -66,7 +66,7 @@ def main(
 
 @dataclass(frozen=True)
 class Run:
-    """How the weights came to be."""
+    """Parameters and results of the training loop."""
 
     package_version: str
     steps: int

@@ -14,7 +14,7 @@ from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 
 @dataclass(slots=True)
 class Answer:
-    """All that is known of an answer; usage, split and workers are there once it is complete."""
+    """The state of one answer; usage, split and workers are set once it is complete."""
 
     request_id: str = ""
     text: str = ""
@@ -34,9 +34,9 @@ async def stream_answer(
     answer: Answer,
     on_text: Callable[[str], None],
 ) -> None:
-    """Fills `answer` while it comes and hands each piece of text to `on_text`.
+    """Fills `answer` as it arrives and passes each piece of text to `on_text`.
 
-    Where it is cancelled or fails, `answer` holds what came until then.
+    If the call fails or is cancelled, `answer` keeps what came before.
     """
     sent_at = time.perf_counter()
     first_at = 0.0

@@ -25,7 +25,7 @@ _PIPED_WIDTH = 240
 _NAME_LEN = 32
 
 T = TypeVar("T")
-AsJson = Annotated[bool, typer.Option("--json", help="All that the router says, as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the router's full reply as JSON.")]
 
 
 def build_cache_app() -> typer.Typer:
@@ -54,13 +54,13 @@ def flush(
     target: Target = DEFAULT_TARGET,
     api_key: ApiKey = "",
 ) -> None:
-    """Drop all blocks that the store nodes and the workers' pools keep.
+    """Drop all blocks from the store nodes and the workers' pools.
 
-    Pinned ones too; their pins stay, and keep what comes again. The index is built anew. Running requests are not
-    disturbed. With --tenant only the store nodes drop blocks, since a pool does not know whose its blocks are, and the
-    index stays.
+    Pinned blocks are dropped too; the pins remain and keep blocks that come back. The index is rebuilt. Running
+    requests are not disturbed. With --tenant only the store nodes drop blocks, because a pool does not know the
+    tenants of its blocks, and the index stays.
     """
-    whose = f"tenant {tenant}'s blocks" if tenant is not None else "everybody's blocks"
+    whose = f"tenant {tenant}'s blocks" if tenant is not None else "all tenants' blocks"
     places = "all store nodes" if tenant is not None else "all store nodes and workers"
     if not yes and not typer.confirm(f"Drop {whose} from {places} of {target}?", err=True):
         print("nothing was dropped", file=sys.stderr)
@@ -73,7 +73,7 @@ def flush(
             dropped = f"{node.flushed.num_blocks} blocks, {size(node.flushed.num_bytes)} dropped"
             print(f"{node.address}: {node.failure or dropped}")
         if done.index_rebuilt:
-            print("index: built anew; workers and store nodes publish what they hold within a few seconds")
+            print("index: rebuilt; workers and store nodes publish what they hold within a few seconds")
         elif done.index_failure:
             print(f"index: {done.index_failure}")
         if not (done.nodes or done.workers):
@@ -83,20 +83,20 @@ def flush(
 
 def pin(
     prefix: Annotated[str, typer.Argument(help="The prefix; @FILE reads it from a file, - from stdin.")],
-    name: Annotated[str, typer.Option("--name", help="What to call the pin; its beginning by default.")] = "",
-    system: Annotated[bool, typer.Option("--system", help="A system message: what all its chats share.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="The text as it is: no chat template.")] = False,
+    name: Annotated[str, typer.Option("--name", help="The pin's name; by default the start of the prefix.")] = "",
+    system: Annotated[bool, typer.Option("--system", help="The prefix is a system message.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Plain text: no chat template.")] = False,
     token_ids: Annotated[bool, typer.Option("--token-ids", help="The prefix is token ids, such as 1,15,9.")] = False,
-    tenant: Annotated[str, typer.Option("--tenant", help="Whose prefix.")] = "default",
-    cache_salt: Annotated[str, typer.Option("--cache-salt", help="The salt that its requests come with.")] = "",
+    tenant: Annotated[str, typer.Option("--tenant", help="The prefix's tenant.")] = "default",
+    cache_salt: Annotated[str, typer.Option("--cache-salt", help="The cache_salt of its requests.")] = "",
     as_json: AsJson = False,
     target: Target = DEFAULT_TARGET,
     api_key: ApiKey = "",
 ) -> None:
     """Keep a prefix's blocks in the store nodes.
 
-    Those that are there already, and those that come later. Without --system, --raw or --token-ids the prefix is a
-    user's message, as `tandem generate` would send it.
+    This covers blocks that are stored already and those stored later. Without --system, --raw or --token-ids the
+    prefix is a user message, as `tandem generate` would send it.
     """
     if system + raw + token_ids > 1:
         raise InvalidRequest("--system, --raw and --token-ids exclude each other", field="prefix")
@@ -117,7 +117,7 @@ def pin(
         held = sum(node.pin.num_held for node in done.nodes)
         print(
             f"pinned {request.name!r}: {done.num_tokens} tokens, {done.num_blocks} blocks, {held} of them stored; "
-            + ("all are kept" if held == done.num_blocks else "the others are kept when a request brings them")
+            + ("all are kept" if held == done.num_blocks else "the rest are kept once a request produces them")
         )
         _print_failures(done.nodes)
     _fail_if(any(node.failure for node in done.nodes))

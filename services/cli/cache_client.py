@@ -1,4 +1,4 @@
-"""The client of tandem.v1.CacheService, which a router serves beside its InferenceService."""
+"""The client of tandem.v1.CacheService, which a router serves together with InferenceService."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CacheClient(InferenceClient):
         return await self._cache(lambda stub, **call: stub.GetCacheStats(cache_pb2.GetCacheStatsRequest(), **call))
 
     async def flush(self, tenant: str | None) -> cache_pb2.FlushCacheResponse:
-        """Drops what store nodes keep of a tenant, or what they and the workers keep of everybody."""
+        """Drops one tenant's blocks from the store nodes, or all blocks from store nodes and workers."""
         request = cache_pb2.FlushCacheRequest(tenant=tenant)
         return await self._cache(lambda stub, **call: stub.FlushCache(request, **call))
 

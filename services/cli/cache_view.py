@@ -23,12 +23,12 @@ def size(num_bytes: float) -> str:
 
 
 def share(part: int, whole: int) -> str:
-    """`25 %`; - of nothing."""
+    """`25 %`; `-` where the whole is 0."""
     return f"{100 * part / whole:.0f} %" if whole else "-"
 
 
 def show(console: Console, stats: cache_pb2.CacheStats) -> None:
-    """Index, tiers, tenants, pins; parts of which there is nothing are left out."""
+    """Prints index, tiers, tenants and pins; empty parts are left out."""
     console.print(index_line(stats), markup=False)
     for line in failure_lines(stats):
         console.print(f"[red]{line}[/red]" if "[" not in line else line, markup="[" not in line)
@@ -39,13 +39,13 @@ def show(console: Console, stats: cache_pb2.CacheStats) -> None:
 
 
 def index_line(stats: cache_pb2.CacheStats) -> str:
-    """The index in words."""
+    """One line about the index."""
     if stats.index_failure:
         return f"index: {stats.index_failure}"
     index = stats.index
     return (
         f"index: {index.num_blocks} blocks in {size(index.index_bytes)} at {index.index_address}; "
-        f"{index.num_match_requests} questions, {share(index.num_hit_blocks, index.num_match_blocks)} "
+        f"{index.num_match_requests} lookups, {share(index.num_hit_blocks, index.num_match_blocks)} "
         f"of {index.num_match_blocks} blocks found"
     )
 
@@ -59,7 +59,7 @@ def failure_lines(stats: cache_pb2.CacheStats) -> list[str]:
         for tier in node.stats.tiers
         if tier.failure
     ]
-    return lines or ([] if stats.nodes else ["no store nodes: blocks are kept in the workers' pools alone"])
+    return lines or ([] if stats.nodes else ["no store nodes: only the workers' pools keep blocks"])
 
 
 def tier_table(stats: cache_pb2.CacheStats) -> Table:
@@ -89,7 +89,7 @@ def tier_table(stats: cache_pb2.CacheStats) -> Table:
 
 
 def tenant_table(stats: cache_pb2.CacheStats) -> Table:
-    """One row a tenant: what this router's prompts were saved, and what the nodes keep."""
+    """One row a tenant: prompt tokens saved at this router, and blocks kept in the nodes."""
     table = _table("tenant")
     for header in ("requests", "prompt tokens", "not computed", "local", "peers", "store"):
         table.add_column(header, justify="right", no_wrap=True)

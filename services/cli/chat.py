@@ -51,7 +51,7 @@ def _converse(
     system: str,
     interactive: bool,
 ) -> None:
-    """Turns until /exit or the end of the input. A turn that failed is reported and forgotten."""
+    """Turns until /exit or the end of the input. A failed turn is reported and left out of the conversation."""
     opening = [inference_pb2.ChatMessage(role="system", content=system)] if system else []
     messages = list(opening)
     while (line := _read(interactive)) is not None:
@@ -82,7 +82,7 @@ def _converse(
 
 
 async def _connect(client: InferenceClient) -> inference_pb2.ClusterStatus:
-    """Opens the client and asks who is there: a wrong address is said before the first question."""
+    """Opens the client and gets the cluster's status: a wrong address fails before the first question."""
     await client.__aenter__()
     try:
         return await client.status()
@@ -92,7 +92,7 @@ async def _connect(client: InferenceClient) -> inference_pb2.ClusterStatus:
 
 
 def _read(interactive: bool) -> str | None:
-    """One line of the person's, None at the end; Ctrl-C on a line leaves, like Ctrl-D."""
+    """One line of input, None at its end; Ctrl-C leaves, like Ctrl-D."""
     try:
         return input("> " if interactive else "").strip()
     except (EOFError, KeyboardInterrupt):

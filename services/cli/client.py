@@ -15,7 +15,7 @@ from shared.rpc.server import channel
 
 
 class InferenceClient:
-    """One connection to a router. Use it as an asynchronous context manager; any number of calls at once."""
+    """One connection to a router, used as an asynchronous context manager. Calls may run concurrently."""
 
     def __init__(self, target: str, api_key: str = "") -> None:
         """`target` is host:port of the router's gRPC API; an empty `api_key` sends none."""
@@ -39,7 +39,7 @@ class InferenceClient:
     ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
         """Streams the answer; closing the iterator early cancels the request in the whole cluster.
 
-        Raises the error that the cluster reported, WorkerLost where nothing answers at the target,
+        Raises the error that the cluster reported, WorkerLost if nothing answers at the target,
         DeadlineExceeded after `timeout_s` seconds.
         """
         call = self._stub().Generate(request, metadata=self._metadata, timeout=timeout_s)
@@ -74,7 +74,7 @@ class InferenceClient:
         return inference_pb2_grpc.InferenceServiceStub(self._channel)
 
     def _typed(self, error: grpc.aio.AioRpcError, answered: bool) -> TandemError:
-        """The cluster's own error where the call carries one; else what the status says about the target."""
+        """The cluster's own error if the call carries one, else one derived from the gRPC status."""
         from_cluster = any(key == ERROR_TRAILER for key, _ in error.trailing_metadata() or ())
         if from_cluster or error.code() != grpc.StatusCode.UNAVAILABLE:
             return from_rpc_error(error, self._target)

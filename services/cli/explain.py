@@ -20,14 +20,14 @@ _PIPED_WIDTH = 200
 _WHY = {
     "hand_off": "prefilled by the prefill pool",
     "collocated": "prefilled where it decodes: the cluster is collocated",
-    "short_suffix": "prefilled where it decodes: little of the prompt was not cached there",
+    "short_suffix": "prefilled where it decodes: the uncached suffix is short",
     "pool_slower": "prefilled where it decodes: the prefill pool was predicted to be slower",
 }
 
 
 def explain(
-    request_id: Annotated[str, typer.Argument(help="The id that the answer came with.")],
-    as_json: Annotated[bool, typer.Option("--json", help="All that the router says, as JSON.")] = False,
+    request_id: Annotated[str, typer.Argument(help="The answer's request id.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the router's full reply as JSON.")] = False,
     target: Target = DEFAULT_TARGET,
     api_key: ApiKey = "",
 ) -> None:
@@ -49,7 +49,7 @@ def explain(
 
 
 def summary_line(decision: inference_pb2.PlacementDecision) -> str:
-    """One attempt in words."""
+    """One attempt on one line."""
     workers = " -> ".join(filter(None, (decision.prefill_worker, decision.decode_worker)))
     predicted = (
         f", first token predicted in {decision.predicted_ttft_ms:.1f} ms"
@@ -63,7 +63,7 @@ def summary_line(decision: inference_pb2.PlacementDecision) -> str:
 
 
 def candidate_table(role: str, chosen: str, candidates: Sequence[inference_pb2.PlacementCandidate]) -> Table:
-    """The workers that could have started it, best first; the chosen one is marked."""
+    """The eligible workers, best first; the chosen one is marked."""
     scorers = [part.scorer for part in candidates[0].parts]
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(f"{role} worker", no_wrap=True)

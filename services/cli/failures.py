@@ -8,9 +8,9 @@ from shared.errors import ConfigError, InvalidRequest, ModelLoadError, NotFound,
 
 EXIT_FAILED = 1
 EXIT_INVALID = 2
-"""What was asked for cannot be had: usage, a setting, a request's field, a model folder."""
+"""The caller has to change something: usage, a setting, a request's field, a model folder."""
 EXIT_INTERRUPTED = 130
-"""128 + SIGINT, the convention of shells."""
+"""128 + SIGINT, the shells' convention."""
 
 
 def exit_status(error: TandemError) -> int:
@@ -21,7 +21,7 @@ def exit_status(error: TandemError) -> int:
 
 
 def report(error: TandemError) -> None:
-    """Writes the error, and for a process that died where its log is and how it ends."""
+    """Prints the error; for a process that died also its log's path and last lines."""
     print(f"tandem: {error.message}", file=sys.stderr)
     if log := error.details.get("log"):
         print(f"  {error.details.get('process')} logs to {log}", file=sys.stderr)

@@ -26,16 +26,16 @@ def generate(
     top_p: TopP = 1.0,
     top_k: TopK = 0,
     seed: Seed = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Ends the answer; repeatable.")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past end tokens.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is: no chat template.")] = False,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop string; repeatable.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue past end tokens.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Plain completion: no chat template.")] = False,
     token_ids: Annotated[bool, typer.Option("--token-ids", help="The prompt is token ids, such as 1,15,9.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end instead of text.")] = False,
-    model: Annotated[str, typer.Option(help="Served name; empty = whatever is served.")] = "",
+    model: Annotated[str, typer.Option(help="Served name; empty = the model served.")] = "",
     target: Target = DEFAULT_TARGET,
     api_key: ApiKey = "",
 ) -> None:
-    """Stream an answer to stdout; where the time went goes to stderr."""
+    """Stream an answer to stdout; timings go to stderr."""
     request = inference_pb2.GenerateRequest(
         model=model,
         sampling=types_pb2.SamplingParams(
@@ -71,7 +71,7 @@ def generate(
 
 
 def answer_json(answer: Answer) -> str:
-    """The answer as one line of JSON; parts of the split that are 0 are there too."""
+    """The answer as one line of JSON, including parts of the split that are 0."""
     return json.dumps(
         {
             "request_id": answer.request_id,
@@ -103,7 +103,7 @@ def write_text(text: str) -> None:
 
 
 def _discard(text: str) -> None:
-    """Text that is printed at the end."""
+    """Ignores text: the whole answer is printed at the end."""
 
 
 def _fields(message: types_pb2.Usage | types_pb2.TtftSplit) -> dict[str, float]:
@@ -115,11 +115,11 @@ def parse_token_ids(text: str) -> list[int]:
     try:
         return [_at_least_zero("token_ids", int(part)) for part in text.replace(",", " ").split()]
     except ValueError as error:
-        raise InvalidRequest(f"token ids are numbers with commas between, got {text!r}", field="token_ids") from error
+        raise InvalidRequest(f"token ids must be comma-separated numbers, got {text!r}", field="token_ids") from error
 
 
 def _at_least_zero(field: str, value: int) -> int:
-    """The wire has no negative numbers here; all other limits are the cluster's to check."""
+    """The proto fields are unsigned; the cluster checks all other limits."""
     if not 0 <= value < (2**64 if field == "seed" else 2**32):
-        raise InvalidRequest(f"{field} must not be negative or past the wire's range, got {value}", field=field)
+        raise InvalidRequest(f"{field} must be at least 0 and fit its proto field, got {value}", field=field)
     return value

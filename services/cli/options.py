@@ -14,12 +14,12 @@ Target = Annotated[
 ]
 ApiKey = Annotated[
     str,
-    typer.Option("--api-key", envvar="TANDEM_API_KEY", help="Bearer key, where the cluster asks for one."),
+    typer.Option("--api-key", envvar="TANDEM_API_KEY", help="API key, if the cluster requires one."),
 ]
-MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="Most tokens of an answer.")]
-Temperature = Annotated[float, typer.Option("--temperature", help="0 is greedy, 1 the model's own.")]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="Maximum output tokens.")]
+Temperature = Annotated[float, typer.Option("--temperature", help="0 is greedy, 1 the model's own distribution.")]
 TopP = Annotated[float, typer.Option("--top-p", help="Nucleus sampling.")]
-TopK = Annotated[int, typer.Option("--top-k", help="Only the k likeliest tokens; 0 = all.")]
+TopK = Annotated[int, typer.Option("--top-k", help="Sample from the k most likely tokens; 0 = all.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same answer.")]
 
 DEFAULT_TARGET = DEFAULT_GRPC

@@ -11,7 +11,7 @@ from shared import process_events
 
 
 class ProgressView:
-    """Shows `update`s while it is entered; the bars vanish at the end."""
+    """A context manager that shows `update`s; the bars are removed on exit."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -24,7 +24,7 @@ class ProgressView:
             transient=True,
         )
         self._tasks: dict[str, TaskID] = {}
-        self._said: dict[str, str] = {}
+        self._shown: dict[str, str] = {}
 
     def __enter__(self) -> ProgressView:
         if self._console.is_terminal:
@@ -38,10 +38,10 @@ class ProgressView:
             self._bars.stop()
 
     def update(self, process: str, progress: process_events.Progress) -> None:
-        """Takes what LocalCluster reports. A process without a progress event yet has a moving bar."""
+        """Shows a report of LocalCluster. Until its first progress event a process has an indeterminate bar."""
         if not self._console.is_terminal:
-            if self._said.get(process) != progress.text:
-                self._said[process] = progress.text
+            if self._shown.get(process) != progress.text:
+                self._shown[process] = progress.text
                 self._console.print(f"{process}: {progress.text}", markup=False, soft_wrap=True)
             return
         if process not in self._tasks:

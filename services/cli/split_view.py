@@ -12,7 +12,7 @@ from shared.rpc.pb.tandem.v1 import types_pb2
 
 _BAR_WIDTH = 36
 _REST_SHARE = 0.02
-"""What the parts leave of the whole is shown as a part of its own from this share on."""
+"""From this share of the whole on, unaccounted time is shown as a part of its own."""
 
 
 def split_parts(split: types_pb2.TtftSplit) -> list[tuple[str, float]]:

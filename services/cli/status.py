@@ -17,11 +17,11 @@ from shared.rpc.convert import role_from_proto
 from shared.rpc.pb.tandem.v1 import inference_pb2
 
 _PIPED_WIDTH = 200
-"""Columns where no terminal sets a limit: nothing is cut."""
+"""Width without a terminal, in columns: nothing is cut."""
 
 
 def status(
-    as_json: Annotated[bool, typer.Option("--json", help="All that the router says, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the router's full reply as JSON.")] = False,
     target: Target = DEFAULT_TARGET,
     api_key: ApiKey = "",
 ) -> None:
@@ -38,7 +38,7 @@ def status(
 
 
 def summary_lines(cluster: inference_pb2.ClusterStatus) -> list[str]:
-    """The cluster as a whole, in words."""
+    """Summary lines for the whole cluster."""
     state = "ready" if cluster.ready else f"not ready: {cluster.not_ready_reason}"
     lines = [
         f"{cluster.model_name}, {cluster.mode}, {state}",

@@ -1,4 +1,4 @@
-"""Whether the index answers. All calls share that state, so only the first one waits for a dead Redis."""
+"""Whether the index answers. All calls share this state, so that only the first one waits for a dead Redis."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shared.tasks import end_task
 
 
 class Availability:
-    """Probes every `interval_s` seconds, and at once when a call failed. `start()`/`close()`; twice is fine."""
+    """Probes every `interval_s` seconds, and at once when a call failed. `start()` and `close()` are idempotent."""
 
     def __init__(
         self,
@@ -24,13 +24,13 @@ class Availability:
         self._probe = probe
         self._on_change = on_change
         self._interval_s = interval_s
-        self._error: StoreUnavailable | None = StoreUnavailable("the index was not probed yet")
+        self._error: StoreUnavailable | None = StoreUnavailable("the index has not been probed yet")
         self._suspected = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @property
     def available(self) -> bool:
-        """The last probe was answered."""
+        """Whether the last probe was answered."""
         return self._error is None
 
     def require(self) -> None:
@@ -39,13 +39,13 @@ class Availability:
             raise StoreUnavailable(self._error.message, **self._error.details)
 
     def suspect(self) -> None:
-        """A call has failed: probe now. Only the probe changes the state: one slow answer does not close the store."""
+        """Probes now, because a call failed. Only probes change the state: one slow answer closes nothing."""
         self._suspected.set()
 
     async def start(self) -> None:
         """Returns after the first probe."""
         if self._task is None:
-            self._error = await self._look()
+            self._error = await self._probe_once()
             await self._on_change(self._error)
             self._task = asyncio.create_task(self._run(), name="index probe")
 
@@ -55,7 +55,7 @@ class Availability:
             task, self._task = self._task, None
             await end_task(task)
 
-    async def _look(self) -> StoreUnavailable | None:
+    async def _probe_once(self) -> StoreUnavailable | None:
         try:
             await self._probe()
         except StoreUnavailable as error:
@@ -68,6 +68,6 @@ class Availability:
                 async with asyncio.timeout(self._interval_s):
                     await self._suspected.wait()
             self._suspected.clear()
-            before, self._error = self._error, await self._look()
+            before, self._error = self._error, await self._probe_once()
             if (before is None) != (self._error is None):
                 await self._on_change(self._error)

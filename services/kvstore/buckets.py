@@ -2,10 +2,10 @@
 
 One server: all blocks are one bucket, the key is `b:` + hash, and one MGET reads a whole prompt.
 
-A cluster hashes keys to 16,384 slots, and one command can read several keys only where they share a slot. So blocks
-fall into 128 buckets by the first byte of their hash, and the key is `{tag}` + hash with a tag of two letters for each
-bucket. A bucket's keys share a slot, and the buckets' slots are spread evenly, so every node has its share of buckets.
-Block hashes are uniform, so a prompt's blocks spread evenly over all nodes, those of a popular system prompt too.
+A cluster hashes keys to 16,384 slots, and one command can read several keys only if they share a slot. So blocks are
+divided into 128 buckets by the first byte of their hash; a key is `{tag}` + hash, with one two-letter tag a bucket. A
+bucket's keys share a slot. The buckets' slots are spread evenly, so every node has its share of buckets. Block hashes
+are uniform, so the blocks of a prompt, also of a popular system prompt, spread evenly over all nodes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Buckets:
     """The keys of one layout: `Buckets.single()` or `Buckets.cluster()`."""
 
     def __init__(self, prefixes: Sequence[bytes], slots: Sequence[int]) -> None:
-        """Prefixes of one length each."""
+        """All prefixes have the same length."""
         self.prefixes = tuple(prefixes)
         self.slots = tuple(slots)
         self._prefix_len = len(prefixes[0])
@@ -68,7 +68,7 @@ class Buckets:
         return cls([b"{" + tags[i] + b"}" for i in nearest], [int(slots[i]) for i in nearest])
 
     def hash_of(self, key: bytes) -> bytes | None:
-        """The block hash in a key; None for a key that is no block's."""
+        """The block hash in a key; None if the key does not belong to a block."""
         is_block = len(key) == self._prefix_len + HASH_BYTES and key[: self._prefix_len] in self.prefixes
         return key[self._prefix_len :] if is_block else None
 

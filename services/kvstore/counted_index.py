@@ -1,4 +1,4 @@
-"""An index that counts what passes through it."""
+"""A block index that counts its calls and their blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which worker a holder id means: a snapshot of the table in Redis. No redis import.
+"""Maps holder ids to workers: a snapshot of the table in Redis. No redis import.
 
 Fields of the hash `tandem:{index}:holders`:
 
@@ -30,7 +30,7 @@ _MAX_REMEMBERED = 65_536
 
 @dataclass(frozen=True, slots=True)
 class TableVersion:
-    """Which state of the table an answer of Redis refers to."""
+    """The state of the table to which a reply of Redis refers."""
 
     epoch: bytes  # 8 random bytes; another epoch means another, emptied, index
     changes: int
@@ -46,10 +46,10 @@ class HolderTable:
     mostly have the same holders."""
 
     def __init__(self, version: TableVersion, fields: Mapping[bytes, bytes]) -> None:
-        """`fields` is the whole hash. Raises Internal when it has not the format described above."""
+        """`fields` is the whole hash. Raises Internal if it does not have the format described above."""
         self.version = version
         self.live: dict[bytes, Holder] = {}
-        """By id, in the bytes that records have."""
+        """By id, encoded as in the records."""
         self._remembered: dict[bytes, tuple[Holder, ...]] = {}
         try:
             self.num_deaths = int(fields.get(DEAD_FIELD, b"0"))
@@ -64,7 +64,7 @@ class HolderTable:
             raise Internal(f"the index's holder table is damaged: {error!r}") from error
 
     def covers(self, version: TableVersion) -> bool:
-        """True when this snapshot knows every holder that an answer of that version can name."""
+        """Whether this snapshot knows every holder that a reply of that version can name."""
         return self.version.epoch == version.epoch and self.version.changes >= version.changes
 
     def prefix(self, values: Iterable[bytes | None]) -> PrefixMatch:

@@ -1,4 +1,4 @@
-"""The interface of an index of blocks, wherever it is stored."""
+"""The interface of an index of blocks, independent of its storage."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class BlockIndex(Protocol):
     """
 
     async def start(self) -> None:
-        """Connects. Raises ConfigError for a refused configuration, StoreUnavailable when nothing answers; the
-        index can be used after the latter, and answers once its server does."""
+        """Connects. Raises ConfigError for a refused configuration, StoreUnavailable when nothing answers; after the
+        latter the index works as soon as its server answers."""
 
     async def match(self, hashes: bytes) -> PrefixMatch:
         """The longest prefix of which every block has a live holder, in one round trip. Changes nothing."""
@@ -52,14 +52,14 @@ class BlockIndex(Protocol):
         """Removes the worker's tier from the holders of each block; returns how many blocks had it."""
 
     async def forget_all(self) -> int:
-        """Forgets all holders at once; each is asked to publish again when it next sends anything. Returns how many
-        holders were forgotten."""
+        """Forgets all holders at once and returns how many. Each is asked to publish all its blocks again when it next
+        sends a change."""
 
     async def stats(self) -> IndexStats:
         """Size of the index."""
 
     async def probe(self) -> None:
-        """Returns when the index answers. Where it has lost data, forgets the holders, so that they publish again."""
+        """Returns when the index answers. If it has lost data, forgets the holders, so that they publish again."""
 
     async def close(self) -> None:
-        """Frees what it owns; twice is fine."""
+        """Frees what it owns; idempotent."""

@@ -1,4 +1,4 @@
-"""The store's end of match streams: a stream carries any number of matches at a time, answered in any order."""
+"""The server side of match streams: a stream carries many concurrent matches, answered in any order."""
 
 from __future__ import annotations
 

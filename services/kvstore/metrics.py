@@ -1,4 +1,4 @@
-"""A KV store process's metrics: what each is, and where it is read. Nothing here runs unless the page is asked for."""
+"""A KV store process's metrics: their definitions and sources. They are read only when the page is requested."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shared.telemetry.metrics import Metric, Observed, counter, gauge
 
 @dataclass(frozen=True, slots=True)
 class KVStoreSources:
-    """Where a KV store's figures are."""
+    """The objects that hold a KV store's figures."""
 
     index: IndexCounters
     sweeps: SweepCounters
@@ -24,11 +24,11 @@ class KVStoreSources:
 
 METRICS: tuple[Observed[KVStoreSources], ...] = (
     Observed(
-        gauge("tandem_index_available", "1 while Redis answered the last probe, else 0: then calls are refused."),
+        gauge("tandem_index_available", "1 while Redis answered the last probe; 0 while calls are refused."),
         lambda store: store.availability.available,
     ),
     Observed(
-        counter("tandem_index_matches_total", "Prefix look-ups that were answered."),
+        counter("tandem_index_matches_total", "Prefix look-ups answered."),
         lambda store: store.index.num_matches,
     ),
     Observed(
@@ -36,7 +36,7 @@ METRICS: tuple[Observed[KVStoreSources], ...] = (
         lambda store: store.index.num_match_blocks,
     ),
     Observed(
-        counter("tandem_index_hit_blocks_total", "Of these, blocks in the prefix that somebody holds."),
+        counter("tandem_index_hit_blocks_total", "Of these, blocks of the prefix that a holder was found for."),
         lambda store: store.index.num_hit_blocks,
     ),
     Observed(
@@ -44,15 +44,15 @@ METRICS: tuple[Observed[KVStoreSources], ...] = (
         lambda store: store.index.num_published_blocks,
     ),
     Observed(
-        counter("tandem_index_removed_blocks_total", "Blocks that lost a holder that withdrew them."),
+        counter("tandem_index_removed_blocks_total", "Blocks from which a holder was removed at its own request."),
         lambda store: store.index.num_removed_blocks,
     ),
     Observed(
-        counter("tandem_index_resyncs_total", "Times that a holder was asked to publish all its blocks again."),
+        counter("tandem_index_resyncs_total", "Requests to a holder to publish all its blocks again."),
         lambda store: store.index.num_resyncs,
     ),
     Observed(
-        counter("tandem_index_sweeps_total", "Checks of the index for what dead holders left."),
+        counter("tandem_index_sweeps_total", "Checks of the index for records of dead holders."),
         lambda store: store.sweeps.num_sweeps,
     ),
     Observed(
@@ -60,7 +60,7 @@ METRICS: tuple[Observed[KVStoreSources], ...] = (
         lambda store: store.sweeps.num_pruned,
     ),
     Observed(
-        counter("tandem_index_expired_holders_total", "Holders forgotten because they were silent for the lease."),
+        counter("tandem_index_expired_holders_total", "Holders forgotten because they sent nothing for a whole lease."),
         lambda store: store.sweeps.num_expired,
     ),
 )
@@ -91,11 +91,11 @@ NODE_METRICS: tuple[Observed[StoreNode], ...] = (
         lambda tier: tier.counters.num_misses,
     ),
     _tier(
-        counter("tandem_store_stored_blocks_total", "Blocks taken in.", "tier"),
+        counter("tandem_store_stored_blocks_total", "Blocks stored.", "tier"),
         lambda tier: tier.counters.num_stored,
     ),
     _tier(
-        counter("tandem_store_evicted_blocks_total", "Blocks evicted for others.", "tier"),
+        counter("tandem_store_evicted_blocks_total", "Blocks evicted to make room.", "tier"),
         lambda tier: tier.counters.num_evicted,
     ),
     _tier(
@@ -121,4 +121,4 @@ NODE_METRICS: tuple[Observed[StoreNode], ...] = (
         lambda node: node.transfer_counters.bytes_received,
     ),
 )
-"""Of a process that keeps blocks."""
+"""Metrics of a process with tiers."""

@@ -1,4 +1,4 @@
-"""A store node: takes blocks that workers offer, and sends them to those that ask."""
+"""A store node: stores blocks that workers offer, and sends them to workers that fetch them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from shared.kv_index.publisher import IndexPublisher
 logger = logging.getLogger(__name__)
 
 TRANSFER_TIMEOUT_S = 10.0
-"""A worker that neither sends nor takes anything for this long is given up. Seconds."""
+"""A transfer without progress for this long is abandoned. Seconds."""
 FETCH_BATCH = 8
 """Blocks read in one batch."""
 
@@ -61,7 +61,7 @@ class StoreNode:
     """
 
     def __init__(self, config: NodeConfig, transfer: KVTransfer, publisher: Callable[[Tier], IndexPublisher]) -> None:
-        """Owns the transfer, and the publishers that `publisher` makes. Raises ConfigError for a disk tier that has no
+        """Owns the transfer, and the publishers that `publisher` makes. Raises ConfigError for a disk tier without
         room for one block."""
         self._config = config
         self._transfer = transfer
@@ -89,11 +89,11 @@ class StoreNode:
 
     @property
     def transfer_counters(self) -> TransferCounters:
-        """Blocks that came and went over the transfer plane."""
+        """Bytes received and sent over the transfer plane."""
         return self._transfer.counters
 
     def failure(self, tier: Tier) -> str:
-        """Why the last call on a tier failed; empty where it did not."""
+        """Why the last call on a tier failed; empty if it did not."""
         error = self._tiers.failed.get(tier)
         return error.message if error is not None else ""
 
@@ -107,7 +107,7 @@ class StoreNode:
             await publisher.start()
 
     async def close(self) -> None:
-        """Ends running transfers; twice is fine."""
+        """Ends running transfers; idempotent."""
         for task in list(self._receiving):
             task.cancel()
         if self._receiving:
@@ -119,13 +119,13 @@ class StoreNode:
         self._tiers.close()
 
     async def offer(self, worker_name: str, hashes: Sequence[bytes], block_bytes: int, tenant: str = "") -> Wanted:
-        """Which of these blocks to send here; receives are posted for them. Raises ModelMismatch for blocks of another
-        size, ConfigError where not even one fits into the node's budgets."""
+        """Returns which of these blocks to send here; receives are posted for them. Raises ModelMismatch for blocks of
+        another size, ConfigError if not even one fits the node's budgets."""
         await self.open(block_bytes)
         fresh = [(index, name) for index, name in enumerate(hashes) if name not in self._coming]
         most = self._staging.num_free
         wanted = await self._in_thread(lambda: self._admit(fresh, most, block_bytes, tenant))
-        # Other offers were admitted meanwhile.
+        # Other offers may have taken slots meanwhile.
         wanted = [item for item in wanted if hashes[item[0]] not in self._coming]
         slots = self._staging.take(len(wanted))
         wanted = wanted[: len(slots)]
@@ -146,7 +146,7 @@ class StoreNode:
         return await self._in_thread(lambda: work(self._tiers))
 
     async def look_up(self, hashes: Sequence[bytes]) -> list[bool]:
-        """Which of these blocks are here."""
+        """Which of these blocks are stored here."""
         return await self._in_thread(lambda: [self._tiers.holds(name) for name in hashes])
 
     async def flush(self, tenant: str | None) -> tuple[int, int]:

@@ -14,7 +14,7 @@ class RateLimiter:
         self._free_at = 0.0
 
     async def spend(self, num_bytes: int) -> None:
-        """Returns once `num_bytes` more, and all before them, have had their share of time."""
+        """Counts `num_bytes`; returns when they and all earlier bytes fit the rate."""
         if self._bytes_per_s and num_bytes:
             now = time.monotonic()
             self._free_at = max(self._free_at, now) + num_bytes / self._bytes_per_s

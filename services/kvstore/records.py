@@ -4,9 +4,9 @@
     value   record, record, …    one for each holder, in the order of publication
     record  holder id (u32, little-endian)
 
-A holder id means one tier of one worker process (name, incarnation); `holder_table` maps it. No id is assigned twice,
-so a record whose id is not in the table is dead: its holder was superseded by a new incarnation, fell silent, or was
-asked to publish all its blocks again.
+A holder id stands for one tier of one worker process (name, incarnation); `holder_table` maps it. No id is assigned
+twice. So a record whose id is not in the table is dead: its holder was superseded by a new incarnation, fell silent, or
+was asked to publish all its blocks again.
 
 No other program may use the index's Redis database. ACL users need the keys `~b:*` (on a cluster `~{*`) and
 `~tandem:*`.

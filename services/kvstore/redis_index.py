@@ -1,13 +1,13 @@
 """The block index in Redis or Valkey, on one server or a cluster.
 
-`match` is one round trip whatever the prompt's length: it reads the table's version and every block. It uses MGET, not
-a script that stops at the first absent block: the whole fleet shares Redis, which spends about 0.1 ms on an MGET of 512
-blocks but ten times that in Lua. The holder table is cached here and read again only when the version that came with
-the blocks says that a worker registered since. So a superseded incarnation is never reported, not even by a store that
-did not see its successor register.
+`match` is one round trip for any prompt length: it reads the table's version and every block. It uses MGET, not a
+script that stops at the first absent block: the whole fleet shares Redis, which spends about 0.1 ms on an MGET of 512
+blocks but ten times that in Lua. The holder table is cached here and read again only when the version in the reply
+shows that a worker has registered since. So a superseded incarnation is never reported, not even by a store that did
+not see its successor register.
 
 On a cluster, version and blocks are read from several nodes at the same time. A holder that registers between the two
-reads is missed in that one match; nothing else can go wrong, since ids are never assigned twice.
+reads is missed in that one match; nothing else can go wrong, because ids are never assigned twice.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from shared.rpc.convert import role_to_proto
 SCRIPT_HASHES = 1024
 """Blocks in one run of a script, which blocks Redis for one or two milliseconds."""
 RETIRED_MAX_AGE_S = 86_400
-"""How long a superseded incarnation is refused: longer than a stalled process can take to come back."""
+"""How long a superseded incarnation is refused: longer than any stall of a process."""
 TABLE_SLOT = slot_of(TABLE_TAG)
 _UNSTAMPED = EventStamp(sequence=0, acknowledged=0)
 
@@ -126,7 +126,7 @@ class RedisIndex:
         return len(table.live)
 
     async def _forget(self, version: TableVersion) -> None:
-        """All holders, unless the index has been emptied since."""
+        """Forgets all holders, unless the index has been emptied since."""
         await self._redis.call(Command.script(FORGET_ALL, TABLE_KEYS, (version.epoch,), TABLE_SLOT))
 
     def _markers(self, verb: str, *arguments: str) -> list[Command]:
@@ -187,7 +187,7 @@ class RedisIndex:
 
 
 async def read_table(redis: RedisClient) -> HolderTable | None:
-    """The holder table as it is now; None when nothing was published yet."""
+    """The current holder table; None if nothing was published yet."""
     [(version, fields)] = await redis.call(
         Command.script(READ_TABLE, TABLE_KEYS, (), TABLE_SLOT), connection=RedisConnection.READ
     )

@@ -46,7 +46,7 @@ def tier_of(message: kvstore_pb2.PublishRequest | kvstore_pb2.RemoveRequest) -> 
 
 
 def stamp_of(message: kvstore_pb2.PublishRequest | kvstore_pb2.RemoveRequest) -> EventStamp:
-    """The change's place in its series."""
+    """The change's position in its series."""
     if message.sequence > MAX_SEQUENCE or message.acknowledged > message.sequence:
         raise InvalidRequest(
             f"sequence must be at most {MAX_SEQUENCE} and not below acknowledged, got {message.sequence} and "
@@ -59,7 +59,7 @@ def stamp_of(message: kvstore_pb2.PublishRequest | kvstore_pb2.RemoveRequest) ->
 
 
 def publisher_of(message: kvstore_pb2.PublishRequest) -> WorkerIdentity:
-    """Who publishes."""
+    """The worker that publishes."""
     try:
         role = role_from_proto(message.role)
     except ValueError as error:
@@ -71,7 +71,7 @@ def publisher_of(message: kvstore_pb2.PublishRequest) -> WorkerIdentity:
 
 
 def remover_of(message: kvstore_pb2.RemoveRequest) -> WorkerIdentity:
-    """Who removes; the role stays what it was."""
+    """The worker that removes; its registered role does not change."""
     return WorkerIdentity(name_of(message.worker), incarnation_of(message.worker), WorkerRole.PREFILL)
 
 

@@ -1,11 +1,11 @@
 """The index's writes as Lua scripts: Redis runs each atomically, so publishers cannot overwrite each other's changes.
 
-Why scripts and not APPEND with duplicates dropped on reading: a system prompt that is published a thousand times must
-not grow its blocks' values, and reads (the hot path) stay plain MGETs of minimal values. Blocks are read
-and written in groups of 256 with MGET and MSET, which costs Redis about 1 µs a block.
+Why scripts and not APPEND with duplicates dropped on reading: a system prompt published a thousand times must not grow
+its blocks' values, and reads (the hot path) stay plain MGETs of minimal values. Blocks are read and written in groups
+of 256 with MGET and MSET, which costs Redis about 1 µs a block.
 
-Keys of blocks are computed inside the scripts from a prefix and one string of hashes (a fifth of the bytes of declared
-keys). The prefix is the only declared key: it has the blocks' hash tag, so a cluster runs the script on their node.
+The scripts compute the keys of blocks from a prefix and one string of hashes (a fifth of the bytes of declared keys).
+The prefix is the only declared key: it has the blocks' hash tag, so a cluster runs the script on their node.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from services.kvstore.resp.command import LuaScript
 from shared.kv.hashing import HASH_BYTES
 
 SUPERSEDED, RESYNC, STALE, UNKNOWN = -1, -2, -3, -4
-"""What ADMIT returns instead of an id: see there."""
+"""Error results of ADMIT, explained there."""
 
 TABLE_KEYS = (VERSION_KEY, HOLDERS_KEY, PROGRESS_KEY, SEEN_KEY, RETIRED_KEY)
 """KEYS of the scripts about the table."""
@@ -186,7 +186,7 @@ return removed
 """
 
 ADMIT = LuaScript(_TABLE + _ADMIT)
-"""May this holder write, and under which id? KEYS: TABLE_KEYS.
+"""Checks whether a holder may write, and returns its id. KEYS: TABLE_KEYS.
 
 (tier, name, incarnation, role, 1 to register an unknown holder, epoch and first id for a new index, sequence number of
 the change or 0, last acknowledged one, 1 to start over, seconds for which superseded incarnations are remembered)

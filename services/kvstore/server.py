@@ -13,9 +13,9 @@ import grpc.aio
 
 from services.kvstore.availability import Availability
 from services.kvstore.counted_index import CountedIndex
+from services.kvstore.local_index_writer import LocalIndexWriter
 from services.kvstore.metrics import METRICS, NODE_METRICS, KVStoreSources
 from services.kvstore.node import NodeConfig, StoreNode
-from services.kvstore.own_claims import OwnClaims
 from services.kvstore.redis_index import RedisIndex
 from services.kvstore.resp.open import redis_client
 from services.kvstore.servicer import SERVICE_NAME, KVStoreServicer
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class KVStoreServer:
-    """`start()` returns once it serves, with Redis or still without; `close()` drains, twice is fine."""
+    """`start()` returns once it serves, even if Redis does not answer yet; `close()` drains and is idempotent."""
 
     def __init__(self, settings: KVStoreSettings) -> None:
         """Raises ConfigError for a malformed URL or a disk tier without a folder; no I/O before `start()`."""
@@ -71,7 +71,7 @@ class KVStoreServer:
 
     @property
     def endpoints(self) -> Mapping[str, str]:
-        """The metrics page's, where there is one."""
+        """Address of the metrics page, if there is one."""
         return {"metrics": self._metrics_server.address} if self._metrics_server.address else {}
 
     async def start(self) -> None:
@@ -99,7 +99,7 @@ class KVStoreServer:
         await self._sweeper.close()
         await self._availability.close()
         await self._rpc.set_serving(False)
-        # Both at once: a client whose stream has ended may open a new one, which would be cut off as it begins.
+        # Both at once: else a client whose stream has ended could open a new one, which would be cut off at once.
         drain_s = self._settings.drain_timeout_s
         await asyncio.gather(self._rpc.stop(drain_s), self._servicer.drain(drain_s))
         if self._node is not None:
@@ -129,7 +129,7 @@ class KVStoreServer:
             settings.pin_share,
         )
         identity = WorkerIdentity(self._node_name, secrets.randbits(63) + 1, WorkerRole.STORE)
-        claims = OwnClaims(self._index, self._availability)
+        claims = LocalIndexWriter(self._index, self._availability)
 
         def publisher(tier: Tier) -> IndexPublisher:
             return IndexPublisher(claims, identity, tier=tier)

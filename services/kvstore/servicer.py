@@ -1,4 +1,4 @@
-"""`tandem.v1.KVStoreService` over a BlockIndex: validate, ask, convert; every failure becomes a typed error."""
+"""`tandem.v1.KVStoreService` over a BlockIndex: validate, call, convert; every failure becomes a typed error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):
     """gRPC's view of the index. The counts in its statistics are this process's, since its start."""
 
     def __init__(self, index: CountedIndex, availability: Availability) -> None:
-        """Owns neither."""
+        """Does not close its arguments."""
         self._index = index
         self._availability = availability
         self._streams = MatchStreams(self._streamed_match)
@@ -39,7 +39,7 @@ class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):
     async def Match(  # noqa: N802
         self, request: kvstore_pb2.MatchRequest, context: Context
     ) -> kvstore_pb2.MatchResponse:
-        """Who holds the prompt's prefix."""
+        """The holders of the prompt's prefix."""
         return await self._answer(self._match(request), context)
 
     async def MatchStream(  # type: ignore[override]  # noqa: N802 - the stubs do not know servicers that write by hand
@@ -49,19 +49,19 @@ class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):
         await self._streams.serve(context)
 
     async def drain(self, deadline_s: float) -> None:
-        """Ends the streams once their running matches are answered, at the deadline at the latest."""
+        """Ends the streams once their running matches are answered, or at the deadline."""
         await self._streams.drain(deadline_s)
 
     async def Publish(  # noqa: N802
         self, request: kvstore_pb2.PublishRequest, context: Context
     ) -> kvstore_pb2.PublishResponse:
-        """A worker holds these blocks now."""
+        """Adds a worker's blocks."""
         return await self._answer(self._publish(request), context)
 
     async def Remove(  # noqa: N802
         self, request: kvstore_pb2.RemoveRequest, context: Context
     ) -> kvstore_pb2.RemoveResponse:
-        """A worker no longer holds these blocks."""
+        """Removes a worker's blocks."""
         return await self._answer(self._remove(request), context)
 
     async def GetStats(  # noqa: N802
@@ -133,5 +133,5 @@ class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):
         except TandemError as error:
             await abort(context, error)
         except Exception as error:
-            logger.exception("a bug stopped a call")
+            logger.exception("unexpected error in a call")
             await abort(context, error)

@@ -31,12 +31,12 @@ class KVStoreSettings(ServiceSettings):
     )
 
     bind: str = "127.0.0.1:50070"
-    """host:port to serve on; port 0 = any free one."""
+    """host:port to serve on; port 0 = any free port."""
     tls: Tls = Tls()
     """Mutual TLS of the gRPC calls between services: cert, key and ca, in all of them or in none. It does not cover the
     blocks, which travel over UCX."""
     metrics: str = "127.0.0.1:0"
-    """host:port of the Prometheus page, /metrics; port 0 = any free one, empty = no such page."""
+    """host:port of the Prometheus page, /metrics; port 0 = any free port, empty = no page."""
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
     """redis://, rediss:// (TLS) or unix:// URL of Redis or Valkey, with ACL user and password
     (redis://user:password@host:port/db, rediss://…?ssl_ca_certs=file). No other program may use that database.
@@ -50,18 +50,18 @@ class KVStoreSettings(ServiceSettings):
     sweep_interval_s: float = Field(default=5.0, gt=0, le=3600)
     """Time between two checks for workers that fell silent and for records to prune. Seconds."""
     lease_s: float = Field(default=60.0, ge=10, le=86_400)
-    """A worker that is silent for this long is forgotten until it publishes again. Seconds; workers send every 2 s."""
+    """A worker silent for this long is forgotten until it publishes again. Seconds; workers send every 2 s."""
     name: str = ""
-    """Name of this process as a holder of blocks, where it has tiers; empty = made from host name and bind."""
+    """Name of this process as a holder of blocks, if it has tiers; empty = derived from host name and bind."""
     host_bytes: int = Field(default=0, ge=0)
-    """Size of the host memory tier; 0 = no such tier. Bytes."""
+    """Size of the host memory tier; 0 = none. Bytes."""
     disk_folder: Path | None = None
     """Folder of the disk tier, used by this process alone; the blocks outlive the process."""
     disk_bytes: int = Field(default=0, ge=0)
-    """Size of the disk tier; 0 = no such tier. Bytes."""
+    """Size of the disk tier; 0 = none. Bytes."""
     block_bytes: int = Field(default=0, ge=0, multiple_of=8)
-    """Size of the workers' blocks, where it is known: then memory is allocated and budgets are checked at the start
-    and not when the first worker connects. 0 = taken from the first worker. Bytes."""
+    """Size of the workers' blocks, if known: then memory is allocated and budgets are checked at the start, not when
+    the first worker connects. 0 = taken from the first worker. Bytes."""
     tenant_quota: TenantQuota = TenantQuota()
     """Quota of tenants that tenant_quotas does not name. A tenant at its quota evicts its own blocks."""
     tenant_quotas: dict[str, TenantQuota] = Field(default_factory=dict)
@@ -69,9 +69,9 @@ class KVStoreSettings(ServiceSettings):
     pin_share: float = Field(default=0.25, ge=0, le=0.9)
     """Share of each tier's budget that `tandem cache pin` may protect from eviction."""
     staging_bytes: int = Field(default=64 << 20, ge=1 << 16)
-    """Memory for blocks in transfer, where there are tiers. While it is full, offers are declined and fetches wait.
+    """Memory for blocks in transfer, if there are tiers. While it is full, offers are declined and fetches wait.
     Bytes."""
     send_bytes_per_s: float = Field(default=0.0, ge=0)
-    """Most bytes a second that the tiers send, for a shared network; 0 = no limit."""
+    """Most bytes a second that the tiers send, to spare a shared network; 0 = no limit."""
     drain_timeout_s: float = Field(default=1.0, ge=0, le=60)
     """Time for running calls to end after SIGTERM. Seconds."""

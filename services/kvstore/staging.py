@@ -36,7 +36,7 @@ class Staging:
         return memoryview(self._memory[slot])
 
     def take(self, count: int) -> list[int]:
-        """Takes up to `count` free slots, as many as there are."""
+        """Takes up to `count` free slots, fewer if fewer are free."""
         taken, self._free = self._free[:count], self._free[count:]
         return taken
 

@@ -1,4 +1,4 @@
-"""`tandem.v1.StoreService` over a StoreNode: validate, ask, convert."""
+"""`tandem.v1.StoreService` over a StoreNode: validate, call, convert."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StoreServicer(kvstore_pb2_grpc.StoreServiceServicer):
     """gRPC's view of a node."""
 
     def __init__(self, node: StoreNode, name: str = "") -> None:
-        """Does not own the node; `name` is the node's in statistics."""
+        """Does not own the node; `name` names it in statistics."""
         self._node = node
         self._name = name
 

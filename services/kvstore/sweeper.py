@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 KEYS_PER_STEP = 512
 PAUSE_S = 0.005
-"""Pause between two steps, for matches to pass. Seconds."""
+"""Pause between two steps, so that matches can run. Seconds."""
 
 
 @dataclass(slots=True)
@@ -31,14 +31,14 @@ class SweepCounters:
 
     num_sweeps: int = 0
     num_pruned: int = 0  # records of dead holders
-    num_expired: int = 0  # holders that were silent for the lease
+    num_expired: int = 0  # holders that sent nothing for a whole lease
 
 
 class Sweeper:
-    """Checks every `interval_s` seconds whether holders died, and walks the index when some did.
+    """Checks every `interval_s` seconds for dead holders; if there are any, walks the index.
 
     Correctness does not depend on it: matches ignore dead holders at once. Sweepers of several stores over one index
-    repeat each other's work, which is harmless: every step is idempotent. `start()`/`close()`; twice is fine.
+    repeat each other's work, which is harmless: every step is idempotent. `start()` and `close()` are idempotent.
     """
 
     def __init__(self, redis: RedisClient, interval_s: float, lease_s: float) -> None:
@@ -64,9 +64,9 @@ class Sweeper:
             await end_task(task)
 
     async def expire(self) -> int:
-        """Forgets holders that were silent for the whole lease; returns how many. Raises StoreUnavailable.
+        """Forgets holders that sent nothing for the whole lease; returns how many. Raises StoreUnavailable.
 
-        Only once Redis has answered for a whole lease: during an outage no holder can publish.
+        Does so only after Redis has answered for a whole lease: during an outage no holder can publish.
         """
         now = time.monotonic()
         if self._answering_since is None:
@@ -118,7 +118,7 @@ class Sweeper:
 
     async def _prune(self, hashes: bytes, table: HolderTable) -> int:
         """Removes dead holders' records of these blocks. Records are read before the table, and holders register before
-        they write records: so an id that the table does not have is dead, not newer than the table."""
+        they write records. So an id that is not in the table is dead, not newer than the table."""
         read = self._buckets.read(hashes, VERSION_KEY)
         _, values = read.collect(await self._redis.call(*read.commands))
         ids = {holder_id for value in set(values) if value for holder_id in holder_ids(value)}
@@ -142,7 +142,7 @@ class Sweeper:
                 await self.expire()
                 await self.sweep()
             except StoreUnavailable:
-                self._answering_since = None  # the store's health shows it already
+                self._answering_since = None  # the store's health already reports it
             except TandemError as error:
                 logger.error("the sweep of dead holders failed: %s", error)
             await asyncio.sleep(self._interval_s)

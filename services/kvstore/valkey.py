@@ -1,4 +1,4 @@
-"""`python -m services.kvstore.valkey`: the embedded Valkey as a process of its own, for benchmarks and by hand.
+"""`python -m services.kvstore.valkey`: the embedded Valkey as a process of its own, for benchmarks and manual use.
 
 Its one event names the URL as `address`; see shared/process.py.
 """
@@ -17,7 +17,7 @@ from shared.process import run_service
 
 
 class ValkeySettings(ServiceSettings):
-    """Only the log's; those of the server are fixed."""
+    """Only log settings; the server's settings are fixed."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
         **{**ServiceSettings.model_config, "env_prefix": "TANDEM_VALKEY_"}
@@ -30,11 +30,11 @@ class ValkeyService:
     def __init__(self, server: EmbeddedValkey) -> None:
         self._server = server
         self.endpoints: Mapping[str, str] = {}
-        """None beside `address`."""
+        """Empty: only `address` is served."""
 
     @property
     def address(self) -> str:
-        """What `redis_url` settings take."""
+        """A value for `redis_url` settings."""
         return self._server.url
 
     async def close(self) -> None:

@@ -8,7 +8,7 @@ from shared.rpc.pb.tandem.v1 import inference_pb2
 
 
 def explanation(decisions: DecisionLog, request_id: str) -> inference_pb2.Explanation:
-    """Every attempt's candidates and scores; raises NotFound (`request_id`) where it is unknown or forgotten."""
+    """Every attempt's candidates and scores; raises NotFound (`request_id`) if it is unknown or forgotten."""
     attempts = decisions.of(request_id)
     if not attempts:
         raise NotFound(

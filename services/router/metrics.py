@@ -1,4 +1,4 @@
-"""What a router counts: the definitions of its metrics, and the calls that move them."""
+"""The router's metrics: their definitions, and the calls that update them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RouterCounts:
 
 @dataclass(slots=True)
 class TenantCounts:
-    """One tenant's finished requests since start: prompt tokens, and how many of them were not computed."""
+    """One tenant's finished requests since start: prompt tokens, and by source those that were not computed."""
 
     num_requests: int = 0
     num_prompt_tokens: int = 0
@@ -88,7 +88,7 @@ class RouterMetrics:
             (self._retries, (WorkerLost.code, TransferFailed.code)),
         ):
             for value in values:
-                known.add(0, value)  # a rate is wrong at first where a series begins above 0
+                known.add(0, value)  # a series that begins above 0 gives a wrong first rate
 
     def finished(self, active: ActiveRequest) -> None:
         """A request finished."""
@@ -109,7 +109,7 @@ class RouterMetrics:
         self._count_prefix(active.request, active.summary)
 
     def _count_prefix(self, request: Request, summary: RequestSummary) -> None:
-        """Counts the prefill that the fleet saved, by tenant and by where the KV came from."""
+        """Counts prompt tokens by tenant and by the source of their KV."""
         tenant = request.tenant if request.tenant in self.tenants else OTHER_TENANTS
         store = summary.num_fetched_tokens - summary.num_peer_tokens
         local = summary.num_cached_tokens - summary.num_fetched_tokens

@@ -21,14 +21,14 @@ class Request:
     arrived_at: float = 0.0  # time.perf_counter() when the edge accepted it, seconds
     timeout_s: float = 0.0  # 0 = none
     trace: dict[str, str] = field(default_factory=dict)  # W3C trace context
-    priority: int = 0  # higher goes first where the queue is ordered by priority
+    priority: int = 0  # higher goes first if the queue is ordered by priority
     session: str = ""  # the turns of one conversation share it; empty = none
-    salt: str = ""  # root of its hash chain: only prompts of the same one share blocks; empty = the tenant's name
+    salt: str = ""  # root of its hash chain: only prompts with the same salt share blocks; empty = the tenant's name
     ttft_timeout_s: float = 0.0  # seconds from arrival to the first token; 0 = the router's target
 
     @property
     def chain_salt(self) -> str:
-        """What its hash chain begins with."""
+        """The salt of its hash chain."""
         return self.salt or self.tenant
 
     @property
@@ -39,17 +39,17 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probability of one output token and of the likeliest alternatives, from the unmodified logits."""
+    """Log-probability of one output token and of the most likely alternatives, from the unmodified logits."""
 
     logprob: float
-    top: tuple[tuple[int, float], ...]  # (token id, log-probability), likeliest first
+    top: tuple[tuple[int, float], ...]  # (token id, log-probability), most likely first
 
 
 class TokenDelta(NamedTuple):
-    """New tokens of one request; `finish_reason` is set on the last delta. A tuple, since there is one a token."""
+    """New tokens of one request; `finish_reason` is set on the last delta. A tuple: one is made a token."""
 
     token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...] = ()  # as many as token_ids where asked for
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token id if requested
     finish_reason: FinishReason | None = None
 
 
@@ -71,11 +71,11 @@ class TtftSplit:
 
 @dataclass(slots=True)
 class RequestSummary:
-    """What is known of a request's cost so far; final once its last delta was read."""
+    """A request's cost so far; final once its last delta was read."""
 
     num_cached_tokens: int = 0  # prompt tokens whose KV was not recomputed
-    num_fetched_tokens: int = 0  # of these, what came from elsewhere
-    num_peer_tokens: int = 0  # of the fetched ones, what came from other workers' pools
+    num_fetched_tokens: int = 0  # of these, tokens fetched from other workers or store nodes
+    num_peer_tokens: int = 0  # of the fetched ones, tokens from other workers' pools
     ttft: TtftSplit = field(default_factory=TtftSplit)
     prefill_worker: str = ""  # empty: the decode worker prefilled
     decode_worker: str = ""
@@ -85,18 +85,18 @@ class RunningRequest(Protocol):
     """One request in the core, for one reader on the event loop; always `aclose()` it."""
 
     def take(self) -> TokenDelta | None:
-        """All tokens since the last call as one delta, None where there are none. The last delta has a finish reason,
-        and comes when the request holds nothing in the cluster any more. Raises a TandemError on failure, behind the
-        tokens that came before it."""
+        """All tokens since the last call as one delta, or None. The last delta has a finish reason and comes after the
+        request has freed everything in the cluster. Raises a TandemError on failure, after the tokens that came before
+        it."""
         ...
 
     def notify(self, reader: asyncio.Future[None]) -> None:
-        """Sets the future's result when `take` has something to give or to raise, at once where it has."""
+        """Sets the future's result as soon as `take` has something to return or raise, perhaps at once."""
         ...
 
     @property
     def ended(self) -> bool:
-        """It ended well, and everything was taken."""
+        """It finished without error, and all deltas were taken."""
         ...
 
     @property
@@ -121,5 +121,5 @@ class Core(Protocol):
         ...
 
     def not_ready_reason(self) -> str:
-        """Empty when a prompt can be served now; else what is missing, in words."""
+        """Empty when a prompt can be served now; else a message about what is missing."""
         ...

@@ -61,7 +61,7 @@ def _worker(link: AnyLink) -> inference_pb2.WorkerStatus:
 
 
 def _failures(fleet: Fleet) -> list[str]:
-    """What fails of the discovery, of the workers' sessions, and of their store nodes."""
+    """Failures of the discovery, of the workers' sessions and of their store nodes."""
     found = [fleet.discovery_failure] if fleet.discovery_failure else []
     for link in fleet.links:
         if not link.connected:
@@ -69,5 +69,5 @@ def _failures(fleet: Fleet) -> list[str]:
             found.append(f"{link.role} worker {link.name} is not connected{reason}")
         elif link.load.silent_stores:
             nodes = ", ".join(link.load.silent_stores)
-            found.append(f"{link.role} worker {link.name} gets nothing from store nodes: {nodes}")
+            found.append(f"{link.role} worker {link.name} gets no answer from store nodes: {nodes}")
     return found

@@ -21,16 +21,16 @@ class SentBlock:
     """A block that the holder has begun to send."""
 
     index: int
-    """In the request's hashes."""
+    """Index among the request's hashes."""
     checksum: int
     tier: Tier
-    """Where the holder kept it."""
+    """The tier from which the holder read it."""
 
 
 class BlockClient:
     """One holder of blocks. Connects on first use, reconnects by itself; safe for any number of concurrent calls.
 
-    Every method raises StoreUnavailable when the holder does not answer in time (at once where that is known), and the
+    Every method raises StoreUnavailable when the holder does not answer in time (at once if that is known), and the
     typed errors that the holder sends.
     """
 
@@ -57,14 +57,14 @@ class BlockClient:
         except grpc.aio.AioRpcError as error:
             raise self.translate(error) from error
         if 8 * len(held) < len(hashes):
-            raise StoreUnavailable(f"{self.address} answered for fewer blocks than were asked for")
+            raise StoreUnavailable(f"{self.address} answered for fewer blocks than requested")
         return [bool(held[index >> 3] >> (index & 7) & 1) for index in range(len(hashes))]
 
     async def fetch(
         self, hashes: Sequence[bytes], block_bytes: int, ticket: int, transfer_address: bytes, timeout_s: float
     ) -> AsyncGenerator[list[SentBlock], None]:
         """Asks the holder to send blocks to the receives posted under `ticket` at `transfer_address`, the last block
-        first. Yields batch by batch the blocks on their way."""
+        first. Yields the blocks whose sends have begun, batch by batch."""
         request = kvstore_pb2.FetchRequest(
             block_hashes=join_hashes(hashes), block_bytes=block_bytes, ticket=ticket, transfer_address=transfer_address
         )
@@ -72,7 +72,7 @@ class BlockClient:
         try:
             async for part in call:
                 if any(index >= len(hashes) for index in part.block_indexes):
-                    raise StoreUnavailable(f"{self.address} sends blocks that were not asked for")
+                    raise StoreUnavailable(f"{self.address} sends blocks that were not requested")
                 yield [
                     SentBlock(index, checksum, Tier(tier))
                     for index, checksum, tier in zip(part.block_indexes, part.checksums, part.tiers, strict=True)
@@ -83,7 +83,7 @@ class BlockClient:
             call.cancel()
 
     async def flush(self, tenant: str | None, timeout_s: float) -> kvstore_pb2.FlushResponse:
-        """Drops a tenant's blocks, or all. Raises InvalidRequest where the holder keeps no tenants apart."""
+        """Drops a tenant's blocks, or all. Raises InvalidRequest if the holder does not track tenants."""
         stub = kvstore_pb2_grpc.BlockServiceStub(self.connected())
         try:
             return await stub.Flush(kvstore_pb2.FlushRequest(tenant=tenant), timeout=timeout_s)
@@ -91,7 +91,7 @@ class BlockClient:
             raise self.translate(error) from error
 
     async def close(self) -> None:
-        """Ends the connection; twice is fine."""
+        """Ends the connection; idempotent."""
         self._closed = True
         if self._channel is not None:
             connection, self._channel = self._channel, None
@@ -107,7 +107,7 @@ class BlockClient:
 
     def translate(self, error: grpc.aio.AioRpcError) -> TandemError:
         """The typed error of a failed call."""
-        meant = from_rpc_error(error, self.address)
-        if isinstance(meant, WorkerLost | DeadlineExceeded):
-            return StoreUnavailable(meant.message, address=self.address)
-        return meant
+        typed = from_rpc_error(error, self.address)
+        if isinstance(typed, WorkerLost | DeadlineExceeded):
+            return StoreUnavailable(typed.message, address=self.address)
+        return typed

@@ -33,20 +33,20 @@ class BlockProvider(Protocol):
     def fetch(
         self, hashes: Sequence[bytes], block_bytes: int, ticket: int, address: bytes
     ) -> AsyncGenerator[list[SentBlock], None]:
-        """Sends blocks to `address` on the transfer plane, the last one first, then a trailer; yields the blocks on
-        their way. Closing the generator ends the transfer. Raises ModelMismatch for blocks of another size,
+        """Sends blocks to `address` on the transfer plane, the last one first, then a trailer; yields the blocks whose
+        sends have begun. Closing the generator ends the transfer. Raises ModelMismatch for blocks of another size,
         TransferFailed."""
 
     async def flush(self, tenant: str | None) -> tuple[int, int]:
         """Drops a tenant's blocks, or all with None; returns the number of blocks and of bytes. Raises InvalidRequest
-        for an invalid tenant, or where blocks are not kept by tenant."""
+        for an invalid tenant, or if the provider does not track tenants."""
 
 
 class BlockServicer(kvstore_pb2_grpc.BlockServiceServicer):
     """Serves one provider over gRPC."""
 
     def __init__(self, provider: BlockProvider) -> None:
-        """Does not own it."""
+        """Does not close the provider."""
         self._provider = provider
 
     async def LookUp(self, request: kvstore_pb2.LookUpRequest, context: Context) -> kvstore_pb2.LookUpResponse:  # noqa: N802
@@ -88,11 +88,11 @@ class BlockServicer(kvstore_pb2_grpc.BlockServiceServicer):
 
 
 async def answer(work: Awaitable[T], context: Context) -> T:
-    """The result of `work`; ends the call with a typed error where it raised."""
+    """The result of `work`; ends the call with a typed error if it raised."""
     try:
         return await work
     except TandemError as error:
         await abort(context, error)
     except Exception as error:
-        logger.exception("a bug stopped a call")
+        logger.exception("unexpected error in a call")
         await abort(context, error)

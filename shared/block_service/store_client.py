@@ -1,4 +1,4 @@
-"""Async client of a store node: offers of blocks for the workers; statistics and pins for the operator."""
+"""Async client of a store node: offers of blocks by workers; statistics and pins for administrators."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
 OFFER_TIMEOUT_S = 2.0
 STATS_TIMEOUT_S = 2.0
 OPERATOR_TIMEOUT_S = 10.0
-"""Of a pin or a flush, which may read or delete files."""
+"""Timeout of a pin or a flush, which may read or delete files."""
 
 ResponseT = TypeVar("ResponseT")
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The blocks of an offer that a store node wants to be sent."""
+    """The blocks of an offer that a store node accepts."""
 
     indexes: tuple[int, ...]
-    """In the offer; a block's index on the transfer plane is its place in this tuple."""
+    """Indexes in the offer. On the transfer plane a block's index is its position in this tuple."""
     ticket: int
     transfer_address: bytes
 
 
 class StoreClient(BlockClient):
-    """One store node. Every method raises as those of a BlockClient."""
+    """One store node. Every method raises like those of BlockClient."""
 
     async def offer(self, worker_name: str, hashes: Sequence[bytes], block_bytes: int, tenant: str = "") -> Wanted:
-        """Which of these blocks of a tenant the node wants. Unless it wants none, it then waits for them and for a
-        trailer on the transfer plane."""
+        """Asks which of these blocks of a tenant the node accepts. If there are any, the node then waits for them and
+        for a trailer on the transfer plane."""
         request = kvstore_pb2.OfferRequest(
             worker_name=worker_name, block_hashes=join_hashes(hashes), block_bytes=block_bytes, tenant=tenant
         )
@@ -51,7 +51,7 @@ class StoreClient(BlockClient):
         return await self._call(lambda stub: stub.GetTierStats(request, timeout=STATS_TIMEOUT_S))
 
     async def pin(self, request: kvstore_pb2.PinRequest) -> kvstore_pb2.PinStatus:
-        """Keeps blocks until they are unpinned. Raises InvalidRequest where they have no room."""
+        """Keeps blocks until they are unpinned. Raises InvalidRequest if there is no room for them."""
         return (await self._call(lambda stub: stub.Pin(request, timeout=OPERATOR_TIMEOUT_S))).pin
 
     async def unpin(self, name: str) -> kvstore_pb2.PinStatus:

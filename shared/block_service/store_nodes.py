@@ -1,4 +1,4 @@
-"""The store nodes by name, and which of them answer."""
+"""The store nodes by name, and which of them are alive."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Answer(Generic[T]):
 class StoreNodes:
     """A client for each store node.
 
-    Requests use the `live` nodes. After a failed call (`failed`) a node is left out until a probe in the background
-    finds that it answers: no request waits for it, and meanwhile the next node by rendezvous rank keeps its blocks.
-    `ask_all` is for operators: it asks the silent nodes too and changes nothing.
+    Requests use the `live` nodes. After a failed call (`failed`) a node is left out until a background probe finds that
+    it answers: no request waits for it, and meanwhile the next node by rendezvous rank keeps its blocks. `ask_all` is
+    for administrators: it asks the silent nodes too and changes nothing.
     """
 
     def __init__(self, addresses: Mapping[str, str], credentials: grpc.ChannelCredentials | None = None) -> None:
@@ -59,7 +59,7 @@ class StoreNodes:
 
     @property
     def live(self) -> tuple[str, ...]:
-        """The nodes that answer, by the last call or probe."""
+        """The nodes that answered the last call or probe."""
         return tuple(name for name in self._clients if not self._is_silent(name))
 
     @property
@@ -80,7 +80,7 @@ class StoreNodes:
         self.on_change()
 
     def refused(self, name: str, error: TandemError) -> None:
-        """The node can never exchange blocks with this worker (another layout, say): it is silent for good."""
+        """The node can never exchange blocks with this worker (for instance another layout): it stays silent."""
         if name not in self._refused:
             logger.error("store node %s at %s refuses this worker's blocks: %s", name, self.client(name).address, error)
             self._refused.add(name)
@@ -96,7 +96,7 @@ class StoreNodes:
         )
 
     async def close(self) -> None:
-        """Ends probes and connections; twice is fine."""
+        """Ends probes and connections; idempotent."""
         self._closed = True
         for task in list(self._probes.values()):
             await end_task(task)
@@ -120,7 +120,7 @@ class StoreNodes:
 
 
 async def ask_all(clients: Mapping[str, ClientT], call: Callable[[str, ClientT], Awaitable[T]]) -> list[Answer[T]]:
-    """The answers of all holders of blocks, in the order of `clients`, asked at the same time; a TandemError of one is
+    """The answers of all holders of blocks, in the order of `clients`, asked concurrently; a TandemError of one is
     its answer and is not raised."""
 
     async def ask(name: str, client: ClientT) -> Answer[T]:

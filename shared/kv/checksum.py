@@ -4,11 +4,11 @@ Over a block's little-endian 64-bit words w_i:
 
     checksum = Σ w_i · (2·mix(i) + 1)  mod 2^64        mix(i) = splitmix64 of state i
 
-Weights are odd, so a change of one word by any amount, a flipped bit among them, always shows; they differ
-from word to word, so moved words show too (two swapped words go unseen only if their difference times that of
-their mixes is a multiple of 2^63). Addition commutes, so a kernel may sum in any order. It guards against
-lost, torn and misplaced writes, not against an adversary. splitmix64: Steele, Lea, Flood, "Fast splittable
-pseudorandom number generators", OOPSLA 2014.
+Weights are odd, so a change of one word by any amount always shows, for instance a flipped bit. They differ from word
+to word, so moved words show too (two swapped words stay undetected only if their difference times that of their mixes
+is a multiple of 2^63). Addition commutes, so a kernel may sum in any order. The checksum guards against lost, torn and
+misplaced writes, not against an adversary. splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number
+generators", OOPSLA 2014.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shared.kv.checksum_weights import checksum_weights, weighted_sum
 
 _MASK = (1 << 64) - 1
 _CUDA_CHUNK_BYTES = 64 << 20
-"""Scratch that a pass over many blocks on an accelerator may use at once."""
+"""Limit of scratch memory for one pass over many blocks on an accelerator."""
 
 
 class BlockChecksum:
@@ -43,7 +43,7 @@ class BlockChecksum:
         return self.checksum_blocks(block.reshape(1, -1), [0])[0]
 
     def checksum_blocks(self, pool: torch.Tensor, block_ids: Sequence[int]) -> list[int]:
-        """Checksums of the chosen blocks of a contiguous `pool`, `[num_blocks, …]`, as they are now.
+        """Current checksums of the given blocks of a contiguous `pool`, `[num_blocks, …]`.
 
         Raises ValueError for a pool on another device or with blocks of another size.
         """
@@ -69,5 +69,5 @@ def as_words(pool: torch.Tensor) -> torch.Tensor:
         raise ValueError("the pool must be contiguous")
     rows = pool.detach().reshape(pool.shape[0], -1).view(torch.uint8)
     if rows.shape[1] % 8:
-        raise ValueError(f"a block has {rows.shape[1]} bytes, which is no multiple of 8")
+        raise ValueError(f"a block has {rows.shape[1]} bytes, which is not a multiple of 8")
     return rows.view(torch.int64)

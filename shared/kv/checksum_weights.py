@@ -17,6 +17,6 @@ def checksum_weights(num_words: int) -> npt.NDArray[np.uint64]:
 
 
 def weighted_sum(words: npt.NDArray[np.uint64], weights: npt.NDArray[np.uint64]) -> int:
-    """Checksum in [0, 2^64) of a block's words where they lie; both `[num_words]`."""
+    """Checksum in [0, 2^64) of a block's words, read in place; both `[num_words]`."""
     # einsum reads the block once; a product would write a temporary first.
     return int(np.einsum("i,i->", words, weights))

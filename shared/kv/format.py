@@ -1,4 +1,4 @@
-"""What the KV cache keeps of a token in a layer, apart from the dtype that the model computes in. No tensors."""
+"""How the KV cache stores a token in a layer, independent of the model's compute dtype. No tensors."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from shared.errors import InvalidRequest
 
 BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""The KV dtypes there are, by their torch name."""
+"""The supported KV dtypes, by their torch name."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVFormat:
     """K and V of `num_kv_heads` heads, `head_dim` elements each, without scales.
 
-    All that depends on how a token is kept goes by the members below: the pool's memory and shape, transfers and
-    checksums by the bytes, roots of hash chains by the name, kernels by shape and dtype. A quantised format would
-    count its scales in `layer_bytes` and say so in `name`; one of latent attention would keep
+    All code that depends on the storage of a token uses the members below: the pool's memory and shape, transfers and
+    checksums use the bytes, roots of hash chains the name, kernels shape and dtype. A quantised format would count its
+    scales in `layer_bytes` and identify itself in `name`; one of latent attention would have
     `[block_size, latent width]` as its `layer_shape`.
 
     Raises InvalidRequest naming the field that is out of bounds.
     """
 
     dtype: str
-    """Of the elements, one of `BYTES_PER_ELEMENT`."""
+    """Dtype of the elements, one of `BYTES_PER_ELEMENT`."""
     num_kv_heads: int
     head_dim: int
 
@@ -36,11 +36,11 @@ class KVFormat:
 
     @property
     def name(self) -> str:
-        """Part of every chain's root: two formats whose bytes mean different things have different names."""
+        """Part of every chain's root: formats that encode differently have different names."""
         return self.dtype
 
     def layer_shape(self, block_size: int) -> tuple[int, int, int, int]:
-        """Of one layer of a block: `[2, num_kv_heads, block_size, head_dim]`, K then V."""
+        """Shape of one layer of a block: `[2, num_kv_heads, block_size, head_dim]`, K then V."""
         return (2, self.num_kv_heads, block_size, self.head_dim)
 
     def layer_bytes(self, block_size: int) -> int:
@@ -48,7 +48,7 @@ class KVFormat:
         return 2 * self.num_kv_heads * block_size * self.head_dim * BYTES_PER_ELEMENT[self.dtype]
 
     def describe(self) -> str:
-        """For logs and error messages."""
+        """A text for logs and error messages."""
         return f"{self.num_kv_heads} KV heads x {self.head_dim} dims, {self.dtype}"
 
 

@@ -1,8 +1,8 @@
 """Content addresses of KV blocks: chained hashes over token ids.
 
-A sealed block is named by `block_hash(parent, its tokens)`; the parent of the first block is a root that
-stands for everything else the KV depends on. Equal hashes therefore mean equal prefixes under the same model,
-and the longest shared prefix of two sequences is the longest common head of their chains.
+A sealed block is named by `block_hash(parent, its tokens)`; the parent of the first block is a root that stands for
+everything else that the KV depends on. So equal hashes mean equal prefixes under the same model, and the longest
+shared prefix of two sequences is the longest common prefix of their chains.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _ROOT_PERSON = b"tandem-kv-root"
 
 @dataclass(frozen=True, slots=True)
 class ChainRoots:
-    """The rule by which workers, routers and `tandem cache` name a prompt's chain: one rule a model and KV format."""
+    """The rule by which workers, routers and `tandem cache` compute a prompt's chain root. One rule for each model and
+    KV format."""
 
     model_fingerprint: str
     kv_format: str
@@ -35,7 +36,7 @@ class ChainRoots:
     prompts share blocks only with prompts of the same length. 0 = prompts of every length share."""
 
     def of(self, salt: str, num_prompt_tokens: int, adapter: str = "") -> bytes:
-        """The root for a client's prompt of this length; tokens produced behind it do not count."""
+        """The root for a client's prompt of this length; generated tokens do not count."""
         is_stretched = 0 < self.rope_trained_len < num_prompt_tokens
         rope_len = num_prompt_tokens if is_stretched else 0
         return root_hash(self.model_fingerprint, self.kv_format, self.layout_version, adapter, salt, rope_len)
@@ -46,7 +47,7 @@ def root_hash(
 ) -> bytes:
     """The 16-byte root of all chains of one (model, KV format, layout, adapter, tenant salt, rope length).
 
-    Every field is length-prefixed, so no two different tuples hash the same bytes. Ask `ChainRoots` for a prompt's.
+    Every field is length-prefixed, so no two different tuples hash the same bytes. Callers use `ChainRoots`.
     """
     state = blake2b(digest_size=HASH_BYTES, person=_ROOT_PERSON)
     fields = [model_fingerprint, kv_format, str(layout_version), adapter, salt]
@@ -80,8 +81,8 @@ def chain(root: bytes, token_ids: Sequence[int], block_size: int) -> list[bytes]
 def extend_chain(hashes: list[bytes], root: bytes, token_ids: Sequence[int], block_size: int) -> None:
     """Append to `hashes` the hashes of the blocks of `token_ids` that it does not cover yet.
 
-    `hashes` is the chain of the first `len(hashes) * block_size` tokens; those tokens are not read again, so
-    a call after every generated token costs nothing until a block fills up.
+    `hashes` is the chain of the first `len(hashes) * block_size` tokens; those tokens are not read again. So a call
+    after every generated token costs almost nothing until a block fills up.
     """
     start = len(hashes) * block_size
     num_new = len(token_ids) // block_size - len(hashes)
@@ -96,7 +97,7 @@ def extend_chain(hashes: list[bytes], root: bytes, token_ids: Sequence[int], blo
 
 
 def _little_endian_u32(token_ids: Sequence[int]) -> array[int]:
-    """The ids as an array of 4-byte little-endian words, converted in C and not id by id."""
+    """The ids as an array of 4-byte little-endian words, converted in C, not one by one."""
     try:
         words = array("I", token_ids)
     except (OverflowError, TypeError) as error:

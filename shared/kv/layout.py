@@ -1,7 +1,7 @@
 """The shape of a KV block, the same for every worker of a cluster.
 
-One tensor a worker, `[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]`: a block is one
-contiguous run of bytes over all layers, so that one message moves it and one checksum covers it.
+One tensor a worker, `[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]`: a block is contiguous over all
+layers, so that one message moves it and one checksum covers it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from shared.errors import InvalidRequest, ModelMismatch
 from shared.kv.format import KVFormat, check_dimension
 
 LAYOUT_VERSION = 1
-"""Raised whenever the meaning of a block's bytes changes; part of every chain's root."""
+"""Increased whenever the meaning of a block's bytes changes; part of every chain's root."""
 
 CHECKSUM_WORD_BYTES = 8
-"""A checksum reads a block in words of this many bytes; a block must be a multiple of it."""
+"""Word size of the checksum; the size of a block must be a multiple of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """Dimensions of one block, and the format of what it holds.
+    """Dimensions of one block, and the format of its KV.
 
     Raises InvalidRequest naming the field that is out of bounds.
     """
@@ -36,14 +36,14 @@ class BlockLayout:
         if self.block_bytes % CHECKSUM_WORD_BYTES:
             raise InvalidRequest(
                 f"block_size {self.block_size} gives blocks of {self.block_bytes} bytes, "
-                f"which is no multiple of {CHECKSUM_WORD_BYTES}",
+                f"which is not a multiple of {CHECKSUM_WORD_BYTES}",
                 field="block_size",
                 limit=CHECKSUM_WORD_BYTES,
             )
 
     @property
     def dtype(self) -> str:
-        """Torch name of the dtype of K and V; the model may compute in another."""
+        """Torch name of the dtype of K and V; the compute dtype may differ."""
         return self.format.dtype
 
     @property

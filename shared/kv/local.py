@@ -1,4 +1,4 @@
-"""The transfer plane within one process, without UCX: for tests of what uses a `KVTransfer`."""
+"""The transfer plane within one process, without UCX: for tests of code that uses a `KVTransfer`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shared.kv.transfer import TRAILER_INDEX, Incoming, TransferCounters
 
 
 class LocalPlane:
-    """Who can reach whom: the transfers that were started on it."""
+    """The transfers that can reach each other: those started on this plane."""
 
     def __init__(self) -> None:
         self._transfers: dict[bytes, LocalTransfer] = {}
@@ -25,20 +25,20 @@ class LocalPlane:
         return address
 
     def leave(self, address: bytes) -> None:
-        """Nobody reaches that address any more."""
+        """Makes that address unreachable."""
         self._transfers.pop(address, None)
 
     def at(self, address: bytes) -> LocalTransfer:
-        """Raises TransferFailed where nobody is there."""
+        """The transfer at an address. Raises TransferFailed if there is none."""
         transfer = self._transfers.get(address)
         if transfer is None:
-            raise TransferFailed("nobody is at the peer's transfer address", field="transfer_address")
+            raise TransferFailed("nothing is at the peer's transfer address", field="transfer_address")
         return transfer
 
 
 @dataclass(slots=True, eq=False)
 class _Message:
-    """A send that has not been taken."""
+    """A send that no receive has matched yet."""
 
     target: bytes
     memory: memoryview
@@ -84,12 +84,12 @@ class _Incoming:
         for index in indexes:
             receive = self.receives.get(index)
             if receive is None:
-                raise TransferFailed(f"the sender names block {index}, which nobody asked for")
+                raise TransferFailed(f"the sender names block {index}, which was not expected")
             await receive.wait()
 
 
 class LocalTransfer:
-    """Implements `KVTransfer`; a message is copied at the moment when it meets its receive."""
+    """Implements `KVTransfer`; a message is copied as soon as it matches its receive."""
 
     def __init__(self, plane: LocalPlane) -> None:
         self.counters = TransferCounters()
@@ -98,7 +98,7 @@ class LocalTransfer:
         self._open = False
         self._incoming: dict[int, _Incoming] = {}
         self._untaken: dict[tuple[int, int], list[_Message]] = {}
-        """Messages that came here before their receive, by ticket and block index."""
+        """Messages that arrived before their receive, by ticket and block index."""
         self._cancelled: set[int] = set()
         self._sends: set[_Message] = set()
 
@@ -173,10 +173,10 @@ class LocalTransfer:
             self._match(*late)
 
     def _match(self, ticket: int, index: int) -> None:
-        """Brings the messages with this tag and their receive together."""
+        """Matches the messages of this tag with their receive."""
         messages = self._untaken.get((ticket, index), [])
         while messages:
-            if messages[0].taken.done():  # given up by its sender
+            if messages[0].taken.done():  # abandoned by its sender
                 del messages[0]
                 continue
             if ticket not in self._cancelled:

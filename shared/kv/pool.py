@@ -1,4 +1,4 @@
-"""Who owns which block, and which cached block goes first when memory runs out. Policy only: no tensors.
+"""Ownership of blocks, and the order in which cached blocks are evicted. Policy only: no tensors.
 
 A block is in one of three states:
 
@@ -6,10 +6,10 @@ A block is in one of three states:
     cached  num_refs == 0, sealed, findable by its hash; `acquire` revives it
     blank   num_refs == 0 and nothing worth keeping
 
-Blank and cached blocks stand in one free list, blank ones first, then cached ones from the least to the most
-recently released. `allocate` takes from the head, so no cached block is lost while a blank one is left. The
-list is intrusive, two arrays of neighbours and a sentinel: reviving a block from its middle must be O(1),
-which a deque cannot do.
+Blank and cached blocks are in one free list: first the blank ones, then the cached ones from the least to the most
+recently released. `allocate` takes from the head, so no cached block is lost while a blank one is left. The list is
+intrusive, two arrays of neighbours and a sentinel, because removing a block from its middle must be O(1), which a deque
+cannot do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 
 class OutOfBlocks(Exception):
-    """`needed` blocks were asked for and only `free` are neither in use nor reserved."""
+    """`needed` blocks were requested, but only `free` are neither in use nor reserved."""
 
     def __init__(self, needed: int, free: int) -> None:
         super().__init__(f"needed {needed} blocks, {free} are free")
@@ -30,7 +30,7 @@ class OutOfBlocks(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PoolEvents:
-    """What became findable and what ceased to be since the last drain, net of changes undone in between.
+    """Hashes that became findable and that ceased to be since the last drain; changes undone in between cancel out.
 
     Applied in any order to the set of hashes held before, they give `cached_hashes()`.
     """
@@ -91,7 +91,7 @@ class BlockPool:
     def match(self, hashes: Sequence[bytes]) -> list[int]:
         """Block ids of the longest cached prefix of `hashes`.
 
-        Changes nothing: `acquire` what it found before the next `allocate` may evict it.
+        Changes nothing: `acquire` the blocks before the next `allocate`, which could evict them.
         """
         found: list[int] = []
         for block_hash in hashes:
@@ -104,7 +104,7 @@ class BlockPool:
     def acquire(self, block_ids: Sequence[int]) -> None:
         """Take one more reference on each block; a cached block leaves the free list.
 
-        Raises ValueError for a blank block: its bytes mean nothing.
+        Raises ValueError for a blank block, which holds no valid KV.
         """
         for block_id in block_ids:
             if self._num_refs[block_id] == 0 and not self._is_findable(block_id):
@@ -131,10 +131,9 @@ class BlockPool:
     def release(self, block_ids: Sequence[int]) -> None:
         """Give back one reference on each block, in the order of a sequence's block table.
 
-        Findable blocks join the free list's tail, last block of the sequence first: so later blocks are
-        evicted before earlier ones, and what remains of a prefix is still a prefix. Blocks that nobody can
-        find (not sealed, or a duplicate) join its head. Raises ValueError, changing nothing, on a double
-        release.
+        Findable blocks join the free list's tail, the last block of the sequence first: so later blocks are evicted
+        before earlier ones, and the rest of a prefix is still a prefix. Blocks that no lookup can find (not sealed, or
+        duplicates) join its head. Raises ValueError on a double release and changes nothing.
         """
         for block_id, count in Counter(block_ids).items():
             if count > self._num_refs[block_id]:
@@ -151,9 +150,9 @@ class BlockPool:
     def seal(self, block_id: int, block_hash: bytes) -> None:
         """Declare a full block immutable and make it findable under `block_hash`.
 
-        When another block already holds that hash, that one stays the findable copy; this one is sealed all
-        the same, and is reused first once free. Sealing again with the same hash does nothing. Raises
-        ValueError for a block that is shared or free, or sealed with another hash.
+        If another block already has that hash, that one stays the findable copy; this one is sealed all the same, and
+        is reused first once free. Sealing again with the same hash does nothing. Raises ValueError for a block that is
+        shared or free, or sealed with another hash.
         """
         if self._hashes[block_id] is not None:
             if self._hashes[block_id] == block_hash:
@@ -178,11 +177,11 @@ class BlockPool:
         return self._hashes[block_id]
 
     def checksum_of(self, block_id: int) -> int | None:
-        """The checksum of a sealed block, once someone has set it."""
+        """The checksum of a sealed block, None until it is set."""
         return self._checksums[block_id]
 
     def set_checksum(self, block_id: int, checksum: int) -> None:
-        """Record the checksum of a sealed block, computed once where the block was made.
+        """Record the checksum of a sealed block, computed once by the worker that made the block.
 
         Raises ValueError for an unsealed block or when a different checksum is on record.
         """
@@ -197,14 +196,14 @@ class BlockPool:
         return list(self._findable)
 
     def drain_events(self) -> PoolEvents:
-        """The net changes of `cached_hashes()` since the last call, and start afresh."""
+        """The net changes of `cached_hashes()` since the last call; resets them."""
         events = PoolEvents(sealed=list(self._newly_findable), evicted=list(self._newly_evicted))
         self._newly_findable = {}
         self._newly_evicted = {}
         return events
 
     def forget(self, block_ids: Sequence[int]) -> None:
-        """Make blocks in use unfindable, for what they hold is not to be trusted; they stay sealed."""
+        """Make used blocks unfindable because their content is not trusted; they stay sealed."""
         for block_id in block_ids:
             if self._is_findable(block_id):
                 block_hash = self._hashes[block_id]
@@ -212,7 +211,7 @@ class BlockPool:
                 self._forget(block_hash)
 
     def clear_cache(self) -> None:
-        """Forget every cached prefix. Blocks in use stay sealed, but nobody finds them any more."""
+        """Forget every cached prefix. Used blocks stay sealed, but no lookup finds them any more."""
         for block_hash, block_id in list(self._findable.items()):
             self._forget(block_hash)
             if self._num_refs[block_id] == 0:
@@ -220,10 +219,10 @@ class BlockPool:
                 self._checksums[block_id] = None
 
     def check_integrity(self) -> None:
-        """Walk everything; raises AssertionError naming the invariant that does not hold. O(num_blocks)."""
+        """Check all invariants; raises AssertionError naming the violated one. O(num_blocks)."""
         free = self._free_list()
         assert len(free) == self._num_free, "num_free equals the free list's length"
-        assert len(set(free)) == len(free), "no block stands twice in the free list"
+        assert len(set(free)) == len(free), "no block is in the free list twice"
         assert all(refs >= 0 for refs in self._num_refs), "no negative reference count"
         unreferenced = {block_id for block_id, refs in enumerate(self._num_refs) if refs == 0}
         assert set(free) == unreferenced, "exactly the blocks without references are free"
@@ -251,7 +250,7 @@ class BlockPool:
             self._newly_evicted[block_hash] = None
 
     def _take_head(self) -> int:
-        """Unlink the free list's first block and wipe what it held."""
+        """Unlink the free list's first block and clear its hash and checksum."""
         block_id = self._next[self._num_blocks]
         self._unlink(block_id)
         block_hash = self._hashes[block_id]

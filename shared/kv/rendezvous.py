@@ -1,8 +1,9 @@
 """Which store node keeps which blocks: rendezvous hashing of runs. Policy only.
 
-Highest random weight (Thaler & Ravishankar, "Using name-based mappings to increase hit rates", 1998): every node draws
-a weight for every run from both their names, and the highest keeps it. All that know the same nodes agree
-without messages; losing a node moves its own runs alone, evenly to the others; a new one takes only what it now keeps.
+Highest random weight (Thaler & Ravishankar, "Using name-based mappings to increase hit rates", 1998): for every run
+each node gets a weight, a hash of both names; the node with the highest weight keeps the run. All processes that know
+the same nodes agree without messages. Losing a node moves only its own runs, evenly to the others; a new node takes
+over only the runs that it now keeps.
 """
 
 from __future__ import annotations
@@ -11,27 +12,27 @@ from collections.abc import Collection, Iterable, Sequence
 from hashlib import blake2b
 
 RUN_BLOCKS = 4
-"""Neighbouring blocks of a chain that stay together. The run in which a shared system prompt ends also holds the first
-blocks behind it, of all conversations, on one node: with runs of 16, 800 conversations of 16
-blocks of their own left 63 % of all on one node of four, with runs of 4 it is 34 %. Longer runs ask fewer nodes for a
-prefix; a node is asked once for all its runs either way."""
+"""Number of consecutive blocks of a chain that stay on one node. The run in which a shared system prompt ends also
+holds the first blocks behind it, of all conversations, on one node: with runs of 16, 800 conversations of 16 own blocks
+put 63 % of all blocks on one node of four, with runs of 4 it is 34 %. Longer runs ask fewer nodes for a prefix; a node
+gets one request for all its runs either way."""
 
 
 def run_start(index: int) -> int:
-    """Place in the chain of the first block of the run that block `index` is in; the run is known by its hash."""
+    """Position in the chain of the first block of the run of block `index`; that block's hash identifies the run."""
     return index - index % RUN_BLOCKS
 
 
 def keeper(run_hash: bytes, nodes: Collection[str]) -> str:
-    """The one of these nodes, at least one, that keeps the run that begins with this block. Their order is no
+    """The node that keeps the run that begins with this block. `nodes` has at least one; their order does not
     matter."""
     return max(nodes, key=lambda node: (_weight(run_hash, node), node))
 
 
 def by_keeper(chain: Sequence[bytes], indexes: Iterable[int], nodes: Collection[str]) -> dict[str, list[int]]:
-    """These blocks of a chain, by the node that keeps them and in their order; nothing without nodes.
+    """Groups these blocks of a chain by the node that keeps them, in their order; empty without nodes.
 
-    `chain` are the hashes from the first block on: a block's run depends on its place.
+    `chain` has the hashes from the first block on: a block's run depends on its position.
     """
     kept: dict[str, list[int]] = {}
     start, node = -1, ""

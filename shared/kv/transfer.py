@@ -1,8 +1,8 @@
-"""The transfer plane: how KV blocks get from one worker's pool into another's.
+"""The transfer plane: it moves KV blocks from one worker's pool into another's.
 
-Two-sided: the receiver posts a receive straight into pool memory for every block it waits for, the sender sends
-straight from its own. A message's tag is the hand-off's ticket and the block's index; a ticket is drawn at random,
-and knowing it is the right to write.
+Two-sided: the receiver posts a receive straight into pool memory for every block it expects, the sender sends straight
+from its own pool. A message's tag is the hand-off's ticket and the block's index. A ticket is drawn at random; knowing
+it is the right to write.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol
 TICKET_BITS = 48
 INDEX_BITS = 16
 TRAILER_INDEX = (1 << INDEX_BITS) - 1
-"""The block index that stands for the trailer; blocks have lower ones."""
+"""The index of the trailer; blocks have lower indexes."""
 
 
 def new_ticket() -> int:
@@ -32,7 +32,7 @@ def tag(ticket: int, index: int) -> int:
 
 @dataclass(slots=True)
 class TransferCounters:
-    """Sums since start. Blocks alone: trailers are not counted."""
+    """Sums since start, of blocks only; trailers are not counted."""
 
     blocks_sent: int = 0
     bytes_sent: int = 0
@@ -48,48 +48,47 @@ class Incoming(Protocol):
         ...
 
     async def blocks(self, indexes: Sequence[int]) -> None:
-        """Returns when the blocks with these indexes lie in their memory. Raises TransferFailed."""
+        """Returns when the blocks with these indexes are in their memory. Raises TransferFailed."""
         ...
 
 
 class KVTransfer(Protocol):
     """One worker's access to the transfer plane. All methods are for one event loop; none blocks it.
 
-    Memory given to `expect` and `send` stays the caller's: it must stay allocated and, until the calls named below
-    return, be used for nothing else.
+    Memory given to `expect` and `send` stays the caller's: until the calls named below return, it must stay allocated
+    and must not be used for anything else.
     """
 
     counters: TransferCounters
     address: bytes
-    """Opaque; a peer needs it to send here. Set by `start`."""
+    """Opaque address for peers to send to. Set by `start`."""
 
     async def start(self) -> None:
-        """Opens the plane. Raises TransferFailed where it cannot be had on this machine."""
+        """Opens the plane. Raises TransferFailed if it is not available on this machine."""
         ...
 
     def expect(self, ticket: int, buffers: Sequence[tuple[int, memoryview]], trailer_bytes: int) -> Incoming:
         """Posts a receive for each (block index, memory) and one for a trailer of exactly `trailer_bytes`.
 
-        From now on until `cancel(ticket)` returns, a sender that knows the ticket may write to the memory.
+        Until `cancel(ticket)` returns, a sender that knows the ticket may write to the memory.
         """
         ...
 
     async def send(self, address: bytes, ticket: int, index: int, memory: memoryview) -> None:
         """Sends one block (or, at TRAILER_INDEX, a trailer); returns when the memory may be reused.
 
-        Waits for as long as the receiver lives and has not taken it. Raises TransferFailed when the peer is dropped
-        or unreachable. Must not be cancelled: that would leave open whether the memory is still read.
+        Waits as long as the receiver lives and has not taken the message. Raises TransferFailed when the peer is
+        dropped or unreachable. Must not be cancelled: then it would be unknown whether the memory is still read.
         """
         ...
 
     async def cancel(self, ticket: int) -> None:
-        """Ends a hand-off: when this returns, no receive of the ticket can write any more, and it has written nothing
-        itself. Due after every `expect`; unknown tickets are ignored; to a sender
-        that comes later its message counts as taken.
+        """Ends a hand-off. When this returns, no receive of the ticket can write any more; `cancel` itself writes
+        nothing. Required after every `expect`; unknown tickets are ignored; later messages count as taken.
 
-        A receive whose message has begun to arrive cannot be taken back and is awaited. Raises TransferFailed with
-        `details["memory_lost"]` where its sender, alive, does not go on: the ticket's memory may then be written
-        until `close`, and must be used for nothing else.
+        A receive whose message has begun to arrive cannot be cancelled and is awaited. Raises TransferFailed with
+        `details["memory_lost"]` if its sender is alive but makes no progress: the ticket's memory may then be written
+        until `close`, and must not be used for anything else.
         """
         ...
 
@@ -98,5 +97,5 @@ class KVTransfer(Protocol):
         ...
 
     async def close(self) -> None:
-        """Ends everything; sends and receives under way raise TransferFailed. Twice is fine."""
+        """Ends everything; sends and receives under way raise TransferFailed. Idempotent."""
         ...

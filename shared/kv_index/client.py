@@ -41,8 +41,8 @@ class StoreStats:
 class KVStoreClient:
     """One KV store. Connects on first use, reconnects by itself; safe for any number of concurrent calls.
 
-    Every method raises StoreUnavailable within its timeout when the store or its Redis does not answer (at once where
-    that is known), and InvalidRequest where the store refuses the arguments.
+    Every method raises StoreUnavailable within its timeout when the store or its Redis does not answer (at once if
+    that is known), and InvalidRequest if the store refuses the arguments.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class KVStoreClient:
     async def publish(
         self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = Tier.DEVICE, stamp: EventStamp = UNSTAMPED
     ) -> bool:
-        """`worker` holds these blocks now. Idempotent; without hashes it is a heartbeat.
+        """Declares that `worker` holds these blocks. Idempotent; without hashes it is a heartbeat.
 
-        False for a stamped change when the index has lost earlier ones: nothing was done, and everything must be
-        published again. Raises InvalidRequest (field worker.incarnation) when a newer process of that name has
+        Returns False for a stamped change if the index has lost earlier ones: then nothing was changed, and everything
+        must be published again. Raises InvalidRequest (field worker.incarnation) if a newer process of that name has
         published.
         """
         request = kvstore_pb2.PublishRequest(
@@ -96,7 +96,7 @@ class KVStoreClient:
     async def remove(
         self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = Tier.DEVICE, stamp: EventStamp = UNSTAMPED
     ) -> bool:
-        """`worker` holds these blocks no more. Idempotent; False as for `publish`."""
+        """Declares that `worker` no longer holds these blocks. Idempotent; False as for `publish`."""
         request = kvstore_pb2.RemoveRequest(
             worker=_worker_id(worker),
             tier=kvstore_pb2.Tier.ValueType(tier),
@@ -121,12 +121,12 @@ class KVStoreClient:
         )
 
     async def rebuild(self) -> int:
-        """Drops all holders: their entries are dead at once, and each publishes again. Returns how many there were."""
+        """Drops all holders and returns how many. Their entries are dead at once, and each publishes again."""
         request = kvstore_pb2.RebuildRequest()
         return (await self._call(lambda stub: stub.Rebuild(request, timeout=self._write_timeout_s))).num_holders
 
     async def close(self) -> None:
-        """Ends the connection; twice is fine."""
+        """Ends the connection; idempotent."""
         self._closed = True
         self._stub = None
         if self._matches is not None:
@@ -160,11 +160,11 @@ class KVStoreClient:
         return self._stub
 
     def _translate(self, error: grpc.aio.AioRpcError) -> TandemError:
-        """The typed error that the store sent; StoreUnavailable where it sent none."""
-        meant = from_rpc_error(error, f"KV store {self.address}")
-        if isinstance(meant, WorkerLost | DeadlineExceeded):
-            return StoreUnavailable(meant.message, address=self.address)
-        return meant
+        """The typed error that the store sent; StoreUnavailable if it sent none."""
+        typed = from_rpc_error(error, f"KV store {self.address}")
+        if isinstance(typed, WorkerLost | DeadlineExceeded):
+            return StoreUnavailable(typed.message, address=self.address)
+        return typed
 
 
 def _worker_id(worker: WorkerIdentity) -> types_pb2.WorkerId:

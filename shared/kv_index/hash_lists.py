@@ -9,7 +9,7 @@ from shared.kv.hashing import HASH_BYTES
 from shared.kv.transfer import TRAILER_INDEX
 
 MAX_HASHES = 65_536
-"""Block hashes in one request: a prompt of a million tokens."""
+"""Most block hashes in one request: enough for a prompt of a million tokens."""
 
 
 class WithHashes(Protocol):

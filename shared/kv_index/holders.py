@@ -1,4 +1,4 @@
-"""Who holds which block: types that the KV store, its clients and the router's placement share. No grpc here.
+"""Holders of blocks: types shared by the KV store, its clients and the router's placement. No grpc here.
 
 Tiers have the numbers of `tandem.v1.Tier`.
 """
@@ -36,17 +36,17 @@ class Holder:
 class EventStamp:
     """The sequence number of a change among one holder's changes.
 
-    Every attempt has a number of its own, so that a delayed message cannot undo a later one.
+    Every attempt to send a change has a new number, so that a delayed message cannot undo a later one.
     """
 
     sequence: int  # 1 .. 2**53 - 1; 0 = not numbered, applied in order of arrival
-    acknowledged: int  # the last number that was answered: the index must know it
-    reset: bool = False  # drop what this holder published before
+    acknowledged: int  # the last number that was answered; the index must have it
+    reset: bool = False  # drop everything that this holder published before
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The longest prefix of a chain of blocks that is held somewhere.
+    """The longest prefix of a chain of blocks that has holders.
 
     `blocks[i]` are the holders of block i, at least one, in the order in which they published it.
     """

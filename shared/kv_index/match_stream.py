@@ -1,4 +1,4 @@
-"""Match requests over one stream: gRPC's cost of a call (headers, deadline, trailers) is paid once for all."""
+"""Match requests over one stream: gRPC's overhead of a call (headers, deadline, trailers) is paid once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MatchStream:
     owner opens a new one."""
 
     def __init__(self, stream: Stream, address: str, translate: Callable[[grpc.aio.AioRpcError], TandemError]) -> None:
-        """Owns the stream and starts the task that reads it. `translate` makes gRPC's errors typed."""
+        """Owns the stream and starts the task that reads it. `translate` turns gRPC's errors into typed ones."""
         self._stream = stream
         self._address = address
         self._translate = translate
@@ -36,7 +36,7 @@ class MatchStream:
         return self._broken is None
 
     async def ask(self, request: kvstore_pb2.MatchRequest, timeout_s: float) -> kvstore_pb2.MatchResponse:
-        """The store's answer. Raises StoreUnavailable when there is none in time, or the typed error of the answer."""
+        """The store's answer. Raises StoreUnavailable if none comes in time, or the typed error in the answer."""
         if self._broken is not None:
             raise self._broken
         number = next(self._numbers)
@@ -61,7 +61,7 @@ class MatchStream:
         return response
 
     async def close(self) -> None:
-        """Ends the stream; requests that wait get StoreUnavailable. Twice is fine."""
+        """Ends the stream; waiting requests get StoreUnavailable. Idempotent."""
         self._stream.cancel()
         await asyncio.wait({self._reader})
 

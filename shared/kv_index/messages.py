@@ -10,7 +10,7 @@ from shared.rpc.pb.tandem.v1 import kvstore_pb2, types_pb2
 
 
 def match_to_proto(match: PrefixMatch) -> kvstore_pb2.MatchResponse:
-    """The message. Adjacent blocks mostly have the same holders: such a run is one entry."""
+    """The message. Adjacent blocks with the same holders, which is common, become one entry."""
     indexes: dict[Holder, int] = {}
     runs = [
         kvstore_pb2.BlockHolders(
@@ -32,7 +32,7 @@ def match_from_proto(message: kvstore_pb2.MatchResponse, max_blocks: int) -> Pre
         if not run.num_blocks or not run.holders:
             raise ValueError("a run without blocks or without holders")
         if len(blocks) + run.num_blocks > max_blocks:
-            raise ValueError(f"more than the {max_blocks} blocks that were asked for")
+            raise ValueError(f"more than the {max_blocks} requested blocks")
         blocks += [tuple(holders[number] for number in run.holders)] * run.num_blocks
     return PrefixMatch(tuple(blocks))
 

@@ -1,4 +1,4 @@
-"""Publishes to the index which blocks a worker's pool holds, in the background: nothing in the engine waits for it."""
+"""Publishes to the index which blocks a worker's pool holds, in the background: the engine never waits for it."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ class IndexWriter(Protocol):
     async def publish(
         self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = ..., stamp: EventStamp = ...
     ) -> bool:
-        """The worker holds these blocks now."""
+        """Declares that the worker holds these blocks."""
 
     async def remove(
         self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = ..., stamp: EventStamp = ...
     ) -> bool:
-        """The worker holds these blocks no longer."""
+        """Declares that the worker no longer holds these blocks."""
 
 
 class IndexPublisher:
     """Sends changes in batches: 20 ms after the first, or at once when 4096 wait. One batch is in flight at a time.
 
-    It keeps the set of hashes that the pool holds, built from the offered changes, and the hashes whose state the index
-    does not know yet. So order does not matter: a batch states each hash's state at the time of sending, and a batch
-    that failed half-way is sent again with the state of that time. The set is kept here, not read from the pool: the
-    pool's changes come in batches, so its contents at another moment would not equal the sum of the changes so far.
+    It keeps the set of hashes in the pool, built from the offered changes, and the hashes whose state the index does
+    not know yet. So order does not matter: a batch states each hash's state at the time of sending, and a batch that
+    failed half-way is sent again with the state of that later time. The set is kept here, not read from the pool: the
+    pool's changes come in batches, so its content at another moment would differ from the sum of the changes so far.
 
     Every call has a sequence number and names the last one that was answered. An index that does not know that number
     has lost changes (Redis was restarted empty, or a replica took over without the last writes). Then the publisher
-    resyncs: it sends all that it holds. An idle publisher notices too: it sends a heartbeat every 2 s, which also keeps
+    resyncs: it sends everything again. An idle publisher notices too: it sends a heartbeat every 2 s, which also keeps
     the index from expiring this holder. It also resyncs when more than `max_backlog` changes wait.
 
-    Use from the event loop's thread; one publisher for each (worker, tier). `start()` declares the incarnation at once,
-    so that the entries of an earlier process of this name are dead before this one has sealed a block.
+    Use it from the event loop's thread, one publisher for each (worker, tier). `start()` declares the incarnation at
+    once, so that the entries of an earlier process of this name are dead before this one has sealed a block.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class IndexPublisher:
         self._max_batch = max_batch
         self._max_backlog = max_backlog
         self._held: dict[bytes, None] = {}  # in the order in which they were sealed
-        self._changed: dict[bytes, None] = {}  # held or evicted since, not acknowledged by the index; oldest first
+        self._changed: dict[bytes, None] = {}  # sealed or evicted, not acknowledged by the index; oldest first
         self._resyncing = True
         self._sequence = 0  # number of the last call
         self._acknowledged = 0
@@ -91,15 +91,15 @@ class IndexPublisher:
         self.num_removed = 0
         """Blocks published as no longer held."""
         self.num_dropped = 0
-        """Changes that the store refused, or that still waited at the close."""
+        """Changes that the store refused, or that were not sent before `close`."""
         self.num_outages = 0
-        """Times the store stopped answering."""
+        """Number of outages of the store."""
         self.num_resyncs = 0
-        """Times everything was published again because the index had lost changes."""
+        """Number of times that everything was published again because the index had lost changes."""
 
     @property
     def available(self) -> bool:
-        """False from the first failed call to the next successful one."""
+        """False from a failed call to the next successful one."""
         return self._available
 
     @property
@@ -108,7 +108,7 @@ class IndexPublisher:
         return len(self._held) if self._resyncing else len(self._changed)
 
     async def start(self) -> None:
-        """Begins to send, first the incarnation; does not wait for the store."""
+        """Starts sending, the incarnation first; does not wait for the store."""
         if self._task is None:
             self._wake.set()
             self._task = asyncio.create_task(self._run(), name="index publisher")
@@ -131,8 +131,8 @@ class IndexPublisher:
             self._full.set()
 
     async def close(self, deadline_s: float = 1.0) -> None:
-        """Takes no more changes, sends the waiting ones for at most `deadline_s` seconds, drops the rest; twice is
-        fine."""
+        """Takes no more changes, sends the waiting ones for at most `deadline_s` seconds, drops the rest.
+        Idempotent."""
         for event in (self._closing, self._wake, self._full):
             event.set()
         if self._task is not None:
@@ -156,7 +156,7 @@ class IndexPublisher:
             else:
                 await _wait(self._closing, retry_s)
                 if self._closing.is_set():
-                    await asyncio.sleep(FIRST_RETRY_S)  # until close()'s deadline cancels us
+                    await asyncio.sleep(FIRST_RETRY_S)  # until the deadline of close() cancels this task
                 retry_s = min(2 * retry_s, LAST_RETRY_S)
             if self._changed or self._resyncing:
                 self._wake.set()
@@ -172,7 +172,7 @@ class IndexPublisher:
         self._wake.set()
 
     async def _send_batch(self) -> bool:
-        """Sends the oldest changes; False when the store did not answer, and they wait again."""
+        """Sends the oldest changes; False if the store did not answer; then they wait again."""
         if self._resyncing:
             self._changed = dict(self._held)
         batch = list(islice(self._changed, self._max_batch))
@@ -225,7 +225,7 @@ class IndexPublisher:
         return EventStamp(self._sequence, self._acknowledged, self._resyncing)
 
     def _put_back(self, batch: list[bytes]) -> None:
-        """The batch waits again, before all newer changes."""
+        """Queues the batch again, before all newer changes."""
         self._changed = {**dict.fromkeys(batch), **self._changed}
 
     def _on_outage(self, error: StoreUnavailable) -> None:
@@ -236,11 +236,11 @@ class IndexPublisher:
 
     def _on_answer(self) -> None:
         if not self._available:
-            logger.info("the KV store answers again; %d blocks' changes wait", self.num_pending)
+            logger.info("the KV store answers again; %d changes wait", self.num_pending)
             self._available = True
 
     def _on_refusal(self, error: TandemError, num_changes: int) -> None:
-        """Drops the changes, since a retry would be refused too: the incarnation is superseded, or there is a bug."""
+        """Drops the changes, because a retry would be refused too: the incarnation is superseded, or there is a bug."""
         self._resyncing = False
         self.num_dropped += num_changes
         if error.message != self._last_refusal:

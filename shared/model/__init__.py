@@ -1,1 +1,1 @@
-"""A model as published: its configuration, weights, decoder, tokenizer and chat template."""
+"""A published model: its configuration, weights, decoder, tokenizer and chat template."""

@@ -1,4 +1,4 @@
-"""The attention block of a layer: project, place, remember, attend, project back."""
+"""The attention block of a layer: QKV projection, rotary embedding, KV write, attention, output projection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class AttentionBlock:
     """Grouped-query attention with rotary positions over paged KV, for every supported family."""
 
     def __init__(self, config: ModelConfig, index: int, layer: LayerModules, kernels: DecoderOps) -> None:
-        """Keeps a reference to all; `index` is the layer's place, from 0."""
+        """Keeps references to its arguments; `index` is the layer's number, from 0."""
         self._config = config
         self._kernels = kernels
         self._index = index

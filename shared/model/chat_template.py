@@ -1,4 +1,4 @@
-"""A conversation as the one prompt text the model was trained on: its own Jinja template, in a sandbox."""
+"""Renders a conversation with the model's own Jinja chat template, in a sandbox."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class ChatTemplate:
     """A model's chat templates, compiled. Safe to use from several threads at once."""
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
-        """Compile named templates; a model without any renders nothing.
+        """Compile named templates; without any, `render` raises.
 
         Args:
             sources: template name → Jinja source.
             special_tokens: texts that templates may name, such as `bos_token`.
 
         Raises:
-            ModelLoadError: a template is no valid Jinja.
+            ModelLoadError: a template is not valid Jinja.
         """
         environment = _environment()
         self._special_tokens = dict(special_tokens)
@@ -80,11 +80,11 @@ class ChatTemplate:
         """The prompt of a conversation, to be encoded with `add_special_tokens=False`.
 
         Args:
-            messages: objects with `role` and `content`, and what else the template knows; null fields count
+            messages: objects with `role` and `content`, and other fields that the template reads; null fields count
                 as absent.
-            add_generation_prompt: whether to end with the beginning of the assistant's answer.
+            add_generation_prompt: whether to append the header of the assistant's answer.
             tools: JSON schemas of functions, handed to the template.
-            variables: further names the template may read; they win over special tokens.
+            variables: further names the template may read; they override special tokens.
 
         Raises:
             InvalidRequest: the model has no template, or the template refuses the messages; `field` is
@@ -108,7 +108,7 @@ class ChatTemplate:
             return template.render(values)
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"messages do not fit the chat template: {error}", field="messages") from error
-        except Exception as error:  # templates fail in Python's ways on content they do not expect
+        except Exception as error:  # a template raises any Python error on unexpected content
             kind = type(error).__name__
             raise InvalidRequest(f"messages do not fit the chat template: {kind}: {error}", field="messages") from error
 
@@ -124,7 +124,7 @@ class ChatTemplate:
 
 
 def _normalised(message: Message) -> dict[str, JsonValue]:
-    """Without null fields, and with the reasoning of an earlier turn under each name that templates read."""
+    """Drops null fields, and gives the reasoning of an earlier turn under every name that templates use."""
     present: dict[str, JsonValue] = {name: value for name, value in message.items() if value is not None}
     for name in _REASONING_NAMES:
         if name in present:
@@ -174,7 +174,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}` marks what the assistant wrote, for training; here its body renders as it stands."""
+    """`{% generation %}` marks the assistant's text, for training; here its body renders unchanged."""
 
     tags: set[str] = {"generation"}  # noqa: RUF012
 
@@ -191,7 +191,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as models saw it in training: Jinja's own filter would escape it for HTML."""
+    """JSON as in training data: Jinja's own filter would escape it for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -56,25 +56,25 @@ def write_random_checkpoint(
 ) -> ModelConfig:
     """Write `config.json` and safetensors files in Hugging Face layout.
 
-    A tensor's values follow from the seed and its name, so sharding changes none of them. Logits come out
-    with a standard deviation of about four.
+    A tensor's values depend on the seed and its name only, so sharding does not change them. Logits come out with a
+    standard deviation of about four.
 
     Args:
-        folder: created where missing.
+        folder: created if missing.
         architecture: one of `SUPPORTED_ARCHITECTURES`.
-        rope: content of `rope_parameters`; plain rotary positions where None.
-        tie: whether the embedding serves as output projection too.
-        extra_config: further fields of `config.json`, such as `attention_bias` or `sliding_window`; they win.
+        rope: content of `rope_parameters`; default rotary positions if None.
+        tie: whether the embedding is also the output projection.
+        extra_config: further fields of `config.json`, such as `attention_bias` or `sliding_window`; they override.
         seed: of the random values.
         dtype: of the stored tensors.
-        max_shard_bytes: start a new file before this many bytes; one file where None.
+        max_shard_bytes: start a new file before this many bytes; one file if None.
         tokenizer_from: folder whose tokenizer files are copied in.
 
     Returns:
         The configuration, as `ModelConfig.load` reads it back.
 
     Raises:
-        ModelLoadError: the fields given make no supported model.
+        ModelLoadError: the fields do not describe a supported model.
     """
     fields: dict[str, object] = {
         "architectures": [architecture],

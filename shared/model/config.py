@@ -1,4 +1,4 @@
-"""What a model is: its `config.json`, read once, checked, frozen."""
+"""A model's configuration: `config.json`, read once, validated, frozen."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["SUPPORTED_ARCHITECTURES", "ModelConfig", "RopeConfig"]
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 SUPPORTED_DTYPES = ("float32", "bfloat16", "float16")
 
-_MISTRAL_DEFAULT_WINDOW = 4096  # first Mistral checkpoints leave the field out and mean this
+_MISTRAL_DEFAULT_WINDOW = 4096  # the first Mistral checkpoints omit the field and mean this
 _QWEN3_DEFAULT_HEAD_DIM = 128
 
 
@@ -25,8 +25,8 @@ _QWEN3_DEFAULT_HEAD_DIM = 128
 class ModelConfig:
     """A decoder-only transformer of one of the supported families.
 
-    The families differ only in what these fields say: which projections carry a bias, whether query and key
-    are normalised per head, and which layers see a sliding window.
+    The families differ only in these fields: which projections have a bias, whether query and key are normalised per
+    head, and which layers use a sliding window.
     """
 
     architecture: str  # one of SUPPORTED_ARCHITECTURES
@@ -51,15 +51,15 @@ class ModelConfig:
     dtype: str  # one of SUPPORTED_DTYPES, as published
 
     def window_of(self, layer: int) -> int | None:
-        """Sliding window of a layer in tokens, None where it sees the whole context."""
+        """Sliding window of a layer in tokens, None if it attends to the whole context."""
         return self.windows[layer]
 
     @classmethod
     def load(cls, folder: Path) -> ModelConfig:
-        """Read `config.json` and, where there is one, `generation_config.json`.
+        """Read `config.json` and, if present, `generation_config.json`.
 
         Raises:
-            ModelLoadError: folder or file missing, or anything that `parse` refuses.
+            ModelLoadError: folder or file missing, or content that `parse` refuses.
         """
         if not folder.is_dir():
             raise ModelLoadError(f"model folder {folder} does not exist", field="model")
@@ -91,7 +91,7 @@ class ModelConfig:
         max_positions = fields.integer("max_position_embeddings")
         llama, qwen2, qwen3 = (architecture == f"{family}ForCausalLM" for family in ("Llama", "Qwen2", "Qwen3"))
         attention_bias = (llama or qwen3) and fields.boolean("attention_bias", default=False)
-        # Llama 1 and 2 predate grouped queries and leave the field out.
+        # Llama 1 and 2 predate grouped-query attention and omit the field.
         num_kv_heads = fields.integer("num_key_value_heads", default=num_heads if llama else None)
         if num_heads % num_kv_heads:
             raise fields.fault("num_key_value_heads", f"must divide {num_heads} heads, found {num_kv_heads}")
@@ -140,7 +140,7 @@ def _refuse_unsupported(fields: JsonFields) -> None:
 
 def _head_dim(fields: JsonFields, hidden_size: int, num_heads: int, qwen3: bool) -> int:
     if not qwen3 and not fields.has("head_dim") and hidden_size % num_heads:
-        raise fields.fault("hidden_size", f"{hidden_size} is no multiple of {num_heads} heads")
+        raise fields.fault("hidden_size", f"{hidden_size} is not a multiple of {num_heads} heads")
     implied = _QWEN3_DEFAULT_HEAD_DIM if qwen3 else hidden_size // num_heads
     head_dim = fields.integer("head_dim", default=implied)
     if head_dim % 2:
@@ -149,7 +149,7 @@ def _head_dim(fields: JsonFields, hidden_size: int, num_heads: int, qwen3: bool)
 
 
 def _windows(fields: JsonFields, architecture: str, num_layers: int) -> tuple[int | None, ...]:
-    """The families' own rules: Llama has none, Mistral one for all layers, Qwen one from some layer on."""
+    """The window of each layer: Llama has none, Mistral one for all layers, Qwen one from a given layer on."""
     if architecture == "LlamaForCausalLM":
         return (None,) * num_layers
     layer_types = fields.optional_text_list("layer_types")

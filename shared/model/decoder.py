@@ -25,14 +25,14 @@ from shared.model.weights import OnProgress, load_weights
 class Decoder:
     """One model on one device, for inference alone: plain tensors, no autograd.
 
-    It keeps no state between calls; all a sequence's past lies in the KV blocks. Calls from two threads at
-    once are safe as long as their batches write to different blocks.
+    It keeps no state between calls; the past of a sequence is in its KV blocks. Concurrent calls are safe as long as
+    their batches write to different blocks.
     """
 
     def __init__(self, config: ModelConfig, parameters: DecoderParameters, kernels: Kernels | None = None) -> None:
-        """Takes the parameters over, whose memory the kernels' linear layers may lay out anew.
+        """Takes ownership of the parameters, whose memory the kernels' linear layers may lay out anew.
 
-        Without `kernels`, those that `choose_kernels` takes for the parameters' device and dtype.
+        Without `kernels`, `choose_kernels` picks them by the parameters' device and dtype.
         """
         self.config = config
         self.dtype = parameters.embedding.dtype
@@ -91,11 +91,11 @@ class Decoder:
 
         Args:
             token_ids: [num_tokens] int64, below `vocab_size`.
-            positions: [num_tokens] int64, each token's place in its sequence.
+            positions: [num_tokens] int64, each token's position in its sequence.
             kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], changed in place.
             batch: the step's sequences.
             logit_rows: [num_logits] int64, rows of the step's tokens.
-            rope_lengths: [num_tokens] int64, needed where `rotary.needs_lengths`.
+            rope_lengths: [num_tokens] int64, required if `rotary.needs_lengths`.
 
         Returns:
             [num_logits, vocab_size] fp32, computed in the model's dtype.
@@ -116,7 +116,7 @@ class Decoder:
         return self._modules.projection_bytes
 
     def op_by_op(self, kernels: Kernels) -> Decoder:
-        """The same model with `kernels` asked for each norm, its layers never run in one call."""
+        """The same model with one call of `kernels` for each op, never one call for all layers."""
         other = copy.copy(self)
         other.kernels = kernels
         other._stack = None

@@ -1,10 +1,10 @@
-"""Token ids to text while they arrive: emit what no later token can change, hold back the rest.
+"""Incremental detokenization: emit text that no later token can change, hold back the rest.
 
-Two ways, by the kind of vocabulary. Byte-level vocabularies (Llama 3, Qwen) map each token to bytes, so
-text is the incremental UTF-8 decoding of their concatenation. Others (SentencePiece with byte fallback:
-Llama 2, Mistral) have a decoder that looks at neighbours, so it is asked about a few tokens at a time.
+Two ways, by the kind of vocabulary. Byte-level vocabularies (Llama 3, Qwen) map each token to bytes, so the text is the
+incremental UTF-8 decoding of their concatenation. Others (SentencePiece with byte fallback: Llama 2, Mistral) have a
+decoder that depends on neighbouring tokens, so it decodes a few tokens at a time.
 
-Either way the pieces joined equal decoding all ids at once, for any ids.
+Either way the joined pieces equal the decoding of all ids at once, for any ids.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Detokenizer(Protocol):
     """One answer's text, piece by piece. Not safe for calls from two threads at once."""
 
     def push(self, ids: Sequence[int]) -> str:
-        """Take more token ids; returns the text that has become certain, which may be empty."""
+        """Take more token ids; returns the text that is now final, perhaps empty."""
         ...
 
     def flush(self) -> str:
-        """End the answer; returns what was held back, broken bytes as U+FFFD. Push nothing afterwards."""
+        """End the answer; returns the text held back, invalid bytes as U+FFFD. Push nothing afterwards."""
         ...
 
 
@@ -34,7 +34,7 @@ class ByteDetokenizer:
     """For byte-level vocabularies: holds back at most the three bytes of an unfinished character."""
 
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
-        """`bytes_of` gives a token's bytes, none for tokens that are to be skipped."""
+        """`bytes_of` returns a token's bytes, empty for tokens to skip."""
         self._bytes_of = bytes_of
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
@@ -48,14 +48,14 @@ class ByteDetokenizer:
 
 
 class ContextDetokenizer:
-    """For any other vocabulary: decodes new tokens behind the last one emitted, and takes what was added.
+    """For any other vocabulary: decodes new tokens after the last one emitted, and takes the text that they add.
 
-    A run of byte tokens is held back until another token ends it: it decodes as a whole, and one broken
-    character in it turns all of it into U+FFFD.
+    A run of byte tokens is held back until another token ends it: it decodes as a whole, and one invalid character in
+    it turns all of it into U+FFFD.
     """
 
     def __init__(self, token_of: Callable[[int], str | None], decode: Callable[[list[int]], str]) -> None:
-        """`token_of` gives a token as the vocabulary spells it, None where it is to be skipped."""
+        """`token_of` returns a token's text in the vocabulary, None for tokens to skip."""
         self._token_of = token_of
         self._decode = decode
         self._context: list[int] = []  # the last token whose text was emitted

@@ -1,4 +1,4 @@
-"""Typed reading of the JSON files of a model folder; every fault names the file and the field."""
+"""Typed reading of the JSON files of a model folder; every error names the file and the field."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_json_object(path: Path) -> dict[str, object]:
 
 
 class JsonFields:
-    """One JSON object with typed access. Null counts as absent; without a default, absence is a fault."""
+    """One JSON object with typed access. Null counts as absent; without a default, absence is an error."""
 
     def __init__(self, values: Mapping[str, object], source: str, prefix: str = "") -> None:
         """`source` is the file named in errors, `prefix` this object's path in it, such as `rope.`."""
@@ -36,11 +36,11 @@ class JsonFields:
         self._prefix = prefix
 
     def __contains__(self, name: str) -> bool:
-        """Whether the field is there, null included."""
+        """Whether the field is present, also if null."""
         return name in self._values
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Whether the field is present and not null."""
         return self._values.get(name) is not None
 
     def fault(self, name: str, problem: str) -> ModelLoadError:

@@ -12,7 +12,7 @@ class Mlp:
     """`down(silu(gate(x)) * up(x))`."""
 
     def __init__(self, layer: LayerModules, kernels: DecoderOps) -> None:
-        """Keeps a reference to both."""
+        """Keeps references to its arguments."""
         self._layer = layer
         self._kernels = kernels
 

@@ -1,4 +1,4 @@
-"""What a decoder computes with: its norms' weights, and its projections as the backend's linear layers."""
+"""The decoder's modules: the norms' weights, and the projections as the backend's linear layers."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class DecoderModules:
 
     @classmethod
     def build(cls, parameters: DecoderParameters, ops: DecoderOps) -> DecoderModules:
-        """Takes the parameters over: a backend may lay projections out anew in their memory.
+        """Takes ownership of the parameters: a backend may lay projections out anew in their memory.
 
-        A tied embedding stays as it is, and the output projection is built beside it.
+        A tied embedding does not change; the output projection is built separately.
         """
         is_tied = parameters.lm_head is parameters.embedding
         return cls(
@@ -49,7 +49,7 @@ class DecoderModules:
 
     @property
     def projection_bytes(self) -> int:
-        """Memory that all projections' weights take: what a step of one token reads."""
+        """Bytes of all projections' weights: those that a step of one token reads."""
         layers = (linear for layer in self.layers for linear in (layer.qkv, layer.o, layer.gate_up, layer.down))
         return sum(linear.nbytes for linear in (*layers, self.lm_head))
 

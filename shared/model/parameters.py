@@ -1,4 +1,4 @@
-"""The decoder's parameter tensors, and which part of them each tensor of a checkpoint fills."""
+"""The decoder's parameter tensors, and their mapping to the tensors of a checkpoint."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LayerParameters:
 
 @dataclass(frozen=True)
 class DecoderParameters:
-    """All parameters of a decoder; `lm_head` is `embedding` itself where the two are tied."""
+    """All parameters of a decoder; `lm_head` is `embedding` itself if the two are tied."""
 
     embedding: Tensor  # [vocab_size, hidden_size]
     layers: tuple[LayerParameters, ...]
@@ -39,7 +39,7 @@ class DecoderParameters:
 
     @classmethod
     def allocate(cls, config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> DecoderParameters:
-        """Uninitialised tensors of the right shapes (on `device="meta"`, the shapes alone)."""
+        """Uninitialised tensors of the right shapes (on `device="meta"`, only the shapes)."""
 
         def empty(*shape: int) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
@@ -55,7 +55,7 @@ class DecoderParameters:
     def checkpoint_views(self, config: ModelConfig) -> dict[str, Tensor]:
         """Checkpoint tensor name → the view of these parameters that it fills.
 
-        The views are disjoint and cover everything; a tied `lm_head.weight` is not among them.
+        The views are disjoint and cover all parameters; a tied `lm_head.weight` is left out.
         """
         views = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
         if not config.tie_word_embeddings:

@@ -1,4 +1,4 @@
-"""Random weights that make a model behave: for tests and for speed, where no trained ones are needed."""
+"""Random weights with realistic statistics, for tests and benchmarks that need no trained model."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shared.model.config import ModelConfig
 from shared.model.decoder import Decoder
 from shared.model.parameters import DecoderParameters
 
-_LOGIT_STD = 4.0  # far apart enough that rounding does not change the greedy choice
+_LOGIT_STD = 4.0  # large enough that rounding does not change the greedy choice
 
 
 def mean_and_std(name: str, shape: Sequence[int], config: ModelConfig) -> tuple[float, float]:
-    """Of the values of one tensor of a checkpoint.
+    """Mean and standard deviation for one tensor of a checkpoint.
 
-    Scaled so that context decides the next token: blocks outweigh the embedding, attention is sharp, logits come out
-    with a standard deviation of about four.
+    Scaled so that the context determines the next token: layers outweigh the embedding, attention is sharp, logits come
+    out with a standard deviation of about four.
     """
     if name.endswith(("q_norm.weight", "k_norm.weight")):
         return 2.0, 0.1
@@ -39,9 +39,9 @@ def mean_and_std(name: str, shape: Sequence[int], config: ModelConfig) -> tuple[
 def random_decoder(
     config: ModelConfig, dtype: torch.dtype, device: torch.device | str, seed: int = 0, kernels: str = AUTO
 ) -> Decoder:
-    """A decoder whose weights are drawn where they stay: 8B parameters in a second on a GPU, without a file.
+    """A decoder whose weights are generated on its device: 8B parameters in a second on a GPU, without a file.
 
-    Raises ConfigError where those kernels cannot serve this device or dtype.
+    Raises ConfigError if the kernels cannot serve this device or dtype.
     """
     chosen = choose_kernels(device, dtype, kernels)
     parameters = DecoderParameters.allocate(config, dtype, device)

@@ -1,4 +1,4 @@
-"""Rotary position encoding: the angle of every token, for each way of stretching the context."""
+"""Rotary position encoding: the angles of every token, for each type of context extension."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from shared.model.config import ModelConfig, RopeConfig
 class Rotary:
     """Cosines and sines for the tokens of a step.
 
-    For every type but `dynamic` a token's angles depend on its position alone. Dynamic NTK widens the base
-    with the length of the text that is read at once, so a token also needs that length: n for every token
-    of a prompt of n tokens however it is chunked, p + 1 for a generated token at position p. That is what
-    generating with a growing cache gives, and it keeps cached keys valid.
+    For every type but `dynamic` a token's angles depend on its position alone. Dynamic NTK increases the base with the
+    length of the text read at once, so a token also needs that length: n for every token of a prompt of n tokens,
+    however it is chunked, and p + 1 for a generated token at position p. This equals generation with a growing cache,
+    and it keeps cached keys valid.
     """
 
     def __init__(self, config: ModelConfig, device: torch.device | str, dtype: torch.dtype) -> None:
@@ -54,7 +54,7 @@ class Rotary:
         return (angles.cos() * self._scale).to(self._dtype), (angles.sin() * self._scale).to(self._dtype)
 
     def _dynamic_frequencies(self, lengths: Tensor) -> Tensor:
-        """[num_tokens] lengths to [num_tokens, head_dim / 2] frequencies: one base a token."""
+        """[num_tokens] lengths to [num_tokens, head_dim / 2] frequencies: one base for each token."""
         rope, dim = self._rope, 2 * self._exponents.shape[0]
         trained = rope.original_max_position_embeddings
         stretch = rope.factor * lengths.clamp(min=trained) / trained - (rope.factor - 1)
@@ -86,7 +86,7 @@ def _exponents(head_dim: int) -> Tensor:
 
 
 def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
-    """Slow pairs are stretched, fast ones kept, with a linear blend between (Llama 3.1 model card)."""
+    """Slow pairs are scaled, fast ones kept, with a linear blend between them (Llama 3.1 model card)."""
     turns = rope.original_max_position_embeddings * plain / (2 * math.pi)  # full turns over the trained length
     kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     kept = kept.clamp(0, 1)

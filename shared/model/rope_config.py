@@ -9,23 +9,23 @@ from shared.model.json_fields import JsonFields
 
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 
-DEFAULT_THETA = 10_000.0  # what checkpoints mean that predate the field
+DEFAULT_THETA = 10_000.0  # for checkpoints that predate the field
 
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary position encoding and how it is stretched past the trained length.
+    """Rotary position encoding and its extension beyond the trained length.
 
     Fields that a type does not use keep their defaults.
     """
 
     type: RopeType = "default"
     theta: float = DEFAULT_THETA
-    factor: float = 1.0  # stretch, all types but default
-    original_max_position_embeddings: int = 0  # tokens trained on: dynamic, llama3, yarn
+    factor: float = 1.0  # scale of the context, all types but default
+    original_max_position_embeddings: int = 0  # trained length in tokens: dynamic, llama3, yarn
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
-    attention_factor: float | None = None  # yarn: scale of cos and sin, derived from factor where None
+    attention_factor: float | None = None  # yarn: scale of cos and sin, derived from factor if None
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     mscale: float | None = None  # yarn
@@ -34,7 +34,7 @@ class RopeConfig:
 
     @classmethod
     def parse(cls, config: JsonFields, max_position_embeddings: int) -> RopeConfig:
-        """Read `rope_scaling` (with `rope_theta` beside it) or `rope_parameters` (which holds both).
+        """Read `rope_scaling` (with a separate `rope_theta`) or `rope_parameters` (which has both).
 
         Raises:
             ModelLoadError: unsupported type, partial rotation, or a missing or wrong field; `field` names it.

@@ -1,4 +1,4 @@
-"""The safetensors files of a model folder: which they are, and what their headers promise.
+"""The safetensors files of a model folder: their names and their validated headers.
 
 Format: 8 bytes little-endian header length, a JSON header (name → dtype, shape, byte range), then the data.
 """
@@ -48,13 +48,13 @@ class SafetensorsFile:
     """One file's checked header."""
 
     path: Path
-    header: bytes  # the JSON as it stands in the file
+    header: bytes  # the unparsed JSON
     num_bytes: int  # size of the file
     entries: tuple[TensorEntry, ...]
 
 
 def checkpoint_files(folder: Path) -> list[SafetensorsFile]:
-    """Read the headers of a folder's weights: one file, or the shards that the index names, in name order.
+    """Read the headers of a folder's weights: one file, or the shards in the index, in name order.
 
     Raises:
         ModelLoadError: no weights, a shard that is missing, or a file that is corrupt or truncated; `file`
@@ -74,7 +74,7 @@ def checkpoint_files(folder: Path) -> list[SafetensorsFile]:
     names = sorted(set(weight_map.values()))
     for name in names:
         if Path(name).name != name:
-            raise ModelLoadError(f"{INDEX_FILE} names {name}, which is no plain file name", file=INDEX_FILE)
+            raise ModelLoadError(f"{INDEX_FILE} names {name}, which is not a plain file name", file=INDEX_FILE)
         if not (folder / name).is_file():
             raise ModelLoadError(f"{INDEX_FILE} names {name}, which is missing from {folder}", file=name)
     return [read_header(folder / name) for name in names]

@@ -1,4 +1,4 @@
-"""Text to token ids and back, as `tokenizer.json` and `tokenizer_config.json` say."""
+"""Text to token ids and back, from `tokenizer.json` and `tokenizer_config.json`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ TOKENIZER_FILE = "tokenizer.json"
 class Tokenizer:
     """A model's vocabulary. Safe to use from several threads at once.
 
-    A rendered chat prompt names its special tokens itself: encode it with `add_special_tokens=False`, or the
-    prompt would begin twice.
+    A rendered chat prompt already contains its special tokens: encode it with `add_special_tokens=False`, or the
+    begin token would appear twice.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> None:
@@ -32,7 +32,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(number for number, token in added.items() if token.special)
         self._byte_of_char = _byte_of_char() if _is_byte_level(backend) else None
-        self._bytes: dict[int, bytes] = {}  # filled as tokens are met
+        self._bytes: dict[int, bytes] = {}  # filled on demand
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -48,9 +48,9 @@ class Tokenizer:
         settings = TokenizerSettings.load(folder)
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare exceptions, and says no more than in their text
-            raise ModelLoadError(f"{path} is no valid tokenizer: {error}", file=TOKENIZER_FILE) from error
-        # Prompts are never cut or padded here, whatever the file was saved with.
+        except Exception as error:  # the library raises plain Exception
+            raise ModelLoadError(f"{path} is not a valid tokenizer: {error}", file=TOKENIZER_FILE) from error
+        # Never truncate or pad prompts, whatever the file says.
         backend.no_truncation()
         backend.no_padding()
         _add_missing(backend, settings)
@@ -73,17 +73,17 @@ class Tokenizer:
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Ids of all special tokens: those that `decode` leaves out."""
+        """Ids of all special tokens: those that `decode` skips."""
         return self._special_ids
 
     @property
     def bos_token_id(self) -> int | None:
-        """Id of the token that begins a text."""
+        """Id of the beginning-of-sequence token."""
         return self._role_id("bos_token")
 
     @property
     def eos_token_id(self) -> int | None:
-        """Id of the token that ends a text; the model's configuration may know more of them."""
+        """Id of the end-of-sequence token; the model's configuration may name more."""
         return self._role_id("eos_token")
 
     @property
@@ -92,14 +92,14 @@ class Tokenizer:
         return self._role_id("pad_token")
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; special tokens spelled out in the text become those tokens.
+        """Token ids of a text; special tokens written out in the text become those tokens.
 
         Args:
             text: any length.
-            add_special_tokens: whether to add what the model expects around a text, such as its begin token.
+            add_special_tokens: whether to add the tokens that the model expects around a text, such as BOS.
 
         Raises:
-            InvalidRequest: the text holds half a surrogate pair, which has no UTF-8.
+            InvalidRequest: the text has an unpaired surrogate, which UTF-8 cannot encode.
         """
         try:
             text.encode("utf-8")
@@ -112,7 +112,7 @@ class Tokenizer:
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of token ids; broken UTF-8 becomes U+FFFD, ids outside the vocabulary become nothing."""
+        """Text of token ids; invalid UTF-8 becomes U+FFFD, ids outside the vocabulary are dropped."""
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def stream(self, skip_special_tokens: bool = True) -> Detokenizer:
@@ -126,11 +126,11 @@ class Tokenizer:
         )
 
     def token_text(self, token_id: int) -> str:
-        """A token's text inside a sentence, its leading space kept; part of a character is U+FFFD."""
+        """A token's text as inside a sentence, with its leading space; an incomplete character is U+FFFD."""
         once = self._backend.decode([token_id], skip_special_tokens=False)
         if self._byte_of_char is not None:
             return once
-        # Vocabularies with word markers drop the first word's space: look at the second of two.
+        # Some vocabularies drop the first token's space: decode the token twice and take the second.
         return self._backend.decode([token_id, token_id], skip_special_tokens=False)[len(once) :]
 
     def _role_id(self, role: str) -> int | None:
@@ -143,7 +143,7 @@ class Tokenizer:
             assert self._byte_of_char is not None
             token = self._backend.id_to_token(token_id) or ""
             codes = [self._byte_of_char.get(char) for char in token]
-            # An added token may hold characters outside the alphabet; then it stands for itself.
+            # An added token may have characters outside the alphabet; then its text is encoded as it is.
             spelled = [code for code in codes if code is not None]
             known = bytes(spelled) if len(spelled) == len(codes) else token.encode("utf-8")
             self._bytes[token_id] = known
@@ -151,7 +151,7 @@ class Tokenizer:
 
 
 def _add_missing(backend: tokenizers.Tokenizer, settings: TokenizerSettings) -> None:
-    """Add the declared tokens that `tokenizer.json` does not hold as units."""
+    """Add the declared tokens that `tokenizer.json` lacks."""
     present = backend.get_added_tokens_decoder().values()
     known = {repr(token) for token in present}
     numbered = [token for token in settings.numbered if repr(token) not in known]
@@ -172,7 +172,7 @@ def _is_byte_level(backend: tokenizers.Tokenizer) -> bool:
 def _byte_of_char() -> dict[str, int]:
     """The alphabet of byte-level vocabularies (GPT-2, Radford et al. 2019): one printable character a byte.
 
-    Printable Latin-1 bytes stand for themselves; the others follow from U+0100 on, in order.
+    Printable Latin-1 bytes map to themselves; the others to U+0100 and up, in order.
     """
     printable = [
         *range(ord("!"), ord("~") + 1),

@@ -20,15 +20,15 @@ _SWITCHES = ("lstrip", "rstrip", "single_word", "normalized")
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """Special tokens by role, and all tokens that must exist as units."""
+    """Special tokens by role, and all tokens that must be in the vocabulary."""
 
-    special_tokens: Mapping[str, str]  # "bos_token" → its text, and so on: what chat templates can name
+    special_tokens: Mapping[str, str]  # "bos_token" → its text, and so on: names for chat templates
     numbered: tuple[AddedToken, ...]  # tokens with a fixed id, in the order of their ids
     special: tuple[AddedToken, ...]  # named and additional special tokens
 
     @classmethod
     def load(cls, folder: Path) -> TokenizerSettings:
-        """Read a model folder; without `tokenizer_config.json` there is nothing to add.
+        """Read a model folder; empty without `tokenizer_config.json`.
 
         Raises:
             ModelLoadError: a file is not JSON or a token is declared in an unknown way; `field` names it.
@@ -45,7 +45,7 @@ class TokenizerSettings:
         named = {**config, **(extra if isinstance(extra, dict) else {})}
         for role in (*_NAMED, *(name for name in named if name.endswith("_token") and name not in _NAMED)):
             value = named.get(role)
-            if value is None or isinstance(value, bool):  # add_bos_token and its like are switches
+            if value is None or isinstance(value, bool):  # add_bos_token and similar fields are switches
                 continue
             token = _token(role, value)
             special_tokens[role] = token.content
@@ -71,7 +71,7 @@ def _numbered(declared: object) -> Iterator[tuple[int, AddedToken]]:
 
 
 def _token(field: str, value: object) -> AddedToken:
-    """A token given as its text, or as an object with its text and how it matches."""
+    """A token given as its text, or as an object with text and matching options."""
     if isinstance(value, str):
         return AddedToken(value, special=True)
     if not isinstance(value, dict) or not isinstance(value.get("content"), str):
@@ -84,4 +84,4 @@ def _token(field: str, value: object) -> AddedToken:
 
 
 def _fault(field: str) -> ModelLoadError:
-    return ModelLoadError(f"{CONFIG_FILE}: {field} declares no valid token", field=field, file=CONFIG_FILE)
+    return ModelLoadError(f"{CONFIG_FILE}: {field} does not declare a valid token", field=field, file=CONFIG_FILE)

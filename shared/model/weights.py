@@ -1,4 +1,4 @@
-"""Fill a decoder's parameters from safetensors files, and identify what those files hold."""
+"""Fill a decoder's parameters from safetensors files, and compute their fingerprint."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _NAMES_SHOWN = 3
 def load_weights(folder: Path, targets: Mapping[str, Tensor], on_progress: OnProgress | None = None) -> None:
     """Copy every checkpoint tensor into its target, in place, converting to the target's dtype and device.
 
-    The files are memory-mapped: a tensor exists once in the target and otherwise only in the page cache. All
-    names and shapes are checked before the first byte is copied. Old checkpoints store the rotary
-    frequencies; those are skipped. An `lm_head.weight` beside a tied embedding must equal it.
+    The files are memory-mapped: a tensor exists once in the target and otherwise only in the page cache. All names
+    and shapes are checked before the first byte is copied. The rotary frequencies of old checkpoints are skipped. An
+    `lm_head.weight` beside a tied embedding must equal it.
 
     Args:
         folder: the model folder.
@@ -38,7 +38,7 @@ def load_weights(folder: Path, targets: Mapping[str, Tensor], on_progress: OnPro
         on_progress: see `OnProgress`.
 
     Raises:
-        ModelLoadError: weights missing or corrupt (`file`), tensors missing or left over (`tensor`, `count`),
+        ModelLoadError: weights missing or corrupt (`file`), tensors missing or unexpected (`tensor`, `count`),
             or of a wrong shape or dtype (`tensor`).
     """
     files = checkpoint_files(folder)
@@ -64,14 +64,14 @@ def load_weights(folder: Path, targets: Mapping[str, Tensor], on_progress: OnPro
 
 
 def fingerprint(folder: Path, dtype: str) -> str:
-    """Identify a model by its content, quickly: equal for copies of a folder, different for other weights.
+    """A fast fingerprint of a model's content: equal for copies of a folder, different for other weights.
 
     Hashes the configuration, each file's header and size, and the first, middle and last 64 KiB of every
-    tensor, so that a fine-tune of the same shape differs. Times and paths do not count.
+    tensor, so that a fine-tune of the same shape differs. Times and paths are ignored.
 
     Args:
         folder: the model folder.
-        dtype: name of the dtype served in, such as `bfloat16`.
+        dtype: name of the compute dtype, such as `bfloat16`.
 
     Returns:
         32 hexadecimal digits.
@@ -98,7 +98,7 @@ def fingerprint(folder: Path, dtype: str) -> str:
 
 
 def _sample_offsets(num_bytes: int) -> list[int]:
-    """Where the samples of a tensor begin: all of it when it is small."""
+    """Start offsets of a tensor's samples, which cover all of a small one."""
     if num_bytes <= 3 * _SAMPLE_BYTES:
         return list(range(0, num_bytes, _SAMPLE_BYTES))
     return [0, (num_bytes - _SAMPLE_BYTES) // 2, num_bytes - _SAMPLE_BYTES]
@@ -119,7 +119,7 @@ def _wanted(files: Iterable[SafetensorsFile], targets: Mapping[str, Tensor]) -> 
         entry = found[name]
         if entry.shape != tuple(target.shape):
             raise ModelLoadError(
-                f"{name} has shape {list(entry.shape)}, the configuration says {list(target.shape)}",
+                f"{name} has shape {list(entry.shape)}, expected {list(target.shape)}",
                 tensor=name,
                 expected=str(list(target.shape)),
                 found=str(list(entry.shape)),

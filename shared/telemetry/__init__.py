@@ -1,1 +1,1 @@
-"""Metrics, logs and traces, the same way in every service."""
+"""Metrics, logs and trace ids, the same in every service."""

@@ -1,8 +1,8 @@
 """A process's log on stderr: lines of text, or one JSON object a line.
 
 A JSON record has `time` (ISO 8601, UTC), `level`, `service`, `logger` and `message`; `exception`, with the traceback,
-where there is one; and, where it concerns a request, `request_id`, `attempt` (on workers: which of the router's
-attempts) and `trace_id` (where the client sent a W3C trace context).
+if there is one; and, if it concerns a request, `request_id`, `attempt` (on workers: which of the router's attempts) and
+`trace_id` (if the client sent a W3C trace context).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logs(service: str, log_format: LogFormat = "text", level: LogLevel = "info") -> None:
-    """Makes the root logger write to stderr, in place of what it did before; warnings too where the log is JSON."""
+    """Makes the root logger write to stderr and removes its other handlers; with JSON it logs Python warnings too."""
     formatter: logging.Formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     if log_format == "json":
         formatter = JsonFormatter(service)
@@ -70,12 +70,12 @@ def request_log(logger: logging.Logger, request_id: str, trace: Mapping[str, str
 
 
 def failure_level(error: TandemError) -> int:
-    """Of the record that a request failed: warning where the cluster is at fault, debug where the client is, or where
-    a refusal under load would fill the log."""
+    """The log level for a failed request: warning if the cluster is at fault; debug if the client is, or if refusals
+    under load would fill the log."""
     return logging.WARNING if error.http_status >= 500 else logging.DEBUG
 
 
 def trace_id_of(trace: Mapping[str, str]) -> str:
-    """The trace id in a W3C trace context: 32 hex digits; empty without one, or where it is malformed."""
+    """The trace id in a W3C trace context: 32 hex digits; empty without one, or if it is malformed."""
     found = _TRACEPARENT.fullmatch(trace.get("traceparent", ""))
     return found[1] if found else ""

@@ -1,7 +1,7 @@
 """A process's metrics: defined as data, kept as OpenTelemetry instruments, read as a Prometheus page.
 
-A service lists its metrics in its own `metrics.py`. A value comes to the page in one of two ways: it is read from an
-object that counts anyway (`Observed`), or it is added when something happens (`ObservableCounter`, a histogram).
+A service lists its metrics in its own `metrics.py`. A value is either read, when the page is made, from an object that
+counts anyway (`Observed`), or recorded when something happens (`ObservableCounter`, a histogram).
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def gauge(name: str, help_text: str, *labels: str) -> Metric:
 
 
 class Metrics:
-    """All metrics of one process, in a registry of their own, beside the Prometheus client's for process and Python.
+    """All metrics of one process, in their own registry, with the Prometheus client's metrics of process and Python.
 
-    `close()` ends the collection; twice is fine.
+    `close()` ends the collection; idempotent.
     """
 
     def __init__(self, service: str, instance: str = "", common: Mapping[str, str] | None = None) -> None:
@@ -98,7 +98,7 @@ class Metrics:
         )
 
     def observe(self, metrics: Iterable[Observed[S]], source: S) -> None:
-        """Has these metrics read from `source` whenever the page is made."""
+        """Registers metrics that are read from `source` whenever the page is made."""
         for item in metrics:
             self._observe(item, source)
 

@@ -17,25 +17,25 @@ logger = logging.getLogger(__name__)
 class MetricsServer:
     """The Prometheus client's HTTP server, in threads of its own: a scrape never runs on the event loop.
 
-    `start()` returns when it listens; `close()` twice is fine. Any path gives the page.
+    `start()` returns when it listens; `close()` is idempotent. Any path gives the page.
     """
 
     def __init__(self, bind: str, registry: CollectorRegistry) -> None:
-        """`bind` is host:port, port 0 = any free one; empty = no server. Raises ConfigError (`metrics`)."""
+        """`bind` is host:port, port 0 = any free port; empty = no server. Raises ConfigError (`metrics`)."""
         self.address = ""
-        """host:port, once started; empty where there is no server."""
+        """host:port, once started; empty if there is no server."""
         self._bind = _parse(bind) if bind else None
         self._registry = registry
         self._server: WSGIServer | None = None
 
     async def start(self) -> None:
-        """Raises ConfigError (`metrics`) where the address cannot be had."""
+        """Raises ConfigError (`metrics`) if the address is not available."""
         if self._bind is None or self._server is not None:
             return
         host, port = self._bind
         bare = host.removeprefix("[").removesuffix("]")
         try:
-            # In a thread: the server looks its host's name up.
+            # In a thread: the server resolves its host's name.
             server, _ = await asyncio.to_thread(start_http_server, port, bare, self._registry)
         except OSError as error:
             raise ConfigError(
@@ -48,7 +48,7 @@ class MetricsServer:
         logger.info("metrics on http://%s/metrics", self.address)
 
     def close(self) -> None:
-        """Ends the server in the background, within half a second; a process need not wait for that to exit."""
+        """Ends the server in the background, within half a second; a process may exit before that."""
         server, self._server = self._server, None
         if server is not None:
             threading.Thread(target=_end, args=(server,), name="metrics end", daemon=True).start()

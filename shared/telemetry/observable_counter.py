@@ -1,4 +1,4 @@
-"""Counters for what happens with every request, at the price of an addition."""
+"""Cheap counters for events of every request: each costs one addition."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from opentelemetry.metrics import CallbackOptions, Meter, Observation
 class ObservableCounter:
     """An OpenTelemetry counter that is read when metrics are collected, with one sum for each combination of labels.
 
-    The SDK's own counter hashes and checks its attributes with every `add`, which takes tens of microseconds; a
-    request has a dozen. One thread adds; any thread may collect.
+    The SDK's own counter hashes and validates its attributes with every `add`, which takes tens of microseconds; a
+    request makes a dozen such calls. One thread adds; any thread may collect.
     """
 
     def __init__(
         self, meter: Meter, name: str, description: str, labels: tuple[str, ...], common: Mapping[str, str]
     ) -> None:
-        """`labels` are the attributes whose values come with each `add`, `common` those that are always the same."""
+        """`labels` are the attributes whose values are passed to each `add`, `common` the constant ones."""
         self._labels = labels
         self._common = dict(common)
         self._sums: dict[tuple[str, ...], int] = {}

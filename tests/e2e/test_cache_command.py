@@ -126,7 +126,7 @@ async def test_stats_pin_flush_and_quotas(tmp_path, monkeypatch):
         assert out == "pinned 'head': 49 tokens, 3 blocks, 3 of them stored; all are kept\n"
         status, out, _ = await tandem(run, "pin", "be brief and kind " * 12, "--system", "--name", "system")
         assert status == 0
-        assert "0 of them stored; the others are kept when a request brings them" in out
+        assert "0 of them stored; the rest are kept once a request produces them" in out
         status, _, err = await tandem(run, "pin", "1,2", "--token-ids")
         assert status == 2
         assert "less than one block of 16" in err
@@ -143,7 +143,7 @@ async def test_stats_pin_flush_and_quotas(tmp_path, monkeypatch):
         assert int((await held(run, "small", 0))["index"]["num_blocks"]) > 0
         status, out, _ = await tandem(run, "flush", "--yes")
         assert status == 0
-        assert "index: built anew" in out
+        assert "index: rebuilt" in out
         assert out.count("dropped") == 3  # store-0, and both workers
         told = await held(run, "big", 0)
         assert [pin["num_held"] for pin in told["nodes"][0]["stats"]["pins"]] == [0, 0]
@@ -163,7 +163,7 @@ async def test_without_store_nodes_and_without_a_cluster(tmp_path):
         assert status == 0
         assert "no store nodes" in out
         status, _, err = await tandem(run, "pin", "hello")
-        assert (status, "knows no store node" in err) == (1, True)
+        assert (status, "no store node is configured" in err) == (1, True)
     status, _, err = await tandem(run, "stats")
     assert status == 1
     assert "nothing listens at" in err

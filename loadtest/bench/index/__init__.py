@@ -1,1 +1,1 @@
-"""The block index by its size."""
+"""Cost of the block index by its size."""

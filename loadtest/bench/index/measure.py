@@ -1,7 +1,7 @@
 """`python -m loadtest.bench index`: the cost of the fleet's block index by its size: a match, a publish, memory.
 
-Everything is real: Valkey, the KV store's process and its client over gRPC. Every `Match` is followed by a bare MGET of
-the same keys over redis-py in this process: the floor for any store in between, on this machine, at this moment.
+All parts are real: Valkey, the KV store's process and its client over gRPC. Every `Match` is followed by a bare MGET of
+the same keys over redis-py in this process: the floor for any store, on this machine at this moment.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from shared.kv_index.client import KVStoreClient
 
 PROMPT_BLOCKS = 512
 BATCH_BLOCKS = 4096
-"""What a worker's publisher sends at most in one call."""
+"""Most blocks in one call of a worker's publisher."""
 NUM_PUBLISHERS = 4
 MAX_PROMPTS = 256
 GOAL_MATCH_MS = {50: 1.0, 99: 2.5}
 GOAL_RATIO = 1.6
-"""Match over the bare MGET: 1.0 ms / 0.62 ms."""
+"""Goal for match over bare MGET: 1.0 ms / 0.62 ms."""
 GOAL_PUBLISH = 50_000.0
 GOAL_BYTES = 100.0
 
 
 class IndexBench:
-    """One index that grows; measured where the caller says."""
+    """One index that grows; the caller decides when to measure."""
 
     def __init__(self, store: KVStoreClient, redis: Redis, store_pid: int) -> None:
-        """Owns none of them."""
+        """Does not close its arguments."""
         self._store = store
         self._redis = redis
         self._store_process = psutil.Process(store_pid)
@@ -58,13 +58,13 @@ class IndexBench:
         self._empty_bytes = 0
 
     async def start(self) -> None:
-        """Registers the workers; what the index takes from here on is blocks."""
+        """Registers the workers; the index's memory grows only by blocks after this."""
         for worker in self._workers:
             await self._store.publish(worker, [])
         self._empty_bytes = (await self._store.stats()).index_bytes
 
     async def grow(self, num_blocks: int) -> float:
-        """Publishes up to `num_blocks` in all, as several workers at once; returns blocks a second."""
+        """Publishes until the index has `num_blocks`, as several concurrent workers; returns blocks a second."""
         batches = [BATCH_BLOCKS] * ((num_blocks - self._num_blocks) // BATCH_BLOCKS)
         rest = num_blocks - self._num_blocks - sum(batches)
         batches += [rest] if rest else []
@@ -86,7 +86,7 @@ class IndexBench:
         return grown / seconds
 
     async def match_and_mget(self, pairs: int) -> tuple[list[float], list[float]]:
-        """Milliseconds of each match and of the MGET beside it; one at a time, so neither waits for another."""
+        """Milliseconds of each match and of its MGET; one call at a time, so that none waits for another."""
 
         async def match(prompt: list[bytes]) -> None:
             found = await self._store.match(prompt)
@@ -187,14 +187,14 @@ def _percentile(values: list[float], percent: int) -> float:
 
 def main(
     blocks: Annotated[str, typer.Option(help="sizes of the index")] = "100000 1000000",
-    pairs: Annotated[int, typer.Option(help="matches, each beside an MGET, at every size")] = 2000,
+    pairs: Annotated[int, typer.Option(help="matches, each with an MGET, at every size")] = 2000,
     out: Out = None,
 ) -> None:
-    """Measure the fleet's block index by its size: a match, a publish, a block's memory."""
+    """Measure the fleet's block index by its size: a match, a publish, memory a block."""
     sizes = integers(blocks, "blocks")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         results = runner.run(run(sizes, pairs))
-    print(f"The limit is the goal, above 100 % is better than that; on {machine()}\n")
+    print(f"The limit is the goal; above 100 % is better than the goal. Machine: {machine()}\n")
     print(table(results))
     if out is not None:
         write(out, results)

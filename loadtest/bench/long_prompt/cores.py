@@ -1,4 +1,4 @@
-"""CPU affinity: workers keep the cores that the launcher gave them, everything else shares the first worker's."""
+"""CPU affinity: workers keep the cores that the launcher gave them; other processes share the first worker's core."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import psutil
 
 
 def pin_all_but(workers: Collection[int], cores: Collection[int]) -> None:
-    """Pins this process and its descendants to `cores`, save the processes of `workers` and their descendants.
+    """Pins this process and its descendants to `cores`, except the processes of `workers` and their descendants.
 
-    The router and the client would otherwise take turns on whichever core is free: beside an idle prefill worker on
-    its core, beside a busy one on the decode worker's too, and the figure would be the machine's, not the system's.
+    Otherwise the router and the client would run on any free core: next to an idle prefill worker on its core, next to
+    a busy one also on the decode worker's. The figure would then describe the machine, not the system.
     """
     kept = set(workers)
     for worker in workers:
@@ -26,5 +26,5 @@ def pin_all_but(workers: Collection[int], cores: Collection[int]) -> None:
             continue
         with suppress(FileNotFoundError):
             for thread in Path(f"/proc/{pid}/task").iterdir():
-                with suppress(ProcessLookupError):  # it ended meanwhile
+                with suppress(ProcessLookupError):  # it has ended
                     os.sched_setaffinity(int(thread.name), cores)

@@ -1,4 +1,4 @@
-"""A steady batch of answers, and long prompts one after the other beside it."""
+"""A steady batch of answers, and concurrent long prompts, one after the other."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from shared.errors import DeadlineExceeded, Internal
 _START_S = 180.0
 _POLL_S = 0.01
 _SETTLE_S = 0.5
-"""Pause after a batch began and after a window's last long prompt: their work must not reach the next window."""
+"""Pause after a batch starts and after a window's last long prompt: their work must not reach the next window."""
 
 
 class _Kind(Enum):
-    """Of a window."""
+    """The kind of a window."""
 
     QUIET = auto()
     NEIGHBOUR = auto()
@@ -33,14 +33,14 @@ class _Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What is offered."""
+    """The offered load."""
 
     num_answers: int = 8
-    """That are written all the time."""
+    """Number of answers that stream all the time."""
     num_prompt_tokens: int = 64
-    """Of each answer's own prompt."""
+    """Prompt tokens of each answer."""
     num_long_tokens: int = 1024
-    """Of a long prompt, which asks for one token: what follows would be a larger batch, not an arrival."""
+    """Tokens of a long prompt. It asks for one token only: more would measure a larger batch, not an arrival."""
     max_answer_tokens: int = 4000
     window_s: float = 6.0
 
@@ -55,9 +55,8 @@ class Load:
     _numbers: count[int] = field(default_factory=count)
 
     async def pair(self, *, busy_first: bool, neighbour: NoisyNeighbour | None = None) -> Pair:
-        """Windows of all kinds in one batch of answers, and again in the reverse order: answers grow, so a kind that
-        always came last would look slow. Raises Internal where an answer ended too soon, DeadlineExceeded where none
-        began."""
+        """Windows of all kinds in one batch of answers, then again in reverse order: answers grow, so a kind that was
+        always last would look slow. Raises Internal if an answer ended too soon, DeadlineExceeded if none started."""
         async with self._batch() as replies:
             ttfts_s: list[float] = []
             windows: list[tuple[_Kind, Window]] = []
@@ -80,7 +79,7 @@ class Load:
         return Pair.of(gaps_s[_Kind.QUIET], gaps_s[_Kind.BUSY], ttfts_s, gaps_s.get(_Kind.NEIGHBOUR))
 
     async def _long_prompts(self, until_s: float) -> list[float]:
-        """One after the other; no new one is sent after `until_s`. Their times to the first token, seconds."""
+        """Sends long prompts one after the other, none after `until_s`; returns their TTFTs, seconds."""
         ttfts_s = []
         while time.perf_counter() < until_s:
             reply = await self._ask(self.shape.num_long_tokens, 1)
@@ -90,7 +89,7 @@ class Load:
 
     @asynccontextmanager
     async def _batch(self) -> AsyncIterator[list[Reply]]:
-        """All answers are being written; they end with the block."""
+        """A context in which all answers are streaming; they are cancelled at its end."""
         replies = [Reply() for _ in range(self.shape.num_answers)]
         answers = [
             asyncio.create_task(self._ask(self.shape.num_prompt_tokens, self.shape.max_answer_tokens, reply))
@@ -103,7 +102,7 @@ class Load:
                         await asyncio.sleep(_POLL_S)
                         _check(answers)
             except TimeoutError as error:
-                raise DeadlineExceeded(f"the answers had not begun after {_START_S:g} s") from error
+                raise DeadlineExceeded(f"the answers had not started after {_START_S:g} s") from error
             await asyncio.sleep(_SETTLE_S)
             yield replies
             _check(answers)
@@ -127,4 +126,4 @@ def _check(answers: list[asyncio.Task[Reply]]) -> None:
             error = answer.exception()
             if isinstance(error, RequestFailed):
                 raise Internal(f"an answer failed: {error.failure.message}") from error
-            raise Internal("an answer ended before the window did: the batch must stay as it is") from error
+            raise Internal("an answer ended before the window did: the batch must not change") from error

@@ -1,4 +1,4 @@
-"""`python -m loadtest.bench long-prompt`: what an arriving long prompt does to the inter-token latency of others."""
+"""`python -m loadtest.bench long-prompt`: the effect of arriving long prompts on the inter-token latency of others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from loadtest.markdown import bold, table
 from loadtest.workloads.tokens import TokenSource
 
 GOAL_RATIO = 1.1
-"""Of the disaggregated system: a long prompt moves the p99 of the running answers by less than 10 %."""
+"""Goal for the disaggregated system: a long prompt changes the p99 of the running answers by less than 10 %."""
 CHUNKS_PER_PROMPT = 8
 _NUM_KV_BLOCKS = 8192
 _NAMES = [system.name for system in SYSTEMS]
@@ -46,7 +46,7 @@ def main(
     seed: Annotated[int, typer.Option()] = 1,
     out: Out = None,
 ) -> None:
-    """Measure inter-token latency of running answers, with and without long prompts arriving beside them."""
+    """Measure inter-token latency of running answers, with and without arriving long prompts."""
     choice(shape, "shape", SHAPES)
     wanted = names(systems, "systems", _NAMES)
     measured_systems = [system for system in SYSTEMS if system.name in wanted]
@@ -67,7 +67,7 @@ def main(
 async def measure(
     systems: Sequence[System], model: Path, chunk_len: int, shape: Shape, num_pairs: int, seed: int, out: Path
 ) -> dict[str, list[Pair]]:
-    """Pairs by system name. All systems run at once and are measured in turns: the others idle meanwhile."""
+    """Pairs by system name. All systems run at once and are measured in turns, while the others idle."""
     cores = sorted(os.sched_getaffinity(0))
     measured: dict[str, list[Pair]] = {system.name: [] for system in systems}
     async with AsyncExitStack() as stack:
@@ -81,14 +81,14 @@ async def measure(
             loads[system.name] = Load(client, shape, TokenSource(seed))
         neighbour = None
         if any(system.mode == "disaggregated" for system in systems):
-            # On the core of that system's prefill worker.
+            # Runs on the core of that system's prefill worker.
             log = out / "noisy_neighbour.log"
             neighbour = await stack.enter_async_context(
                 NoisyNeighbour(model, chunk_len, shape.num_long_tokens, cores[0], log)
             )
         pin_all_but(workers, cores[:1])
         try:
-            for load in loads.values():  # what is allocated or compiled once
+            for load in loads.values():  # warm-up: one-time allocations and compilations
                 await load.pair(busy_first=True)
             for turn in range(num_pairs):
                 for system in systems:
@@ -101,7 +101,7 @@ async def measure(
 
 
 def system_table(systems: Sequence[System], measured: dict[str, list[Pair]]) -> str:
-    """Markdown, a row a system."""
+    """A Markdown table, one row for each system."""
     columns = (
         "system", "ITL p99 without", "with", "ratio (each pair's)", "beside a neighbour", "over that", "p50 ratio",
         "long prompts", "their TTFT",
@@ -134,7 +134,7 @@ def _with_each(median: float, values: Sequence[float | None]) -> str:
 
 
 def write_figures(path: Path, systems: Sequence[System], measured: dict[str, list[Pair]]) -> None:
-    """The form of every benchmark's results; the best collocated system is the peer of the disaggregated one."""
+    """The format of every benchmark's results; the best collocated system is the peer of the disaggregated one."""
     medians = {system.name: Medians.of(measured[system.name]) for system in systems}
     collocated = [system for system in systems if system.mode == "collocated"]
     peer = min(collocated, key=lambda system: medians[system.name].p99_ratio, default=None)

@@ -1,7 +1,7 @@
-"""A noisy neighbour: a process beside a measured cluster that computes long prompts on a core, and serves nobody.
+"""A noisy neighbour: a process outside the measured cluster that computes long prompts on one core.
 
-Workers on one machine share its memory bandwidth and caches. What this process does to the answers of a cluster next
-to it is the machine's doing; what a long prompt within the cluster does beyond that is the system's.
+Workers on one machine share its memory bandwidth and caches. The neighbour's effect on the answers of a cluster is the
+machine's; the further effect of a long prompt within the cluster is the system's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shared.errors import Internal
 from shared.process import ready_event
 
 _NICENESS = 5
-"""That of the load tests' workers."""
+"""The same niceness as the load tests' workers."""
 _START_S = 180.0
 _END_S = 10.0
 
@@ -38,7 +38,7 @@ class NoisyNeighbour:
         self._child = ChildProcess("noisy neighbour", command, log_path)
 
     async def __aenter__(self) -> NoisyNeighbour:
-        """Returns when the model is loaded and one prompt was computed; raises Internal where that fails."""
+        """Returns when the model is loaded and one prompt was computed; raises Internal if that fails."""
         try:
             await self._child.start()
             await self._child.ready(_START_S)
@@ -53,12 +53,12 @@ class NoisyNeighbour:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The process id."""
         return self._child.pid
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """It computes. Raises Internal where it ended instead."""
+        """A context in which the process computes. Raises Internal if it has ended."""
         self._child.send_signal(signal.SIGCONT)
         try:
             yield
@@ -75,13 +75,13 @@ class NoisyNeighbour:
 def main(
     model: Annotated[Path, typer.Option(help="the model's folder")],
     chunk: Annotated[int, typer.Option(help="tokens of a step")],
-    tokens: Annotated[int, typer.Option(help="of a prompt")],
+    tokens: Annotated[int, typer.Option(help="tokens of a prompt")],
     core: Annotated[int, typer.Option()],
 ) -> None:
     """Computes prompts until it is killed; ready after the first one."""
     os.sched_setaffinity(0, {core})
     os.nice(_NICENESS)
-    # Imported here, with the core and the niceness for all of its threads.
+    # Imported here, so that all of its threads get the core and the niceness.
     import torch
 
     from loadtest.bench.engine.cpu import Bench

@@ -13,13 +13,13 @@ from loadtest.records import Reply
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """From `begin_s` to `end_s`."""
+    """The time from `begin_s` to `end_s`."""
 
     begin_s: float
     end_s: float
 
     def gaps_s(self, replies: Iterable[Reply]) -> list[float]:
-        """Of all answers, the gaps between messages with tokens that began and ended in it, in seconds."""
+        """The gaps between messages with tokens, over all answers, that are within the window. Seconds."""
         gaps = []
         for reply in replies:
             times = [at_s for at_s in reply.token_times_s if self.begin_s <= at_s <= self.end_s]
@@ -29,32 +29,32 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What was measured without and with long prompts in one batch of answers. Milliseconds."""
+    """Measurements without and with long prompts in one batch of answers. Milliseconds."""
 
     quiet_p50_ms: float
     quiet_p99_ms: float
     busy_p50_ms: float
     busy_p99_ms: float
     num_prompts: int
-    """Long prompts that were answered meanwhile."""
+    """Long prompts that were answered."""
     prompt_ttft_ms: float
     """Their median time to first token."""
     neighbour_p99_ms: float | None = None
-    """While a process beside the cluster computed such prompts instead; None where that was not measured."""
+    """p99 while a process outside the cluster computed such prompts instead; None if not measured."""
 
     @property
     def p99_ratio(self) -> float:
-        """With over without: 1.1 is 10 % more."""
+        """p99 with long prompts over without: 1.1 is 10 % more."""
         return self.busy_p99_ms / self.quiet_p99_ms
 
     @property
     def p50_ratio(self) -> float:
-        """Likewise of the medians."""
+        """The same for the medians."""
         return self.busy_p50_ms / self.quiet_p50_ms
 
     @property
     def p99_over_neighbour(self) -> float | None:
-        """With long prompts in the cluster over with as much work beside it."""
+        """p99 with long prompts in the cluster over p99 with the same work outside it."""
         return None if self.neighbour_p99_ms is None else self.busy_p99_ms / self.neighbour_p99_ms
 
     @staticmethod
@@ -64,10 +64,10 @@ class Pair:
         prompt_ttfts_s: Sequence[float],
         neighbour_s: Sequence[float] | None = None,
     ) -> Pair:
-        """From the gaps of the windows; there must be some in each, and at least one prompt."""
+        """Made from the gaps of the windows; each needs at least one, and there must be a long prompt."""
         quiet, busy = distribution(quiet_s), distribution(busy_s)
-        assert quiet is not None, "no tokens came"
-        assert busy is not None, "no tokens came"
+        assert quiet is not None, "no tokens arrived"
+        assert busy is not None, "no tokens arrived"
         ms = 1e3
         ttft_ms = median(prompt_ttfts_s) * ms
         beside = None if neighbour_s is None else distribution(neighbour_s)
@@ -79,7 +79,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Medians:
-    """Over a system's pairs."""
+    """Medians over a system's pairs."""
 
     quiet_p99_ms: float
     busy_p99_ms: float
@@ -87,13 +87,13 @@ class Medians:
     p50_ratio: float
     prompt_ttft_ms: float
     num_prompts: int
-    """Sum."""
+    """Sum over the pairs."""
     neighbour_p99_ms: float | None = None
     p99_over_neighbour: float | None = None
 
     @staticmethod
     def of(pairs: Sequence[Pair]) -> Medians:
-        """Of each figure by itself; the ratio is the median of the pairs' ratios."""
+        """Each figure's own median; the ratio is the median of the pairs' ratios."""
         return Medians(
             median(pair.quiet_p99_ms for pair in pairs),
             median(pair.busy_p99_ms for pair in pairs),

@@ -1,1 +1,1 @@
-"""`make bench-peers`: our engine and its peers on the same checkpoint, in turns."""
+"""`make bench-peers`: Tandem's engine and its peers on the same checkpoint, in turns."""

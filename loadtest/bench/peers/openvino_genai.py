@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching, stepped by hand."""
+"""OpenVINO GenAI's continuous batching, stepped explicitly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loadtest.bench.peers.adapter import MAX_BATCH, STEP_TOKENS, Settings, spare
 
 
 class OpenvinoGenai:
-    """See `EngineAdapter`. The checkpoint is converted once, to fp16 weights: OpenVINO's form of 16 bits."""
+    """See `EngineAdapter`. The checkpoint is converted once, to fp16 weights, OpenVINO's 16-bit format."""
 
     def __init__(self, settings: Settings) -> None:
         import openvino_genai as genai  # type: ignore[import-not-found, unused-ignore]
@@ -28,7 +28,7 @@ class OpenvinoGenai:
         scheduler.enable_prefix_caching = False
         folder = _converted(settings)
         kind = _precision()
-        # KV in the kind it computes in, as everyone's: the default would be 8 bits.
+        # KV in the compute precision, as in the other engines: the default would be 8 bits.
         properties: dict[str, object] = {"INFERENCE_PRECISION_HINT": kind, "KV_CACHE_PRECISION": kind}
         properties["INFERENCE_NUM_THREADS"] = settings.num_threads
         self._pipeline: Any = genai.ContinuousBatchingPipeline(str(folder), scheduler, "CPU", properties)
@@ -49,7 +49,7 @@ class OpenvinoGenai:
         return seconds
 
     def decode_steps_s(self, prompts: list[list[int]], num_steps: int) -> list[float]:
-        """See `EngineAdapter`. Computes a few steps more than asked for: the last are those in which all decode."""
+        """See `EngineAdapter`. Computes a few more steps than requested: in the last ones all sequences decode."""
         spare = spare_steps(prompts)
         handles = [self._add(prompt, num_steps + spare + 1) for prompt in prompts]
         times = []
@@ -64,7 +64,7 @@ class OpenvinoGenai:
                 times.append(seconds)
         if not times:
             raise RuntimeError(f"no step gave all {len(prompts)} sequences a token, at most {most} did")
-        return times[1:][-num_steps:]  # the first may be the prompts'
+        return times[1:][-num_steps:]  # the first step may still compute prompts
 
     def _add(self, prompt: list[int], num_tokens: int) -> Any:
         import numpy
@@ -79,14 +79,14 @@ class OpenvinoGenai:
 
 
 def _precision() -> str:
-    """bf16 where the processor has it, else OpenVINO computes in fp32."""
+    """bf16 if the processor supports it, else OpenVINO computes in fp32."""
     import openvino  # type: ignore[import-not-found, unused-ignore]
 
     return "bf16" if "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "f32"
 
 
 def _converted(settings: Settings) -> Path:
-    """The model in OpenVINO's form, and any tokenizer: the pipeline wants one, the benchmark hands over token ids."""
+    """The model in OpenVINO's format, and any tokenizer: the pipeline requires one, the benchmark passes token ids."""
     folder = settings.scratch / "openvino"
     if not (folder / "openvino_detokenizer.xml").exists():
         command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino"]

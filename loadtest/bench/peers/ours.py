@@ -26,10 +26,10 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True)
 class _Step:
-    """When a step's tokens came out, and how many."""
+    """The time of a step's tokens, and their number."""
 
     at_s: float
-    metered: float  # the meter at that moment
+    metered: float  # the meter at that time
     num_tokens: int
 
 
@@ -67,9 +67,9 @@ class Ours:
     def decode_steps(
         self, prompts: list[list[int]], num_steps: int, meter: Callable[[], float]
     ) -> list[tuple[float, float]]:
-        """Seconds of each step, and by how much the meter rose; it is read in the engine's thread.
+        """Seconds of each step, and the increase of the meter, which is read in the engine's thread.
 
-        A few steps more are computed than asked for, since the prompts may end in different steps.
+        A few more steps are computed than requested, because the prefills may end in different steps.
         """
         self._meter = meter
         spare = spare_steps(prompts)

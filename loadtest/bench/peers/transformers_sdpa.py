@@ -1,4 +1,4 @@
-"""Hugging Face transformers, called as its own generate does: a forward pass a step over a growing cache."""
+"""Hugging Face transformers, called like its own generate: one forward pass for each step, with a growing cache."""
 
 from __future__ import annotations
 

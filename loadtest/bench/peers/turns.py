@@ -1,4 +1,4 @@
-"""Loaded engines measured in turns: a process each, one task at a time, the order rotated by one each round."""
+"""Loaded engines measured in turns: one process each, one task at a time, in an order that rotates each round."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from shared.child_process import ChildProcess
 from shared.errors import TandemError
 
 PAUSE_S = 0.3
-"""Before each turn: threads of the engine before, which spin for a while after their last work, have gone to sleep."""
+"""Pause before each turn, in seconds: the previous engine's threads spin for a while after their last work."""
 START_S = 3600.0
-"""An engine may convert the checkpoint first."""
+"""Start timeout in seconds; an engine may convert the checkpoint first."""
 END_S = 20.0
 
 
 class CannotRun(Exception):
-    """Why an engine gives no figures here."""
+    """The engine cannot run here; the message gives the reason."""
 
 
 class EngineProcess:
@@ -47,12 +47,12 @@ class EngineProcess:
         self.description = str(await self.ask(op="describe"))
 
     async def ask(self, **task: Any) -> Any:
-        """What it measured; see worker.py for the tasks. Raises CannotRun."""
+        """The task's result; see worker.py for the tasks. Raises CannotRun."""
         with _as_cannot_run():
             return await self._child.ask(**task)
 
     async def close(self) -> None:
-        """Ends the process; twice is fine."""
+        """Ends the process; idempotent."""
         self._child.kill()
         await self._child.stop(END_S)
 
@@ -75,20 +75,20 @@ def _as_cannot_run() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Case:
-    """One figure to be measured: a prompt's length, or a batch of sequences that decode behind `context` tokens."""
+    """One figure to be measured: a prompt's length, or a batch of sequences that decode after a context."""
 
     name: str
     num_prompts: int
     prompt_len: int
-    num_steps: int = 0  # 0: the prompt alone
+    num_steps: int = 0  # 0: only the prompt
 
     @property
     def tokens(self) -> int:
-        """Tokens in the time that a turn returns."""
+        """Tokens computed in the time that a turn returns."""
         return self.num_prompts if self.num_steps else self.prompt_len
 
     def task(self, generator: random.Random) -> dict[str, Any]:
-        """For `EngineProcess.ask`, with fresh prompts."""
+        """The arguments of `EngineProcess.ask`, with fresh prompts."""
         prompts = [random_prompt(self.prompt_len, generator) for _ in range(self.num_prompts)]
         if self.num_steps:
             return {"op": "decode", "prompts": prompts, "num_steps": self.num_steps}
@@ -103,7 +103,7 @@ class Measured:
     rates: dict[str, list[float]] = field(default_factory=dict)
 
     def ratio(self, ours: str, peer: str) -> float:
-        """Median over rounds of ours / peer, both of the same round."""
+        """Median over rounds of Tandem's rate over the peer's in the same round."""
         return median(a / b for a, b in zip(self.rates[ours], self.rates[peer], strict=True))
 
 
@@ -113,9 +113,9 @@ async def take_turns(
     num_rounds: int,
     on_round: Callable[[Measured], None] | None = None,
 ) -> tuple[list[Measured], dict[str, str]]:
-    """Every case, `num_rounds` times, by every engine after one turn to warm up; `on_round` is called after each.
+    """Measures every case with every engine `num_rounds` times after a warm-up turn; calls `on_round` after each round.
 
-    Returns the figures, and engine → reason for those that failed on the way: their figures are left out.
+    Returns the figures, and engine → reason for those that failed, whose figures are left out.
     """
     generator = random.Random(0)
     failures: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""vLLM's CPU backend, stepped by hand in its own process."""
+"""vLLM's CPU backend, stepped explicitly in this process."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class VllmCpu:
         return time.perf_counter() - start
 
     def decode_steps_s(self, prompts: list[list[int]], num_steps: int) -> list[float]:
-        """See `EngineAdapter`. A few steps more than asked for, since prompts may end in different steps."""
+        """See `EngineAdapter`. Computes a few more steps than requested, because prompts may end in different ones."""
         for prompt in prompts:
             self._add(prompt, num_steps + spare_steps(prompts) + 1)
         full = []

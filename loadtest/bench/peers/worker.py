@@ -1,4 +1,4 @@
-"""An engine's process: loads it, then answers tasks; events as in shared/process.py, but any venv's Python will do."""
+"""An engine's process: loads it, then answers tasks. Events as in shared/process.py, but no imports of Tandem's."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ CLASSES = {
     "openvino_genai": "OpenvinoGenai",
     "transformers_sdpa": "TransformersSdpa",
 }
-"""Module beside this one → its class."""
+"""Module in this folder → its class."""
 
 
 def answer(adapter: EngineAdapter, task: dict[str, Any]) -> Any:
-    """What a task asks for: a description, seconds, or logits."""
+    """The result of a task: a description, seconds, or logits."""
     match task["op"]:
         case "describe":
             return adapter.describe()
@@ -37,7 +37,7 @@ def answer(adapter: EngineAdapter, task: dict[str, Any]) -> Any:
 
 
 def main() -> None:
-    """Arguments: module, checkpoint, scratch folder, threads. A ready event first, then an answer event a task."""
+    """Arguments: module, checkpoint, scratch folder, threads. Emits a ready event, then an answer event a task."""
     module, folder, scratch, num_threads = sys.argv[1:]
     out = _own_stdout()
     try:
@@ -50,11 +50,11 @@ def main() -> None:
     except Exception as error:
         _emit(out, event="error", kind=type(error).__name__, message=_reason(error))
         raise
-    os._exit(0)  # peers' own threads may not end
+    os._exit(0)  # a peer's threads may never end
 
 
 def _own_stdout() -> TextIO:
-    """Peers print to stdout as they like: it becomes stderr, and a copy of it is for events alone."""
+    """Peers may print to stdout: it is redirected to stderr, and a copy of it is used for events only."""
     true_stdout = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return true_stdout

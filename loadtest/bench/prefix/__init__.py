@@ -1,1 +1,1 @@
-"""How much prefill a fleet saves: its prefix hits beside those of one ideal cache, and TTFT with a fetched prefix."""
+"""Prefill that a fleet saves: its prefix hits compared with one ideal cache, and TTFT with a fetched prefix."""

@@ -32,7 +32,7 @@ class Outcome:
 
 
 class Client:
-    """Of one router; an asynchronous context manager."""
+    """A client of one router; an asynchronous context manager."""
 
     def __init__(self, address: str) -> None:
         """`address`: host:port of its gRPC API."""
@@ -50,7 +50,7 @@ class Client:
         await self._channel.close()
 
     async def ask(self, prompt: Prompt) -> Outcome:
-        """Sends one prompt and reads its whole answer; raises Internal where it fails."""
+        """Sends one prompt and reads its whole answer; raises Internal if it fails."""
         request = inference_pb2.GenerateRequest(
             tokens=inference_pb2.TokenIds(ids=prompt.token_ids),
             sampling=types_pb2.SamplingParams(temperature=0.0, max_tokens=prompt.num_output_tokens, ignore_eos=True),
@@ -69,8 +69,8 @@ class Client:
         return Outcome(prompt, last.prefill_worker, last.usage.num_cached_tokens, first - sent)
 
     async def replay(self, prompts: Sequence[Prompt], in_flight: int, limit_s: float) -> list[Outcome]:
-        """Sends the prompts in their order, the next one when fewer than `in_flight` are being answered; none after
-        `limit_s` seconds. Returns the outcomes in the order of sending; raises an ExceptionGroup of Internal."""
+        """Sends the prompts in their order, the next one when fewer than `in_flight` are running; none after `limit_s`
+        seconds. Returns the outcomes in the order of sending; raises an ExceptionGroup of Internal."""
         gate = asyncio.Semaphore(in_flight)
         ends = time.perf_counter() + limit_s
         asked = []
@@ -85,9 +85,9 @@ class Client:
         return [task.result() for task in asked]
 
     async def fetched_tokens(self) -> dict[str, int]:
-        """Prompt tokens that the prefill workers fetched since their start, by the place where they lay.
+        """Prompt tokens that the prefill workers fetched since their start, by source.
 
-        Waits until nothing runs, so that the workers' reports are the last ones; raises DeadlineExceeded.
+        Waits until no request runs, so that the workers' reports are final; raises DeadlineExceeded.
         """
         ends = time.perf_counter() + IDLE_TIMEOUT_S
         while True:
@@ -101,7 +101,7 @@ class Client:
 
 
 def _places() -> dict[str, str]:
-    """Each place that a worker's report counts fetched tokens for, and the report's field."""
+    """Each source of fetched tokens in a worker's report → the report's field."""
     names = sorted((field.name for field in types_pb2.Load.DESCRIPTOR.fields), reverse=True)
     return {
         name.removeprefix("num_").removesuffix("_hit_tokens"): name

@@ -1,4 +1,4 @@
-"""The clusters that are measured: real processes, started as a deployment starts them."""
+"""The measured clusters: real processes, started as in a deployment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shared.model.config import ModelConfig
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 MAX_MODEL_LEN = 8192
-"""Tokens; the longest prompts of the conversation trace have 4,000 at its scale here."""
+"""Longest sequence, tokens; the longest prompts of the conversation trace have 4,000 at this scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +26,20 @@ class Setup:
     name: str
     model: Path
     num_workers: int
-    """In either pool."""
+    """Workers in each pool."""
     pool_blocks: int
-    """Of each worker."""
+    """Blocks of each worker."""
     store_blocks: int = 0
-    """Of the store's host memory; 0 = no store."""
+    """Blocks in the store's host memory; 0 = no store."""
     indexed: bool = True
-    """Whether the router asks the index. Without it, it places prompts by load alone, equals at random."""
+    """Whether the router uses the index. Without it, the router places prompts by load only, with random ties."""
     prefix_fetch: PrefixFetch = "always"
     send_bytes_per_s: float = 0.0
-    """Most that the store sends; 0 = no limit."""
+    """Limit of the store's sending rate; 0 = no limit."""
 
 
 def make_cluster(setup: Setup, folder: Path) -> LocalCluster:
-    """Not started yet, on any free ports, with its logs under `folder`. Raises ModelLoadError."""
+    """A cluster that has not been started, on free ports, with its logs under `folder`. Raises ModelLoadError."""
     spec = ClusterSpec(
         model=setup.model,
         num_prefill=setup.num_workers,
@@ -56,13 +56,13 @@ def make_cluster(setup: Setup, folder: Path) -> LocalCluster:
 
 
 def block_bytes(model: Path) -> int:
-    """Of one fp32 block; raises ModelLoadError."""
+    """Bytes of one fp32 block; raises ModelLoadError."""
     config = ModelConfig.load(model)
     return config.block_layout(BLOCK_SIZE, "float32").block_bytes
 
 
 def write_tiny_model(folder: Path) -> Path:
-    """Random weights whose compute is next to nothing: what a cache holds does not depend on the model's size."""
+    """Random weights that need almost no compute: the content of a cache does not depend on the model's size."""
     vocab_size = ModelConfig.load(DEMO).vocab_size
     write_random_checkpoint(
         folder, vocab_size=vocab_size, max_position_embeddings=MAX_MODEL_LEN, tie=True, tokenizer_from=DEMO
@@ -71,7 +71,7 @@ def write_tiny_model(folder: Path) -> Path:
 
 
 class _Commands(TandemCommands):
-    """The real services with a throttled store, or a router that has no index."""
+    """The real services with a throttled store or a router without an index."""
 
     def __init__(self, spec: ClusterSpec, setup: Setup) -> None:
         super().__init__(spec)

@@ -1,4 +1,4 @@
-"""The fleet's prefix hits over a trace, beside those of one ideal cache with as many blocks."""
+"""The fleet's prefix hits over a trace, compared with one ideal cache of the same size."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from loadtest.figures import Result
 from loadtest.markdown import table
 
 GOAL = 0.95
-"""Of the ideal cache's hits."""
+"""Goal: share of the ideal cache's hits."""
 
 
 @dataclass(frozen=True, slots=True)
 class HitRun:
-    """What one cluster did with the trace. Tokens are prompt tokens."""
+    """One cluster's results on the trace. Tokens are prompt tokens."""
 
     setup: Setup
     num_requests: int
     num_prompt_tokens: int
     num_hit_tokens: int
-    """Not computed by the prefill worker: local or fetched."""
+    """Tokens that the prefill worker did not compute: local or fetched."""
     fetched_tokens: dict[str, int]
-    """Of these, what the prefill workers fetched, by place."""
+    """Tokens among these that the prefill workers fetched, by source."""
     num_ideal_tokens: int
     """Hits of one cache with the blocks of all prefill pools and the store."""
     num_ideal_with_decode_tokens: int
-    """Hits of one cache that has the blocks of the decode pools too."""
+    """Hits of one cache that also has the blocks of the decode pools."""
     num_endless_tokens: int
-    """Hits of a cache without a limit."""
+    """Hits of an unlimited cache."""
     losses: Losses
     requests_per_s: float
 
@@ -47,21 +47,21 @@ class HitRun:
 
     @property
     def hit_rate(self) -> float:
-        """Of all prompt tokens."""
+        """Hits over all prompt tokens."""
         return self.num_hit_tokens / self.num_prompt_tokens
 
     @property
     def ideal_rate(self) -> float:
-        """Likewise, of the ideal cache."""
+        """The same for the ideal cache."""
         return self.num_ideal_tokens / self.num_prompt_tokens
 
     @property
     def ratio(self) -> float:
-        """Of the ideal cache's hits; 1 where it has none."""
+        """Hits over the ideal cache's hits; 1 if it has none."""
         return self.num_hit_tokens / self.num_ideal_tokens if self.num_ideal_tokens else 1.0
 
     def results(self) -> list[Result]:
-        """For the JSON."""
+        """The figures for the JSON file."""
         name, tokens = self.setup.name, self.num_prompt_tokens
         places = {"local": self.num_local_tokens, **self.fetched_tokens}
         losses = {"split": self.losses.split, "placement": self.losses.placement, "timing": self.losses.timing}
@@ -105,7 +105,7 @@ async def measure_hits(setup: Setup, prompts: Sequence[Prompt], in_flight: int, 
 
 
 def hit_table(runs: Sequence[HitRun]) -> str:
-    """Markdown, a row a run."""
+    """A Markdown table, one row for each run."""
     places = list(dict.fromkeys(place for run in runs for place in run.fetched_tokens))
     heads = ["", "requests", "prompt tokens", "local", *places, "hit rate", "ideal", "of the ideal", "ideal + decode"]
     heads += ["lost to split", "placement", "timing", "req/s"]

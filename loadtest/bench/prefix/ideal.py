@@ -1,4 +1,4 @@
-"""One cache for a whole trace: what a fleet of the same capacity could reach if its memory were one worker's."""
+"""One cache for a whole trace: the hits of a fleet of the same capacity if its memory were one worker's."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from loadtest.bench.prefix.prompts import Prompt
 
 
 class PrefixLru:
-    """Blocks by their chained hash, evicted least recently used first; of one prompt the last block first.
+    """Blocks by their chained hash, evicted least recently used first; within a prompt the last block first.
 
-    So a block never outlives the one before it in its chain, and what remains of a prompt is a prefix: the order in
-    which `BlockPool` evicts.
+    So a block never outlives the one before it in its chain, and the rest of a prompt is always a prefix, as in
+    `BlockPool`.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -28,7 +28,7 @@ class PrefixLru:
         return next((i for i, name in enumerate(hashes) if name not in self._blocks), len(hashes))
 
     def use(self, hashes: Sequence[bytes]) -> None:
-        """The prompt was served: its blocks become the most recently used; blocks over the capacity are evicted."""
+        """Records a served prompt: its blocks become the most recently used; blocks over the capacity are evicted."""
         for name in reversed(hashes):
             self._blocks[name] = None
             self._blocks.move_to_end(name)
@@ -37,7 +37,7 @@ class PrefixLru:
 
 
 def ideal_hit_tokens(prompts: Sequence[Prompt], capacity: int, block_size: int) -> int:
-    """Prompt tokens that one cache of `capacity` blocks holds when their prompt comes, one after the other."""
+    """Prompt tokens that hit in one cache of `capacity` blocks, with the prompts served one after the other."""
     cache, num_hit_blocks = PrefixLru(capacity), 0
     for prompt in prompts:
         num_hit_blocks += cache.num_hit_blocks(prompt.usable(block_size))

@@ -20,24 +20,25 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Hit tokens of the ideal cache that missed in the workers' own pools, by cause. Each may be negative: several
-    pools can hold what one would have evicted. Their sum, less the fetched tokens, is the shortfall."""
+    """Hit tokens of the ideal cache that missed in the workers' own pools, by cause. Each may be negative, because
+    several pools can hold blocks that one cache would have evicted. Their sum, less fetched tokens, is the shortfall.
+    """
 
     split: int
-    """No worker's pool held them any more: copies took room, or one pool's share of the prompts was larger."""
+    """No worker's pool held them any more: copies took space, or one pool got a larger share of the prompts."""
     placement: int
-    """A worker held them, and another one computed the prompt."""
+    """A worker held them, but another one computed the prompt."""
     timing: int
-    """The worker should have held them by the order of the prompts: an earlier one was still being computed, or its
-    running prompts took the room."""
+    """By the order of the prompts the worker should have held them, but an earlier prompt was still being computed, or
+    running prompts took the space."""
 
 
 def find_losses(
     served: Sequence[Served], num_ideal_tokens: int, num_fetched_tokens: int, pool_blocks: int, block_size: int
 ) -> Losses:
-    """Replays the same prompts into pools of `pool_blocks`, each to the worker that served it, in the order of sending.
+    """Replays the same prompts into pools of `pool_blocks`, one for each worker, in the order of sending.
 
-    `num_ideal_tokens`: hits of the ideal cache; `num_fetched_tokens`: hits that were in no pool of their worker.
+    `num_ideal_tokens`: hits of the ideal cache; `num_fetched_tokens`: hits that were not in the worker's own pool.
     """
     pools = {worker: PrefixLru(pool_blocks) for worker in {item.prefill_worker for item in served}}
     num_best = num_chosen = num_found = 0

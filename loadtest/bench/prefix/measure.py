@@ -1,8 +1,8 @@
-"""`python -m loadtest.bench prefix`: how much prefill a fleet saves, and what a prefix from the store is worth.
+"""`python -m loadtest.bench prefix`: the prefill that a fleet saves, and the benefit of a prefix from the store.
 
-Hits: a trace of conversations through real workers, 1, 2 and 4 in either pool, in the trace's order as fast as they
-serve it; in turn with a router that has no index, and with a store. The pools have the same number of blocks in total,
-however many workers share them. Times: TTFT with and without a store, over links of several speeds.
+Hits: a trace of conversations runs through real workers, 1, 2 and 4 in each pool, in the trace's order, as fast as they
+serve it; also with a router without an index, and with a store. The pools have the same number of blocks in total for
+any number of workers. Times: TTFT with and without a store, over links of several speeds.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from shared.errors import Internal, TandemError
 _SLICE = Path(loadtest.__file__).parent / "traces" / "mooncake_conversation_head.jsonl"
 PARTS = ("index", "no-index", "store", "ttft")
 _VOCAB_SIZE = 3000
-"""Tokens that every vocabulary here has."""
+"""Vocabulary size that all models here support."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleets:
-    """Which clusters replay the trace."""
+    """The clusters that replay the trace."""
 
     workers: Sequence[int] = (1, 2, 4)
-    """In either pool, one size after the other."""
+    """Sizes of each pool, measured one after the other."""
     blocks: int = 8192
-    """Of all prefill pools together."""
+    """Blocks of all prefill pools together."""
     store_blocks: int = 8192
     parts: Collection[str] = PARTS
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """How the trace is replayed."""
+    """Parameters of the replay."""
 
     trace: Path = _SLICE
     num_requests: int = 1500
@@ -69,7 +69,7 @@ def hit_setups(fleets: Fleets, model: Path) -> Iterator[Setup]:
 
 
 async def run(fleets: Fleets, replay: Replay, ttft_prompts: int, seed: int, out: Path | None) -> None:
-    """Measures all parts that were asked for; prints the tables, and writes the results after each cluster."""
+    """Measures the requested parts; prints the tables, and writes the results after each cluster."""
     source = TokenSource(seed, _VOCAB_SIZE)
     hits: list[HitRun] = []
     times: list[TtftRun] = []
@@ -98,16 +98,16 @@ async def run(fleets: Fleets, replay: Replay, ttft_prompts: int, seed: int, out:
 
 def main(
     trace: Annotated[Path, typer.Option(help="Mooncake JSON lines; default: the shipped slice")] = _SLICE,
-    requests: Annotated[int, typer.Option(help="of the trace, from its start")] = 1500,
+    requests: Annotated[int, typer.Option(help="number of requests, from the trace's start")] = 1500,
     scale_output: Annotated[int, typer.Option(help="divides the trace's answer lengths")] = 128,
-    workers: Annotated[str, typer.Option(help="in either pool")] = "1 2 4",
-    blocks: Annotated[int, typer.Option(help="of 16 tokens, of all prefill pools together")] = 8192,
-    store_blocks: Annotated[int, typer.Option(help="of the store's host memory")] = 8192,
-    in_flight: Annotated[int, typer.Option(help="requests at once")] = 8,
-    limit: Annotated[float, typer.Option(help="seconds after which a cluster is sent no more")] = 90.0,
+    workers: Annotated[str, typer.Option(help="workers in each pool")] = "1 2 4",
+    blocks: Annotated[int, typer.Option(help="blocks of 16 tokens, of all prefill pools together")] = 8192,
+    store_blocks: Annotated[int, typer.Option(help="blocks in the store's host memory")] = 8192,
+    in_flight: Annotated[int, typer.Option(help="concurrent requests")] = 8,
+    limit: Annotated[float, typer.Option(help="seconds after which no more prompts are sent to a cluster")] = 90.0,
     parts: Annotated[str, typer.Option(help="what to measure")] = " ".join(PARTS),
-    ttft_prompts: Annotated[int, typer.Option(help="prompts a cluster whose prefix comes back")] = 16,
-    seed: Annotated[int, typer.Option(help="of the prompts' tokens")] = 0,
+    ttft_prompts: Annotated[int, typer.Option(help="prompts with a returning prefix, for each cluster")] = 16,
+    seed: Annotated[int, typer.Option(help="seed of the prompts' tokens")] = 0,
     out: Out = None,
 ) -> None:
     """Compare a fleet's prefix hits with those of one ideal cache, and TTFT with and without a store."""

@@ -16,7 +16,7 @@ from shared.kv.hashing import chain, root_hash
 from shared.kv.layout import LAYOUT_VERSION
 
 BLOCK_SIZE = 16
-"""Tokens of a worker's KV block, and of a trace's block at the scale that is played."""
+"""Tokens of a worker's KV block, and of a trace's block at the replayed scale."""
 SCALE = BLOCK_LEN // BLOCK_SIZE
 
 
@@ -27,10 +27,10 @@ class Prompt:
     token_ids: Sequence[int]
     num_output_tokens: int
     hashes: Sequence[bytes]
-    """Of its full blocks; equal where the blocks and all before them are. Not those of any worker's own chain."""
+    """Hashes of its full blocks; equal if the blocks and all blocks before them are. Not a worker's real chain."""
 
     def usable(self, block_size: int) -> Sequence[bytes]:
-        """The blocks that can be hits: the last token is always computed, since it gives the next one."""
+        """The blocks that can be hits: the last token is always computed, because it yields the next one."""
         return self.hashes[: (len(self.token_ids) - 1) // block_size]
 
 
@@ -41,9 +41,9 @@ def make_prompt(token_ids: Sequence[int], num_output_tokens: int) -> Prompt:
 
 
 def read_prompts(path: Path, num_requests: int, scale_output: int, source: TokenSource) -> list[Prompt]:
-    """The first requests of a Mooncake trace in its order, each of its blocks of 512 tokens being one of 16 here.
+    """The first requests of a Mooncake trace in its order; each of its blocks of 512 tokens becomes one of 16 here.
 
-    Raises ConfigError for a file that cannot be read, and for tokens that cannot keep the blocks apart.
+    Raises ConfigError for a file that cannot be read, and for tokens that cannot distinguish the blocks.
     """
     source.check_block(BLOCK_SIZE)
     replay = Replay(list(islice(read_mooncake(path), num_requests)), BLOCK_LEN, SCALE, scale_output)

@@ -1,8 +1,8 @@
 """TTFT of prompts whose prefix no worker holds any more, but the store may.
 
-First each prefix is computed once. The pools are so small that it was evicted from all of them when it returns with a
-new question behind it. Each such prompt alternates with a fresh one of the same length: the time of computing it all
-on this machine at this moment.
+First each prefix is computed once. The pools are so small that all have evicted it when it returns with a new question.
+Each such prompt alternates with a fresh one of the same length, which gives the time of computing all of it on this
+machine at this moment.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from services.local.spec import PrefixFetch
 PREFIX_TOKENS = 960
 QUESTION_TOKENS = 32
 POOL_BLOCKS = 256
-"""Of either worker: the last four prompts."""
+"""Pool of each worker: room for the last four prompts."""
 STORE_BLOCKS = 8192
 WARM_UP_PROMPTS = 4
-"""Return first and are not counted: the workers learn how fast the link is."""
+"""Prompts that return first and are not counted: the workers learn the link's speed from them."""
 LINKS = {"": 0.0, "1 Gbit/s": 125e6, "100 Mbit/s": 12.5e6}
-"""Bytes a second that the store sends; 0 = as many as it can."""
+"""Bytes a second that the store sends; 0 = no limit."""
 _WAYS: dict[str, PrefixFetch] = {"compute only": "never", "fetch only": "always", "both": "auto"}
 
 
@@ -41,7 +41,7 @@ class TtftRun:
     returned: Sequence[Outcome]
     """Prompts whose prefix was computed before."""
     fresh: Sequence[Outcome]
-    """Of the same length, not seen before."""
+    """Prompts of the same length, not seen before."""
 
     @property
     def ttft_s(self) -> float:
@@ -55,12 +55,12 @@ class TtftRun:
 
     @property
     def cached_share(self) -> float:
-        """Of the returned prompts' tokens, those that were not computed."""
+        """Share of the returned prompts' tokens that was not computed."""
         num_tokens = sum(len(outcome.prompt.token_ids) for outcome in self.returned)
         return sum(outcome.num_cached_tokens for outcome in self.returned) / num_tokens
 
     def results(self) -> list[Result]:
-        """For the JSON."""
+        """The figures for the JSON file."""
         name = self.setup.name
         ratio = self.fresh_ttft_s / self.ttft_s
         peer = f"never seen: {1e3 * self.fresh_ttft_s:.1f} ms"
@@ -71,12 +71,12 @@ class TtftRun:
 
 
 def ttft_setups() -> Iterator[Setup]:
-    """One prefill and one decode worker, without a store and with one behind each link."""
+    """One prefill and one decode worker, without a store, and with a store over each link."""
     yield Setup("no store", DEMO, 1, POOL_BLOCKS, prefix_fetch="never")
     for link, bytes_per_s in LINKS.items():
         for way, prefix_fetch in _WAYS.items():
             if prefix_fetch == "never" and link:
-                continue  # nothing is fetched: the link does not matter
+                continue  # nothing is fetched, so the link does not matter
             name = ", ".join(filter(None, ("store", link, way)))
             yield Setup(
                 name, DEMO, 1, POOL_BLOCKS, STORE_BLOCKS, prefix_fetch=prefix_fetch, send_bytes_per_s=bytes_per_s
@@ -101,7 +101,7 @@ async def measure_ttft(setup: Setup, num_prompts: int, source: TokenSource) -> T
 
 
 def ttft_table(runs: Sequence[TtftRun]) -> str:
-    """Markdown, a row a run."""
+    """A Markdown table, one row for each run."""
     rows = [
         (
             run.setup.name,

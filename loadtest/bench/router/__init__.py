@@ -1,1 +1,1 @@
-"""What the router costs: a real router process between scripted workers and clients."""
+"""Cost of the router: a real router process between scripted workers and clients."""

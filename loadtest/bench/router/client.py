@@ -1,9 +1,9 @@
 """Clients of the router: `python -m loadtest.bench.router.client --target host:port --out FILE …` runs one load.
 
-Open loop (`--rate`): one request every 1/rate seconds for `--duration` seconds, whatever becomes of the others.
+Open loop (`--rate`): one request every 1/rate seconds for `--duration` seconds, independent of the others' progress.
 Closed loop (`--in-flight`): that many answers stream all the time. FILE gets {"requests": {id: [sent, first]},
 "num_tokens", "num_messages", "tokens_per_s", "num_failed", "failure"}; times are `time.perf_counter()` seconds. The
-rate is that of a window which leaves out a closed loop's start.
+rate is measured in a window without the start of a closed loop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from loadtest.bench.router.http2 import Connection
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 
 START_S = 2.0
-"""A closed loop's streams all begin within this time; it is not measured."""
+"""A closed loop's streams all start within this time, which is not measured. Seconds."""
 VOCAB = range(260, 1260)
 NUM_CONNECTIONS = 4
 TIMEOUT_S = 120.0
@@ -83,7 +83,7 @@ class Load:
             self.num_failed += 1
 
     async def open_loop(self, rate: float, duration_s: float) -> None:
-        """`tokens_per_s` then holds from the first request to the last answer."""
+        """Afterwards `tokens_per_s` is the rate from the first request to the last answer."""
         began = perf_counter()
         tasks = set()
         for number in range(round(rate * duration_s)):
@@ -93,7 +93,7 @@ class Load:
         self.tokens_per_s = self.num_tokens / (perf_counter() - began)
 
     async def closed_loop(self, in_flight: int, duration_s: float) -> None:
-        """`tokens_per_s` then is that of the window."""
+        """Afterwards `tokens_per_s` is the rate in the window."""
         users = [asyncio.create_task(self._user(START_S * i / in_flight)) for i in range(in_flight)]
         await asyncio.sleep(2 * START_S)
         before, began = self.num_tokens, perf_counter()
@@ -115,11 +115,11 @@ def main(
     duration: Annotated[float, typer.Option(help="seconds")],
     out: Annotated[Path, typer.Option()],
     prompt_tokens: Annotated[int, typer.Option()] = 500,
-    prefix: Annotated[str, typer.Option(help="of request ids")] = "r",
+    prefix: Annotated[str, typer.Option(help="prefix of request ids")] = "r",
     rate: Annotated[float | None, typer.Option(help="open loop: requests per second")] = None,
-    in_flight: Annotated[int | None, typer.Option(help="closed loop: streams at once")] = None,
+    in_flight: Annotated[int | None, typer.Option(help="closed loop: concurrent streams")] = None,
 ) -> None:
-    """See the module."""
+    """See the module's docstring."""
     if (rate is None) == (in_flight is None):
         raise typer.BadParameter("either --rate or --in-flight")
 

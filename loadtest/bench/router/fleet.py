@@ -1,9 +1,9 @@
-"""Workers without engines: real gRPC sessions, an answer to every command at once, tokens at a set pace.
+"""Workers without engines: real gRPC sessions, immediate answers to commands, tokens at a set pace.
 
-`python -m loadtest.bench.router.fleet --prefill 4 --decode 4 --tokens-per-s 20000 --stamps FILE` is a process as
-shared/process.py has it: its ready event names the workers' addresses, and at SIGTERM it writes FILE: {attempt:
-[seconds, …]}, the moments of `time.perf_counter()` (one clock for all processes of a machine) at which Reserve came,
-Reserved went, Submit came and the first token went.
+`python -m loadtest.bench.router.fleet --prefill 4 --decode 4 --tokens-per-s 20000 --stamps FILE` is a process as in
+shared/process.py: its ready event names the workers' addresses, and at SIGTERM it writes FILE: {attempt: [seconds, …]},
+the times by `time.perf_counter()` (one clock for all processes of a machine) of four messages: Reserve received,
+Reserved sent, Submit received, first token sent.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from shared.process import run_process
 from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
 
 NUM_BLOCKS = 1_000_000
-"""More than any load needs: no request waits for a block, since it is the router that is measured."""
+"""More than any load needs: no request waits for a block, because only the router is measured."""
 
 
 @dataclass(slots=True)
 class Script:
-    """What all workers of a fleet share."""
+    """The state that all workers of a fleet share."""
 
     tokens_per_s: float
-    """Of the whole fleet; one token a sequence and step."""
+    """Rate of the whole fleet; one token for each sequence and step."""
     num_sequences: int = 0
-    """How many running sequences give that rate; 0 = as many as run. An engine's step takes its time whether its
-    router keeps up or not: with the rate alone, the few that run while others are held up would get all its tokens."""
+    """Number of running sequences that give this rate; 0 = the current number. An engine's step takes its time whether
+    its router keeps up or not: with the rate alone, a few running sequences would get the tokens of delayed ones."""
     stamps: dict[str, list[float]] = field(default_factory=dict)
     hand_offs: dict[int, tuple[DecodeWorker, str, int]] = field(default_factory=dict)
     num_running: int = 0
@@ -46,7 +46,7 @@ class Script:
 
 
 class FleetWorker(ScriptedWorker):
-    """What both roles share: a pool that is never short, and the fleet's script."""
+    """Base of both roles: a pool that is never full, and the fleet's script."""
 
     max_num_seqs = NUM_BLOCKS
 
@@ -66,7 +66,7 @@ class PrefillWorker(FleetWorker):
             await self.finish(command, prefill_compute_ms=0.01)
 
     async def finish(self, submit: prefill_pb2.Submit, prefill_compute_ms: float) -> None:
-        """Sends the first token and lets the decode worker go on."""
+        """Sends the first token and starts the sequence on its decode worker."""
         tokens = types_pb2.SequenceTokens(
             request_id=submit.request_id, token_ids=[5], prefill_compute_ms=prefill_compute_ms
         )
@@ -102,7 +102,7 @@ class DecodeWorker(FleetWorker):
         self._joined = asyncio.Event()
 
     def join(self, request_id: str, num_tokens: int) -> None:
-        """The sequence's blocks are here; `num_tokens` are to come."""
+        """The sequence's blocks have arrived; it will get `num_tokens` tokens."""
         self._sequences[request_id] = Sequence.of(request_id, num_tokens)
         self._script.num_running += 1
         self._joined.set()
@@ -115,7 +115,7 @@ class DecodeWorker(FleetWorker):
             self._script.num_running -= 1
 
     async def during_session(self) -> None:
-        """Steps. Keeps to its schedule: a step that was written late is followed by the next one sooner."""
+        """Runs steps on schedule: after a late step the next one follows sooner."""
         due = perf_counter()
         while True:
             if not self._sequences:
@@ -165,14 +165,14 @@ class Fleet:
         self._stamps = stamps
 
     async def start(self) -> Fleet:
-        """All workers serve."""
+        """Starts all workers."""
         for worker in (*self._prefills, *self._decodes):
             await worker.start()
         return self
 
     @property
     def endpoints(self) -> dict[str, str]:
-        """`prefill` and `decode`, each as the router's setting of that name has it."""
+        """`prefill` and `decode`, each in the format of the router's setting of that name."""
         return {"prefill": addresses(self._prefills), "decode": addresses(self._decodes)}
 
     async def close(self) -> None:
@@ -183,7 +183,7 @@ class Fleet:
 
 
 def addresses(workers: Iterable[ScriptedWorker]) -> str:
-    """`p0=127.0.0.1:40001,p1=…` of started workers: what the router takes as `--prefill` or `--decode`."""
+    """`p0=127.0.0.1:40001,p1=…` of started workers: a value for the router's `--prefill` or `--decode`."""
     return ",".join(f"{worker.name}={worker.address}" for worker in workers)
 
 
@@ -192,9 +192,11 @@ def main(
     decode: Annotated[int, typer.Option()],
     tokens_per_s: Annotated[float, typer.Option()],
     stamps: Annotated[Path, typer.Option()],
-    sequences: Annotated[int, typer.Option(help="that give this rate; default: those that run")] = 0,
+    sequences: Annotated[
+        int, typer.Option(help="running sequences that give this rate; default: the current number")
+    ] = 0,
 ) -> None:
-    """See the module."""
+    """See the module's docstring."""
     fleet = Fleet(prefill, decode, Script(tokens_per_s, sequences), stamps)
     raise typer.Exit(run_process("scripted-fleet", fleet.start))
 

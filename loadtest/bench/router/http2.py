@@ -1,8 +1,8 @@
-"""The least HTTP/2 that reads gRPC streams: a client cheap enough not to be what a benchmark of a server measures.
+"""The minimum of HTTP/2 to read gRPC streams: a client so cheap that a benchmark measures the server, not the client.
 
-`grpc.aio` takes about as long to read a message as the router to send it. This one speaks to a gRPC server over a local
-connection and nothing else: it takes all windows as large as they can be, sends headers literally (RFC 7541, 6.2.2) and
-never decodes any, so that a call that fails is known only by an answer that lacks its end. Frames are RFC 9113's.
+`grpc.aio` takes about as long to read a message as the router to send it. This client supports only a gRPC server over
+a local connection: it sets all windows to the maximum, sends headers literally (RFC 7541, 6.2.2) and never decodes any,
+so a failed call shows only as an answer without its end. Frames are RFC 9113's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FRAME_HEAD, _MESSAGE_HEAD = 9, 5  # bytes
 
 
 class Stream:
-    """One call's answer on its way."""
+    """One call's streamed answer."""
 
     __slots__ = ("buffer", "ended", "on_message")
 
@@ -37,7 +37,7 @@ class Stream:
         self.buffer = b""
 
     def data(self, payload: bytes) -> None:
-        """Hands on every message that is complete."""
+        """Passes on every complete message."""
         buffer, place = self.buffer + payload, 0
         while len(buffer) - place >= _MESSAGE_HEAD:
             end = place + _MESSAGE_HEAD + int.from_bytes(buffer[place + 1 : place + _MESSAGE_HEAD], "big")
@@ -49,7 +49,7 @@ class Stream:
 
 
 class Connection(asyncio.Protocol):
-    """One connection to a gRPC server, with any number of calls at once."""
+    """One connection to a gRPC server, with any number of concurrent calls."""
 
     def __init__(self, authority: str) -> None:
         self._authority = authority
@@ -57,7 +57,7 @@ class Connection(asyncio.Protocol):
         self._buffer = b""
         self._streams: dict[int, Stream] = {}
         self._last_id = -1
-        self._window = INITIAL_WINDOW  # bytes that the server takes now
+        self._window = INITIAL_WINDOW  # bytes that the server accepts now
         self._unsent: deque[tuple[Stream, bytes, bytes]] = deque()
 
     @classmethod
@@ -75,7 +75,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     async def call(self, path: str, message: bytes, on_message: Callable[[bytes], None]) -> None:
-        """Sends one message; returns when the answer's stream has ended, well or not."""
+        """Sends one message; returns when the answer's stream has ended, successfully or not."""
         stream = Stream(on_message, asyncio.get_running_loop().create_future())
         head = _METHOD_POST + _SCHEME_HTTP + b"".join(
             _literal(name, value)
@@ -93,14 +93,14 @@ class Connection(asyncio.Protocol):
     # --- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Takes the windows as large as they can be."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's are no subclass of it
+        """Sets the windows to the maximum."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are not a subclass of it
         settings = struct.pack(">HIHI", _HEADER_TABLE_SIZE, 0, _INITIAL_WINDOW_SIZE, MAX_WINDOW)
         window = struct.pack(">I", MAX_WINDOW - INITIAL_WINDOW)
         self._transport.write(PREFACE + _frame(_SETTINGS, 0, 0, settings) + _frame(_WINDOW_UPDATE, 0, 0, window))
 
     def data_received(self, data: bytes) -> None:
-        """Takes every frame that is complete."""
+        """Handles every complete frame."""
         buffer, place = self._buffer + data, 0
         while len(buffer) - place >= _FRAME_HEAD:
             begin = place + _FRAME_HEAD
@@ -112,7 +112,7 @@ class Connection(asyncio.Protocol):
             place = end
         self._buffer = buffer[place:]
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # no call's fault
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # not needed
         """Ends all calls."""
         for stream_id in list(self._streams):
             self._end(stream_id)
@@ -134,7 +134,7 @@ class Connection(asyncio.Protocol):
             self._end(stream_id)
 
     def _send(self) -> None:
-        """Begins the calls for which the server has room."""
+        """Starts the calls that fit the server's window."""
         while self._unsent and len(self._unsent[0][2]) <= self._window:
             stream, head, message = self._unsent.popleft()
             self._window -= len(message)
@@ -159,5 +159,5 @@ def _frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
 
 
 def _literal(name: str, value: str) -> bytes:
-    """A header that is not indexed; both parts are shorter than 127 bytes."""
+    """A header field without indexing; both parts are shorter than 127 bytes."""
     return b"\0" + bytes((len(name),)) + name.encode() + bytes((len(value),)) + value.encode()

@@ -1,11 +1,11 @@
-"""`python -m loadtest.bench router`: what a router process adds to a request, and how many tokens it can pass on.
+"""`python -m loadtest.bench router`: latency that a router process adds to a request, and its token throughput.
 
-The latency added to a request is the sum of three paths through the router, each from the moment one process sent to
-the moment another has read: client → Reserve on the decode worker, Reserved → Submit on the prefill worker, first
-token → client. What a client or worker does meanwhile on a core that they share is in these times, so that on a machine
-of two cores they are an upper bound; the router's own processor time is given beside them.
+The latency added to a request is the sum of three paths through the router, each from the time one process has sent to
+the time another has read: client → Reserve on the decode worker, Reserved → Submit on the prefill worker, first token →
+client. Work of clients and workers on shared cores is part of these times, so on a machine with two cores they are an
+upper bound; the router's own processor time is given as well.
 
-The peer is `relay`, measured in turn with the router under the same load: it forwards the same messages and does
+The peer is `relay`, measured in turns with the router under the same load: it forwards the same messages and does
 nothing else.
 """
 
@@ -40,7 +40,7 @@ def added_ms(measured: Measured, stamps: dict[str, list[float]]) -> list[float]:
 
 
 async def latency(num_workers: int, rate: float, duration_s: float, name: str) -> list[Result]:
-    """Open loop: short answers at a rate."""
+    """Open loop: short answers at a given rate."""
 
     async def measure(router: str) -> tuple[list[float], float]:
         with tempfile.TemporaryDirectory() as scratch:
@@ -53,17 +53,17 @@ async def latency(num_workers: int, rate: float, duration_s: float, name: str) -
 
     (ours, our_cpu_ms), (relay, relay_cpu_ms) = await measure(ROUTER), await measure(RELAY)
     return [
-        Result(f"{name}: latency added p50", ours[49], "ms", GOAL_P50_MS, **_beside(relay[49] / ours[49], relay[49])),
-        Result(f"{name}: latency added p99", ours[98], "ms", GOAL_P99_MS, **_beside(relay[98] / ours[98], relay[98])),
+        Result(f"{name}: latency added p50", ours[49], "ms", GOAL_P50_MS, **_peer(relay[49] / ours[49], relay[49])),
+        Result(f"{name}: latency added p99", ours[98], "ms", GOAL_P99_MS, **_peer(relay[98] / ours[98], relay[98])),
         Result(
             f"{name}: router's processor time a request", our_cpu_ms, "ms",
-            **_beside(relay_cpu_ms / our_cpu_ms, relay_cpu_ms),
+            **_peer(relay_cpu_ms / our_cpu_ms, relay_cpu_ms),
         ),
     ]  # fmt: skip
 
 
 async def fan_out(in_flight: int, tokens_per_s: float, duration_s: float, num_clients: int) -> list[Result]:
-    """Closed loop: long answers whose tokens the workers send at a pace."""
+    """Closed loop: long answers whose tokens the workers send at a given pace."""
 
     async def measure(router: str) -> Measured:
         share = max(1, in_flight // num_clients)
@@ -81,11 +81,11 @@ async def fan_out(in_flight: int, tokens_per_s: float, duration_s: float, num_cl
         Result(f"{name}: tokens a message", ours.num_tokens / max(1, ours.num_messages), "tok"),
         Result(f"{name}: tokens a second of the router's core", ours.tokens_per_cpu_s, "tok/s",
                limit=GOAL_TOKENS_PER_S,
-               **_beside(ours.tokens_per_cpu_s / relay.tokens_per_cpu_s, relay.tokens_per_cpu_s)),
+               **_peer(ours.tokens_per_cpu_s / relay.tokens_per_cpu_s, relay.tokens_per_cpu_s)),
     ]  # fmt: skip
 
 
-def _beside(ratio: float, relay: float) -> dict[str, Any]:
+def _peer(ratio: float, relay: float) -> dict[str, Any]:
     return {"peer": f"bare relay {relay:,.4g}", "ratio": ratio}
 
 
@@ -112,7 +112,7 @@ def main(
     pace: Annotated[float, typer.Option(help="tokens per second that the workers send")] = 20_000.0,
     clients: Annotated[int, typer.Option(help="client processes of the fan-out")] = 2,
 ) -> None:
-    """Measure what a router process adds to a request, and how many tokens it passes on."""
+    """Measure the latency that a router process adds to a request, and its token throughput."""
     print(f"{machine()}; prompts of {PROMPT_TOKENS} tokens")
     results = asyncio.run(measure_all(rate, duration, pace, clients))
     print(table(results))

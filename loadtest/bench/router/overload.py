@@ -1,8 +1,7 @@
 """`python -m loadtest.bench overload`: one router at three times the load that its workers can serve.
 
-The router is a real process on a core of its own; the scripted workers, whose prefill takes a set time a prompt, and
-the clients run in this process. Expected: goodput as at capacity, refusals at once, and no growth of the router's
-memory.
+The router is a real process on a core of its own. The scripted workers, whose prefill takes a set time a prompt, and
+the clients run in this process. Expected: goodput as at capacity, refusals at once, no growth of the router's memory.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ NUM_PREFILLS, SERVICE_S = 2, 0.04
 CAPACITY = NUM_PREFILLS / SERVICE_S
 """Requests per second."""
 TARGET_S, ROUTER_TARGET_S = 0.5, 0.4
-"""The client's TTFT target, and the router's setting: tighter, since under overload all answers come just in time."""
+"""The client's TTFT target, and the router's setting: tighter, because under overload all answers come just in time."""
 REFUSED_AT_ONCE_S = 0.05
 PROMPT_TOKENS, ANSWER_TOKENS = 64, 4
 _SAMPLE_S = 0.5
@@ -76,10 +75,10 @@ class Offered:
     num_late: int = 0
     """Answered, but after the target."""
     refusals_s: list[float] = field(default_factory=list)
-    """How long each 429 took."""
+    """Time to each 429."""
     failures: list[str] = field(default_factory=list)
     rss_bytes: list[int] = field(default_factory=list)
-    """Of the router, every half second."""
+    """The router's memory, every half second."""
 
     @property
     def goodput(self) -> float:
@@ -88,12 +87,12 @@ class Offered:
 
     @property
     def refused_at_once(self) -> float:
-        """Share of the refusals."""
+        """Share of refusals within REFUSED_AT_ONCE_S."""
         return sum(took_s <= REFUSED_AT_ONCE_S for took_s in self.refusals_s) / max(1, len(self.refusals_s))
 
     @property
     def growth_bytes(self) -> float:
-        """Of the router's memory, from the second quarter of the time to the last, mean to mean."""
+        """Growth of the router's mean memory from the second quarter of the time to the last."""
         quarter = max(1, len(self.rss_bytes) // 4)
         return fmean(self.rss_bytes[-quarter:]) - fmean(self.rss_bytes[quarter : 2 * quarter])
 
@@ -150,7 +149,7 @@ class Clients:
 
 @asynccontextmanager
 async def overloaded_router() -> AsyncIterator[Clients]:
-    """The workers, the router before them and its clients; leaves no process behind."""
+    """The workers, the router in front of them and its clients; stops all processes at the end."""
     script = Script(tokens_per_s=20_000.0)
     prefills = [BusyPrefillWorker(f"p{i}", types_pb2.WORKER_ROLE_PREFILL, script) for i in range(NUM_PREFILLS)]
     decodes = [DecodeWorker("d0", types_pb2.WORKER_ROLE_DECODE, script)]
@@ -183,7 +182,7 @@ async def overloaded_router() -> AsyncIterator[Clients]:
 async def measure(capacity_s: float, overload_s: float) -> tuple[Offered, Offered]:
     """A load just below capacity, then one of three times the capacity."""
     async with overloaded_router() as clients:
-        await clients.offer(CAPACITY / 2, 2.0)  # the router learns how long a prompt takes
+        await clients.offer(CAPACITY / 2, 2.0)  # the router learns the time of a prompt
         full = await clients.offer(0.9 * CAPACITY, capacity_s)
         over = await clients.offer(3 * CAPACITY, overload_s)
     for offered in (full, over):

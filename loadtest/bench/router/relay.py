@@ -1,8 +1,8 @@
-"""What any router over gRPC must do, and nothing else: the floor with which `measure` compares ours.
+"""The minimum that any gRPC router has to do: the floor with which `measure` compares Tandem's router.
 
-`python -m loadtest.bench.router.relay --prefill name=host:port,… --decode … --grpc host:port …` speaks to the same
-workers and clients in the same messages. It places by round robin and has no validation, queue, limits, metrics,
-retries or second API. Its cost is what gRPC and Python take for the messages.
+`python -m loadtest.bench.router.relay --prefill name=host:port,… --decode … --grpc host:port …` uses the same workers,
+clients and messages. It places by round robin and has no validation, queue, limits, metrics, retries or second API. Its
+cost is that of gRPC and Python for the messages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SERVICE = "tandem.v1.InferenceService"
 
 
 class Relayed:
-    """One request on its way."""
+    """One running request."""
 
     def __init__(self, request: inference_pb2.GenerateRequest) -> None:
         self.request = request
@@ -41,7 +41,7 @@ class Relayed:
         self.tokens: asyncio.Queue[types_pb2.SequenceTokens] = asyncio.Queue()
 
     def reserve(self) -> decode_pb2.DecodeCommand:
-        """For the decode worker."""
+        """The command for the decode worker."""
         request = self.request
         return decode_pb2.DecodeCommand(
             reserve=decode_pb2.Reserve(
@@ -53,7 +53,7 @@ class Relayed:
         )
 
     def submit(self, reserved: decode_pb2.Reserved) -> prefill_pb2.PrefillCommand:
-        """For the prefill worker."""
+        """The command for the prefill worker."""
         request = self.request
         return prefill_pb2.PrefillCommand(
             submit=prefill_pb2.Submit(
@@ -78,7 +78,7 @@ class Relay:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def connect(self, prefills: list[str], decodes: list[str]) -> None:
-        """Opens the sessions; returns when all are welcomed."""
+        """Opens the sessions; returns when all workers have sent their Welcome."""
         hello = types_pb2.Hello(router_name="relay", protocol_version=PROTOCOL_VERSION)
         for address in prefills:
             call = prefill_pb2_grpc.PrefillServiceStub(channel(address)).Session()
@@ -93,7 +93,7 @@ class Relay:
         self._next_prefill, self._next_decode = cycle(self._prefills), cycle(self._decodes)
 
     def register(self, server: grpc.aio.Server) -> None:
-        """What `RpcServer` takes as `register`."""
+        """The `register` of `RpcServer`."""
         handler: grpc.RpcMethodHandler[Any, Any] = grpc.unary_stream_rpc_method_handler(
             self._generate, inference_pb2.GenerateRequest.FromString, inference_pb2.GenerateResponse.SerializeToString
         )
@@ -102,7 +102,7 @@ class Relay:
     async def _generate(
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
-        """Reserve, submit, pass on."""
+        """Reserves, submits, relays the tokens."""
         relayed = Relayed(request)
         relayed.prefill = next(self._next_prefill)
         decode, relayed.transfer_address = next(self._next_decode)
@@ -135,18 +135,18 @@ class Relay:
 
     def _on_prefill(self, event: prefill_pb2.PrefillEvent) -> None:
         if event.WhichOneof("event") == "first_token":
-            self._give(event.first_token.tokens)
+            self._on_tokens(event.first_token.tokens)
 
     def _on_decode(self, event: decode_pb2.DecodeEvent) -> None:
         kind = event.WhichOneof("event")
         if kind == "step":
             for tokens in event.step.sequences:
-                self._give(tokens)
+                self._on_tokens(tokens)
         elif kind == "reserved" and (relayed := self._running.get(event.reserved.request_id)) is not None:
             assert relayed.prefill is not None
             relayed.prefill.put_nowait(relayed.submit(event.reserved))
 
-    def _give(self, tokens: types_pb2.SequenceTokens) -> None:
+    def _on_tokens(self, tokens: types_pb2.SequenceTokens) -> None:
         relayed = self._running.get(tokens.request_id)
         if relayed is not None:
             relayed.tokens.put_nowait(tokens)
@@ -171,7 +171,7 @@ class RelayService:
 
     @property
     def endpoints(self) -> dict[str, str]:
-        """As the router has it."""
+        """The same as the router's."""
         return {"grpc": self._server.address}
 
     async def close(self) -> None:
@@ -184,13 +184,13 @@ def main(
     decode: Annotated[str, typer.Option(help="likewise")],
     grpc: Annotated[str, typer.Option(help="host:port to serve on")],
 ) -> None:
-    """See the module."""
+    """See the module's docstring."""
     prefills, decodes = ([item.partition("=")[2] for item in workers.split(",")] for workers in (prefill, decode))
     raise typer.Exit(run_process("relay", lambda: RelayService.start(prefills, decodes, grpc)))
 
 
 if __name__ == "__main__":
-    # The router's other settings mean nothing here.
+    # The router's other settings are ignored.
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(main)
     app()

@@ -27,36 +27,36 @@ class Measured:
     """What the clients and the router's process measured of one load."""
 
     requests: dict[str, tuple[float, float]]
-    """Moments of each answered request: sent, and first token read; `time.perf_counter()` seconds."""
+    """Times of each answered request: sent, and first token read; `time.perf_counter()` seconds."""
     num_tokens: int
     num_messages: int
-    """In which the tokens came."""
+    """Messages that carried tokens."""
     num_failed: int
     failure: str
-    """The last one."""
+    """Message of the last failure."""
     tokens_per_s: float
     router_cpu_s: float
     """Processor time of the router during the load."""
 
     @property
     def tokens_per_cpu_s(self) -> float:
-        """Tokens that a fully busy core of the router passes on in a second, the cost of the requests included."""
+        """Tokens that a fully busy core of the router passes on in a second, including the cost of the requests."""
         return self.num_tokens / self.router_cpu_s
 
     @property
     def cpu_ms_per_request(self) -> float:
-        """Of the router's core, answers included."""
+        """Processor time of the router for each request, answers included."""
         return 1e3 * self.router_cpu_s / max(1, len(self.requests))
 
 
 def router_process(scratch: Path, module: str, settings: Mapping[str, object]) -> ChildProcess:
-    """A router over the demo model on free ports, not started yet, with further settings by their flags' names."""
+    """A router over the demo model on free ports, not started yet, with further settings by flag name."""
     flags = {"model": _DEMO, "http": "127.0.0.1:0", "grpc": "127.0.0.1:0", **settings}
     return _process("router", module, scratch, flags)
 
 
 class Rig:
-    """A scripted fleet, half prefill, half decode, and a router before it; an asynchronous context manager."""
+    """A scripted fleet, half prefill, half decode, and a router in front of it; an asynchronous context manager."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Rig:
         num_sequences: int = 0,
         router: str = ROUTER,
     ) -> None:
-        """Files go to the folder `scratch`; see `Script` for the pace. `router` is the module that is measured."""
+        """Files go to the folder `scratch`; see `Script` for the pace. `router` is the measured module."""
         self._module = router
         cores = sorted(os.sched_getaffinity(0))
         self._router_cores, self._other_cores = cores[:1], cores[1:] or cores
@@ -82,7 +82,7 @@ class Rig:
         self._target = ""
 
     async def __aenter__(self) -> Rig:
-        """Starts both; returns when every worker's session can be used."""
+        """Starts both; returns when all sessions with workers are open."""
         try:
             await self._fleet.start()
             psutil.Process(self._fleet.pid).cpu_affinity(self._other_cores)
@@ -101,7 +101,7 @@ class Rig:
         await self._kill()
 
     async def load(self, num_clients: int, **flags: object) -> Measured:
-        """Runs clients side by side, each with these flags of client.py, `max_tokens` for `--max-tokens`."""
+        """Runs clients in parallel, each with these flags of client.py (`max_tokens` for `--max-tokens`)."""
         outs = [self._scratch / f"client-{i}.json" for i in range(num_clients)]
         before = self._router_cpu_s()
         clients = []
@@ -132,7 +132,7 @@ class Rig:
         )
 
     async def stamps(self) -> dict[str, list[float]]:
-        """Ends the rig; the moments that the workers noted, by request id."""
+        """Stops the workers and router; returns the workers' time stamps by request id."""
         assert self._router is not None
         for process in (self._router, self._fleet):
             await process.stop(STOP_S)

@@ -1,4 +1,4 @@
-"""A worker without an engine: real gRPC sessions, answers by a script. The router's benchmarks and tests derive theirs.
+"""A worker without an engine: real gRPC sessions, scripted answers. Base class for the router's benchmarks and tests.
 
 Events are written as bytes, so that a fleet's repeated messages are serialized once.
 """
@@ -30,7 +30,7 @@ class ScriptedWorker(ABC):
     max_model_len = 8192
 
     def __init__(self, name: str, role: types_pb2.WorkerRole.ValueType) -> None:
-        """What the Welcome says, `fingerprint`, `incarnation` and `num_blocks` too, may be changed before a session."""
+        """The Welcome's fields (`fingerprint`, `incarnation`, `num_blocks`, …) may be changed before a session."""
         self.name = name
         self.role = role
         self.is_prefill = role == types_pb2.WORKER_ROLE_PREFILL
@@ -38,10 +38,10 @@ class ScriptedWorker(ABC):
         self.incarnation = 1
         self.num_blocks = 100
         self.address = "127.0.0.1:0"
-        """Where it serves once started; a worker that was stopped starts again on the same port."""
+        """Its address once started; after a stop it starts again on the same port."""
         self._server: RpcServer | None = None
         self.context: Context | None = None
-        """Of the newest session."""
+        """Context of the newest session."""
         self._writing = asyncio.Lock()  # a stream takes one message at a time
 
     @abstractmethod
@@ -49,7 +49,7 @@ class ScriptedWorker(ABC):
         """Handles one command of a session after its Hello: Submit, Reserve, Cancel, …; others wait meanwhile."""
 
     async def during_session(self) -> None:
-        """Runs beside a session from its Welcome on; cancelled at its end."""
+        """Runs during a session, from its Welcome; cancelled at its end."""
         return
 
     async def start(self) -> str:
@@ -60,18 +60,18 @@ class ScriptedWorker(ABC):
         return self.address
 
     async def stop(self) -> None:
-        """Breaks all sessions, as a process that dies. Idempotent."""
+        """Breaks all sessions, like a process that dies. Idempotent."""
         if self._server is not None:
             await self._server.stop(0.0)
             self._server = None
 
     async def send(self, **event: Any) -> None:
-        """One event by the name of its field, such as `welcome=` or `load=`."""
+        """Sends one event, named by its field, such as `welcome=` or `load=`."""
         kind = prefill_pb2.PrefillEvent if self.is_prefill else decode_pb2.DecodeEvent
         await self.send_bytes(kind(**event).SerializeToString())
 
     async def send_bytes(self, event: bytes) -> None:
-        """A serialized PrefillEvent or DecodeEvent."""
+        """Sends a serialized PrefillEvent or DecodeEvent."""
         async with self._writing:
             assert self.context is not None, "no session yet"
             await self.context.write(event)

@@ -81,8 +81,8 @@ class RedisAddress:
 
 
 def _endpoint(text: str, number: int) -> Endpoint:
-    """The `number`-th server, counted from 1. The error does not repeat the text: of a URL with an unescaped "/" in
-    its password, this is a part of the password."""
+    """The `number`-th server, counted from 1. The error does not repeat the text: if a password has an unescaped
+    "/", the text is a part of that password."""
     try:
         address = Address.parse(
             text if text and not text.startswith(":") else f"localhost{text}",

@@ -21,7 +21,7 @@ class RedisClient(Protocol):
     is_cluster: bool
 
     async def check(self) -> None:
-        """Raises ConfigError for what a retry cannot solve: credentials, certificates, the wrong kind of server."""
+        """Raises ConfigError for what a retry cannot fix: credentials, certificates, the wrong kind of server."""
 
     async def call(self, *commands: Command, connection: RedisConnection = RedisConnection.WRITE) -> list[Any]:
         """The replies in order, in one round trip for each node. Raises for the first error reply; the other commands
@@ -31,7 +31,7 @@ class RedisClient(Protocol):
         """The servers that hold keys, for commands to each of them; see `replies_of`."""
 
     async def close(self) -> None:
-        """Ends all connections; twice is fine."""
+        """Ends all connections; idempotent."""
 
 
 class SingleRedis:
@@ -76,7 +76,7 @@ def replies_of(node: RedisNode, replies: list[Any]) -> list[Any]:
 
 
 def check_server(address: str, info: bytes, *, is_cluster: bool) -> None:
-    """Raises ConfigError when the server is of the other kind or may evict keys: a lost key is a lost index."""
+    """Raises ConfigError if the server is of the other kind or may evict keys, which would lose index entries."""
     fields = info_fields(info)
     if (fields.get("cluster_enabled") == "1") != is_cluster:
         found, setting = ("no node of a cluster", "off") if is_cluster else ("a node of a cluster", "on")

@@ -1,4 +1,4 @@
-"""A Redis Cluster: every command goes to the node that serves its slot, and follows slots that move."""
+"""A Redis Cluster: every command goes to the node that serves its slot, also after slots have moved."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _ASKING = Command.of("ASKING")
 class ClusterRedis:
     """`RedisClient` over a cluster. One call is one round trip to each node concerned, all at the same time.
 
-    Any node that answers is asked which node serves which slot; again when a slot has moved, or when a node does not
-    answer (its replica may have taken over). Replicas are not read from: they lag behind.
+    The slot map is asked from any node that answers; again when a slot has moved or a node does not answer (its replica
+    may have taken over). Replicas are not read from: they lag behind.
 
     While a slot is being migrated between two nodes, its keys are read one by one; the nodes refuse commands that write
     several of them, which raises StoreUnavailable.
@@ -107,7 +107,7 @@ class ClusterRedis:
             replies[i] = reply
 
     async def _redirected(self, command: Command, error: hiredis.ReplyError, connection: RedisConnection) -> Any:
-        """Follows redirections of a slot that moves. Raises StoreUnavailable for any other error."""
+        """Follows the redirection of a moved slot. Raises StoreUnavailable for any other error."""
         for attempt in range(MAX_REDIRECTIONS):
             kind, *where = str(error).split()
             if kind == "TRYAGAIN":  # some of the command's keys have moved already

@@ -14,7 +14,7 @@ Part = bytes | str | int
 
 @dataclass(frozen=True)
 class LuaScript:
-    """A script and the name that EVALSHA knows it by."""
+    """A script and its name for EVALSHA."""
 
     source: str
 
@@ -31,7 +31,7 @@ class Command:
     packed: bytes
     slot: int = 0
     source: bytes | None = None
-    """The same call with the script's source, for a server that does not know the script."""
+    """The same call with the script's source, for a server that has not cached the script."""
 
     @classmethod
     def of(cls, *parts: Part, slot: int = 0) -> Command:
@@ -40,7 +40,7 @@ class Command:
 
     @classmethod
     def script(cls, script: LuaScript, keys: Sequence[bytes], arguments: Sequence[Part], slot: int = 0) -> Command:
-        """One run of a script. It may run twice where a server does not know it yet, so it must be idempotent."""
+        """One run of a script. It may run twice if a server has not cached it yet, so it must be idempotent."""
         rest = (len(keys), *keys, *arguments)
         return cls(pack(("EVALSHA", script.sha, *rest)), slot, pack(("EVAL", script.source, *rest)))
 

@@ -19,10 +19,10 @@ class LoginRefused(Exception):
 
 
 class RespConnection(asyncio.Protocol):
-    """Any number of requests may wait for replies. A lost connection fails them all with ConnectionError."""
+    """Any number of requests may be in flight. A lost connection fails them all with ConnectionError."""
 
     def __init__(self) -> None:
-        """Made by `connect`."""
+        """Use `connect`."""
         self._reader = hiredis.Reader(notEnoughData=_INCOMPLETE)
         self._waiting: deque[tuple[asyncio.Future[list[Any]], int]] = deque()
         self._replies: list[Any] = []  # of the request at the head of the queue
@@ -36,7 +36,7 @@ class RespConnection(asyncio.Protocol):
     def ask(self, packed: bytes, num_replies: int) -> asyncio.Future[list[Any]]:
         """Sends commands; returns their replies in order. An error reply is a `hiredis.ReplyError` among them.
 
-        A caller that stops waiting loses its own replies only.
+        A cancelled caller loses only its own replies.
         """
         future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         if self._transport is None:
@@ -52,11 +52,11 @@ class RespConnection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """By asyncio."""
+        """Called by asyncio."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's do not derive from it
 
     def data_received(self, data: bytes) -> None:
-        """By asyncio."""
+        """Called by asyncio."""
         self._reader.feed(data)
         try:
             while (reply := self._reader.gets()) is not _INCOMPLETE:
@@ -65,7 +65,7 @@ class RespConnection(asyncio.Protocol):
             self.connection_lost(ConnectionError(f"not a Redis server: {error}"))
 
     def connection_lost(self, error: Exception | None) -> None:
-        """By asyncio."""
+        """Called by asyncio."""
         if self._transport is not None:
             self._transport.abort()
             self._transport = None

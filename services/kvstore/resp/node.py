@@ -20,7 +20,7 @@ _REFUSALS = ("NOAUTH", "WRONGPASS", "NOPERM")
 
 
 class RedisConnection(IntEnum):
-    """A node's two connections: so that a match does not wait behind a batch of thousands of blocks."""
+    """A node's two connections, so that a match does not wait behind a batch of thousands of blocks."""
 
     READ = 0
     WRITE = 1
@@ -30,7 +30,7 @@ class RedisNode:
     """Connects on first use, and again after a loss. Every call raises StoreUnavailable within its time limit."""
 
     def __init__(self, endpoint: Endpoint, login: Login, timeout_s: float) -> None:
-        """`timeout_s` bounds one call, connecting included; a call with several scripts has it once for each."""
+        """`timeout_s` bounds one call, connecting included; with several scripts, each has this time."""
         self.endpoint = endpoint
         self._login = login
         self._timeout_s = timeout_s
@@ -40,7 +40,7 @@ class RedisNode:
     async def ask(self, commands: Sequence[Command], connection: RedisConnection) -> list[Any]:
         """Their replies in one round trip; error replies are `hiredis.ReplyError` objects among them.
 
-        Takes a second round trip where the server does not know a script yet.
+        Takes a second round trip if the server has not cached a script yet.
         """
         replies = await self._ask([command.packed for command in commands], connection, _num_scripts(commands))
         unknown = [
@@ -55,7 +55,7 @@ class RedisNode:
         return replies
 
     async def check(self) -> None:
-        """Raises ConfigError for credentials or certificates that do not fit, else StoreUnavailable."""
+        """Raises ConfigError for refused credentials or certificates, else StoreUnavailable."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 [reply] = await (await self._connection(RedisConnection.READ)).ask(Command.of("PING").packed, 1)
@@ -71,13 +71,13 @@ class RedisNode:
             raise self.unavailable(error) from error
 
     def close(self) -> None:
-        """Ends the connections; twice is fine."""
+        """Ends the connections; idempotent."""
         for connection in self._connections.values():
             connection.abort()
         self._connections.clear()
 
     def unavailable(self, error: BaseException | str) -> StoreUnavailable:
-        """The error that names this server."""
+        """A StoreUnavailable that names this server."""
         reason = str(error) or f"no answer within {self._timeout_s:g} s"
         return StoreUnavailable(f"Redis at {self.endpoint} is unavailable: {reason}", address=str(self.endpoint))
 

@@ -1,4 +1,4 @@
-"""From settings to a client."""
+"""Makes a Redis client from settings."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Tiers for blocks that were evicted from the workers' pools: host memory and disk, each with a byte budget."""
+"""Tiers for blocks beyond the workers' pools: host memory and disk, each with a byte budget."""

@@ -1,4 +1,4 @@
-"""Accounting by tenant: what each may hold in a tier, and what it holds."""
+"""Accounting by tenant: quota and use of a tier."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 OTHER = "other"
-"""Account of all tenants that hold nothing any more and are not named in the settings."""
+"""Shared account of tenants that no longer hold anything and are not named in the settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Quotas:
     named: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, tenant: str) -> int:
-        """One tenant's."""
+        """The quota of one tenant."""
         return self.named.get(tenant, self.default)
 
 
@@ -39,10 +39,10 @@ class Accounts:
     def __init__(self, quotas: Quotas) -> None:
         self.quotas = quotas
         self._accounts: dict[str, Account] = {}
-        self._gone = Account()
+        self._dropped = Account()
 
     def of(self, tenant: str) -> Account:
-        """A tenant's account, opened if need be."""
+        """A tenant's account, created if missing."""
         account = self._accounts.get(tenant)
         if account is None:
             account = self._accounts[tenant] = Account()
@@ -60,14 +60,14 @@ class Accounts:
         return account.pinned_bytes if account is not None else 0
 
     def settle(self, tenant: str) -> None:
-        """A block of the tenant was removed."""
+        """Drops the tenant's account if it is empty and unnamed. Call it after a block was removed."""
         account = self._accounts[tenant]
         if account.num_blocks == 0 and tenant not in self.quotas.named:
             del self._accounts[tenant]
-            self._gone.num_hits += account.num_hits
-            self._gone.num_evicted += account.num_evicted
+            self._dropped.num_hits += account.num_hits
+            self._dropped.num_evicted += account.num_evicted
 
     def all(self) -> dict[str, Account]:
         """By tenant; dropped ones together as `OTHER`, unless a tenant of that name has an account."""
-        gone = {OTHER: self._gone} if self._gone.num_hits or self._gone.num_evicted else {}
+        gone = {OTHER: self._dropped} if self._dropped.num_hits or self._dropped.num_evicted else {}
         return {**gone, **self._accounts}

@@ -42,7 +42,7 @@ class HostArena:
 
     @property
     def budget_bytes(self) -> int:
-        """Most of them."""
+        """Most bytes of blocks."""
         return self.blocks.budget_bytes
 
     def start(self) -> None:

@@ -5,10 +5,10 @@
     <folder>/3f/3f9c…e1.tmp        being written
     <folder>/pins.json             see pins.py
 
-A file appears under its name whole or not at all: it is written under another name and renamed. Nothing is synced to
-the disk, since it is a cache: if a power cut leaves a file without its bytes, its checksum does not match. Every read
-checks header, size and checksum. Modification times keep the order of use over a restart. The header names the tenant,
-so that quotas hold over a restart too: a start reads the header of every file.
+A file appears under its final name complete or not at all: it is written under another name and renamed. Nothing is
+synced to the disk, because it is a cache: if a power cut leaves a file without its bytes, its checksum does not match.
+Every read checks header, size and checksum. Modification times keep the order of use over a restart. The header names
+the tenant, so that quotas hold over a restart too: at the start the header of every file is read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SUFFIX, UNFINISHED_SUFFIX = ".kv", ".tmp"
 
 
 class DiskTier:
-    """`BlockTier` of blocks of any size. The budget counts the files' bytes, not what the file system adds."""
+    """`BlockTier` of blocks of any size. The budget counts the files' bytes, not the file system's overhead."""
 
     tier = Tier.DISK
     overhead_bytes = HEADER_BYTES
@@ -70,11 +70,11 @@ class DiskTier:
 
     @property
     def budget_bytes(self) -> int:
-        """Most of them."""
+        """Most bytes of files."""
         return self.blocks.budget_bytes
 
     def start(self) -> None:
-        """Locks the folder and adopts an earlier process's blocks, which are in the next events. Deletes blocks over
+        """Locks the folder and adopts an earlier process's blocks, reported by the next events. Deletes blocks over
         the budget or their tenant's quota, oldest first and pinned ones last, and files that are not whole blocks.
 
         Raises ConfigError (field disk_folder) when the folder cannot be used or another process does.

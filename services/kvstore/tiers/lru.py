@@ -1,13 +1,13 @@
 """Which blocks are kept within a budget. Policy only: no block bytes are held here.
 
-LRU eviction with admission on second use: while there is free budget, every block is admitted; once the budget is
+LRU eviction with admission on second use: while there is free budget, every block is admitted. Once the budget is
 spent, a block replaces others only if it was offered before, within the window of remembered offers. So prompts that
 are never repeated do not evict those that many share (the one-hit wonders of Maggs, Sitaraman, "Algorithmic nuggets in
 content delivery", 2015).
 
-A tenant at its quota evicts its own blocks, so storing more costs other tenants nothing. Below its quota, the least
-recently used block of all tenants is evicted. A block belongs to the tenant that stored it. Pinned blocks are admitted
-at their first offer and never evicted.
+A tenant at its quota evicts its own blocks, so its further blocks cost other tenants nothing. Below its quota, the
+least recently used block of all tenants is evicted. A block belongs to the tenant that stored it. Pinned blocks are
+admitted at their first offer and never evicted.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class BlockLru:
         return self._blocks[block_hash][0]
 
     def wants(self, block_hash: bytes, num_bytes: int, tenant: str = "") -> bool:
-        """Whether the block should be sent here; records the offer. False for a block that cannot fit, and for one that
-        is held, which counts as used."""
+        """Whether the block should be sent here; records the offer. False if the block cannot fit, or is held already,
+        which counts as a use."""
         if block_hash in self._blocks:
             self.use(block_hash)
             return False
@@ -152,7 +152,7 @@ class BlockLru:
 
     def pin(self, name: str, block_hashes: Sequence[bytes], num_bytes: int, tenant: str) -> bool:
         """Pins these blocks, of `num_bytes` each, whether they are held yet or not. False, and nothing has changed,
-        where they exceed the pins' budget or the tenant's quota."""
+        if they exceed the pins' budget or the tenant's quota."""
         quota = self.accounts.quotas.of(tenant)
         if not self.pins.fits(block_hashes, num_bytes, tenant, quota):
             return False

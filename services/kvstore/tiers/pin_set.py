@@ -1,4 +1,4 @@
-"""Which blocks of a tier may not be evicted: named lists of hashes within a budget, of blocks held or not. Policy
+"""Which blocks of a tier may not be evicted: named lists of hashes within a budget, for blocks held or not. Policy
 only."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class _Named:
 
 
 class PinSet:
-    """Pins of one tier. A block in several pins counts once, at the size that the first of them gave."""
+    """Pins of one tier. A block in several pins counts once, with the size in its first pin."""
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
@@ -36,7 +36,7 @@ class PinSet:
         return tuple(self._named)
 
     def hashes(self, name: str) -> tuple[bytes, ...]:
-        """A pin's blocks; none where there is no such pin."""
+        """A pin's blocks; empty if there is no such pin."""
         return self._named[name].block_hashes if name in self._named else ()
 
     def fits(self, block_hashes: Sequence[bytes], num_bytes: int, tenant: str, quota: int) -> bool:

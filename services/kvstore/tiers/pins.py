@@ -1,4 +1,4 @@
-"""The pins of a store node, saved beside the disk tier's blocks."""
+"""The pins of a store node, saved in the disk tier's folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Pin:
 
 
 class PinBook:
-    """All pins by name, in a file where there is a folder. A change that cannot be written is not made."""
+    """All pins by name, saved to a file if there is a folder. A change that cannot be written is not made."""
 
     def __init__(self, folder: Path | None) -> None:
         """No I/O before `load()`."""
@@ -46,7 +46,7 @@ class PinBook:
         return list(self._pins.values())
 
     def get(self, name: str) -> Pin | None:
-        """One by name."""
+        """The pin of this name, if any."""
         return self._pins.get(name)
 
     def put(self, pin: Pin) -> None:

@@ -37,14 +37,14 @@ class PinState:
 
 
 class TierStack:
-    """The tiers of one node, fastest first. Each decides for itself what it admits and evicts.
+    """The tiers of one node, fastest first. Each admits and evicts independently.
 
     Not thread-safe, and may block on a disk, like the tiers. When a tier fails, the others go on; that is logged once,
     until a call on the tier works again.
     """
 
     def __init__(self, tiers: Sequence[BlockTier], pin_folder: Path | None = None) -> None:
-        """Owns the tiers. Pins outlive the process where there is a folder."""
+        """Owns the tiers. With a folder, pins outlive the process."""
         self.tiers: list[BlockTier] = list(tiers)
         self.failed: dict[Tier, StoreUnavailable] = {}
         """Tiers whose last call failed."""
@@ -63,7 +63,7 @@ class TierStack:
         self._apply_pins(tier)
 
     def wanting(self, block_hash: bytes, num_bytes: int, tenant: str = "") -> tuple[BlockTier, ...]:
-        """The tiers that want a block; none where one of them holds it. All record the offer."""
+        """The tiers that want a block; empty if one of them holds it. All record the offer."""
         wanting = tuple(tier for tier in self.tiers if tier.wants(block_hash, num_bytes, tenant))
         return () if self.holds(block_hash) else wanting
 
@@ -74,7 +74,7 @@ class TierStack:
     def put(
         self, block_hash: bytes, block: memoryview, checksum: int, tiers: Sequence[BlockTier], tenant: str = ""
     ) -> None:
-        """Stores a block in these tiers. Raises ValueError where it does not match the checksum."""
+        """Stores a block in these tiers. Raises ValueError if it does not match the checksum."""
         for tier in tiers:
             try:
                 tier.put(block_hash, block, checksum, tenant)
@@ -107,7 +107,7 @@ class TierStack:
 
     def flush(self, tenant: str | None = None) -> tuple[int, int]:
         """Drops all blocks, or one tenant's, pinned ones too; returns how many and their bytes, a block in two tiers
-        twice. Raises StoreUnavailable where a tier cannot: those before it are flushed."""
+        twice. Raises StoreUnavailable if a tier fails; earlier tiers are flushed by then."""
         num_blocks = num_bytes = 0
         for tier in self.tiers:
             for block_hash in tier.blocks.hashes(tenant):
@@ -124,8 +124,8 @@ class TierStack:
     def pin(self, pin: Pin) -> PinState:
         """Pins these blocks, held yet or not, in every tier whose pin budget has room for all of them.
 
-        Replaces a pin of the same name. Raises InvalidRequest (field prefix) where no tier has room, StoreUnavailable
-        where the pin cannot be saved; then nothing has changed.
+        Replaces a pin of the same name. Raises InvalidRequest (field prefix) if no tier has room, StoreUnavailable
+        if the pin cannot be saved; then nothing has changed.
         """
         before = self._pins.get(pin.name)
         self._unpin(pin.name)
@@ -156,7 +156,7 @@ class TierStack:
         return [self._state(pin) for pin in self._pins.all()]
 
     def close(self) -> None:
-        """Closes all; twice is fine."""
+        """Closes all; idempotent."""
         for tier in self.tiers:
             tier.close()
 

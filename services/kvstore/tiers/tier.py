@@ -26,7 +26,7 @@ class TierCounters:
     num_stored: int = 0
     num_evicted: int = 0
     num_refused: int = 0
-    """Not admitted: offered for the first time while the tier was full, or no room beside pinned blocks."""
+    """Not admitted: offered for the first time while the tier was full, or pinned blocks left no room."""
     num_bad: int = 0
     """Blocks that did not match their checksum: dropped, to be computed again."""
 
@@ -57,8 +57,8 @@ class BlockTier(Protocol):
         """Whether the block is held, without reading it; changes nothing."""
 
     def wants(self, block_hash: bytes, num_bytes: int, tenant: str = ...) -> bool:
-        """Whether to send this block here, asked before its bytes travel. Records the offer: while the tier, or the
-        tenant's part of it, is full, only a block that was offered before replaces another one. A block that is held
+        """Whether to send this block here; called before its bytes are transferred. Records the offer: while the tier,
+        or the tenant's share of it, is full, only a block that was offered before replaces another one. A held block
         counts as used."""
 
     def put(self, block_hash: bytes, block: memoryview, checksum: int, tenant: str = ...) -> None:
@@ -82,4 +82,4 @@ class BlockTier(Protocol):
         """Changes for the index since the last call. After a restart of a persistent tier: all blocks that it kept."""
 
     def close(self) -> None:
-        """Frees memory and locks; twice is fine."""
+        """Frees memory and locks; idempotent."""

@@ -1,12 +1,12 @@
-"""How far the predicted waits can be trusted: the quantile of observed over predicted, learnt from those that waited.
+"""How far predicted waits can be trusted: a learnt quantile of observed over predicted wait.
 
 A predicted wait knows the tokens ahead and the time a token takes. It does not know what will overtake (other tenants,
-other orders than arrival), that decode workers may prefill too, that other routers feed the same workers. All of that
-shows in the waits observed, so what is refused at arrival is decided by predictions times a factor that is learnt.
+orders other than arrival), that decode workers may prefill too, or that other routers feed the same workers. All of
+that shows in the observed waits. So the decision to refuse at arrival uses the prediction times a learnt factor.
 
-The factor follows a quantile by stochastic approximation (Robbins and Monro, 1951) on a logarithmic scale: up by a step
-times the quantile where a wait was longer than predicted, down by a step times the rest where it was not. So it forgets
-exponentially, and keeps no history.
+The factor follows a quantile by stochastic approximation (Robbins and Monro, 1951) on a logarithmic scale: up by
+step × quantile when a wait was longer than predicted, down by step × (1 − quantile) when it was not. It forgets
+exponentially and keeps no history.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from __future__ import annotations
 import math
 
 QUANTILE = 0.99
-"""Of those let in, the share whose wait should be no longer than predicted."""
+"""The share of admitted requests whose wait should be no longer than predicted."""
 STEP = 0.1
-"""Most that one observation moves the factor, on the logarithmic scale."""
+"""Largest change by one observation, on the logarithmic scale."""
 MAX_FACTOR = 16.0
-"""However wrong predictions were, a little queue is always let in, so that there is something to learn from."""
+"""Bounds the factor both ways: some requests always get in, so that there is something to learn from."""
 
 
 class WaitCalibration:
@@ -31,11 +31,11 @@ class WaitCalibration:
 
     @property
     def factor(self) -> float:
-        """By what a predicted wait is multiplied, between 1 / MAX_FACTOR and MAX_FACTOR; 1 before anything was seen."""
+        """Multiplier for predicted waits, in [1 / MAX_FACTOR, MAX_FACTOR]; 1 before the first observation."""
         return math.exp(self._log)
 
     def observe(self, predicted_s: float, observed_s: float, weight: float = 1.0) -> None:
-        """One wait; `weight` in [0, 1] is how much it counts. One that was given up counts by its length until then."""
+        """Adds one wait with `weight` in [0, 1]. For an abandoned wait, `observed_s` is its length so far."""
         if predicted_s <= 0:
             return
         longer = observed_s > predicted_s * self.factor

@@ -1,4 +1,4 @@
-"""Admission control: what cannot have its first token in time is refused when it comes, not after a wait."""
+"""Admission control: a request predicted to miss its TTFT target is refused at arrival, not after a wait."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ class Estimate:
     """What was predicted for a request when it was admitted. Times are seconds of the queue's clock."""
 
     item: QueueEntry
-    """The entry, with its deadline: infinite where it is served although late."""
+    """The entry with its deadline; infinite if it is admitted although it will be late."""
     entered_s: float
     own_s: float
-    """Predicted from its start to its first token on an idle worker; 0 while nothing is known."""
+    """Predicted time from start to first token on an idle worker; 0 while nothing is known."""
     wait_s: float
-    """Predicted until nothing is before it, in the queue and at a worker; 0 where nothing is ahead."""
+    """Predicted time until all work ahead of it is done, in the queue and at a worker."""
     grace_s: float = 0.0
-    """How late its first token may become before it is refused after all."""
+    """How late the first token may be before the request is refused after all."""
 
     @property
     def latest_start_s(self) -> float:
-        """Started later it would be late."""
+        """The last moment to start it in time."""
         return self.item.deadline_s - self.own_s
 
     @property
     def given_up_s(self) -> float:
-        """If it is not started by then, it is refused although it was let in."""
+        """If it is not started by then, it is refused although it was admitted."""
         return self.latest_start_s + self.grace_s
 
 
 class AdmissionController:
-    """Guards the admission queue: refuses by calibrated predictions, and learns from the requests that it let in."""
+    """Refuses requests by calibrated predictions, and learns from the waits of those it admitted."""
 
     def __init__(self, predictor: TtftPredictor, late_idle_share: float, late_grace: float) -> None:
-        """`late_idle_share`: see `may_be_late`. `late_grace`: the share of its time to the first token by which a
-        request that was let in may be late: a client that has waited prefers the answer to a refusal."""
+        """`late_idle_share`: see `may_be_late`. `late_grace`: the share of its TTFT target by which an admitted request
+        may be late: a client that has waited prefers the answer to a refusal."""
         self.calibration = WaitCalibration()
         self._drain = DrainRate()
         self._predictor = predictor
@@ -64,11 +64,10 @@ class AdmissionController:
         strict: bool = False,
         first: bool = False,
     ) -> Estimate:
-        """What is estimate of an entry before it is pushed; raises Overloaded where it would be late.
+        """Returns the estimate for an entry before it is pushed; raises Overloaded if it would be late.
 
-        `pool` computes prompts, `num_cached` tokens of this one need not be computed. `strict`: never late, not
-        even by the grace or where it takes nothing from anyone. `first`: it was let in before, and goes before all
-        that wait.
+        `pool` computes prompts; `num_cached` tokens of this one need no computing. `strict`: never late, neither by
+        the grace nor on idle workers. `first`: it was admitted before and goes ahead of all that wait.
         """
         if not queue:
             self._drain.waiting(now_s)
@@ -85,9 +84,9 @@ class AdmissionController:
         return Estimate(item, now_s, own_s, wait_s, grace_s)
 
     def start(self, estimate: Estimate, now_s: float, predicted_s: float | None) -> None:
-        """Its turn has come, and a worker would have its first token in `predicted_s`.
+        """The request reaches the head of the queue; a worker would return its first token in `predicted_s`.
 
-        Learns how long it waited; raises Overloaded where the first token would be later than it may be.
+        Learns from its wait; raises Overloaded if the first token would come later than allowed.
         """
         if now_s > estimate.entered_s:
             self._drain.started(estimate.item.num_tokens, now_s)
@@ -96,17 +95,17 @@ class AdmissionController:
         check_deadline(now_s, estimate.item.deadline_s, predicted_s, estimate.grace_s)
 
     def gave_up(self, estimate: Estimate, now_s: float) -> None:
-        """It waited until it was given up."""
+        """Learns from a request whose wait was abandoned."""
         self._learn(estimate, now_s - estimate.entered_s)
 
     def _wait_s(self, now_s: float, pool: Pool, num_ahead: int) -> float:
-        """The longer of two: until the workers have computed what is queued, and until the queue has let it go."""
+        """The longer of two: the workers compute all that is queued, or the queue drains at its measured rate."""
         by_workers_s = self._predictor.wait_s(num_ahead, pool) or 0.0
         return max(by_workers_s, self._drain.wait_s(num_ahead, now_s)) if num_ahead else by_workers_s
 
     def _learn(self, estimate: Estimate, waited_s: float) -> None:
-        """By those near the line: where there was time to spare, a few milliseconds may be many times what was
-        predicted and mean little."""
+        """Requests close to their deadline weigh most: with time to spare, a few milliseconds may be many times the
+        predicted wait and mean little."""
         slack_s = estimate.latest_start_s - estimate.entered_s
         if math.isinf(slack_s) or estimate.wait_s <= 0:
             return

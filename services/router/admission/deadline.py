@@ -1,4 +1,4 @@
-"""Refuses at once what can no longer meet its TTFT deadline: an early 429 is worth more than a late answer."""
+"""Refuses requests that can no longer meet their TTFT deadline: an early 429 is worth more than a late answer."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from shared.errors import Overloaded
 
 
 def check_deadline(now_s: float, deadline_s: float, predicted_s: float | None, grace_s: float = 0.0) -> None:
-    """Raises Overloaded where the first token, `predicted_s` from now, comes more than `grace_s` after `deadline_s`.
+    """Raises Overloaded if the first token, `predicted_s` from now, comes more than `grace_s` after `deadline_s`.
 
-    Without a prediction nothing is refused. The hint is when the same request would be in time, if no other
-    request came: by as much as it is late now.
+    Without a prediction nothing is refused. The retry hint is the time by which the request is late: after it, the
+    same request would be in time if no other request came.
     """
     if predicted_s is None:
         return
@@ -27,7 +27,8 @@ def may_be_late(num_waiting: int, pool: Pool, idle_share: float) -> bool:
     """Whether a prompt that is too long to meet the target on any worker is served all the same.
 
     It is while the queue is empty and at least `idle_share` of the workers have nothing to prefill: then it delays
-    no other request, and leaves a prefix with which the conversation's next turn will be in time. Above 1: never.
+    no other request, and leaves a prefix that lets the conversation's next turn be in time. `idle_share` above 1:
+    never.
     """
     if num_waiting:
         return False

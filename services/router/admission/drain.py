@@ -1,27 +1,27 @@
-"""How fast the admission queue empties, measured where it happens.
+"""How fast the admission queue empties, measured at the queue itself.
 
-Whatever holds requests up shows here: slow prefill, decode workers without room, other routers before the same fleet.
+All causes of delay show here: slow prefill, decode workers without room, other routers in front of the same fleet.
 """
 
 from __future__ import annotations
 
 FORGETTING = 0.97
-"""A start's weight falls to a half after about 23 later ones."""
+"""The weight of a start halves after about 23 newer ones."""
 MIN_STARTS = 8
-"""With fewer, no rate is given."""
+"""With fewer starts no rate is known."""
 
 
 class DrainRate:
-    """Tokens and seconds of the requests that had to wait. Plain numbers, no clock."""
+    """Tokens and seconds of requests that had to wait. Plain numbers, no clock."""
 
     def __init__(self) -> None:
         self._num_starts = 0
         self._tokens = 0.0
         self._seconds = 0.0
-        self._since_s = 0.0  # the last start, or when the first request began to wait
+        self._since_s = 0.0  # the last start, or the arrival of the first waiting request
 
     def waiting(self, now_s: float) -> None:
-        """A request came to an empty queue."""
+        """A request arrived at an empty queue."""
         self._since_s = now_s
 
     def started(self, num_tokens: int, now_s: float) -> None:
@@ -32,8 +32,8 @@ class DrainRate:
         self._since_s = now_s
 
     def wait_s(self, num_tokens: int, now_s: float) -> float:
-        """Seconds until `num_tokens` have left; 0 before enough starts were seen. Call it while requests wait: a queue
-        that stands still counts as slower from moment to moment."""
+        """Seconds until `num_tokens` have left; 0 before enough starts were seen. Call it while requests wait: the
+        estimate of a stalled queue grows with time."""
         if self._num_starts < MIN_STARTS:
             return 0.0
         return num_tokens * (self._seconds + max(0.0, now_s - self._since_s)) / self._tokens

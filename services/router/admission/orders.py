@@ -1,4 +1,4 @@
-"""Who goes first within a tenant. Each order is a key, the smallest first; equal keys go by arrival."""
+"""Orders within a tenant. Each is a sort key, smallest first; ties go by arrival."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def shortest(item: QueueEntry) -> Key:
 
 
 def priority(item: QueueEntry) -> Key:
-    """Highest class first, first come first served within: `−priority, arrived`."""
+    """Highest priority first, first come first served within one: `−priority, arrived`."""
     return (-item.priority, item.arrived_s)
 
 
 def deadline(item: QueueEntry) -> Key:
-    """Earliest TTFT deadline first: `deadline, arrived`. Short of overload no order meets more."""
+    """Earliest TTFT deadline first: `deadline, arrived`. Below overload no order meets more deadlines."""
     return (item.deadline_s, item.arrived_s)
 
 
 ORDERS: Mapping[str, Order] = {"fcfs": fcfs, "shortest": shortest, "priority": priority, "deadline": deadline}
-"""By the name that the setting gives."""
+"""By the value of the setting `order`."""

@@ -1,10 +1,10 @@
-"""The admission queue: bounded in requests and bytes, ordered within a tenant, fair between tenants, bound late.
+"""The admission queue: bounded in requests and bytes, ordered within a tenant, fair between tenants, late-binding.
 
-A request waits here, not at a worker, until a worker can start it; so none sits behind a slow worker.
+A request waits here, not at a worker, until a worker can start it. So no request sits behind a slow worker.
 
-Fair: of the tenants that wait, the one that has started the fewest tokens over its weight has the next turn
-(start-time fair queueing, Goyal et al., SIGCOMM 1996). A tenant that comes back from idle begins level with the others:
-it has saved up nothing.
+Fair: the next turn goes to the waiting tenant with the smallest ratio of started tokens to weight
+(start-time fair queueing, Goyal et al., SIGCOMM 1996). A tenant that comes back from idle starts level with the
+others: idle time earns no credit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class AdmissionQueue(Generic[T]):
-    """Entries by request id. Plain data: no clock, no task; the caller removes what has waited too long."""
+    """Entries by request id. Plain data: no clock, no task; the caller removes entries that have waited too long."""
 
     def __init__(
         self,
@@ -47,24 +47,24 @@ class AdmissionQueue(Generic[T]):
         """Raises Overloaded when an entry of that size would break a bound."""
         if len(self._entries) >= self.limit:
             raise Overloaded(
-                f"{len(self._entries)} requests wait already, the limit is {self.limit}",
+                f"{len(self._entries)} requests are waiting, the limit is {self.limit}",
                 field="queue_limit",
                 limit=self.limit,
             )
         if self._entries and self.num_bytes + num_bytes > self.max_bytes:
             raise Overloaded(
-                f"prompts of {self.num_bytes} bytes wait already, the limit is {self.max_bytes}",
+                f"prompts of {self.num_bytes} bytes are waiting, the limit is {self.max_bytes}",
                 field="queue_limit_bytes",
                 limit=self.max_bytes,
             )
 
     def push(self, item: QueueEntry, entry: T) -> None:
-        """Adds by the order; raises Overloaded when the queue is full. The id must not wait already."""
+        """Adds by the order; raises Overloaded when the queue is full. The id must not be in the queue."""
         self.check(item.num_bytes)
         self._add(item, entry, front=False)
 
     def push_front(self, item: QueueEntry, entry: T) -> None:
-        """Returns an entry that was started before: it goes first among its tenant's, also in a full queue."""
+        """Returns an entry that was started before: it goes ahead of its tenant's others, also in a full queue."""
         self._add(item, entry, front=True)
 
     def remove(self, request_id: str) -> None:
@@ -76,14 +76,14 @@ class AdmissionQueue(Generic[T]):
         waiting = self._queues[item.tenant]
         waiting.remove(request_id)
         self.num_bytes -= item.num_bytes
-        if not self._entries:  # the busy period is over: no tenant is ahead of another
+        if not self._entries:  # the busy period is over: all tenants start level
             self._queues.clear()
             self._virtual = 0.0
 
     def admit(self, start: Callable[[T], bool]) -> int:
-        """Offers the entry whose turn it is to `start` until it refuses one; returns how many it took.
+        """Passes the head entry to `start` again and again until it returns False; returns how many it took.
 
-        The head blocks those behind it: a large request is not starved by small ones. `start` must not push.
+        The head blocks those behind it, so small requests cannot starve a large one. `start` must not push.
         """
         num_started = 0
         while self._entries:
@@ -97,8 +97,8 @@ class AdmissionQueue(Generic[T]):
         return num_started
 
     def num_tokens_ahead(self, item: QueueEntry) -> int:
-        """Tokens that will be computed before `item`'s, were it pushed now: its tenant's by the order, and what the
-        others may start meanwhile by their weights."""
+        """Tokens that will be computed before `item`'s if it were pushed now: its tenant's by the order, and the other
+        tenants' by their weights."""
         mine = self._queues.get(item.tenant)
         own = mine.num_tokens_before(item) if mine is not None else 0
         share = (own + item.num_tokens) / self._weight(item.tenant)
@@ -110,7 +110,7 @@ class AdmissionQueue(Generic[T]):
         return own + others
 
     def _add(self, item: QueueEntry, entry: T, *, front: bool) -> None:
-        assert item.request_id not in self._entries, f"{item.request_id} waits already"
+        assert item.request_id not in self._entries, f"{item.request_id} is already in the queue"
         waiting = self._queues.get(item.tenant)
         if waiting is None:
             waiting = self._queues[item.tenant] = TenantQueue(self._order)
@@ -128,7 +128,7 @@ class AdmissionQueue(Generic[T]):
         return waiting
 
     def _forget_idle(self, keep: str) -> None:
-        """Tenants that do not wait and are not ahead of the turn cost no memory."""
+        """Drops tenants without waiting requests that are not ahead of the current turn."""
         gone = [
             t for t, waiting in self._queues.items() if not waiting and waiting.virtual <= self._virtual and t != keep
         ]

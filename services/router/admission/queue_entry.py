@@ -15,12 +15,12 @@ class QueueEntry:
 
     request_id: str
     num_tokens: int
-    """Prompt tokens to compute wherever it goes: known prefix hits are taken off."""
+    """Prompt tokens to compute on any worker: known prefix hits are subtracted."""
     arrived_s: float = 0.0
     deadline_s: float = math.inf
-    """When its first token is due."""
+    """Deadline of its first token."""
     priority: int = 0
-    """Higher goes first, under the priority order."""
+    """Higher goes first under the order `priority`."""
     tenant: str = "default"
     num_bytes: int = 0
     """Memory that it holds while it waits."""

@@ -10,7 +10,7 @@ from shared.model.tokenizer import Tokenizer
 from shared.rpc.pb.tandem.v1 import cache_pb2
 
 _PROBES = ("a", "1")
-"""Two user messages that begin with different tokens: what their prompts share is the system prompt's."""
+"""Two user messages that begin with different tokens: the tokens that their prompts share are the system prompt's."""
 
 
 class PrefixReader:

@@ -35,7 +35,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
-    """Calls index, store nodes and workers for an operator. Every call needs an admin's API key."""
+    """Operates on index, store nodes and workers for an administrator. Every call needs an admin API key."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         settings: EdgeSettings,
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
-        """Owns none of its arguments."""
+        """Does not close its arguments."""
         self._fleet = fleet
         self._index = index
         self._nodes = nodes
@@ -134,7 +134,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         hashes = chain(self._fleet.hash_root(salt, len(token_ids)), token_ids, layout.block_size)
         if not hashes:
             raise InvalidRequest(
-                f"the prefix has {len(token_ids)} tokens, less than one block of {layout.block_size}: no part of it "
+                f"the prefix has {len(token_ids)} tokens, less than one block of {layout.block_size}: nothing "
                 "can be kept",
                 field="prefix",
                 limit=layout.block_size,
@@ -172,7 +172,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
 
     def _require_nodes(self) -> None:
         if not self._nodes.names:
-            raise StoreUnavailable("the router knows no store node: `tandem up --store-host-bytes …` starts one")
+            raise StoreUnavailable("no store node is configured: `tandem up --store-host-bytes …` starts one")
 
     def _known_index(self) -> KVStoreClient:
         if self._index is None:

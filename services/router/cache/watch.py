@@ -1,4 +1,4 @@
-"""Probes index and store nodes every second, so that the status names those that fail."""
+"""Probes index and store nodes every second; the cluster's status names those that fail."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ INTERVAL_S = 1.0
 
 
 class CacheWatch:
-    """Use `start()` and `close()`, each twice is fine. It runs in the background; no request waits for it."""
+    """`start()` and `close()` are idempotent. It runs in the background; no request waits for it."""
 
     def __init__(self, index: KVStoreClient | None, nodes: StoreNodes, interval_s: float = INTERVAL_S) -> None:
-        """Owns neither."""
+        """Does not close its arguments."""
         self._index = index
         self._nodes = nodes
         self._interval_s = interval_s
         self._task: asyncio.Task[None] | None = None
         self.failures: tuple[str, ...] = ()
-        """What failed at the last probe, for people."""
+        """Messages about what failed at the last probe."""
 
     def start(self) -> None:
         """Begins to probe; does nothing without an index and store nodes."""
@@ -37,13 +37,13 @@ class CacheWatch:
             await end_task(task)
 
     async def look(self) -> tuple[str, ...]:
-        """Probes all once; returns what fails."""
+        """Probes everything once; returns messages about what fails."""
         found = []
         if self._index is not None:
             try:
                 await self._index.stats()
             except TandemError as error:
-                found.append(f"the index does not answer, prompts are placed without it: {error}")
+                found.append(f"the index does not answer, placement goes on without it: {error}")
         for answer in await self._nodes.ask_all(lambda _, client: client.stats()):
             if answer.error is not None:
                 found.append(f"store node {answer.name} does not answer: {answer.error}")

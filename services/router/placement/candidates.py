@@ -1,8 +1,8 @@
-"""Which workers are looked at: all of a small pool; of a large one a few at random, and those that hold a prefix.
+"""Which workers are considered: all of a small pool; of a large one the holders of a prefix and a random sample.
 
-Looking at few keeps a decision's cost independent of the fleet's size. Drawing them at random keeps several routers,
-whose views are all a step old, from running to the same best worker at once: with the better of two random choices
-the longest queue grows with log log n instead (Mitzenmacher, "The power of two choices in randomized load balancing").
+A sample keeps a decision's cost independent of the fleet's size. Its randomness keeps several routers, whose views are
+all one step old, from choosing the same best worker at once: with the better of two random choices the longest queue
+grows only with log log n (Mitzenmacher, "The power of two choices in randomized load balancing").
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def candidates(
     limit: int,
     rng: random.Random,
 ) -> list[WorkerView]:
-    """The workers that pass the filter `fits`, of about `limit` looked at.
+    """The workers that pass the filter `fits`, of about `limit` considered.
 
-    Half of `limit` goes to the first holders of the prefix and to `favourite`, the rest is drawn. Where none
-    of them fits, the first that fits of the whole pool is taken: a request never waits while some worker has room.
-    Workers that the request excludes do not fit, unless the pool has no others.
+    Half of `limit` goes to the longest prefix holders and to `favourite`, the rest is sampled. If none of them fits,
+    the first fitting worker of the whole pool is taken: a request never waits while some worker has room. Workers that
+    the request excludes do not fit, unless the pool has no others.
     """
     if request.excluded and any(view.name not in request.excluded for view in pool):
         allowed, fits_allowed = request.excluded, fits

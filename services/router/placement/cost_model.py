@@ -1,9 +1,9 @@
-"""How long a prompt takes on a worker, its wait there included, learnt from what was measured.
+"""How long a prompt takes on a worker, its wait there included, learnt from measurements.
 
-seconds = a + b · tokens + c · pairs: a fixed cost, and the work (`Work`) of the prompt and of all that is queued before
-it. The wait is learnt together with the computation since they overlap: one step computes the end of one prompt and the
-beginning of the next. Least squares with exponential forgetting; a term that comes out negative is left out, so that a
-prediction grows with every argument.
+seconds = a + b · tokens + c · pairs: a fixed cost, and the work (`Work`) of the prompt and of everything queued before
+it. Wait and computation are learnt together because they overlap: one step computes the end of one prompt and the
+start of the next. Least squares with exponential forgetting; a term with a negative coefficient is dropped, so that
+a prediction grows with every argument.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 from services.router.placement.work import Work
 
 FORGETTING = 0.99
-"""An observation's weight falls to a half after about 70 newer ones."""
+"""The weight of an observation halves after about 70 newer ones."""
 MIN_OBSERVATIONS = 8
-"""With fewer, nothing is predicted."""
+"""With fewer observations nothing is predicted."""
 _SHORT_TOKENS = 256
-_ATTENTION_UNIT = 1e-6  # keeps the third feature's size near the others'
+_ATTENTION_UNIT = 1e-6  # scales the third feature to the others' magnitude
 
 
 class CostModel:
@@ -30,9 +30,9 @@ class CostModel:
         self._solution: list[float] | None = None
 
     def observe(self, ahead: Work, own: Work, seconds: float) -> None:
-        """One prompt, from its coming to the worker to its first token."""
+        """One prompt, from its arrival at the worker to its first token."""
         x = _features(ahead, own)
-        # Errors count relative to the prompt's length: else a few long prompts would decide for the short ones.
+        # Relative errors: otherwise a few long prompts would determine the fit for short ones.
         weight = 1.0 / (x[1] + _SHORT_TOKENS) ** 2
         for i in range(3):
             row = self._products[i]
@@ -46,11 +46,11 @@ class CostModel:
 
     @property
     def token_s(self) -> float | None:
-        """Seconds a token over the prompts seen lately: for a queue of which only the tokens are known."""
+        """Seconds a token, averaged over recent prompts: for a queue of which only the token count is known."""
         return self._sum_s / self._sum_tokens if self.num_observations >= MIN_OBSERVATIONS else None
 
     def predict_s(self, ahead: Work, own: Work) -> float | None:
-        """Seconds to the first token behind what is queued ahead."""
+        """Seconds to the first token, the work `ahead` included."""
         if self.num_observations < MIN_OBSERVATIONS:
             return None
         if self._solution is None:
@@ -63,7 +63,7 @@ def _features(ahead: Work, own: Work) -> tuple[float, float, float]:
 
 
 def _nonnegative(products: list[list[float]], targets: list[float]) -> list[float]:
-    """Least squares whose coefficients are all ≥ 0: the most negative one is dropped until none is left."""
+    """Least squares whose coefficients are all ≥ 0: drops the most negative one until none is negative."""
     kept = [0, 1, 2]
     while kept:
         solved = _solve([[products[i][j] for j in kept] for i in kept], [targets[i] for i in kept])

@@ -1,4 +1,4 @@
-"""What was decided and why, as `tandem explain` shows it."""
+"""Placement decisions and their reasons, as `tandem explain` shows them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.router.placement.disaggregation import Route
 
 
 class Candidate(NamedTuple):
-    """One worker that could have been taken; a tuple, since a decision in a large fleet makes 64 of them."""
+    """One eligible worker; a tuple, because a decision in a large fleet makes 64 of them."""
 
     name: str
     score: float
@@ -25,7 +25,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Where a request goes; `prefill` is None where the decode worker prefills."""
+    """The workers for a request; `prefill` is None if the decode worker prefills."""
 
     decode: str
     prefill: str | None
@@ -33,24 +33,24 @@ class Choice:
     predicted_ttft_s: float | None = field(default=None, compare=False)
     """Seconds from now to the first token; None before enough prompts were seen."""
     decodes: tuple[Candidate, ...] = field(default=(), compare=False)
-    """The decode workers that were looked at and could start it, best first."""
+    """The eligible decode workers considered, best first."""
     prefills: tuple[Candidate, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One attempt's choice, with what was known."""
+    """One attempt's choice, with its context."""
 
     request_id: str
     attempt: int
     num_prompt_tokens: int
     queue_s: float
-    """Waited in the admission queue."""
+    """Time in the admission queue."""
     choice: Choice
 
 
 class DecisionLog:
-    """The newest decisions by request: a bounded ring."""
+    """The newest decisions by request, bounded."""
 
     def __init__(self, limit: int) -> None:
         """Keeps the decisions of `limit` requests; 0 keeps none."""
@@ -72,5 +72,5 @@ class DecisionLog:
             self._decisions.popitem(last=False)
 
     def of(self, request_id: str) -> list[Decision]:
-        """All attempts of a request in order; empty where it is unknown or forgotten."""
+        """All attempts of a request in order; empty if it is unknown or forgotten."""
         return list(self._decisions.get(request_id, ()))

@@ -1,4 +1,4 @@
-"""Whether a request is worth a hand-off: a short suffix, or what a slow prefill pool would hold up, is not."""
+"""Whether a request is worth a hand-off: not for a short suffix, nor when the prefill pool is the slower way."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class Route(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """When the decode worker prefills itself. Zeros: never."""
+    """When the decode worker prefills itself. Zero disables a rule."""
 
     short_suffix_tokens: int = 0
-    """Longest uncached suffix, tokens, that needs no hand-off: a decode step hardly grows by it."""
+    """Longest uncached suffix, tokens, computed without a hand-off: it hardly lengthens a decode step."""
     max_here_tokens: int = 0
-    """Longest suffix that a decode worker takes because the prefill pool is the slower way."""
+    """Longest suffix, tokens, that a decode worker computes because the prefill pool is slower."""
     gain: float = 2.0
-    """The pool's predicted time must be this multiple of the decode worker's: the others in its batch wait too."""
+    """The pool's predicted time must be this multiple of the decode worker's: its running batch is delayed too."""
 
     def route(self, num_uncached_tokens: int, here_s: float | None, pool_s: float | None) -> Route:
-        """`here_s`, `pool_s`: predicted seconds to the first token either way; None = unknown, or (pool) no worker."""
+        """Takes the predicted TTFT on the decode worker and through the pool; None = unknown, or (pool) no worker."""
         if num_uncached_tokens <= self.short_suffix_tokens:
             return Route.SHORT_SUFFIX
         slower = here_s is not None and pool_s is not None and pool_s > self.gain * here_s

@@ -1,7 +1,8 @@
-"""Keeps a worker's view true between its reports: the last report, plus what was given to it since.
+"""Keeps the view of a worker current between its reports: the last report plus this router's commitments since.
 
-A commitment counts on top of the reports until they must contain it: at the next report after the worker
-acknowledged it, else at the second one, `SETTLE_S` after it was sent. Other routers' work is in the reports alone.
+A commitment counts on top of the reports until they must contain it: from the next report after the worker
+acknowledged it, or else from the second report that comes `SETTLE_S` or more after it was sent. Other routers' work
+appears in the reports only.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from services.router.placement.views import WorkerView
 from services.router.placement.work import NO_WORK, Work
 
 SETTLE_S = 0.02
-"""Longer than a command's way to a worker and its load report's way back."""
+"""Longer than a command takes to a worker plus its load report back. Seconds."""
 
 
 @dataclass(slots=True)
 class _Commitment:
-    work: Work  # to compute there, none once its first token has come
+    work: Work  # to compute there; none after its first token
     num_blocks: int
     sent_s: float | None = None  # None: the command has not left yet
     num_reports: int = 0  # since it was sent
@@ -26,21 +27,21 @@ class _Commitment:
 
 
 class Ledger:
-    """One worker's reports and this router's commitments there; writes the sum into `view`. Times are any clock's."""
+    """One worker's reports and this router's commitments there; writes the sum into `view`. Any clock, in seconds."""
 
     def __init__(self, view: WorkerView) -> None:
         self.view = view
         self._free_blocks = view.num_free_blocks
         self._requests = view.num_requests
         self._queued_tokens = view.num_queued_tokens
-        self._own = NO_WORK  # of the open ones
+        self._own = NO_WORK  # total work of the open commitments
         self._pairs_a_token = 0.0
         self._open: dict[str, _Commitment] = {}
         self._unsettled: dict[str, _Commitment] = {}
 
     @property
     def num_open(self) -> int:
-        """This router's requests there."""
+        """Number of this router's requests there."""
         return len(self._open)
 
     def commit(self, request_id: str, work: Work, *, num_blocks: int) -> None:
@@ -71,7 +72,7 @@ class Ledger:
             self._write()
 
     def release(self, request_id: str) -> None:
-        """The request is over for this worker."""
+        """The request has ended on this worker."""
         item = self._open.pop(request_id, None)
         if item is not None:
             self._own -= item.work
@@ -79,14 +80,14 @@ class Ledger:
             self._write()
 
     def report(self, *, num_free_blocks: int, num_requests: int, num_queued_tokens: int, now_s: float) -> None:
-        """The worker's own figures as of now; it is no longer taken for full."""
+        """The worker's current figures; a worker marked full is considered again."""
         self._free_blocks = num_free_blocks
         self._requests = num_requests
         self._queued_tokens = num_queued_tokens
         if num_queued_tokens > self._own.tokens:
-            self.view.ours_since_s = math.inf
-        elif self.view.ours_since_s == math.inf:
-            self.view.ours_since_s = now_s
+            self.view.exclusive_since_s = math.inf
+        elif self.view.exclusive_since_s == math.inf:
+            self.view.exclusive_since_s = now_s
         for request_id, item in list(self._unsettled.items()):
             if item.sent_s is not None and now_s >= item.sent_s:
                 item.num_reports += 1
@@ -100,7 +101,7 @@ class Ledger:
         view.num_free_blocks = max(0, self._free_blocks - sum(item.num_blocks for item in fresh))
         view.num_requests = max(len(self._open), self._requests + len(fresh))
         view.num_queued_tokens = self._queued_tokens + sum(item.work.tokens for item in fresh)
-        # A worker reports tokens, not prompt lengths: assume prompts like ours, or like our last ones.
+        # A worker reports tokens, not prompt lengths: assume prompts like this router's open or latest ones.
         if self._own.tokens:
             self._pairs_a_token = self._own.pairs / self._own.tokens
         view.num_queued_pairs = view.num_queued_tokens * self._pairs_a_token

@@ -12,7 +12,7 @@ from typing import get_args
 from services.router.placement.candidates import candidates
 from services.router.placement.decision import Candidate, Choice
 from services.router.placement.disaggregation import Route, Thresholds
-from services.router.placement.filters import can_hold, has_turn
+from services.router.placement.filters import can_hold, has_queue_room
 from services.router.placement.prediction import TtftPredictor
 from services.router.placement.scorers.registry import SCORERS, weights
 from services.router.placement.scorers.scorer import Scorer, ScoringContext, Stage, TierWeights
@@ -25,7 +25,7 @@ class PlacementConfig:
     """Weights and limits."""
 
     max_queued_tokens: int = 2048
-    """A prefill worker gets more work while it has fewer tokens than this to compute."""
+    """A prefill worker accepts more work while it has fewer queued tokens than this."""
     patience: float = 1.0
     """Extra queue allowance: patience × hit tokens."""
     weights: Mapping[str, float] = field(default_factory=weights)
@@ -33,12 +33,12 @@ class PlacementConfig:
     tiers: TierWeights = field(default_factory=TierWeights)
     thresholds: Thresholds = field(default_factory=Thresholds)
     max_candidates: int = 32
-    """Workers looked at; of a larger pool the best prefix holders, the rest drawn at random."""
+    """Workers considered; in a larger pool the longest prefix holders and a random sample."""
     min_hit_share: float = 0.125
-    """Hits of a smaller share of the prompt do not count when workers are compared. Otherwise a worker without the few
-    blocks that all prompts begin with would get none while others have room, and its pool would hold no prefix."""
+    """Hits of a smaller share of the prompt do not count in comparisons. Otherwise a worker without the few blocks that
+    all prompts begin with would get no request while others have room, and its pool would stay empty."""
     tie_margin: float = 0.1
-    """Scores within this margin of the best count as equal where other routers place requests too."""
+    """Scores within this margin of the best count as equal while other routers place requests too."""
     max_sessions: int = 100_000
     """Sessions whose last workers are remembered."""
     explain: bool = True
@@ -52,7 +52,7 @@ class Placement:
         self._config = config
         self._random = random.Random(seed)
         self.predictor = predictor or TtftPredictor()
-        """What it knows of prefill times; attempts feed it with the first tokens that they see."""
+        """Learnt prefill times; attempts report their first tokens to it."""
         self._sessions = SessionTable(config.max_sessions)
         self._scorers: dict[Stage, list[tuple[Scorer, float]]] = {
             stage: [
@@ -64,7 +64,7 @@ class Placement:
         }
 
     def choose(self, request: PlacementRequest, decodes: Pool, prefills: Pool, *, collocated: bool) -> Choice | None:
-        """None where no worker can start the request now. Remembers the session's workers."""
+        """None if no worker can start the request now. Remembers the session's workers."""
         last_prefill, last_decode = self._sessions.last(request.session)
         choice = (
             self._collocated(request, decodes, last_decode)
@@ -78,7 +78,10 @@ class Placement:
     def _collocated(self, request: PlacementRequest, decodes: Pool, last: str) -> Choice | None:
         limit, patience = self._config.max_queued_tokens, self._config.patience
         found = self._candidates(
-            decodes, lambda view: can_hold(view, request) and has_turn(view, request, limit, patience), request, last
+            decodes,
+            lambda view: can_hold(view, request) and has_queue_room(view, request, limit, patience),
+            request,
+            last,
         )
         decode, ranked = self._pick("collocated", found, self._context(request, last))
         if decode is None:
@@ -95,7 +98,7 @@ class Placement:
             return None
         found = self._candidates(
             prefills,
-            lambda view: has_turn(view, request, config.max_queued_tokens, config.patience),
+            lambda view: has_queue_room(view, request, config.max_queued_tokens, config.patience),
             request,
             last_prefill,
         )
@@ -123,7 +126,7 @@ class Placement:
         )
 
     def _in_time(self, views: list[WorkerView], request: PlacementRequest) -> list[WorkerView]:
-        """Those that are predicted to meet the deadline; all of them where none is."""
+        """The workers predicted to meet the deadline; all of them if none does."""
         if math.isinf(request.slack_s):
             return views
         return [view for view in views if (self.predictor.pool_s(view, request) or 0.0) <= request.slack_s] or views
@@ -134,11 +137,11 @@ class Placement:
         """Where the prompt is computed, and the predicted seconds to its first token."""
         thresholds = self._config.thresholds
         pool_s = self.predictor.pool_s(prefill, request) if prefill is not None else math.inf
-        # Another router's decode worker may be given a prompt by each of us in the same moment: short ones at most.
+        # Several routers may use a decode worker of another's shard at the same moment: only short prompts go there.
         most = max(thresholds.short_suffix_tokens, thresholds.max_here_tokens if decode.in_shard else 0)
         num_uncached = request.num_uncached_tokens(decode.name)
         if not num_prefills or decode.num_queued_tokens + num_uncached > most:
-            return Route.HAND_OFF, pool_s  # it has enough to prefill already
+            return Route.HAND_OFF, pool_s  # it already has enough to prefill
         here_s = self.predictor.here_s(decode, request)
         route = thresholds.route(num_uncached, here_s, pool_s)
         return route, pool_s if route is Route.HAND_OFF else here_s
@@ -146,7 +149,7 @@ class Placement:
     def _pick(
         self, stage: Stage, views: Sequence[WorkerView], context: ScoringContext
     ) -> tuple[WorkerView | None, tuple[Candidate, ...]]:
-        """The best by the weighted mean; equals are drawn, this router's own shard before others."""
+        """The best by weighted mean; ties go to this router's shard first, then at random."""
         if not views:
             return None, ()
         scorers = [(scorer, weight) for scorer, weight in self._scorers[stage] if scorer.applies(context)]

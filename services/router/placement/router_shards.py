@@ -1,9 +1,10 @@
-"""Which router takes a worker first, where several place requests in one fleet.
+"""Which router uses a worker first, when several routers place requests in one fleet.
 
-Their views are all a step old, so the worker that looks idle to one does so to the others, and they would meet there.
-Workers report which routers are connected to them; each router assigns the workers by their names and arrives, without
-talking to the others, at the same owner of each. Among equals it takes its own, whose queue it knows best: its own
-ledger is most of it. Any router may still use any worker, and when a router goes its shard is assigned anew.
+All their views are one step old. A worker that looks idle to one router looks idle to the others, and all would choose
+it. Workers report which routers are connected to them; each router assigns workers to routers by a hash of their names
+and reaches the same assignment without talking to the others. Among equals it prefers its own shard, whose queues it
+knows best, because most of their work is in its own ledger. Any router may still use any worker; when a router goes,
+its shard is assigned anew.
 """
 
 from __future__ import annotations
@@ -16,33 +17,33 @@ class Replicas:
     """The routers that serve the fleet, as the workers report them. Plain data."""
 
     def __init__(self) -> None:
-        self._told: dict[str, tuple[str, ...]] = {}
+        self._routers_of: dict[str, tuple[str, ...]] = {}
         self._counts: Counter[str] = Counter()
 
     @property
     def names(self) -> list[str]:
-        """All routers that some worker knows, sorted."""
+        """All routers that any worker reports, sorted."""
         return sorted(self._counts)
 
     def update_routers(self, worker: str, routers: Sequence[str]) -> bool:
-        """A worker's list of connected routers, empty where there is only one; returns whether that changes `names`."""
+        """Sets a worker's connected routers, empty if there is only one; returns whether `names` changed."""
         routers = tuple(routers)
-        before = self._told.get(worker, ())
+        before = self._routers_of.get(worker, ())
         if routers == before:
             return False
         num_before = set(self._counts)
         self._counts.subtract(before)
         self._counts.update(routers)
-        self._counts += Counter()  # drops routers that no worker names any more
+        self._counts += Counter()  # drops routers that no worker reports any more
         if routers:
-            self._told[worker] = routers
+            self._routers_of[worker] = routers
         else:
-            self._told.pop(worker, None)
+            self._routers_of.pop(worker, None)
         return set(self._counts) != num_before
 
 
 def own_workers(workers: Collection[str], router: str, routers: Sequence[str]) -> set[str]:
-    """Those that `router` takes first; all of them where it is alone, or where there are fewer workers than routers."""
+    """The shard of `router`; all workers if it is alone or if there are fewer workers than routers."""
     if router not in routers or len(workers) < len(routers):
         return set(workers)
     first = sorted(routers).index(router)

@@ -29,36 +29,36 @@ else:
 
 
 class PlacementSettings(ScorerWeights):
-    """Weights of the scorers (a worker's score is their weighted mean, 0 leaves one out) and limits."""
+    """Weights of the scorers (a worker's score is the scorers' weighted mean, weight 0 leaves one out) and limits."""
 
     model_config = _CONFIG
 
     patience: float = Field(default=1.0, ge=0, le=100)
-    """A prefill worker that holds part of the prompt may have a longer queue: by patience times the hit tokens."""
+    """A prefill worker that holds part of the prompt may have a longer queue, by patience × hit tokens."""
     tier_local: float = Field(default=1.0, ge=0, le=1)
-    """Worth of a prompt token whose KV lies in the worker's own pool."""
+    """Value of a prompt token whose KV is in the worker's own pool."""
     tier_peer: float = Field(default=0.5, ge=0, le=1)
-    """Worth of one that lies in another worker's pool; at most tier_local."""
+    """Value of a prompt token whose KV is in another worker's pool; at most tier_local."""
     tier_store: float = Field(default=0.25, ge=0, le=1)
-    """Worth of one that lies in host memory or on disk; at most tier_peer."""
+    """Value of a prompt token whose KV is in the store's host memory or on disk; at most tier_peer."""
     prefill_here_tokens: int = Field(default=0, ge=0)
-    """A suffix of at most so many uncached tokens is prefilled by the decode worker, without a hand-off. 0 = none."""
+    """Longest uncached suffix, tokens, that the decode worker prefills itself, without a hand-off. 0 = none."""
     prefill_here_max_tokens: int = Field(default=0, ge=0)
-    """So is one of at most so many tokens where the prefill pool is predicted to be the slower way. 0 = none."""
+    """The same limit for when the prefill pool is predicted to be slower. 0 = none."""
     prefill_here_gain: float = Field(default=2.0, ge=1)
-    """... slower by this factor: the others in the decode worker's batch wait too."""
+    """How many times slower it has to be: the decode worker's running batch is delayed too."""
     max_candidates: int = Field(default=32, ge=2)
-    """Workers looked at for one request; of more, the best prefix holders and a random draw."""
+    """Workers considered for one request; in a larger pool the longest prefix holders and a random sample."""
     min_hit_share: float = Field(default=0.125, ge=0, le=1)
-    """A worker's hits count when workers are compared if they are at least this share of the prompt: long prompts
-    without a prefix of their own go to all workers, those included that do not hold what all prompts begin with."""
+    """A worker's hits count in comparisons if they are at least this share of the prompt. So long prompts without a
+    prefix of their own go to all workers, also to those without the blocks that all prompts begin with."""
     tie_margin: float = Field(default=0.1, ge=0, le=1)
-    """Where several routers serve the fleet: scores this close to the best count as equal, and the router's own workers
-    (by a hash of the names) go before their equals. With one router nothing is drawn but true equals."""
+    """With several routers: scores within this margin of the best count as equal, and the router's own workers (by a
+    hash of the names) go before their equals. With one router only exact ties are drawn."""
     max_sessions: int = Field(default=100_000, ge=0)
-    """Conversations whose last workers are remembered."""
+    """Number of conversations whose last workers are remembered."""
     explain_requests: int = Field(default=1024, ge=0)
-    """Requests whose placement `tandem explain` can show; 0 = none."""
+    """Number of requests whose placement `tandem explain` can show; 0 = none."""
 
     @model_validator(mode="after")
     def _tiers_in_order(self) -> PlacementSettings:

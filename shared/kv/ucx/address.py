@@ -1,4 +1,4 @@
-"""What a worker tells its peers so that they can send to it: host, process, UCX worker address."""
+"""What a peer needs to send to a worker: host, process, UCX worker address."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ _HEADER = struct.Struct(f"<B8s{HOST_ID_BYTES}sIQ")  # version, checksum of the r
 
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
-    """A worker's place; `pid` and `started` mean something on its own host only."""
+    """A worker's address; `pid` and `started` are meaningful on its own host only."""
 
     host: bytes
     pid: int
     started: int
-    """Start time in clock ticks since boot: with the pid, it names a process for good."""
+    """Start time in clock ticks since boot: with the pid it identifies a process uniquely."""
     worker: bytes
     """UCX's worker address."""
 
     def encode(self) -> bytes:
-        """The opaque bytes that `KVTransfer.address` hands out."""
+        """The opaque bytes of `KVTransfer.address`."""
         header = _HEADER.pack(_VERSION, b"", self.host, self.pid, self.started)
         checksum = _checksum(header + self.worker)
         return _HEADER.pack(_VERSION, checksum, self.host, self.pid, self.started) + self.worker
 
     @staticmethod
     def decode(data: bytes) -> PeerAddress:
-        """Inverse of `encode`. Raises TransferFailed where it is damaged: UCX itself would not notice."""
+        """Inverse of `encode`. Raises TransferFailed for damaged data, which UCX itself would not notice."""
         if len(data) <= _HEADER.size or data[0] != _VERSION:
-            raise TransferFailed("the peer's transfer address is not one of ours", field="transfer_address")
+            raise TransferFailed("the peer's transfer address is not of this format", field="transfer_address")
         _, checksum, host, pid, started = _HEADER.unpack_from(data)
         worker = data[_HEADER.size :]
         if checksum != _checksum(_HEADER.pack(_VERSION, b"", host, pid, started) + worker):
@@ -45,7 +45,7 @@ class PeerAddress:
 
 
 def this_host() -> bytes:
-    """16 bytes that are equal for processes that can share memory: same boot, same IPC and PID namespaces."""
+    """16 bytes, equal for processes that can share memory: same boot, same IPC and PID namespaces."""
     parts = [Path("/proc/sys/kernel/random/boot_id").read_text()]
     parts += [os.readlink(f"/proc/self/ns/{name}") for name in ("ipc", "pid")]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=HOST_ID_BYTES).digest()
@@ -57,7 +57,7 @@ def process_started(pid: int) -> int:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError) as error:
         raise ProcessLookupError(f"no process {pid}") from error
-    return int(stat.rpartition(")")[2].split()[19])  # proc(5): field 22; the command before it may hold spaces
+    return int(stat.rpartition(")")[2].split()[19])  # proc(5): field 22; the command before it may contain spaces
 
 
 def _checksum(data: bytes) -> bytes:

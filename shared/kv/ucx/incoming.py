@@ -1,4 +1,4 @@
-"""What others send here: the receives of one hand-off, and what is left of hand-offs that were cancelled."""
+"""The receiving side: the receives of one hand-off, and late messages of cancelled hand-offs."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class UcxIncoming:
         for index in indexes:
             receive = self._receives.get(index)
             if receive is None:
-                raise TransferFailed(f"the sender names block {index}, which nobody asked for")
+                raise TransferFailed(f"the sender names block {index}, which was not expected")
             await receive.wait()
 
     def cancel(self, reason: str) -> bool:
-        """Fails whoever waits and ends the receives that have no message yet.
+        """Fails all waiters and ends the receives that have no message yet.
 
-        False where every receive has ended. Leaves empty messages for `LateSenders`; twice is fine.
+        Returns False if every receive has ended. Leaves empty messages for `LateSenders`; idempotent.
         """
         pending = [(index, receive) for index, receive in self._receives.items() if receive.open]
         if not self._cancelled:
@@ -83,9 +83,9 @@ class UcxIncoming:
 class LateSenders:
     """Lets senders finish that do not know yet that their hand-off was cancelled.
 
-    One receive a ticket takes whatever still comes for it into a few bytes: UCX tells the sender that its message
-    was taken, and moves no data. A ticket is looked after for `_LATE_S`; later messages wait in UCX, as those for
-    an unknown ticket do, until their sender gives up.
+    For each ticket one receive takes late messages into a few bytes: UCX reports to the sender that its message was
+    taken, and moves no data. A ticket is served for `_LATE_S`; later messages wait in UCX, like those for an unknown
+    ticket, until their sender gives up.
     """
 
     def __init__(self, worker: UcxWorker) -> None:
@@ -94,7 +94,7 @@ class LateSenders:
         self._receives: dict[int, Request] = {}
 
     def add(self, ticket: int) -> None:
-        """Looks after a cancelled ticket; twice is fine."""
+        """Serves a cancelled ticket; idempotent."""
         if ticket in self._timers:
             return
         if len(self._timers) >= _MAX_LATE_TICKETS:
@@ -103,12 +103,12 @@ class LateSenders:
         self._post(ticket)
 
     def remove(self, ticket: int) -> None:
-        """Stops looking after a ticket."""
+        """Stops serving a ticket."""
         self._timers.pop(ticket).cancel()
         self._worker.end_receive(tag(ticket, 0))
 
     async def close(self) -> None:
-        """Stops looking after all."""
+        """Stops serving all tickets."""
         for ticket in list(self._timers):
             self.remove(ticket)
         for receive in list(self._receives.values()):

@@ -1,4 +1,4 @@
-"""One process that we send to."""
+"""A process to which this one sends."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from shared.kv.ucx.worker import UcxWorker
 
 
 class Peer:
-    """An endpoint, the sends under way on it, and how we learn that the peer is gone.
+    """An endpoint, the sends in flight on it, and the detection of the peer's death.
 
-    UCX can use shared memory and CMA only with endpoint error handling off. So endpoints within a host have it off,
-    and a pidfd tells of the peer's death; endpoints between hosts have it on, and UCX tells.
+    UCX can use shared memory and CMA only with endpoint error handling off. So endpoints within a host have it off, and
+    a pidfd reports the peer's death; endpoints between hosts have it on, and UCX reports it.
     """
 
     def __init__(self, worker: UcxWorker, address: PeerAddress, same_host: bool, on_death: Callable[[], None]) -> None:
@@ -30,11 +30,11 @@ class Peer:
 
     @property
     def alive(self) -> bool:
-        """False once UCX has found the peer dead."""
+        """False once UCX has detected the peer's death."""
         return self._endpoint is not None and bool(self._endpoint.alive)
 
     def connect(self) -> None:
-        """Raises TransferFailed where the peer is known to be gone."""
+        """Raises TransferFailed if the peer is known to be dead."""
         if self._watch is not None:
             try:
                 self._watch.start()
@@ -53,7 +53,7 @@ class Peer:
         await request.wait()
 
     def drop(self, reason: str) -> None:
-        """Sends under way fail; twice is fine."""
+        """Fails the sends in flight; idempotent."""
         if self._watch is not None:
             self._watch.close()
         for request in list(self._sends):

@@ -1,4 +1,4 @@
-"""One message under way."""
+"""One message in flight."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from shared.errors import TransferFailed
 
 
 class Request:
-    """A UCXX request, the memory that it reads or writes, and who waits for its end.
+    """A UCXX request, the memory that it reads or writes, and the waiters for its end.
 
-    UCXX ends a request by its Python future, on the event loop. That future is never awaited nor touched, so that
-    nothing but UCX can end it; what we give up earlier (`fail`) keeps its memory until UCX is done with it.
+    UCXX ends a request through its Python future, on the event loop. That future is never awaited nor changed here, so
+    that only UCX can end it. A request abandoned earlier (`fail`) keeps its memory until UCX has finished with it.
 
-    Dropping the UCXX object of an open request would cancel it, and in UCXX 0.52 that locks up for good when the
-    progress thread is just ending the same request (each holds the lock that the other one needs). So the object
-    stays until the end.
+    Dropping the UCXX object of an open request would cancel it. In UCXX 0.52 that deadlocks if the progress thread is
+    just ending the same request (each holds the lock that the other one needs). So the object stays until the end.
     """
 
     __slots__ = ("_memory", "_on_end", "_ucx", "_waiters", "done", "error", "num_bytes", "open")
@@ -28,9 +27,9 @@ class Request:
         self.open = True
         """UCX may still read or write the memory."""
         self.done = False
-        """It ended, or was given up by `fail`."""
+        """Whether it ended or was abandoned by `fail`."""
         self.error: str | None = None
-        """Why it failed, once it is done; None where it succeeded."""
+        """Why it failed, once it is done; None if it succeeded."""
         self._ucx: Any = ucx
         self._memory: memoryview | None = memory
         self._on_end: Callable[[Request], None] | None = on_end
@@ -50,7 +49,7 @@ class Request:
             await self._change()
 
     def fail(self, reason: str) -> None:
-        """Done, as far as its waiters are concerned."""
+        """Ends it for its waiters with this error; UCX may still use the memory."""
         if not self.done:
             self._finish(reason)
 

@@ -1,14 +1,13 @@
 """`KVTransfer` over UCX.
 
-What ends a receive that already has its message, which nobody can take back any more:
+A receive whose message has begun to arrive cannot be cancelled. It ends as follows:
 
-- A sender on the same host: UCX reads its memory from here (CMA), so the receive ends by itself. When the sender
-  dies before or meanwhile, the read fails, and so does the receive.
-- A sender on another host that dies: its TCP connection breaks, and UCX fails the receive.
-- A sender on another host that lives but is silent (stopped, or cut off from the network; or it dropped this peer
-  with a message on its way that nobody had asked for yet): nothing. `cancel` waits for
-  `cancel_timeout_s` and then raises TransferFailed; the memory must be considered lost until the transfer is
-  closed.
+- Sender on the same host: UCX reads its memory from here (CMA), so the receive ends by itself. If the sender dies
+  before or during the read, the read fails, and so does the receive.
+- Sender on another host that dies: its TCP connection breaks, and UCX fails the receive.
+- Sender on another host that lives but is silent (stopped, cut off from the network, or it dropped this peer with an
+  unexpected message in flight): the receive does not end. `cancel` waits for `cancel_timeout_s` and then raises
+  TransferFailed; the memory must be considered lost until the transfer is closed.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ _CLOSE_TIMEOUT_S = 0.5
 
 
 class UcxTransfer:
-    """Implements `KVTransfer`. Nothing of UCX is imported or opened before `start()`."""
+    """Implements `KVTransfer`. UCX is imported and opened by `start()`."""
 
     def __init__(self, host_id: bytes | None = None, cancel_timeout_s: float = 5.0) -> None:
-        """`host_id`: 16 bytes; peers with the same one share memory with this process. None: found out.
+        """`host_id`: 16 bytes; peers with the same id share memory with this process. None: detected.
 
         `cancel_timeout_s`: how long `cancel` waits for a sender that is silent in the middle of a message.
         """
@@ -81,7 +80,7 @@ class UcxTransfer:
             self.counters.bytes_sent += memory.nbytes
 
     async def cancel(self, ticket: int) -> None:
-        """See `KVTransfer`. Raises TransferFailed with `details["memory_lost"]` where a sender fell silent in the
+        """See `KVTransfer`. Raises TransferFailed with `details["memory_lost"]` if a sender fell silent in the
         middle of a message."""
         incoming = self._incoming.get(ticket)
         if incoming is None:
@@ -131,7 +130,7 @@ class UcxTransfer:
             raise TransferFailed("the transfer plane is not open")
 
     def _peer(self, address: bytes) -> Peer:
-        """One a process: an address is as unique as its incarnation."""
+        """One peer for each address, which is as unique as the peer's incarnation."""
         peer = self._peers.get(address)
         if peer is not None and not peer.alive:
             self._forget(address, "the peer is gone")

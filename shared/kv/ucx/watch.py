@@ -1,4 +1,4 @@
-"""Learning of the death of a process of this host, which UCX's shared memory transports do not notice."""
+"""Detects the death of a process of this host, which UCX's shared memory transports do not notice."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from shared.kv.ucx.address import process_started
 
 
 class ProcessWatch:
-    """Calls back on the event loop when a process ends, by a pidfd (Linux 5.3; elsewhere it sees nothing)."""
+    """Calls back on the event loop when a process ends, by a pidfd (Linux 5.3; elsewhere it does nothing)."""
 
     def __init__(self, pid: int, started: int, on_end: Callable[[], None]) -> None:
-        """`started` as in `PeerAddress`: a later process with the same pid is not the one meant."""
+        """`started` as in `PeerAddress`: a later process with the same pid is not meant."""
         self._pid = pid
         self._started = started
         self._on_end = on_end
@@ -21,16 +21,16 @@ class ProcessWatch:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Raises ProcessLookupError where the process has ended already."""
+        """Raises ProcessLookupError if the process has already ended."""
         try:
             pidfd = os.pidfd_open(self._pid)
         except ProcessLookupError:
             raise
-        except (OSError, AttributeError):  # a kernel or a sandbox without it
+        except (OSError, AttributeError):  # no pidfd in this kernel or sandbox
             return
         try:
             if process_started(self._pid) != self._started:
-                raise ProcessLookupError(f"process {self._pid} is another one")
+                raise ProcessLookupError(f"process {self._pid} is a later one")
         except ProcessLookupError:
             os.close(pidfd)
             raise
@@ -39,7 +39,7 @@ class ProcessWatch:
         self._loop.add_reader(pidfd, self._ended)
 
     def close(self) -> None:
-        """Ends the watch; twice is fine."""
+        """Ends the watch; idempotent."""
         if self._pidfd is not None and self._loop is not None:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)

@@ -1,7 +1,7 @@
 """The one UCX worker of a process's transfer plane, and its two threads.
 
-UCXX's progress thread moves the data while the event loop and the engine do other things. It is native code;
-progress driven from Python moved 2.5 times less. A second thread waits for ended requests and wakes the loop.
+UCXX's progress thread moves the data while the event loop and the engine do other things. It is native code; progress
+driven from Python moved data 2.5 times slower. A second thread waits for ended requests and wakes the loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CLOSE_ATTEMPTS = 3
 
 
 class UcxWorker:
-    """Posts messages. Nothing of UCX is imported or opened before `start()`."""
+    """Posts messages. UCX is imported and opened by `start()`."""
 
     def __init__(self) -> None:
         self._api: Any = None
@@ -38,8 +38,8 @@ class UcxWorker:
 
     def start(self) -> bytes:
         """Opens it for the running event loop and returns its address. Raises TransferFailed."""
-        # UCX reads these when it is loaded. Its log goes to stdout by default, where our processes speak JSON; and
-        # UCXX sets a variable for CUDA machines that UCX, elsewhere, warns that nothing reads.
+        # UCX reads these when it is loaded. Its log goes to stdout by default, which our processes use for JSON events.
+        # UCXX sets a variable for CUDA machines; elsewhere UCX warns that it is unused.
         os.environ.setdefault("UCX_LOG_FILE", "stderr")
         os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
         try:
@@ -68,10 +68,10 @@ class UcxWorker:
         return address
 
     async def close(self) -> None:
-        """Ends the threads and gives the worker back. All endpoints must be closed; twice is fine.
+        """Ends the threads and frees the worker. All endpoints must be closed; idempotent.
 
-        A send that its peer never took stays within UCX until the process ends, and with it the memory of the
-        worker and a thread of UCX that sleeps: UCX has no way to end it.
+        A send that its peer never took stays within UCX until the process ends, and so do the worker's memory and a
+        sleeping thread of UCX: UCX has no way to end it.
         """
         if self._worker is None or self._notifier is None:
             return
@@ -86,13 +86,13 @@ class UcxWorker:
         worker.stop_progress_thread()
         self._drain(worker)
         worker.run_request_notifier()
-        # The notifier forgets that it was stopped when it is asked again, and would warn that it was not.
+        # Asked again, the notifier forgets that it was stopped, and would warn about that.
         while worker.wait_request_notifier(period_ns=1) != self._api.PythonRequestNotifierWaitState.Timeout:
             pass
         worker.stop_request_notifier_thread()
         worker.clear_python_futures_pool()
         self._worker = self._context = self._loopback = self._notifier = None
-        await asyncio.sleep(0)  # the last ends of requests reach their callbacks
+        await asyncio.sleep(0)  # lets the last requests call back
 
     def receive(
         self, tag: int, memory: memoryview, on_end: Callable[[Request], None], mask: int = FULL_MASK
@@ -112,7 +112,7 @@ class UcxWorker:
         return Request(ucx, memory, on_end)
 
     def end_receive(self, tag: int) -> None:
-        """Ends a receive for `tag` that has no message yet; where it has one, an empty message is left over.
+        """Ends a receive for `tag` that has no message yet; if it has one, an empty message is left over.
 
         An empty message to ourselves matches the receive, and changes no memory. Cancelling is not an option: see
         `Request`.
@@ -129,19 +129,19 @@ class UcxWorker:
             raise TransferFailed(f"no UCX endpoint: {type(error).__name__}: {error}") from error
 
     def disconnect(self, endpoint: Any) -> None:
-        """Closes an endpoint; where it handles errors, what it was sending ends. Takes a millisecond."""
+        """Closes an endpoint; with error handling this also ends its sends. Takes a millisecond."""
         endpoint.close_blocking(_CLOSE_PERIOD_NS, _CLOSE_ATTEMPTS)
 
     def deliver(self) -> None:
-        """Hands out the ends of requests that are known now, sooner than the notifier thread would."""
+        """Reports finished requests at once, sooner than the notifier thread would."""
         self._notifying = False
         if self._worker is not None:
             self._worker.run_request_notifier()
 
     def _drain(self, worker: Any) -> list[Request]:
-        """Takes what nobody asked for, a few bytes of each.
+        """Takes unexpected messages, a few bytes of each.
 
-        UCXX would receive it whole before it lets go of the worker, and wait for ever where its sender is gone.
+        UCXX would receive them whole before it frees the worker, and wait for ever if their sender is dead.
         """
         taken: list[Request] = []
         anything, mask = self._api.UCXXTag(0), self._api.UCXXTagMask(0)
@@ -155,10 +155,10 @@ class UcxWorker:
     def _notify(self, worker: Any, loop: asyncio.AbstractEventLoop, ready: Any) -> None:
         last_s = 0.0
         while worker.wait_request_notifier() == ready:
-            # Ends come in crowds; a wake-up of the loop for each would cost more than moving a small block.
+            # Requests end in bursts; waking the loop for each would cost more than moving a small block.
             time.sleep(max(last_s + _WAKE_PERIOD_S - time.monotonic(), 0.0))
             last_s = time.monotonic()
-            # `deliver` clears the flag before it looks: what ended up to then is delivered by that call.
+            # `deliver` clears the flag before it reads: requests that ended before are delivered by that call.
             if not self._notifying:
                 self._notifying = True
                 loop.call_soon_threadsafe(self.deliver)

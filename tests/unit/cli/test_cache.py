@@ -126,7 +126,7 @@ def test_stats_show_tiers_tenants_pins_and_what_fails(tandem: RunTandem, cache: 
     result = tandem("cache", "stats")
     assert result.status == 0
     lines = [" ".join(line.split()) for line in result.out.splitlines()]
-    assert lines[0] == "index: 12 blocks in 2.0 KiB at unix:///v.sock; 5 questions, 50 % of 20 blocks found"
+    assert lines[0] == "index: 12 blocks in 2.0 KiB at unix:///v.sock; 5 lookups, 50 % of 20 blocks found"
     assert "store node 127.0.0.1:2 does not answer: it does not answer" in lines
     assert "store node store-0, disk tier: [Errno 28] No space left" in lines
     assert "store-0 host 3.0 MiB 4.0 MiB 75 % 3 17 9 6 0 0 1.0 MiB of 1.0 MiB" in lines
@@ -145,7 +145,7 @@ def test_stats_as_json_hold_everything(tandem: RunTandem, cache: ScriptedCache) 
 def test_a_flush_asks_first(tandem: RunTandem, cache: ScriptedCache, answer: str, status: int, asked: int) -> None:
     result = tandem("cache", "flush", stdin=answer)
     assert (result.status, len(cache.asked)) == (status, asked)
-    assert "Drop everybody's blocks" in result.err
+    assert "Drop all tenants' blocks" in result.err
 
 
 def test_a_flush_tells_what_was_dropped_and_fails_with_a_node(tandem: RunTandem, cache: ScriptedCache) -> None:

@@ -42,7 +42,7 @@ def test_a_model_is_written_once_and_can_be_served(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no model folder"):
+    with pytest.raises(ConfigError, match="is not a model folder"):
         write_model(tmp_path / "m", SHAPES["s"], tmp_path)
 
 

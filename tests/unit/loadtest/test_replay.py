@@ -104,5 +104,5 @@ def test_a_scale_that_does_not_divide_the_block_and_an_empty_slice_are_refused()
         Replay([request], BLOCK_LEN, 30)
     with pytest.raises(ConfigError, match="scale_output"):
         Replay([request], BLOCK_LEN, 32, 0)
-    with pytest.raises(ConfigError, match="holds no request"):
+    with pytest.raises(ConfigError, match="has no requests"):
         Replay([], BLOCK_LEN)

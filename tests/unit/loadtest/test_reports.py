@@ -78,7 +78,7 @@ def test_a_run_has_all_its_plots_and_no_outside_resource() -> None:
         "Distribution of TPOT",
         "requests in flight over time",
         "output tokens/s over time",
-        "TTFT by where the time went",
+        "TTFT split into its parts",
         "TTFT over time",
         "Attainment against the targets' scale",
         "Failures over time",

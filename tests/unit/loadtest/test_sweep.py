@@ -112,5 +112,5 @@ async def test_a_sweep_needs_targets_and_an_open_loop() -> None:
     with pytest.raises(ConfigError, match="needs targets"):
         await run_sweep(replace(CONFIG, slo=None), SearchSpace(), (), System(1).run, lambda *_: None)
     closed = replace(CONFIG, slo=Slo(1), traffic=replace(CONFIG.traffic, rate=None, concurrency=2))
-    with pytest.raises(ConfigError, match="goes over rates"):
+    with pytest.raises(ConfigError, match="varies the rate"):
         await run_sweep(closed, SearchSpace(), (), System(1).run, lambda *_: None)

@@ -141,7 +141,7 @@ def test_end_tokens_of_both_files_are_joined(tmp_path: Path) -> None:
         ({"hidden_act": "gelu"}, "hidden_act", "'gelu' is not supported"),
         ({"hidden_size": None}, "hidden_size", "is missing"),
         ({"hidden_size": "64"}, "hidden_size", "must be an integer, found '64'"),
-        ({"hidden_size": 60}, "hidden_size", "no multiple of 8"),
+        ({"hidden_size": 60}, "hidden_size", "not a multiple of 8"),
         ({"num_hidden_layers": True}, "num_hidden_layers", "must be an integer"),
         ({"num_hidden_layers": 0}, "num_hidden_layers", "at least 1"),
         ({"num_key_value_heads": 3}, "num_key_value_heads", "must divide 8"),

@@ -176,7 +176,7 @@ def test_missing_and_corrupt_tokenizer_files_name_the_file(tmp_path: Path, byte_
         Tokenizer.load(tmp_path)
     assert caught.value.details["file"] == "tokenizer.json"
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"')
-    with pytest.raises(ModelLoadError, match="no valid tokenizer"):
+    with pytest.raises(ModelLoadError, match="not a valid tokenizer"):
         Tokenizer.load(tmp_path)
     shutil.copy(byte_level_folder / "tokenizer.json", tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": 7}')

@@ -1,1 +1,1 @@
-"""One file a scorer: a worker's worth for a request, in [0, 1]."""
+"""One file a scorer: how well a worker suits a request, in [0, 1]."""

@@ -1,4 +1,4 @@
-"""Scores a worker by the tokens that it must compute before this request has its first one."""
+"""Scores a worker by the tokens that it must compute before this request's first token."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ SCORER = Scorer(
     name="queue",
     stages=("prefill", "collocated"),
     default_weight=1.0,
-    doc="Prefill worker: few tokens to compute before the first one.",
+    doc="Prefill worker: few tokens to compute before the first token.",
     score=prefill_load,
 )

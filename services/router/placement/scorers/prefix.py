@@ -1,18 +1,18 @@
-"""Scores a worker by how much of the prompt need not be computed there, weighted by how far away its KV lies."""
+"""Scores a worker by the part of the prompt that it need not compute, weighted by how far away its KV lies."""
 
 from __future__ import annotations
 
 from services.router.placement.scorers.scorer import Scorer, ScoringContext, TierWeights
 from services.router.placement.views import WorkerView
 
-_OWN_POOL = TierWeights(1.0, 0.0, 0.0)  # a decode worker fetches from nowhere
+_OWN_POOL = TierWeights(1.0, 0.0, 0.0)  # a decode worker fetches no prefix
 
 
 def prefix_hit(view: WorkerView, context: ScoringContext, tiers: TierWeights) -> float:
     """(w_local · local + w_peer · (peer − local) + w_store · (store − max(local, peer))) / prompt tokens.
 
-    Negative differences count as 0: a farther place matters for what the nearer ones do not hold. So do local hits of
-    fewer tokens than the context's `least_hit`.
+    Negative differences count as 0: a farther place counts only for tokens that nearer ones lack. Local hits of fewer
+    tokens than the context's `least_hit` count as 0 too.
     """
     request = context.request
     hits = request.hits
@@ -31,7 +31,7 @@ SCORER = Scorer(
     name="prefix",
     stages=("prefill",),
     default_weight=1.0,
-    doc="Prefill worker: much of the prompt need not be computed.",
+    doc="Prefill worker: needs to compute little of the prompt.",
     score=lambda view, context: prefix_hit(view, context, context.tiers),
     applies=lambda context: bool(context.request.hits.local or context.request.hits.store),
 )
@@ -40,7 +40,7 @@ DECODE_SCORER = Scorer(
     name="prefix",
     stages=("decode", "collocated"),
     default_weight=1.0,
-    doc="Decode worker: holds much of the prompt, which need not travel.",
+    doc="Decode worker: holds much of the prompt, which need not be transferred.",
     score=lambda view, context: prefix_hit(view, context, _OWN_POOL),
     applies=lambda context: bool(context.request.hits.local),
 )

@@ -19,7 +19,7 @@ SCORERS: tuple[Scorer, ...] = (
 
 
 def weights(**changes: float) -> Mapping[str, float]:
-    """Weight by setting: the defaults with these changes. Raises KeyError for a name that no scorer has."""
+    """Weight by setting: the defaults with these changes. Raises KeyError for an unknown name."""
     found = {scorer.setting: scorer.default_weight for scorer in SCORERS}
     for name, weight in changes.items():
         if name not in found:

@@ -1,4 +1,4 @@
-"""What a scorer is: a worker's worth for one request, in [0, 1], with the name and default of its weight."""
+"""A scorer rates a worker for one request, in [0, 1]; it has a name and a default weight."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Literal
 from services.router.placement.views import PlacementRequest, WorkerView
 
 Stage = Literal["prefill", "decode", "collocated"]
-"""Which worker is chosen: of either pool, or the one that does both."""
+"""Which worker is being chosen: prefill, decode, or collocated."""
 
 
 @dataclass(frozen=True, slots=True)
 class TierWeights:
-    """Worth of a prompt token's KV by its place; local ≥ peer ≥ store."""
+    """Value of a prompt token's KV by its location; local ≥ peer ≥ store."""
 
     local: float = 1.0
     peer: float = 0.5
@@ -23,18 +23,18 @@ class TierWeights:
 
 @dataclass(frozen=True, slots=True)
 class ScoringContext:
-    """What scorers may look at beside the worker."""
+    """A scorer's input besides the worker."""
 
     request: PlacementRequest
     least_hit: float = 0.0
     """Hits of fewer tokens count as none."""
     scale_tokens: int = 1
-    """Queue length in tokens at which a load score is a half."""
+    """Queue length in tokens at which a load score is 0.5."""
     tiers: TierWeights = TierWeights()
     last: str = ""
     """The worker that served the session's last turn at this stage; empty = none."""
     near: tuple[str, ...] = ()
-    """Label of the decode worker that was chosen; empty = unknown."""
+    """Label of the chosen decode worker; empty = unknown."""
 
 
 def _always(_: ScoringContext) -> bool:
@@ -43,19 +43,19 @@ def _always(_: ScoringContext) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """One entry of the registry. A worker's score is the mean of its scorers' values, weighted by their weights."""
+    """One entry of the registry. A worker's score is the weighted mean of the scorers' values."""
 
     setting: str
     """Name of its weight among the placement settings."""
     name: str
-    """What `tandem explain` calls it."""
+    """Its name in `tandem explain`."""
     stages: tuple[Stage, ...]
-    """Where it is asked."""
+    """The stages at which it is used."""
     default_weight: float
-    """0 = off unless it is set."""
+    """0 = off by default."""
     doc: str
-    """Of the setting."""
+    """Documentation of the setting."""
     score: Callable[[WorkerView, ScoringContext], float]
     """In [0, 1]; pure."""
     applies: Callable[[ScoringContext], bool] = _always
-    """False for a request that it cannot judge: it is left out of the mean."""
+    """False for a request that it cannot rate: then it is left out of the mean."""

@@ -1,4 +1,4 @@
-"""Scores a worker by whether it served the conversation's last turn; useful where the index lags or is gone."""
+"""Scores a worker by whether it served the conversation's last turn; useful when the index lags or is unavailable."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ DECODE_SCORER = Scorer(
 
 
 class SessionTable:
-    """Which workers served a session last, for the `limit` sessions that spoke most recently."""
+    """The last workers of each session, for the `limit` most recent sessions."""
 
     def __init__(self, limit: int) -> None:
-        """`limit` 0 remembers none."""
+        """`limit` 0 keeps none."""
         self._limit = limit
         self._last: OrderedDict[str, tuple[str, str]] = OrderedDict()
 
@@ -53,7 +53,7 @@ class SessionTable:
         return self._last.get(session, ("", ""))
 
     def note(self, session: str, prefill: str, decode: str) -> None:
-        """A turn was placed. An empty `prefill` (the decode worker prefilled) keeps the earlier one."""
+        """Records a placed turn. An empty `prefill` (the decode worker prefilled) keeps the earlier name."""
         if not session or not self._limit:
             return
         self._last[session] = (prefill or self.last(session)[0], decode)

@@ -1,4 +1,4 @@
-"""Scores a prefill worker by how near the chosen decode worker it stands: the blocks have to get there."""
+"""Scores a prefill worker by its distance to the chosen decode worker, which receives the blocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from services.router.placement.views import WorkerView
 
 
 def nearness(view: WorkerView, context: ScoringContext) -> float:
-    """Leading parts that both labels share, over the parts of the longer one; 0 where one is unknown.
+    """Leading parts that both labels share, over the parts of the longer one; 0 if one is unknown.
 
     With labels zone/rack/domain, the same zone gives 1/3, the same rack 2/3, the same NVLink domain 1.
     """

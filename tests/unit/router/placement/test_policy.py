@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from services.router.placement.decision import Choice
 from services.router.placement.disaggregation import Route, Thresholds
-from services.router.placement.filters import can_hold, has_turn
+from services.router.placement.filters import can_hold, has_queue_room
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.prediction import TtftPredictor
 from services.router.placement.views import PlacementRequest, PrefixHits, WorkerView
@@ -65,10 +65,10 @@ def test_an_idle_prefill_worker_takes_a_prompt_of_any_length():
 
 def test_a_holder_may_have_a_longer_queue_by_what_its_prefix_saves():
     busy = view("p", num_queued_tokens=2500)
-    assert not has_turn(busy, prompt(4096), 2048)
-    assert has_turn(busy, prompt(4096, p=1024), 2048)
-    assert not has_turn(busy, prompt(4096, p=256), 2048)
-    assert has_turn(busy, prompt(4096, p=256), 2048, patience=2.0)
+    assert not has_queue_room(busy, prompt(4096), 2048)
+    assert has_queue_room(busy, prompt(4096, p=1024), 2048)
+    assert not has_queue_room(busy, prompt(4096, p=256), 2048)
+    assert has_queue_room(busy, prompt(4096, p=256), 2048, patience=2.0)
 
 
 def test_a_holder_whose_queue_would_make_it_late_is_passed_by():
@@ -217,7 +217,7 @@ def test_only_workers_that_can_start_the_request_are_chosen_and_one_is_whenever_
     all_decodes, all_prefills = pool(*decodes), pool(*prefills)
     choice = placement.choose(request, all_decodes, all_prefills, collocated=False)
     able_decodes = {v.name for v in all_decodes if can_hold(v, request)}
-    able_prefills = {v.name for v in all_prefills if has_turn(v, request, 2048)}
+    able_prefills = {v.name for v in all_prefills if has_queue_room(v, request, 2048)}
     assert (choice is not None) == (bool(able_decodes) and bool(able_prefills))
     if choice is not None:
         assert choice.decode in able_decodes

@@ -9,7 +9,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.placement.filters import GUEST_AFTER_S, has_turn
+from services.router.placement.filters import GUEST_AFTER_S, has_queue_room
 from services.router.placement.ledger import Ledger
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.router_shards import Replicas, own_workers
@@ -75,23 +75,23 @@ def test_a_pool_knows_its_routers_own_workers_as_others_come_and_go():
 
 def test_anothers_worker_is_taken_where_its_owner_has_nothing_for_it_or_it_holds_much_of_the_prompt():
     def turn(one, hit=0):
-        return has_turn(one, replace(prompt(8192, p=hit), now_s=10.0), 2048, 1.0)
+        return has_queue_room(one, replace(prompt(8192, p=hit), now_s=10.0), 2048, 1.0)
 
-    assert not turn(view("p", in_shard=False, ours_since_s=math.inf))
-    assert not turn(view("p", in_shard=False, ours_since_s=10.0 - GUEST_AFTER_S / 2))
-    assert turn(view("p", in_shard=False, num_queued_tokens=2000, ours_since_s=10.0 - 2 * GUEST_AFTER_S))
-    busy = view("p", in_shard=False, num_queued_tokens=1500, ours_since_s=math.inf)
+    assert not turn(view("p", in_shard=False, exclusive_since_s=math.inf))
+    assert not turn(view("p", in_shard=False, exclusive_since_s=10.0 - GUEST_AFTER_S / 2))
+    assert turn(view("p", in_shard=False, num_queued_tokens=2000, exclusive_since_s=10.0 - 2 * GUEST_AFTER_S))
+    busy = view("p", in_shard=False, num_queued_tokens=1500, exclusive_since_s=math.inf)
     assert not turn(busy, hit=2048)
     assert turn(busy, hit=4096)
-    assert turn(view("p", num_queued_tokens=1500, ours_since_s=math.inf))
+    assert turn(view("p", num_queued_tokens=1500, exclusive_since_s=math.inf))
 
 
 def test_a_ledger_knows_since_when_no_other_router_had_a_prompt_there():
-    ledger = Ledger(view(ours_since_s=math.inf))
+    ledger = Ledger(view(exclusive_since_s=math.inf))
 
     def report(num_queued_tokens: int, now_s: float) -> float:
         ledger.report(num_free_blocks=9, num_requests=0, num_queued_tokens=num_queued_tokens, now_s=now_s)
-        return ledger.view.ours_since_s
+        return ledger.view.exclusive_since_s
 
     assert report(5, 0.5) == math.inf
     assert (report(0, 1.0), report(0, 2.0)) == (1.0, 1.0)

@@ -1,4 +1,4 @@
-"""How the store node of this process publishes to the index, without gRPC."""
+"""Publishes the blocks of this process's store node to the index, without gRPC."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from shared.kv_index.holders import EventStamp, Tier, join_hashes
 _UNSTAMPED = EventStamp(sequence=0, acknowledged=0)
 
 
-class OwnClaims:
-    """Implements `IndexWriter` without a network in between."""
+class LocalIndexWriter:
+    """`IndexWriter` over an index in the same process."""
 
     def __init__(self, index: BlockIndex, availability: Availability) -> None:
-        """Owns neither."""
+        """Does not close its arguments."""
         self._index = index
         self._availability = availability
 
@@ -25,15 +25,15 @@ class OwnClaims:
         self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = Tier.HOST, stamp: EventStamp = _UNSTAMPED
     ) -> bool:
         """See IndexWriter."""
-        return await self._tell(self._index.publish, worker, hashes, tier, stamp)
+        return await self._change(self._index.publish, worker, hashes, tier, stamp)
 
     async def remove(
         self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = Tier.HOST, stamp: EventStamp = _UNSTAMPED
     ) -> bool:
         """See IndexWriter."""
-        return await self._tell(self._index.remove, worker, hashes, tier, stamp)
+        return await self._change(self._index.remove, worker, hashes, tier, stamp)
 
-    async def _tell(
+    async def _change(
         self,
         call: Callable[[WorkerIdentity, Tier, bytes, EventStamp], Awaitable[int]],
         worker: WorkerIdentity,

@@ -15,6 +15,19 @@ from torch import Tensor
 from shared.kernels.attention.decode_groups import DecodeGroup, build_decode_groups
 
 T = TypeVar("T")
+FEW_TOKENS = 48
+"""Up to so many tokens, lists are faster than numpy's calls."""
+
+
+def step_positions(query_lens: Sequence[int], kv_lens: Sequence[int]) -> NDArray[np.int64]:
+    """[num_tokens], each token's place in its sequence."""
+    if sum(query_lens) <= FEW_TOKENS:
+        pairs = zip(query_lens, kv_lens, strict=True)
+        return np.array([at for count, end in pairs for at in range(end - count, end)], dtype=np.int64)
+    # A token's position is its row in the step, moved by its sequence's start.
+    ends = np.cumsum(query_lens)
+    positions: NDArray[np.int64] = np.arange(ends[-1]) + np.repeat(np.asarray(kv_lens) - ends, query_lens)
+    return positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,12 +109,16 @@ class AttentionBatch:
             row[: len(table)] = table
         query_start = np.array([0, *accumulate(query_lens)], dtype=np.int32)
         seq_lens = np.array(kv_lens, dtype=np.int32)
-        # A token's position is its row in the step, moved by its sequence's start.
-        moved = np.repeat(seq_lens.astype(np.int64) - query_start[1:], query_lens)
-        positions = np.arange(query_start[-1]) + moved
-        sequences = np.repeat(np.arange(len(tables)), query_lens)
-        blocks, offsets = np.divmod(positions, block_size)
-        slots = tables[sequences, blocks].astype(np.int64) * block_size + offsets
+        positions = step_positions(query_lens, kv_lens)
+        if len(positions) <= FEW_TOKENS:
+            rows = [row for row, count in enumerate(query_lens) for _ in range(count)]
+            pairs = zip(rows, positions.tolist(), strict=True)
+            places = [block_tables[row][at // block_size] * block_size + at % block_size for row, at in pairs]
+            slots = np.array(places, dtype=np.int64)
+        else:
+            blocks, offsets = np.divmod(positions, block_size)
+            slots = tables[np.repeat(np.arange(len(tables)), query_lens), blocks].astype(np.int64)
+            slots = slots * block_size + offsets
         return cls(
             query_start=torch.from_numpy(query_start).to(device),
             seq_lens=torch.from_numpy(seq_lens).to(device),

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from shared.engine.runner.device_link import DeviceLink
-from shared.errors import TransferFailed
+from shared.engine.runner.staging_ring import StagingRing
+
+STAGING_BYTES = 256 << 20
+"""Pinned host memory that blocks of a GPU's pool pass through."""
 
 
 class BlockAccess(Protocol):
@@ -53,46 +56,47 @@ class DirectBlocks:
 
 
 class StagedBlocks:
-    """A pool on a GPU: every block passes through a pinned buffer of its own from torch's cache.
+    """A pool on a GPU: every block passes through a slot of one ring of pinned memory.
 
     Copies run on a stream of their own beside the steps; the caller waits for them, a few dozen microseconds a
     megabyte.
     """
 
-    def __init__(self, kv_blocks: Tensor, link: DeviceLink) -> None:
-        """Also works on a pool in host memory, for tests: the copies are then superfluous."""
+    def __init__(self, kv_blocks: Tensor, link: DeviceLink, num_slots: int | None = None) -> None:
+        """`num_slots`: None = of STAGING_BYTES. Also works on a pool in host memory, for tests: the copies are then
+        superfluous."""
         self._kv_blocks = kv_blocks  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
         self._link = link
         self._aside = link.side_stream()
+        block_bytes = kv_blocks[0].numel() * kv_blocks.element_size()
+        most = min(kv_blocks.shape[0], STAGING_BYTES // block_bytes)
+        self._ring = StagingRing(most if num_slots is None else num_slots, kv_blocks)
 
     def outgoing(self, block_id: int) -> memoryview:
         """See `BlockAccess`; this is a copy."""
-        buffer = self._buffer()
+        memory = self._ring.take()
+        block = self._kv_blocks[block_id]
         with self._aside.entered():
-            self._link.copy(self._kv_blocks[block_id], buffer)
+            self._link.copy(block, _staged(memory, block))
         self._aside.synchronize()
-        return _bytes_of(buffer)
+        return memory
 
     def incoming(self, block_id: int) -> memoryview:  # noqa: ARG002
-        """See `BlockAccess`; any buffer serves."""
-        return _bytes_of(self._buffer())
+        """See `BlockAccess`; any slot serves."""
+        return self._ring.take()
 
     def store(self, arrived: Sequence[tuple[int, memoryview]]) -> None:
-        """See `BlockAccess`."""
+        """See `BlockAccess`; all copies are queued before any is waited for."""
         with self._aside.entered():
             for block_id, memory in arrived:
                 block = self._kv_blocks[block_id]
-                self._link.copy(torch.frombuffer(memory, dtype=block.dtype).view(block.shape), block)
+                self._link.copy(_staged(memory, block), block)
         self._aside.synchronize()
 
-    def _buffer(self) -> Tensor:
-        """[num_layers, 2, num_kv_heads, block_size, head_dim]"""
-        blocks = self._kv_blocks
-        try:
-            return torch.empty(blocks.shape[1:], dtype=blocks.dtype, pin_memory=blocks.is_cuda)
-        except RuntimeError as error:  # torch's own out-of-memory errors are of this class
-            num_bytes = blocks[0].numel() * blocks.element_size()
-            raise TransferFailed(f"no buffer of {num_bytes} bytes for a block's transfer: {error}") from error
+
+def _staged(memory: memoryview, block: Tensor) -> Tensor:
+    """The memory as a tensor of the block's shape and dtype."""
+    return torch.frombuffer(memory, dtype=block.dtype).view(block.shape)
 
 
 def _bytes_of(block: Tensor) -> memoryview:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from shared.engine.plan import PlannedSequence
 from shared.engine.runner.device_link import DeviceLink
-from shared.kernels.batch import AttentionBatch
+from shared.kernels.batch import FEW_TOKENS, AttentionBatch, step_positions
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -39,26 +40,24 @@ class EagerInputs:
     def of(self, items: Sequence[PlannedSequence]) -> StepInputs:
         """Queues the copies of a step's inputs."""
         query_lens = [len(item.token_ids) for item in items]
-        starts = [item.start for item in items]
-        ends = np.cumsum(query_lens)
-        kv_lens = [start + count for start, count in zip(starts, query_lens, strict=True)]
+        kv_lens = [item.start + len(item.token_ids) for item in items]
+        ends = list(accumulate(query_lens))
         batch = AttentionBatch.from_lists(query_lens, kv_lens, self._arrays(items), self._block_size)
-        # A token's position is its row, moved by its sequence's start.
-        positions = np.arange(batch.num_tokens) + np.repeat(np.asarray(kv_lens) - ends, query_lens)
+        positions = step_positions(query_lens, kv_lens)
+        rows = [end - 1 for end, item in zip(ends, items, strict=True) if item.sample is not None]
         arrays = {
             "token_ids": _joined(items, batch.num_tokens),
             "positions": positions,
-            "rows": ends[[item.sample is not None for item in items]] - 1,
+            "rows": np.array(rows, dtype=np.int64),
         }
         if self._needs_lengths:
             arrays["rope_lengths"] = _rope_lengths(items, positions, query_lens)
         pending = [(end - 1, item.pending) for end, item in zip(ends, items, strict=True) if item.pending is not None]
         if pending:
-            arrays["places"], arrays["sampled_rows"] = np.asarray(pending, dtype=np.int64).T
-        sent = self._link.send_all(
-            [*arrays.values(), *(t.numpy() for t in (batch.slots, batch.query_start, batch.seq_lens))]
-        )
-        tensors = dict(zip((*arrays, "slots", "query_start", "seq_lens"), sent, strict=True))
+            arrays["places"], arrays["sampled_rows"] = np.ascontiguousarray(np.array(pending, dtype=np.int64).T)
+        of_batch = {name: getattr(batch, name).numpy() for name in ("slots", "query_start", "seq_lens")}
+        arrays |= of_batch if self._link.is_async else {}
+        tensors = dict(zip(arrays, self._link.send_all(list(arrays.values())), strict=True))
         return StepInputs(
             tensors["token_ids"],
             tensors["positions"],
@@ -92,6 +91,8 @@ class EagerInputs:
 
 def _joined(items: Sequence[PlannedSequence], num_tokens: int) -> NDArray[np.int64]:
     """[num_tokens]"""
+    if num_tokens <= FEW_TOKENS:
+        return np.array(list(chain.from_iterable(item.token_ids for item in items)), dtype=np.int64)
     tokens = np.empty(num_tokens, dtype=np.int64)
     begin = 0
     for item in items:

@@ -60,7 +60,7 @@ class RouterService:
         tenants = {"default", *settings.edge.tenants, *settings.admission.tenant_weights}
         self._metrics = RouterMetrics(model_name, sorted(tenants), settings.name)
         collocated = settings.mode == "collocated"
-        limits = LivenessLimits(settings.suspect_after_s, max(settings.suspect_after_s, settings.give_up_after_s))
+        limits = LivenessLimits(settings.suspect_after_s, settings.give_up_after_s)
         self._fleet = Fleet(
             settings.name,
             discovery,

@@ -23,6 +23,8 @@ from shared.telemetry.logs import request_log
 
 logger = logging.getLogger(__name__)
 
+_FINISHED = RequestState.FINISHED  # looked at for each token: reading a member of an enum takes 0.1 µs
+
 
 @dataclass(slots=True)
 class Timeline:
@@ -144,7 +146,7 @@ class ActiveRequest:
 
     def take(self) -> TokenDelta | None:
         """See `RunningRequest`."""
-        if self.state is RequestState.FINISHED and not self._settled:
+        if self.state is _FINISHED and not self._settled:
             return None  # the end came between the reader's waking and its turn
         delta, self._pending = self._pending, None
         if delta is None and self._error is not None:

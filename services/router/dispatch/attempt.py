@@ -18,6 +18,9 @@ from shared.errors import TandemError, TransferFailed, WorkerLost
 from shared.rpc.convert import sampling_to_proto
 from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
 
+_DECODING = RequestState.DECODING  # looked at for each token: reading a member of an enum takes 0.1 µs
+_FINISHED = RequestState.FINISHED
+
 
 class Attempt:
     """One attempt: the conversation with a decode worker and, unless it prefills itself, a prefill worker.
@@ -84,7 +87,7 @@ class Attempt:
         except Exception as error:
             self._error = error
             self.suspects = self._suspected(worker, error)
-        if self._active.finished or self._error is not None:
+        if self._active.state is _FINISHED or self._error is not None:
             self._over.set_result(None)
 
     def refuse(self) -> None:
@@ -163,7 +166,10 @@ class Attempt:
     def _on_message(self, message: Message | TandemError) -> None:
         """Raises the error that a worker reported."""
         if isinstance(message, types_pb2.SequenceTokens):
-            self._on_step(message)
+            if self._active.state is _DECODING:
+                self._active.emit(message)
+            else:
+                self._on_step(message)
         elif isinstance(message, prefill_pb2.FirstToken):
             self._active.move(RequestEvent.FIRST_TOKEN)
             self._on_first_token(message.tokens)
@@ -178,9 +184,9 @@ class Attempt:
             raise message
 
     def _on_step(self, tokens: types_pb2.SequenceTokens) -> None:
-        """Tokens from the decode worker."""
+        """Tokens from the decode worker, its first or those that overtook the first token."""
         active = self._active
-        if active.state is RequestState.DECODING:
+        if active.state is _DECODING:
             active.emit(tokens)
         elif active.state is RequestState.SHIPPING:
             active.move(RequestEvent.JOINED)

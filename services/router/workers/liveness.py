@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shared.errors import ConfigError
 from shared.rpc.pb.tandem.v1 import types_pb2
 
 BEATS_TO_SUSPECT = 5
@@ -26,6 +27,15 @@ class LivenessLimits:
     """No new work from then on."""
     give_up_after_s: float = 5.0
     """The session is ended, and its requests go elsewhere. A shorter stall is only a pause."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError where a worker would be given up before it is suspected."""
+        if self.give_up_after_s < self.suspect_after_s:
+            raise ConfigError(
+                f"give_up_after_s {self.give_up_after_s:g} is below suspect_after_s {self.suspect_after_s:g}",
+                field="give_up_after_s",
+                limit=self.suspect_after_s,
+            )
 
     @property
     def interval_s(self) -> float:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from services.router.workers.liveness import BEATS_TO_SUSPECT, FIRST_STEP_S, Liveness, LivenessLimits
+from shared.errors import ConfigError
 from shared.rpc.pb.tandem.v1 import types_pb2
 
 LIMITS = LivenessLimits(suspect_after_s=1.0, give_up_after_s=5.0)
@@ -64,3 +67,9 @@ def test_an_idle_engine_is_never_hung():
 def test_a_router_beats_several_times_before_its_workers_give_it_up():
     assert LIMITS.ticks_a_beat * LIMITS.interval_s == LIMITS.give_up_after_s / BEATS_TO_SUSPECT
     assert LivenessLimits(1.0, 1.0).ticks_a_beat == 1
+
+
+def test_a_limit_to_give_up_below_the_limit_to_suspect_is_refused():
+    with pytest.raises(ConfigError) as refused:
+        LivenessLimits(suspect_after_s=2.0, give_up_after_s=1.0)
+    assert refused.value.field == "give_up_after_s"

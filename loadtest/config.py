@@ -39,7 +39,7 @@ class Traffic:
                 raise ConfigError(f"concurrency must be at least 1, got {self.concurrency}", field="concurrency")
             if (self.arrivals, self.rate, self.ramp_to, self.speedup) != (None, None, None, None):
                 raise ConfigError(
-                    "concurrency means a closed loop: it has no rate, arrivals, ramp_to or speedup", field="concurrency"
+                    "concurrency is a closed loop: it has no rate, arrivals, ramp_to or speedup", field="concurrency"
                 )
         if self.arrivals is not None and self.arrivals not in get_args(ArrivalKind):
             kinds = ", ".join(get_args(ArrivalKind))

@@ -71,7 +71,7 @@ class Runner:
         is_static = config.static_decode
         if is_static is None:
             # The other backends read lengths on the host: a graph of theirs would keep the lengths of its capture.
-            is_static = self._link.is_async and decoder.kernels.name == "triton"
+            is_static = self._link.is_async and decoder.kernels.name.startswith("triton")
         is_static = is_static and not config.debug_numerics
         # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]; static decode pads into one block more.
         self.kv_blocks: Tensor = allocate_pool(layout, num_blocks + is_static, decoder.device)

@@ -50,12 +50,13 @@ class WorkerSettings(ServiceSettings):
     """Share of the GPU's memory that this worker takes, of the whole and not of what is free: weights, steps and pool.
     Workers that share a GPU need shares that add up to less than 1."""
     kernels: str = "auto"
-    """Backend of the model's ops: triton (CUDA), cpu (C++), torch, or auto: the first that this machine supports."""
+    """Backend of the model's ops: triton (CUDA), cpu (C++), torch, or auto: the first that this machine supports.
+    triton-hopper: Triton with a prefill attention made for Hopper GPUs, which has not run yet."""
     cpu_isa: Literal["auto", "avx2", "avx512", "avx512-bf16", "amx", "torch"] = Field(
         default="auto", validation_alias=AliasChoices("cpu_isa", "TANDEM_WORKER_CPU_ISA", "TANDEM_CPU_ISA")
     )
-    """Instruction set of the C++ kernels. auto: the fastest that the processor runs; torch: no C++ kernels. The
-    environment may also say it as TANDEM_CPU_ISA."""
+    """Instruction set of the C++ kernels. auto: the fastest that the processor runs; torch: no C++ kernels. Also
+    read from TANDEM_CPU_ISA."""
     debug_numerics: bool = False
     """Whether errors about NaN or infinite numbers name the part of the model where they begin. Slower."""
     num_threads: int = Field(default=0, ge=0, le=1024)

@@ -112,7 +112,7 @@ async def test_a_routers_session_needs_its_certificate(
     worker = DiscoveredWorker("p0", WorkerRole.PREFILL, address)
 
     def link(credentials: grpc.ChannelCredentials | None) -> PrefillLink:
-        return PrefillLink(worker, "router-0", lambda welcome: None, lambda: None, None, credentials)  # type: ignore[arg-type]
+        return PrefillLink(worker, "router-0", lambda welcome: None, lambda: None, None, credentials=credentials)  # type: ignore[arg-type]
 
     for credentials in strangers(authority, tmp_path):
         refused = link(credentials)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,12 @@ def interpreted() -> Iterator[Run]:
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Calls a module's function in a process whose Triton compiles, into a cache of its own."""
     yield from _child(partial(_compile, str(tmp_path_factory.mktemp("triton"))), COMPILING_S)
+
+
+@pytest.fixture
+def compiled_afresh(tmp_path: Path) -> Iterator[Run]:
+    """Likewise, in a process that has compiled nothing yet."""
+    yield from _child(partial(_compile, str(tmp_path)), COMPILING_S)
 
 
 def _child(initializer: Callable[[], None], deadline_s: float) -> Iterator[Run]:

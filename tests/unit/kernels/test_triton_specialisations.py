@@ -61,8 +61,8 @@ def count_over_a_serving_mix() -> dict[str, int]:
     return count_specialisations(calls)
 
 
-def test_a_serving_mix_needs_few_kernels(compiled: Run) -> None:
-    assert compiled(count_over_a_serving_mix) == {
+def test_a_serving_mix_needs_few_kernels(compiled_afresh: Run) -> None:
+    assert compiled_afresh(count_over_a_serving_mix) == {
         "plan_decode_items": 1,
         "decode_parts": 1,
         "plan_prefill_items": 1,

@@ -10,6 +10,7 @@ It asks torch's OpenMP runtime, which is loaded already and answers to the same 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import hashlib
@@ -37,6 +38,7 @@ FLAGS = (
     "-Wno-maybe-uninitialized",  # GCC 12's own headers of AVX-512
 )
 COMPILE_TIMEOUT_S = 300
+CHECK_TIMEOUT_S = 120
 AUTO = "auto"
 
 
@@ -50,7 +52,7 @@ def library(isa: InstructionSet) -> Path:
     if missing:
         raise CannotBuild(f"the processor lacks {', '.join(missing)}")
     path = _made(isa)
-    reason = _refusal(path)
+    reason = _refusal(path) or (_failed_check(path) if isa.is_checked else None)
     if reason is not None:
         raise CannotBuild(reason)
     return path
@@ -109,6 +111,25 @@ def _refusal(path: Path) -> str | None:
     loaded.tandem_refusal.restype = ctypes.c_char_p
     reason = loaded.tandem_refusal()
     return None if reason is None else reason.decode()
+
+
+def _failed_check(path: Path) -> str | None:
+    """What the library computes wrong on this processor; asked once for each library, see `self_check`."""
+    passed = _cache_folder() / f"{path.stem}.checked"
+    if passed.exists():
+        return None
+    command = [sys.executable, "-m", "shared.kernels.cpu.self_check", str(path)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"its self-check did not end within {CHECK_TIMEOUT_S} s"
+    if done.returncode != 0:
+        reason = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        return f"its self-check failed on this processor: {reason[0]}"
+    with contextlib.suppress(OSError):
+        passed.parent.mkdir(parents=True, exist_ok=True)
+        passed.touch()
+    return None
 
 
 def _compiler() -> str:

@@ -19,6 +19,8 @@ class InstructionSet:
     """Features of the processor, as Linux names them; it lists only those that it also permits."""
     flags: tuple[str, ...]
     """Of the compiler."""
+    is_checked: bool = False
+    """Whether the library has to pass `self_check` before its first use: few processors have these instructions."""
 
     def missing(self, features: frozenset[str]) -> list[str]:
         """What a processor of these features lacks, in order."""
@@ -27,8 +29,12 @@ class InstructionSet:
 
 AVX2 = InstructionSet("avx2", _AVX2, (_V3,))
 AVX512 = InstructionSet("avx512", _AVX512, (_V4,))
-AVX512_BF16 = InstructionSet("avx512-bf16", (*_AVX512, "avx512_bf16"), (_V4, "-mavx512bf16", "-DTANDEM_PAIRS"))
-AMX = InstructionSet("amx", (*_AVX512, "amx_tile", "amx_bf16"), (_V4, "-mamx-tile", "-mamx-bf16", "-DTANDEM_AMX"))
+AVX512_BF16 = InstructionSet(
+    "avx512-bf16", (*_AVX512, "avx512_bf16"), (_V4, "-mavx512bf16", "-DTANDEM_PAIRS"), is_checked=True
+)
+AMX = InstructionSet(
+    "amx", (*_AVX512, "amx_tile", "amx_bf16"), (_V4, "-mamx-tile", "-mamx-bf16", "-DTANDEM_AMX"), is_checked=True
+)
 BUILT = (AMX, AVX512_BF16, AVX512, AVX2)
 """All that processors run, the fastest first."""
 
@@ -38,7 +44,9 @@ def emulated(features: frozenset[str]) -> tuple[InstructionSet, ...]:
     base = AVX2 if AVX512.missing(features) else AVX512
     return (
         InstructionSet("avx512-bf16-emulated", base.needs, (*base.flags, "-DTANDEM_PAIRS")),
-        InstructionSet("amx-emulated", base.needs, (*base.flags, "-DTANDEM_AMX", "-DTANDEM_EMULATED_TILES")),
+        InstructionSet(
+            "amx-emulated", base.needs, (*base.flags, "-DTANDEM_AMX", "-DTANDEM_EMULATED_TILES"), is_checked=True
+        ),
     )
 
 

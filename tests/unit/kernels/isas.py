@@ -6,10 +6,20 @@ import pytest
 import torch
 
 from shared.kernels import cpu_backend
-from shared.kernels.cpu import isa
+from shared.kernels.cpu import build, isa
 
 REFUSAL = cpu_backend.refusal(torch.device("cpu"), torch.float32)
 _FEATURES = frozenset() if REFUSAL else isa.processor_features()
-ISAS = tuple(each.name for each in (*isa.BUILT, *isa.emulated(_FEATURES)) if not each.missing(_FEATURES))
+
+
+def _runs(each: isa.InstructionSet) -> bool:
+    """Whether workers here would use it: the processor has it, and its library passes its self-check."""
+    try:
+        return not each.missing(_FEATURES) and bool(build.library(each))
+    except build.CannotBuild:
+        return False
+
+
+ISAS = tuple(each.name for each in (*isa.BUILT, *isa.emulated(_FEATURES)) if _runs(each))
 needs_library = pytest.mark.skipif(REFUSAL is not None, reason=f"no C++ kernels here: {REFUSAL}")
 every_isa = pytest.mark.parametrize("isa", ISAS)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
+from pathlib import Path
 
 import pytest
 import torch
 
 from shared.errors import ConfigError
-from shared.kernels.cpu import build, isa
+from shared.kernels.cpu import build, isa, self_check
 from shared.kernels.cpu.isa import AMX, AVX2, AVX512, BUILT, InstructionSet
 from shared.kernels.registry import choose_kernels
 
@@ -129,3 +130,33 @@ def test_fp16_is_left_to_torch():
     with pytest.raises(ConfigError, match=r"float32 and bfloat16, not in torch.float16"):
         choose_kernels("cpu", torch.float16, "cpu")
     assert choose_kernels("cpu", torch.float16).name == "torch"
+
+
+@needs_library
+def test_a_library_that_passes_its_self_check_is_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = build.choose()[1]
+    monkeypatch.setattr(build, "_cache_folder", lambda: tmp_path)
+    assert build._failed_check(path) is None
+    assert [made.name for made in tmp_path.iterdir()] == [f"{path.stem}.checked"]
+    monkeypatch.setattr(build.subprocess, "run", None)
+    assert build._failed_check(path) is None
+
+
+def test_a_library_that_ends_its_process_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(build, "_cache_folder", lambda: tmp_path)
+    broken = tmp_path / "kernels-amx-0.so"
+    broken.write_bytes(b"no library")
+    reason = build._failed_check(broken)
+    assert reason is not None
+    assert "self-check failed" in reason
+    assert list(tmp_path.glob("*.checked")) == []
+
+
+@needs_library
+def test_the_self_check_names_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_check, "TOLERANCE", 0.0)
+    monkeypatch.setattr(self_check.sys, "argv", ["self_check", str(build.choose()[1])])
+    with pytest.raises(SystemExit, match=r"a product of 1 rows is off by"):
+        self_check.main()

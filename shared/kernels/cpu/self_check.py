@@ -1,0 +1,61 @@
+"""Holds a library's bf16 products and attention to torch's: `python -m shared.kernels.cpu.self_check LIBRARY`.
+
+Kernels for instructions that few processors have are compiled on every machine and run on few. Before such a library is
+used for the first time, it has to pass this in a process of its own, so that neither wrong numbers nor an illegal
+instruction reach a worker. Exit status: 0, or another with the reason as the last line.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shared.kernels.batch import AttentionBatch
+from shared.kernels.cpu.launch import CpuOps, load
+from shared.kernels.torch_backend import TorchKernels
+
+ROWS = (1, 8, 40, 130)
+"""One row, a few, and enough for each kind of tiling."""
+SIZES = ((96, 160), (64, 512))
+"""(out_size, in_size) of the products."""
+TOLERANCE = 0.02
+"""Of the largest expected number: bf16 rounds to 0.4 %."""
+
+
+def main() -> None:
+    """Raises SystemExit with the reason where the library computes something else than torch."""
+    torch.manual_seed(0)
+    ops = CpuOps(load(Path(sys.argv[1])))
+    for out_size, in_size in SIZES:
+        weight = torch.randn(out_size, in_size).bfloat16()
+        linear = ops.make_linear(weight.clone(), None, own=True)
+        for rows in ROWS:
+            x = torch.randn(rows, in_size).bfloat16()
+            _compare(f"a product of {rows} rows", linear.forward(x), x.float() @ weight.float().T)
+    _check_attention(ops)
+
+
+def _check_attention(ops: CpuOps) -> None:
+    """A prompt, a chunk behind cached tokens, and a decode step in one batch."""
+    heads, kv_heads, head_dim, block_size = 8, 2, 64, 16
+    pool = torch.randn(16, 1, 2, kv_heads, block_size, head_dim).bfloat16()
+    batch = AttentionBatch.from_lists(
+        [70, 20, 1], [70, 60, 75], [[0, 1, 2, 3, 4], [5, 6, 7, 8, 8], [9, 10, 11, 12, 13]], block_size
+    )
+    query = torch.randn(91, heads, head_dim).bfloat16()
+    found = ops.paged_attention(query, pool, 0, batch, scale=head_dim**-0.5, window=None)
+    expected = TorchKernels.paged_attention(query, pool, 0, batch, scale=head_dim**-0.5, window=None)
+    _compare("attention", found, expected)
+
+
+def _compare(what: str, found: Tensor, expected: Tensor) -> None:
+    error = (found.float() - expected.float()).abs().max().item()
+    if not error <= TOLERANCE * expected.float().abs().max().item():
+        raise SystemExit(f"{what} is off by {error:.3g}")
+
+
+if __name__ == "__main__":
+    main()

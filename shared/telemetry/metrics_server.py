@@ -9,6 +9,7 @@ from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, start_http_server
 
+from shared.address import Address
 from shared.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ class MetricsServer:
         """`bind` is host:port, port 0 = any free port; empty = no server. Raises ConfigError (`metrics`)."""
         self.address = ""
         """host:port, once started; empty if there is no server."""
-        self._bind = _parse(bind) if bind else None
+        self._bind = Address.parse(bind, "metrics") if bind else None
         self._registry = registry
         self._server: WSGIServer | None = None
 
@@ -32,19 +33,17 @@ class MetricsServer:
         """Raises ConfigError (`metrics`) if the address is not available."""
         if self._bind is None or self._server is not None:
             return
-        host, port = self._bind
-        bare = host.removeprefix("[").removesuffix("]")
         try:
             # In a thread: the server resolves its host's name.
-            server, _ = await asyncio.to_thread(start_http_server, port, bare, self._registry)
+            server, _ = await asyncio.to_thread(start_http_server, self._bind.port, self._bind.host, self._registry)
         except OSError as error:
             raise ConfigError(
-                f"cannot serve metrics on {host}:{port}: {error.strerror or error}",
+                f"cannot serve metrics on {self._bind}: {error.strerror or error}",
                 field="metrics",
-                value=f"{host}:{port}",
+                value=str(self._bind),
             ) from error
         self._server = server
-        self.address = f"{host}:{server.server_port}"
+        self.address = str(Address(self._bind.host, server.server_port))
         logger.info("metrics on http://%s/metrics", self.address)
 
     def close(self) -> None:
@@ -57,10 +56,3 @@ class MetricsServer:
 def _end(server: WSGIServer) -> None:
     server.shutdown()
     server.server_close()
-
-
-def _parse(bind: str) -> tuple[str, int]:
-    host, _, port = bind.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"metrics must be host:port with a port of 0 to 65535, got {bind!r}", field="metrics")
-    return host, int(port)

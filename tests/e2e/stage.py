@@ -129,11 +129,11 @@ class Stage:
                     return
                 await asyncio.sleep(0.02)
 
-    async def stored(self, tokens, num_blocks: int, tenant="t") -> None:
+    async def stored(self, tokens, num_blocks: int, tenant="t", deadline_s: float = DEADLINE_S) -> None:
         """Waits until the index says that the store has so many blocks of these tokens."""
         hashes = chain(self.fleet.hash_root(tenant, len(tokens)), tokens, BLOCK_SIZE)[:num_blocks]
         assert len(hashes) == num_blocks
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline_s):
             while True:
                 blocks = (await self.index.match(hashes)).blocks if hashes else ()
                 by_store = [any(holder.role is WorkerRole.STORE for holder in holders) for holders in blocks]

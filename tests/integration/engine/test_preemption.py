@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from shared.engine.messages import AbortSequence, AddSequence, EngineLoad, StepOutput
+from shared.engine.messages import AbortSequence, AddSequence, EngineLoad, JoinSequence, StepOutput
 from shared.engine.runner.runner import RunnerConfig
-from tests.integration.engine.engine_run import BLOCK_SIZE, EngineRun, hand_off
+from tests.integration.engine.engine_run import BLOCK_SIZE, DEADLINE_S, EngineRun, hand_off
 from tests.integration.engine.families import write_family
 from tests.integration.engine.test_greedy_against_transformers import transformers_greedy
 
@@ -61,12 +63,33 @@ def test_with_room_in_host_memory_no_token_is_computed_twice(folder, expected):
     assert 0 < back < out, "what survived in the pool is not copied back"
 
 
+def step_by_step_until_joined(run: EngineRun) -> None:
+    """Each command lets the engine take one step, so that what runs is still running when another sequence joins it,
+    however long its hand-off takes."""
+    commanded, joined = threading.Event(), threading.Event()
+    submit, launch = run.engine.submit, run.runner.launch
+
+    def note(command) -> None:
+        submit(command)
+        if isinstance(command, JoinSequence):
+            joined.set()
+        commanded.set()
+
+    def wait(plan):
+        assert commanded.wait(DEADLINE_S)
+        if not joined.is_set():
+            commanded.clear()
+        return launch(plan)
+
+    run.engine.submit, run.runner.launch = note, wait
+
+
 def test_a_handed_off_sequence_is_moved_out_and_back_as_well(folder, expected):
     prefill, decode = EngineRun(folder), EngineRun(folder, num_blocks=9, num_host_blocks=64)
     try:
+        step_by_step_until_joined(decode)
         older = decode.sequence(PROMPTS[2], NUM_TOKENS)
         decode.engine.submit(AddSequence(older))
-        decode.next(StepOutput)
         younger = hand_off(prefill, decode, PROMPTS[3], max_tokens=NUM_TOKENS)
         swapped = decode.scheduler.counters.num_swapped_in
     finally:

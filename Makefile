@@ -39,7 +39,7 @@ PREFIX_FLAGS = $(foreach name,TRACE REQUESTS WORKERS PARTS,$(if $(findstring com
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast test-gpu test-timing test-sweep lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-overload bench-long-prompt loadtest chaos soak clean
+.PHONY: help setup run test test-fast test-gpu test-timing test-sweep lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-memory loadtest chaos soak clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -93,6 +93,9 @@ bench-kernels: setup  ## the Triton kernels beside the limits of a GPU, which it
 
 gpu-check: setup  ## all that a first hour on a GPU should tell, step by step, an hour at most: OUT=file
 	$(BIN)/python -m loadtest.bench.gpu_check --out "$(or $(OUT),out/gpu-check.json)" $(ARGS)
+
+bench-memory: setup  ## resident memory of a cluster under prompts of 50 to 600 tokens for 5 minutes, for each instruction set: OUT=file
+	$(BIN)/python -m loadtest.bench memory $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
 
 loadtest: setup  ## disaggregated against collocated on this machine by goodput, 11 minutes: TRACE=path RATE=n DURATION=10s SHAPE=xs|s|b MODEL=path OUT=file
 	$(BIN)/python -m loadtest baseline $(LOADTEST_FLAGS) $(ARGS)

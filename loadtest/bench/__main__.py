@@ -21,6 +21,7 @@ BENCHMARKS = {
     "prefix": ("prefix.measure", "Prefix hits of a fleet compared with one ideal cache, and TTFT with the store."),
     "router": ("router.measure", "Latency that a router adds to a request, and its token throughput."),
     "overload": ("router.overload", "A router at three times its workers' capacity."),
+    "memory": ("memory", "Resident memory of a cluster under prompts of all lengths, for each instruction set."),
     "long-prompt": ("long_prompt.measure", "Effect of long prompts on running answers."),
 }
 """Name → module with the command `main`, and its line of help."""

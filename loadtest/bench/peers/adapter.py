@@ -25,6 +25,8 @@ class Settings:
     scratch: Path
     """Folder for a converted checkpoint."""
     num_threads: int
+    cpu_isa: str = "auto"
+    """Widest instruction set that the engine may use, as in TANDEM_CPU_ISA."""
 
 
 class EngineAdapter(Protocol):

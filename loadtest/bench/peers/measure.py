@@ -20,10 +20,12 @@ from loadtest.bench.peers.turns import CannotRun, Case, EngineProcess, Measured,
 from loadtest.bench.shapes import SHAPES, checkpoint
 from loadtest.command_line import Out, choice, integers, names
 from loadtest.figures import Result, machine, table, write
+from shared.kernels.cpu import isa
 
 OURS = "ours"
 PEERS = {"vllm_cpu": "vllm", "openvino_genai": "openvino", "transformers_sdpa": "vllm"}
 """Peer → its venv."""
+ISAS = ("auto", *(each.name for each in isa.BUILT), "torch")
 
 
 def main(
@@ -36,16 +38,20 @@ def main(
     steps: Annotated[int, typer.Option(help="decode steps of a turn; their median is the figure")] = 12,
     rounds: Annotated[int, typer.Option()] = 5,
     threads: Annotated[int, typer.Option()] = 2,
+    cpu_isa: Annotated[
+        str, typer.Option(help=f"widest instruction set: {', '.join(ISAS)}; the peers' libraries obey it in part")
+    ] = "auto",
     out: Out = None,
 ) -> None:
     """Compare Tandem's engine with its peers on the same random weights, in turns."""
     choice(model, "model", SHAPES)
+    choice(cpu_isa, "cpu-isa", ISAS)
     cases = [Case(f"prefill {n}", 1, n) for n in integers(prefill, "prefill")]
     cases += [Case(f"decode {n}", n, context, steps) for n in integers(batch, "batch")]
     wanted = names(peers, "peers", PEERS)
     torch.set_num_threads(threads)
     folder = checkpoint(model)
-    results, reasons = asyncio.run(compare(model, folder, venvs, wanted, cases, rounds, threads))
+    results, reasons = asyncio.run(compare(model, folder, venvs, wanted, cases, rounds, threads, cpu_isa))
     print(f"\n{model} in bf16, on {machine()}\n\n{table(results)}\n")
     for name, reason in reasons.items():
         print(f"{name} gives no figures: {reason}")
@@ -54,7 +60,14 @@ def main(
 
 
 async def compare(
-    model: str, folder: Path, venvs: Path, peers: Sequence[str], cases: list[Case], rounds: int, threads: int
+    model: str,
+    folder: Path,
+    venvs: Path,
+    peers: Sequence[str],
+    cases: list[Case],
+    rounds: int,
+    threads: int,
+    cpu_isa: str = "auto",
 ) -> tuple[list[Result], dict[str, str]]:
     """Installs missing peers and measures all engines; returns the results, and engine → why it has none."""
     refused = install(venvs, {PEERS[name] for name in peers})
@@ -67,7 +80,9 @@ async def compare(
                 continue
             interpreter = Path(sys.executable) if venv is None else python(venvs, venv).absolute()
             scratch = folder.parent.parent / "peers" / model
-            process = await stack.enter_async_context(EngineProcess(name, interpreter, folder, scratch, threads))
+            process = await stack.enter_async_context(
+                EngineProcess(name, interpreter, folder, scratch, threads, cpu_isa)
+            )
             try:
                 await process.start()
                 running.append(process)

@@ -18,6 +18,7 @@ from shared.engine.sampling_params import SamplingParams
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import EngineSequence, Goal
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.registry import AUTO
 from shared.kv.pool import BlockPool
 from shared.model.decoder import Decoder
 
@@ -38,7 +39,7 @@ class Ours:
 
     def __init__(self, settings: Settings) -> None:
         torch.set_num_threads(settings.num_threads)
-        self.decoder = Decoder.load(settings.folder, torch.bfloat16, "cpu")
+        self.decoder = Decoder.load(settings.folder, torch.bfloat16, "cpu", kernels=_kernels(settings.cpu_isa))
         config = self.decoder.config
         layout = config.block_layout(BLOCK_SIZE, "bfloat16")
         num_blocks = MAX_BATCH * 512 // BLOCK_SIZE + MAX_TOKENS // BLOCK_SIZE
@@ -129,3 +130,8 @@ class Ours:
         if isinstance(event, BaseException):
             raise event
         return event
+
+
+def _kernels(cpu_isa: str) -> str:
+    """The backend's name for the registry."""
+    return {"auto": AUTO, "torch": "torch"}.get(cpu_isa, f"cpu:{cpu_isa}")

@@ -30,12 +30,14 @@ class CannotRun(Exception):
 class EngineProcess:
     """One engine's process. `start` returns when the model is loaded."""
 
-    def __init__(self, name: str, python: Path, folder: Path, scratch: Path, num_threads: int) -> None:
+    def __init__(
+        self, name: str, python: Path, folder: Path, scratch: Path, num_threads: int, cpu_isa: str = "auto"
+    ) -> None:
         """`python` is the interpreter of the engine's venv; its log is `scratch`/`name`.log."""
         self.name = name
         self.description = ""
         command = [
-            str(python), "-m", "loadtest.bench.peers.worker", name, str(folder), str(scratch), str(num_threads)
+            str(python), "-m", "loadtest.bench.peers.worker", name, str(folder), str(scratch), str(num_threads), cpu_isa
         ]  # fmt: skip
         self._child = ChildProcess(name, command, scratch / f"{name}.log", takes_requests=True)
 

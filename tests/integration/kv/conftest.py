@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,7 +26,10 @@ from tests.integration.kv.far_side import FarSide
 
 NEAR_HOST = b"near host: 16 B."
 FAR_HOST = b"far host:  16 B."
-DEADLINE_S = 5.0
+DEADLINE_S = 30.0
+
+GONE = re.compile(rb"sock\.c:\d+ +UCX +ERROR +connect\(.*\) failed: Connection refused")
+"""What UCX rightly says where a test ends, and its side with it, while the far side still connects to it."""
 
 Call = Callable[..., Any]
 """`await far("send", ticket=…)` runs a command of `FarSide`."""
@@ -112,7 +116,8 @@ class FarProcess:
             self._process.kill()
             self._process.communicate()
             raise
-        assert killed or (self._process.returncode, complaints) == (0, b"")
+        found = [line for line in complaints.splitlines() if not GONE.search(line)]
+        assert killed or (self._process.returncode, found) == (0, [])
 
 
 class Sides:

@@ -86,6 +86,16 @@ def test_paged_attention(cpu, dtype, window, plan, heads, head_dim):
 
 
 @needs_library
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("group", "head_dim"), [*((group, 64) for group in range(1, 13)), (8, 128), (7, 48), (9, 16)])
+def test_decode_attention_of_every_group(cpu, dtype, group, head_dim):
+    """As many query heads of a KV head as there are ways to take them together, and more."""
+    case = AttentionCase(PLANS["decodes"], (2 * group, 2), head_dim, block_size=32, dtype=dtype)
+    found = cpu.paged_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=0.3, window=None)
+    close(found, case.expected(None).to(dtype))
+
+
+@needs_library
 @pytest.mark.parametrize("plan", ["decodes", "prompts"])
 def test_attention_hides_no_nan(cpu, plan):
     case = AttentionCase(PLANS[plan], (4, 2), 64, block_size=16)

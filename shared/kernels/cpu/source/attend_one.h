@@ -1,20 +1,36 @@
 // A decode step's attention: one query token, so keys and values are read once, where they lie, in their own dtype.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "gemm.h"
 #include "pool.h"
 
+// Up to 16 keys, or their values: rows of `dim` elements.
+template <typename T>
+struct Rows {
+  const T* now;
+  const T* ahead;  // what will be read next; a row that is read asks for the same one of it
+  int64_t dim, count;
+
+  const T* row(int64_t t, int64_t d) const { return now + t * dim + d; }
+  void fetch(int64_t t, int64_t d) const { _mm_prefetch((const char*)(ahead + t * dim + d), _MM_HINT_T0); }
+  Rows moved(int64_t by) const { return {now + by, ahead + by, dim, count}; }
+};
+
 // 16 keys at a time, transposed in registers: a vector holds one dimension (fp32) or two (bf16) of all 16.
 template <int G>
-void score_keys(const float* key, int64_t dim, int64_t count, const float* query, float* scores, int64_t step) {
+void score_keys(const Rows<float>& keys, const float* query, float* scores, int64_t step) {
+  const int64_t dim = keys.dim;
   Floats sums[G];
   for (int g = 0; g < G; g++) sums[g] = zeros();
   for (int64_t d = 0; d < dim; d += 16) {
     Words v[16];
-    for (int t = 0; t < 16; t++) v[t] = t < count ? load_words(key + t * dim + d) : no_words();
+    for (int t = 0; t < 16; t++) v[t] = t < keys.count ? load_words(keys.row(t, d)) : no_words();
+    for (int t = 0; t < 16; t++) keys.fetch(t, d);
     transpose16(v);
     for (int i = 0; i < 16; i++)
       for (int g = 0; g < G; g++) sums[g] = plus_product(sums[g], all(query[g * dim + d + i]), as_floats(v[i]));
@@ -23,15 +39,17 @@ void score_keys(const float* key, int64_t dim, int64_t count, const float* query
 }
 
 template <int G>
-void score_keys(const bf16* key, int64_t dim, int64_t count, const float* query, float* scores, int64_t step) {
-  constexpr int P = kRegisters == 32 ? 2 : 1;  // sums of even and odd dimensions apart, where there are registers
+void score_keys(const Rows<bf16>& keys, const float* query, float* scores, int64_t step) {
+  const int64_t dim = keys.dim;
+  constexpr int P = kRegisters == 32 && G <= 4 ? 2 : 1;  // sums of even and odd dimensions apart, where there are registers
   Floats sums[P][G];
   for (int p = 0; p < P; p++)
     for (int g = 0; g < G; g++) sums[p][g] = zeros();
   for (int64_t d = 0; d < dim; d += 32) {
     const int64_t words = dim - d < 32 ? (dim - d) / 2 : 16;
     Words v[16];
-    for (int t = 0; t < 16; t++) v[t] = t < count ? load_words(key + t * dim + d, words) : no_words();
+    for (int t = 0; t < 16; t++) v[t] = t < keys.count ? load_words(keys.row(t, d), words) : no_words();
+    for (int t = 0; t < 16; t++) keys.fetch(t, d);
     transpose16(v);
     for (int i = 0; i < words; i++) {
       const Floats even = even_of(v[i]), odd = odd_of(v[i]);
@@ -47,28 +65,61 @@ void score_keys(const bf16* key, int64_t dim, int64_t count, const float* query,
 
 // out[G][16 V] += weights of `count` keys times 16 V dimensions of their values.
 template <int G, int V, typename T>
-void add_values(const T* value, int64_t dim, int64_t count, const float* weights, int64_t step, float* out) {
+void add_values(const Rows<T>& values, const float* weights, int64_t step, float* out) {
   Floats sums[G][V];
   for (int g = 0; g < G; g++)
-    for (int v = 0; v < V; v++) sums[g][v] = load(out + g * dim + 16 * v);
-  for (int64_t t = 0; t < count; t++) {
+    for (int v = 0; v < V; v++) sums[g][v] = load(out + g * values.dim + 16 * v);
+  for (int64_t t = 0; t < values.count; t++) {
     Floats x[V];
-    for (int v = 0; v < V; v++) x[v] = load16(value + t * dim + 16 * v);
+    for (int v = 0; v < V; v += 4 / int(sizeof(T))) values.fetch(t, 16 * v);
+    for (int v = 0; v < V; v++) x[v] = load16(values.row(t, 16 * v));
     for (int g = 0; g < G; g++) {
       const Floats w = all(weights[g * step + t]);
       for (int v = 0; v < V; v++) sums[g][v] = plus_product(sums[g][v], w, x[v]);
     }
   }
   for (int g = 0; g < G; g++)
-    for (int v = 0; v < V; v++) store(out + g * dim + 16 * v, sums[g][v]);
+    for (int v = 0; v < V; v++) store(out + g * values.dim + 16 * v, sums[g][v]);
 }
 
-template <int G, typename T>
-void add_all_values(const T* value, int64_t dim, int64_t count, const float* weights, int64_t step, float* out) {
-  constexpr int V = kRegisters == 32 ? 4 : 1;
+// The same for 32 P dimensions in bf16, read as pairs: of 32 sums the 16 of even dimensions come first.
+template <int G, int P>
+void add_pairs(const Rows<bf16>& values, const float* weights, int64_t step, float* out) {
+  Floats sums[G][2 * P];
+  for (int g = 0; g < G; g++)
+    for (int v = 0; v < 2 * P; v++) sums[g][v] = load(out + g * values.dim + 16 * v);
+  for (int64_t t = 0; t < values.count; t++) {
+    Floats x[2 * P];
+    for (int v = 0; v < P; v++) {
+      values.fetch(t, 32 * v);
+      const Words pairs = load_words(values.row(t, 32 * v));
+      x[2 * v] = even_of(pairs);
+      x[2 * v + 1] = odd_of(pairs);
+    }
+    for (int g = 0; g < G; g++) {
+      const Floats w = all(weights[g * step + t]);
+      for (int v = 0; v < 2 * P; v++) sums[g][v] = plus_product(sums[g][v], w, x[v]);
+    }
+  }
+  for (int g = 0; g < G; g++)
+    for (int v = 0; v < 2 * P; v++) store(out + g * values.dim + 16 * v, sums[g][v]);
+}
+
+template <int G>
+void add_all_values(const Rows<bf16>& values, const float* weights, int64_t step, float* out) {
+  constexpr int P = kRegisters == 32 && G <= 4 ? 2 : 1;
   int64_t d = 0;
-  for (; d + 16 * V <= dim; d += 16 * V) add_values<G, V>(value + d, dim, count, weights, step, out + d);
-  for (; d < dim; d += 16) add_values<G, 1>(value + d, dim, count, weights, step, out + d);
+  for (; d + 32 * P <= values.dim; d += 32 * P) add_pairs<G, P>(values.moved(d), weights, step, out + d);
+  for (; d + 32 <= values.dim; d += 32) add_pairs<G, 1>(values.moved(d), weights, step, out + d);
+  if (d < values.dim) add_values<G, 1>(values.moved(d), weights, step, out + d);
+}
+
+template <int G>
+void add_all_values(const Rows<float>& values, const float* weights, int64_t step, float* out) {
+  constexpr int V = kRegisters == 32 ? (G <= 4 ? 4 : 2) : 1;
+  int64_t d = 0;
+  for (; d + 16 * V <= values.dim; d += 16 * V) add_values<G, V>(values.moved(d), weights, step, out + d);
+  for (; d < values.dim; d += 16) add_values<G, 1>(values.moved(d), weights, step, out + d);
 }
 
 // What is known of G query heads so far: the weighted values, and the sum of the weights, both over 2^top.
@@ -78,13 +129,24 @@ struct Sums {
   float* tops;    // [G]
 };
 
-// Takes in up to 16 keys and their values. query [G][dim], scaled to powers of 2.
+constexpr int kHeads = kRegisters == 32 ? 8 : 4;  // query heads that a key and a value are used for at once
+
+// f with `count` heads, 1 to kHeads, as a compile-time number.
+template <int N = kHeads, typename F>
+void with_heads(int64_t count, F&& f) {
+  if constexpr (N > 1)
+    if (count < N) return with_heads<N - 1>(count, f);
+  f(std::integral_constant<int, N>{});
+}
+
+// Takes in up to 16 keys and their values, which lie `to_values` behind. query [G][dim], scaled to powers of 2.
 template <int G, typename T>
-void take_in(const T* key, const T* value, int64_t dim, int64_t count, const float* query, const Sums& so_far) {
+void take_in(const Rows<T>& keys, int64_t to_values, const float* query, const Sums& so_far) {
+  const int64_t dim = keys.dim;
   alignas(64) float weights[G * 16];
-  score_keys<G>(key, dim, count, query, weights, 16);
+  score_keys<G>(keys, query, weights, 16);
   const Floats none = all(-std::numeric_limits<float>::infinity()), least = all(-126.0f);
-  const Mask there = first_lanes(count);
+  const Mask there = first_lanes(keys.count);
   for (int g = 0; g < G; g++) {
     const Floats scores = choose(there, load(weights + 16 * g), none);
     Floats total = load(so_far.totals + 16 * g);
@@ -103,11 +165,20 @@ void take_in(const T* key, const T* value, int64_t dim, int64_t count, const flo
     store(weights + 16 * g, e);
     store(so_far.totals + 16 * g, total + e);
   }
-  add_all_values<G>(value, dim, count, weights, 16, so_far.values);
+  add_all_values<G>(keys.moved(to_values), weights, 16, so_far.values);
 }
 
-// One query token of dtype T at position length - 1, all query heads of `kv_heads` KV heads from pool.head on. Blocks are read in
-// one go, each head's keys and values after the other's: what lies together is asked for together.
+// Puts even and odd elements in their order.
+inline void store32(bf16* p, Floats even, Floats odd) { store_words(p, paired(even, odd)); }
+inline void store32(float* p, Floats even, Floats odd) {
+  Words low, high;
+  zip(as_words(even), as_words(odd), low, high);
+  store_words(p, low);
+  store_words(p + 16, high);
+}
+
+// One query token of dtype T at position length - 1, all query heads of `kv_heads` KV heads from pool.head on. Blocks are
+// read in one go, each head's keys and values after the other's.
 template <typename T, typename KV>
 void attend_one(
     const Pool<KV>& pool, int64_t kv_heads, const T* query, T* out, int64_t length, Workspace& workspace) {
@@ -127,34 +198,31 @@ void attend_one(
     so_far.tops[h] = -1e30f;  // finite, so that keys of weight 0 in front are no NaN
   }
   pool.runs(pool.s.first_seen(length - 1), length, 16, [&](const KV* key, int64_t position, int64_t count) {
-    // A run is too short for the processor to find out where the next one lies.
+    // A run is too short for the processor to find out where the next one lies, so each row asks for one of the next
+    // head's, or of what follows. Asked for all at once they would hold up what is computed meanwhile.
     const int64_t next = position + count;
-    const KV* ahead = next < length ? pool.keys(next / block_size) + next % block_size * dim : nullptr;
+    const KV* behind = next < length ? pool.keys(next / block_size) + next % block_size * dim : key;
     for (int64_t h = 0; h < kv_heads; h++) {
       const KV* k = key + h * of_head;
-      if (ahead != nullptr)
-        for (int64_t i = 0; i < 16 * dim; i += 64 / int64_t(sizeof(KV))) {
-          _mm_prefetch((const char*)(ahead + h * of_head + i), _MM_HINT_T0);
-          _mm_prefetch((const char*)(ahead + h * of_head + pool.to_values() + i), _MM_HINT_T0);
-        }
+      const KV* ahead = h + 1 < kv_heads ? k + of_head : behind;
       auto heads_from = [&](int64_t g) {
         const int64_t first = h * group + g;
         return Sums{so_far.values + first * dim, so_far.totals + 16 * first, so_far.tops + first};
       };
-      const KV* v = k + pool.to_values();
       const float* q = wide + h * group * dim;
-      int64_t g = 0;
-      for (; g + 4 <= group; g += 4) take_in<4>(k, v, dim, count, q + g * dim, heads_from(g));
-      switch (group - g) {
-        case 3: take_in<3>(k, v, dim, count, q + g * dim, heads_from(g)); break;
-        case 2: take_in<2>(k, v, dim, count, q + g * dim, heads_from(g)); break;
-        case 1: take_in<1>(k, v, dim, count, q + g * dim, heads_from(g)); break;
-      }
+      for (int64_t g = 0; g < group; g += kHeads)
+        with_heads(std::min<int64_t>(group - g, kHeads), [&](auto heads) {
+          const Rows<KV> keys{k, g == 0 ? ahead : k, dim, count};
+          take_in<heads.value>(keys, pool.to_values(), q + g * dim, heads_from(g));
+        });
     }
   });
   for (int64_t h = 0; h < heads; h++) {
     const Floats total = all(sum_of(load(so_far.totals + 16 * h)));
-    for (int64_t d = 0; d < dim; d += 16)
-      store16(out + h * dim + d, load(so_far.values + h * dim + d) / total);
+    const float* sums = so_far.values + h * dim;
+    int64_t d = 0;
+    if (sizeof(KV) == 2)
+      for (; d + 32 <= dim; d += 32) store32(out + h * dim + d, load(sums + d) / total, load(sums + d + 16) / total);
+    for (; d < dim; d += 16) store16(out + h * dim + d, load(sums + d) / total);
   }
 }

@@ -177,6 +177,15 @@ inline void transpose8(const Get& get, const Put& put) {
 }
 
 // A quarter at a time: more rows than there are registers.
+inline Words zip8(__m256i a, __m256i b) {
+  const __m256i low = _mm256_unpacklo_epi32(a, b), high = _mm256_unpackhi_epi32(a, b);
+  return {_mm256_permute2x128_si256(low, high, 0x20), _mm256_permute2x128_si256(low, high, 0x31)};
+}
+inline void zip(Words a, Words b, Words& low, Words& high) {
+  low = zip8(a.low, b.low);
+  high = zip8(a.high, b.high);
+}
+
 inline void transpose16(Words (&v)[16]) {
   Words t[16];
   transpose8([&](int i) { return v[i].low; }, [&](int i, __m256i x) { t[i].low = x; });

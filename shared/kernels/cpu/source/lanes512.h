@@ -78,6 +78,13 @@ inline Words upper_halves(Floats x) {
 }
 inline __m256i narrow(Words halves) { return _mm512_cvtepi32_epi16(halves); }
 
+// a0 b0 a1 b1 …: the first 16 in `low`.
+inline void zip(Words a, Words b, Words& low, Words& high) {
+  const __m512i places = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  low = _mm512_permutex2var_epi32(a, places, b);
+  high = _mm512_permutex2var_epi32(a, _mm512_add_epi32(places, _mm512_set1_epi32(8)), b);
+}
+
 // Rows and columns of 16 x 16 words exchanged, in four rounds of neighbours at distance 1, 2, 4, 8.
 inline void transpose16(Words (&v)[16]) {
   __m512i t[16];

@@ -39,12 +39,12 @@ PREFIX_FLAGS = $(foreach name,TRACE REQUESTS WORKERS PARTS,$(if $(findstring com
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast test-gpu test-timing test-sweep lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-memory loadtest chaos soak clean
+.PHONY: help setup run test test-fast test-gpu test-timing test-sweep lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-memory loadtest chaos soak clean always wheel
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(BIN)/.project shared/rpc/pb/__init__.py $(BIN)/.kernels  ## install everything into .venv (done by the others when needed)
+setup: $(BIN)/.project shared/rpc/pb/__init__.py $(BIN)/.kernels  ## install everything into .venv (done by the others when needed); WHEEL=path takes its C++ kernels and needs no g++
 
 run: setup  ## serve a model here; settings: MODEL=path PREFILL=n DECODE=n DTYPE=bf16 KV_DTYPE=bf16 DEVICE=cuda:0,1 GPU_MEMORY=0.9 HTTP=host:port GRPC=host:port MODE=collocated
 	@exec $(BIN)/tandem up $(UP_FLAGS) $(ARGS)
@@ -74,6 +74,9 @@ lint: setup  ## formatting, lint, types, lock
 format: setup  ## format, and fix what ruff can fix
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+
+wheel: setup  ## a wheel with the C++ kernels of every instruction set, the stubs and the demo model: OUT=folder
+	$(BIN)/python .ci/build_wheel.py --out "$(or $(OUT),dist)" $(ARGS)
 
 proto: shared/rpc/pb/__init__.py  ## generate the gRPC stubs from proto/
 
@@ -125,7 +128,7 @@ soak: setup  ## kill a part every 10 s under streams, 10 minutes: DURATION=secon
 	$(BIN)/python -m loadtest.chaos.soak $(if $(findstring command,$(origin DURATION)),--duration "$(DURATION)") $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
 
 clean:  ## remove what was made here, except .venv
-	rm -rf .tandem .mypy_cache .ruff_cache .pytest_cache .hypothesis build out tandem_llm.egg-info shared/rpc/pb
+	rm -rf .tandem .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist out tandem_llm.egg-info shared/rpc/pb
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 # --- what setup is made of: each step leaves a file, and is done again when what it depends on changes ---
@@ -167,8 +170,10 @@ shared/rpc/pb/__init__.py: $(wildcard proto/tandem/v1/*.proto) shared/rpc/genera
 	@echo "== gRPC stubs"
 	@$(BIN)/python shared/rpc/generate.py >/dev/null
 
-# Where they cannot be compiled, the reason is printed and torch's own ops serve.
-$(BIN)/.kernels: $(wildcard shared/kernels/cpu/source/*) shared/kernels/cpu/build.py $(BIN)/.project
+# A wheel's are preferred where one is given. Where they cannot be compiled, the reason is printed and torch's own ops
+# serve.
+$(BIN)/.kernels: $(wildcard shared/kernels/cpu/source/*) shared/kernels/cpu/build.py $(BIN)/.project $(if $(WHEEL),always)
 	@echo "== C++ kernels"
+	@$(if $(WHEEL),$(BIN)/python -m shared.kernels.cpu.from_wheel "$(WHEEL)")
 	@$(BIN)/python -m shared.kernels.cpu.build
 	@touch $@

@@ -10,12 +10,14 @@ import typer
 from rich.console import Console
 
 from services.cli.foreground import Foreground
-from services.local.spec import DEFAULT_GRPC, DEFAULT_HTTP, ClusterSpec, Dtype, KVDtype, Mode, PrefixFetch
+from services.local.spec import DEFAULT_GRPC, DEFAULT_HTTP, DEMO_MODEL, ClusterSpec, Dtype, KVDtype, Mode, PrefixFetch
 from shared.telemetry.logs import LogFormat
 
 
 def up(
-    model: Annotated[Path, typer.Option(help="Model folder in Hugging Face layout.")] = Path("models/demo"),
+    model: Annotated[
+        Path | None, typer.Option(help="Model folder in Hugging Face layout; the demo model by default.")
+    ] = None,
     prefill: Annotated[int | None, typer.Option(help="Prefill workers; 1 by default, none in collocated mode.")] = None,
     decode: Annotated[int, typer.Option(help="Decode workers.")] = 1,
     mode: Annotated[Mode, typer.Option(help="collocated: the decode workers prefill too.")] = "disaggregated",
@@ -41,7 +43,7 @@ def up(
     if prefill is None:
         prefill = 0 if mode == "collocated" else 1
     spec = ClusterSpec(
-        model=model,
+        model=model if model is not None else DEMO_MODEL,
         num_prefill=prefill,
         num_decode=decode,
         mode=mode,

@@ -18,6 +18,8 @@ PrefixFetch = Literal["auto", "always", "never"]
 
 DEFAULT_HTTP = "127.0.0.1:8000"
 DEFAULT_GRPC = "127.0.0.1:50051"
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "demo"
+"""Of the checkout or of the installed wheel."""
 MAX_WORKERS = 64
 """Most workers of one role on one machine."""
 

@@ -5,7 +5,8 @@ processor might then run one that was compiled for AVX-512. `prebuild` puts all 
 and images: no compiler is needed there.
 
 A plain C library behind ctypes, not an extension against torch's headers: it compiles in seconds and fits any torch.
-It asks torch's OpenMP runtime, which is loaded already and answers to the same name, how many threads to use.
+It is linked with the C and C++ runtimes alone, and with no symbol of theirs newer than glibc 2.28's: a library made
+here runs wherever torch's wheels do.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ SOURCE = Path(__file__).parent / "source"
 PREBUILT = Path(__file__).parent / "prebuilt"
 FLAGS = (
     "-O3",
-    "-fopenmp",
     "-fno-math-errno",
     "-fPIC",
     "-fvisibility=hidden",
@@ -85,10 +85,15 @@ def prebuild(folder: Path = PREBUILT) -> list[Path]:
     """Compiles for every instruction set into `folder`, whatever this processor is, and returns the libraries."""
     compiler = _compiler()
     folder.mkdir(parents=True, exist_ok=True)
-    targets = [folder / _file_name(isa) for isa in BUILT]
+    targets = [folder / name for name in prebuilt_names()]
     for isa, target in zip(BUILT, targets, strict=True):
         _compile(compiler, isa, target)
     return targets
+
+
+def prebuilt_names() -> list[str]:
+    """File names of the libraries that `prebuild` makes from the present sources, in the order of `BUILT`."""
+    return [_file_name(isa) for isa in BUILT]
 
 
 def _made(isa: InstructionSet) -> Path:
@@ -96,7 +101,7 @@ def _made(isa: InstructionSet) -> Path:
     if prebuilt.exists():
         return prebuilt
     compiler = _compiler()
-    target = _cache_folder() / _file_name(isa, compiler)
+    target = cache_folder() / _file_name(isa, compiler)
     if not target.exists():
         _build(compiler, isa, target)
     return target
@@ -115,7 +120,7 @@ def _refusal(path: Path) -> str | None:
 
 def _failed_check(path: Path) -> str | None:
     """What the library computes wrong on this processor; asked once for each library, see `self_check`."""
-    passed = _cache_folder() / f"{path.stem}.checked"
+    passed = cache_folder() / f"{path.stem}.checked"
     if passed.exists():
         return None
     command = [sys.executable, "-m", "shared.kernels.cpu.self_check", str(path)]
@@ -139,7 +144,8 @@ def _compiler() -> str:
     return compiler
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Where this user keeps what was compiled and measured on this machine."""
     return Path.home() / ".cache" / "tandem"
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from ctypes import c_float, c_int, c_int64, c_void_p
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +26,11 @@ from shared.kernels.rotary import reference as rotary
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """The library with its functions' argument types declared."""
+    """The library with its functions' argument types declared; its loops take as many threads as torch's."""
     library = ctypes.CDLL(str(path))
+    library.tandem_ask_threads.argtypes = [c_void_p]
+    library.tandem_ask_threads.restype = None
+    library.tandem_ask_threads(ctypes.cast(num_threads_function(), c_void_p))
     p, n = c_void_p, c_int64
     library.tandem_pack_linear.argtypes = [p, n, n, c_int]
     library.tandem_reads_tight.argtypes = []
@@ -43,6 +48,18 @@ def load(path: Path) -> ctypes.CDLL:
     ):  # fmt: skip
         getattr(library, f"tandem_{name}").restype = None
     return library
+
+
+@functools.cache
+def num_threads_function() -> Any:
+    """The C function without arguments that says how many threads torch takes for the calling thread's loops.
+
+    Asked of torch's own libraries: a symbol of that name in the whole process may be of another OpenMP runtime.
+    """
+    try:
+        return ctypes.CDLL(torch._C.__file__).omp_get_max_threads
+    except AttributeError:  # torch without OpenMP
+        return ctypes.CFUNCTYPE(c_int)(torch.get_num_threads)
 
 
 class CpuOps:

@@ -1,6 +1,4 @@
 // Attention over paged KV. One task is some KV heads of one sequence (decode) or one of a tile of its queries (prefill).
-#include <omp.h>
-
 #include <algorithm>
 #include <vector>
 
@@ -31,7 +29,7 @@ void paged_attention(
   int64_t all = 0;
   for (int64_t i = 0; i < s.num_seqs; i++)
     if (query_start[i + 1] - query_start[i] == 1) all += seen(i) * s.kv_heads;
-  const int64_t share = all / (4 * omp_get_max_threads());
+  const int64_t share = all / (4 * num_threads());
   std::vector<Task> tasks;
   auto together = [&](int64_t i) { return std::clamp<int64_t>(share / std::max<int64_t>(1, seen(i)), 1, s.kv_heads); };
   for (int64_t i = 0; i < s.num_seqs; i++)

@@ -1,12 +1,13 @@
 #include "crew.h"
 
 #include <immintrin.h>
-#include <omp.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
-#include <mutex>
 #include <thread>
+
+#include "ops.h"
 
 namespace {
 
@@ -69,15 +70,26 @@ class Crew {
   alignas(64) std::atomic<uint32_t> loop_{0};
 };
 
+std::atomic<int (*)()> ask_threads{nullptr};
+
 }  // namespace
+
+// Who knows how many threads a loop takes: torch's OpenMP. Not linked against: its file has another name in each build
+// of torch, and a second copy of the runtime would not know what torch.set_num_threads has said.
+extern "C" void tandem_ask_threads(int (*ask)()) { ask_threads.store(ask); }
+
+int num_threads() {
+  const auto ask = ask_threads.load(std::memory_order_relaxed);
+  return ask ? std::max(1, ask()) : 1;
+}
 
 void run_tasks(int64_t count, TaskFunction function, const void* context) {
   static Crew* crew = new Crew;  // never destroyed: its threads end with the process
-  static std::mutex busy;
-  const int threads = omp_get_max_threads();
-  if (count > 1 && threads > 1 && busy.try_lock()) {
+  static std::atomic_flag busy;
+  const int threads = num_threads();
+  if (count > 1 && threads > 1 && !busy.test_and_set(std::memory_order_acquire)) {
     crew->run(count, function, context, threads);
-    busy.unlock();
+    busy.clear(std::memory_order_release);
     return;
   }
   for (int64_t i = 0; i < count; i++) function(context, i);

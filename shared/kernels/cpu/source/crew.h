@@ -9,7 +9,10 @@
 
 using TaskFunction = void (*)(const void* context, int64_t task);
 
-// Runs tasks 0 … count - 1, on as many threads at once as OpenMP would take. Called while another loop runs, alone.
+// How many threads a loop takes: as many as torch says for the calling thread; 1 before `tandem_ask_threads`.
+int num_threads();
+
+// Runs tasks 0 … count - 1, on `num_threads()` threads at once. Called while another loop runs, alone.
 void run_tasks(int64_t count, TaskFunction function, const void* context);
 
 template <typename F>

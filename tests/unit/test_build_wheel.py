@@ -1,0 +1,135 @@
+"""The wheel holds what a machine without a compiler needs, and its tag promises no more than its libraries ask for."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from shared.errors import ConfigError
+from shared.kernels.cpu import build
+from shared.kernels.cpu.from_wheel import PLACE, take_libraries
+from shared.kernels.cpu.isa import BUILT, processor_features
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNTIMES = {"libstdc++.so.6", "libc.so.6"}
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[ModuleType]:
+    spec = importlib.util.spec_from_file_location("tandem_build_wheel", ROOT / ".ci/build_wheel.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["tandem_build_wheel"] = importlib.util.module_from_spec(spec)  # dataclasses look it up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["tandem_build_wheel"]
+
+
+@pytest.mark.parametrize(
+    ("versions", "tag"),
+    [
+        ({("GLIBC", (2, 28)), ("CXXABI", (1, 3, 11))}, "manylinux_2_28_x86_64"),
+        ({("GLIBC", (2, 2, 5)), ("GLIBCXX", (3, 4))}, "manylinux_2_28_x86_64"),
+        ({("GLIBC", (2, 34))}, "manylinux_2_34_x86_64"),
+        ({("GLIBC", (2, 14)), ("GLIBCXX", (3, 4, 29))}, "manylinux_2_34_x86_64"),
+    ],
+)
+def test_the_tag_is_the_lowest_that_has_every_symbol(script, versions, tag):
+    assert script.tag(RUNTIMES, versions) == tag
+
+
+def test_what_no_level_has_is_named(script):
+    with pytest.raises(script.CannotTag, match=r"newer than manylinux_2_34_x86_64: GLIBC_2.36, OMP_1.0$"):
+        script.tag(RUNTIMES, {("GLIBC", (2, 36)), ("OMP", (1, 0)), ("GCC", (3, 0))})
+    with pytest.raises(script.CannotTag, match=r"other machines may lack: libgomp.so.1$"):
+        script.tag(RUNTIMES | {"libgomp.so.1"}, set())
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler here")
+def test_the_needs_of_a_library_are_read_from_it(script, tmp_path):
+    (tmp_path / "asks.cpp").write_text("#include <new>\nextern char* f(int n) { return new char[n]; }\n")
+    library = tmp_path / "asks.so"
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", library, tmp_path / "asks.cpp"], check=True)
+    libraries, versions = script.needs(library)
+    assert "libstdc++.so.6" in libraries
+    assert ("GLIBCXX", (3, 4)) in versions
+    with pytest.raises(script.CannotTag, match=r"readelf cannot read asks.cpp"):
+        script.needs(tmp_path / "asks.cpp")
+
+
+def wheel_of(path: Path, *names: str) -> Path:
+    with zipfile.ZipFile(path, "w") as content:
+        for name in names:
+            content.writestr(PLACE + name, b"a library: " + name.encode())
+    return path
+
+
+def test_a_checkout_takes_a_wheels_libraries_of_its_own_sources(tmp_path):
+    mine = build.prebuilt_names()[-1]
+    wheel = wheel_of(tmp_path / "w.whl", mine, "kernels-avx2-0123.so")
+    assert [path.name for path in take_libraries(wheel, tmp_path / "taken")] == [mine]
+    assert [path.name for path in (tmp_path / "taken").iterdir()] == [mine]
+    assert (tmp_path / "taken" / mine).read_bytes() == b"a library: " + mine.encode()
+
+
+def test_a_wheel_of_other_sources_gives_nothing(tmp_path):
+    assert take_libraries(wheel_of(tmp_path / "w.whl", "kernels-avx2-0123.so"), tmp_path / "taken") == []
+    assert not (tmp_path / "taken").exists()
+
+
+@pytest.mark.parametrize("content", [b"no zip", None])
+def test_what_is_no_wheel_is_refused_by_name(tmp_path, content):
+    path = tmp_path / "w.whl"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"WHEEL .*w\.whl cannot be read as a wheel") as caught:
+        take_libraries(path, tmp_path)
+    assert caught.value.field == "WHEEL"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler here")
+@pytest.mark.skipif(bool(BUILT[-1].missing(processor_features())), reason="the processor runs none of the libraries")
+def test_an_unpacked_wheel_computes_without_a_compiler(tmp_path):
+    """Made for real, for every instruction set; then used from elsewhere, with an empty PATH and home."""
+    made = subprocess.run(
+        [sys.executable, ROOT / ".ci/build_wheel.py", "--out", tmp_path / "out"], capture_output=True, text=True
+    )
+    assert made.returncode == 0, made.stderr
+    wheel = Path(made.stdout.strip())
+    assert wheel.name.endswith("-py3-none-manylinux_2_28_x86_64.whl")
+    site, home = tmp_path / "site", tmp_path / "home"
+    home.mkdir()
+    with zipfile.ZipFile(wheel) as content:
+        content.extractall(site)
+    assert {path.name for path in (site / PLACE).iterdir()} == set(build.prebuilt_names())
+    assert (site / "models/demo/model.safetensors").stat().st_size == (
+        ROOT / "models/demo/model.safetensors"
+    ).stat().st_size
+    program = (
+        "import torch, services.cli.main, services.local.spec as spec\n"
+        "from shared.rpc.pb.tandem.v1 import inference_pb2\n"
+        "from shared.kernels.cpu.build import choose\n"
+        "from shared.kernels.registry import choose_kernels\n"
+        "x = torch.arange(64.0).reshape(2, 32)\n"
+        "assert torch.allclose(choose_kernels('cpu', torch.float32, 'cpu').silu_mul(x),"
+        " torch.nn.functional.silu(x[:, :16]) * x[:, 16:])\n"
+        "print(choose()[1], spec.DEMO_MODEL, sep='\\n')\n"
+    )
+    environment = {**os.environ, "PATH": str(tmp_path), "HOME": str(home), "PYTHONPATH": str(site)}
+    environment.pop("TANDEM_CPU_ISA", None)
+    used = subprocess.run([sys.executable, "-c", program], cwd=home, env=environment, capture_output=True, text=True)
+    assert used.returncode == 0, used.stderr
+    library, demo = map(Path, used.stdout.split())
+    assert library.parent == site / PLACE
+    assert demo == site / "models/demo"

@@ -38,9 +38,9 @@ HOST_BYTES = 1 << 26
 class Recording(TandemCommands):
     """Remembers who was started where."""
 
-    def router(self, workers, kvstore, stores):
+    def router(self, workers, kvstore, stores="", number=0):
         self.workers, self.kvstore_address = workers, kvstore
-        return super().router(workers, kvstore, stores)
+        return super().router(workers, kvstore, stores, number)
 
 
 class Chosen(Placement):

@@ -95,6 +95,7 @@ class RouterService:
             settings.edge,
             status,
             lambda request_id: explanation(self._dispatcher.decisions, request_id),
+            settings.name,
         )
         cache = CacheServicer(
             self._fleet,

@@ -27,8 +27,9 @@ from services.router.workers.fleet import Fleet
 from shared.errors import (
     DeadlineExceeded,
     Internal,
-    InvalidRequest,
     Overloaded,
+    RequestRunning,
+    TakenOver,
     TandemError,
     WorkerLost,
 )
@@ -75,9 +76,13 @@ class Dispatcher:
     # --- Core
 
     def submit(self, request: Request) -> ActiveRequest:
-        """Starts a request. Raises InvalidRequest on a running id, Overloaded, WorkerLost where none can serve."""
-        if request.request_id in self._active:
-            raise InvalidRequest(f"request {request.request_id!r} is running already", field="request_id")
+        """Starts a request. Raises RequestRunning on a running id, Overloaded, WorkerLost where none can serve.
+
+        A request with `resume` takes over a running one of its id and tenant, here and on the workers.
+        """
+        older = self._active.get(request.request_id)
+        if older is not None and (request.resume is None or request.tenant != older.request.tenant):
+            raise RequestRunning(f"request {request.request_id!r} is running already", field="request_id")
         reason = self._fleet.not_ready_reason()
         if reason:
             raise WorkerLost(reason)
@@ -87,6 +92,11 @@ class Dispatcher:
             self._metrics.refused(waited=False)
             raise
         active = ActiveRequest(request, self._coalescer)
+        if older is not None:
+            active.num_attempts = older.num_attempts  # the next one has an id of its own on the workers
+            older.take_over()
+        if request.resume is not None:
+            self._fleet.take_over(request.request_id, request.tenant)
         self._active[request.request_id] = active
         active.task = asyncio.create_task(self._run(active), name=f"request-{request.request_id}")
         active.task.add_done_callback(lambda task: self._end(active, task))
@@ -141,6 +151,9 @@ class Dispatcher:
         if active.finished:
             self._metrics.finished(active)
             active.log.debug("request %s is finished", active.request.request_id)
+        elif active.taken_over:
+            active.move(RequestEvent.FAIL)
+            self._fail(active, TakenOver(f"request {active.request.request_id!r} goes on on another call"))
         elif error is None:
             active.move(RequestEvent.CANCEL)
             self._metrics.cancelled()
@@ -148,7 +161,8 @@ class Dispatcher:
         else:
             active.move(RequestEvent.FAIL)
             self._fail(active, error)
-        del self._active[active.request.request_id]
+        if self._active.get(active.request.request_id) is active:  # else it was taken over
+            del self._active[active.request.request_id]
         active.settle()
 
     def _fail(self, active: ActiveRequest, error: BaseException) -> None:

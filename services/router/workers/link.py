@@ -323,6 +323,11 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
             self._waits_for.discard(lost.name)
             self.send(self._peer_lost(lost))
 
+    def take_over(self, taken: types_pb2.TakeOver) -> None:
+        """Tells the worker where other routers are connected to it, too."""
+        if self.connected and len(self.load.routers) > 1:
+            self.send(self._take_over(taken))
+
     @abstractmethod
     def _open_stream(self, link: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[CommandT, EventT]:
         """Opens the session of this kind of worker."""
@@ -337,6 +342,10 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
 
     @abstractmethod
     def _peer_lost(self, lost: types_pb2.PeerLost) -> CommandT:
+        """Wraps the message."""
+
+    @abstractmethod
+    def _take_over(self, taken: types_pb2.TakeOver) -> CommandT:
         """Wraps the message."""
 
     @abstractmethod

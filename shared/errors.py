@@ -2,7 +2,8 @@
 
     TandemError
     ├── InvalidRequest        400  the request breaks a stated limit
-    │   └── PromptTooLong     400  prompt or prompt + max_tokens does not fit
+    │   ├── PromptTooLong     400  prompt or prompt + max_tokens does not fit
+    │   └── RequestRunning    409  a request of this id runs already
     ├── Unauthenticated       401  no key, or an unknown one
     ├── NotFound              404  a model or path that is not served
     ├── QuotaExceeded         429  the tenant's share is used up
@@ -10,6 +11,7 @@
     │   └── Draining          503  this process is about to end; another one takes the request
     ├── DeadlineExceeded      504  the request's own deadline passed
     ├── Cancelled             499  the client went away
+    ├── TakenOver             409  the client goes on with the request on another call
     ├── ModelMismatch         500  a worker serves another model or block layout
     ├── TransferFailed        503  KV blocks did not arrive complete
     ├── WorkerLost            503  a worker's session broke
@@ -68,6 +70,14 @@ class PromptTooLong(InvalidRequest):
     """The prompt, or prompt plus max_tokens, exceeds the model's or the pool's limit."""
 
     code = "context_length_exceeded"
+
+
+class RequestRunning(InvalidRequest):
+    """A request of this id runs already. A client that lost its connection to it sends `resume` to take it over."""
+
+    grpc_code = "ALREADY_EXISTS"
+    http_status = 409
+    code = "request_running"
 
 
 class Unauthenticated(TandemError):
@@ -136,6 +146,15 @@ class Cancelled(TandemError):
     http_status = 499
     error_type = "invalid_request_error"
     code = "cancelled"
+
+
+class TakenOver(TandemError):
+    """The client goes on with this request on another call: this one is over."""
+
+    grpc_code = "ABORTED"
+    http_status = 409
+    error_type = "invalid_request_error"
+    code = "taken_over"
 
 
 class ModelMismatch(TandemError):

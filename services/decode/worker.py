@@ -13,7 +13,7 @@ from services.worker.blocks.connector import KVConnector
 from services.worker.blocks.prefix_fetch.fetch import Fetch
 from services.worker.blocks.prefix_fetch.prefix_hint import PrefixHint
 from services.worker.host import EngineHost
-from services.worker.request_log import attempt_log
+from services.worker.request_log import attempt_log, is_of
 from services.worker.session import Session
 from services.worker.worker import Worker
 from shared.engine.messages import (
@@ -28,7 +28,7 @@ from shared.engine.messages import (
     StepOutput,
 )
 from shared.engine.sequence import Goal
-from shared.errors import InvalidRequest, TandemError, TransferFailed
+from shared.errors import InvalidRequest, TakenOver, TandemError, TransferFailed
 from shared.identity import WorkerRole
 from shared.kv.handoff.receive_handoff import ReceivedHandoff, receive
 from shared.kv.handoff.receiving import MemoryLost
@@ -54,6 +54,7 @@ class _Request:
     num_tokens: int
     prefill_here: bool
     log: RequestLog
+    tenant: str = ""
     fetch: Fetch = field(default_factory=Fetch)
     queued_at: float = field(default_factory=time.perf_counter)
     receiving: asyncio.Task[None] | None = None
@@ -103,6 +104,8 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
                 self._cancel(session.key(cancel.request_id), sender_active=cancel.peer_active, sender=cancel.peer)
             case "peer_lost":
                 self._peer_lost(session, command.peer_lost)
+            case "take_over":
+                self._take_over(session, command.take_over)
             case "drain":
                 self.drain()
             case other:
@@ -124,13 +127,20 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             if item.session is session and item.cancelled and item.sender == lost.name and item.receiving is not None:
                 item.receiving.cancel()
 
+    def _take_over(self, session: DecodeSession, taken: types_pb2.TakeOver) -> None:
+        """Ends what other routers' sessions have of the request."""
+        for sequence_id, item in list(self._requests.items()):
+            if item.session is not session and not item.cancelled and is_of(taken, item.request_id, item.tenant):
+                self._cancel(sequence_id, sender_active=False)
+                self._send_failed(item, TakenOver(f"request {taken.request_id!r} goes on at {session.router_name}"))
+
     def _reserve(self, session: DecodeSession, reserve: decode_pb2.Reserve) -> None:
         sequence_id = session.key(reserve.request_id)
         if sequence_id in self._requests:
             raise InvalidRequest(f"request {reserve.request_id!r} is running already", field="request_id")
         log = attempt_log(logger, reserve.request_id, reserve.trace)
         log.debug("request %s: blocks for %d tokens to reserve", reserve.request_id, len(reserve.token_ids))
-        item = _Request(session, reserve.request_id, len(reserve.token_ids), reserve.prefill_here, log)
+        item = _Request(session, reserve.request_id, len(reserve.token_ids), reserve.prefill_here, log, reserve.tenant)
         try:
             sequence = self.build_sequence(
                 sequence_id,

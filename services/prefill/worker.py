@@ -12,7 +12,7 @@ from services.worker.blocks.connector import KVConnector
 from services.worker.blocks.prefix_fetch.fetch import Fetch
 from services.worker.blocks.prefix_fetch.prefix_hint import PrefixHint
 from services.worker.host import EngineHost
-from services.worker.request_log import attempt_log
+from services.worker.request_log import attempt_log, is_of
 from services.worker.session import Session
 from services.worker.worker import Worker
 from shared.engine.messages import (
@@ -25,7 +25,7 @@ from shared.engine.messages import (
     StepOutput,
 )
 from shared.engine.sequence import Goal
-from shared.errors import InvalidRequest, TandemError
+from shared.errors import InvalidRequest, TakenOver, TandemError
 from shared.identity import WorkerRole
 from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.handoff.shipment import Shipment
@@ -50,6 +50,7 @@ class _Submitted:
     num_tokens: int
     shipment: Shipment
     log: RequestLog
+    tenant: str = ""
     fetch: Fetch = field(default_factory=Fetch)
     queued_at: float = 0.0
     scheduled_at: float = 0.0
@@ -93,6 +94,8 @@ class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
                 self._cancel(session.key(command.cancel.request_id), command.cancel.peer_active)
             case "peer_lost":
                 self._peer_lost(session, command.peer_lost)
+            case "take_over":
+                self._take_over(session, command.take_over)
             case "drain":
                 self.drain()
             case other:
@@ -120,7 +123,7 @@ class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
         )
         log = attempt_log(logger, submit.request_id, submit.trace)
         log.debug("request %s: %d tokens to prefill", submit.request_id, len(submit.token_ids))
-        item = _Submitted(session, submit.request_id, len(submit.token_ids), shipment, log)
+        item = _Submitted(session, submit.request_id, len(submit.token_ids), shipment, log, submit.tenant)
         self._submitted[sequence_id] = item
         self._shipments[sequence_id] = shipment
         self.idle.clear()
@@ -162,6 +165,12 @@ class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
         """Blocks that were on their way to the worker when their request was cancelled are not taken any more."""
         if any(key.startswith(session.key("")) and key not in self._submitted for key in self._shipments):
             self.host.transfer.drop_peer(lost.transfer_address)
+
+    def _take_over(self, session: PrefillSession, taken: types_pb2.TakeOver) -> None:
+        """Ends what other routers' sessions have of the request."""
+        for sequence_id, item in list(self._submitted.items()):
+            if item.session is not session and is_of(taken, item.request_id, item.tenant):
+                self._fail(sequence_id, TakenOver(f"request {taken.request_id!r} goes on at {session.router_name}"))
 
     def _abort(self, sequence_id: str) -> None:
         """Stops a request wherever it is; what it holds is released as soon as the sends under way are done."""

@@ -103,7 +103,7 @@ class RouterMetrics:
             ("cached", active.summary.num_cached_tokens),
             ("fetched", active.summary.num_fetched_tokens),
             ("fetched_from_peers", active.summary.num_peer_tokens),
-            ("output", len(active.produced)),
+            ("output", len(active.produced) - active.num_resumed),
         ):
             self._tokens.add(count, kind)
         self._count_prefix(active.request, active.summary)

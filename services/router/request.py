@@ -11,6 +11,15 @@ from shared.engine.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
+class Resume:
+    """What the client already has of an answer that began on another call."""
+
+    token_ids: tuple[int, ...] = ()
+    num_chars: int | None = None  # of the text that came with them; None: all that they make certain
+    finish_reason: FinishReason | None = None  # set: it has all, nothing is to be computed
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One validated client request, tokenized, with sampling resolved (seed and max_tokens set)."""
 
@@ -25,6 +34,7 @@ class Request:
     session: str = ""  # the turns of one conversation share it; empty = none
     salt: str = ""  # root of its hash chain: only prompts with the same salt share blocks; empty = the tenant's name
     ttft_timeout_s: float = 0.0  # seconds from arrival to the first token; 0 = the router's target
+    resume: Resume | None = None  # set: the answer goes on behind these tokens, and takes over a running id
 
     @property
     def chain_salt(self) -> str:
@@ -35,6 +45,16 @@ class Request:
     def num_prompt_tokens(self) -> int:
         """Length of the client's prompt in tokens."""
         return len(self.prompt_token_ids)
+
+    @property
+    def resumed_token_ids(self) -> tuple[int, ...]:
+        """Output tokens that the client has from an earlier call."""
+        return self.resume.token_ids if self.resume is not None else ()
+
+    @property
+    def is_complete(self) -> bool:
+        """The client has the whole answer from an earlier call."""
+        return self.resume is not None and self.resume.finish_reason is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +133,8 @@ class Core(Protocol):
     """The router behind its edge."""
 
     def submit(self, request: Request) -> RunningRequest:
-        """Queues a request; raises Overloaded when the queue is full, InvalidRequest on a duplicate running id."""
+        """Queues a request; raises Overloaded when the queue is full, RequestRunning on a running id, which a request
+        with `resume` of the same tenant takes over."""
         ...
 
     def max_prompt_tokens(self) -> int:

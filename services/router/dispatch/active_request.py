@@ -50,8 +50,12 @@ class ActiveRequest:
         self.summary = RequestSummary()
         self.num_attempts = 0
         """Attempts begun; each has an id of its own on the workers."""
-        self.produced: list[int] = []
-        """Output tokens so far: a retry continues behind them."""
+        self.produced: list[int] = list(request.resumed_token_ids)
+        """Output tokens so far, those of an earlier call included: a retry continues behind them."""
+        self.num_resumed = len(self.produced)
+        """Of these, tokens of an earlier call."""
+        self.taken_over = False
+        """The client goes on with it on another call."""
         self.hits: PrefixHits = NO_HITS
         """Where its prefix lies, by the index."""
         self.failed_workers: set[str] = set()
@@ -109,6 +113,12 @@ class ActiveRequest:
         else:
             self.move(RequestEvent.FINISH)
 
+    def take_over(self) -> None:
+        """Ends it for a later call of the same request; its own client gets TakenOver."""
+        self.taken_over = True
+        if self.task is not None:
+            self.task.cancel()
+
     def settle(self) -> None:
         """Releases the last delta: its reader finds the workers free, the request counted and its id free again."""
         self._settled = True
@@ -132,7 +142,7 @@ class ActiveRequest:
         on_worker_ms = tokens.prefix_fetch_ms + tokens.prefill_queue_ms + tokens.prefill_compute_ms
         split.return_ms = max(0.0, (now - line.reserved) * 1e3 - on_worker_ms)
         split.ttft_ms = (now - line.accepted) * 1e3
-        self.summary.num_cached_tokens = tokens.num_cached_tokens
+        self.summary.num_cached_tokens = min(tokens.num_cached_tokens, self.request.num_prompt_tokens)
         self.summary.num_fetched_tokens = tokens.num_fetched_tokens
         self.summary.num_peer_tokens = tokens.num_peer_tokens
 

@@ -192,7 +192,7 @@ class Attempt:
             active.move(RequestEvent.JOINED)
             if self._prefill is not None:
                 self._prefill.close(active.wire_id)
-            if len(active.produced) == 1:
+            if len(active.produced) == active.num_resumed + 1:
                 active.on_second_token(tokens, time.perf_counter())
             active.emit(tokens)
         elif self._prefill is None:
@@ -223,7 +223,7 @@ class Attempt:
         active, now = self._active, time.perf_counter()
         self._computing.computed(active.wire_id)
         self._learn(tokens, now)
-        if not active.produced:
+        if len(active.produced) == active.num_resumed:
             active.on_first_token(tokens, now)
         active.emit(tokens)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from services.router.admission.controller import AdmissionController, Estimate
 from services.router.admission.orders import ORDERS
@@ -14,6 +13,7 @@ from services.router.admission.queue import AdmissionQueue
 from services.router.admission.queue_entry import BYTES_PER_TOKEN, QueueEntry
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.attempt import Attempt
+from services.router.dispatch.config import DispatchConfig
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.dispatch.states import RequestEvent
 from services.router.dispatch.write_coalescer import WriteCoalescer
@@ -27,37 +27,13 @@ from services.router.workers.fleet import Fleet
 from shared.errors import (
     DeadlineExceeded,
     Internal,
-    InvalidRequest,
     Overloaded,
+    RequestRunning,
+    TakenOver,
     TandemError,
     WorkerLost,
 )
 from shared.telemetry.logs import failure_level
-
-
-@dataclass(frozen=True, slots=True)
-class DispatchConfig:
-    """Limits of the core."""
-
-    collocated: bool = False
-    queue_limit: int = 1024
-    queue_limit_bytes: int = 1 << 30
-    queue_timeout_s: float = 60.0
-    order: str = "fcfs"
-    """One of `ORDERS`."""
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)
-    ttft_target_s: float = 0.0
-    """Seconds from arrival within which the first token is due, unless the client sets its own; 0 = no deadline."""
-    late_idle_share: float = 0.25
-    """See `may_be_late`."""
-    late_grace: float = 0.0
-    """See `AdmissionController`."""
-    max_explained: int = 1024
-    """Requests whose placement can be explained."""
-    max_attempts: int = 3
-    """Attempts that may fail one after another without a new token before the request fails."""
-    worker_timeout_s: float = 120.0
-    """Net beneath the protocol: a worker silent about a request for this long, in seconds, has lost it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,9 +76,13 @@ class Dispatcher:
     # --- Core
 
     def submit(self, request: Request) -> ActiveRequest:
-        """Starts a request. Raises InvalidRequest on a running id, Overloaded, WorkerLost where none can serve."""
-        if request.request_id in self._active:
-            raise InvalidRequest(f"request {request.request_id!r} is running already", field="request_id")
+        """Starts a request. Raises RequestRunning on a running id, Overloaded, WorkerLost where none can serve.
+
+        A request with `resume` takes over a running one of its id and tenant, here and on the workers.
+        """
+        older = self._active.get(request.request_id)
+        if older is not None and (request.resume is None or request.tenant != older.request.tenant):
+            raise RequestRunning(f"request {request.request_id!r} is running already", field="request_id")
         reason = self._fleet.not_ready_reason()
         if reason:
             raise WorkerLost(reason)
@@ -112,6 +92,11 @@ class Dispatcher:
             self._metrics.refused(waited=False)
             raise
         active = ActiveRequest(request, self._coalescer)
+        if older is not None:
+            active.num_attempts = older.num_attempts  # the next one has an id of its own on the workers
+            older.take_over()
+        if request.resume is not None:
+            self._fleet.take_over(request.request_id, request.tenant)
         self._active[request.request_id] = active
         active.task = asyncio.create_task(self._run(active), name=f"request-{request.request_id}")
         active.task.add_done_callback(lambda task: self._end(active, task))
@@ -166,6 +151,9 @@ class Dispatcher:
         if active.finished:
             self._metrics.finished(active)
             active.log.debug("request %s is finished", active.request.request_id)
+        elif active.taken_over:
+            active.move(RequestEvent.FAIL)
+            self._fail(active, TakenOver(f"request {active.request.request_id!r} goes on on another call"))
         elif error is None:
             active.move(RequestEvent.CANCEL)
             self._metrics.cancelled()
@@ -173,7 +161,8 @@ class Dispatcher:
         else:
             active.move(RequestEvent.FAIL)
             self._fail(active, error)
-        del self._active[active.request.request_id]
+        if self._active.get(active.request.request_id) is active:  # else it was taken over
+            del self._active[active.request.request_id]
         active.settle()
 
     def _fail(self, active: ActiveRequest, error: BaseException) -> None:

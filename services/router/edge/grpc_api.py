@@ -16,7 +16,7 @@ from services.router.edge.output_processor import OutputDelta, OutputFinish
 from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.write_watch import WriteWatch
-from services.router.request import RequestSummary
+from services.router.request import Request, RequestSummary, Resume
 from shared.engine.sampling_params import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams
 from shared.errors import DeadlineExceeded, Internal, InvalidRequest, TandemError
 from shared.rpc.convert import finish_reason_to_proto
@@ -44,8 +44,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         settings: EdgeSettings,
         status: Callable[[], inference_pb2.ClusterStatus],
         explain: Callable[[str], inference_pb2.Explanation],
+        router_name: str = "",
     ) -> None:
         """`explain` raises NotFound for a request that it does not know."""
+        self._router_name = router_name
         self._explain = explain
         self._input_processor = input_processor
         self._keys = ApiKeys.of(settings)
@@ -118,12 +120,17 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         )
         prompt = _prompt(request, self._input_processor.core.max_prompt_tokens())
         prepared = await self._input_processor.prepare(prompt, sampling_params(request.sampling), info)
+        if request.HasField("resume"):
+            seed = request.sampling.seed if request.sampling.HasField("seed") else None
+            prepared = self._input_processor.resumed(prepared, _resume(request.resume), seed)
         account.charge(prepared.num_prompt_tokens)
+        start: inference_pb2.Start | None = _start(prepared, self._router_name)
         async with WriteWatch(self._write_timeout_s) as watch, self._input_processor.start([prepared]) as outputs:
             try:
                 async for _, delta in outputs:
                     watch.begin()
-                    await context.write(_response(prepared.request_id, delta))
+                    await context.write(_response(prepared.request_id, delta, start))
+                    start = None
                     watch.end()
             finally:
                 account.charge(outputs.num_output_tokens)
@@ -171,8 +178,26 @@ def _prompt(request: inference_pb2.GenerateRequest, max_messages: int) -> Prompt
     raise InvalidRequest("prompt is missing: set text, tokens or chat", field="prompt")
 
 
-def _response(request_id: str, delta: OutputDelta) -> inference_pb2.GenerateResponse:
-    response = inference_pb2.GenerateResponse(request_id=request_id, text=delta.text, token_ids=delta.token_ids)
+def _resume(message: inference_pb2.Resume) -> Resume:
+    return Resume(tuple(message.token_ids), message.num_chars if message.HasField("num_chars") else None)
+
+
+def _start(request: Request, router_name: str) -> inference_pb2.Start:
+    seed, max_tokens = request.sampling.seed, request.sampling.max_tokens
+    assert seed is not None, "the input processor resolves it"
+    assert max_tokens is not None, "likewise"
+    return inference_pb2.Start(
+        seed=seed,
+        max_tokens=max_tokens,
+        timeout_s=request.timeout_s,
+        router=router_name,
+    )
+
+
+def _response(request_id: str, delta: OutputDelta, start: inference_pb2.Start | None) -> inference_pb2.GenerateResponse:
+    response = inference_pb2.GenerateResponse(
+        request_id=request_id, text=delta.text, token_ids=delta.token_ids, start=start
+    )
     for entry in delta.logprobs:
         response.logprobs.add(
             logprob=entry.logprob,

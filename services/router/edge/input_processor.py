@@ -6,8 +6,9 @@ import secrets
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from services.router.edge.output_processor import OutputProcessor
 from services.router.edge.output_stream import OutputStream
 from services.router.edge.prompt_tokenizer import (
     ChatPrompt,
@@ -21,7 +22,7 @@ from services.router.edge.rate_limits import RateLimits
 from services.router.edge.scheduling import SchedulingHints
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenancy import chain_salt
-from services.router.request import Core, Request
+from services.router.request import Core, Request, RequestSummary, Resume
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest, NotFound, PromptTooLong, WorkerLost
 from shared.model.chat_template import ChatTemplate
@@ -30,6 +31,8 @@ from shared.model.tokenizer import Tokenizer
 __all__ = ["CallInfo", "ChatPrompt", "InputProcessor", "Prompt", "TextPrompt", "TokensPrompt", "checked_request_id"]
 
 MAX_REQUEST_ID_LEN = 128
+DRAWN_SEED_BITS = 53
+"""A drawn seed goes to the client, which may keep JSON's numbers as doubles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,7 @@ class InputProcessor:
         return Request(
             request_id=request_id,
             prompt_token_ids=token_ids,
-            sampling=sampling.resolved(seed=secrets.randbits(64), max_tokens=max_tokens),
+            sampling=sampling.resolved(seed=secrets.randbits(DRAWN_SEED_BITS), max_tokens=max_tokens),
             tenant=info.scheduling.tenant,
             salt=chain_salt(self._settings.tenants, info.scheduling.tenant, info.cache_salt),
             arrived_at=info.arrived_at,
@@ -129,6 +132,43 @@ class InputProcessor:
             session=info.scheduling.session,
             ttft_timeout_s=info.scheduling.ttft_timeout_s,
         )
+
+    def resumed(self, request: Request, resume: Resume, seed: int | None) -> Request:
+        """A prepared request whose answer goes on behind what the client has; `seed` is the answer's own.
+
+        Raises InvalidRequest naming what of `resume` cannot be: an id outside the vocabulary, more tokens than
+        max_tokens, text that the tokens do not make, a stop string before their end, a sampled answer without a seed.
+        """
+        token_ids, limit = resume.token_ids, request.sampling.max_tokens
+        assert limit is not None, "prepared requests have it"
+        if resume.finish_reason is None and len(token_ids) >= limit:
+            raise InvalidRequest(
+                f"resume.token_ids has {len(token_ids)} tokens, and max_tokens is {limit}: the answer has ended",
+                field="resume.token_ids",
+                limit=limit,
+                value=len(token_ids),
+            )
+        self._prompts.check_token_ids("resume.token_ids", token_ids)
+        if seed is None and token_ids and resume.finish_reason is None and not request.sampling.is_greedy:
+            raise InvalidRequest("resume needs the seed of the answer that it goes on with", field="seed")
+        if seed is not None:
+            request = replace(request, sampling=replace(request.sampling, seed=seed))
+        request = replace(request, resume=resume)
+        if not request.is_complete:
+            OutputProcessor(request, RequestSummary(), self.tokenizer.stream())  # raises for a stop string
+        self._check_num_chars(resume)
+        return request
+
+    def _check_num_chars(self, resume: Resume) -> None:
+        detokenizer = self.tokenizer.stream()
+        limit = len(detokenizer.push(resume.token_ids) + detokenizer.flush())
+        if resume.num_chars is not None and not 0 <= resume.num_chars <= limit:
+            raise InvalidRequest(
+                f"resume.num_chars must be from 0 to {limit}, the characters of these tokens, got {resume.num_chars}",
+                field="resume.num_chars",
+                limit=limit,
+                value=resume.num_chars,
+            )
 
     def start(self, requests: Sequence[Request]) -> OutputStream:
         """The answers to prepared requests; entering the stream submits them."""

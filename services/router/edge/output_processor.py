@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from services.router.edge.stop_strings import StopStrings
-from services.router.request import FinishReason, Request, RequestSummary, TokenDelta, TokenLogprobs
-from shared.errors import Cancelled
+from services.router.request import FinishReason, Request, RequestSummary, Resume, TokenDelta, TokenLogprobs
+from shared.errors import Cancelled, InvalidRequest
 from shared.model.tokenizer import Detokenizer
 
 
@@ -30,6 +30,14 @@ class OutputFinish:
     summary: RequestSummary
 
 
+def resumed_finish(request: Request) -> OutputFinish:
+    """How an answer ended that the client has as a whole from an earlier call."""
+    assert request.resume is not None
+    assert request.resume.finish_reason is not None
+    usage = Usage(request.num_prompt_tokens, len(request.resume.token_ids), num_cached_tokens=0)
+    return OutputFinish(request.resume.finish_reason, None, usage, RequestSummary())
+
+
 class OutputDelta(NamedTuple):
     """New output; `text` is final and may be empty, `finish` is set on the last delta only.
 
@@ -46,16 +54,48 @@ class OutputProcessor:
     """Converts one answer's token deltas, in order. After a delta with `finish` it is used up."""
 
     def __init__(self, request: Request, summary: RequestSummary, detokenizer: Detokenizer) -> None:
-        """`summary` is read when the answer ends."""
+        """`summary` is read when the answer ends. Raises InvalidRequest (`resume.token_ids`) where the resumed tokens
+        hold a whole stop string."""
         self._request = request
         self._summary = summary
         self._detokenizer = detokenizer
         self._stops = StopStrings(request.sampling.stop) if request.sampling.stop else None
         self._num_output_tokens = 0
+        self._owed, self._surplus = "", 0  # of the resumed text: what the client lacks, or has beyond it in characters
+        if request.resume is not None:
+            self._replay(request.resume)
+
+    def _replay(self, resume: Resume) -> None:
+        """Brings the text to where an earlier call left it: characters and stop strings may straddle the cut."""
+        certain: list[str] = []
+        for i, token_id in enumerate(resume.token_ids):
+            self._num_output_tokens = i + 1
+            piece, matched = self._detokenizer.push((token_id,)), None
+            if self._stops is not None:
+                piece, matched = self._stops.push(piece, self._may_stop())
+            if matched is not None:
+                raise InvalidRequest(
+                    f"resume.token_ids: stop string {matched!r} is complete at token {i + 1}, the answer has ended",
+                    field="resume.token_ids",
+                    limit=i + 1,
+                )
+            certain.append(piece)
+        text = "".join(certain)
+        if resume.num_chars is not None:
+            self._owed, self._surplus = text[resume.num_chars :], max(0, resume.num_chars - len(text))
 
     def process(self, delta: TokenDelta) -> OutputDelta:
         """The delta as text. `finish` without the delta's own finish reason means that a stop string ended the answer:
         the request still runs and must be ended. Raises Cancelled where the cluster cancelled the request."""
+        output = self._process(delta)
+        if not self._owed and not self._surplus:
+            return output
+        text, self._owed = self._owed + output.text, ""
+        kept = text[self._surplus :]
+        self._surplus -= len(text) - len(kept)
+        return output._replace(text=kept)
+
+    def _process(self, delta: TokenDelta) -> OutputDelta:
         if delta.finish_reason is FinishReason.CANCELLED:
             raise Cancelled(f"request {self._request.request_id} was cancelled in the cluster")
         # A worker's STOP comes with the end token that caused it: counted, but no text.

@@ -31,7 +31,7 @@ class OutputStream:
     """
 
     def __init__(self, core: Core, requests: Sequence[Request], tokenizer: Tokenizer) -> None:
-        """One choice a request, in order."""
+        """One choice a request, in order. Nothing comes of a choice that the client has as a whole already."""
         self._core = core
         self._requests = requests
         self._tokenizer = tokenizer
@@ -45,9 +45,10 @@ class OutputStream:
         """Submits all requests; raises what `Core.submit` does, and frees those already submitted then."""
         try:
             for index, request in enumerate(self._requests):
-                running = self._core.submit(request)
-                processor = OutputProcessor(request, running.summary, self._tokenizer.stream())
-                self._answers.append(_Answer(index, request, running, processor))
+                if not request.is_complete:
+                    running = self._core.submit(request)
+                    processor = OutputProcessor(request, running.summary, self._tokenizer.stream())
+                    self._answers.append(_Answer(index, request, running, processor))
         except BaseException:
             await self.aclose()
             raise

@@ -52,6 +52,9 @@ class DecodeLink(WorkerLink[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
     def _peer_lost(self, lost: types_pb2.PeerLost) -> decode_pb2.DecodeCommand:
         return decode_pb2.DecodeCommand(peer_lost=lost)
 
+    def _take_over(self, taken: types_pb2.TakeOver) -> decode_pb2.DecodeCommand:
+        return decode_pb2.DecodeCommand(take_over=taken)
+
     def _on_event(self, event: decode_pb2.DecodeEvent) -> None:
         match event.WhichOneof("event"):
             case "step":

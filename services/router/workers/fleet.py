@@ -124,6 +124,11 @@ class Fleet:
         assert self._roots is not None
         return self._roots.of(salt, num_prompt_tokens)
 
+    def take_over(self, request_id: str, tenant: str) -> None:
+        """A client goes on with the request here: what other routers have of it on their workers is over."""
+        for link in (*self.links, *self.retiring):
+            link.take_over(types_pb2.TakeOver(request_id=request_id, tenant=tenant))
+
     def _follow(self) -> None:
         """Makes the links those of the discovery's view."""
         view = {worker.name: worker for worker in self._discovery.workers}

@@ -49,6 +49,9 @@ class PrefillLink(WorkerLink[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
     def _peer_lost(self, lost: types_pb2.PeerLost) -> prefill_pb2.PrefillCommand:
         return prefill_pb2.PrefillCommand(peer_lost=lost)
 
+    def _take_over(self, taken: types_pb2.TakeOver) -> prefill_pb2.PrefillCommand:
+        return prefill_pb2.PrefillCommand(take_over=taken)
+
     def _on_event(self, event: prefill_pb2.PrefillEvent) -> None:
         match event.WhichOneof("event"):
             case "first_token":

@@ -7,7 +7,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.router.edge.http.envelope import DONE, ChunkSuffix, Envelope, Totals, choice_end, tandem_member
+from services.router.edge.http.envelope import (
+    DONE,
+    ChunkSuffix,
+    Envelope,
+    Totals,
+    choice_end,
+    start_member,
+    tandem_member,
+)
 from services.router.edge.http.logprobs import chat_logprobs
 from services.router.edge.http.parsed_request import ParsedRequest
 from services.router.edge.http.schemas import ChatRequest, parse_chat
@@ -39,6 +47,7 @@ class Chat:
             cache_salt=request.cache_salt or "",
             request_id=request.request_id or "",
             stream=bool(request.stream),
+            resumed=request.resumed_choices,
             dialect=self,
             body=request,
         )
@@ -71,7 +80,7 @@ class ChatStream:
         self._dialect = dialect
         self._request = request
         self._plan = plan
-        self._totals = Totals(len(plan), len(plan))
+        self._totals = Totals(plan, len(plan))
         self._envelope = Envelope(f"chatcmpl-{request_id}", "chat.completion.chunk", dialect.model_name)
         self._suffixes = ChunkSuffix(plan, include_usage=request.include_usage, continuous=request.continuous_usage)
         self._detailed = bool(request.return_token_ids) or bool(request.logprobs)
@@ -117,9 +126,10 @@ class ChatStream:
             "logprobs": None,
             "finish_reason": None,
         }
-        if not self._request.return_token_ids:
-            return self._envelope.chunk(choice, suffix)
-        return self._envelope.chunk(choice, suffix, {"prompt_token_ids": self._plan[index].prompt_token_ids})
+        extra = start_member(self._plan[index])
+        if self._request.return_token_ids:
+            extra["prompt_token_ids"] = self._plan[index].prompt_token_ids
+        return self._envelope.chunk(choice, suffix, extra)
 
 
 class ChatBody:
@@ -134,7 +144,7 @@ class ChatBody:
         self._logprobs: list[list[object]] = [[] for _ in plan]
         self._token_ids: list[list[int]] = [[] for _ in plan]
         self._ends: list[dict[str, object]] = [{} for _ in plan]
-        self._totals = Totals(len(plan), len(plan))
+        self._totals = Totals(plan, len(plan))
 
     def add(self, index: int, delta: OutputDelta) -> None:
         """Takes a delta."""

@@ -7,7 +7,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.router.edge.http.envelope import DONE, ChunkSuffix, Envelope, Totals, choice_end, tandem_member
+from services.router.edge.http.envelope import (
+    DONE,
+    ChunkSuffix,
+    Envelope,
+    Totals,
+    choice_end,
+    start_member,
+    tandem_member,
+)
 from services.router.edge.http.logprobs import CompletionLogprobs
 from services.router.edge.http.parsed_request import ParsedRequest
 from services.router.edge.http.schemas import CompletionRequest, parse_completion
@@ -41,6 +49,7 @@ class Completions:
             cache_salt=request.cache_salt or "",
             request_id=request.request_id or "",
             stream=bool(request.stream),
+            resumed=request.resumed_choices,
             dialect=self,
             body=request,
         )
@@ -55,13 +64,14 @@ class Completions:
             else self._tokenizer.decode(plan[i * (request.n or 1)].prompt_token_ids)
             for i, prompt in enumerate(_prompts(request))
         ]
-        return [texts[i // (request.n or 1)] for i in range(len(plan))]
+        # What was begun on an earlier call has its echo.
+        return ["" if begun.resumed_token_ids else texts[i // (request.n or 1)] for i, begun in enumerate(plan)]
 
     def logprobs(self, request: CompletionRequest, plan: Sequence[Request]) -> list[CompletionLogprobs]:
         """One builder a choice; empty where none were asked for."""
         if request.logprobs is None:
             return []
-        return [CompletionLogprobs(self._tokenizer) for _ in plan]
+        return [CompletionLogprobs(self._tokenizer, choice.resumed_token_ids) for choice in plan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +100,7 @@ class CompletionStream:
         self._plan = plan
         self._echoes = dialect.echoes(request, plan)
         self._logprobs = dialect.logprobs(request, plan)
-        self._totals = Totals(len(plan), request.n or 1)
+        self._totals = Totals(plan, request.n or 1)
         self._envelope = Envelope(f"cmpl-{request_id}", _KIND, dialect.model_name)
         self._suffixes = ChunkSuffix(plan, include_usage=request.include_usage, continuous=request.continuous_usage)
         self._detailed = bool(request.return_token_ids) or bool(self._logprobs)
@@ -107,9 +117,11 @@ class CompletionStream:
             return f"{self._before[index]}{json.dumps(delta.text)}{self._behind}{suffix}".encode()
         text = delta.text
         choice: dict[str, object] = {"index": index}
+        extra: dict[str, object] = {}
         if not self._begun[index]:
             self._begun[index] = True
             text = self._echoes[index] + text
+            extra = start_member(self._plan[index])
             if self._request.return_token_ids:
                 choice["prompt_token_ids"] = self._plan[index].prompt_token_ids
         choice["text"] = text
@@ -118,9 +130,9 @@ class CompletionStream:
             choice["token_ids"] = delta.token_ids
         choice.update(choice_end(delta.finish))
         if delta.finish is None:
-            return self._envelope.chunk(choice, suffix)
+            return self._envelope.chunk(choice, suffix, extra)
         self._totals.add(index, delta.finish)
-        return self._envelope.chunk(choice, suffix, tandem_member(delta.finish.summary))
+        return self._envelope.chunk(choice, suffix, tandem_member(delta.finish.summary, extra))
 
     def closing(self) -> bytes:
         """The usage chunk where asked for, and [DONE]."""
@@ -144,7 +156,7 @@ class CompletionBody:
         self._token_ids: list[list[int]] = [[] for _ in plan]
         self._parts: list[dict[str, list[object]]] = [{} for _ in plan]
         self._ends: list[dict[str, object]] = [{} for _ in plan]
-        self._totals = Totals(len(plan), request.n or 1)
+        self._totals = Totals(plan, request.n or 1)
 
     def add(self, index: int, delta: OutputDelta) -> None:
         """Takes a delta."""

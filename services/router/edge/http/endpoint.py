@@ -15,13 +15,14 @@ from services.router.edge.http.connection import BodyTooLargeError, Reply, ended
 from services.router.edge.http.errors import as_tandem_error
 from services.router.edge.http.json_size import check_json_size
 from services.router.edge.http.parsed_request import BodyWriter, ParsedRequest, StreamWriter
+from services.router.edge.http.schemas import ResumedChoice
 from services.router.edge.input_processor import CallInfo, InputProcessor, checked_request_id
 from services.router.edge.output_stream import OutputStream
 from services.router.edge.parallel_sampling import sub_requests
 from services.router.edge.rate_limits import Account
 from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
-from services.router.request import Request
+from services.router.request import FinishReason, Request, Resume
 from shared.errors import InvalidRequest, WorkerLost
 
 _TRACE_HEADERS = ("traceparent", "tracestate")
@@ -86,7 +87,8 @@ class InferenceEndpoint:
         async with self._input_processor.start(plan) as outputs:
             try:
                 if parsed.stream:
-                    await _stream(outputs, len(plan), parsed.stream_writer(plan, info.request_id), reply)
+                    num_open = sum(not request.is_complete for request in plan)
+                    await _stream(outputs, num_open, parsed.stream_writer(plan, info.request_id), reply)
                 else:
                     await _collect(outputs, parsed.body_writer(plan, info.request_id), reply)
             finally:
@@ -106,17 +108,36 @@ class InferenceEndpoint:
             await self._input_processor.prepare(prompt, parsed.sampling, info, parsed.default_max_tokens)
             for prompt in parsed.prompts
         ]
-        return sub_requests(prepared, parsed.n)
+        plan = sub_requests(prepared, parsed.n)
+        if not parsed.resumed:
+            return plan
+        if len(parsed.resumed) != num_choices:
+            raise InvalidRequest(
+                f"resume.choices must have {num_choices} entries, one a choice, got {len(parsed.resumed)}",
+                field="resume.choices",
+                limit=num_choices,
+                value=len(parsed.resumed),
+            )
+        return [self._resumed(request, had) for request, had in zip(plan, parsed.resumed, strict=True)]
+
+    def _resumed(self, request: Request, had: ResumedChoice) -> Request:
+        ended = None if had.finish_reason is None else FinishReason(had.finish_reason)
+        resume = Resume(tuple(had.token_ids), had.num_chars, ended)
+        return self._input_processor.resumed(request, resume, had.seed)
 
 
 async def _stream(
     outputs: OutputStream,
-    num_choices: int,
+    num_open: int,
     writer: StreamWriter,
     reply: Reply,
 ) -> None:
-    """The head goes out with the first delta: until then an error still has its own status."""
-    num_open = num_choices
+    """The head goes out with the first delta: until then an error still has its own status. `num_open`: choices that
+    are still to end."""
+    if not num_open:
+        await reply.open_stream()
+        await reply.events(writer.closing(), last=True)
+        return
     async for index, delta in outputs:
         if not reply.streaming:
             await reply.open_stream()

@@ -6,8 +6,9 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
-from services.router.edge.output_processor import OutputFinish
+from services.router.edge.output_processor import OutputFinish, resumed_finish
 from services.router.request import Request, RequestSummary
 
 DONE = b"data: [DONE]\n\n"
@@ -40,7 +41,7 @@ class ChunkSuffix:
         """With `include_usage` chunks carry `"usage": null`, since one with the counts follows; with `continuous` the
         counts of their own choice so far, as vLLM's do."""
         self._plan = plan
-        self._num_output_tokens = [0] * len(plan)
+        self._num_output_tokens = [len(request.resumed_token_ids) for request in plan]
         self._continuous = include_usage and continuous
         self._plain = ', "usage": null}\n\n' if include_usage else "}\n\n"
 
@@ -59,10 +60,10 @@ class ChunkSuffix:
 class Totals:
     """Sums the usage of a response's choices and keeps how each ended."""
 
-    def __init__(self, num_choices: int, n: int) -> None:
+    def __init__(self, plan: Sequence[Request], n: int) -> None:
         """`n` choices a prompt: a prompt's tokens count once, however many answers it gets."""
         self._n = n
-        self._finishes: list[OutputFinish | None] = [None] * num_choices
+        self._finishes = [resumed_finish(request) if request.is_complete else None for request in plan]
 
     def add(self, index: int, finish: OutputFinish) -> None:
         """Notes how choice `index` ended."""
@@ -96,14 +97,32 @@ class Totals:
         return ends
 
 
-def tandem_member(summary: RequestSummary) -> dict[str, object]:
-    """`{"tandem": {...}}`: where the time to the first token went, and which workers served."""
+def tandem_member(summary: RequestSummary, start: Mapping[str, Any] | None = None) -> dict[str, object]:
+    """`{"tandem": {...}}`: where the time to the first token went, and which workers served; with what `start_member`
+    gave where the chunk is also the choice's first."""
     ttft = {name: round(value, 3) for name, value in asdict(summary.ttft).items()}
     return {
         "tandem": {
+            **(start["tandem"] if start else {}),
             "ttft": ttft,
             "prefill_worker": summary.prefill_worker,
             "decode_worker": summary.decode_worker,
+        }
+    }
+
+
+def start_member(request: Request) -> dict[str, object]:
+    """`{"tandem": {"start": …}}` of a choice's first chunk: what it takes to have the rest of it from another call. The
+    deadline in seconds, 0 = none."""
+    sampling = request.sampling
+    return {
+        "tandem": {
+            "start": {
+                "request_id": request.request_id,
+                "seed": sampling.seed,
+                "max_tokens": sampling.max_tokens,
+                "timeout_s": request.timeout_s,
+            }
         }
     }
 

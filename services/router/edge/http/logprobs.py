@@ -14,9 +14,10 @@ _FLOOR = -9999.0
 class CompletionLogprobs:
     """`logprobs` of one completion choice, in parts; offsets are characters from the start of its text."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
+        """`before`: tokens of the choice that came on an earlier call."""
         self._tokenizer = tokenizer
-        self._offset = 0
+        self._offset = sum(len(tokenizer.token_text(token_id)) for token_id in before)
 
     def part(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, list[object]]:
         """The four parallel lists for the next tokens; tops hold the chosen token beside the likeliest."""

@@ -31,6 +31,7 @@ _STATUSES = {
     "400": "the request breaks a limit, which the message names",
     "401": "no API key, or an unknown one",
     "404": "the model is not served here",
+    "409": "a request of this id runs already, and this one has no `resume`",
     "408": "headers or body did not arrive in time",
     "413": "the body is too long",
     "429": "refused rather than served late, or the key's rate is used up; `Retry-After` says when to come back",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.router.edge.http.schemas import ResumedChoice
 from services.router.edge.input_processor import Prompt
 from services.router.edge.output_processor import OutputDelta
 from services.router.request import Request
@@ -49,6 +50,7 @@ class ParsedRequest(ABC):
     cache_salt: str  # empty: none
     request_id: str  # empty: the header's, or drawn
     stream: bool
+    resumed: Sequence[ResumedChoice]  # one a choice; empty: the request begins
 
     @abstractmethod
     def stream_writer(self, plan: Sequence[Request], request_id: str) -> StreamWriter:

@@ -41,6 +41,25 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
+class ResumedChoice(BaseModel):
+    """What the client has of one choice."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    token_ids: TokenIdList = Field(default_factory=list)
+    num_chars: int | None = Field(default=None, ge=0)
+    seed: int | None = Field(default=None, ge=0, lt=2**64)
+    finish_reason: Literal["stop", "length"] | None = None
+
+
+class ResumeBody(BaseModel):
+    """`resume`: the rest of an answer whose stream broke."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    choices: Annotated[list[ResumedChoice], Field(fail_fast=True, min_length=1)]
+
+
 class CommonRequest(BaseModel):
     """Fields that both endpoints share."""
 
@@ -67,6 +86,7 @@ class CommonRequest(BaseModel):
     return_token_ids: bool | None = None
     user: str | None = None
     cache_salt: str | None = Field(default=None, min_length=1)
+    resume: ResumeBody | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -81,6 +101,8 @@ class CommonRequest(BaseModel):
     def check_supported(self, known: Mapping[str, tuple[object, ...]]) -> None:
         """Raises InvalidRequest for what we know and do not do."""
         refuse_unsupported(self.model_extra, known)
+        if self.resume is not None and not self.stream:
+            raise InvalidRequest("resume needs stream to be true", field="resume")
         if self.stream_options is not None:
             refuse_unsupported(self.stream_options.model_extra, STREAM_OPTION_FIELDS, "stream_options.")
             if not self.stream:
@@ -88,6 +110,11 @@ class CommonRequest(BaseModel):
             if self.continuous_usage and not self.include_usage:
                 field = "stream_options.continuous_usage_stats"
                 raise InvalidRequest(f"{field} needs stream_options.include_usage to be true", field=field)
+
+    @property
+    def resumed_choices(self) -> tuple[ResumedChoice, ...]:
+        """What the client has of each choice; empty for a request that begins."""
+        return tuple(self.resume.choices) if self.resume is not None else ()
 
     def sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """The sampling fields as the core's value object; raises InvalidRequest naming the field."""

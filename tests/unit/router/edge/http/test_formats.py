@@ -41,6 +41,7 @@ def test_a_plain_chunk_is_what_a_json_library_would_have_written(tokenizer: Toke
     writer = completion_stream(tokenizer)
     text = 'a"\\\n\u2028🎉\x00'
     first, second = (parsed(writer.events(0, OutputDelta(text, (5,))))[0] for _ in range(2))
+    assert first.pop("tandem")["start"]["request_id"] == "r-0"
     assert first == second  # the first is built the general way, the second from the prefix
     assert first["choices"] == [{"index": 0, "text": text, "logprobs": None, "finish_reason": None}]
     assert (first["id"], first["object"], first["model"]) == ("cmpl-r", "text_completion", "m")

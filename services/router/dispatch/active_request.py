@@ -7,6 +7,7 @@ import logging
 import time
 from dataclasses import dataclass
 
+from services.router.dispatch.quarantine import Deaths
 from services.router.dispatch.states import RequestEvent, RequestState, after
 from services.router.dispatch.write_coalescer import WriteCoalescer
 from services.router.placement.views import NO_HITS, PrefixHits
@@ -56,6 +57,8 @@ class ActiveRequest:
         """Where its prefix lies, by the index."""
         self.failed_workers: set[str] = set()
         """Names of those that may have caused the failures since the last token: the next attempt goes elsewhere."""
+        self.deaths = Deaths()
+        """Of workers that held it."""
         self.timeline = Timeline(accepted=request.arrived_at or time.perf_counter())
         self.task: asyncio.Task[None] | None = None
         self.state = RequestState.QUEUED

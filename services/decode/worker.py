@@ -105,6 +105,8 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
                 self._peer_lost(session, command.peer_lost)
             case "drain":
                 self.drain()
+            case "undrain":
+                self.undrain()
             case other:
                 logger.warning("router %s sent %s in mid-session", session.router_name, other)
 

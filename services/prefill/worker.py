@@ -95,6 +95,8 @@ class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
                 self._peer_lost(session, command.peer_lost)
             case "drain":
                 self.drain()
+            case "undrain":
+                self.undrain()
             case other:
                 logger.warning("router %s sent %s in mid-session", session.router_name, other)
 

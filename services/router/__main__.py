@@ -21,6 +21,8 @@ from services.router.edge.http.app import build_app
 from services.router.edge.http.server import HttpServer
 from services.router.edge.input_processor import InputProcessor
 from services.router.explanation import explanation
+from services.router.fleet_servicer import SERVICE_NAME as FLEET_SERVICE_NAME
+from services.router.fleet_servicer import FleetServicer
 from services.router.metrics import RouterMetrics
 from services.router.placement.policy import Placement
 from services.router.settings import RouterSettings
@@ -120,14 +122,17 @@ class RouterService:
             credentials,
         )
 
+        fleet = FleetServicer(self._fleet, settings.edge)
+
         def register(server: grpc.aio.Server) -> None:
             servicer.register(server)
             cache.register(server)
+            fleet.register(server)
 
         self.grpc = RpcServer(
             settings.grpc,
             register,
-            ("tandem.v1.InferenceService", CACHE_SERVICE_NAME),
+            ("tandem.v1.InferenceService", CACHE_SERVICE_NAME, FLEET_SERVICE_NAME),
             options=server_options(settings.edge.limits),
             max_calls=settings.edge.limits.max_grpc_calls,
             credentials=settings.edge.tls.server_credentials(),

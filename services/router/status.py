@@ -30,7 +30,7 @@ def cluster_status(
         model_name=model_name,
         ready=not reason,
         not_ready_reason=reason,
-        workers=[_worker(link) for link in (*fleet.links, *fleet.retiring)],
+        workers=[worker_status(link) for link in (*fleet.links, *fleet.retiring)],
         queue_len=dispatcher.num_waiting,
         queue_limit=settings.queue_limit,
         num_running=dispatcher.num_active - dispatcher.num_waiting,
@@ -45,7 +45,8 @@ def cluster_status(
     )
 
 
-def _worker(link: AnyLink) -> inference_pb2.WorkerStatus:
+def worker_status(link: AnyLink) -> inference_pb2.WorkerStatus:
+    """One worker in this router's view."""
     worker = link.welcome.worker if link.welcome is not None else types_pb2.WorkerId(name=link.name)
     load = types_pb2.Load()
     load.CopyFrom(link.load)

@@ -87,7 +87,7 @@ class WorkerService:
 
     async def close(self) -> None:
         """Drains: no new work, what runs is finished within the drain timeout, then everything is closed."""
-        self._worker.drain()
+        self._worker.drain(for_good=True)
         await self.server.set_serving(False)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._worker.idle.wait(), self._host.settings.drain_timeout_s)

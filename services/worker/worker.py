@@ -56,6 +56,7 @@ class Worker(ABC, Generic[CommandT, EventT]):
         self.idle = asyncio.Event()
         """Set while no request is left."""
         self.idle.set()
+        self._ending = False
         self._publisher = publisher
         self._holding: set[asyncio.Task[None]] = set()
         self.load = LoadReporter(host.transfer.counters, self._publish_load, connector)
@@ -162,9 +163,18 @@ class Worker(ABC, Generic[CommandT, EventT]):
         self.sessions.add(session)
         self.load.flush()
 
-    def drain(self) -> None:
-        """Takes no new work from now on, and reports that to the routers."""
+    def drain(self, *, for_good: bool = False) -> None:
+        """Takes no new work from now on, and reports that to the routers. `for_good`: `undrain` changes nothing."""
+        self._ending |= for_good
         self.load.draining = True
+        self.load.flush()
+
+    def undrain(self) -> None:
+        """Takes new work again, and reports that; a no-op where the process is about to end."""
+        if self._ending:
+            logger.warning("not undrained: this process is about to end")
+            return
+        self.load.draining = False
         self.load.flush()
 
     def _publish_load(self, load: types_pb2.Load) -> None:

@@ -52,6 +52,11 @@ class DecodeLink(WorkerLink[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
     def _peer_lost(self, lost: types_pb2.PeerLost) -> decode_pb2.DecodeCommand:
         return decode_pb2.DecodeCommand(peer_lost=lost)
 
+    def _drain(self, *, undo: bool) -> decode_pb2.DecodeCommand:
+        if undo:
+            return decode_pb2.DecodeCommand(undrain=types_pb2.Undrain())
+        return decode_pb2.DecodeCommand(drain=types_pb2.Drain())
+
     def _on_event(self, event: decode_pb2.DecodeEvent) -> None:
         match event.WhichOneof("event"):
             case "step":

@@ -160,6 +160,11 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         else:
             self._outgoing.put_nowait(command)
 
+    def drain(self, *, undo: bool = False) -> None:
+        """Asks the worker to take no new requests from any router, or to take them again; its next report shows that.
+        Raises WorkerLost."""
+        self.send(self._drain(undo=undo))
+
     def retire(self) -> None:
         """No new work from now on; the requests that run here go on. Twice is fine."""
         if not self.retired:
@@ -339,6 +344,10 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
     @abstractmethod
     def _peer_lost(self, lost: types_pb2.PeerLost) -> CommandT:
         """Wraps the message."""
+
+    @abstractmethod
+    def _drain(self, *, undo: bool) -> CommandT:
+        """The command to drain, or to take that back."""
 
     @abstractmethod
     def _on_event(self, event: EventT) -> None:

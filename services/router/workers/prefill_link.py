@@ -49,6 +49,11 @@ class PrefillLink(WorkerLink[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
     def _peer_lost(self, lost: types_pb2.PeerLost) -> prefill_pb2.PrefillCommand:
         return prefill_pb2.PrefillCommand(peer_lost=lost)
 
+    def _drain(self, *, undo: bool) -> prefill_pb2.PrefillCommand:
+        if undo:
+            return prefill_pb2.PrefillCommand(undrain=types_pb2.Undrain())
+        return prefill_pb2.PrefillCommand(drain=types_pb2.Drain())
+
     def _on_event(self, event: prefill_pb2.PrefillEvent) -> None:
         match event.WhichOneof("event"):
             case "first_token":

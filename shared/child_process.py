@@ -39,12 +39,11 @@ class ChildProcess:
         takes_requests: bool = False,
         keep_log: bool = False,
         on_progress: Callable[[str, Progress], None] | None = None,
-        on_exit: Callable[[ChildProcess], None] | None = None,
     ) -> None:
         """`command[0]` is an absolute path; `environment` is added to the launcher's own.
 
         `takes_requests` opens the child's stdin for `ask`. `keep_log` appends to the log. `on_progress(name, progress)`
-        is called for each progress event, `on_exit(self)` once the process has ended.
+        is called for each progress event.
         """
         self.name = name
         self.log_path = log_path
@@ -53,7 +52,6 @@ class ChildProcess:
         self._takes_requests = takes_requests
         self._keep_log = keep_log
         self._on_progress = on_progress
-        self._on_exit = on_exit
         self._process: Process | None = None
         self._watch: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[Ready] | None = None
@@ -200,8 +198,6 @@ class ChildProcess:
         await process.wait()
         _fail(ready, self._ended_early("it was ready"))
         _fail(self._answer, self._ended_early("its answer"))
-        if self._on_exit is not None:
-            self._on_exit(self)
 
     def _ended_early(self, before: str) -> Internal:
         return Internal(

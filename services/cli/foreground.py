@@ -97,8 +97,9 @@ class Foreground:
         pools = f"{spec.num_prefill} prefill + {spec.num_decode} decode"
         workers = pools if spec.mode == "disaggregated" else f"{spec.num_decode} decode, collocated"
         self._print(f"Tandem serves {spec.model_name} after {took_s:.1f} s: {workers}")
-        self._print(f"  OpenAI API  http://{cluster.http}/v1")
-        self._print(f"  gRPC        {cluster.grpc} (tandem.v1.InferenceService)")
+        for router in cluster.routers:
+            self._print(f"  OpenAI API  http://{router.http}/v1")
+            self._print(f"  gRPC        {router.grpc} (tandem.v1.InferenceService)")
         self._print(f"  logs        {spec.log_dir}/")
 
     async def _stream_example(self) -> None:
@@ -119,16 +120,19 @@ class Foreground:
         self._print("")
 
     async def _watch(self) -> None:
-        """Shows each process that ends by itself, or is back. Returns never; raises WorkerLost where the router stays
-        away."""
+        """Shows each process that ends by itself, or is back. Returns never; raises WorkerLost where the last router
+        stays away."""
+        serving = {router.name for router in self._cluster.routers}
         while True:
             match await self._cluster.next_change():
                 case Died(name, _, log_path, again_in_s) as death:
                     child = self._cluster.children.get(name)
                     tail = child.log_tail() if child is not None else ""
                     error = WorkerLost(str(death), process=name, log=str(log_path), log_tail=tail)
-                    if name == "router" and again_in_s is None:
-                        raise error
+                    if name in serving and again_in_s is None:
+                        serving.discard(name)
+                        if not serving:
+                            raise error
                     report(error)
                 case Restarted() as back:
                     self._print(str(back))

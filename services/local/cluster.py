@@ -24,7 +24,7 @@ from services.local.commands import (
 from services.local.cores import share_cores
 from services.local.parts import IndexPart, ServicePart
 from services.local.readiness import wait_until_serving
-from services.local.spec import ClusterSpec
+from services.local.spec import ClusterSpec, RouterPlace
 from services.local.supervisor import Change, Supervisor
 from shared.child_process import ChildProcess
 from shared.errors import ModelLoadError
@@ -44,7 +44,7 @@ class LocalCluster:
     """Index (Valkey), KV store, workers and router as child processes; an asynchronous context manager.
 
     `start()` returns when prompts are served. The workers load while the KV store starts: its address is reserved
-    beforehand. The router starts last: its flags name every worker's address. All addresses stay reserved until
+    beforehand. The routers start last: their flags name every worker's address. All addresses stay reserved until
     `stop()`: where the spec says so, a process that dies is started again on its own. Use it on the main thread's
     event loop (see ChildProcess).
     """
@@ -58,10 +58,8 @@ class LocalCluster:
     ) -> None:
         """`on_progress(process name, progress)` is called on the event loop, with fraction 1 once it is ready."""
         self.spec = spec
-        self.http = ""
-        """host:port of the OpenAI API, once started."""
-        self.grpc = ""
-        """host:port of tandem.v1.InferenceService, once started."""
+        self.routers: tuple[RouterPlace, ...] = ()
+        """Where each router serves, once started."""
         self._commands = commands if commands is not None else TandemCommands(spec)
         self._on_progress = on_progress if on_progress is not None else _ignore
         self._index: EmbeddedValkey | None = None
@@ -96,7 +94,7 @@ class LocalCluster:
             raise
 
     async def stop(self, timeout_s: float | None = None) -> None:
-        """SIGTERM to the router, then the workers, the KV store, the index; idempotent, and safe to call twice at once.
+        """SIGTERM to the routers, then the workers, the KV store, the index; idempotent, also called twice at once.
 
         Each process may take `timeout_s` seconds (default: the spec's) to drain, then it gets SIGKILL.
         """
@@ -121,6 +119,16 @@ class LocalCluster:
         return {name: page for name, part in self._parts.items() if (page := part.endpoints.get("metrics"))}
 
     @property
+    def http(self) -> str:
+        """host:port of the first router's OpenAI API, once started."""
+        return self.routers[0].http if self.routers else ""
+
+    @property
+    def grpc(self) -> str:
+        """host:port of the first router's tandem.v1.InferenceService, once started."""
+        return self.routers[0].grpc if self.routers else ""
+
+    @property
     def index_pid(self) -> int | None:
         """Process id of the server behind the index; None where it does not run."""
         return self._index.pid if self._index is not None else None
@@ -138,8 +146,9 @@ class LocalCluster:
         if not (model / "config.json").is_file():
             missing = "has no config.json" if model.is_dir() else "does not exist"
             raise ModelLoadError(f"model folder {model} {missing}", field="model", value=str(model))
-        check_free(self.spec.http, "http")
-        check_free(self.spec.grpc, "grpc")
+        for router in self.spec.routers:
+            check_free(router.http, "http")
+            check_free(router.grpc, "grpc")
 
     async def _start(self) -> None:
         # Imported here: it brings the Redis client, most of the time that `tandem status` would take to start.
@@ -159,7 +168,7 @@ class LocalCluster:
         for plan in self._workers:
             await self._spawn(plan.name, self._commands.worker(plan, kvstore))
         await self._all_ready()
-        await self._start_router(kvstore, stores)
+        await self._start_routers(kvstore, stores)
         self._supervisor.start((IndexPart(self._index), *self._parts.values()))
 
     def _plan_workers(self, stores: str) -> list[WorkerPlan]:
@@ -177,19 +186,25 @@ class LocalCluster:
             self._stores[name] = address
             await self._spawn(name, self._commands.store_node(number, address, redis_url))
 
-    async def _start_router(self, kvstore: str, stores: str) -> None:
+    async def _start_routers(self, kvstore: str, stores: str) -> None:
         workers: dict[WorkerRole, dict[str, str]] = {WorkerRole.PREFILL: {}, WorkerRole.DECODE: {}}
         for plan in self._workers:
             workers[plan.role][plan.name] = plan.address
-        command = self._commands.router(workers, kvstore, stores)
-        places = {"http": self._reserve(self.spec.http), "grpc": self._reserve(self.spec.grpc)}
-        router = await self._spawn("router", with_flags(command, **places))
+        started = []
+        for number, place in enumerate(self.spec.routers):
+            command = self._commands.router(workers, kvstore, stores, number)
+            places = {"http": self._reserve(place.http), "grpc": self._reserve(place.grpc)}
+            started.append(await self._spawn(place.name, with_flags(command, **places)))
+        self.routers = tuple([await self._router_serves(router) for router in started])
+
+    async def _router_serves(self, router: ServicePart) -> RouterPlace:
+        """Waits until it serves prompts."""
         serving = await router.ready()
         self._on_progress(router.name, Progress(0.9, "connecting to the workers"))
         http, grpc = serving.endpoints["http"], serving.endpoints["grpc"]
         await wait_until_serving(router.child, http, self.spec.start_timeout_s)
         self._on_progress(router.name, Progress(1.0, "ready"))
-        self.http, self.grpc = http, grpc
+        return RouterPlace(router.name, http, grpc)
 
     def _reserve(self, bind: str = "127.0.0.1:0") -> str:
         return self._reserved.enter_context(reserved_address(bind))
@@ -231,7 +246,8 @@ class LocalCluster:
     async def _stop(self, timeout_s: float) -> None:
         await self._supervisor.close()
         workers = [plan.name for plan in self._workers]
-        for stage in (["router"], workers, ["kvstore", *self._stores]):
+        routers = [router.name for router in self.spec.routers]
+        for stage in (routers, workers, ["kvstore", *self._stores]):
             children = [self._parts[name].child for name in stage if name in self._parts]
             await asyncio.gather(*(child.stop(timeout_s) for child in children))
         if self._index is not None:

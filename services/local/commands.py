@@ -38,8 +38,10 @@ class ServiceCommands(Protocol):
     def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
         """One worker on the plan's address, `kvstore` being the store's host:port."""
 
-    def router(self, workers: Mapping[WorkerRole, Mapping[str, str]], kvstore: str, stores: str = "") -> Sequence[str]:
-        """The router before the workers, for each role name → host:port; `stores` as in WorkerPlan."""
+    def router(
+        self, workers: Mapping[WorkerRole, Mapping[str, str]], kvstore: str, stores: str = "", number: int = 0
+    ) -> Sequence[str]:
+        """A router before the workers, for each role name → host:port; `stores` as in WorkerPlan."""
 
 
 class TandemCommands:
@@ -87,7 +89,9 @@ class TandemCommands:
             **self._log_flags,
         )
 
-    def router(self, workers: Mapping[WorkerRole, Mapping[str, str]], kvstore: str, stores: str = "") -> Sequence[str]:
+    def router(
+        self, workers: Mapping[WorkerRole, Mapping[str, str]], kvstore: str, stores: str = "", number: int = 0
+    ) -> Sequence[str]:
         """See ServiceCommands."""
         spec = self._spec
         lists = {
@@ -97,8 +101,9 @@ class TandemCommands:
         }
         return _module(
             "router",
-            http=spec.http,
-            grpc=spec.grpc,
+            name=f"router-{number}",
+            http=spec.routers[number].http,
+            grpc=spec.routers[number].grpc,
             model=spec.model,
             served_model_name=spec.model_name,
             mode=spec.mode,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
 from services.local.devices import CPU, parse_devices
-from shared.address import Address
+from shared.address import MAX_PORT, Address
 from shared.errors import ConfigError
 from shared.telemetry.logs import LogFormat
 
@@ -20,6 +20,20 @@ DEFAULT_HTTP = "127.0.0.1:8000"
 DEFAULT_GRPC = "127.0.0.1:50051"
 MAX_WORKERS = 64
 """Most workers of one role on one machine."""
+MAX_ROUTERS = 16
+"""Most routers on one machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterPlace:
+    """One router of a local cluster."""
+
+    name: str
+    """Of its process: router, router-1, …"""
+    http: str
+    """host:port of the OpenAI API."""
+    grpc: str
+    """host:port of tandem.v1.InferenceService."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +46,8 @@ class ClusterSpec:
     """Prefill workers; 0 in collocated mode."""
     num_decode: int = 1
     """Decode workers; in collocated mode they prefill too."""
+    num_routers: int = 1
+    """Routers over the same workers. Each further one serves on the next port of `http` and of `grpc`."""
     mode: Mode = "disaggregated"
     dtype: Dtype = "auto"
     """Of weights and computation; auto = the checkpoint's."""
@@ -88,6 +104,7 @@ class ClusterSpec:
         most = 0 if self.mode == "collocated" else MAX_WORKERS
         _check_range("prefill", self.num_prefill, fewest, most, f" in {self.mode} mode")
         _check_range("decode", self.num_decode, 1, MAX_WORKERS)
+        _check_range("routers", self.num_routers, 1, MAX_ROUTERS)
         _check_range("num_kv_blocks", self.num_kv_blocks, 0, 2**31 - 1)
         _check_range("max_model_len", self.max_model_len, 0, 2**31 - 1)
         num_gpus = sum(device != CPU for device in self.devices)
@@ -100,8 +117,28 @@ class ClusterSpec:
         _check_range("store_disk_bytes", self.store_disk_bytes, 0, 2**63 - 1)
         if self.store_disk_bytes and self.store_disk_folder is None:
             raise ConfigError("store_disk_bytes is set, but no store_disk_folder", field="store_disk_folder")
-        Address.parse(self.http, "http")
-        Address.parse(self.grpc, "grpc")
+        self._check_routers()
+
+    @property
+    def routers(self) -> tuple[RouterPlace, ...]:
+        """Where each router serves; port 0 = any free one."""
+        return tuple(
+            RouterPlace(
+                f"router-{number}" if number else "router",
+                _next_port(self.http, "http", number),
+                _next_port(self.grpc, "grpc", number),
+            )
+            for number in range(self.num_routers)
+        )
+
+    def _check_routers(self) -> None:
+        taken: set[str] = set()
+        for router in self.routers:
+            for field, address in (("http", router.http), ("grpc", router.grpc)):
+                if address in taken:
+                    raise ConfigError(f"{field}: {address} is another router's already", field=field, value=address)
+                if Address.parse(address, field).port:
+                    taken.add(address)
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -122,6 +159,16 @@ class ClusterSpec:
     def log_dir(self) -> Path:
         """Where each process's stderr goes, NAME.log."""
         return self.state_dir / "logs"
+
+
+def _next_port(address: str, field: str, offset: int) -> str:
+    """The address `offset` ports further; port 0 stays."""
+    asked = Address.parse(address, field)
+    if not asked.port or not offset:
+        return address
+    if asked.port + offset > MAX_PORT:
+        raise ConfigError(f"{field}: port {asked.port + offset} is above {MAX_PORT}", field=field, limit=MAX_PORT)
+    return str(replace(asked, port=asked.port + offset))
 
 
 def _check_range(field: str, value: int, low: int, high: int, where: str = "") -> None:

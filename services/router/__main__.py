@@ -13,7 +13,7 @@ from services.router.cache.prefix import PrefixReader
 from services.router.cache.servicer import SERVICE_NAME as CACHE_SERVICE_NAME
 from services.router.cache.servicer import CacheServicer
 from services.router.cache.watch import CacheWatch
-from services.router.dispatch.dispatcher import DispatchConfig, Dispatcher
+from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.drain import Drain
 from services.router.edge.grpc_api import InferenceServicer, server_options
@@ -61,13 +61,12 @@ class RouterService:
             )
         tenants = {"default", *settings.edge.tenants, *settings.admission.tenant_weights}
         self._metrics = RouterMetrics(model_name, sorted(tenants), settings.name)
-        collocated = settings.mode == "collocated"
         limits = LivenessLimits(settings.suspect_after_s, settings.give_up_after_s)
         self._fleet = Fleet(
             settings.name,
             discovery,
             self._on_change,
-            collocated=collocated,
+            collocated=settings.mode == "collocated",
             limits=limits,
             credentials=credentials,
         )
@@ -77,21 +76,8 @@ class RouterService:
             Placement(settings.placement.config(settings.max_queued_tokens), seed=zlib.crc32(settings.name.encode())),
             lookup,
             self._metrics,
-            DispatchConfig(
-                collocated=collocated,
-                queue_limit=settings.queue_limit,
-                queue_limit_bytes=settings.admission.max_bytes,
-                queue_timeout_s=settings.queue_timeout_s,
-                order=settings.admission.order,
-                tenant_weights=settings.admission.tenant_weights,
-                ttft_target_s=settings.admission.ttft_target_s,
-                late_idle_share=settings.admission.late_idle_share,
-                late_grace=settings.admission.late_grace,
-                max_explained=settings.placement.explain_requests,
-                max_attempts=settings.max_attempts,
-            ),
+            settings.dispatch_config(),
         )
-
         self._drain = Drain(self._dispatcher)
         self._drain_timeout_s = settings.drain_timeout_s
         self._stores = StoreNodes(parse_named(settings.stores, "stores", unnamed=True), credentials)

@@ -10,6 +10,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from services.router.admission.settings import AdmissionSettings
+from services.router.dispatch.config import DispatchConfig
 from services.router.edge.settings import EdgeSettings
 from services.router.placement.settings import PlacementSettings
 from shared.config import ServiceSettings
@@ -75,6 +76,22 @@ class RouterSettings(ServiceSettings):
     """Time for accepted requests to end after SIGTERM; meanwhile new ones are answered with 503. Seconds."""
     edge: EdgeSettings = EdgeSettings()
     """The HTTP and gRPC servers: API keys, tenants, limits."""
+
+    def dispatch_config(self) -> DispatchConfig:
+        """What the dispatcher takes of these settings."""
+        return DispatchConfig(
+            collocated=self.mode == "collocated",
+            queue_limit=self.queue_limit,
+            queue_limit_bytes=self.admission.max_bytes,
+            queue_timeout_s=self.queue_timeout_s,
+            order=self.admission.order,
+            tenant_weights=self.admission.tenant_weights,
+            ttft_target_s=self.admission.ttft_target_s,
+            late_idle_share=self.admission.late_idle_share,
+            late_grace=self.admission.late_grace,
+            max_explained=self.placement.explain_requests,
+            max_attempts=self.max_attempts,
+        )
 
 
 def parse_labels(text: str, known: Set[str]) -> dict[str, tuple[str, ...]]:

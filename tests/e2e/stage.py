@@ -15,7 +15,8 @@ from pathlib import Path
 from services.local.cluster import LocalCluster
 from services.local.commands import TandemCommands
 from services.local.spec import ClusterSpec
-from services.router.dispatch.dispatcher import DispatchConfig, Dispatcher
+from services.router.dispatch.config import DispatchConfig
+from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.metrics import RouterMetrics
 from services.router.placement.policy import Placement, PlacementConfig
@@ -37,9 +38,9 @@ HOST_BYTES = 1 << 26
 class Recording(TandemCommands):
     """Remembers who was started where."""
 
-    def router(self, workers, kvstore, stores):
+    def router(self, workers, kvstore, stores="", number=0):
         self.workers, self.kvstore_address = workers, kvstore
-        return super().router(workers, kvstore, stores)
+        return super().router(workers, kvstore, stores, number)
 
 
 class Chosen(Placement):

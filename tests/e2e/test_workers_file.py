@@ -26,7 +26,7 @@ class WithFile(TandemCommands):
         super().__init__(spec)
         self._path = path
 
-    def router(self, workers, kvstore, stores=""):
+    def router(self, workers, kvstore, stores="", number=0):
         self._workers = workers
         self.name(*workers["prefill"], *workers["decode"])
         return [*super().router({}, kvstore, stores), "--workers-file", str(self._path)]

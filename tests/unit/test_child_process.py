@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -28,20 +27,18 @@ def commands(tmp_path: Path) -> FakeCommands:
 @asynccontextmanager
 async def started(
     commands: FakeCommands, behaviour: str, progress: list[tuple[str, Progress]] | None = None
-) -> AsyncIterator[tuple[ChildProcess, asyncio.Queue[ChildProcess]]]:
-    """A running fake and the queue of its exit; killed at the end."""
-    exits: asyncio.Queue[ChildProcess] = asyncio.Queue()
+) -> AsyncIterator[ChildProcess]:
+    """A running fake; killed at the end."""
     seen = progress if progress is not None else []
     child = ChildProcess(
         "worker",
         commands.process("worker", behaviour),
         commands.journal.with_name("worker.log"),
         on_progress=lambda name, step: seen.append((name, step)),
-        on_exit=exits.put_nowait,
     )
     await child.start()
     try:
-        yield child, exits
+        yield child
     finally:
         child.kill()
         await child.stop(20.0)
@@ -49,19 +46,18 @@ async def started(
 
 async def test_progress_comes_before_ready_and_sigterm_ends_it_with_status_0(commands: FakeCommands) -> None:
     progress: list[tuple[str, Progress]] = []
-    async with started(commands, "serves", progress) as (child, exits):
+    async with started(commands, "serves", progress) as child:
         ready = await child.ready(20.0)
         assert ready.address == f"127.0.0.1:{child.pid}"
         assert progress == [("worker", Progress(0.5, "loading weights"))]
         await child.stop(20.0)
         assert child.returncode == 0
         assert commands.events() == ["worker start", "worker stop"]
-        assert exits.get_nowait() is child
         await child.stop(20.0)
 
 
 async def test_the_error_that_a_child_reports_is_raised_as_its_class(commands: FakeCommands) -> None:
-    async with started(commands, "refuses") as (child, _):
+    async with started(commands, "refuses") as child:
         with pytest.raises(ModelLoadError, match="no model_type") as caught:
             await child.ready(20.0)
         assert caught.value.field == "model"
@@ -70,7 +66,7 @@ async def test_the_error_that_a_child_reports_is_raised_as_its_class(commands: F
 
 
 async def test_a_child_that_dies_without_a_word_shows_the_end_of_its_log(commands: FakeCommands) -> None:
-    async with started(commands, "dies") as (child, _):
+    async with started(commands, "dies") as child:
         with pytest.raises(Internal, match="exit status 3") as caught:
             await child.ready(20.0)
         tail = str(caught.value.details["log_tail"]).splitlines()
@@ -79,26 +75,26 @@ async def test_a_child_that_dies_without_a_word_shows_the_end_of_its_log(command
 
 
 async def test_a_child_that_is_killed_while_it_loads_names_the_signal(commands: FakeCommands) -> None:
-    async with started(commands, "never ready") as (child, _):
+    async with started(commands, "never ready") as child:
         child.kill()
         with pytest.raises(Internal, match="SIGKILL"):
             await child.ready(20.0)
 
 
 async def test_a_child_that_is_not_ready_in_time_is_an_error(commands: FakeCommands) -> None:
-    async with started(commands, "never ready") as (child, _):
+    async with started(commands, "never ready") as child:
         with pytest.raises(DeadlineExceeded, match=r"worker was not ready after 0\.2 s"):
             await child.ready(0.2)
 
 
 async def test_what_a_library_prints_goes_to_the_log_and_does_not_disturb(commands: FakeCommands) -> None:
-    async with started(commands, "noisy") as (child, _):
+    async with started(commands, "noisy") as child:
         await child.ready(20.0)
         assert "a library says hello" in child.log_tail()
 
 
 async def test_a_child_that_ignores_sigterm_is_killed(commands: FakeCommands) -> None:
-    async with started(commands, "stubborn") as (child, _):
+    async with started(commands, "stubborn") as child:
         await child.ready(20.0)
         await child.stop(0.3)
         assert commands.events()[-1] == "worker stop"
@@ -107,14 +103,14 @@ async def test_a_child_that_ignores_sigterm_is_killed(commands: FakeCommands) ->
 
 
 async def test_what_a_child_left_running_ends_with_it(commands: FakeCommands) -> None:
-    async with started(commands, "leaves a child") as (child, exits):
+    async with started(commands, "leaves a child") as child:
         await child.ready(20.0)
         await child.stop(0.5)
-        assert exits.get_nowait() is child  # its stdout is at its end, so nobody holds it any more
+        await child.wait(0.0)  # its stdout is at its end, so nobody holds it any more
 
 
 async def test_a_terminals_ctrl_c_does_not_reach_it(commands: FakeCommands) -> None:
-    async with started(commands, "serves") as (child, _):
+    async with started(commands, "serves") as child:
         await child.ready(20.0)
         assert os.getsid(child.pid) == child.pid != os.getsid(0)
 
@@ -156,7 +152,7 @@ async def test_a_request_to_a_child_that_ends_is_an_error_and_so_is_the_next_one
 
 
 async def test_a_child_that_does_not_end_by_itself_is_an_error_of_waiting(commands: FakeCommands) -> None:
-    async with started(commands, "serves") as (child, _):
+    async with started(commands, "serves") as child:
         await child.ready(20.0)
         with pytest.raises(DeadlineExceeded, match="had not ended"):
             await child.wait(0.1)

@@ -82,6 +82,8 @@ class _Commands(TandemCommands):
         """See ServiceCommands."""
         return [*super().store_node(number, bind, redis_url), *self._throttle]
 
-    def router(self, workers: Mapping[WorkerRole, Mapping[str, str]], kvstore: str, stores: str = "") -> Sequence[str]:
+    def router(
+        self, workers: Mapping[WorkerRole, Mapping[str, str]], kvstore: str, stores: str = "", number: int = 0
+    ) -> Sequence[str]:
         """See ServiceCommands."""
-        return super().router(workers, kvstore if self._indexed else "", stores)
+        return super().router(workers, kvstore if self._indexed else "", stores, number)

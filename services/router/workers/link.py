@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar, cast
@@ -16,11 +15,11 @@ from typing import Any, Generic, TypeVar, cast
 import grpc
 import grpc.aio
 
-from services.router.placement.ledger import Ledger
-from services.router.placement.views import Pool, WorkerView
-from services.router.placement.work import NO_WORK, Work
+from services.router.placement.views import Pool
+from services.router.placement.work import Work
 from services.router.workers.discovery import DiscoveredWorker
 from services.router.workers.liveness import Liveness, LivenessLimits
+from services.router.workers.standing import Standing
 from shared.errors import ModelMismatch, TandemError, WorkerDied, WorkerLost
 from shared.identity import WorkerRole
 from shared.rpc.convert import role_to_proto
@@ -82,27 +81,20 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         self.name = worker.name
         self.address = worker.address
         self.welcome: types_pb2.Welcome | None = None
-        self.load = types_pb2.Load()
         self.mismatch = ""
         """Why the worker is not connected, or was refused; empty while it is connected, or was not tried yet."""
-        self.retired = False
-        """The discovery names the worker no more: no new work for it."""
-        self.suspicion = ""
-        """Why it gets no new work although it is connected; empty where it is well."""
+        self._standing = Standing(worker.name, worker.label, pool)
         self._limits = limits or LivenessLimits()
         self._liveness = Liveness(self._limits)
         self._router_incarnation = router_incarnation
         self._on_lost = on_lost
         self._num_sessions = 0
-        self._refused = False
         self._waits_for: set[str] = set()  # workers that it was told to wait for, by a Cancel
         self._overflowed = asyncio.Event()
         self._router_name = router_name
         self._check = check
         self._on_change = on_change
-        self._pool = pool
         self._credentials = credentials
-        self._ledger: Ledger | None = None
         self._receivers: dict[str, Receiver] = {}
         self._outgoing: asyncio.Queue[CommandT | None] = asyncio.Queue()  # None: no more commands will come
         self._drained = asyncio.Event()
@@ -118,9 +110,29 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         return len(self._receivers)
 
     @property
+    def num_committed(self) -> int:
+        """Requests of this router that its view of the worker counts; 0 while not connected."""
+        return self._standing.num_open
+
+    @property
     def queued(self) -> Work:
         """The prompt tokens that it still has to compute, by the router's view; none while not connected."""
-        return self._ledger.view.queued if self._ledger is not None else NO_WORK
+        return self._standing.queued
+
+    @property
+    def load(self) -> types_pb2.Load:
+        """Its last report."""
+        return self._standing.load
+
+    @property
+    def retired(self) -> bool:
+        """The discovery names the worker no more: no new work for it."""
+        return self._standing.retired
+
+    @property
+    def suspicion(self) -> str:
+        """Why it gets no new work although it is connected; empty where it is well."""
+        return self._standing.suspicion
 
     @property
     def max_model_len(self) -> int:
@@ -131,25 +143,21 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         """Places a request here: the worker's messages about it go to `receiver`, and placement counts its work and
         blocks from now on. The command follows."""
         self._receivers[request_id] = receiver
-        if self._ledger is not None:
-            self._ledger.commit(request_id, work, num_blocks=num_blocks)
+        self._standing.commit(request_id, work, num_blocks)
 
     def computed(self, request_id: str) -> None:
         """The request's first token came: none of its prompt is queued here any more."""
-        if self._ledger is not None:
-            self._ledger.computed(request_id)
+        self._standing.computed(request_id)
 
     def close(self, request_id: str) -> None:
         """The request is over for this worker: later messages about it are dropped."""
         self._receivers.pop(request_id, None)
-        if self._ledger is not None:
-            self._ledger.release(request_id)
+        self._standing.release(request_id)
         self._check_drained()
 
     def refused(self) -> None:
         """The worker was full although the router's view had room: no more work until its next report."""
-        self._refused = True
-        self._set_accepting()
+        self._standing.refuse()
 
     def send(self, command: CommandT) -> None:
         """Queues a command; raises WorkerLost while the worker is not connected."""
@@ -171,8 +179,7 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
             logger.info(
                 "worker %s at %s is removed, %d requests finish there", self.name, self.address, self.num_requests
             )
-            self.retired = True
-            self._pool.remove(self.name)
+            self._standing.retire()
             self._check_drained()
 
     def _check_drained(self) -> None:
@@ -182,13 +189,11 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
     def _give(self, request_id: str, command: CommandT) -> None:
         """Queues the command that begins a request."""
         self.send(command)
-        if self._ledger is not None:
-            self._ledger.sent(request_id, time.perf_counter())
+        self._standing.sent(request_id)
 
     def _acknowledged(self, request_id: str) -> None:
         """The worker answered the command that began the request: its next report counts it."""
-        if self._ledger is not None:
-            self._ledger.acknowledged(request_id)
+        self._standing.acknowledged(request_id)
 
     async def run(self) -> None:
         """Keeps the session up; returns once the worker is retired and drained. Ends by being cancelled before."""
@@ -311,17 +316,13 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
 
     def _judge(self) -> None:
         """Keeps new work away from a worker that is suspected, until it is well again."""
-        before, self.suspicion = self.suspicion, self._liveness.suspicion
-        if bool(before) == bool(self.suspicion):
+        before, now = self.suspicion, self._liveness.suspicion
+        self._standing.suspect(now)
+        if bool(before) == bool(now):
             return
-        if self.suspicion:
-            logger.warning("worker %s is suspected: %s", self.name, self.suspicion)
-        self._set_accepting()
+        if now:
+            logger.warning("worker %s is suspected: %s", self.name, now)
         self._on_change()
-
-    def _set_accepting(self) -> None:
-        if self._ledger is not None:
-            self._ledger.view.accepting = not (self.load.draining or self._refused or self.suspicion)
 
     def peer_lost(self, lost: types_pb2.PeerLost) -> None:
         """The router has lost another worker: this one is told if it waits for it, after a Cancel."""
@@ -366,25 +367,10 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         logger.info("worker %s connected, incarnation %016x", self.name, welcome.worker.incarnation)
         self.welcome = welcome
         self.mismatch = ""
-        self.load = types_pb2.Load(num_free_blocks=welcome.num_blocks, num_total_blocks=welcome.num_blocks)
-        view = WorkerView(
-            self.name,
-            num_free_blocks=welcome.num_blocks,
-            num_total_blocks=welcome.num_blocks,
-            num_requests=0,
-            max_num_seqs=welcome.max_num_seqs,
-            num_queued_tokens=0,
-            label=self.worker.label,
-        )
-        self._ledger = Ledger(view)
-        self._refused = False
         self._waits_for.clear()
         self._overflowed.clear()
         self._liveness = Liveness(self._limits)
-        self.suspicion = self._liveness.suspicion if welcome.heartbeats else ""
-        self._set_accepting()
-        if not self.retired:
-            self._pool.add(view)
+        self._standing.begin(welcome, self._liveness.suspicion if welcome.heartbeats else "")
         self._on_change()
 
     def _lost(self, reason: str, *, died: bool = False) -> None:
@@ -395,9 +381,7 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
             logger.warning("worker %s at %s: %s", self.name, self.address, reason)
         was, self.welcome = self.welcome, None
         self.mismatch = reason
-        self._ledger = None
-        if not self.retired:  # else another link may have this name by now
-            self._pool.remove(self.name)
+        self._standing.end()
         self._outgoing = asyncio.Queue()
         receivers, self._receivers = self._receivers, {}
         for receive in receivers.values():
@@ -408,19 +392,7 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
             self._on_change()
 
     def _on_load(self, load: types_pb2.Load) -> None:
-        self.load = load
-        if self._ledger is not None:
-            self._ledger.view.num_total_blocks = load.num_total_blocks
-            self._refused = False
-            self._set_accepting()
-            if not self.retired:
-                self._pool.update_routers(self.name, load.routers)
-            self._ledger.report(
-                num_free_blocks=load.num_free_blocks,
-                num_requests=load.num_running + load.num_waiting,
-                num_queued_tokens=load.num_queued_tokens,
-                now_s=time.perf_counter(),
-            )
+        self._standing.report(load)
         self._on_change()
 
     def _deliver(self, request_id: str, message: Message | TandemError) -> None:

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from services.router.dispatch.dispatcher import DispatchConfig, Dispatcher
+from services.router.dispatch.config import DispatchConfig
+from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.explanation import explanation
 from services.router.placement.disaggregation import Thresholds

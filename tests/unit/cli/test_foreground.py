@@ -125,6 +125,15 @@ async def test_a_router_that_dies_again_and_again_ends_the_command(spec: Cluster
             await asyncio.wait_for(command, 20.0)
 
 
+async def test_the_command_goes_on_while_one_router_is_left(spec: ClusterSpec, commands: FakeCommands) -> None:
+    with running(replace(spec, num_routers=2), commands) as (screen, command):
+        await screen.shows("Serving.")
+        os.kill(commands.pid("router"), signal.SIGKILL)
+        os.kill(commands.pid("router-1"), signal.SIGKILL)
+        with pytest.raises(WorkerLost, match="not started again"):
+            await asyncio.wait_for(command, 20.0)
+
+
 async def test_without_its_router_the_cluster_is_stopped(spec: ClusterSpec, commands: FakeCommands) -> None:
     commands.behaviours["router"] = "router that dies"
     with running(spec, commands) as (_, command), pytest.raises(WorkerLost, match=r"router ended \(exit status 4\)"):

@@ -54,10 +54,12 @@ class FakeCommands:
         self.workers.append(plan)
         return self.process(plan.name)
 
-    def router(self, workers: Mapping[WorkerRole, Mapping[str, str]], kvstore: str, stores: str = "") -> Sequence[str]:
+    def router(
+        self, workers: Mapping[WorkerRole, Mapping[str, str]], kvstore: str, stores: str = "", number: int = 0
+    ) -> Sequence[str]:
         self.kvstores.add(kvstore)
         self.routed = {role: dict(addresses) for role, addresses in workers.items()}
-        return self.process("router", "router")
+        return self.process(f"router-{number}" if number else "router", "router")
 
     def pid(self, name: str) -> int:
         """The latest process of that name."""

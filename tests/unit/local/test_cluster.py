@@ -50,6 +50,18 @@ async def test_every_worker_is_told_all_store_nodes_and_they_stop_last(
     assert sorted(stops[3:]) == ["kvstore", "store-1", "store-2"]
 
 
+async def test_several_routers_are_told_the_same_workers_and_stop_before_them(
+    spec: ClusterSpec, commands: FakeCommands
+) -> None:
+    async with LocalCluster(replace(spec, num_routers=3), commands=commands) as cluster:
+        assert list(cluster.children)[-3:] == ["router", "router-1", "router-2"]
+        assert [router.name for router in cluster.routers] == ["router", "router-1", "router-2"]
+        assert len({router.http for router in cluster.routers}) == 3
+        assert cluster.http == cluster.routers[0].http
+    stops = [line.removesuffix(" stop") for line in commands.events() if line.endswith(" stop")]
+    assert sorted(stops[:3]) == ["router", "router-1", "router-2"]
+
+
 async def test_cores_are_shared_out_among_the_workers(spec: ClusterSpec, commands: FakeCommands) -> None:
     async with LocalCluster(spec, commands=commands):
         used = [core for plan in commands.workers for core in plan.cores]

@@ -37,6 +37,11 @@ from shared.errors import ConfigError
         ("device", {"device": "cuda:0,1,2"}),
         ("gpu_memory", {"gpu_memory": 0.0}),
         ("gpu_memory", {"gpu_memory": 1.1}),
+        ("routers", {"num_routers": 0}),
+        ("routers", {"num_routers": 17}),
+        ("grpc", {"num_routers": 2, "http": "h:8000", "grpc": "h:8000"}),
+        ("http", {"num_routers": 2, "http": "h:8000", "grpc": "h:8001"}),
+        ("http", {"num_routers": 2, "http": "h:65535"}),
     ],
 )
 def test_a_wrong_setting_is_named(field: str, settings: dict[str, Any]) -> None:
@@ -49,6 +54,17 @@ def test_a_wrong_setting_is_named(field: str, settings: dict[str, Any]) -> None:
 def test_the_model_is_called_like_its_folder_unless_named(tmp_path: Path) -> None:
     assert ClusterSpec(model=tmp_path / "tiny" / ".").model_name == "tiny"
     assert ClusterSpec(model=tmp_path, served_model_name="x").model_name == "x"
+
+
+def test_each_further_router_has_the_next_ports_and_a_name_of_its_own() -> None:
+    spec = ClusterSpec(model=Path("m"), num_routers=2, http="[::1]:8000", grpc="127.0.0.1:0")
+    assert [(router.name, router.http, router.grpc) for router in spec.routers] == [
+        ("router", "[::1]:8000", "127.0.0.1:0"),
+        ("router-1", "[::1]:8001", "127.0.0.1:0"),
+    ]
+    command = TandemCommands(spec).router({}, "h:1", number=1)
+    assert command[command.index("--name") + 1] == "router-1"
+    assert command[command.index("--http") + 1] == "[::1]:8001"
 
 
 def test_prefill_workers_come_first_and_get_their_cores() -> None:

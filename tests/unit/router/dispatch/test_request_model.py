@@ -19,7 +19,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from services.router.dispatch.dispatcher import DispatchConfig, Dispatcher
+from services.router.dispatch.config import DispatchConfig
+from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.dispatch.states import HOLDERS, Holder, RequestState
 from services.router.placement.policy import Placement, PlacementConfig
@@ -151,8 +152,7 @@ class RequestMachine(RuleBasedStateMachine):
             assert not worker.held, f"{worker.link.name} holds {set(worker.held)} for nobody"
             assert not worker.waiting, f"{worker.link.name} waits for trailers that never come: {worker.waiting}"
             assert worker.link.num_requests == 0
-            if worker.link._ledger is not None:
-                assert worker.link._ledger.num_open == 0
+            assert worker.link.num_committed == 0
         self.loop.run_until_complete(self.fleet.close())
         self._settle()
         self.loop.close()

@@ -1,0 +1,126 @@
+"""What placement may do with one worker: its view in the pool, and the ledger that keeps the view current."""
+
+from __future__ import annotations
+
+import time
+
+from services.router.placement.ledger import Ledger
+from services.router.placement.views import Pool, WorkerView
+from services.router.placement.work import NO_WORK, Work
+from shared.rpc.pb.tandem.v1 import types_pb2
+
+
+class Standing:
+    """Between `begin` and `end` the worker is connected; then, unless it is retired, its view is in the pool.
+
+    Used from the event loop's thread alone. What concerns a request does nothing while the worker is not connected.
+    """
+
+    def __init__(self, name: str, label: tuple[str, ...], pool: Pool) -> None:
+        """`pool` is the placement's pool of the worker's role."""
+        self.load = types_pb2.Load()
+        """Its last report."""
+        self.retired = False
+        """No new work for it, and its name in the pool may be another link's."""
+        self.suspicion = ""
+        """Why it gets no new work although it is connected; empty where it is well."""
+        self._name = name
+        self._label = label
+        self._pool = pool
+        self._ledger: Ledger | None = None
+        self._refused = False
+
+    @property
+    def queued(self) -> Work:
+        """The prompt tokens that it still has to compute, by the router's view; none while not connected."""
+        return self._ledger.view.queued if self._ledger is not None else NO_WORK
+
+    @property
+    def num_open(self) -> int:
+        """Commitments of this router that are not released."""
+        return self._ledger.num_open if self._ledger is not None else 0
+
+    def begin(self, welcome: types_pb2.Welcome, suspicion: str) -> None:
+        """The worker is connected; it holds nothing of this router's."""
+        self.load = types_pb2.Load(num_free_blocks=welcome.num_blocks, num_total_blocks=welcome.num_blocks)
+        view = WorkerView(
+            self._name,
+            num_free_blocks=welcome.num_blocks,
+            num_total_blocks=welcome.num_blocks,
+            num_requests=0,
+            max_num_seqs=welcome.max_num_seqs,
+            num_queued_tokens=0,
+            label=self._label,
+        )
+        self._ledger = Ledger(view)
+        self._refused = False
+        self.suspect(suspicion)
+        if not self.retired:
+            self._pool.add(view)
+
+    def end(self) -> None:
+        """The worker is lost, or left."""
+        self._ledger = None
+        if not self.retired:  # else another link may have this name by now
+            self._pool.remove(self._name)
+
+    def retire(self) -> None:
+        """No new work from now on."""
+        self.retired = True
+        self._pool.remove(self._name)
+
+    def suspect(self, why: str) -> None:
+        """Keeps new work away, until it is called with an empty reason."""
+        self.suspicion = why
+        self._set_accepting()
+
+    def refuse(self) -> None:
+        """The worker was full although our view had room: no more work until its next report."""
+        self._refused = True
+        self._set_accepting()
+
+    def report(self, load: types_pb2.Load) -> None:
+        """Takes the worker's report."""
+        self.load = load
+        if self._ledger is None:
+            return
+        self._ledger.view.num_total_blocks = load.num_total_blocks
+        self._refused = False
+        self._set_accepting()
+        if not self.retired:
+            self._pool.update_routers(self._name, load.routers)
+        self._ledger.report(
+            num_free_blocks=load.num_free_blocks,
+            num_requests=load.num_running + load.num_waiting,
+            num_queued_tokens=load.num_queued_tokens,
+            now_s=time.perf_counter(),
+        )
+
+    def commit(self, request_id: str, work: Work, num_blocks: int) -> None:
+        """A request was placed there: placement counts its work and blocks from now on."""
+        if self._ledger is not None:
+            self._ledger.commit(request_id, work, num_blocks=num_blocks)
+
+    def sent(self, request_id: str) -> None:
+        """The command that begins the request is on its way."""
+        if self._ledger is not None:
+            self._ledger.sent(request_id, time.perf_counter())
+
+    def acknowledged(self, request_id: str) -> None:
+        """The worker answered that command: its next report counts the request."""
+        if self._ledger is not None:
+            self._ledger.acknowledged(request_id)
+
+    def computed(self, request_id: str) -> None:
+        """The request's first token came: none of its prompt is queued there any more."""
+        if self._ledger is not None:
+            self._ledger.computed(request_id)
+
+    def release(self, request_id: str) -> None:
+        """The request is over for this worker."""
+        if self._ledger is not None:
+            self._ledger.release(request_id)
+
+    def _set_accepting(self) -> None:
+        if self._ledger is not None:
+            self._ledger.view.accepting = not (self.load.draining or self._refused or self.suspicion)

@@ -15,6 +15,8 @@
     ├── ModelMismatch         500  a worker serves another model or block layout
     ├── TransferFailed        503  KV blocks did not arrive complete
     ├── WorkerLost            503  a worker's session broke
+    │   └── WorkerDied        503  … because its process ended
+    ├── Quarantined           422  the request was present when two workers died
     ├── StoreUnavailable      503  the index or a tier does not answer
     ├── ModelLoadError        500  the model folder cannot be served (start-up)
     ├── ConfigError           500  a setting is out of bounds (start-up)
@@ -180,6 +182,20 @@ class WorkerLost(TandemError):
     http_status = 503
     code = "worker_lost"
     retryable = True
+
+
+class WorkerDied(WorkerLost):
+    """A worker's process ended while it served: it was neither draining nor given up for its silence."""
+
+
+class Quarantined(TandemError):
+    """The request was present when two workers died, and may have caused it: it is not given to a third. The status is
+    one that clients do not repeat by themselves. `request_id`, and `workers`: the two names, comma-separated."""
+
+    grpc_code = "FAILED_PRECONDITION"
+    http_status = 422
+    error_type = "invalid_request_error"
+    code = "request_quarantined"
 
 
 class StoreUnavailable(TandemError):

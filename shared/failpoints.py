@@ -15,8 +15,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -31,15 +32,20 @@ ENGINE_STEP = "engine.step"
 """Before the engine thread plans a step: hang, raise."""
 SESSION_SEND = "session.send"
 """Before a worker writes one message to a router: hang, raise, drop."""
+ENGINE_TOKEN = "engine.token"
+"""Where an engine is given a sequence that holds a certain token id: exit, as a fault in native code would end it."""
 UCX_SEND = "ucx.send"
 """Before a block or trailer leaves over UCX: hang, raise."""
 
-Kind = Literal["hang", "raise", "drop"]
+Kind = Literal["hang", "raise", "drop", "exit"]
 KINDS: Mapping[str, tuple[Kind, ...]] = {
     ENGINE_STEP: ("hang", "raise"),
     SESSION_SEND: ("hang", "raise", "drop"),
     UCX_SEND: ("hang", "raise"),
+    ENGINE_TOKEN: ("exit",),
 }
+EXIT_STATUS = 70
+"""Of a process that the kind `exit` ended."""
 
 
 class Injected(Exception):
@@ -53,6 +59,8 @@ class Fault:
     kind: Kind
     seconds: float = math.inf
     """How long a hang lasts, from its arming on."""
+    token_id: int = -1
+    """What `exit` waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +70,7 @@ class Armed:
     kind: Kind
     until: float
     """End of a hang, by time.monotonic()."""
+    token_id: int = -1
 
 
 armed: dict[str, Armed] = {}
@@ -69,19 +78,26 @@ armed: dict[str, Armed] = {}
 
 
 def parse(text: str) -> dict[str, Fault]:
-    """`point=kind` or `point=hang:seconds`, comma-separated. Raises ConfigError (`failpoints`)."""
+    """`point=kind`, `point=hang:seconds`, `point=exit:token id`, comma-separated. Raises ConfigError (`failpoints`)."""
     faults: dict[str, Fault] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         point, _, what = entry.partition("=")
-        kind, _, seconds = what.partition(":")
+        kind, _, value = what.partition(":")
         if point not in KINDS or kind not in KINDS[point]:
             known = "; ".join(f"{name}={'|'.join(kinds)}" for name, kinds in KINDS.items())
             raise ConfigError(f"failpoints: {entry!r} is none of {known}", field="failpoints")
-        try:
-            faults[point] = Fault(_kind(kind), float(seconds) if seconds else math.inf)
-        except ValueError:
-            raise ConfigError(f"failpoints: {seconds!r} is not a number of seconds", field="failpoints") from None
+        faults[point] = _fault(_kind(kind), value)
     return faults
+
+
+def _fault(kind: Kind, value: str) -> Fault:
+    try:
+        if kind == "exit":
+            return Fault(kind, token_id=int(value))
+        return Fault(kind, float(value) if value else math.inf)
+    except ValueError:
+        what = "token id" if kind == "exit" else "number of seconds"
+        raise ConfigError(f"failpoints: {value!r} is not a {what}", field="failpoints") from None
 
 
 def _kind(text: str) -> Kind:
@@ -92,7 +108,7 @@ def arm(faults: Mapping[str, Fault]) -> None:
     """From now on the faults strike whoever visits their points."""
     logger.warning("armed: %s", ", ".join(f"{point}={fault.kind}" for point, fault in faults.items()))
     now = time.monotonic()
-    armed.update({point: Armed(fault.kind, now + fault.seconds) for point, fault in faults.items()})
+    armed.update({point: Armed(fault.kind, now + fault.seconds, fault.token_id) for point, fault in faults.items()})
 
 
 def strike(point: str) -> None:
@@ -100,6 +116,14 @@ def strike(point: str) -> None:
     fault = _struck(point)
     while fault is not None and time.monotonic() < fault.until:
         time.sleep(_NAP_S)
+
+
+def strike_token(token_ids: Sequence[int]) -> None:
+    """Ends the process at ENGINE_TOKEN where the fault's token is among these."""
+    fault = armed.get(ENGINE_TOKEN)
+    if fault is not None and fault.token_id in token_ids:
+        logging.shutdown()
+        os._exit(EXIT_STATUS)
 
 
 async def strike_async(point: str) -> bool:

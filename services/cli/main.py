@@ -8,6 +8,7 @@ import typer
 
 from services.cli.cache import build_cache_app
 from services.cli.chat import chat
+from services.cli.drain import drain, undrain
 from services.cli.explain import explain
 from services.cli.failures import EXIT_INTERRUPTED, exit_status, report
 from services.cli.generate import generate
@@ -32,6 +33,8 @@ def build_app() -> typer.Typer:
     app.command()(chat)
     app.command()(status)
     app.command()(explain)
+    app.command()(drain)
+    app.command()(undrain)
     app.add_typer(build_cache_app(), name="cache")
     return app
 

@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 
+from shared.rpc.pb.tandem.v1 import decode_pb2, types_pb2
+
 from services.worker.blocks.connector import KVConnector
 from services.worker.blocks.prefix_fetch.fetch import Fetch
 from services.worker.blocks.prefix_fetch.prefix_hint import PrefixHint
@@ -37,7 +39,6 @@ from shared.kv.transfer import new_ticket
 from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.convert import finish_reason_to_proto, logprobs_to_proto
 from shared.rpc.errors import to_proto
-from shared.rpc.pb.tandem.v1 import decode_pb2, types_pb2
 from shared.telemetry.logs import RequestLog, failure_level
 
 logger = logging.getLogger(__name__)
@@ -108,6 +109,8 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
                 self._take_over(session, command.take_over)
             case "drain":
                 self.drain()
+            case "undrain":
+                self.undrain()
             case other:
                 logger.warning("router %s sent %s in mid-session", session.router_name, other)
 

@@ -9,12 +9,14 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from shared.address import Address
 from shared.errors import ConfigError, StoreUnavailable
 from shared.parent_death import command_dying_with_parent
 
@@ -34,9 +36,19 @@ class EmbeddedValkey:
     the process.
     """
 
-    def __init__(self, folder: Path | None = None, log_path: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path | None = None,
+        log_path: Path | None = None,
+        *,
+        bind: str = "",
+        place: Callable[[Sequence[str]], Sequence[str]] | None = None,
+    ) -> None:
         """`folder` holds the socket, and the log unless `log_path` says where; it is created if need be, and kept.
-        Default: a temporary one. The log is appended to."""
+        Default: a temporary one. The log is appended to. `bind`: host:port on which it listens too, to anybody who
+        reaches it. `place` makes the server's command one that executes it elsewhere, such as in a namespace."""
+        self._bind = Address.parse(bind, "bind", min_port=1) if bind else None
+        self._place = place or (lambda command: command)
         self._given_folder = folder
         self._given_log = log_path
         self._folder = folder
@@ -45,7 +57,7 @@ class EmbeddedValkey:
     @property
     def url(self) -> str:
         """What `redis_url` settings take; stays the same until `stop()`, and after it where a folder was given."""
-        return f"unix://{self._socket}"
+        return f"redis://{self._bind}" if self._bind is not None else f"unix://{self._socket}"
 
     @property
     def pid(self) -> int | None:
@@ -71,7 +83,7 @@ class EmbeddedValkey:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: ASYNC220 - not tied to an event loop: another loop may stop it
-                command_dying_with_parent([str(binary), *self._arguments()]),
+                command_dying_with_parent([*self._place([str(binary), *self._arguments()])]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -136,7 +148,8 @@ class EmbeddedValkey:
     def _arguments(self) -> list[str]:
         assert self._folder is not None
         options = {
-            "port": "0",
+            "port": str(self._bind.port) if self._bind is not None else "0",
+            **({"bind": self._bind.host, "protected-mode": "no"} if self._bind is not None else {}),
             "unixsocket": str(self._socket),
             "unixsocketperm": "700",
             "save": "",
@@ -151,7 +164,10 @@ class EmbeddedValkey:
     async def _wait_for_ping(self) -> None:
         assert self._process is not None
         try:
-            async with asyncio.timeout(START_TIMEOUT_S), Redis.from_url(self.url, driver_info=None) as redis:
+            async with (
+                asyncio.timeout(START_TIMEOUT_S),
+                Redis.from_url(f"unix://{self._socket}", driver_info=None) as redis,
+            ):
                 while self._process.poll() is None:
                     with contextlib.suppress(RedisError, OSError):
                         await redis.ping()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from services.local.addresses import check_free, reserved_address
+from services.local.addresses import check_free
 from services.local.commands import (
     ServiceCommands,
     TandemCommands,
@@ -23,6 +22,7 @@ from services.local.commands import (
 )
 from services.local.cores import share_cores
 from services.local.parts import IndexPart, ServicePart
+from services.local.places import INDEX, Places, ThisHost
 from services.local.readiness import wait_until_serving
 from services.local.spec import ClusterSpec, RouterPlace
 from services.local.supervisor import Change, Supervisor
@@ -55,8 +55,10 @@ class LocalCluster:
         *,
         on_progress: ProgressCallback | None = None,
         commands: ServiceCommands | None = None,
+        places: Places | None = None,
     ) -> None:
-        """`on_progress(process name, progress)` is called on the event loop, with fraction 1 once it is ready."""
+        """`on_progress(process name, progress)` is called on the event loop, with fraction 1 once it is ready. Closes
+        the `places` when it stops."""
         self.spec = spec
         self.routers: tuple[RouterPlace, ...] = ()
         """Where each router serves, once started."""
@@ -66,7 +68,7 @@ class LocalCluster:
         self._workers: list[WorkerPlan] = []
         self._stores: dict[str, str] = {}
         self._parts: dict[str, ServicePart] = {}
-        self._reserved = ExitStack()
+        self._places: Places = places if places is not None else ThisHost()
         self._changes: asyncio.Queue[Change] = asyncio.Queue()
         self._supervisor = Supervisor(self._on_change, restart=spec.restart, hang_timeout_s=spec.hang_timeout_s)
         self._stopping: asyncio.Task[None] | None = None
@@ -158,9 +160,13 @@ class LocalCluster:
         log_dir.mkdir(parents=True, exist_ok=True)
         for own_log in (self._log_path, log_dir / "valkey.log"):
             own_log.write_bytes(b"")
-        self._index = EmbeddedValkey(log_path=log_dir / "valkey.log")
+        self._index = EmbeddedValkey(
+            log_path=log_dir / "valkey.log",
+            bind=self._places.index,
+            place=lambda command: self._places.command(INDEX, command),
+        )
         await self._index.start()
-        kvstore = self._reserve()
+        kvstore = self._places.reserve("kvstore")
         await self._spawn("kvstore", self._commands.kvstore(kvstore, self._index.url))
         await self._spawn_stores(kvstore, self._index.url)
         stores = ",".join(f"{name}={address}" for name, address in self._stores.items())
@@ -174,7 +180,7 @@ class LocalCluster:
     def _plan_workers(self, stores: str) -> list[WorkerPlan]:
         num_workers = self.spec.num_prefill + self.spec.num_decode
         plans = plan_workers(self.spec, share_cores(sorted(os.sched_getaffinity(0)), num_workers))
-        return [replace(plan, stores=stores, address=self._reserve()) for plan in plans]
+        return [replace(plan, stores=stores, address=self._places.reserve(plan.name)) for plan in plans]
 
     async def _spawn_stores(self, kvstore: str, redis_url: str) -> None:
         """The KV store is the first store node; starts the others."""
@@ -182,7 +188,8 @@ class LocalCluster:
             return
         self._stores[store_name(0)] = kvstore
         for number in range(1, self.spec.store_nodes):
-            name, address = store_name(number), self._reserve()
+            name = store_name(number)
+            address = self._places.reserve(name)
             self._stores[name] = address
             await self._spawn(name, self._commands.store_node(number, address, redis_url))
 
@@ -193,7 +200,10 @@ class LocalCluster:
         started = []
         for number, place in enumerate(self.spec.routers):
             command = self._commands.router(workers, kvstore, stores, number)
-            places = {"http": self._reserve(place.http), "grpc": self._reserve(place.grpc)}
+            places = {
+                "http": self._places.reserve(place.name, place.http),
+                "grpc": self._places.reserve(place.name, place.grpc),
+            }
             started.append(await self._spawn(place.name, with_flags(command, **places)))
         self.routers = tuple([await self._router_serves(router) for router in started])
 
@@ -206,12 +216,11 @@ class LocalCluster:
         self._on_progress(router.name, Progress(1.0, "ready"))
         return RouterPlace(router.name, http, grpc)
 
-    def _reserve(self, bind: str = "127.0.0.1:0") -> str:
-        return self._reserved.enter_context(reserved_address(bind))
-
     async def _spawn(self, name: str, command: Sequence[str]) -> ServicePart:
         log_path = self.spec.log_dir / f"{name}.log"
-        part = ServicePart(name, command, log_path, self.spec.start_timeout_s, self._on_progress)
+        part = ServicePart(
+            name, self._places.command(name, command), log_path, self.spec.start_timeout_s, self._on_progress
+        )
         self._parts[name] = part
         self._on_progress(name, Progress(0.0, "starting"))
         await part.start()
@@ -252,7 +261,7 @@ class LocalCluster:
             await asyncio.gather(*(child.stop(timeout_s) for child in children))
         if self._index is not None:
             await self._index.stop()
-        self._reserved.close()
+        self._places.close()
 
 
 def _ignore(name: str, progress: Progress) -> None:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 
+from shared.rpc.pb.tandem.v1 import prefill_pb2, types_pb2
+
 from services.worker.blocks.connector import KVConnector
 from services.worker.blocks.prefix_fetch.fetch import Fetch
 from services.worker.blocks.prefix_fetch.prefix_hint import PrefixHint
@@ -33,7 +35,6 @@ from shared.kv.transfer import TICKET_BITS
 from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.convert import finish_reason_to_proto, logprobs_to_proto
 from shared.rpc.errors import to_proto
-from shared.rpc.pb.tandem.v1 import prefill_pb2, types_pb2
 from shared.telemetry.logs import RequestLog, failure_level
 
 logger = logging.getLogger(__name__)
@@ -98,6 +99,8 @@ class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
                 self._take_over(session, command.take_over)
             case "drain":
                 self.drain()
+            case "undrain":
+                self.undrain()
             case other:
                 logger.warning("router %s sent %s in mid-session", session.router_name, other)
 

@@ -8,6 +8,7 @@ import sys
 import zlib
 
 import grpc.aio
+from shared.rpc.pb.tandem.v1 import inference_pb2
 
 from services.router.cache.prefix import PrefixReader
 from services.router.cache.servicer import SERVICE_NAME as CACHE_SERVICE_NAME
@@ -21,6 +22,8 @@ from services.router.edge.http.app import build_app
 from services.router.edge.http.server import HttpServer
 from services.router.edge.input_processor import InputProcessor
 from services.router.explanation import explanation
+from services.router.fleet_servicer import SERVICE_NAME as FLEET_SERVICE_NAME
+from services.router.fleet_servicer import FleetServicer
 from services.router.metrics import RouterMetrics
 from services.router.placement.policy import Placement
 from services.router.settings import RouterSettings
@@ -34,7 +37,6 @@ from shared.kv_index.client import KVStoreClient
 from shared.model.chat_template import ChatTemplate
 from shared.model.tokenizer import Tokenizer
 from shared.process import run_service
-from shared.rpc.pb.tandem.v1 import inference_pb2
 from shared.rpc.server import RpcServer
 
 logger = logging.getLogger(__name__)
@@ -107,14 +109,17 @@ class RouterService:
             credentials,
         )
 
+        fleet = FleetServicer(self._fleet, settings.edge)
+
         def register(server: grpc.aio.Server) -> None:
             servicer.register(server)
             cache.register(server)
+            fleet.register(server)
 
         self.grpc = RpcServer(
             settings.grpc,
             register,
-            ("tandem.v1.InferenceService", CACHE_SERVICE_NAME),
+            ("tandem.v1.InferenceService", CACHE_SERVICE_NAME, FLEET_SERVICE_NAME),
             options=server_options(settings.edge.limits),
             max_calls=settings.edge.limits.max_grpc_calls,
             credentials=settings.edge.tls.server_credentials(),

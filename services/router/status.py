@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
+
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.metrics import RouterMetrics
 from services.router.settings import RouterSettings
 from services.router.workers.fleet import AnyLink, Fleet
 from shared.rpc.convert import role_to_proto
-from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 
 
 def cluster_status(
@@ -30,7 +31,7 @@ def cluster_status(
         model_name=model_name,
         ready=not reason,
         not_ready_reason=reason,
-        workers=[_worker(link) for link in (*fleet.links, *fleet.retiring)],
+        workers=[worker_status(link) for link in (*fleet.links, *fleet.retiring)],
         queue_len=dispatcher.num_waiting,
         queue_limit=settings.queue_limit,
         num_running=dispatcher.num_active - dispatcher.num_waiting,
@@ -45,7 +46,8 @@ def cluster_status(
     )
 
 
-def _worker(link: AnyLink) -> inference_pb2.WorkerStatus:
+def worker_status(link: AnyLink) -> inference_pb2.WorkerStatus:
+    """One worker in this router's view."""
     worker = link.welcome.worker if link.welcome is not None else types_pb2.WorkerId(name=link.name)
     load = types_pb2.Load()
     load.CopyFrom(link.load)

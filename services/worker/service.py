@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc.aio
+from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc
 
 from services.worker.blocks.connector import KVConnector
 from services.worker.host import EngineHost
@@ -25,7 +26,6 @@ from shared.identity import WorkerIdentity
 from shared.kv_index.client import KVStoreClient
 from shared.kv_index.publisher import IndexPublisher
 from shared.process import progress_event
-from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc
 from shared.rpc.server import RpcServer
 from shared.telemetry.metrics import Metrics
 from shared.telemetry.metrics_server import MetricsServer
@@ -87,7 +87,7 @@ class WorkerService:
 
     async def close(self) -> None:
         """Drains: no new work, what runs is finished within the drain timeout, then everything is closed."""
-        self._worker.drain()
+        self._worker.drain(for_good=True)
         await self.server.set_serving(False)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._worker.idle.wait(), self._host.settings.drain_timeout_s)

@@ -8,6 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
+from shared.rpc.pb.tandem.v1 import types_pb2
+
 from services.worker.blocks.connector import KVConnector
 from services.worker.blocks.prefix_fetch.fetch import Fetch
 from services.worker.blocks.prefix_fetch.prefix_hint import PrefixHint
@@ -32,7 +34,6 @@ from shared.identity import WorkerRole
 from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.convert import layout_to_proto, role_to_proto, sampling_from_proto
 from shared.rpc.errors import to_proto
-from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.telemetry.logs import failure_level
 
@@ -56,6 +57,7 @@ class Worker(ABC, Generic[CommandT, EventT]):
         self.idle = asyncio.Event()
         """Set while no request is left."""
         self.idle.set()
+        self._ending = False
         self._publisher = publisher
         self._holding: set[asyncio.Task[None]] = set()
         self.load = LoadReporter(host.transfer.counters, self._publish_load, connector)
@@ -165,9 +167,18 @@ class Worker(ABC, Generic[CommandT, EventT]):
         self.sessions.add(session)
         self.load.flush()
 
-    def drain(self) -> None:
-        """Takes no new work from now on, and reports that to the routers."""
+    def drain(self, *, for_good: bool = False) -> None:
+        """Takes no new work from now on, and reports that to the routers. `for_good`: `undrain` changes nothing."""
+        self._ending |= for_good
         self.load.draining = True
+        self.load.flush()
+
+    def undrain(self) -> None:
+        """Takes new work again, and reports that; a no-op where the process is about to end."""
+        if self._ending:
+            logger.warning("not undrained: this process is about to end")
+            return
+        self.load.draining = False
         self.load.flush()
 
     def _publish_load(self, load: types_pb2.Load) -> None:

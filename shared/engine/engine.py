@@ -182,8 +182,12 @@ class Engine:
     def _handle(self, command: Command) -> None:
         match command:
             case AddSequence(sequence):
+                if failpoints.armed:
+                    failpoints.strike_token(sequence.token_ids)
                 self._guarded(sequence.sequence_id, lambda: self._add(command))
             case ReserveSequence(sequence):
+                if failpoints.armed:
+                    failpoints.strike_token(sequence.token_ids)
                 self._guarded(sequence.sequence_id, lambda: self._reserve(command))
             case JoinSequence(sequence_id):
                 self._guarded(sequence_id, lambda: self._join(command))

@@ -11,7 +11,7 @@ import pytest
 
 from shared import failpoints
 from shared.errors import ConfigError
-from shared.failpoints import ENGINE_STEP, SESSION_SEND, UCX_SEND, Fault, Injected
+from shared.failpoints import ENGINE_STEP, ENGINE_TOKEN, SESSION_SEND, UCX_SEND, Fault, Injected
 
 
 @pytest.fixture(autouse=True)
@@ -25,10 +25,13 @@ def test_they_are_named_by_point_and_kind() -> None:
         ENGINE_STEP: Fault("hang", 2.5),
         SESSION_SEND: Fault("drop"),
     }
+    assert failpoints.parse("engine.token=exit:7") == {ENGINE_TOKEN: Fault("exit", token_id=7)}
     assert failpoints.parse("") == {}
 
 
-@pytest.mark.parametrize("text", ["engine.step", "engine.step=drop", "engine.step=hang:soon", "loop=hang", "=raise"])
+@pytest.mark.parametrize(
+    "text", ["engine.step", "engine.step=drop", "engine.token=exit", "engine.step=hang:soon", "loop=hang", "=raise"]
+)
 def test_what_is_no_failpoint_is_refused(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         failpoints.parse(text)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc.aio
+from shared.rpc.pb.tandem.v1 import cache_pb2, cache_pb2_grpc, kvstore_pb2
 
 from services.router.cache.prefix import PrefixReader
+from services.router.edge.admin_call import answer_admin
 from services.router.edge.auth import ApiKeys
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenancy import chain_salt
@@ -18,19 +20,16 @@ from services.router.workers.fleet import Fleet
 from shared.block_service.client import BlockClient
 from shared.block_service.store_client import OPERATOR_TIMEOUT_S
 from shared.block_service.store_nodes import Answer, StoreNodes, ask_all
-from shared.errors import Internal, InvalidRequest, NotFound, StoreUnavailable, TandemError, WorkerLost
+from shared.errors import InvalidRequest, NotFound, StoreUnavailable, TandemError, WorkerLost
 from shared.kv.hashing import chain
 from shared.kv.rendezvous import by_keeper
 from shared.kv_index.client import KVStoreClient
 from shared.kv_index.holders import join_hashes
-from shared.rpc.errors import abort
-from shared.rpc.pb.tandem.v1 import cache_pb2, cache_pb2_grpc, kvstore_pb2
 
 logger = logging.getLogger(__name__)
 
 SERVICE_NAME = "tandem.v1.CacheService"
 
-T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -65,25 +64,25 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         self, request: cache_pb2.GetCacheStatsRequest, context: Context
     ) -> cache_pb2.CacheStats:
         """Statistics of the store nodes, the tenants and the index."""
-        return await self._answer(self._stats, request, context)
+        return await answer_admin(self._keys, self._stats, request, context)
 
     async def FlushCache(  # noqa: N802
         self, request: cache_pb2.FlushCacheRequest, context: Context
     ) -> cache_pb2.FlushCacheResponse:
         """Drops a tenant's blocks from the store nodes; without a tenant all blocks, also of the workers' pools."""
-        return await self._answer(self._flush, request, context)
+        return await answer_admin(self._keys, self._flush, request, context)
 
     async def PinPrefix(  # noqa: N802
         self, request: cache_pb2.PinPrefixRequest, context: Context
     ) -> cache_pb2.PinPrefixResponse:
         """Keeps a prefix's blocks on the store nodes until it is unpinned."""
-        return await self._answer(self._pin, request, context)
+        return await answer_admin(self._keys, self._pin, request, context)
 
     async def UnpinPrefix(  # noqa: N802
         self, request: cache_pb2.UnpinPrefixRequest, context: Context
     ) -> cache_pb2.UnpinPrefixResponse:
         """Ends a pin."""
-        return await self._answer(self._unpin, request, context)
+        return await answer_admin(self._keys, self._unpin, request, context)
 
     async def _stats(self, _request: cache_pb2.GetCacheStatsRequest) -> cache_pb2.CacheStats:
         stats = cache_pb2.CacheStats()
@@ -178,18 +177,6 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         if self._index is None:
             raise StoreUnavailable("the router has no index: its setting kvstore is empty")
         return self._index
-
-    async def _answer(self, work: Callable[[Any], Awaitable[T]], request: object, context: Context) -> T:
-        try:
-            metadata = dict(context.invocation_metadata() or ())
-            key = metadata.get("authorization")
-            self._keys.check_admin(key if isinstance(key, str) else None)
-            return await work(request)
-        except TandemError as error:
-            await abort(context, error)
-        except Exception as error:
-            logger.exception("a cache call failed")
-            await abort(context, Internal(f"internal error ({type(error).__name__})"))
 
 
 def _reason(answer: Answer[Any]) -> str:

@@ -7,6 +7,9 @@ import logging
 import time
 from dataclasses import dataclass
 
+from shared.rpc.pb.tandem.v1 import types_pb2
+
+from services.router.dispatch.quarantine import Deaths
 from services.router.dispatch.states import RequestEvent, RequestState, after
 from services.router.dispatch.write_coalescer import WriteCoalescer
 from services.router.placement.views import NO_HITS, PrefixHits
@@ -18,7 +21,6 @@ from services.router.request import (
 )
 from shared.errors import TandemError
 from shared.rpc.convert import finish_reason_from_proto
-from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.telemetry.logs import request_log
 
 logger = logging.getLogger(__name__)
@@ -60,6 +62,8 @@ class ActiveRequest:
         """Where its prefix lies, by the index."""
         self.failed_workers: set[str] = set()
         """Names of those that may have caused the failures since the last token: the next attempt goes elsewhere."""
+        self.deaths = Deaths()
+        """Of workers that held it."""
         self.timeline = Timeline(accepted=request.arrived_at or time.perf_counter())
         self.task: asyncio.Task[None] | None = None
         self.state = RequestState.QUEUED

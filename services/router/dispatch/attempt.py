@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterable
 from functools import partial
 
+from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
+
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.states import HOLDERS, Holder, RequestEvent, RequestState
 from services.router.placement.prediction import TtftPredictor
@@ -14,9 +16,8 @@ from services.router.placement.work import NO_WORK, Work
 from services.router.workers.decode_link import DecodeLink
 from services.router.workers.link import Message
 from services.router.workers.prefill_link import PrefillLink
-from shared.errors import TandemError, TransferFailed, WorkerLost
+from shared.errors import TandemError, TransferFailed, WorkerDied, WorkerLost
 from shared.rpc.convert import sampling_to_proto
-from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
 
 _DECODING = RequestState.DECODING  # looked at for each token: reading a member of an enum takes 0.1 µs
 _FINISHED = RequestState.FINISHED
@@ -59,6 +60,8 @@ class Attempt:
         self._error: Exception | None = None
         self.suspects: frozenset[str] = frozenset()
         """Once it failed: the workers that may be the cause, by name."""
+        self.died = ""
+        """Once it failed: the worker whose process ended with the request on it; empty where none did."""
         self._heard_at = self._loop.time()
         self._silence = self._loop.call_at(self._heard_at + worker_timeout_s, self._check_silence)
 
@@ -87,6 +90,9 @@ class Attempt:
         except Exception as error:
             self._error = error
             self.suspects = self._suspected(worker, error)
+            holder = Holder.DECODE if worker is self.decode else Holder.PREFILL
+            if isinstance(error, WorkerDied) and self._asked and holder in HOLDERS[self._active.state]:
+                self.died = worker.name
         if self._active.state is _FINISHED or self._error is not None:
             self._over.set_result(None)
 

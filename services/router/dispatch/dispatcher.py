@@ -15,6 +15,7 @@ from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.attempt import Attempt
 from services.router.dispatch.config import DispatchConfig
 from services.router.dispatch.prefix_lookup import PrefixLookup
+from services.router.dispatch.quarantine import Quarantine
 from services.router.dispatch.states import RequestEvent
 from services.router.dispatch.write_coalescer import WriteCoalescer
 from services.router.metrics import RouterMetrics
@@ -28,6 +29,7 @@ from shared.errors import (
     DeadlineExceeded,
     Internal,
     Overloaded,
+    Quarantined,
     RequestRunning,
     TakenOver,
     TandemError,
@@ -72,14 +74,17 @@ class Dispatcher:
         self.decisions = DecisionLog(config.max_explained)
         """What was chosen lately, and why."""
         self._active: dict[str, ActiveRequest] = {}
+        self._quarantine = Quarantine()
 
     # --- Core
 
     def submit(self, request: Request) -> ActiveRequest:
-        """Starts a request. Raises RequestRunning on a running id, Overloaded, WorkerLost where none can serve.
+        """Starts a request. Raises RequestRunning on a running id, Overloaded, WorkerLost where none can serve,
+        Quarantined on the id of a request that was.
 
         A request with `resume` takes over a running one of its id and tenant, here and on the workers.
         """
+        self._quarantine.check(request.request_id)
         older = self._active.get(request.request_id)
         if older is not None and (request.resume is None or request.tenant != older.request.tenant):
             raise RequestRunning(f"request {request.request_id!r} is running already", field="request_id")
@@ -170,6 +175,8 @@ class Dispatcher:
         if not isinstance(error, TandemError):
             active.log.error("request %s", request_id, exc_info=error)
             error = Internal(f"{type(error).__name__}: {error}")
+        if isinstance(error, Quarantined):
+            self._quarantine.add(request_id, error)
         self._metrics.failed(error)
         active.log.log(failure_level(error), "request %s failed: %s", request_id, error)
         active.fail(error)
@@ -193,6 +200,8 @@ class Dispatcher:
                     num_failures = 0
                     active.failed_workers = set()
                 num_failures += 1
+                if attempt.died:
+                    active.deaths.note(active.request.request_id, attempt.died, len(active.produced))
                 if not error.retryable or num_failures >= self._config.max_attempts:
                     raise
                 active.failed_workers |= attempt.suspects

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Iterable
 
 import grpc.aio
+from shared.rpc.pb.tandem.v1 import decode_pb2, decode_pb2_grpc, types_pb2
 
 from services.router.workers.link import WorkerLink
 from shared.identity import WorkerRole
 from shared.rpc.errors import from_proto
-from shared.rpc.pb.tandem.v1 import decode_pb2, decode_pb2_grpc, types_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,11 @@ class DecodeLink(WorkerLink[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
 
     def _take_over(self, taken: types_pb2.TakeOver) -> decode_pb2.DecodeCommand:
         return decode_pb2.DecodeCommand(take_over=taken)
+
+    def _drain(self, *, undo: bool) -> decode_pb2.DecodeCommand:
+        if undo:
+            return decode_pb2.DecodeCommand(undrain=types_pb2.Undrain())
+        return decode_pb2.DecodeCommand(drain=types_pb2.Drain())
 
     def _on_event(self, event: decode_pb2.DecodeEvent) -> None:
         match event.WhichOneof("event"):

@@ -14,17 +14,17 @@ from typing import Any, Generic, TypeVar, cast
 
 import grpc
 import grpc.aio
+from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
 
 from services.router.placement.views import Pool
 from services.router.placement.work import Work
 from services.router.workers.discovery import DiscoveredWorker
 from services.router.workers.liveness import Liveness, LivenessLimits
 from services.router.workers.standing import Standing
-from shared.errors import ModelMismatch, TandemError, WorkerLost
+from shared.errors import ModelMismatch, TandemError, WorkerDied, WorkerLost
 from shared.identity import WorkerRole
 from shared.rpc.convert import role_to_proto
 from shared.rpc.errors import from_rpc_error
-from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
 from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.rpc.server import channel
 from shared.tasks import end_task
@@ -168,6 +168,11 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         else:
             self._outgoing.put_nowait(command)
 
+    def drain(self, *, undo: bool = False) -> None:
+        """Asks the worker to take no new requests from any router, or to take them again; its next report shows that.
+        Raises WorkerLost."""
+        self.send(self._drain(undo=undo))
+
     def retire(self) -> None:
         """No new work from now on; the requests that run here go on. Twice is fine."""
         if not self.retired:
@@ -205,17 +210,18 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         backoff_s = FIRST_BACKOFF_S
         async with channel(self.address, self._credentials) as link:
             while True:
-                reason = await self._outcome(self._session(link))
+                reason, broke = await self._outcome(self._session(link))
                 if self.connected and not self.suspicion:
                     backoff_s = FIRST_BACKOFF_S
-                self._lost(reason)
+                self._lost(reason, died=broke and not self.load.draining and not self.suspicion)
                 if self._drained.is_set():
                     return
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(MAX_BACKOFF_S, backoff_s * 2)
 
-    async def _outcome(self, session: Coroutine[Any, Any, None]) -> str:
-        """Why a session ended. Whatever it was, also a bug in handling what the worker sent, the next one is tried."""
+    async def _outcome(self, session: Coroutine[Any, Any, None]) -> tuple[str, bool]:
+        """Why a session ended, and whether its connection broke, as at the end of the worker's process. Whatever it
+        was, also a bug in handling what the worker sent, the next one is tried."""
         # A task of its own: gRPC ends the reader of a stream that the other side cancelled with CancelledError.
         task = asyncio.create_task(session)
         try:
@@ -225,18 +231,19 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
                 task.cancel()
                 await asyncio.wait({task})
         if task.cancelled():
-            return "the worker cancelled the session"
+            return "the worker cancelled the session", False
         error = task.exception()
         match error:
             case None:
-                return "the worker closed the session"
+                return "the worker closed the session", False
             case grpc.aio.AioRpcError():
-                return str(from_rpc_error(error, f"worker {self.name}"))
+                broke = error.code() is grpc.StatusCode.UNAVAILABLE
+                return str(from_rpc_error(error, f"worker {self.name}")), broke
             case TandemError() | TimeoutError() | asyncio.InvalidStateError() | grpc.aio.UsageError():
-                return str(error) or type(error).__name__
+                return str(error) or type(error).__name__, False
             case _:
                 logger.error("session with worker %s", self.name, exc_info=error)
-                return f"{type(error).__name__}: {error}"
+                return f"{type(error).__name__}: {error}", False
 
     async def _session(self, link: grpc.aio.Channel) -> None:
         call = self._open_stream(link)
@@ -349,6 +356,10 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         """Wraps the message."""
 
     @abstractmethod
+    def _drain(self, *, undo: bool) -> CommandT:
+        """The command to drain, or to take that back."""
+
+    @abstractmethod
     def _on_event(self, event: EventT) -> None:
         """Takes every event after Welcome: those about a request go to `_deliver`, Load goes to `_on_load`, Heartbeat
         to `_on_heartbeat`."""
@@ -371,8 +382,8 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         self._standing.begin(welcome, self._liveness.suspicion if welcome.heartbeats else "")
         self._on_change()
 
-    def _lost(self, reason: str) -> None:
-        """The stream broke: every attempt on it gets a WorkerLost."""
+    def _lost(self, reason: str, *, died: bool = False) -> None:
+        """The stream broke: every attempt on it gets a WorkerLost, a WorkerDied where the process ended."""
         if self._drained.is_set():
             logger.info("worker %s at %s: removed, its session is closed", self.name, self.address)
         elif self.connected or reason != self.mismatch:
@@ -383,7 +394,7 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         self._outgoing = asyncio.Queue()
         receivers, self._receivers = self._receivers, {}
         for receive in receivers.values():
-            receive(WorkerLost(f"worker {self.name} was lost: {reason}"))
+            receive((WorkerDied if died else WorkerLost)(f"worker {self.name} was lost: {reason}"))
         if was is not None:
             if self._on_lost is not None and not self._drained.is_set():
                 self._on_lost(types_pb2.PeerLost(name=self.name, transfer_address=was.transfer_address))

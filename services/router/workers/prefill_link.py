@@ -6,11 +6,11 @@ import logging
 from collections.abc import Iterable
 
 import grpc.aio
+from shared.rpc.pb.tandem.v1 import prefill_pb2, prefill_pb2_grpc, types_pb2
 
 from services.router.workers.link import WorkerLink
 from shared.identity import WorkerRole
 from shared.rpc.errors import from_proto
-from shared.rpc.pb.tandem.v1 import prefill_pb2, prefill_pb2_grpc, types_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,11 @@ class PrefillLink(WorkerLink[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
 
     def _take_over(self, taken: types_pb2.TakeOver) -> prefill_pb2.PrefillCommand:
         return prefill_pb2.PrefillCommand(take_over=taken)
+
+    def _drain(self, *, undo: bool) -> prefill_pb2.PrefillCommand:
+        if undo:
+            return prefill_pb2.PrefillCommand(undrain=types_pb2.Undrain())
+        return prefill_pb2.PrefillCommand(drain=types_pb2.Drain())
 
     def _on_event(self, event: prefill_pb2.PrefillEvent) -> None:
         match event.WhichOneof("event"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -62,6 +63,16 @@ def test_processes_of_one_host_agree_on_it() -> None:
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
     assert other.stdout.strip() == this_host().hex()
     assert len(this_host()) == HOST_ID_BYTES
+
+
+@pytest.mark.parametrize("namespace", ["--net", "--ipc"])
+def test_processes_of_different_namespaces_are_on_different_hosts(namespace: str) -> None:
+    program = "from shared.kv.ucx.address import this_host; print(this_host().hex())"
+    command = ["unshare", namespace, sys.executable, "-c", program]
+    if shutil.which("unshare") is None or subprocess.run(["unshare", namespace, "true"], check=False).returncode:
+        pytest.skip("namespaces of one's own are not permitted here")
+    other = subprocess.run(command, capture_output=True, check=True, text=True)
+    assert other.stdout.strip() != this_host().hex()
 
 
 def test_the_start_time_tells_processes_apart() -> None:

@@ -1,0 +1,61 @@
+"""Requests that were where workers died: one that may be the cause must not meet a third. Pure policy."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from shared.errors import Quarantined
+
+SAME_PLACE_TOKENS = 16
+"""Two deaths with fewer new tokens between them happened at the same place of the answer."""
+MAX_REMEMBERED = 1024
+"""Requests whose ids stay refused; the oldest is forgotten first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Death:
+    worker: str
+    num_produced: int
+
+
+class Deaths:
+    """The deaths that one request was present at, those at one place of its answer."""
+
+    def __init__(self) -> None:
+        self._latest: _Death | None = None
+
+    def note(self, request_id: str, worker: str, num_produced: int) -> None:
+        """A worker's process ended while it held the request, whose answer had `num_produced` tokens.
+
+        Raises Quarantined where it is the second at one place. A request that went on in between was not the cause of
+        the first: a long answer may outlive any number of workers.
+        """
+        before, self._latest = self._latest, _Death(worker, num_produced)
+        if before is not None and num_produced - before.num_produced < SAME_PLACE_TOKENS:
+            raise Quarantined(
+                f"request {request_id!r} was present when worker {before.worker} and then worker {worker} died: "
+                "it is not given to a third",
+                request_id=request_id,
+                workers=f"{before.worker},{worker}",
+            )
+
+
+class Quarantine:
+    """The ids of quarantined requests: a client that asks again under the same id hears the same."""
+
+    def __init__(self, limit: int = MAX_REMEMBERED) -> None:
+        self._limit = limit
+        self._errors: OrderedDict[str, Quarantined] = OrderedDict()
+
+    def add(self, request_id: str, error: Quarantined) -> None:
+        """Refuses the id from now on."""
+        self._errors[request_id] = error
+        if len(self._errors) > self._limit:
+            self._errors.popitem(last=False)
+
+    def check(self, request_id: str) -> None:
+        """Raises Quarantined for an id that was added."""
+        error = self._errors.get(request_id)
+        if error is not None:
+            raise Quarantined(error.message, **error.details)

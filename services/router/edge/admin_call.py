@@ -1,0 +1,38 @@
+"""One call of an administrator: its key is checked, its errors are typed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc.aio
+
+from services.router.edge.auth import ApiKeys
+from shared.errors import Internal, TandemError
+from shared.rpc.errors import abort
+
+logger = logging.getLogger(__name__)
+
+RequestT = TypeVar("RequestT")
+T = TypeVar("T")
+
+
+async def answer_admin(
+    keys: ApiKeys,
+    work: Callable[[RequestT], Awaitable[T]],
+    request: RequestT,
+    context: grpc.aio.ServicerContext[Any, Any],
+) -> T:
+    """What `work` makes of the request. Ends the call with Unauthenticated without an admin key where keys are set, or
+    with the TandemError that `work` raises; anything else is a bug and becomes Internal."""
+    try:
+        metadata = dict(context.invocation_metadata() or ())
+        key = metadata.get("authorization")
+        keys.check_admin(key if isinstance(key, str) else None)
+        return await work(request)
+    except TandemError as error:
+        await abort(context, error)
+    except Exception as error:
+        logger.exception("an administrator's call failed")
+        await abort(context, Internal(f"internal error ({type(error).__name__})"))

@@ -1,0 +1,83 @@
+"""`tandem.v1.FleetService`, which `tandem drain` and `tandem undrain` call."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import grpc.aio
+from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc
+
+from services.router.edge.admin_call import answer_admin
+from services.router.edge.auth import ApiKeys
+from services.router.edge.settings import EdgeSettings
+from services.router.status import worker_status
+from services.router.workers.fleet import AnyLink, Fleet
+from shared.errors import DeadlineExceeded, InvalidRequest, NotFound, TandemError
+
+logger = logging.getLogger(__name__)
+
+SERVICE_NAME = "tandem.v1.FleetService"
+TIMEOUT_S = 10.0
+"""For the workers to report that they do as they were told."""
+_POLL_S = 0.02
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):
+    """Drains workers for an administrator, and takes that back. Every call needs an admin API key."""
+
+    def __init__(self, fleet: Fleet, settings: EdgeSettings) -> None:
+        """Does not close the fleet."""
+        self._fleet = fleet
+        self._keys = ApiKeys.of(settings)
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """The `register` of `RpcServer`."""
+        fleet_pb2_grpc.add_FleetServiceServicer_to_server(self, server)
+
+    async def Drain(  # noqa: N802
+        self, request: fleet_pb2.DrainWorkersRequest, context: Context
+    ) -> fleet_pb2.DrainedWorkers:
+        """The workers take no new requests; returns once they report that."""
+        return await answer_admin(self._keys, lambda asked: self._set(asked, draining=True), request, context)
+
+    async def Undrain(  # noqa: N802
+        self, request: fleet_pb2.DrainWorkersRequest, context: Context
+    ) -> fleet_pb2.DrainedWorkers:
+        """The workers take requests again; returns once they report that."""
+        return await answer_admin(self._keys, lambda asked: self._set(asked, draining=False), request, context)
+
+    async def _set(self, request: fleet_pb2.DrainWorkersRequest, *, draining: bool) -> fleet_pb2.DrainedWorkers:
+        links = self._named(list(request.workers))
+        for link in links:
+            link.drain(undo=not draining)
+            logger.info("worker %s is asked to %s", link.name, "drain" if draining else "take requests again")
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                while not all(link.load.draining == draining for link in links):  # noqa: ASYNC110 - asked by hand
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            raise _unmoved(links, draining=draining) from None
+        return fleet_pb2.DrainedWorkers(workers=[worker_status(link) for link in links])
+
+    def _named(self, names: list[str]) -> list[AnyLink]:
+        """The links of these workers, all connected. Raises before any is told anything."""
+        if not names:
+            raise InvalidRequest("workers must name at least one worker", field="workers", limit=1)
+        links = {link.name: link for link in self._fleet.links}
+        unknown = [name for name in names if name not in links]
+        if unknown:
+            raise NotFound(f"there is no worker {unknown[0]!r}", field="workers", value=unknown[0])
+        lost = [name for name in names if not links[name].connected]
+        if lost:
+            raise InvalidRequest(f"worker {lost[0]} is not connected", field="workers", value=lost[0])
+        return [links[name] for name in dict.fromkeys(names)]
+
+
+def _unmoved(links: list[AnyLink], *, draining: bool) -> TandemError:
+    names = ", ".join(link.name for link in links if link.load.draining != draining)
+    does = "takes requests still" if draining else "goes on draining; a process that is ending does"
+    return DeadlineExceeded(f"worker {names} {does}, {TIMEOUT_S:g} s after it was asked", limit=TIMEOUT_S)

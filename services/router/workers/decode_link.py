@@ -38,6 +38,11 @@ class DecodeLink(WorkerLink[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
                 self._waits_for.add(sender)
             self.send(decode_pb2.DecodeCommand(cancel=cancel))
 
+    def reassign(self, reassign: decode_pb2.Reassign) -> None:
+        """Another prefill worker is to serve a reservation of this worker, which answers with a Reserved. Raises
+        WorkerLost."""
+        self.send(decode_pb2.DecodeCommand(reassign=reassign))
+
     def _open_stream(
         self, link: grpc.aio.Channel
     ) -> grpc.aio.StreamStreamCall[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]:

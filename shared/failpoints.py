@@ -1,7 +1,8 @@
 """Faults on demand, for chaos tests: a hung or failing engine, a late or lost session message, a UCX standstill.
 
 A process has failpoints only where its setting `failpoints` names them (`engine.step=hang:20,session.send=drop`), and
-refuses to start where `production` is set beside it. SIGUSR1 arms all that are named.
+refuses to start where `production` is set beside it. SIGUSR1 arms all that are named. `ucx.send=hang@9` lets nine
+visitors pass first.
 
 This is the one module with state of its own: the parts that break must not know who breaks them. Where nothing is
 armed, a point costs one look at `armed`:
@@ -18,7 +19,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from shared.errors import ConfigError
@@ -61,6 +62,8 @@ class Fault:
     """How long a hang lasts, from its arming on."""
     token_id: int = -1
     """What `exit` waits for."""
+    num_spared: int = 0
+    """Visitors that pass before it strikes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,8 @@ class Armed:
     until: float
     """End of a hang, by time.monotonic()."""
     token_id: int = -1
+    num_spared: int = 0
+    """Visitors that still pass."""
 
 
 armed: dict[str, Armed] = {}
@@ -78,15 +83,21 @@ armed: dict[str, Armed] = {}
 
 
 def parse(text: str) -> dict[str, Fault]:
-    """`point=kind`, `point=hang:seconds`, `point=exit:token id`, comma-separated. Raises ConfigError (`failpoints`)."""
+    """`point=kind`, `point=hang:seconds` or `point=exit:token id`, each perhaps with `@visitors`, comma-separated.
+
+    Raises ConfigError (`failpoints`).
+    """
     faults: dict[str, Fault] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         point, _, what = entry.partition("=")
+        what, _, spared = what.partition("@")
         kind, _, value = what.partition(":")
         if point not in KINDS or kind not in KINDS[point]:
             known = "; ".join(f"{name}={'|'.join(kinds)}" for name, kinds in KINDS.items())
             raise ConfigError(f"failpoints: {entry!r} is none of {known}", field="failpoints")
-        faults[point] = _fault(_kind(kind), value)
+        if spared and not spared.isdecimal():
+            raise ConfigError(f"failpoints: {entry!r} has no number of visitors behind '@'", field="failpoints")
+        faults[point] = replace(_fault(_kind(kind), value), num_spared=int(spared or 0))
     return faults
 
 
@@ -108,7 +119,12 @@ def arm(faults: Mapping[str, Fault]) -> None:
     """From now on the faults strike whoever visits their points."""
     logger.warning("armed: %s", ", ".join(f"{point}={fault.kind}" for point, fault in faults.items()))
     now = time.monotonic()
-    armed.update({point: Armed(fault.kind, now + fault.seconds, fault.token_id) for point, fault in faults.items()})
+    armed.update(
+        {
+            point: Armed(fault.kind, now + fault.seconds, fault.token_id, fault.num_spared)
+            for point, fault in faults.items()
+        }
+    )
 
 
 def strike(point: str) -> None:
@@ -137,6 +153,9 @@ async def strike_async(point: str) -> bool:
 def _struck(point: str) -> Armed | None:
     fault = armed.get(point)
     if fault is None:
+        return None
+    if fault.num_spared:
+        armed[point] = replace(fault, num_spared=fault.num_spared - 1)
         return None
     if fault.kind != "hang" or time.monotonic() >= fault.until:
         armed.pop(point, None)

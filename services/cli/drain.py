@@ -8,10 +8,10 @@ from typing import Annotated
 
 import grpc.aio
 import typer
-from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc
 
 from services.cli.client import InferenceClient
 from services.cli.options import DEFAULT_TARGET, ApiKey, Target
+from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc
 
 TIMEOUT_S = 30.0
 

@@ -6,11 +6,9 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 
-from shared.rpc.pb.tandem.v1 import decode_pb2, types_pb2
-
+from services.decode.reservation import Arrival, Reservation
 from services.worker.blocks.connector import KVConnector
 from services.worker.blocks.prefix_fetch.fetch import Fetch
 from services.worker.blocks.prefix_fetch.prefix_hint import PrefixHint
@@ -30,15 +28,15 @@ from shared.engine.messages import (
     StepOutput,
 )
 from shared.engine.sequence import Goal
-from shared.errors import InvalidRequest, TakenOver, TandemError, TransferFailed
+from shared.errors import InvalidRequest, TakenOver, TandemError, TransferFailed, WorkerLost
 from shared.identity import WorkerRole
-from shared.kv.handoff.receive_handoff import ReceivedHandoff, receive
+from shared.kv.handoff.arrival_check import ArrivalCheck
+from shared.kv.handoff.receive_handoff import HandoffReceiver
 from shared.kv.handoff.receiving import MemoryLost
-from shared.kv.handoff.trailer import trailer_bytes
-from shared.kv.transfer import new_ticket
 from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.convert import finish_reason_to_proto, logprobs_to_proto
 from shared.rpc.errors import to_proto
+from shared.rpc.pb.tandem.v1 import decode_pb2, types_pb2
 from shared.telemetry.logs import RequestLog, failure_level
 
 logger = logging.getLogger(__name__)
@@ -58,11 +56,11 @@ class _Request:
     tenant: str = ""
     fetch: Fetch = field(default_factory=Fetch)
     queued_at: float = field(default_factory=time.perf_counter)
+    reservation: Reservation | None = None
     receiving: asyncio.Task[None] | None = None
-    cancelled: bool = False
-    """The router gave it up, but the sender's trailer is still to come."""
-    sender: str = ""
-    """The prefill worker whose trailer that is."""
+    """Runs the reservation, until it ends."""
+    first_token: int | None = None
+    """Set when it joined."""
     joined_at: float = 0.0
     scheduled: FirstScheduled | None = None
     reported: bool = False
@@ -78,6 +76,7 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         super().__init__(host, publisher, connector)
         self._requests: dict[str, _Request] = {}
         self._lost_buffers: list[tuple[int, memoryview]] = []  # a silent sender may still write there
+        self._arrival_check = ArrivalCheck(host.model.layout.block_bytes)
 
     # --- commands
 
@@ -107,6 +106,8 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
                 self._peer_lost(session, command.peer_lost)
             case "take_over":
                 self._take_over(session, command.take_over)
+            case "reassign":
+                self._reassign(session.key(command.reassign.request_id), command.reassign)
             case "drain":
                 self.drain()
             case "undrain":
@@ -127,15 +128,28 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
     def _peer_lost(self, session: DecodeSession, lost: types_pb2.PeerLost) -> None:
         """The trailers of this worker, which cancelled requests wait for, will not come."""
         for item in list(self._requests.values()):
-            if item.session is session and item.cancelled and item.sender == lost.name and item.receiving is not None:
+            waits_for = item.reservation.sender if item.reservation is not None and item.reservation.cancelled else ""
+            if item.session is session and waits_for == lost.name and item.receiving is not None:
                 item.receiving.cancel()
 
     def _take_over(self, session: DecodeSession, taken: types_pb2.TakeOver) -> None:
         """Ends what other routers' sessions have of the request."""
         for sequence_id, item in list(self._requests.items()):
-            if item.session is not session and not item.cancelled and is_of(taken, item.request_id, item.tenant):
+            is_cancelled = item.reservation is not None and item.reservation.cancelled
+            if item.session is not session and not is_cancelled and is_of(taken, item.request_id, item.tenant):
                 self._cancel(sequence_id, sender_active=False)
                 self._send_failed(item, TakenOver(f"request {taken.request_id!r} goes on at {session.router_name}"))
+
+    def _reassign(self, sequence_id: str, reassign: decode_pb2.Reassign) -> None:
+        """Raises WorkerLost where the reservation cannot be served any more; the router then begins anew."""
+        item = self._requests.get(sequence_id)
+        if item is None or item.reservation is None:
+            raise WorkerLost(f"request {reassign.request_id!r} has no reservation here")
+        item.log.debug("request %s: its prefill worker %s is lost", item.request_id, reassign.lost)
+        if item.receiving is not None:
+            item.reservation.reassign(reassign.first_token if reassign.HasField("first_token") else None)
+        elif item.first_token is not None:  # it joined before this came
+            item.session.send(decode_pb2.DecodeEvent(reserved=item.reservation.joined(item.first_token)))
 
     def _reserve(self, session: DecodeSession, reserve: decode_pb2.Reserve) -> None:
         sequence_id = session.key(reserve.request_id)
@@ -174,12 +188,13 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         if item is None:
             return
         item.log.debug("request %s is cancelled", item.request_id)
-        if item.receiving is None:  # running, waiting or not reserved yet: the engine alone holds it
+        if item.receiving is None or item.reservation is None:
+            # Running, waiting or not reserved yet: the engine alone holds it.
             self._forget(sequence_id)
             self.host.engine.submit(AbortSequence(sequence_id))
         else:
-            item.cancelled, item.sender = True, sender
-            if not sender_active:
+            item.reservation.cancelled, item.reservation.sender = True, sender
+            if not sender_active or item.reservation.ended_by_cancel:
                 item.receiving.cancel()
 
     # --- engine events
@@ -217,65 +232,64 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             self.host.engine.submit(AbortSequence(reserved.sequence_id))
             self._send_failed(item, error)
             return
-        ticket = new_ticket()
-        indexes = [index for index, _ in reserved.needed]
-        needed = frozenset(indexes)
-        incoming = self.host.transfer.expect(
-            ticket,
-            [(index, buffer) for index, (_, buffer) in zip(indexes, buffers, strict=True)],
-            trailer_bytes(len(needed)),
-        )
-        arrival = receive(
-            self.host.transfer,
-            ticket,
-            incoming,
-            needed,
-            item.num_tokens,
+        arriving = {index: buffer for (index, _), (_, buffer) in zip(reserved.needed, buffers, strict=True)}
+        item.reservation = Reservation(
+            item.request_id,
+            reserved.num_cached_tokens,
+            HandoffReceiver(self.host.transfer, self._arrival_check, arriving, item.num_tokens),
+            lambda answer: item.session.send(decode_pb2.DecodeEvent(reserved=answer)),
             self.host.settings.handoff_timeout_s,
         )
-        item.receiving = asyncio.create_task(self._join(reserved.sequence_id, item, arrival, buffers))
-        message = decode_pb2.Reserved(
-            request_id=item.request_id,
-            ticket=ticket,
-            needed_blocks=sorted(needed),
-            num_cached_tokens=reserved.num_cached_tokens,
-        )
-        item.session.send(decode_pb2.DecodeEvent(reserved=message))
+        item.receiving = asyncio.create_task(self._join(reserved.sequence_id, item, item.reservation, buffers))
 
     async def _join(
-        self,
-        sequence_id: str,
-        item: _Request,
-        arrival: Coroutine[None, None, ReceivedHandoff | None],
-        buffers: list[tuple[int, memoryview]],
+        self, sequence_id: str, item: _Request, reservation: Reservation, buffers: list[tuple[int, memoryview]]
     ) -> None:
         """Ends the receiving of one sequence: it joins the batch, or its blocks are freed. `buffers`: where each block
         id's bytes arrive."""
-        arrived: ReceivedHandoff | None = None
+        arrived: Arrival | None = None
         lost = False
         try:
-            arrived = await arrival
+            arrived = await reservation.run()
         except MemoryLost as error:
             lost = True
             self._lost_buffers += buffers
             item.log.critical("the blocks of %d tokens are lost until a restart: %s", item.num_tokens, error)
-            if not item.cancelled:
+            if not reservation.cancelled:
                 self._send_failed(item, error)
         except TandemError as error:
-            if not item.cancelled:
+            if not reservation.cancelled:
                 self._send_failed(item, error)
         finally:
             item.receiving = None
-            keep = arrived is not None and (arrived.finished or not item.cancelled)
-            if keep:
-                assert arrived is not None
-                self.host.engine.blocks.store(buffers)
-                item.joined_at = time.perf_counter()
-                self.host.engine.submit(JoinSequence(sequence_id, arrived.first_token, arrived.checksums))
-            elif not lost:
-                self.host.engine.submit(AbortSequence(sequence_id))
-            if not keep or (arrived is not None and arrived.finished):
+            if arrived is not None and (arrived.finished or not reservation.cancelled):
+                self._on_arrival(sequence_id, item, arrived, buffers)
+            else:
+                arrived = None
+                if not lost:
+                    self.host.engine.submit(AbortSequence(sequence_id))
+            if arrived is None or arrived.finished:
                 self._forget(sequence_id)
+
+    def _on_arrival(
+        self, sequence_id: str, item: _Request, arrived: Arrival, buffers: list[tuple[int, memoryview]]
+    ) -> None:
+        assert item.reservation is not None
+        receiver = item.reservation.receiver
+        if receiver.num_damaged:
+            item.log.warning("request %s: %d blocks arrived damaged", item.request_id, receiver.num_damaged)
+        self.host.engine.blocks.store(buffers)
+        item.joined_at = time.perf_counter()
+        item.first_token = arrived.first_token
+        self.host.engine.submit(
+            JoinSequence(
+                sequence_id,
+                arrived.first_token,
+                receiver.checksums,
+                frozenset(receiver.damaged),
+                receiver.num_damaged,
+            )
+        )
 
     def _on_tokens(self, tokens: tuple[NewToken, ...]) -> None:
         """One Step message for each router that has sequences in this engine step."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections import defaultdict
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
-
-from shared.rpc.pb.tandem.v1 import prefill_pb2, types_pb2
 
 from services.worker.blocks.connector import KVConnector
 from services.worker.blocks.prefix_fetch.fetch import Fetch
@@ -35,6 +34,7 @@ from shared.kv.transfer import TICKET_BITS
 from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.convert import finish_reason_to_proto, logprobs_to_proto
 from shared.rpc.errors import to_proto
+from shared.rpc.pb.tandem.v1 import prefill_pb2, types_pb2
 from shared.telemetry.logs import RequestLog, failure_level
 
 logger = logging.getLogger(__name__)
@@ -50,6 +50,8 @@ class _Submitted:
     request_id: str
     num_tokens: int
     shipment: Shipment
+    notes: bool
+    """Its receiver takes notes of what is sent."""
     log: RequestLog
     tenant: str = ""
     fetch: Fetch = field(default_factory=Fetch)
@@ -126,7 +128,7 @@ class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
         )
         log = attempt_log(logger, submit.request_id, submit.trace)
         log.debug("request %s: %d tokens to prefill", submit.request_id, len(submit.token_ids))
-        item = _Submitted(session, submit.request_id, len(submit.token_ids), shipment, log, submit.tenant)
+        item = _Submitted(session, submit.request_id, len(submit.token_ids), shipment, submit.notes, log, submit.tenant)
         self._submitted[sequence_id] = item
         self._shipments[sequence_id] = shipment
         self.idle.clear()
@@ -200,8 +202,7 @@ class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
             case StepOutput(tokens, blocks, started):
                 for first in started:
                     self._on_started(first)
-                for block in blocks:
-                    self._on_outgoing(block)
+                self._on_outgoing(blocks)
                 for token in tokens:
                     self._on_first_token(token)
             case _:
@@ -213,12 +214,21 @@ class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
             item.scheduled_at = item.scheduled_at or first.at
             item.num_cached_tokens = first.num_cached_tokens
 
-    def _on_outgoing(self, block: OutgoingBlock) -> None:
-        item = self._submitted.get(block.sequence_id)
-        if item is None:
-            self._release(block)  # cancelled while the step ran
-        else:
-            item.shipment.add(block)
+    def _on_outgoing(self, blocks: Sequence[OutgoingBlock]) -> None:
+        """The blocks that a step sealed, of all sequences."""
+        outgoing: dict[str, list[OutgoingBlock]] = defaultdict(list)
+        for block in blocks:
+            outgoing[block.sequence_id].append(block)
+        for sequence_id, batch in outgoing.items():
+            item = self._submitted.get(sequence_id)
+            if item is None:  # cancelled while the step ran
+                for block in batch:
+                    self._release(block)
+            elif item.notes:
+                item.shipment.add_noted(batch)
+            else:
+                for block in batch:
+                    item.shipment.add(block)
 
     def _on_first_token(self, token: NewToken) -> None:
         item = self._submitted.pop(token.sequence_id, None)

@@ -8,7 +8,6 @@ import sys
 import zlib
 
 import grpc.aio
-from shared.rpc.pb.tandem.v1 import inference_pb2
 
 from services.router.cache.prefix import PrefixReader
 from services.router.cache.servicer import SERVICE_NAME as CACHE_SERVICE_NAME
@@ -37,6 +36,7 @@ from shared.kv_index.client import KVStoreClient
 from shared.model.chat_template import ChatTemplate
 from shared.model.tokenizer import Tokenizer
 from shared.process import run_service
+from shared.rpc.pb.tandem.v1 import inference_pb2
 from shared.rpc.server import RpcServer
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,6 @@ import logging
 from typing import Any
 
 import grpc.aio
-from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc
 
 from services.router.edge.admin_call import answer_admin
 from services.router.edge.auth import ApiKeys
@@ -15,6 +14,7 @@ from services.router.edge.settings import EdgeSettings
 from services.router.status import worker_status
 from services.router.workers.fleet import AnyLink, Fleet
 from shared.errors import DeadlineExceeded, InvalidRequest, NotFound, TandemError
+from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc
 
 logger = logging.getLogger(__name__)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
-
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.metrics import RouterMetrics
 from services.router.settings import RouterSettings
 from services.router.workers.fleet import AnyLink, Fleet
 from shared.rpc.convert import role_to_proto
+from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 
 
 def cluster_status(

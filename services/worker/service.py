@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc.aio
-from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc
 
 from services.worker.blocks.connector import KVConnector
 from services.worker.host import EngineHost
@@ -26,6 +25,7 @@ from shared.identity import WorkerIdentity
 from shared.kv_index.client import KVStoreClient
 from shared.kv_index.publisher import IndexPublisher
 from shared.process import progress_event
+from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc
 from shared.rpc.server import RpcServer
 from shared.telemetry.metrics import Metrics
 from shared.telemetry.metrics_server import MetricsServer

@@ -8,8 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from shared.rpc.pb.tandem.v1 import types_pb2
-
 from services.worker.blocks.connector import KVConnector
 from services.worker.blocks.prefix_fetch.fetch import Fetch
 from services.worker.blocks.prefix_fetch.prefix_hint import PrefixHint
@@ -34,6 +32,7 @@ from shared.identity import WorkerRole
 from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.convert import layout_to_proto, role_to_proto, sampling_from_proto
 from shared.rpc.errors import to_proto
+from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.telemetry.logs import failure_level
 

@@ -249,10 +249,12 @@ class Engine:
         sequence = self._scheduler.sequence(command.sequence_id)
         if sequence is None:
             return  # cancelled meanwhile
-        indexes = sorted(command.checksums)
-        arrived = self._runner.checksums([sequence.block_ids[index] for index in indexes])
-        bad = [i for i, found in zip(indexes, arrived, strict=True) if found != command.checksums[i]]
-        self._num_bad_blocks += len(bad)
+        bad = command.damaged
+        if bad is None:
+            indexes = sorted(command.checksums)
+            arrived = self._runner.checksums([sequence.block_ids[index] for index in indexes])
+            bad = frozenset(i for i, found in zip(indexes, arrived, strict=True) if found != command.checksums[i])
+        self._num_bad_blocks += max(command.num_damaged, len(bad))
         self._scheduler.join(command.sequence_id, command.first_token, command.checksums, min(bad) if bad else None)
 
     def _first_scheduled(self) -> tuple[FirstScheduled, ...]:

@@ -36,6 +36,10 @@ class JoinSequence:
     sequence_id: str
     first_token: int
     checksums: dict[int, int]
+    damaged: frozenset[int] | None = None
+    """Indexes of the blocks that were found damaged where they arrived; None: to be checked by the engine."""
+    num_damaged: int = 0
+    """Blocks that arrived damaged, those included that were sent again."""
 
 
 @dataclass(frozen=True, slots=True)

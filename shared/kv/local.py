@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shared.errors import TransferFailed
@@ -67,7 +67,12 @@ class _Receive:
 class _Incoming:
     """Implements `Incoming`."""
 
-    def __init__(self, buffers: Sequence[tuple[int, memoryview]], trailer_bytes: int) -> None:
+    def __init__(
+        self, buffers: Sequence[tuple[int, memoryview]], trailer_bytes: int, match_trailer: Callable[[], None]
+    ) -> None:
+        """`match_trailer` looks for a message for a new trailer receive."""
+        self._match_trailer = match_trailer
+        self._cancelled = False
         self._trailer = bytearray(trailer_bytes)
         self.receives = {index: _Receive(memory) for index, memory in buffers}
         assert len(self.receives) == len(buffers), "a block index twice"
@@ -78,6 +83,26 @@ class _Incoming:
         """See `Incoming`."""
         await self.receives[TRAILER_INDEX].wait()
         return bytes(self._trailer)
+
+    def expect_another_trailer(self) -> None:
+        """See `Incoming`."""
+        assert self.receives[TRAILER_INDEX].ended.is_set(), "the trailer before has not come"
+        if self._cancelled:
+            raise TransferFailed("the hand-off was cancelled")
+        self._trailer = bytearray(len(self._trailer))
+        self.receives[TRAILER_INDEX] = _Receive(memoryview(self._trailer))
+        self._match_trailer()
+
+    def arrived(self, index: int) -> bool:
+        """See `Incoming`."""
+        receive = self.receives[index]
+        return receive.ended.is_set() and receive.error is None
+
+    def cancel(self, reason: str) -> None:
+        """Ends the receives that have no message yet."""
+        self._cancelled = True
+        for receive in self.receives.values():
+            receive.end(reason)
 
     async def blocks(self, indexes: Sequence[int]) -> None:
         """See `Incoming`."""
@@ -111,7 +136,9 @@ class LocalTransfer:
         """See `KVTransfer`."""
         self._check_open()
         assert ticket not in self._incoming, "a ticket names one hand-off"
-        incoming = self._incoming[ticket] = _Incoming(buffers, trailer_bytes)
+        incoming = self._incoming[ticket] = _Incoming(
+            buffers, trailer_bytes, lambda: self._match(ticket, TRAILER_INDEX)
+        )
         for index in incoming.receives:
             self._match(ticket, index)
         return incoming
@@ -166,8 +193,7 @@ class LocalTransfer:
         incoming = self._incoming.pop(ticket, None)
         if incoming is None or all(receive.ended.is_set() for receive in incoming.receives.values()):
             return
-        for receive in incoming.receives.values():
-            receive.end(reason)
+        incoming.cancel(reason)
         self._cancelled.add(ticket)
         for late in [key for key in self._untaken if key[0] == ticket]:
             self._match(*late)

@@ -47,8 +47,17 @@ class Incoming(Protocol):
         """The trailer, once it has arrived; it may overtake blocks. Raises TransferFailed."""
         ...
 
+    def expect_another_trailer(self) -> None:
+        """Posts a receive for one more trailer, which `trailer` returns from now on. The one before must have come.
+        Raises TransferFailed after `cancel`."""
+        ...
+
     async def blocks(self, indexes: Sequence[int]) -> None:
         """Returns when the blocks with these indexes are in their memory. Raises TransferFailed."""
+        ...
+
+    def arrived(self, index: int) -> bool:
+        """Whether the block is in its memory; also after `cancel`, which changes nothing about it."""
         ...
 
 

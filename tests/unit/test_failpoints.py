@@ -26,11 +26,24 @@ def test_they_are_named_by_point_and_kind() -> None:
         SESSION_SEND: Fault("drop"),
     }
     assert failpoints.parse("engine.token=exit:7") == {ENGINE_TOKEN: Fault("exit", token_id=7)}
+    assert failpoints.parse("ucx.send=hang:3@9, session.send=drop@1") == {
+        UCX_SEND: Fault("hang", 3.0, num_spared=9),
+        SESSION_SEND: Fault("drop", num_spared=1),
+    }
     assert failpoints.parse("") == {}
 
 
 @pytest.mark.parametrize(
-    "text", ["engine.step", "engine.step=drop", "engine.token=exit", "engine.step=hang:soon", "loop=hang", "=raise"]
+    "text",
+    [
+        "engine.step",
+        "engine.step=drop",
+        "engine.token=exit",
+        "engine.step=hang:soon",
+        "loop=hang",
+        "=raise",
+        "engine.step=hang@-1",
+    ],
 )
 def test_what_is_no_failpoint_is_refused(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -43,6 +56,15 @@ def test_production_refuses_them() -> None:
         failpoints.check_allowed("engine.step=hang", production=True)
     assert failpoints.check_allowed("", production=True) == {}
     assert failpoints.check_allowed("engine.step=raise", production=False) == {ENGINE_STEP: Fault("raise")}
+
+
+def test_visitors_may_be_spared() -> None:
+    failpoints.arm({ENGINE_STEP: Fault("raise", num_spared=2)})
+    failpoints.strike(ENGINE_STEP)
+    failpoints.strike(ENGINE_STEP)
+    with pytest.raises(Injected):
+        failpoints.strike(ENGINE_STEP)
+    assert not failpoints.armed
 
 
 def test_an_error_strikes_once() -> None:

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import Any
 
 import grpc.aio
-from shared.rpc.pb.tandem.v1 import cache_pb2, cache_pb2_grpc, kvstore_pb2
 
 from services.router.cache.prefix import PrefixReader
 from services.router.edge.admin_call import answer_admin
@@ -25,6 +24,7 @@ from shared.kv.hashing import chain
 from shared.kv.rendezvous import by_keeper
 from shared.kv_index.client import KVStoreClient
 from shared.kv_index.holders import join_hashes
+from shared.rpc.pb.tandem.v1 import cache_pb2, cache_pb2_grpc, kvstore_pb2
 
 logger = logging.getLogger(__name__)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
-
-from shared.rpc.pb.tandem.v1 import types_pb2
 
 from services.router.dispatch.quarantine import Deaths
 from services.router.dispatch.states import RequestEvent, RequestState, after
@@ -21,6 +20,7 @@ from services.router.request import (
 )
 from shared.errors import TandemError
 from shared.rpc.convert import finish_reason_from_proto
+from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.telemetry.logs import request_log
 
 logger = logging.getLogger(__name__)
@@ -64,6 +64,8 @@ class ActiveRequest:
         """Names of those that may have caused the failures since the last token: the next attempt goes elsewhere."""
         self.deaths = Deaths()
         """Of workers that held it."""
+        self._num_failures = 0
+        self._num_charged = 0  # tokens produced when the last failure was charged
         self.timeline = Timeline(accepted=request.arrived_at or time.perf_counter())
         self.task: asyncio.Task[None] | None = None
         self.state = RequestState.QUEUED
@@ -87,7 +89,8 @@ class ActiveRequest:
 
     @property
     def wire_id(self) -> str:
-        """The request's id on its workers: one for each attempt, so that an earlier one's messages are ignored."""
+        """The id of its reservation: one for each attempt, so that an earlier one's messages are ignored. The attempt's
+        first prefill worker knows the request by it too; later ones by `Attempt`'s sender id."""
         return f"{self.request.request_id}#{self.num_attempts}"
 
     @property
@@ -100,6 +103,19 @@ class ActiveRequest:
     def move(self, event: RequestEvent) -> None:
         """Takes the event; raises Internal where the present state has no such transition."""
         self.state = after(self.state, event)
+
+    @property
+    def num_failures(self) -> int:
+        """Failures since the last token."""
+        return self._num_failures if len(self.produced) == self._num_charged else 0
+
+    def charge(self, suspects: Iterable[str]) -> None:
+        """Counts a failure that these workers may have caused."""
+        if len(self.produced) > self._num_charged:
+            self.failed_workers = set()
+        self._num_failures = self.num_failures + 1
+        self._num_charged = len(self.produced)
+        self.failed_workers |= set(suspects)
 
     def emit(self, tokens: types_pb2.SequenceTokens) -> None:
         """Passes new tokens on to the client; what a slow client has not taken yet goes in one message."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
-
-from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
 
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.states import HOLDERS, Holder, RequestEvent, RequestState
@@ -18,6 +16,13 @@ from services.router.workers.link import Message
 from services.router.workers.prefill_link import PrefillLink
 from shared.errors import TandemError, TransferFailed, WorkerDied, WorkerLost
 from shared.rpc.convert import sampling_to_proto
+from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
+
+Successor = tuple[PrefillLink, Work]
+"""Another prefill worker for the same reservation, and what it has to compute."""
+
+ChooseSuccessor = Callable[[ActiveRequest, str, str, TandemError], Successor | None]
+"""By (request, name of the decode worker, name of the lost prefill worker, the loss)."""
 
 _DECODING = RequestState.DECODING  # looked at for each token: reading a member of an enum takes 0.1 µs
 _FINISHED = RequestState.FINISHED
@@ -29,7 +34,8 @@ class Attempt:
     The links call `receive` with their workers' messages, and everything that follows is done in that call:
     a token passes through here without waking a task. `run` wakes once, when the attempt is over. Each message moves
     the request through the table of `states.py`; from the decode worker's first tokens on the prefill worker is out of
-    the request, and its end no longer matters.
+    the request, and its end no longer matters. A prefill worker that is lost before is replaced where that is possible:
+    the decode worker keeps its reservation, and the next one sends what is missing, under a name of its own.
     """
 
     def __init__(
@@ -39,6 +45,7 @@ class Attempt:
         prefill: PrefillLink | None,
         predictor: TtftPredictor,
         worker_timeout_s: float,
+        choose_successor: ChooseSuccessor,
     ) -> None:
         """From now on it listens to both workers. `predictor` learns from the prefill times that they report."""
         self._active = active
@@ -54,6 +61,10 @@ class Attempt:
         self._ahead = self._computing.queued  # before it, where it is computed
         self._timeout_s = worker_timeout_s
         self._asked = False  # the decode worker got its Reserve
+        self._choose_successor = choose_successor
+        self._num_senders = 1  # prefill workers so far
+        self._sender_id = active.wire_id  # the request's name there
+        self._reassignable = False  # the decode worker takes another one
         self._early: list[types_pb2.SequenceTokens] = []  # steps that overtook the first token
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
@@ -71,7 +82,7 @@ class Attempt:
         from_decode = partial(self.receive, self.decode)
         self.decode.open(wire_id, from_decode, work if prefill is None else NO_WORK, num_blocks=num_blocks)
         if prefill is not None:
-            prefill.open(wire_id, partial(self.receive, prefill), work, num_blocks=0)
+            prefill.open(self._sender_id, partial(self.receive, prefill), work, num_blocks=0)
 
     async def run(self) -> None:
         """Returns when the request ended; raises what ended the attempt, a TandemError unless it is a bug."""
@@ -86,7 +97,7 @@ class Attempt:
             return
         self._heard_at = self._loop.time()
         try:
-            self._on_message(message)
+            self._on_message(worker, message)
         except Exception as error:
             self._error = error
             self.suspects = self._suspected(worker, error)
@@ -110,9 +121,9 @@ class Attempt:
         holders = HOLDERS[self._active.state] if self._asked else frozenset()
         sending = prefill is not None and Holder.PREFILL in holders and prefill.connected
         if prefill is not None:
-            prefill.close(request_id)
+            prefill.close(self._sender_id)
             if sending:
-                prefill.cancel(request_id, receiver=self.decode.name if self.decode.connected else "")
+                prefill.cancel(self._sender_id, receiver=self.decode.name if self.decode.connected else "")
         self.decode.close(request_id)
         if Holder.DECODE in holders:
             self.decode.cancel(request_id, sender=prefill.name if sending and prefill is not None else "")
@@ -145,9 +156,10 @@ class Attempt:
         if decode.welcome is None:
             raise WorkerLost(f"worker {decode.name} was lost")
         request = self._request
+        token_ids = self._token_ids if self._num_senders == 1 else self._active.token_ids[: self._num_tokens]
         prefill.submit(
             prefill_pb2.Submit(
-                request_id=self._active.wire_id,
+                request_id=self._sender_id,
                 num_prompt_tokens=request.num_prompt_tokens,
                 sampling=self._sampling,
                 salt=request.chain_salt,
@@ -158,8 +170,9 @@ class Attempt:
                 trace=request.trace,
                 num_stored_blocks=self._active.hits.num_stored_blocks,
                 peers=self._peers(prefill.name),
+                notes=reserved.reassignable,
             ),
-            self._token_ids,
+            token_ids,
         )
         self._active.move(RequestEvent.SUBMITTED)
         self._token_ids = ()  # else the messages' memory would stay until the end
@@ -169,35 +182,87 @@ class Attempt:
         peers = self._active.hits.peers_of(name)
         return [types_pb2.PrefixHolder(address=peer.address, num_blocks=peer.num_blocks) for peer in peers]
 
-    def _on_message(self, message: Message | TandemError) -> None:
-        """Raises the error that a worker reported."""
+    def _on_message(self, worker: PrefillLink | DecodeLink, message: Message | TandemError) -> None:
+        """Raises the error that a worker reported, unless another worker can take over from it."""
         if isinstance(message, types_pb2.SequenceTokens):
             if self._active.state is _DECODING:
                 self._active.emit(message)
             else:
                 self._on_step(message)
         elif isinstance(message, prefill_pb2.FirstToken):
-            self._active.move(RequestEvent.FIRST_TOKEN)
-            self._on_first_token(message.tokens)
-            early, self._early = self._early, []
-            for tokens in early:
-                self._on_step(tokens)
+            if self._num_senders > 1 and self._active.state is RequestState.SHIPPING:
+                self._computing.computed(self._sender_id)  # the client has the first sender's
+            else:
+                self._active.move(RequestEvent.FIRST_TOKEN)
+                self._on_prefilled(message.tokens)
         elif isinstance(message, decode_pb2.Reserved):
-            if self._prefill is not None and self._active.state is RequestState.RESERVED:
-                self._active.timeline.reserved = time.perf_counter()
-                self._submit(self._prefill, self.decode, message)
-        elif isinstance(message, TandemError):
+            if self._prefill is not None and self._active.state in (RequestState.RESERVED, RequestState.RESUMING):
+                self._on_reserved(self._prefill, message)
+        elif isinstance(message, TandemError) and not self._succeeded(worker, message):
             raise message
+
+    def _on_prefilled(self, tokens: types_pb2.SequenceTokens) -> None:
+        """The first token, and then the steps that overtook it."""
+        self._on_first_token(tokens)
+        early, self._early = self._early, []
+        for step in early:
+            self._on_step(step)
+
+    def _on_reserved(self, prefill: PrefillLink, reserved: decode_pb2.Reserved) -> None:
+        """What the decode worker needs, of the first prefill worker or of the next."""
+        self._reassignable = reserved.reassignable
+        if not reserved.joined:
+            if self._num_senders == 1:
+                self._active.timeline.reserved = time.perf_counter()
+            self._submit(prefill, self.decode, reserved)
+            return
+        prefill.close(self._sender_id)  # everything had arrived before the loss
+        if self._active.state is RequestState.RESERVED:
+            if self._request.sampling.logprobs is not None:
+                raise WorkerLost("the prefill worker was lost with the first token's log-probabilities")
+            self._active.move(RequestEvent.FIRST_TOKEN)
+            self._on_prefilled(
+                types_pb2.SequenceTokens(request_id=self._active.wire_id, token_ids=[reserved.first_token])
+            )
+
+    def _succeeded(self, worker: PrefillLink | DecodeLink, error: TandemError) -> bool:
+        """Whether another prefill worker takes the place of one that was lost before the hand-over."""
+        state, lost = self._active.state, self._prefill
+        is_waiting = state in (RequestState.RESERVED, RequestState.RESUMING)  # for the decode worker's answer
+        if lost is None or worker is not lost or lost.connected or not self.decode.connected:
+            return False
+        if not (is_waiting or self._reassignable):
+            return False
+        successor = self._choose_successor(self._active, self.decode.name, lost.name, error)
+        if successor is None:
+            return False
+        lost.close(self._sender_id)
+        self._num_senders += 1
+        self._sender_id = f"{self._active.wire_id}.{self._num_senders}"
+        self._prefill, work = successor
+        self._computing, self._ahead = self._prefill, self._prefill.queued
+        self._prefill.open(self._sender_id, partial(self.receive, self._prefill), work, num_blocks=0)
+        self._active.summary.prefill_worker = self._prefill.name
+        if not is_waiting:
+            self._reassign(lost.name)
+        return True
+
+    def _reassign(self, lost: str) -> None:
+        reassign = decode_pb2.Reassign(request_id=self._active.wire_id, lost=lost)
+        if self._active.state is RequestState.SHIPPING:
+            reassign.first_token = self._active.produced[-1]
+        self._active.move(RequestEvent.SENDER_LOST)
+        self.decode.reassign(reassign)
 
     def _on_step(self, tokens: types_pb2.SequenceTokens) -> None:
         """Tokens from the decode worker, its first or those that overtook the first token."""
         active = self._active
         if active.state is _DECODING:
             active.emit(tokens)
-        elif active.state is RequestState.SHIPPING:
+        elif active.state in (RequestState.SHIPPING, RequestState.RESUMING):
             active.move(RequestEvent.JOINED)
             if self._prefill is not None:
-                self._prefill.close(active.wire_id)
+                self._prefill.close(self._sender_id)
             if len(active.produced) == active.num_resumed + 1:
                 active.on_second_token(tokens, time.perf_counter())
             active.emit(tokens)
@@ -227,8 +292,9 @@ class Attempt:
     def _on_first_token(self, tokens: types_pb2.SequenceTokens) -> None:
         """This attempt's first token: the prompt is no longer queued where it was computed, and its cost is known."""
         active, now = self._active, time.perf_counter()
-        self._computing.computed(active.wire_id)
-        self._learn(tokens, now)
+        self._computing.computed(self._sender_id)
+        if self._num_senders == 1:
+            self._learn(tokens, now)
         if len(active.produced) == active.num_resumed:
             active.on_first_token(tokens, now)
         active.emit(tokens)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.router.admission.controller import AdmissionController, Estimate
 from services.router.admission.orders import ORDERS
 from services.router.admission.queue import AdmissionQueue
 from services.router.admission.queue_entry import BYTES_PER_TOKEN, QueueEntry
 from services.router.dispatch.active_request import ActiveRequest
-from services.router.dispatch.attempt import Attempt
+from services.router.dispatch.attempt import Attempt, Successor
 from services.router.dispatch.config import DispatchConfig
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.dispatch.quarantine import Quarantine
@@ -33,6 +33,7 @@ from shared.errors import (
     RequestRunning,
     TakenOver,
     TandemError,
+    WorkerDied,
     WorkerLost,
 )
 from shared.telemetry.logs import failure_level
@@ -184,10 +185,8 @@ class Dispatcher:
     async def _run_attempts(self, active: ActiveRequest) -> None:
         """Attempts count while they bring no token: a long answer may outlive any number of workers, within its
         deadline."""
-        num_failures = 0
         returning = False
         while True:
-            num_produced = len(active.produced)
             attempt = await self._place(active, returning=returning)
             try:
                 await self._serve(attempt)
@@ -196,15 +195,11 @@ class Dispatcher:
                 # Its own state was newer than our view of it; the request keeps its place in the queue.
                 attempt.refuse()
             except TandemError as error:
-                if len(active.produced) > num_produced:
-                    num_failures = 0
-                    active.failed_workers = set()
-                num_failures += 1
+                active.charge(attempt.suspects)
                 if attempt.died:
                     active.deaths.note(active.request.request_id, attempt.died, len(active.produced))
-                if not error.retryable or num_failures >= self._config.max_attempts:
+                if not error.retryable or active.num_failures >= self._config.max_attempts:
                     raise
-                active.failed_workers |= attempt.suspects
                 active.log.warning("request %s is placed anew: %s", active.request.request_id, error)
                 self._metrics.retried(error)
             active.move(RequestEvent.RETRY)
@@ -299,17 +294,8 @@ class Dispatcher:
             return True  # it gave up waiting
         if layout is None:
             return False
-        fleet, request = self._fleet, active.request
-        now_s = time.perf_counter()
-        wanted = PlacementRequest(
-            active.num_tokens,
-            layout.block_size,
-            active.hits,
-            session=f"{request.tenant}/{request.session}" if request.session else "",
-            slack_s=queued.estimate.item.deadline_s - now_s,
-            now_s=now_s,
-            excluded=frozenset(active.failed_workers),
-        )
+        fleet = self._fleet
+        wanted = self._wanted(active, layout.block_size, queued.estimate.item.deadline_s)
         choice = self._placement.choose(
             wanted, fleet.decode_pool, fleet.prefill_pool, collocated=self._config.collocated
         )
@@ -325,13 +311,47 @@ class Dispatcher:
         active.num_attempts += 1
         active.move(RequestEvent.PLACED)
         self._explain(active, choice)
-        attempt = Attempt(active, decode, prefill, self._predictor, self._config.worker_timeout_s)
+        attempt = Attempt(
+            active, decode, prefill, self._predictor, self._config.worker_timeout_s, self._choose_successor
+        )
         active.log.debug(
             "request %s: prefill on %s, decode on %s", active.wire_id, (prefill or decode).name, decode.name
         )
         attempt.open(wanted.work((prefill or decode).name), wanted.num_missing_blocks(decode.name))
         assignment.set_result(attempt)
         return True
+
+    def _wanted(self, active: ActiveRequest, block_size: int, deadline_s: float) -> PlacementRequest:
+        """What placement has to know of a request now."""
+        request, now_s = active.request, time.perf_counter()
+        return PlacementRequest(
+            active.num_tokens,
+            block_size,
+            active.hits,
+            session=f"{request.tenant}/{request.session}" if request.session else "",
+            slack_s=deadline_s - now_s,
+            now_s=now_s,
+            excluded=frozenset(active.failed_workers),
+        )
+
+    def _choose_successor(self, active: ActiveRequest, decode: str, lost: str, error: TandemError) -> Successor | None:
+        """Another prefill worker for a reservation whose own one is lost; None where the request has to begin anew.
+        The loss counts as a failure of the request in either case, once. Raises Quarantined."""
+        fleet = self._fleet
+        near = fleet.decode_pool.get(decode)
+        if near is None or fleet.layout is None or active.num_failures + 1 >= self._config.max_attempts:
+            return None
+        wanted = self._wanted(active, fleet.layout.block_size, math.inf)
+        wanted = replace(wanted, excluded=wanted.excluded | {lost})
+        name = self._placement.choose_prefill(wanted, fleet.prefill_pool, near.label)
+        if name is None:
+            return None
+        if isinstance(error, WorkerDied):
+            active.deaths.note(active.request.request_id, lost, len(active.produced))
+        active.charge((lost,))
+        self._metrics.retried(error)
+        active.log.warning("request %s: prefill on %s from now on: %s", active.wire_id, name, error)
+        return fleet.prefills[name], wanted.work(name)
 
     def _explain(self, active: ActiveRequest, choice: Choice) -> None:
         self._metrics.placed(choice.route)

@@ -2,7 +2,10 @@
 
     queued ──► reserved ──► prefilling ──► shipping ──► decoding ──► finished
       ▲           │             │             │            │
-      └───────────┴── retry ────┴─────────────┴────────────┘     failed, cancelled: from each of the five
+      └───────────┴── retry ────┴─────────────┴────────────┘     failed, cancelled: from each of the living ones
+
+A prefill worker that is lost costs no retry where another one can serve the same reservation: from prefilling back to
+reserved, from shipping to resuming, until the decode worker has said which blocks it still needs.
 
 A request whose decode worker computes the prompt itself goes from prefilling to decoding: nothing is shipped. The
 answer may also end with its first token.
@@ -30,6 +33,8 @@ class RequestState(Enum):
     """The prompt is being computed; blocks that are sealed are on their way already."""
     SHIPPING = "shipping"
     """The client has the first token; the last blocks and the trailer are on their way."""
+    RESUMING = "resuming"
+    """The client has the first token, the prefill worker is lost; the decode worker is asked what it still needs."""
     DECODING = "decoding"
     """The decode worker has joined the request to its batch: it has every block, and the prefill worker is out."""
     FINISHED = "finished"
@@ -50,7 +55,9 @@ class RequestEvent(Enum):
     SUBMITTED = "submitted"
     """The worker that computes the prompt was told to."""
     FIRST_TOKEN = "first_token"
-    """The prefill worker sent the first token."""
+    """The first token came: from the prefill worker, or where that is lost from the decode worker's trailer."""
+    SENDER_LOST = "sender_lost"
+    """The prefill worker is lost, another one is to serve the same reservation."""
     JOINED = "joined"
     """The decode worker sent its first tokens."""
     RETRY = "retry"
@@ -79,9 +86,20 @@ _EXITS_OF_AN_ATTEMPT = {_E.RETRY: _S.QUEUED, **_EXITS}
 
 TRANSITIONS: Mapping[RequestState, Mapping[RequestEvent, RequestState]] = {
     _S.QUEUED: {_E.PLACED: _S.RESERVED, **_EXITS},
-    _S.RESERVED: {_E.SUBMITTED: _S.PREFILLING, **_EXITS_OF_AN_ATTEMPT},
-    _S.PREFILLING: {_E.FIRST_TOKEN: _S.SHIPPING, _E.JOINED: _S.DECODING, **_EXITS_OF_AN_ATTEMPT},
-    _S.SHIPPING: {_E.JOINED: _S.DECODING, _E.FINISH: _S.FINISHED, **_EXITS_OF_AN_ATTEMPT},
+    _S.RESERVED: {_E.SUBMITTED: _S.PREFILLING, _E.FIRST_TOKEN: _S.RESUMING, **_EXITS_OF_AN_ATTEMPT},
+    _S.PREFILLING: {
+        _E.FIRST_TOKEN: _S.SHIPPING,
+        _E.JOINED: _S.DECODING,
+        _E.SENDER_LOST: _S.RESERVED,
+        **_EXITS_OF_AN_ATTEMPT,
+    },
+    _S.SHIPPING: {
+        _E.JOINED: _S.DECODING,
+        _E.FINISH: _S.FINISHED,
+        _E.SENDER_LOST: _S.RESUMING,
+        **_EXITS_OF_AN_ATTEMPT,
+    },
+    _S.RESUMING: {_E.SUBMITTED: _S.SHIPPING, _E.JOINED: _S.DECODING, **_EXITS_OF_AN_ATTEMPT},
     _S.DECODING: {_E.FINISH: _S.FINISHED, **_EXITS_OF_AN_ATTEMPT},
     _S.FINISHED: {},
     _S.FAILED: {},
@@ -94,6 +112,7 @@ HOLDERS: Mapping[RequestState, frozenset[Holder]] = {
     _S.RESERVED: frozenset({Holder.DECODE}),
     _S.PREFILLING: frozenset({Holder.DECODE, Holder.PREFILL}),
     _S.SHIPPING: frozenset({Holder.DECODE, Holder.PREFILL}),
+    _S.RESUMING: frozenset({Holder.DECODE}),
     _S.DECODING: frozenset({Holder.DECODE}),
     # Both workers have seen the last token, and free what they hold by themselves.
     _S.FINISHED: frozenset(),

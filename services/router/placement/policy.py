@@ -75,6 +75,22 @@ class Placement:
             self._sessions.note(request.session, choice.prefill or "", choice.decode)
         return choice
 
+    def choose_prefill(self, request: PlacementRequest, prefills: Pool, near: tuple[str, ...]) -> str | None:
+        """A prefill worker for a request whose blocks are reserved already on a decode worker with the label `near`;
+        None if none that the request does not exclude can start it now."""
+        found = [
+            view
+            for view in self._candidates(
+                prefills,
+                lambda view: has_queue_room(view, request, self._config.max_queued_tokens, self._config.patience),
+                request,
+                "",
+            )
+            if view.name not in request.excluded
+        ]
+        chosen, _ = self._pick("prefill", found, self._context(request, "", near))
+        return chosen.name if chosen is not None else None
+
     def _collocated(self, request: PlacementRequest, decodes: Pool, last: str) -> Choice | None:
         limit, patience = self._config.max_queued_tokens, self._config.patience
         found = self._candidates(

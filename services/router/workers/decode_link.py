@@ -6,11 +6,11 @@ import logging
 from collections.abc import Iterable
 
 import grpc.aio
-from shared.rpc.pb.tandem.v1 import decode_pb2, decode_pb2_grpc, types_pb2
 
 from services.router.workers.link import WorkerLink
 from shared.identity import WorkerRole
 from shared.rpc.errors import from_proto
+from shared.rpc.pb.tandem.v1 import decode_pb2, decode_pb2_grpc, types_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +37,11 @@ class DecodeLink(WorkerLink[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             if sender:
                 self._waits_for.add(sender)
             self.send(decode_pb2.DecodeCommand(cancel=cancel))
+
+    def reassign(self, reassign: decode_pb2.Reassign) -> None:
+        """Another prefill worker is to serve a reservation of this worker, which answers with a Reserved. Raises
+        WorkerLost."""
+        self.send(decode_pb2.DecodeCommand(reassign=reassign))
 
     def _open_stream(
         self, link: grpc.aio.Channel

@@ -14,7 +14,6 @@ from typing import Any, Generic, TypeVar, cast
 
 import grpc
 import grpc.aio
-from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
 
 from services.router.placement.views import Pool
 from services.router.placement.work import Work
@@ -25,6 +24,7 @@ from shared.errors import ModelMismatch, TandemError, WorkerDied, WorkerLost
 from shared.identity import WorkerRole
 from shared.rpc.convert import role_to_proto
 from shared.rpc.errors import from_rpc_error
+from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
 from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.rpc.server import channel
 from shared.tasks import end_task

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Iterable
 
 import grpc.aio
-from shared.rpc.pb.tandem.v1 import prefill_pb2, prefill_pb2_grpc, types_pb2
 
 from services.router.workers.link import WorkerLink
 from shared.identity import WorkerRole
 from shared.rpc.errors import from_proto
+from shared.rpc.pb.tandem.v1 import prefill_pb2, prefill_pb2_grpc, types_pb2
 
 logger = logging.getLogger(__name__)
 

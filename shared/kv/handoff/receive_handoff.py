@@ -1,46 +1,180 @@
-"""One hand-off as its receiver sees it: receives posted into pool memory, then the trailer."""
+"""One hand-off as its receiver sees it: receives posted into pool memory, notes with the blocks, then the trailer.
+
+A sender may be lost before it has sent everything. Then another one serves the same reservation, under a ticket of its
+own and with the missing blocks alone: a block counts as here once its checksum was found right in this memory.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 
 from shared.errors import TransferFailed
-from shared.kv.handoff.receiving import receive_trailer
-from shared.kv.transfer import Incoming, KVTransfer
+from shared.kv.handoff.arrival_check import ArrivalCheck
+from shared.kv.handoff.receiving import end_receives
+from shared.kv.handoff.trailer import decode_trailer, trailer_bytes
+from shared.kv.transfer import Incoming, KVTransfer, new_ticket
+from shared.rpc.pb.tandem.v1 import types_pb2
+from shared.tasks import end_task
+
+
+class SenderLeft(Enum):
+    """Why a sender brought no more."""
+
+    ABORTED = "aborted"
+    """It gave up, and said so by its trailer."""
+    FAILED = "failed"
+    """A receive failed, as when its process ends in the middle of a message."""
+    REPLACED = "replaced"
+    """`replace_sender` was called."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedHandoff:
-    """A hand-off that ended as it should: every needed block is in place (its checksum is not checked yet)."""
+    """A hand-off that ended as it should: every needed block is in place, though some may be damaged."""
 
     first_token: int
-    checksums: dict[int, int]
-    """By block index."""
     finished: bool
     """The first token ended the request."""
 
 
-async def receive(
-    transfer: KVTransfer,
-    ticket: int,
-    incoming: Incoming,
-    needed: frozenset[int],
-    num_tokens: int,
-    timeout_s: float,
-) -> ReceivedHandoff | None:
-    """Waits for the trailer and for every block it names; None where the sender gave up.
+@dataclass(slots=True, eq=False)
+class HandoffReceiver:
+    """The blocks of one reservation as they arrive, from one sender after another. For one event loop."""
 
-    However this ends, also by an exception or a cancel of the task, no receive of the ticket can write to the pool
-    any more when it does, unless it raises MemoryLost. Raises TransferFailed.
-    """
-    trailer = await receive_trailer(transfer, ticket, incoming, timeout_s)
-    if trailer.aborted:
-        return None
-    missing = needed - set(trailer.block_indexes)
-    if missing or trailer.num_computed_tokens != num_tokens:
-        raise TransferFailed(
-            f"the hand-off ended with {len(missing)} of {len(needed)} blocks missing and "
-            f"{trailer.num_computed_tokens} of {num_tokens} tokens computed"
-        )
-    checksums = dict(zip(trailer.block_indexes, trailer.checksums, strict=True))
-    return ReceivedHandoff(trailer.first_token, checksums, trailer.finished)
+    transfer: KVTransfer
+    check: ArrivalCheck
+    buffers: Mapping[int, memoryview]
+    """Where each needed block arrives, by block index."""
+    num_tokens: int
+    """That the sender must have computed."""
+    checksums: dict[int, int] = field(default_factory=dict)
+    """Of the blocks that are here, undamaged, by index: nothing writes to them any more."""
+    damaged: set[int] = field(default_factory=set)
+    """Blocks that arrived with another checksum than they left with."""
+    num_damaged: int = 0
+    """Over all senders."""
+    left: SenderLeft | None = None
+    """Whether the present sender brings no more, and why."""
+    _ticket: int = 0
+    _needed: frozenset[int] = frozenset()
+    _incoming: Incoming | None = None
+    _failure: TransferFailed | None = None
+    _announced: dict[int, int] = field(default_factory=dict)
+    _replaced: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def missing(self) -> list[int]:
+        """Indexes of the blocks that a next sender has to send, damaged ones included."""
+        return [index for index in self.buffers if index not in self.checksums]
+
+    def open(self) -> tuple[int, list[int]]:
+        """Posts receives for a new sender, into the missing blocks alone; returns its ticket and their indexes."""
+        needed = self.missing
+        self.damaged.clear()
+        self._announced.clear()
+        self._replaced.clear()
+        self.left = self._failure = None
+        self._needed = frozenset(needed)
+        self._ticket = new_ticket()
+        memory = [(index, self.buffers[index]) for index in needed]
+        self._incoming = self.transfer.expect(self._ticket, memory, trailer_bytes(len(needed)))
+        return self._ticket, needed
+
+    @property
+    def is_replaced(self) -> bool:
+        """`replace_sender` was called, and no new sender is awaited yet."""
+        return self._replaced.is_set()
+
+    def replace_sender(self) -> None:
+        """The sender is lost: `receive` ends, with what is here by then."""
+        self._replaced.set()
+
+    async def receive(self, timeout_s: float) -> ReceivedHandoff | SenderLeft:
+        """Takes what the present sender sends, and ends with it.
+
+        However this ends, also by an exception or a cancel of the task, no receive of its ticket can write to the
+        memory any more when it does, unless it raises MemoryLost. Raises TransferFailed.
+        """
+        assert self._incoming is not None, "open() comes first"
+        try:
+            async with asyncio.timeout(timeout_s):
+                trailer = await self._until_replaced(self._incoming)
+        except TimeoutError as error:
+            raise TransferFailed(f"the hand-off did not end within {timeout_s:g} s", limit=timeout_s) from error
+        finally:
+            await end_receives(self.transfer, self._ticket)
+        await self._confirm([index for index in self._announced if self._incoming.arrived(index)])
+        if trailer is None or trailer.aborted:
+            missed = SenderLeft.REPLACED if self._failure is None else SenderLeft.FAILED
+            self.left = missed if trailer is None else SenderLeft.ABORTED
+            return self.left
+        lacking = self._needed - self._announced.keys()
+        if lacking or trailer.num_computed_tokens != self.num_tokens:
+            raise TransferFailed(
+                f"the hand-off ended with {len(lacking)} of {len(self._needed)} blocks missing and "
+                f"{trailer.num_computed_tokens} of {self.num_tokens} tokens computed"
+            )
+        return ReceivedHandoff(trailer.first_token, trailer.finished)
+
+    async def replaced(self, timeout_s: float) -> None:
+        """Waits for `replace_sender` where the sender has left. Raises TransferFailed."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._replaced.wait()
+        except TimeoutError as error:
+            raise self._failure or TransferFailed("the sender gave up, and no other one came") from error
+
+    async def _until_replaced(self, incoming: Incoming) -> types_pb2.HandoffTrailer | None:
+        """The trailer; None where the sender is replaced, or a receive failed, before it came."""
+        taking = asyncio.create_task(self._take(incoming))
+        replaced = asyncio.create_task(self._replaced.wait())
+        try:
+            await asyncio.wait((taking, replaced), return_when=asyncio.FIRST_COMPLETED)
+            return taking.result() if taking.done() else None
+        finally:
+            await end_task(replaced)
+            await end_task(taking)
+
+    async def _take(self, incoming: Incoming) -> types_pb2.HandoffTrailer | None:
+        """Notes and their blocks, until the trailer and its blocks are here; None where a receive fails."""
+        while True:
+            try:
+                data = await incoming.trailer()
+            except TransferFailed as error:
+                self._failure = error
+                return None
+            trailer = decode_trailer(data)
+            indexes = self._take_checksums(trailer)
+            if trailer.more:
+                incoming.expect_another_trailer()
+            elif trailer.aborted:
+                return trailer
+            try:
+                await incoming.blocks(indexes)
+            except TransferFailed as error:
+                self._failure = error
+                return None
+            await self._confirm(indexes)
+            if not trailer.more:
+                return trailer
+
+    def _take_checksums(self, trailer: types_pb2.HandoffTrailer) -> list[int]:
+        """The checksums that a note or trailer brings; returns all indexes that it names. Raises TransferFailed."""
+        for index, checksum in zip(trailer.block_indexes, trailer.checksums, strict=True):
+            if index not in self._needed or self._announced.setdefault(index, checksum) != checksum:
+                raise TransferFailed(f"the sender names block {index}, which was not expected or has two checksums")
+        return list(trailer.block_indexes)
+
+    async def _confirm(self, indexes: Sequence[int]) -> None:
+        """Checks blocks that have arrived and were not checked before."""
+        new = [index for index in indexes if index not in self.checksums and index not in self.damaged]
+        found = await self.check.of([self.buffers[index] for index in new])
+        for index, checksum in zip(new, found, strict=True):
+            if checksum == self._announced[index]:
+                self.checksums[index] = checksum
+            else:
+                self.damaged.add(index)
+                self.num_damaged += 1

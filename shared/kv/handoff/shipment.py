@@ -1,14 +1,18 @@
-"""One hand-off as its sender sees it: blocks leave while later chunks compute, a trailer closes it."""
+"""One hand-off as its sender sees it: blocks leave while later chunks compute, a trailer closes it.
+
+A note is a message like the trailer, under the same tag and so in order before it; there is one for each batch of
+blocks that leaves together, so that notes are as few as engine steps.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from shared.errors import TransferFailed
 from shared.kv.handoff.outgoing_block import OutgoingBlock
-from shared.kv.handoff.trailer import encode_trailer
+from shared.kv.handoff.trailer import encode_note, encode_trailer
 from shared.kv.transfer import TRAILER_INDEX, KVTransfer
 from shared.rpc.pb.tandem.v1 import types_pb2
 
@@ -16,8 +20,9 @@ from shared.rpc.pb.tandem.v1 import types_pb2
 class Shipment:
     """Sends blocks to one receiver: a sequence's to a decode worker, a batch to a store, a prefix from there.
 
-    Every block given to `add` is released exactly once, when its memory may be reused. `finish` and `abort` end the
-    hand-off with a trailer, one of them, once. As a context manager it aborts where its block is left without `finish`.
+    Every block given to `add` or `add_noted` is released exactly once, when its memory may be reused. `finish` and
+    `abort` end the hand-off with a trailer, one of them, once. As a context manager it aborts where its block is left
+    without `finish`.
     """
 
     def __init__(
@@ -61,12 +66,30 @@ class Shipment:
         self._sent.append(block)
         self._sends.append(asyncio.create_task(self._send(block)))
 
-    async def finish(self, first_token: int, num_computed_tokens: int, *, finished: bool) -> None:
-        """Waits for every block, then sends the trailer. Raises TransferFailed where something did not leave."""
-        self._finishing = True
+    def add_noted(self, blocks: Sequence[OutgoingBlock]) -> None:
+        """Starts sending blocks, and before them one note with their checksums: the receiver, which must take notes,
+        can tell at once what has arrived undamaged."""
+        note = encode_note(
+            types_pb2.HandoffTrailer(
+                more=True,
+                block_indexes=[block.index for block in blocks],
+                checksums=[block.checksum for block in blocks],
+            )
+        )
+        self._sends.append(asyncio.create_task(self._send_note(memoryview(bytearray(note)))))
+        for block in blocks:
+            self.add(block)
+
+    async def sent(self) -> None:
+        """Waits until everything given so far was sent. Raises TransferFailed where something did not leave."""
         await self._all_sent()
         if self._error is not None:
             raise self._error
+
+    async def finish(self, first_token: int, num_computed_tokens: int, *, finished: bool) -> None:
+        """Waits for every block, then sends the trailer. Raises TransferFailed where something did not leave."""
+        self._finishing = True
+        await self.sent()
         await self._send_trailer(
             types_pb2.HandoffTrailer(
                 first_token=first_token, num_computed_tokens=num_computed_tokens, finished=finished
@@ -103,6 +126,12 @@ class Shipment:
             self._error = error
         finally:
             self._release(block)
+
+    async def _send_note(self, note: memoryview) -> None:
+        try:
+            await self._transfer.send(self._address, self._ticket, TRAILER_INDEX, note)
+        except TransferFailed as error:
+            self._error = error
 
     async def _send_trailer(self, trailer: types_pb2.HandoffTrailer) -> None:
         trailer.block_indexes.extend(block.index for block in self._sent)

@@ -23,6 +23,13 @@ def trailer_bytes(num_blocks: int) -> int:
     return _FIXED_BYTES + _BYTES_PER_BLOCK * num_blocks
 
 
+def encode_note(note: types_pb2.HandoffTrailer) -> bytes:
+    """A note for the receive of a trailer: as short as its content, which no receive minds."""
+    assert note.more, "a note says that more follows"
+    body = note.SerializeToString()
+    return _LENGTH.pack(len(body)) + body
+
+
 def encode_trailer(trailer: types_pb2.HandoffTrailer, num_blocks: int) -> bytes:
     """The trailer padded to `trailer_bytes(num_blocks)`."""
     body = trailer.SerializeToString()

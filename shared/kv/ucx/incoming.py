@@ -33,15 +33,24 @@ class UcxIncoming:
             assert index < TRAILER_INDEX, f"block index {index}"
             assert index not in self._receives, f"block index {index} twice"
             self._receives[index] = self._worker.receive(tag(self._ticket, index), memory, self._count)
-        self._trailer = bytearray(trailer_bytes)
-        self._receives[TRAILER_INDEX] = self._worker.receive(
-            tag(self._ticket, TRAILER_INDEX), memoryview(self._trailer), lambda _: None
-        )
+        self._post_trailer(trailer_bytes)
 
     async def trailer(self) -> bytes:
         """See `Incoming`."""
         await self._receives[TRAILER_INDEX].wait()
         return bytes(self._trailer)
+
+    def expect_another_trailer(self) -> None:
+        """See `Incoming`."""
+        assert self._receives[TRAILER_INDEX].done, "the trailer before has not come"
+        if self._cancelled:
+            raise TransferFailed("the hand-off was cancelled")
+        self._post_trailer(len(self._trailer))
+
+    def arrived(self, index: int) -> bool:
+        """See `Incoming`."""
+        receive = self._receives[index]
+        return receive.done and receive.error is None
 
     async def blocks(self, indexes: Sequence[int]) -> None:
         """See `Incoming`."""
@@ -73,6 +82,12 @@ class UcxIncoming:
     def num_open(self) -> int:
         """Receives that UCX may still write to."""
         return sum(receive.open for receive in self._receives.values())
+
+    def _post_trailer(self, num_bytes: int) -> None:
+        self._trailer = bytearray(num_bytes)
+        self._receives[TRAILER_INDEX] = self._worker.receive(
+            tag(self._ticket, TRAILER_INDEX), memoryview(self._trailer), lambda _: None
+        )
 
     def _count(self, receive: Request) -> None:
         if receive.error is None:

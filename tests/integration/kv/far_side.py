@@ -16,11 +16,17 @@ from typing import Any
 import uvloop
 
 from shared.errors import TransferFailed
+from shared.kv.handoff.arrival_check import ArrivalCheck
+from shared.kv.handoff.outgoing_block import OutgoingBlock
+from shared.kv.handoff.shipment import Shipment
 from shared.kv.transfer import TRAILER_INDEX, Incoming, KVTransfer
 from shared.kv.ucx import UcxTransfer
 
 TRAILER_BYTES = 40
 UNTOUCHED = 0x55
+BLOCK_BYTES = 40_000
+NUM_TOKENS = 77
+FIRST_TOKEN = 7
 Sizes = Sequence[tuple[int, int]]
 """(block index, bytes) of each block."""
 
@@ -86,6 +92,33 @@ class FarSide:
         if trailer:
             data = content(ticket, TRAILER_INDEX, TRAILER_BYTES)
             await self._transfer.send(to, ticket, TRAILER_INDEX, memoryview(data))
+
+    async def ship(
+        self,
+        address: str,
+        ticket: int,
+        indexes: list[int],
+        content_of: int,
+        finish: bool = False,
+        damaged: Sequence[int] = (),
+    ) -> None:
+        """Ships whole blocks as a prefill worker does, with a note; `damaged` ones leave with a bit flipped.
+        `content_of`: the ticket whose content they have."""
+        memory = {index: bytearray(content(content_of, index, BLOCK_BYTES)) for index in indexes}
+        check = ArrivalCheck(BLOCK_BYTES)
+        sums = await check.of([memoryview(memory[index]) for index in indexes])
+        for index in damaged:
+            memory[index][BLOCK_BYTES // 3] ^= 8
+        shipment = Shipment(
+            self._transfer, bytes.fromhex(address), ticket, len(indexes),
+            lambda index: memoryview(memory[index]), lambda _: None, timeout_s=60.0,
+        )  # fmt: skip
+        blocks = [OutgoingBlock("s", index, index, known) for index, known in zip(indexes, sums, strict=True)]
+        shipment.add_noted(blocks)
+        if finish:
+            await shipment.finish(FIRST_TOKEN, NUM_TOKENS, finished=False)
+        else:
+            await shipment.sent()
 
     async def cancel(self, ticket: int) -> None:
         """Ends a hand-off."""

@@ -112,6 +112,22 @@ async def test_a_trailer_may_overtake_blocks(sides: Sides) -> None:
     assert memory.untouched() == [0, 2]
 
 
+async def test_trailers_come_one_after_the_other_and_may_be_shorter(sides: Sides) -> None:
+    ticket, sizes = new_ticket(), blocks(3)
+    incoming = sides.near.expect(ticket, Memory(sizes).buffers, 2 * TRAILER_BYTES)
+    to = sides.near.address.hex()
+    for count in range(1, 4):
+        await sides.far("send", address=to, ticket=ticket, sizes=sizes[count - 1 : count], trailer=True)
+        trailer = content(ticket, TRAILER_INDEX, TRAILER_BYTES)
+        assert await incoming.trailer() == trailer.ljust(2 * TRAILER_BYTES, b"\0")
+        await incoming.blocks([count - 1])
+        assert [incoming.arrived(index) for index, _ in sizes] == [index < count for index in range(3)]
+        if count < 3:
+            incoming.expect_another_trailer()
+    await sides.near.cancel(ticket)
+    assert all(incoming.arrived(index) for index, _ in sizes)
+
+
 async def test_cancel_leaves_pending_memory_byte_for_byte_and_lets_late_senders_finish(sides: Sides) -> None:
     ticket, sizes = new_ticket(), blocks(8)
     memory = Memory(sizes)

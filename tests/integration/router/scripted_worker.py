@@ -42,8 +42,9 @@ class ScriptedWorker(scripted_worker.ScriptedWorker):
 
     # --- what a worker of the role says
 
-    async def reserved(self, request_id: str, ticket: int = 7, needed=(0, 1)) -> None:
-        await self.send(reserved=decode_pb2.Reserved(request_id=request_id, ticket=ticket, needed_blocks=needed))
+    async def reserved(self, request_id: str, ticket: int = 7, needed=(0, 1), **more) -> None:
+        reserved = decode_pb2.Reserved(request_id=request_id, ticket=ticket, needed_blocks=needed, **more)
+        await self.send(reserved=reserved)
 
     async def first_token(self, request_id: str, token: int, finish=0, **more) -> None:
         tokens = types_pb2.SequenceTokens(request_id=request_id, token_ids=[token], finish_reason=finish, **more)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from services.worker.session_server import SessionServer
 from shared.engine.engine import Engine
 from shared.engine.plan import SampledToken, StepResult
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
+from shared.kv.checksum_weights import checksum_weights, weighted_sum
 from shared.kv.format import KVFormat
 from shared.kv.hashing import ChainRoots
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout
@@ -31,28 +33,32 @@ DEADLINE_S = 10.0
 NUM_BLOCKS = 32
 LAYOUT = BlockLayout(num_layers=1, block_size=16, format=KVFormat("float32", 1, 8))
 PROMPT = list(range(5, 45))
+WEIGHTS = checksum_weights(LAYOUT.block_bytes // 8)
 SAMPLING = {"temperature": 0.0, "seed": 1, "max_tokens": 4, "ignore_eos": True}
 
 
 class Runner:
-    """Every token is 7; a step raises what the test sets."""
+    """Every token is 7; a step raises what the test sets, and waits while it may not go on."""
 
     is_async = False
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
+        self.may_step = threading.Event()
+        self.may_step.set()
         memory = np.zeros((NUM_BLOCKS, LAYOUT.block_bytes), np.uint8)
         view = lambda block_id: memoryview(memory[block_id])  # noqa: E731
         self.blocks = SimpleNamespace(incoming=view, outgoing=view, store=lambda _: None)
 
     def launch(self, plan):
+        assert self.may_step.wait(DEADLINE_S)
         if self.error is not None:
             raise self.error
         sampled = tuple(SampledToken(7) for item in plan.sequences if item.sample is not None)
         return SimpleNamespace(result=lambda: StepResult(sampled))
 
     def checksums(self, block_ids):
-        return [1] * len(block_ids)
+        return [weighted_sum(np.frombuffer(self.blocks.outgoing(name), np.uint64), WEIGHTS) for name in block_ids]
 
 
 class Worker:

@@ -50,6 +50,11 @@ class MovedClock(asyncio.SelectorEventLoop):
         return self.now_s
 
 
+def reservation(request_id: str) -> str:
+    """A prefill worker's name of a request, as the decode worker knows it."""
+    return request_id.partition(".")[0]
+
+
 class Worker:
     """What a worker holds by the commands that it got: request ids."""
 
@@ -58,7 +63,9 @@ class Worker:
         self.link = link
         self.held: dict[str, object] = {}
         self.waiting: dict[str, str] = {}  # cancelled, by the prefill worker whose trailer it waits for
+        self.joined: set[str] = set()  # their hand-off was closed before their prefill worker was lost
         self._trailers = trailers
+        self.errors: list[types_pb2.Failed] = []
 
     def connect(self) -> None:
         welcome = types_pb2.Welcome(
@@ -74,6 +81,8 @@ class Worker:
     def lose(self) -> None:
         self.held.clear()
         self.waiting.clear()
+        self.joined.clear()
+        self.errors.clear()
         self.link._lost("it died")
 
     def take_commands(self) -> None:
@@ -83,6 +92,11 @@ class Worker:
             body = getattr(command, kind)
             if kind == "cancel":
                 self._cancel(body.request_id, body.peer)
+            elif kind == "reassign":
+                assert self.link.name.startswith("d")
+                # One that is gone here is answered by an error, on its way.
+                if body.request_id not in self.held:
+                    self.errors.append(types_pb2.Failed(request_id=body.request_id, error=to_proto(WorkerLost("gone"))))
             elif kind == "peer_lost":
                 self.waiting = {name: peer for name, peer in self.waiting.items() if peer != body.name}
             else:
@@ -93,7 +107,7 @@ class Worker:
     def _cancel(self, request_id: str, peer: str) -> None:
         if self.link.name.startswith("p"):
             self.held.pop(request_id, None)
-            self._trailers.add(request_id)
+            self._trailers.add(reservation(request_id))
         elif self.held.pop(request_id, None) is not None and peer:
             self.waiting[request_id] = peer
 
@@ -219,26 +233,54 @@ class RequestMachine(RuleBasedStateMachine):
         ]
         return data.draw(st.sampled_from(sorted(held))) if held else None
 
-    @rule(data=st.data())
-    def reserved(self, data) -> None:
+    @rule(data=st.data(), reassignable=st.booleans())
+    def reserved(self, data, reassignable: bool) -> None:
+        """The answer to a Reserve or to a Reassign; one that nobody asked for changes nothing."""
         if found := self._hold(data, decode_pb2.Reserve):
             name, request_id = found
-            event = decode_pb2.DecodeEvent(reserved=decode_pb2.Reserved(request_id=request_id, ticket=1))
-            self._in_loop(lambda: self.workers[name].link._on_event(event))
+            joined = request_id in self.workers[name].joined
+            answer = decode_pb2.Reserved(
+                request_id=request_id, ticket=1, reassignable=reassignable, joined=joined, first_token=50
+            )
+            self._in_loop(lambda: self.workers[name].link._on_event(decode_pb2.DecodeEvent(reserved=answer)))
+
+    @rule(data=st.data())
+    def lose_after_the_trailer(self, data) -> None:
+        """A prefill worker closes a hand-off and dies before its first token is out."""
+        if found := self._hold(data, prefill_pb2.Submit):
+            name, request_id = found
+            for worker in self.workers.values():
+                if isinstance(worker.held.get(reservation(request_id)), decode_pb2.Reserve):
+                    worker.joined.add(reservation(request_id))
+            self.trailers.add(reservation(request_id))
+            self._in_loop(self.workers[name].lose)
 
     @rule(data=st.data(), ends=st.booleans())
     def first_token(self, data, ends: bool) -> None:
         if found := self._hold(data, prefill_pb2.Submit):
             name, request_id = found
+            known = self._state_of(request_id) is RequestState.SHIPPING  # by an earlier sender, whose token counts
+            ends = ends and not known
             finish = types_pb2.FINISH_REASON_STOP if ends else types_pb2.FINISH_REASON_UNSPECIFIED
             tokens = types_pb2.SequenceTokens(request_id=request_id, token_ids=[50], finish_reason=finish)
             event = prefill_pb2.PrefillEvent(first_token=prefill_pb2.FirstToken(tokens=tokens))
             del self.workers[name].held[request_id]  # its trailer leaves with the token
-            self.trailers.add(request_id)
+            self.trailers.add(reservation(request_id))
             if ends:  # and tells the decode worker
                 for worker in self.workers.values():
-                    worker.held.pop(request_id, None)
+                    worker.held.pop(reservation(request_id), None)
             self._in_loop(lambda: self.workers[name].link._on_event(event))
+
+    def _state_of(self, request_id: str) -> RequestState | None:
+        active = self.requests.get(request_id.partition("#")[0])
+        return active.state if active is not None and active.wire_id == reservation(request_id) else None
+
+    @rule()
+    def refuse_to_reassign(self) -> None:
+        for worker in self.workers.values():
+            while worker.errors:
+                event = decode_pb2.DecodeEvent(failed=worker.errors.pop())
+                self._in_loop(lambda worker=worker, event=event: worker.link._on_event(event))
 
     @rule(data=st.data(), ends=st.booleans())
     def step(self, data, ends: bool) -> None:
@@ -246,10 +288,16 @@ class RequestMachine(RuleBasedStateMachine):
         if found := self._hold(data, decode_pb2.Reserve):
             name, request_id = found
             reserve = self.workers[name].held[request_id]
-            active = self.requests.get(request_id.partition("#")[0])
-            if not reserve.prefill_here and (active is None or active.state is RequestState.RESERVED):
+            joined = request_id in self.workers[name].joined
+            waiting = (None, RequestState.RESERVED, RequestState.RESUMING)
+            if not reserve.prefill_here and not joined and self._state_of(request_id) in waiting:
                 return
-            here = any(request_id in worker.held for other, worker in self.workers.items() if other != name)
+            here = any(
+                request_id == reservation(held)
+                for other, worker in self.workers.items()
+                if other != name
+                for held in worker.held
+            )
             ends = ends and not here
             finish = types_pb2.FINISH_REASON_STOP if ends else types_pb2.FINISH_REASON_UNSPECIFIED
             tokens = types_pb2.SequenceTokens(request_id=request_id, token_ids=[51], finish_reason=finish)
@@ -265,7 +313,7 @@ class RequestMachine(RuleBasedStateMachine):
             error = to_proto(TransferFailed("t") if mendable else InvalidRequest("i"))
             failed = types_pb2.Failed(request_id=request_id, error=error)
             del self.workers[name].held[request_id]
-            self.trailers.add(request_id)
+            self.trailers.add(reservation(request_id))
             event = (prefill_pb2.PrefillEvent if prefill else decode_pb2.DecodeEvent)(failed=failed)
             self._in_loop(lambda: self.workers[name].link._on_event(event))
 
@@ -299,9 +347,10 @@ class RequestMachine(RuleBasedStateMachine):
         owners = {running.wire_id: running for running in self.requests.values() if not running.state.ended}
         for name, worker in self.workers.items():
             holder = Holder.PREFILL if name.startswith("p") else Holder.DECODE
-            for request_id in worker.held:
-                assert request_id in owners, f"{name} holds {request_id}, which nobody runs"
-                assert holder in HOLDERS[owners[request_id].state], f"{name} holds {request_id} against the table"
+            for held in worker.held:
+                request_id = reservation(held)
+                assert request_id in owners, f"{name} holds {held}, which nobody runs"
+                assert holder in HOLDERS[owners[request_id].state], f"{name} holds {held} against the table"
 
     @invariant()
     def counted(self) -> None:

@@ -36,6 +36,14 @@ def test_the_prefill_worker_is_out_once_the_decode_worker_has_joined():
     assert after(RequestState.SHIPPING, RequestEvent.JOINED) is RequestState.DECODING
 
 
+def test_a_lost_sender_leaves_the_reservation_to_the_decode_worker_until_another_one_is_told():
+    for state in (RequestState.PREFILLING, RequestState.SHIPPING):
+        waiting = after(state, RequestEvent.SENDER_LOST)
+        assert HOLDERS[waiting] == {Holder.DECODE}
+        assert after(waiting, RequestEvent.SUBMITTED) is state
+    assert after(RequestState.RESUMING, RequestEvent.JOINED) is RequestState.DECODING
+
+
 @pytest.mark.parametrize("state", [state for state in RequestState if state in ENDS])
 @pytest.mark.parametrize("event", RequestEvent)
 def test_nothing_follows_an_end(state, event):

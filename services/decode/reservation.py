@@ -1,0 +1,99 @@
+"""A decode worker's reserved blocks until their KV is here, from one prefill worker after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shared.errors import TransferFailed
+from shared.kv.handoff.receive_handoff import HandoffReceiver, ReceivedHandoff, SenderLeft
+from shared.rpc.pb.tandem.v1 import decode_pb2
+
+REPLACED_WITHIN_S = 10.0
+"""A sender left before its trailer: the router, which misses it too, names another one or cancels within this time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A reserved sequence whose KV is here."""
+
+    first_token: int
+    finished: bool
+    """The first token ended the request."""
+
+
+class Reservation:
+    """Tells the router by `Reserved` what is needed, of each new sender anew. For one event loop."""
+
+    def __init__(
+        self,
+        request_id: str,
+        num_cached_tokens: int,
+        receiver: HandoffReceiver,
+        answer: Callable[[decode_pb2.Reserved], None],
+        timeout_s: float,
+    ) -> None:
+        """`answer` sends to the router. A sender has `timeout_s` seconds from its ticket to its trailer."""
+        self.receiver = receiver
+        self.cancelled = False
+        """The router gave it up, but the sender's trailer is still to come."""
+        self.sender = ""
+        """Once cancelled: the prefill worker whose trailer that is."""
+        self._request_id = request_id
+        self._num_cached_tokens = num_cached_tokens
+        self._answer = answer
+        self._timeout_s = timeout_s
+        self._first_token: int | None = None
+
+    @property
+    def ended_by_cancel(self) -> bool:
+        """Cancelled, and no trailer is to come any more."""
+        return self.cancelled and self.receiver.left is not None
+
+    def reassign(self, first_token: int | None) -> None:
+        """The sender is lost: what it sends from now on is dropped. `first_token`: which the client has already."""
+        self._first_token = first_token
+        self.receiver.replace_sender()
+
+    async def run(self) -> Arrival | None:
+        """Returns when the KV is here; None where the hand-off was given up.
+
+        However it ends, also by an exception or a cancel of the task, nothing can write to the blocks any more when
+        it does, unless it raises MemoryLost. Raises TransferFailed.
+        """
+        while True:
+            ticket, needed = self.receiver.open()
+            self._answer(
+                decode_pb2.Reserved(
+                    request_id=self._request_id,
+                    ticket=ticket,
+                    needed_blocks=sorted(needed),
+                    num_cached_tokens=self._num_cached_tokens,
+                    reassignable=True,
+                )
+            )
+            outcome = await self.receiver.receive(self._timeout_s)
+            if isinstance(outcome, ReceivedHandoff):
+                return self._complete(outcome)
+            if self.cancelled:
+                return None
+            if outcome is not SenderLeft.REPLACED:
+                await self.receiver.replaced(REPLACED_WITHIN_S)
+            if self._first_token is not None and not self.receiver.missing:
+                self._answer(self.joined(self._first_token))
+                return Arrival(self._first_token, finished=False)
+
+    def joined(self, first_token: int) -> decode_pb2.Reserved:
+        """The answer to a Reassign that finds everything here."""
+        return decode_pb2.Reserved(request_id=self._request_id, joined=True, first_token=first_token)
+
+    def _complete(self, received: ReceivedHandoff) -> Arrival:
+        if self._first_token is not None:  # another sender's may differ in bf16, and the client has this one
+            arrival = Arrival(self._first_token, finished=False)
+        else:
+            arrival = Arrival(received.first_token, received.finished)
+        if self.receiver.is_replaced:  # its Reassign crossed the trailer
+            if arrival.finished:
+                raise TransferFailed("the prefill worker was lost with the only token of the answer")
+            self._answer(self.joined(arrival.first_token))
+        return arrival

@@ -1,0 +1,182 @@
+"""A prefill worker that is lost before the hand-over is replaced; the decode worker keeps what it has."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from services.router.dispatch.states import RequestState
+from shared.errors import WorkerLost
+from shared.rpc.errors import to_proto
+from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
+from tests.integration.router.test_dispatch import PROMPT, STOP, Router, decode_worker, prefill_worker, read
+
+
+class Case:
+    """One request whose prefill worker is known, with another one beside it."""
+
+    def __init__(self, router: Router, prefills, decode, running) -> None:
+        self.router, self.prefills, self.decode, self.running = router, prefills, decode, running
+
+    async def submitted(self, **reserved):
+        """Reserve → Reserved → Submit; sets `first` and `second`."""
+        reserve = await self.decode.expect(decode_pb2.Reserve)
+        await self.decode.reserved(reserve.request_id, ticket=1, needed=(0, 1), **{"reassignable": True, **reserved})
+        await self.router.until(lambda: sum(worker.commands.qsize() for worker in self.prefills) == 1)
+        self.first, *others = sorted(self.prefills, key=lambda worker: -worker.commands.qsize())
+        self.second = others[0] if others else None
+        return await self.first.expect(prefill_pb2.Submit)
+
+    async def state(self, state: RequestState) -> None:
+        await self.router.until(lambda: self.running.state is state)
+
+
+@contextlib.asynccontextmanager
+async def case(num_prefills: int = 2, *, sampling=None, **config) -> AsyncIterator[Case]:
+    prefills, decode = [prefill_worker(f"p{number}") for number in range(num_prefills)], decode_worker()
+    async with Router(prefills, [decode], **config) as router:
+        yield Case(router, prefills, decode, router.submit(**(sampling or {})))
+
+
+async def test_another_prefill_worker_gets_the_missing_blocks_and_a_ticket_of_its_own():
+    async with case() as it:
+        submit = await it.submitted()
+        assert submit.notes
+        await it.first.stop()
+        reassign = await it.decode.expect(decode_pb2.Reassign)
+        assert (reassign.request_id, reassign.lost) == (submit.request_id, it.first.name)
+        assert not reassign.HasField("first_token")
+        assert it.running.state is RequestState.RESERVED
+        await it.decode.reserved(reassign.request_id, ticket=2, needed=(1,), reassignable=True)
+        again = await it.second.expect(prefill_pb2.Submit)
+        assert again.request_id not in (submit.request_id, "")
+        assert (again.ticket, list(again.needed_blocks)) == (2, [1])
+        assert list(again.token_ids) == list(PROMPT)
+        await it.second.first_token(again.request_id, 50)
+        await it.decode.step(submit.request_id, 51, finish=STOP)
+        assert await read(it.running) == [50, 51]
+        assert it.running.summary.prefill_worker == it.second.name
+        assert it.running.num_attempts == 1
+        assert it.decode.commands.empty()
+        assert it.router.metrics.outcomes == ["retried worker_lost", "finished"]
+
+
+async def test_the_clients_first_token_stays_the_lost_workers():
+    """In bf16 another worker may sample another one; the decode worker is told which one counts."""
+    async with case() as it:
+        submit = await it.submitted()
+        await it.first.first_token(submit.request_id, 50)
+        await it.state(RequestState.SHIPPING)
+        await it.first.stop()
+        reassign = await it.decode.expect(decode_pb2.Reassign)
+        assert reassign.first_token == 50
+        assert it.running.state is RequestState.RESUMING
+        await it.decode.reserved(reassign.request_id, ticket=2, needed=(), reassignable=True)
+        again = await it.second.expect(prefill_pb2.Submit)
+        assert list(again.token_ids) == list(PROMPT)
+        await it.second.first_token(again.request_id, 99)
+        await it.decode.step(submit.request_id, 51)
+        await it.decode.step(submit.request_id, 52, finish=STOP)
+        assert await read(it.running) == [50, 51, 52]
+        assert all(link.num_requests == 0 for link in it.router.fleet.links)
+
+
+@pytest.mark.parametrize("token_first", [False, True])
+async def test_a_hand_over_that_was_complete_needs_no_other_sender(token_first):
+    async with case() as it:
+        submit = await it.submitted()
+        if token_first:
+            await it.first.first_token(submit.request_id, 50)
+            await it.state(RequestState.SHIPPING)
+        await it.first.stop()
+        reassign = await it.decode.expect(decode_pb2.Reassign)
+        await it.decode.step(submit.request_id, 51)
+        await it.decode.reserved(reassign.request_id, joined=True, first_token=50)
+        await it.decode.step(submit.request_id, 52, finish=STOP)
+        assert await read(it.running) == [50, 51, 52]
+        assert it.second.commands.empty()
+        assert all(link.num_requests == 0 for link in it.router.fleet.links)
+
+
+async def test_a_first_token_without_its_log_probabilities_is_computed_again():
+    async with case(sampling={"logprobs": 1}) as it:
+        submit = await it.submitted()
+        await it.first.stop()
+        reassign = await it.decode.expect(decode_pb2.Reassign)
+        await it.decode.reserved(reassign.request_id, joined=True, first_token=50)
+        assert not (await it.decode.expect(types_pb2.Cancel)).peer_active
+        assert (await it.decode.expect(decode_pb2.Reserve)).request_id != submit.request_id
+
+
+async def test_a_reservation_that_is_gone_is_made_anew():
+    async with case() as it:
+        await it.submitted()
+        await it.first.stop()
+        reassign = await it.decode.expect(decode_pb2.Reassign)
+        await it.decode.failed(reassign.request_id, to_proto(WorkerLost("gone")))
+        await it.decode.expect(types_pb2.Cancel)
+        assert (await it.decode.expect(decode_pb2.Reserve)).request_id == "r#2"
+
+
+@pytest.mark.parametrize(("num_prefills", "reassignable"), [(1, True), (2, False)])
+async def test_without_another_worker_or_an_able_decode_worker_the_request_begins_anew(num_prefills, reassignable):
+    async with case(num_prefills) as it:
+        await it.submitted(reassignable=reassignable)
+        await it.first.stop()
+        assert not (await it.decode.expect(types_pb2.Cancel)).peer_active
+
+
+async def test_a_worker_that_is_lost_before_it_was_told_is_replaced_without_a_word():
+    async with case() as it:
+        reserve = await it.decode.expect(decode_pb2.Reserve)
+        links = it.router.fleet.prefills
+        (name,) = [name for name, link in links.items() if link.num_requests]
+        lost, other = sorted(it.prefills, key=lambda worker: worker.name != name)
+        await lost.stop()
+        await it.router.until(lambda: links[other.name].num_requests == 1)
+        await it.decode.reserved(reserve.request_id)
+        submit = await other.expect(prefill_pb2.Submit)
+        await other.first_token(submit.request_id, 50, finish=STOP)
+        assert await read(it.running) == [50]
+        assert it.decode.commands.empty()
+
+
+async def test_losses_without_a_token_are_bounded():
+    async with case(3, max_attempts=2) as it:
+        await it.submitted()
+        await it.first.stop()
+        reassign = await it.decode.expect(decode_pb2.Reassign)
+        await it.decode.reserved(reassign.request_id, ticket=2, needed=(1,), reassignable=True)
+        await it.router.until(lambda: any(worker.commands.qsize() for worker in it.prefills))
+        (second,) = [worker for worker in it.prefills if worker.commands.qsize()]
+        await second.stop()
+        with pytest.raises(WorkerLost):
+            await read(it.running)
+        await it.decode.expect(types_pb2.Cancel)
+
+
+async def test_a_client_that_leaves_while_the_decode_worker_is_asked_frees_it():
+    async with case() as it:
+        submit = await it.submitted()
+        await it.first.stop()
+        await it.decode.expect(decode_pb2.Reassign)
+        await it.running.aclose()
+        cancel = await it.decode.expect(types_pb2.Cancel)
+        assert (cancel.request_id, cancel.peer_active) == (submit.request_id, False)
+        assert it.second.commands.empty()
+        assert all(link.num_requests == 0 for link in it.router.fleet.links)
+
+
+async def test_a_client_that_leaves_after_that_cancels_the_second_sender_by_its_own_name():
+    async with case() as it:
+        await it.submitted()
+        await it.first.stop()
+        reassign = await it.decode.expect(decode_pb2.Reassign)
+        await it.decode.reserved(reassign.request_id, ticket=2, needed=(1,), reassignable=True)
+        again = await it.second.expect(prefill_pb2.Submit)
+        await it.running.aclose()
+        assert (await it.second.expect(types_pb2.Cancel)).request_id == again.request_id
+        cancel = await it.decode.expect(types_pb2.Cancel)
+        assert (cancel.request_id, cancel.peer) == (reassign.request_id, it.second.name)

@@ -1,0 +1,155 @@
+"""A decode worker whose reservation is served by another prefill worker: real sessions, engines and pools."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+
+from services.decode.worker import DecodeWorker
+from services.prefill.worker import PrefillWorker
+from shared.engine.messages import JoinSequence
+from shared.kv.local import LocalPlane
+from shared.rpc.pb.tandem.v1 import decode_pb2, types_pb2
+from tests.integration.worker.session_rig import DEADLINE_S, SAMPLING, Router, serving
+
+
+@contextlib.asynccontextmanager
+async def pools() -> AsyncIterator[SimpleNamespace]:
+    """A decode worker with a reservation, and a prefill worker."""
+    plane = LocalPlane()
+    async with (
+        serving(DecodeWorker, plane) as receiver,
+        serving(PrefillWorker, plane) as sender,
+        Router(receiver) as decode,
+        Router(sender) as prefill,
+    ):
+        await decode.reserve("a#1")
+        reserved = (await decode.event("reserved")).reserved
+        yield SimpleNamespace(receiver=receiver, sender=sender, decode=decode, prefill=prefill, reserved=reserved)
+        await receiver.idle()
+        await sender.idle()
+
+
+async def submit(it: SimpleNamespace, request_id: str, reserved: decode_pb2.Reserved) -> None:
+    await it.prefill.submit(
+        request_id,
+        ticket=reserved.ticket,
+        needed_blocks=reserved.needed_blocks,
+        transfer_address=it.receiver.transfer.address,
+        notes=reserved.reassignable,
+    )
+
+
+async def reassigned(it: SimpleNamespace, **fields) -> decode_pb2.Reserved:
+    await it.decode.send(reassign=decode_pb2.Reassign(request_id="a#1", lost="p0", **fields))
+    return (await it.decode.event("reserved")).reserved
+
+
+async def test_the_next_sender_gets_a_ticket_of_its_own_and_the_request_goes_on():
+    async with pools() as it:
+        assert it.reserved.reassignable
+        again = await reassigned(it)
+        assert again.ticket != it.reserved.ticket
+        assert list(again.needed_blocks) == list(it.reserved.needed_blocks) == [0, 1, 2]
+        await submit(it, "a#1.2", again)
+        await it.prefill.event("first_token")
+        assert await it.decode.tokens("a#1") == [7] * (SAMPLING["max_tokens"] - 1)
+
+
+async def test_what_a_lost_sender_sends_later_is_dropped():
+    async with pools() as it:
+        again = await reassigned(it)
+        await submit(it, "a#1", it.reserved)  # the first sender, late: it finishes, for nobody
+        await it.prefill.event("first_token")
+        await it.sender.idle()
+        await it.receiver.holds(3)
+        assert it.receiver.transfer.counters.blocks_received == 0
+        await submit(it, "a#1.2", again)
+        assert await it.decode.tokens("a#1") == [7] * (SAMPLING["max_tokens"] - 1)
+        assert it.receiver.transfer.counters.blocks_received == 3
+
+
+async def test_a_sender_that_gave_up_leaves_the_reservation_to_the_router():
+    """Its own session broke: it aborts by a trailer, while the decode worker's router looks for another one."""
+    async with pools() as it:
+        await it.prefill.submit(
+            "a#1",
+            ticket=it.reserved.ticket,
+            needed_blocks=[0, 1, 2],
+            transfer_address=it.receiver.transfer.address,
+            sampling={name: value for name, value in SAMPLING.items() if name != "seed"},
+        )
+        await it.prefill.event("failed")
+        await it.sender.idle()  # its trailer was taken
+        await it.receiver.holds(3)
+        await submit(it, "a#1.2", await reassigned(it))
+        assert await it.decode.tokens("a#1") == [7] * (SAMPLING["max_tokens"] - 1)
+
+
+async def test_a_cancel_behind_the_abort_frees_the_blocks_at_once():
+    async with pools() as it:
+        await it.prefill.submit(
+            "a#1", ticket=it.reserved.ticket, transfer_address=it.receiver.transfer.address, num_prompt_tokens=0
+        )
+        await it.prefill.event("failed")
+        await it.sender.idle()
+        await it.decode.send(cancel=types_pb2.Cancel(request_id="a#1", peer_active=True, peer="p0"))
+
+
+async def test_a_cancel_while_another_sender_is_awaited_frees_the_blocks():
+    async with pools() as it:
+        await reassigned(it)
+        await it.decode.send(cancel=types_pb2.Cancel(request_id="a#1"))
+
+
+async def test_a_request_that_has_joined_needs_nobody():
+    async with serving(DecodeWorker, plane := LocalPlane()) as receiver, serving(PrefillWorker, plane) as sender:
+        async with Router(receiver) as decode, Router(sender) as prefill:
+            await decode.reserve("a#1")
+            reserved = (await decode.event("reserved")).reserved
+            it = SimpleNamespace(receiver=receiver, sender=sender, decode=decode, prefill=prefill)
+            joins, take = asyncio.Event(), receiver.engine.submit
+            receiver.engine.submit = lambda command: (
+                joins.set() if isinstance(command, JoinSequence) else None,
+                take(command),
+            )
+            receiver.runner.may_step.clear()
+            await submit(it, "a#1", reserved)
+            async with asyncio.timeout(DEADLINE_S):
+                await joins.wait()
+            again = await reassigned(it)
+            receiver.runner.may_step.set()
+            assert (again.joined, again.first_token, again.ticket) == (True, 7, 0)
+            await decode.tokens("a#1")
+        await receiver.idle()
+
+
+async def test_the_first_token_that_the_client_has_counts():
+    async with pools() as it:
+        joins, take = [], it.receiver.engine.submit
+        it.receiver.engine.submit = lambda command: (joins.append(command), take(command))
+        await submit(it, "a#1.2", await reassigned(it, first_token=55))
+        await it.decode.tokens("a#1")
+        assert [command.first_token for command in joins if isinstance(command, JoinSequence)] == [55]
+
+
+async def test_a_reassignment_of_an_unknown_request_is_refused_and_leaves_the_others():
+    async with pools() as it:
+        await it.decode.send(reassign=decode_pb2.Reassign(request_id="gone"))
+        failed = (await it.decode.event("failed")).failed
+        assert (failed.request_id, failed.error.kind) == ("gone", "WorkerLost")
+        await it.receiver.holds(3)
+        await submit(it, "a#1", it.reserved)
+        await it.decode.tokens("a#1")
+
+
+async def test_a_request_without_a_reservation_cannot_be_reassigned():
+    async with serving(DecodeWorker) as worker, Router(worker) as router:
+        worker.runner.may_step.clear()
+        await router.reserve("a#1", prefill_here=True)
+        await router.send(reassign=decode_pb2.Reassign(request_id="a#1"))
+        assert (await router.event("failed")).failed.error.kind == "WorkerLost"
+        worker.runner.may_step.set()
+        assert await router.tokens("a#1") == [7] * SAMPLING["max_tokens"]

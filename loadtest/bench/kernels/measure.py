@@ -7,17 +7,17 @@ runs as a replayed CUDA graph on a cold cache, so neither Python nor the cache i
 from __future__ import annotations
 
 import importlib.util
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-import typer
 
 from loadtest import figures
 from loadtest.bench.kernels.limits import Clock, Limits, graph_clock, limit_results, measure_limits
-from loadtest.command_line import Out
+from loadtest.plain_options import Option, Out
 from shared.errors import ConfigError
 from shared.kernels.bench_case import Case
 
@@ -150,9 +150,9 @@ def rows(results: Iterable[Result], limits: Limits) -> list[figures.Result]:
 
 
 def main(
-    only: Annotated[str, typer.Option(help="ops whose name contains this")] = "",
-    tune: Annotated[bool, typer.Option("--tune", help="attention over its possible tile sizes instead")] = False,
-    flashinfer: Annotated[bool, typer.Option("--flashinfer", help="attention beside FlashInfer's instead")] = False,
+    only: Annotated[str, Option("ops whose name contains this")] = "",
+    tune: Annotated[bool, Option("attention over its possible tile sizes instead")] = False,
+    flashinfer: Annotated[bool, Option("attention beside FlashInfer's instead")] = False,
     out: Out = None,
 ) -> None:
     """Measure the Triton kernels beside the limits of this GPU."""
@@ -174,4 +174,4 @@ def main(
     results, failed = measure_each(cases, limits, graph_clock, note)
     print("\n".join(["", *verdicts(results), *(f"failed: {name}" for name in failed)]), flush=True)
     if failed:
-        raise typer.Exit(1)
+        sys.exit(1)

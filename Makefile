@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 # A process a core, each with files of its own, so that what a module starts is started once.
 SPREAD := --numprocesses logical --maxprocesses 8 --dist loadfile
+# Where each test stands alone and takes long: who has none left takes over another's.
+SHARED := --numprocesses logical --maxprocesses 8 --dist worksteal
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 # Further flags for what a target calls, such as make test ARGS="-k transfer".
@@ -61,8 +63,8 @@ test-gpu: setup  ## the tests that need a GPU; where torch, Triton and pytest ar
 test-timing: setup  ## the tests that hold on a quiet machine only
 	$(PYTEST) -m timing $(ARGS)
 
-test-sweep: setup  ## every shape of every Triton kernel in the interpreter
-	$(PYTEST) -m sweep $(ARGS)
+test-sweep: setup  ## every shape of every Triton kernel: in the interpreter, and compiled for every GPU that is served
+	$(PYTEST) $(SHARED) -m sweep $(ARGS)
 
 lint: setup  ## formatting, lint, types, lock
 	$(BIN)/ruff format --check

@@ -1,12 +1,10 @@
-"""`python -m loadtest.bench NAME …`: runs one of the benchmarks."""
+"""`python -m loadtest.bench NAME …`: runs one of the benchmarks; `NAME --help` lists its options."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from importlib import import_module
-
-import typer
-
-from loadtest.command_line import run
 
 BENCHMARKS = {
     "engine": ("engine.cpu", "Prefill and decode steps on this processor, with its limits."),
@@ -26,30 +24,26 @@ BENCHMARKS = {
 }
 """Name → module with the command `main`, and its line of help."""
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    help="Tandem's benchmarks; `NAME --help` lists the options of one.",
-)
+PLAIN = ("engine-cuda", "gpu-limits", "gpu-trace", "staging", "host-time", "kernels")
+"""Those of a GPU machine, which may have torch and Triton, but neither typer nor pydantic, on which typer builds."""
 
 
-def _add(name: str, module: str, text: str) -> None:
-    """Imports the module only when its benchmark runs: those for GPUs need torch, but not Redis or gRPC."""
+def main(arguments: Sequence[str]) -> None:
+    """Imports the module of a benchmark only to run it: those for GPUs need torch, but not Redis or gRPC."""
+    name, *rest = arguments or ["--help"]
+    if name not in BENCHMARKS:
+        lines = [f"  {known:12} {text}" for known, (_, text) in BENCHMARKS.items()]
+        wrong = [] if name in ("--help", "-h") else [f"error: {name!r} is no benchmark"]
+        out = sys.stderr if wrong else sys.stdout
+        print("usage: python -m loadtest.bench NAME …\n", *lines, *wrong, sep="\n", file=out)
+        sys.exit(2 if wrong else 0)
+    benchmark = import_module(f"loadtest.bench.{BENCHMARKS[name][0]}").main
+    if name in PLAIN:
+        from loadtest.plain_options import run
+    else:
+        from loadtest.command_line import run
+    run(benchmark, rest, f"python -m loadtest.bench {name}")
 
-    @app.command(
-        name,
-        help=text,
-        add_help_option=False,
-        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    )
-    def benchmark(context: typer.Context) -> None:
-        run(import_module(f"loadtest.bench.{module}").main, context.args, context.command_path)
-
-
-for _name, (_module, _text) in BENCHMARKS.items():
-    _add(_name, _module, _text)
 
 if __name__ == "__main__":
-    app(prog_name="python -m loadtest.bench")
+    main(sys.argv[1:])

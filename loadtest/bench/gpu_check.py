@@ -1,14 +1,15 @@
 """`make gpu-check OUT=file`: everything that a first hour on a GPU should tell, one step after the other.
 
 Each step is a process of its own with a limit of at most ten minutes. The report is written after each step, and a step
-that fails or takes too long does not stop those behind it. Needs torch, Triton, pytest, typer and these sources:
-`python -m loadtest.bench.gpu_check --out FILE` starts it with any interpreter that has them.
+that fails or takes too long does not stop those behind it. Needs torch, Triton and these sources, pytest for the tests,
+and none of the services' packages: `python -m loadtest.bench.gpu_check --out FILE` starts it with any such interpreter.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -22,6 +23,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 MOST_MINUTES = 10
+PROFILED = ("decode_parts", "prefill_tiles", "find_peaks", "measure_levels", "collect_range", "choose_tokens")
+"""Triton functions that `ncu` looks into: attention and sampling."""
+SANITIZED = "mixed_batches and 128-4-16 or blocks_are_copied or tokens_equal or swapped"
+"""Tests that read and write every kind of memory, few enough for a tool that slows them down by far."""
 _TAIL = 20_000
 """Characters of a step's output that the report keeps, the last ones."""
 
@@ -35,6 +40,8 @@ class CheckStep:
     minutes: float
     needs: str = ""
     """A program that is not part of Python; where it is missing, the step is skipped."""
+    package: str = ""
+    """A package of Python's that the step is about, likewise."""
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -60,30 +67,33 @@ def steps(figures: Path, python: str = sys.executable) -> list[CheckStep]:
         return (python, "-m", name, *flags)
 
     def tests(*flags: str) -> tuple[str, ...]:
-        return module("pytest", "-c", "tests/gpu/pytest.ini", "-m", "gpu", "-q", *flags, "tests/gpu")
+        # -v: a run that is cut off has said how each test before ended.
+        return module("pytest", "-c", "tests/gpu/pytest.ini", "-m", "gpu", "-v", *flags, "tests/gpu")
 
     def bench(name: str, *flags: str) -> tuple[str, ...]:
         return module("loadtest.bench", name, *flags)
 
-    trace = bench("gpu-trace", "--out", str(figures / "trace.json"))
-    profiled = "regex:decode_parts|prefill_tiles|sample_rows|merge_parts"
+    def written(name: str) -> tuple[str, str]:
+        return "--out", str(figures / f"{name}.json")
+
+    profiler = (
+        "ncu", "--kernel-name", f"regex:{'|'.join(PROFILED)}", "--profile-from-start", "off", "--launch-count", "16",
+        "--set", "full", "--log-file", str(figures / "ncu.txt"),
+    )  # fmt: skip
+    sanitizer = ("compute-sanitizer", "--tool", "memcheck")
     return [
-        CheckStep("versions and limits", bench("gpu-limits", "--out", str(figures / "limits.json")), 2),
-        CheckStep("gpu tests", tests(), 5),
-        CheckStep("kernel bench", bench("kernels", "--out", str(figures / "kernels.json")), 8),
-        CheckStep("engine bench", bench("engine-cuda", "--out", str(figures / "engine.json")), 8),
-        CheckStep("tuning", bench("kernels", "--tune", "--out", str(figures / "tuning.json")), 8),
-        CheckStep("trace of a decode step", trace, 3),
-        CheckStep("ncu", ("ncu", "--kernel-name", profiled, "--launch-count", "12", "--set", "full", *trace), 5, "ncu"),
-        CheckStep(
-            "compute-sanitizer",
-            ("compute-sanitizer", "--tool", "memcheck", *tests("-k", "not graph")),
-            4,
-            "compute-sanitizer",
-        ),
-        CheckStep("swap race", tests("-k", "swap"), 4),
-        CheckStep("staging rate", bench("staging", "--device", "cuda", "--out", str(figures / "staging.json")), 2),
-        CheckStep("host time", bench("host-time", "--out", str(figures / "host-time.json")), 5),
+        CheckStep("versions and limits", bench("gpu-limits", *written("limits")), 2),
+        CheckStep("gpu tests", tests(), 8),
+        CheckStep("kernel bench", bench("kernels", *written("kernels")), 8),
+        CheckStep("engine bench", bench("engine-cuda", *written("engine")), 8),
+        CheckStep("tuning", bench("kernels", "--tune", *written("tuning")), 8),
+        CheckStep("trace of a decode step", bench("gpu-trace", *written("trace")), 3),
+        CheckStep("ncu", (*profiler, *bench("gpu-trace", "--layers", "1", "--marked")), 5, "ncu"),
+        CheckStep("compute-sanitizer", (*sanitizer, *tests("-k", SANITIZED)), 4, "compute-sanitizer"),
+        CheckStep("swap race", tests("-k", "swap"), 2),
+        CheckStep("staging rate", bench("staging", "--device", "cuda", *written("staging")), 2),
+        CheckStep("flashinfer", bench("kernels", "--flashinfer", *written("flashinfer")), 6, package="flashinfer"),
+        CheckStep("host time", bench("host-time", *written("host-time")), 3),
     ]
 
 
@@ -93,6 +103,8 @@ def run(step: CheckStep, figures: Path) -> Outcome:
     command = " ".join(step.command)
     if step.needs and shutil.which(step.needs) is None:
         return Outcome(step.name, command, "skipped", 0.0, None, f"{step.needs} is not installed")
+    if step.package and importlib.util.find_spec(step.package) is None:
+        return Outcome(step.name, command, "skipped", 0.0, None, f"the package {step.package} is not installed")
     before = {path: path.stat().st_mtime_ns for path in figures.iterdir()}
     begin = time.monotonic()
     with tempfile.TemporaryFile() as output:  # not a pipe: a child that outlives the step would keep it open

@@ -52,7 +52,8 @@ class WorkerSettings(ServiceSettings):
     Workers that share a GPU need shares that add up to less than 1."""
     kernels: str = "auto"
     """Backend of the model's ops: triton (CUDA), cpu (C++), torch, or auto: the first that this machine supports.
-    triton-hopper: Triton with a prefill attention made for Hopper GPUs, which has not run yet."""
+    triton-hopper: Triton with a prefill attention made for Hopper GPUs, which has not run yet. flashinfer: Triton with
+    the attention of the package flashinfer-python, on CUDA in 16 bits and without CUDA graphs; it has not run yet."""
     cpu_isa: Literal["auto", "avx2", "avx512", "avx512-bf16", "amx", "torch"] = Field(
         default="auto", validation_alias=AliasChoices("cpu_isa", "TANDEM_WORKER_CPU_ISA", "TANDEM_CPU_ISA")
     )

@@ -39,7 +39,9 @@ def backends() -> tuple[Backend, ...]:
     """All there are, the most specialised first: the order in which `auto` tries them."""
     return (
         Backend("triton", ("cuda",), _triton_refusal, _load_triton),
-        Backend("triton-hopper", (), _hopper_refusal, _load_hopper),  # until it has run on hardware, by name alone
+        # Until they have run on hardware, by name alone.
+        Backend("triton-hopper", (), _hopper_refusal, _load_hopper),
+        Backend("flashinfer", (), _flashinfer_refusal, _load_flashinfer),
         Backend("cpu", ("cpu",), cpu_backend.refusal, cpu_backend.CpuKernels),
         Backend("torch", ("cuda", "cpu"), lambda _device, _dtype: None, TorchKernels),
     )
@@ -108,6 +110,16 @@ def _hopper_refusal(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
+def _flashinfer_refusal(device: torch.device, dtype: torch.dtype) -> str | None:
+    if importlib.util.find_spec("flashinfer") is None:
+        return "the package flashinfer is not installed (pip install flashinfer-python)"
+    if device.type != "cuda":
+        return f"device {device} is not a CUDA device"
+    if dtype == torch.float32:
+        return "FlashInfer computes in 16 bits: take bfloat16 or float16"
+    return _triton_refusal(device, dtype)  # the other ops are Triton's
+
+
 def _is_interpreting() -> bool:
     from triton import knobs  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
@@ -124,3 +136,14 @@ def _load_hopper() -> Kernels:
     from shared.kernels.hopper_backend import HopperKernels
 
     return HopperKernels()
+
+
+def _load_flashinfer() -> Kernels:
+    try:
+        import flashinfer  # type: ignore[import-untyped, import-not-found, unused-ignore]
+    except (ImportError, OSError) as error:  # without one of its own packages, or a CUDA library
+        raise ConfigError(f"kernels 'flashinfer': the package cannot be imported: {error}", field="kernels") from error
+
+    from shared.kernels.flashinfer_backend import FlashInferKernels
+
+    return FlashInferKernels(flashinfer)

@@ -15,11 +15,10 @@ from statistics import median
 from typing import Annotated
 
 import torch
-import typer
 
 from loadtest.bench.kernels.limits import Limits, graph_clock, limit_results, measure_limits
-from loadtest.command_line import Out
 from loadtest.figures import Result, table, write
+from loadtest.plain_options import Option, Out
 from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
 from shared.engine.runner.profile_run import measure_budget
 from shared.engine.runner.runner import Runner, RunnerConfig
@@ -187,7 +186,7 @@ def verdicts(steps: Sequence[Step], results: Sequence[Result]) -> list[str]:
     return lines
 
 
-def main(repeats: Annotated[int, typer.Option()] = 30, out: Out = None) -> None:
+def main(repeats: Annotated[int, Option()] = 30, out: Out = None) -> None:
     """Measure an 8B-shaped engine's steps on a GPU beside limits measured in the same run."""
     if not torch.cuda.is_available():
         raise ConfigError("this benchmark needs a CUDA device, and torch sees none; without one: make bench-engine")

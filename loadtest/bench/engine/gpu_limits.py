@@ -7,8 +7,8 @@ import platform
 import torch
 
 from loadtest.bench.kernels.limits import graph_clock, limit_results, measure_limits
-from loadtest.command_line import Out
 from loadtest.figures import Result, table, write
+from loadtest.plain_options import Out
 from shared.errors import ConfigError
 
 

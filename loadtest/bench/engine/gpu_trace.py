@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 import torch
-import typer
 from torch.profiler import ProfilerActivity, profile
 
 from loadtest.bench.engine.cuda import LLAMA_8B, EngineBench, Step
-from loadtest.command_line import Out
 from loadtest.figures import Result, table, write
+from loadtest.plain_options import Option, Out
 from shared.errors import ConfigError
 from shared.model.config import ModelConfig
 from shared.model.random_weights import random_decoder
@@ -30,7 +29,22 @@ def kernel_times(bench: EngineBench, step: Step) -> list[Result]:
     return [Result(f"{step.name}: {name}", us / 1e3, "ms") for name, us in longest[:_MOST_ROWS]]
 
 
-def main(layers: Annotated[int, typer.Option(help="layers of the 8B shape")] = 4, out: Out = None) -> None:
+def run_marked(bench: EngineBench, step: Step) -> None:
+    """The same step for a profiler of NVIDIA's: begun and ended where its `--profile-from-start off` listens."""
+    plan = step.plan(bench.config.vocab_size, pending=False)
+    bench.runner.execute(plan)
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()  # type: ignore[no-untyped-call, unused-ignore]
+    bench.runner.execute(plan)
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()  # type: ignore[no-untyped-call, unused-ignore]
+
+
+def main(
+    layers: Annotated[int, Option("layers of the 8B shape")] = 4,
+    marked: Annotated[bool, Option("measure nothing, mark the steps for ncu or nsys, which torch disturbs")] = False,
+    out: Out = None,
+) -> None:
     """Profile one decode step and one prompt of an 8B-shaped engine."""
     if not torch.cuda.is_available():
         raise ConfigError("this profile needs a CUDA device, and torch sees none")
@@ -39,7 +53,10 @@ def main(layers: Annotated[int, typer.Option(help="layers of the 8B shape")] = 4
     with torch.inference_mode():
         bench = EngineBench(random_decoder(config, torch.bfloat16, "cuda"), STEPS)
         for step in STEPS:
+            if marked:
+                run_marked(bench, step)
+                continue
             results += kernel_times(bench, step)
+            if out is not None:
+                write(out, results)
     print(table(results))
-    if out is not None:
-        write(out, results)

@@ -16,11 +16,10 @@ from statistics import median
 from typing import Annotated
 
 import torch
-import typer
 from torch import Tensor
 
-from loadtest.command_line import Out, integers
 from loadtest.figures import Result, machine, table, write
+from loadtest.plain_options import Option, Out, integers
 from shared.engine.engine import Engine
 from shared.engine.messages import AddSequence, EngineDied, Event, StepOutput
 from shared.engine.plan import StepPlan, StepResult
@@ -229,10 +228,10 @@ def results_of(name: str, found: HostTime) -> list[Result]:
 
 
 def main(
-    batch: Annotated[str, typer.Option(help="sequences that decode")] = "64 256",
-    context: Annotated[int, typer.Option(help="cached tokens of each of them")] = 2048,
-    chunk: Annotated[int, typer.Option(help="tokens of a prompt's chunk")] = 8192,
-    repeats: Annotated[int, typer.Option()] = 60,
+    batch: Annotated[str, Option("sequences that decode")] = "64 256",
+    context: Annotated[int, Option("cached tokens of each of them")] = 2048,
+    chunk: Annotated[int, Option("tokens of a prompt's chunk")] = 8192,
+    repeats: Annotated[int, Option()] = 60,
     out: Out = None,
 ) -> None:
     """Measure what a step costs the engine's thread, the model's computation left out."""

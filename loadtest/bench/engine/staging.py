@@ -7,10 +7,9 @@ from statistics import median
 from typing import Annotated
 
 import torch
-import typer
 
-from loadtest.command_line import Out
 from loadtest.figures import Result, table, write
+from loadtest.plain_options import Option, Out
 from shared.engine.runner.block_access import StagedBlocks
 from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.pool_memory import allocate_pool
@@ -44,9 +43,9 @@ def rates(device: torch.device, layout: BlockLayout, num_blocks: int, repeats: i
 
 
 def main(
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cuda",
-    blocks: Annotated[int, typer.Option(help="blocks of 2 MiB of a prompt")] = 512,
-    repeats: Annotated[int, typer.Option()] = 5,
+    device: Annotated[str, Option("cpu, cuda or cuda:N")] = "cuda",
+    blocks: Annotated[int, Option("blocks of 2 MiB of a prompt")] = 512,
+    repeats: Annotated[int, Option()] = 5,
     out: Out = None,
 ) -> None:
     """Measure staging through host memory."""

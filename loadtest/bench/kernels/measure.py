@@ -6,17 +6,18 @@ runs as a replayed CUDA graph on a cold cache, so neither Python nor the cache i
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-import typer
 
 from loadtest import figures
 from loadtest.bench.kernels.limits import Clock, Limits, graph_clock, limit_results, measure_limits
-from loadtest.command_line import Out
+from loadtest.plain_options import Option, Out
 from shared.errors import ConfigError
 from shared.kernels.bench_case import Case
 
@@ -66,6 +67,15 @@ def tuning_cases(device: torch.device) -> Iterator[Case]:
     yield from prefill.tuning_cases(device)
 
 
+def peer_cases(device: torch.device) -> Iterator[Case]:
+    """Both attention kernels, each shape beside FlashInfer's."""
+    if importlib.util.find_spec("flashinfer") is None:
+        raise ConfigError("--flashinfer needs the package flashinfer, which is not installed", field="flashinfer")
+    from shared.kernels.attention.flashinfer import bench
+
+    yield from bench.cases(device)
+
+
 @dataclass(frozen=True)
 class Goal:
     """What a kernel must reach at one shape."""
@@ -108,8 +118,12 @@ def line(result: Result) -> str:
     )
 
 
-def measure_each(cases: Iterable[Case], limits: Limits, clock: Clock) -> tuple[list[Result], list[str]]:
+def measure_each(
+    cases: Iterable[Case], limits: Limits, clock: Clock, note: Callable[[list[Result]], None] = lambda _: None
+) -> tuple[list[Result], list[str]]:
     """Measure the cases, print each one's line at once, and go on after one that raises.
+
+    `note` is called with all results so far after each new one: a run that is cut off leaves what it had.
 
     Returns:
         (results, the names of the cases that failed). A failure's traceback is printed.
@@ -120,6 +134,7 @@ def measure_each(cases: Iterable[Case], limits: Limits, clock: Clock) -> tuple[l
         try:
             results.append(measure(case, limits, clock))
             print(line(results[-1]), flush=True)
+            note(results)
         except Exception:
             failed.append(f"{case.op}, {case.shape}")
             print(f"failed: {failed[-1]}\n{traceback.format_exc()}", flush=True)
@@ -135,20 +150,28 @@ def rows(results: Iterable[Result], limits: Limits) -> list[figures.Result]:
 
 
 def main(
-    only: Annotated[str, typer.Option(help="ops whose name contains this")] = "",
-    tune: Annotated[bool, typer.Option("--tune", help="attention over its possible tile sizes instead")] = False,
+    only: Annotated[str, Option("ops whose name contains this")] = "",
+    tune: Annotated[bool, Option("attention over its possible tile sizes instead")] = False,
+    flashinfer: Annotated[bool, Option("attention beside FlashInfer's instead")] = False,
     out: Out = None,
 ) -> None:
     """Measure the Triton kernels beside the limits of this GPU."""
     if not torch.cuda.is_available():
         raise ConfigError("the kernel benchmark needs a CUDA device, and torch sees none")
+    if tune and flashinfer:
+        raise ConfigError("take either --tune or --flashinfer, not both", field="tune")
     device = torch.device("cuda")
+    chosen = tuning_cases if tune else peer_cases if flashinfer else all_cases
     limits = measure_limits(graph_clock, device)
     print(figures.table(limit_results(limits)), flush=True)
-    cases = tuning_cases(device) if tune else all_cases(device)
-    results, failed = measure_each((case for case in cases if only in case.op), limits, graph_clock)
+
+    def note(results: list[Result]) -> None:
+        if out is not None:
+            figures.write(out, rows(results, limits))
+
+    note([])
+    cases = (case for case in chosen(device) if only in case.op)
+    results, failed = measure_each(cases, limits, graph_clock, note)
     print("\n".join(["", *verdicts(results), *(f"failed: {name}" for name in failed)]), flush=True)
-    if out is not None:
-        figures.write(out, rows(results, limits))
     if failed:
-        raise typer.Exit(1)
+        sys.exit(1)

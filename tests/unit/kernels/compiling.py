@@ -56,6 +56,11 @@ class Compiled:
     shared_bytes: int
     code: str  # PTX, or AMD's assembly
     cubin: bytes = b""
+    spilled_registers: int = 0  # as AMD's compiler counts them; NVIDIA's puts them on the stack
+
+    @property
+    def spills(self) -> bool:
+        return self.stack_bytes > 0 or self.spilled_registers > 0
 
     @property
     def num_matrix_instructions(self) -> int:
@@ -171,7 +176,11 @@ def _inspect_amd(name: str, kernel: Any) -> Compiled:
     stack = re.search(r"\.private_segment_fixed_size:\s+(\d+)", code)
     assert registers is not None
     assert stack is not None
-    return Compiled(name, int(registers[1]), int(stack[1]), kernel.metadata.shared, code)
+    spilled = re.search(r"\.vgpr_spill_count:\s+(\d+)", code)
+    assert spilled is not None
+    return Compiled(
+        name, int(registers[1]), int(stack[1]), kernel.metadata.shared, code, spilled_registers=int(spilled[1])
+    )
 
 
 def compile_attention(
@@ -197,13 +206,15 @@ def compile_attention(
     return collect(calls, TARGETS[arch])
 
 
-def compile_hopper_prefill(head_dim: int, group: int, block_size: int, window: int | None) -> Compiled:
-    """The Gluon kernel, in bf16."""
+def compile_hopper_prefill(
+    head_dim: int, group: int, block_size: int, window: int | None, dtype: torch.dtype = torch.bfloat16
+) -> Compiled:
+    """The Gluon kernel."""
     from shared.kernels.attention.hopper.launch import prefill_attention, suits
 
     batch = AttentionBatch.from_lists([600], [4096], [list(range(4096 // block_size))], block_size)
-    query = torch.zeros(600, 2 * group, head_dim, dtype=torch.bfloat16)
-    kv_blocks = torch.zeros(1, 2, 2, 2, block_size, head_dim, dtype=torch.bfloat16)
+    query = torch.zeros(600, 2 * group, head_dim, dtype=dtype)
+    kv_blocks = torch.zeros(1, 2, 2, 2, block_size, head_dim, dtype=dtype)
     assert suits(query, kv_blocks)
 
     def calls() -> None:
@@ -213,9 +224,8 @@ def compile_hopper_prefill(head_dim: int, group: int, block_size: int, window: i
     return kernel
 
 
-def products_and_exponentials(kernel: Compiled) -> str:
-    """The machine code in order, one letter an instruction: P for a warpgroup's product, E for an exponential, W for a
-    wait until products are done."""
+def machine_code(kernel: Compiled) -> str:
+    """What an NVIDIA GPU runs, an instruction a line."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
@@ -223,9 +233,14 @@ def products_and_exponentials(kernel: Compiled) -> str:
         file.write(kernel.cubin)
         file.flush()
         command = [tool, "-c", file.name]
-        code = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def products_and_exponentials(kernel: Compiled) -> str:
+    """The machine code in order, one letter an instruction: P for a warpgroup's product, E for an exponential, W for a
+    wait until products are done."""
     letters = {"HGMMA": "P", "MUFU.EX2": "E", "WARPGROUP.DEPBAR": "W"}
-    return "".join(letters[name] for name in re.findall(r" (HGMMA|MUFU\.EX2|WARPGROUP\.DEPBAR)", code))
+    return "".join(letters[name] for name in re.findall(r" (HGMMA|MUFU\.EX2|WARPGROUP\.DEPBAR)", machine_code(kernel)))
 
 
 def compile_the_rest(dtype: torch.dtype, arch: str = "sm_90") -> list[Compiled]:

@@ -66,8 +66,10 @@ def test_each_line_is_out_before_the_next_case_and_a_failure_ends_nothing(capsys
 
     runs = {"one": lambda: None, "two": break_down, "three": third}
     cases = [Case(name, "8", run, num_bytes=4_000_000) for name, run in runs.items()]
-    results, failed = measure_each(cases, LIMITS, clock(1e-6))
+    noted: list[int] = []
+    results, failed = measure_each(cases, LIMITS, clock(1e-6), lambda results: noted.append(len(results)))
     assert [result.op for result in results] == ["one", "three"]
+    assert noted == [1, 2]
     assert failed == ["two, 8"]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from contextlib import nullcontext
 from typing import Annotated
 
 import pytest
 import typer
 
-from loadtest.bench.__main__ import BENCHMARKS
+from loadtest.bench.__main__ import BENCHMARKS, PLAIN, main
 from loadtest.command_line import call, decimals, integers, names, run
 from shared.errors import ConfigError
 
@@ -51,5 +51,15 @@ def test_an_error_that_the_user_can_act_on_is_one_line(capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_benchmark_has_a_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    call(import_module(f"loadtest.bench.{BENCHMARKS[name][0]}").main, ["--help"], name)
+    with pytest.raises(SystemExit) if name in PLAIN else nullcontext():
+        main([name, "--help"])
     assert "--out" in capsys.readouterr().out
+
+
+def test_an_unknown_benchmark_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["no-such"])
+    printed = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert printed.endswith("error: 'no-such' is no benchmark\n")
+    assert all(name in printed for name in BENCHMARKS)

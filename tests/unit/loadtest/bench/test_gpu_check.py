@@ -39,16 +39,20 @@ def test_steps_behind_a_failure_are_run_and_all_are_in_the_report(tmp_path: Path
         python("writes", f"open({str(figures / 'rates.json')!r}, 'w').write('[1.5]')"),
         CheckStep("is not there", ("/nowhere/at-all",), 1),
         CheckStep("needs more", ("true",), 1, needs="no-such-program"),
+        CheckStep("needs a package", ("true",), 1, package="no_such_package"),
         python("sees", f"import json; print(len(json.load(open({str(out)!r}))['steps']), 'before')"),
     ]
     check(planned, out, figures)
     found = {item["name"]: item for item in report(out)}
-    assert [item["outcome"] for item in found.values()] == ["failed", "passed", "failed", "skipped", "passed"]
+    assert [item["outcome"] for item in found.values()] == [
+        "failed", "passed", "failed", "skipped", "skipped", "passed",
+    ]  # fmt: skip
     assert (found["fails"]["exit_code"], found["fails"]["output"]) == (3, "to the end\n")
     assert found["writes"]["figures"] == {"rates": [1.5]}
-    assert found["sees"]["output"] == "4 before\n"
+    assert found["sees"]["output"] == "5 before\n"
     assert found["sees"]["figures"] is None
     assert "no-such-program" in found["needs more"]["output"]
+    assert "no_such_package" in found["needs a package"]["output"]
 
 
 def test_a_step_past_its_limit_ends_with_its_children(tmp_path: Path, figures: Path) -> None:

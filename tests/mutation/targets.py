@@ -7,6 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
+SETTINGS = "tests/unit/test_reference.py::test_the_page_in_the_repository_says_what_the_settings_are"
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -44,9 +46,9 @@ TARGETS = (
     Target(
         "admission",
         ("services/router/admission",),
-        ("tests/unit/router/admission", "tests/integration/router/test_admission_of_hits.py"),
+        ("tests/unit/router/admission", "tests/integration/router/test_admission_of_hits.py", SETTINGS),
     ),
-    Target("placement", ("services/router/placement",), ("tests/unit/router/placement",)),
+    Target("placement", ("services/router/placement",), ("tests/unit/router/placement", SETTINGS)),
     Target("pool", ("shared/kv/pool.py",), ("tests/unit/kv/test_pool.py",)),
     Target("scheduler", ("shared/engine/scheduler",), ("tests/unit/engine/scheduler",)),
     Target("handoff", ("shared/kv/handoff",), ("tests/unit/kv/handoff", "tests/integration/worker/test_sessions.py")),

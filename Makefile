@@ -41,7 +41,7 @@ PREFIX_FLAGS = $(foreach name,TRACE REQUESTS WORKERS PARTS,$(if $(findstring com
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast test-gpu test-timing test-sweep lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-memory loadtest chaos soak clean always wheel
+.PHONY: help setup run test test-fast test-gpu test-timing test-sweep lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-memory loadtest chaos soak clean always wheel mutation fuzz
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -128,6 +128,14 @@ chaos: setup  ## kill, stop, hang and drain each part under streams, 60 minutes:
 
 soak: setup  ## kill a part every 10 s under streams, 10 minutes: DURATION=seconds OUT=file
 	$(BIN)/python -m loadtest.chaos.soak $(if $(findstring command,$(origin DURATION)),--duration "$(DURATION)") $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
+
+mutation: setup  ## sow small faults into the core's parts, one at a time; does a test notice? COUNT=mutants SEED=n ONLY=pool,tiers OUT=path
+	OMP_NUM_THREADS=1 nice $(BIN)/python -m tests.mutation $(foreach name,COUNT SEED ONLY OUT,$(if $(findstring command,$(origin $(name))),\
+		--$(shell echo $(name) | tr A-Z a-z) "$($(name))")) $(ARGS)
+
+fuzz: setup  ## hostile and random input against the HTTP and gRPC edge, sessions and block messages: CASES=100000 OUT=file
+	$(BIN)/python -m tests.fuzz $(foreach name,CASES OUT,$(if $(findstring command,$(origin $(name))),\
+		--$(shell echo $(name) | tr A-Z a-z) "$($(name))")) $(ARGS)
 
 clean:  ## remove what was made here, except .venv
 	rm -rf .tandem .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist out tandem_llm.egg-info shared/rpc/pb

@@ -278,9 +278,10 @@ class BlockPool:
     def _free_list(self) -> list[int]:
         """Free block ids from head to tail, bounded so that a broken link cannot loop."""
         found: list[int] = []
-        block_id = self._next[self._num_blocks]
-        while block_id != self._num_blocks and len(found) <= self._num_blocks:
-            assert self._prev[self._next[block_id]] == block_id, "free list links agree in both directions"
+        before, block_id = self._num_blocks, self._next[self._num_blocks]
+        while True:
+            assert self._prev[block_id] == before, "free list links agree in both directions"
+            if block_id == self._num_blocks or len(found) > self._num_blocks:
+                return found
             found.append(block_id)
-            block_id = self._next[block_id]
-        return found
+            before, block_id = block_id, self._next[block_id]

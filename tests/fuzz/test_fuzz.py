@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fuzz.__main__ import run, run_services
+from tests.fuzz.__main__ import run, run_services, shares
 from tests.fuzz.campaign import Findings
 from tests.fuzz.edge_process import DEMO, edge_process
 
@@ -12,11 +12,11 @@ MOST_BUSY_MS = 100
 """Of the loop's own computing in one turn, which the machine's other work does not count in."""
 
 
-def check(num_cases: int) -> None:
+def check(counts: dict[str, int]) -> None:
     found = Findings()
     with edge_process() as edge:
         before = edge.health()
-        after = run(edge, num_cases, found)
+        after = run(edge, counts, found)
         assert edge.process.poll() is None
     print(f"{dict(found.outcomes)}; largest loop lag {after.loop_lag_ms:.0f} ms, computing {after.loop_busy_ms:.0f} ms")
     assert not found.failures, found.failures[:5]
@@ -27,12 +27,26 @@ def check(num_cases: int) -> None:
 
 
 def test_two_hundred_cases() -> None:
-    check(200)
+    check({**shares(220), "schema": 0})
 
 
 @pytest.mark.slow
 def test_three_thousand_cases() -> None:
-    check(3000)
+    check({**shares(3500), "schema": 0})
+
+
+@pytest.mark.slow
+def test_two_hundred_requests_after_the_openapi_document() -> None:
+    pytest.importorskip("schemathesis", reason="schemathesis is not installed: make setup")
+    from tests.fuzz.schema_campaign import fuzz_schema
+
+    found = Findings()
+    with edge_process() as edge:
+        fuzz_schema(edge, 200, found)
+        assert edge.process.poll() is None
+    print(dict(found.outcomes))
+    assert not found.failures, found.failures[:5]
+    assert {"schema 200", "schema 400"} <= found.outcomes.keys()
 
 
 @pytest.mark.slow

@@ -117,3 +117,7 @@ def test_a_stale_page_fails_the_check(
     path.write_text(path.read_text().replace("`fcfs`", "`lifo`"))
     assert reference.main(["--check"], path) == 1
     assert "is stale" in capsys.readouterr().err
+
+
+def test_the_page_in_the_repository_says_what_the_settings_are(reference: ModuleType) -> None:
+    assert reference.main(["--check"]) == 0, "docs/reference.md is stale: .venv/bin/python .ci/reference.py"

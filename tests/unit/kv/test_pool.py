@@ -97,6 +97,76 @@ def test_misuse_raises_and_changes_nothing() -> None:
     pool.check_integrity()
 
 
+def test_nothing_may_be_allocated_and_less_than_nothing_not() -> None:
+    pool = BlockPool(2, 16)
+    assert pool.allocate(0) == []
+    with pytest.raises(ValueError, match="cannot allocate -1 blocks"):
+        pool.allocate(-1)
+    assert len(pool.allocate(2)) == 2
+
+
+def test_a_free_block_is_not_sealed() -> None:
+    with pytest.raises(ValueError, match="has 0 references"):
+        BlockPool(2, 16).seal(0, named(1))
+
+
+def test_a_block_whose_content_is_not_trusted_is_found_no_more_and_stays_sealed() -> None:
+    pool = BlockPool(4, 16)
+    first, second, third = sealed_sequence(pool, 1, 2, 3)
+    pool.drain_events()
+    pool.forget([second, third])
+    assert pool.match([named(1), named(2)]) == [first]
+    assert pool.drain_events().evicted == [named(2), named(3)]
+    assert (pool.hash_of(second), pool.is_writable(second)) == (named(2), False)
+    pool.forget([second])
+    assert pool.drain_events().evicted == []
+    pool.release([first, second, third])
+    assert pool.allocate(3)[-1] != first
+    pool.check_integrity()
+
+
+CORRUPTIONS = {
+    "num_free equals": lambda pool: setattr(pool, "_num_free", pool._num_free + 1),
+    "free list links agree: at the head": lambda pool: pool._prev.__setitem__(pool._next[pool._num_blocks], 0),
+    "free list links agree: at the tail": lambda pool: pool._prev.__setitem__(pool._num_blocks, 0),
+    "free list links agree: between": lambda pool: pool._prev.__setitem__(4, 0),
+    "no negative": lambda pool: pool._num_refs.__setitem__(0, -1),
+    "exactly the blocks without references are free: one lost": lambda pool: pool._num_refs.__setitem__(0, 0),
+    "exactly the blocks without references are free": lambda pool: pool._num_refs.__setitem__(3, 1),
+    "blank blocks precede": lambda pool: (pool._unlink(2), pool._link_after(pool._num_blocks, 2)),
+    "a findable block holds": lambda pool: pool._findable.__setitem__(named(9), 0),
+    "only sealed blocks": lambda pool: pool._checksums.__setitem__(3, 5),
+    "events are net": lambda pool: pool._newly_evicted.__setitem__(named(1), None),
+    "a hash reported as sealed": lambda pool: pool._newly_findable.__setitem__(named(9), None),
+    "a hash reported as evicted": lambda pool: (
+        pool._newly_findable.clear(),
+        pool._newly_evicted.__setitem__(named(1), None),
+    ),
+}
+
+
+@pytest.mark.parametrize("broken", CORRUPTIONS)
+def test_the_check_of_integrity_names_what_is_broken(broken: str) -> None:
+    """Block 0 is used and sealed as 1, block 1 used, block 2 free and cached as 2, blocks 3 to 5 blank."""
+    pool = BlockPool(NUM_BLOCKS, 16)
+    used, blank, cached = pool.allocate(3)
+    assert (used, blank, cached) == (0, 1, 2)
+    pool.seal(used, named(1))
+    pool.seal(cached, named(2))
+    pool.release([cached])
+    pool.check_integrity()
+    CORRUPTIONS[broken](pool)
+    with pytest.raises(AssertionError, match=broken.partition(":")[0]):
+        pool.check_integrity()
+
+
+def test_a_free_list_that_runs_in_a_circle_is_noticed() -> None:
+    pool = BlockPool(4, 16)
+    pool._next[1], pool._prev[0] = 0, 1  # 0 → 1 → 0
+    with pytest.raises(AssertionError):
+        pool.check_integrity()
+
+
 class PoolMachine(RuleBasedStateMachine):
     """The model: references by block, hashes by block, and the cached blocks in eviction order."""
 

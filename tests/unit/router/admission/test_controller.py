@@ -151,3 +151,62 @@ def test_a_token_behind_a_long_cached_prefix_costs_more_than_one_at_the_start():
     alone = at.enter(item, 0.0, queue(), workers, num_cached=0)
     behind = at.enter(item, 0.0, queue(), workers, num_cached=6000)
     assert behind.own_s - alone.own_s == pytest.approx(50 * 6000 * 5e-6, rel=0.2)
+
+
+def noted(at: AdmissionController) -> list[tuple[float, float, float]]:
+    """From now on what the calibration is told: predicted wait, observed wait, weight."""
+    seen: list[tuple[float, float, float]] = []
+    at.calibration.observe = lambda predicted_s, observed_s, weight=1.0: seen.append(  # type: ignore[method-assign]
+        (predicted_s, observed_s, weight)
+    )
+    return seen
+
+
+def waited(*, deadline_s: float = 10.0, wait_s: float = 2.0) -> Estimate:
+    """Entered at 1 s, 0.5 s of its own: 8.5 s of slack."""
+    return Estimate(QueueEntry("r", 100, 1.0, deadline_s), 1.0, 0.5, wait_s)
+
+
+def test_a_start_teaches_its_wait_with_what_still_waits_at_the_worker():
+    at = gate()
+    seen = noted(at)
+    at.start(waited(), 4.0, 0.75)
+    at.start(waited(), 4.0, 0.25)  # less than its own time: nothing waits there
+    at.start(waited(), 4.0, None)
+    assert [each[:2] for each in seen] == [(2.0, 3.25), (2.0, 3.0), (2.0, 3.0)]
+    assert [each[2] for each in seen] == pytest.approx([3.25 / 8.5, 3 / 8.5, 3 / 8.5])
+
+
+def test_one_that_is_started_as_it_comes_teaches_nothing():
+    at = gate()
+    seen = noted(at)
+    at.start(waited(), 1.0, 0.75)
+    assert seen == []
+    assert at._drain._num_starts == 0
+
+
+def test_a_wait_weighs_as_much_of_its_slack_as_it_took_or_was_expected_to_take():
+    at = gate()
+    seen = noted(at)
+    at.gave_up(waited(), 1.25)  # the predicted wait was longer
+    at.gave_up(waited(deadline_s=2.0), 9.0)  # no more than all of it
+    at.gave_up(waited(deadline_s=1.0), 9.0)  # it never had any
+    assert [each[1] for each in seen] == [0.25, 8.0, 8.0]
+    assert [each[2] for each in seen] == pytest.approx([2 / 8.5, 1.0, 1.0])
+    at.calibration._log = math.log(3.0)
+    at.gave_up(waited(), 1.25)
+    assert seen[-1][2] == pytest.approx(6 / 8.5)
+
+
+def test_without_a_deadline_or_a_predicted_wait_there_is_nothing_to_learn():
+    at = gate()
+    seen = noted(at)
+    at.gave_up(waited(deadline_s=math.inf), 9.0)
+    at.gave_up(waited(wait_s=0.0), 9.0)
+    assert seen == []
+
+
+def test_a_prompt_without_workers_to_be_idle_is_not_served_late():
+    item = QueueEntry("new", 100, 0.0, 0.05)
+    with pytest.raises(Overloaded):
+        gate(0.25).enter(item, 0.0, queue(), pool(), num_cached=0)

@@ -34,3 +34,8 @@ def test_a_prompt_too_long_for_the_target_is_served_only_where_it_takes_nothing_
     assert not may_be_late(1, half, 0.5)
     assert not may_be_late(0, half, 0.6)
     assert not may_be_late(0, pool(view("a")), 1.1)
+
+
+def test_an_empty_pool_has_no_idle_worker():
+    assert not may_be_late(0, pool(), 0.25)
+    assert may_be_late(0, pool(), 0.0)

@@ -161,3 +161,35 @@ def test_many_tenants_that_came_and_went_leave_nothing_behind():
         queue.push(item(str(n), 1, tenant=str(n)), "x")
         queue.remove(str(n))
     assert len(queue._queues) <= 3
+
+
+def test_the_last_byte_may_be_used_and_an_empty_queue_takes_any_size():
+    queue: AdmissionQueue[str] = AdmissionQueue(10, max_bytes=100)
+    queue.push(item("whole", num_bytes=1000), "whole")
+    queue.remove("whole")
+    queue.push(item("a", num_bytes=60), "a")
+    queue.push(item("b", num_bytes=40), "b")
+    assert queue.num_bytes == 100
+    queue.check(0)
+    with pytest.raises(Overloaded) as refused:
+        queue.check(1)
+    assert (refused.value.field, refused.value.details["limit"]) == ("queue_limit_bytes", 100)
+
+
+@pytest.mark.parametrize(("num_tokens", "turns"), [(0, "ababab"), (1, "ababab"), (2, "abbabb"), (3, "abbbab")])
+def test_turns_go_by_started_tokens_and_none_is_free(num_tokens, turns):
+    queue: AdmissionQueue[str] = AdmissionQueue(100)
+    for number in range(9):
+        queue.push(item(f"a{number}", num_tokens, tenant="a"), "a")
+        queue.push(item(f"b{number}", 1, tenant="b"), "b")
+    assert "".join(drain(queue, 6)) == turns
+
+
+def test_tokens_ahead_are_ones_own_and_the_others_share_by_weight():
+    queue: AdmissionQueue[str] = AdmissionQueue(100, tenant_weights={"heavy": 4.0, "new": 2.0})
+    queue.push(item("own", 30, tenant="new"), "x")
+    queue.push(item("h", 1000, tenant="heavy"), "x")
+    queue.push(item("l", 1000, tenant="light"), "x")
+    # (30 + 10) / 2 = 20 a weight of 1: 80 tokens of the heavy one's and 20 of the light one's.
+    assert queue.num_tokens_ahead(item("next", 10, tenant="new")) == 30 + 80 + 20
+    assert queue.num_tokens_ahead(item("h2", 40, tenant="heavy")) == 1000 + 30 + 260  # (1000 + 40) / 4

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from services.router.dispatch.active_request import ActiveRequest
+from services.router.dispatch.active_request import ActiveRequest, Timeline
 from services.router.dispatch.states import RequestEvent
 from services.router.dispatch.write_coalescer import WriteCoalescer
 from services.router.request import FinishReason, Request, TokenDelta
@@ -114,3 +114,51 @@ async def test_an_end_that_overtakes_its_woken_reader_waits_too(active: ActiveRe
     active.settle()
     async with asyncio.timeout(5):
         assert (await reading).token_ids == (5, 6)
+
+
+async def test_the_time_to_the_first_token_is_split_without_a_gap(active: ActiveRequest) -> None:
+    active.timeline = Timeline(accepted=10.0, matched=10.125, placed=10.375, reserved=10.875)
+    first = types_pb2.SequenceTokens(
+        prefix_fetch_ms=100, prefill_queue_ms=200, prefill_compute_ms=300,
+        num_cached_tokens=9, num_fetched_tokens=7, num_peer_tokens=5,
+    )  # fmt: skip
+    active.on_first_token(first, 12.875)
+    split, summary = active.summary.ttft, active.summary
+    assert (split.placement_ms, split.queue_ms, split.reserve_ms) == (125, 250, 500)
+    assert (split.prefix_fetch_ms, split.prefill_queue_ms, split.prefill_compute_ms) == (100, 200, 300)
+    assert (split.return_ms, split.ttft_ms) == (1400, 2875)
+    assert (summary.num_cached_tokens, summary.num_fetched_tokens, summary.num_peer_tokens) == (9, 7, 5)
+    active.on_second_token(types_pb2.SequenceTokens(first_decode_step_ms=40), 13.0)
+    assert (split.first_decode_step_ms, split.ship_exposed_ms) == (40, 85)
+
+
+async def test_a_worker_whose_clock_says_more_than_passed_makes_no_part_negative(active: ActiveRequest) -> None:
+    active.timeline = Timeline(accepted=10.0, matched=10.0, placed=10.0, reserved=10.0)
+    active.on_first_token(types_pb2.SequenceTokens(prefill_compute_ms=900), 10.5)
+    active.on_second_token(types_pb2.SequenceTokens(first_decode_step_ms=900), 10.5625)
+    assert (active.summary.ttft.return_ms, active.summary.ttft.ship_exposed_ms) == (0, 0)
+
+
+def test_a_moment_that_has_not_come_is_0() -> None:
+    line = Timeline(accepted=5.0)
+    assert (line.matched, line.placed, line.reserved, line.first_token) == (0, 0, 0, 0)
+
+
+async def test_the_first_tokens_are_written_at_once_and_later_ones_may_wait_for_each_other() -> None:
+    class Noting(WriteCoalescer):
+        def take(self, reader: asyncio.Future[None], *, now: bool = False) -> None:
+            at_once.append(now)
+            super().take(reader, now=now)
+
+    at_once: list[bool] = []
+    made = ActiveRequest(Request("r", (1, 2), SamplingParams(seed=1, max_tokens=8)), Noting())
+    for event in (RequestEvent.PLACED, RequestEvent.SUBMITTED, RequestEvent.JOINED):
+        made.move(event)
+    source = deltas(made)
+    async with asyncio.timeout(5):
+        for token_id in (5, 6, 7):
+            reading = asyncio.ensure_future(anext(source))
+            await asyncio.sleep(0)
+            made.emit(tokens(token_id))
+            await reading
+    assert at_once == [True, False, False]

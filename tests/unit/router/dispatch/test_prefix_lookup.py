@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from services.router.dispatch.prefix_lookup import MAX_PEERS, PrefixLookup
+from services.router.dispatch.prefix_lookup import MAX_PEERS, PrefixLookup, hits_of
 from shared.identity import WorkerRole
 from shared.kv_index.holders import Holder, PrefixMatch, Tier
 
@@ -46,3 +46,31 @@ async def test_of_many_that_hold_the_same_any_few_are_named():
     assert all(len(peers) == MAX_PEERS for peers in draws)
     assert {peer.name for peers in draws for peer in peers} == set(NAMES)
     assert draws[0][0].num_blocks == 5
+
+
+def holder(name: str, tier: Tier = Tier.DEVICE, incarnation: int = 1) -> Holder:
+    return Holder(name, incarnation, WorkerRole.DECODE, tier)
+
+
+def test_a_hit_ends_at_the_first_block_that_the_place_has_not():
+    match = PrefixMatch(
+        (
+            (holder("a"), holder("b"), holder("s", Tier.HOST)),
+            (holder("a"), holder("s", Tier.DISK)),
+            (holder("b"), holder("a")),
+            (holder("a"), holder("s", Tier.HOST)),
+        )
+    )
+    hits = hits_of(match, {("a", 1), ("b", 1)}, 4)
+    assert (dict(hits.local), hits.peer) == ({"a": 16, "b": 4}, 16)
+    assert (hits.store, hits.num_stored_blocks) == (8, 4)
+
+
+def test_nothing_in_the_store_is_no_block():
+    hits = hits_of(PrefixMatch(((holder("a"),),)), {("a", 1)}, 4)
+    assert (hits.store, hits.num_stored_blocks) == (0, 0)
+
+
+def test_what_a_dead_incarnation_held_is_no_hit():
+    match = PrefixMatch(((holder("a"), holder("b", incarnation=2)),))
+    assert dict(hits_of(match, {("a", 2), ("b", 2)}, 4).local) == {"b": 4}

@@ -106,3 +106,27 @@ def test_after_all_is_released_only_the_reports_count(steps):
     for name in known:
         ledger.release(name)
     assert state(ledger) == (100, 0, 0)
+
+
+def test_an_unanswered_commitment_counts_until_the_second_report_after_it_was_sent():
+    ledger = Ledger(view())
+    ledger.commit("r", Work(40), num_blocks=3)
+
+    def report(now_s: float) -> int:
+        ledger.report(num_free_blocks=100, num_requests=0, num_queued_tokens=0, now_s=now_s)
+        return 100 - ledger.view.num_free_blocks
+
+    assert report(1.0) == 3  # not sent yet
+    ledger.sent("r", 5.0)
+    assert report(4.9) == 3  # from before
+    assert report(60.0) == 3  # it may have been on its way
+    assert report(60.1) == 0
+
+
+def test_two_reports_at_once_do_not_settle_what_was_sent_just_now():
+    ledger = Ledger(view())
+    ledger.commit("r", Work(40), num_blocks=3)
+    ledger.sent("r", 5.0)
+    for now_s, held in ((5.0, 3), (5.0, 3), (5.0 + SETTLE_S / 2, 3), (5.0 + 2 * SETTLE_S, 0)):
+        ledger.report(num_free_blocks=100, num_requests=0, num_queued_tokens=0, now_s=now_s)
+        assert 100 - ledger.view.num_free_blocks == held

@@ -1,0 +1,1 @@
+"""Small faults sown one at a time: does a test notice each of them?"""

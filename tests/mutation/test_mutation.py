@@ -1,0 +1,108 @@
+"""The mutation tester on a small program of its own: what it counts as noticed, and what it reports as surviving."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cosmic_ray", reason="cosmic-ray is not installed: make setup")
+
+from tests.mutation.forks import Limits, Outcome, run_tests
+from tests.mutation.mutants import mutants, sample
+from tests.mutation.results import change
+from tests.mutation.targets import ROOT, TARGETS, Target
+
+SOURCE = """from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    low: int | None
+    high: int
+
+
+def clamp(value: int | float, high: int = 10) -> int | None:
+    while value > high:
+        value -= 1
+    if value < 0 and high > 5:
+        return 0
+    return value
+"""
+TESTS = """from clamped.clamp import clamp
+
+
+def test_it_stays_below():
+    assert [clamp(v) for v in (-1, 3, 10, 12)] == [0, 3, 10, 10]
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Target:
+    (tmp_path / "clamped").mkdir()
+    (tmp_path / "clamped" / "__init__.py").touch()
+    (tmp_path / "clamped" / "clamp.py").write_text(SOURCE)
+    (tmp_path / "test_clamp.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
+    return Target("clamp", ("clamped",), ("test_clamp.py",), tmp_path)
+
+
+def test_nothing_is_changed_that_decides_nothing(program: Target) -> None:
+    texts = {mutant.text(program.root) for mutant in mutants(program) if "Decorator" not in mutant.operator}
+    assert texts
+    for kept in ("frozen=True, slots=True", "low: int | None", "value: int | float, high: int", "-> int | None"):
+        assert all(kept in text for text in texts), kept
+
+
+def test_a_larger_sample_contains_a_smaller_one(program: Target) -> None:
+    every = mutants(program)
+    assert sample(program, 5, seed=1) == sample(program, 9, seed=1)[:5] != sample(program, 5, seed=2)
+    assert set(sample(program, 10_000, seed=1)) == set(every)
+    assert len(set(every)) == len(every) > 20
+
+
+@pytest.mark.slow
+def test_every_mutant_ends_as_noticed_or_as_a_survivor(program: Target) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.mutation.test_mutation", str(program.root)],
+        cwd=ROOT, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {"survives": "survived", "fails": "failed",
+        "is no Python": "broken", "never ends": "endless", "crashes": "failed"}  # fmt: skip
+
+
+def _run_each(root: Path) -> dict[str, Outcome]:
+    """In a process that has not imported the program."""
+    sys.path.insert(0, str(root))
+    target = Target("clamp", ("clamped",), ("test_clamp.py",), root)
+    texts = {
+        "survives": SOURCE.replace("high > 5", "high > 6"),
+        "fails": SOURCE.replace("value < 0", "value > 0"),
+        "is no Python": SOURCE.replace("while", "whale"),
+        "never ends": SOURCE.replace("value -= 1", "value -= 0"),
+        "crashes": SOURCE.replace("return 0", "__import__('os').abort()"),
+    }
+    return {
+        name: run_tests(target, "clamped/clamp.py", text, Limits(cpu_s=3, wall_s=200.0), {}).outcome
+        for name, text in texts.items()
+    }
+
+
+def test_a_change_names_the_lines_before_and_after() -> None:
+    assert change("a\n  b = 1\nc\n", "a\n  b = 2\nc\n") == "b = 1 -> b = 2"
+
+
+def test_every_target_has_its_files_and_its_tests() -> None:
+    for target in TARGETS:
+        assert target.files(), target.name
+        assert all((ROOT / test.partition("::")[0]).exists() for test in target.tests), target.name
+
+
+if __name__ == "__main__":
+    print(json.dumps(_run_each(Path(sys.argv[1]))))

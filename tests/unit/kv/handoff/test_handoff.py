@@ -1,0 +1,260 @@
+"""Both sides of a hand-off over the plane within one process: what arrives, what is released, how failures end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from shared.errors import TransferFailed
+from shared.kv.handoff.outgoing_block import OutgoingBlock
+from shared.kv.handoff.receive_handoff import ReceivedHandoff, receive
+from shared.kv.handoff.receiving import MemoryLost, end_receives, receive_trailer
+from shared.kv.handoff.shipment import Shipment
+from shared.kv.handoff.trailer import encode_trailer, trailer_bytes
+from shared.kv.local import LocalPlane, LocalTransfer
+from shared.kv.transfer import TRAILER_INDEX
+from shared.rpc.pb.tandem.v1 import types_pb2
+
+TICKET = 5
+DEADLINE_S = 60.0
+NOW_S = 0.01
+"""A time-out that is meant to pass."""
+NUM_TOKENS = 48
+BLOCK_BYTES = 8
+
+
+class Pair:
+    """A sender with a pool of blocks, block n filled with the byte n, and a receiver with empty memory."""
+
+    def __init__(self) -> None:
+        self.plane = LocalPlane()
+        self.sender, self.receiver = LocalTransfer(self.plane), LocalTransfer(self.plane)
+        self.pool = [bytes([n]) * BLOCK_BYTES for n in range(20)]
+        self.released: list[int] = []  # block ids in order
+        self.arrived: dict[int, bytearray] = {}  # by block index
+
+    async def __aenter__(self) -> Pair:
+        await self.sender.start()
+        await self.receiver.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.sender.close()
+        await self.receiver.close()
+
+    def shipment(self, num_needed: int = 3, timeout_s: float = DEADLINE_S) -> Shipment:
+        return Shipment(
+            self.sender,
+            self.receiver.address,
+            TICKET,
+            num_needed,
+            lambda block_id: memoryview(self.pool[block_id]),
+            lambda block: self.released.append(block.block_id),
+            timeout_s,
+        )
+
+    def expect(self, *indexes: int):
+        """Posts receives for these blocks and for the trailer."""
+        self.arrived = {index: bytearray(BLOCK_BYTES) for index in indexes}
+        buffers = [(index, memoryview(data)) for index, data in self.arrived.items()]
+        return self.receiver.expect(TICKET, buffers, trailer_bytes(len(indexes)))
+
+    def received(self, *indexes: int, num_tokens: int = NUM_TOKENS, timeout_s: float = DEADLINE_S):
+        """The receiver's side, as a task."""
+        incoming = self.expect(*indexes)
+        return asyncio.create_task(receive(self.receiver, TICKET, incoming, frozenset(indexes), num_tokens, timeout_s))
+
+
+def block(index: int, block_id: int) -> OutgoingBlock:
+    """A block whose checksum is ten times its id."""
+    return OutgoingBlock("s", index, block_id, 10 * block_id)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+async def test_every_block_arrives_at_its_index_with_its_checksum(finished: bool) -> None:
+    async with Pair() as pair:
+        receiving = pair.received(0, 1, 7)
+        async with pair.shipment() as shipment:
+            for index, block_id in ((7, 3), (0, 11), (1, 4)):
+                shipment.add(block(index, block_id))
+            assert shipment.num_blocks == 3
+            await shipment.finish(99, NUM_TOKENS, finished=finished)
+        async with asyncio.timeout(DEADLINE_S):
+            assert await receiving == ReceivedHandoff(99, {7: 30, 0: 110, 1: 40}, finished)
+        assert {index: data[0] for index, data in pair.arrived.items()} == {7: 3, 0: 11, 1: 4}
+        assert sorted(pair.released) == [3, 4, 11]
+
+
+async def test_a_hand_off_without_blocks_is_its_trailer_alone() -> None:
+    async with Pair() as pair:
+        receiving = pair.received()
+        await pair.shipment(0).finish(1, NUM_TOKENS, finished=False)
+        assert await receiving == ReceivedHandoff(1, {}, False)
+
+
+async def test_what_leaves_its_block_without_an_end_is_aborted() -> None:
+    async with Pair() as pair:
+        receiving = pair.received(0, 1, 2)
+        async with pair.shipment() as shipment:
+            shipment.add(block(0, 3))
+        assert await receiving is None
+        assert pair.released == [3]
+
+
+async def test_an_exception_of_the_sender_aborts_and_goes_on() -> None:
+    async with Pair() as pair:
+        receiving = pair.received(0, 1, 2)
+        with pytest.raises(KeyError):
+            async with pair.shipment():
+                raise KeyError
+        assert await receiving is None
+
+
+async def test_a_hand_off_that_failed_to_finish_is_not_aborted_behind_it() -> None:
+    async with Pair() as pair:
+        pair.plane.leave(pair.receiver.address)
+        async with pair.shipment() as shipment:
+            shipment.add(block(0, 3))
+            with pytest.raises(TransferFailed, match="nothing is at the peer"):
+                await shipment.finish(1, NUM_TOKENS, finished=False)
+        assert pair.released == [3]
+        assert pair.sender.counters.blocks_sent == 0
+
+
+async def test_blocks_behind_one_that_failed_are_released_unsent() -> None:
+    async with Pair() as pair:
+        address = pair.receiver.address
+        pair.plane.leave(address)
+        shipment = pair.shipment()
+        shipment.add(block(0, 3))
+        await asyncio.sleep(0)  # the first send fails
+        pair.plane._transfers[address] = pair.receiver  # a process that comes back at the same address
+        pair.expect(0, 1)
+        shipment.add(block(1, 4))
+        with pytest.raises(TransferFailed, match="nothing is at the peer"):
+            await shipment.finish(1, NUM_TOKENS, finished=False)
+        assert sorted(pair.released) == [3, 4]
+        assert pair.sender.counters.blocks_sent == 0
+
+
+async def test_an_abort_towards_a_dead_receiver_is_silent_and_releases() -> None:
+    async with Pair() as pair:
+        pair.plane.leave(pair.receiver.address)
+        shipment = pair.shipment()
+        await shipment.abort()  # the trailer cannot leave
+        shipment.add(block(0, 3))
+        await shipment.abort()  # nor can the block
+        assert pair.released == [3]
+
+
+async def test_a_receiver_that_takes_no_block_is_given_up() -> None:
+    async with Pair() as pair:
+        shipment = pair.shipment(timeout_s=NOW_S)
+        shipment.add(block(0, 3))
+        async with asyncio.timeout(DEADLINE_S):
+            with pytest.raises(TransferFailed, match="the peer is gone"):
+                await shipment.finish(1, NUM_TOKENS, finished=False)
+        assert pair.released == [3]
+
+
+async def test_a_receiver_that_takes_no_trailer_is_given_up() -> None:
+    async with Pair() as pair, asyncio.timeout(DEADLINE_S):
+        with pytest.raises(TransferFailed, match="the peer is gone"):
+            await pair.shipment(0, timeout_s=NOW_S).finish(1, NUM_TOKENS, finished=False)
+
+
+async def test_sends_to_a_receiver_that_is_known_to_be_gone_fail_at_once() -> None:
+    async with Pair() as pair:
+        shipment = pair.shipment()
+        shipment.add(block(0, 3))
+        await asyncio.sleep(0)  # the send waits for its receive
+        shipment.drop_receiver()
+        async with asyncio.timeout(DEADLINE_S / 2):
+            with pytest.raises(TransferFailed, match="the peer is gone"):
+                await shipment.finish(1, NUM_TOKENS, finished=False)
+        assert pair.released == [3]
+
+
+# --- the receiver
+
+
+@pytest.mark.parametrize(
+    ("sent", "num_tokens", "message"),
+    [
+        ([0, 1], NUM_TOKENS, "1 of 3 blocks missing and 48 of 48 tokens"),
+        ([], NUM_TOKENS, "3 of 3 blocks missing and 48 of 48 tokens"),
+        ([0, 1, 7], NUM_TOKENS - 1, "0 of 3 blocks missing and 47 of 48 tokens"),
+        ([0, 1, 7], NUM_TOKENS + 1, "0 of 3 blocks missing and 49 of 48 tokens"),
+    ],
+)
+async def test_an_incomplete_hand_off_is_refused(sent: list[int], num_tokens: int, message: str) -> None:
+    async with Pair() as pair:
+        receiving = pair.received(0, 1, 7)
+        shipment = pair.shipment()
+        for index in sent:
+            shipment.add(block(index, index + 1))
+        await shipment.finish(1, num_tokens, finished=False)
+        with pytest.raises(TransferFailed, match=message):
+            await receiving
+
+
+async def test_a_trailer_that_names_a_block_nobody_expects_is_refused() -> None:
+    async with Pair() as pair:
+        receiving = pair.received(0)
+        body = types_pb2.HandoffTrailer(num_computed_tokens=NUM_TOKENS, block_indexes=[4], checksums=[1])
+        await pair.sender.send(
+            pair.receiver.address, TICKET, TRAILER_INDEX, memoryview(bytearray(encode_trailer(body, 1)))
+        )
+        with pytest.raises(TransferFailed, match="names block 4"):
+            await receiving
+
+
+async def test_a_silent_sender_is_given_up_and_can_write_no_more() -> None:
+    async with Pair() as pair:
+        with pytest.raises(TransferFailed, match=r"did not end within 0.01 s") as failed:
+            await pair.received(0, timeout_s=NOW_S)
+        assert not isinstance(failed.value, MemoryLost)
+        assert failed.value.details["limit"] == NOW_S
+        async with asyncio.timeout(DEADLINE_S):
+            await pair.sender.send(pair.receiver.address, TICKET, 0, memoryview(pair.pool[9]))
+        assert pair.arrived[0] == bytes(BLOCK_BYTES)
+
+
+async def test_the_time_counts_for_the_blocks_too() -> None:
+    async with Pair() as pair:
+        incoming = pair.expect(0)
+        body = types_pb2.HandoffTrailer(num_computed_tokens=NUM_TOKENS, block_indexes=[0], checksums=[1])
+        await pair.sender.send(
+            pair.receiver.address, TICKET, TRAILER_INDEX, memoryview(bytearray(encode_trailer(body, 1)))
+        )
+        async with asyncio.timeout(DEADLINE_S):
+            with pytest.raises(TransferFailed, match="did not end within"):
+                await receive_trailer(pair.receiver, TICKET, incoming, NOW_S)
+
+
+async def test_a_receive_that_is_cancelled_ends_its_receives() -> None:
+    async with Pair() as pair:
+        receiving = pair.received(0)
+        await asyncio.sleep(0)
+        receiving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await receiving
+        async with asyncio.timeout(DEADLINE_S):
+            await pair.sender.send(pair.receiver.address, TICKET, 0, memoryview(pair.pool[9]))
+        assert pair.arrived[0] == bytes(BLOCK_BYTES)
+
+
+async def test_memory_that_a_sender_may_still_write_is_lost() -> None:
+    class Stuck(LocalTransfer):
+        async def cancel(self, ticket: int) -> None:
+            raise TransferFailed(f"ticket {ticket} has begun to arrive")
+
+    with pytest.raises(MemoryLost, match="ticket 5 has begun to arrive"):
+        await end_receives(Stuck(LocalPlane()), TICKET)
+
+
+def test_a_checksum_of_0_is_known_and_none_is_not() -> None:
+    assert OutgoingBlock("s", 0, 1, 0).checksum == 0
+    with pytest.raises(AssertionError, match="block 8 has no checksum"):
+        _ = OutgoingBlock("s", 0, 8, None).checksum

@@ -1,0 +1,49 @@
+"""The filters' limits, each from both sides."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.router.placement.filters import GUEST_AFTER_S, can_hold, has_queue_room
+from services.router.placement.views import PlacementRequest, PrefixHits
+from tests.unit.router.placement.builders import prompt, view
+
+
+@pytest.mark.parametrize(("num_requests", "holds"), [(7, True), (8, False), (9, False)])
+def test_a_worker_takes_no_more_requests_than_its_batch_has_places(num_requests: int, holds: bool) -> None:
+    assert can_hold(view(num_requests=num_requests, max_num_seqs=8), prompt(64)) is holds
+
+
+@pytest.mark.parametrize(("num_free", "holds"), [(4, False), (5, True)])
+def test_blocks_are_free_for_the_prompt_its_next_token_and_every_running_request(num_free: int, holds: bool) -> None:
+    # 64 tokens and one more are five blocks of 16, of which the worker holds two; two requests may grow.
+    assert can_hold(view("w", num_free_blocks=num_free, num_requests=2), prompt(64, w=32)) is holds
+
+
+def test_who_accepts_nothing_is_passed_by() -> None:
+    assert not can_hold(view(accepting=False), prompt(64))
+    assert not has_queue_room(view(accepting=False), prompt(64), 100)
+
+
+@pytest.mark.parametrize(("queued", "room"), [(0, True), (219, True), (220, False), (221, False)])
+def test_a_queue_may_be_as_long_as_the_limit_and_what_a_hit_is_worth(queued: int, room: bool) -> None:
+    assert has_queue_room(view("w", num_queued_tokens=queued), prompt(64, w=60), 100, patience=2.0) is room
+
+
+def test_an_idle_worker_has_room_whatever_the_limit() -> None:
+    assert has_queue_room(view(num_queued_tokens=0), prompt(64), 0)
+    assert not has_queue_room(view(num_queued_tokens=1), prompt(64), 0)
+
+
+@pytest.mark.parametrize(("queued", "room"), [(0, True), (19, True), (20, False), (21, False)])
+def test_a_worker_of_another_router_is_taken_for_a_long_hit_alone(queued: int, room: bool) -> None:
+    other = view("w", num_queued_tokens=queued, in_shard=False, exclusive_since_s=10.0)
+    request = PlacementRequest(64, 16, PrefixHits.of({"w": 60}), now_s=10.0)
+    assert has_queue_room(other, request, 100, patience=2.0) is room
+    assert not has_queue_room(other, PlacementRequest(64, 16, now_s=10.0), 100)
+
+
+def test_a_worker_of_another_router_counts_as_ones_own_once_it_was_left_alone_for_long_enough() -> None:
+    other = view("w", num_queued_tokens=50, in_shard=False, exclusive_since_s=10.0)
+    for now_s, room in ((10.0 + GUEST_AFTER_S, True), (9.99 + GUEST_AFTER_S, False)):
+        assert has_queue_room(other, PlacementRequest(64, 16, now_s=now_s), 100) is room

@@ -17,7 +17,7 @@ from services.cli.cache_client import CacheClient
 from services.cli.cache_view import show, size
 from services.cli.failures import EXIT_FAILED
 from services.cli.generate import parse_token_ids
-from services.cli.options import DEFAULT_TARGET, ApiKey, Target
+from services.cli.options import DEFAULT_TARGET, ApiKey, Target, targets_of
 from shared.errors import InvalidRequest
 from shared.rpc.pb.tandem.v1 import cache_pb2
 
@@ -141,7 +141,7 @@ def unpin(
 
 def _call(target: str, api_key: str, ask: Callable[[CacheClient], Awaitable[T]]) -> T:
     async def run() -> T:
-        client = CacheClient(target, api_key)
+        client = CacheClient(targets_of(target), api_key=api_key)
         async with client:
             return await ask(client)
 

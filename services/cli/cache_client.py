@@ -7,16 +7,16 @@ from typing import TypeVar
 
 import grpc.aio
 
-from services.cli.client import InferenceClient
 from shared.rpc.pb.tandem.v1 import cache_pb2, cache_pb2_grpc
+from tandem import AsyncTandemClient
 
 TIMEOUT_S = 30.0
 
 T = TypeVar("T")
 
 
-class CacheClient(InferenceClient):
-    """Raises like `InferenceClient`; NotFound for a pin that does not exist."""
+class CacheClient(AsyncTandemClient):
+    """Raises like `AsyncTandemClient.ask`; NotFound for a pin that does not exist."""
 
     async def stats(self) -> cache_pb2.CacheStats:
         """Index, store nodes, tenants."""
@@ -37,9 +37,7 @@ class CacheClient(InferenceClient):
         return await self._cache(lambda stub, **call: stub.UnpinPrefix(request, **call))
 
     async def _cache(self, call: Callable[..., Awaitable[T]]) -> T:
-        assert self._channel is not None, "use the client in `async with`"
-        stub = cache_pb2_grpc.CacheServiceStub(self._channel)
-        try:
-            return await call(stub, metadata=self._metadata, timeout=TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise self._typed(error, answered=False) from error
+        def at(channel: grpc.aio.Channel) -> Awaitable[T]:
+            return call(cache_pb2_grpc.CacheServiceStub(channel), metadata=self.key, timeout=TIMEOUT_S)
+
+        return await self.ask(at)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from contextlib import suppress
 from typing import Annotated
 
 import typer
 
-from services.cli.answer import Answer, stream_answer
-from services.cli.client import InferenceClient
 from services.cli.failures import report
 from services.cli.generate import write_text
-from services.cli.options import DEFAULT_TARGET, ApiKey, MaxTokens, Target, Temperature, TopP
+from services.cli.options import DEFAULT_TARGET, ApiKey, MaxTokens, Target, Temperature, TopP, targets_of
 from shared.errors import TandemError
-from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
+from tandem import Options, TandemClient
 
 _HELP = "/reset starts over, /exit or Ctrl-D leaves, Ctrl-C cuts an answer short"
 
@@ -29,30 +26,20 @@ def chat(
     api_key: ApiKey = "",
 ) -> None:
     """Talk with the model; the conversation's prefix stays cached in the cluster."""
-    sampling = types_pb2.SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max(max_tokens, 0))
-    with asyncio.Runner() as runner:
-        client = InferenceClient(target, api_key)
-        status = runner.run(_connect(client))
+    sampling = Options(temperature=temperature, top_p=top_p, max_tokens=max(max_tokens, 0))
+    with TandemClient(targets_of(target), api_key=api_key) as client:
+        status = client.status()  # a wrong address fails before the first question
         interactive = sys.stdin.isatty()
         if interactive:
             with suppress(ImportError):
                 import readline  # noqa: F401 - line editing and history for input()
             print(f"{status.model_name} at {target}. {_HELP}.")
-        try:
-            _converse(runner, client, sampling, system, interactive)
-        finally:
-            runner.run(client.__aexit__(None, None, None))
+        _converse(client, sampling, system, interactive)
 
 
-def _converse(
-    runner: asyncio.Runner,
-    client: InferenceClient,
-    sampling: types_pb2.SamplingParams,
-    system: str,
-    interactive: bool,
-) -> None:
+def _converse(client: TandemClient, sampling: Options, system: str, interactive: bool) -> None:
     """Turns until /exit or the end of the input. A failed turn is reported and left out of the conversation."""
-    opening = [inference_pb2.ChatMessage(role="system", content=system)] if system else []
+    opening = [{"role": "system", "content": system}] if system else []
     messages = list(opening)
     while (line := _read(interactive)) is not None:
         if line == "/exit":
@@ -65,11 +52,13 @@ def _converse(
             continue
         if not line:
             continue
-        turn = [*messages, inference_pb2.ChatMessage(role="user", content=line)]
-        request = inference_pb2.GenerateRequest(chat=inference_pb2.ChatPrompt(messages=turn), sampling=sampling)
-        answer = Answer()
+        turn = [*messages, {"role": "user", "content": line}]
+        stream = client.stream(turn, **sampling)
+        answer = stream.answer
         try:
-            runner.run(stream_answer(client, request, answer, write_text))
+            with stream:
+                for delta in stream:
+                    write_text(delta.text)
         except KeyboardInterrupt:
             write_text(" …")
         except TandemError as error:
@@ -78,17 +67,7 @@ def _converse(
             report(error)
             continue
         print()
-        messages = [*turn, inference_pb2.ChatMessage(role="assistant", content=answer.text)]
-
-
-async def _connect(client: InferenceClient) -> inference_pb2.ClusterStatus:
-    """Opens the client and gets the cluster's status: a wrong address fails before the first question."""
-    await client.__aenter__()
-    try:
-        return await client.status()
-    except BaseException:
-        await client.__aexit__(None, None, None)
-        raise
+        messages = [*turn, {"role": "assistant", "content": answer.text}]
 
 
 def _read(interactive: bool) -> str | None:

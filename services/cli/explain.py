@@ -12,9 +12,9 @@ from google.protobuf.json_format import MessageToJson
 from rich.console import Console
 from rich.table import Table
 
-from services.cli.client import InferenceClient
-from services.cli.options import DEFAULT_TARGET, ApiKey, Target
+from services.cli.options import DEFAULT_TARGET, ApiKey, Target, targets_of
 from shared.rpc.pb.tandem.v1 import inference_pb2
+from tandem import AsyncTandemClient
 
 _PIPED_WIDTH = 200
 _WHY = {
@@ -32,7 +32,7 @@ def explain(
     api_key: ApiKey = "",
 ) -> None:
     """Show the candidates and scores of a request's placement."""
-    told = asyncio.run(_ask(InferenceClient(target, api_key), request_id))
+    told = asyncio.run(_ask(AsyncTandemClient(targets_of(target), api_key=api_key), request_id))
     if as_json:
         print(MessageToJson(told, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
         return
@@ -82,6 +82,6 @@ def candidate_table(role: str, chosen: str, candidates: Sequence[inference_pb2.P
     return table
 
 
-async def _ask(client: InferenceClient, request_id: str) -> inference_pb2.Explanation:
+async def _ask(client: AsyncTandemClient, request_id: str) -> inference_pb2.Explanation:
     async with client:
         return await client.explain(request_id)

@@ -9,8 +9,6 @@ from collections.abc import Coroutine
 
 from rich.console import Console
 
-from services.cli.answer import Answer, stream_answer
-from services.cli.client import InferenceClient
 from services.cli.failures import EXIT_INTERRUPTED, report
 from services.cli.progress_view import ProgressView
 from services.cli.split_view import print_summary
@@ -19,10 +17,10 @@ from services.local.commands import ServiceCommands
 from services.local.spec import ClusterSpec
 from services.local.supervisor import Died, Restarted
 from shared.errors import TandemError, WorkerLost
-from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
+from tandem import AsyncTandemClient, Options
 
 EXAMPLE_PROMPT = "In the beginning"
-EXAMPLE_SAMPLING = types_pb2.SamplingParams(temperature=0.5, seed=1, max_tokens=40)
+EXAMPLE_SAMPLING = Options(temperature=0.5, seed=1, max_tokens=40)
 """Cool enough to make sense and warm enough not to repeat itself; the same answer each time."""
 
 
@@ -104,13 +102,14 @@ class Foreground:
 
     async def _stream_example(self) -> None:
         """One answer, streamed the way a client sees it; a failure is shown and the cluster goes on."""
-        request = inference_pb2.GenerateRequest(text=EXAMPLE_PROMPT, sampling=EXAMPLE_SAMPLING)
-        answer = Answer()
         self._print("\nFor example:\n")
         self._write(EXAMPLE_PROMPT)
         try:
-            async with InferenceClient(self._cluster.grpc) as client:
-                await stream_answer(client, request, answer, self._write)
+            async with AsyncTandemClient([self._cluster.grpc]) as client:
+                stream = client.stream(EXAMPLE_PROMPT, **EXAMPLE_SAMPLING)
+                answer = stream.answer
+                async for delta in stream:
+                    self._write(delta.text)
         except TandemError as error:
             self._print("")
             report(error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from typing import Annotated
@@ -11,12 +10,24 @@ import typer
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 
-from services.cli.answer import Answer, stream_answer
-from services.cli.client import InferenceClient
-from services.cli.options import DEFAULT_TARGET, ApiKey, MaxTokens, Seed, Target, Temperature, TopK, TopP
+from services.cli.options import (
+    DEFAULT_RETRY_FOR_S,
+    DEFAULT_TARGET,
+    ApiKey,
+    MaxTokens,
+    RetryFor,
+    Seed,
+    Target,
+    Temperature,
+    TopK,
+    TopP,
+    targets_of,
+)
 from services.cli.split_view import print_summary
 from shared.errors import InvalidRequest
-from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
+from shared.rpc.pb.tandem.v1 import types_pb2
+from tandem import Answer, AnswerStream, Options, TandemClient
+from tandem.options import Prompt
 
 
 def generate(
@@ -34,33 +45,29 @@ def generate(
     model: Annotated[str, typer.Option(help="Served name; empty = the model served.")] = "",
     target: Target = DEFAULT_TARGET,
     api_key: ApiKey = "",
+    retry_for: RetryFor = DEFAULT_RETRY_FOR_S,
 ) -> None:
-    """Stream an answer to stdout; timings go to stderr."""
-    request = inference_pb2.GenerateRequest(
+    """Stream an answer to stdout; timings go to stderr. A lost router costs a pause where others can be asked."""
+    options = Options(
         model=model,
-        sampling=types_pb2.SamplingParams(
-            temperature=temperature,
-            top_p=top_p,
-            top_k=_at_least_zero("top_k", top_k),
-            seed=None if seed is None else _at_least_zero("seed", seed),
-            max_tokens=_at_least_zero("max_tokens", max_tokens),
-            stop=stop or [],
-            ignore_eos=ignore_eos,
-        ),
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        max_tokens=max_tokens,
+        stop=stop or [],
+        ignore_eos=ignore_eos,
     )
+    if seed is not None:
+        options["seed"] = seed
     text = sys.stdin.read() if prompt == "-" else prompt
-    if token_ids:
-        request.tokens.ids.extend(parse_token_ids(text))
-    elif raw:
-        request.text = text
-    else:
-        request.chat.messages.add(role="user", content=text)
-    answer = Answer()
-    try:
-        asyncio.run(_generate(InferenceClient(target, api_key), request, answer, quiet=as_json))
-    finally:
-        if answer.text and not as_json:
-            print(flush=True)
+    with TandemClient(targets_of(target), api_key=api_key, retry_for_s=retry_for) as client:
+        stream = client.stream(_prompt(text, raw=raw, token_ids=token_ids), **options)
+        answer = stream.answer
+        try:
+            _show(stream, quiet=as_json)
+        finally:
+            if answer.text and not as_json:
+                print(flush=True)
     if as_json:
         print(answer_json(answer))
     else:
@@ -89,21 +96,24 @@ def answer_json(answer: Answer) -> str:
     )
 
 
-async def _generate(
-    client: InferenceClient, request: inference_pb2.GenerateRequest, answer: Answer, quiet: bool
-) -> None:
-    async with client:
-        await stream_answer(client, request, answer, _discard if quiet else write_text)
+def _prompt(text: str, *, raw: bool, token_ids: bool) -> Prompt:
+    if token_ids:
+        return parse_token_ids(text)
+    return text if raw else [{"role": "user", "content": text}]
+
+
+def _show(stream: AnswerStream, *, quiet: bool) -> None:
+    """Prints the text as it comes, unless the whole answer is printed at the end."""
+    with stream:
+        for delta in stream:
+            if not quiet:
+                write_text(delta.text)
 
 
 def write_text(text: str) -> None:
     """Puts a piece of an answer on stdout at once."""
     sys.stdout.write(text)
     sys.stdout.flush()
-
-
-def _discard(text: str) -> None:
-    """Ignores text: the whole answer is printed at the end."""
 
 
 def _fields(message: types_pb2.Usage | types_pb2.TtftSplit) -> dict[str, float]:
@@ -113,13 +123,6 @@ def _fields(message: types_pb2.Usage | types_pb2.TtftSplit) -> dict[str, float]:
 def parse_token_ids(text: str) -> list[int]:
     """`1,15 9` as numbers; raises InvalidRequest."""
     try:
-        return [_at_least_zero("token_ids", int(part)) for part in text.replace(",", " ").split()]
+        return [int(part) for part in text.replace(",", " ").split()]
     except ValueError as error:
         raise InvalidRequest(f"token ids must be comma-separated numbers, got {text!r}", field="token_ids") from error
-
-
-def _at_least_zero(field: str, value: int) -> int:
-    """The proto fields are unsigned; the cluster checks all other limits."""
-    if not 0 <= value < (2**64 if field == "seed" else 2**32):
-        raise InvalidRequest(f"{field} must be at least 0 and fit its proto field, got {value}", field=field)
-    return value

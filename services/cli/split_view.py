@@ -7,8 +7,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from services.cli.answer import Answer
 from shared.rpc.pb.tandem.v1 import types_pb2
+from tandem import Answer
 
 _BAR_WIDTH = 36
 _REST_SHARE = 0.02

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from services.cli.cache_view import size
-from services.cli.client import InferenceClient
-from services.cli.options import DEFAULT_TARGET, ApiKey, Target
+from services.cli.options import DEFAULT_TARGET, ApiKey, Target, targets_of
 from shared.rpc.convert import role_from_proto
 from shared.rpc.pb.tandem.v1 import inference_pb2
+from tandem import AsyncTandemClient
 
 _PIPED_WIDTH = 200
 """Width without a terminal, in columns: nothing is cut."""
@@ -27,7 +27,7 @@ def status(
     api_key: ApiKey = "",
 ) -> None:
     """Show workers, free blocks, queue and prefix hits."""
-    cluster = asyncio.run(_ask(InferenceClient(target, api_key)))
+    cluster = asyncio.run(_ask(AsyncTandemClient(targets_of(target), api_key=api_key)))
     if as_json:
         print(MessageToJson(cluster, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
         return
@@ -95,6 +95,6 @@ def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.0f} %" if whole else "-"
 
 
-async def _ask(client: InferenceClient) -> inference_pb2.ClusterStatus:
+async def _ask(client: AsyncTandemClient) -> inference_pb2.ClusterStatus:
     async with client:
         return await client.status()

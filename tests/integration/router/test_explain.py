@@ -5,7 +5,6 @@ from __future__ import annotations
 import grpc.aio
 import pytest
 
-from services.cli.client import InferenceClient
 from services.router.edge.grpc_api import SERVICE_NAME, InferenceServicer
 from services.router.edge.settings import EdgeSettings
 from services.router.explanation import explanation
@@ -13,6 +12,7 @@ from services.router.placement.decision import Candidate, Choice, Decision, Deci
 from shared.errors import NotFound, Unauthenticated
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from shared.rpc.server import RpcServer
+from tandem import AsyncTandemClient
 
 
 async def test_a_client_asks_why_and_an_unknown_request_is_said_to_be_unknown():
@@ -29,14 +29,14 @@ async def test_a_client_asks_why_and_an_unknown_request_is_said_to_be_unknown():
     server = RpcServer("127.0.0.1:0", register, (SERVICE_NAME,))
     await server.start()
     try:
-        async with InferenceClient(server.address, "key") as client:
+        async with AsyncTandemClient([server.address], api_key="key") as client:
             (told,) = (await client.explain("r")).attempts
             assert (told.decode_worker, told.prefill_worker, told.predicted_ttft_ms) == ("d0", "p0", 500.0)
             (seen,) = told.prefill_candidates
             assert {part.scorer: part.score for part in seen.parts} == {"queue": 0.5, "prefix": 1.0}
             with pytest.raises(NotFound):
                 await client.explain("another")
-        async with InferenceClient(server.address) as stranger:
+        async with AsyncTandemClient([server.address]) as stranger:
             with pytest.raises(Unauthenticated):
                 await stranger.explain("r")
     finally:

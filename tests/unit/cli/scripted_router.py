@@ -42,11 +42,13 @@ def answer_responses() -> list[inference_pb2.GenerateResponse]:
 
 @dataclass
 class ScriptedRouter(inference_pb2_grpc.InferenceServiceServicer):
-    """Answers with `responses`, then with `error` where there is one; keeps what it was asked."""
+    """Answers with those of `responses` that the client has not, then with `error` where there is one; keeps what it
+    was asked."""
 
     responses: list[inference_pb2.GenerateResponse] = field(default_factory=answer_responses)
     error: TandemError | None = None
     breaks: bool = False  # ends with UNAVAILABLE and no typed error, as a lost connection does
+    breaks_after: int = 0  # so does a first call, after this many responses; 0 = it does not
     status_fails: bool = True  # `error` and `breaks` hold for GetStatus too
     status: inference_pb2.ClusterStatus = field(default_factory=inference_pb2.ClusterStatus)
     requests: list[inference_pb2.GenerateRequest] = field(default_factory=list)
@@ -67,7 +69,11 @@ class ScriptedRouter(inference_pb2_grpc.InferenceServiceServicer):
     ) -> Iterator[inference_pb2.GenerateResponse]:
         self.requests.append(request)
         self.metadata.append(dict(context.invocation_metadata()))
-        yield from self.responses
+        if self.breaks_after and not request.HasField("resume"):
+            yield from self.responses[: self.breaks_after]
+            context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
+        num_had = len(request.resume.token_ids)
+        yield from self.responses[num_had:]
         self._fail(context)
 
     def GetStatus(  # noqa: N802

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from services.cli.answer import Answer
 from services.cli.generate import answer_json
 from shared.errors import InvalidRequest, NotFound, Overloaded
+from tandem import Answer
 from tests.unit.cli.conftest import RunTandem
 from tests.unit.cli.scripted_router import ScriptedRouter, answer_responses
 
@@ -108,12 +108,22 @@ def test_the_clusters_error_is_one_line(
     assert (result.status, result.out, result.err) == (status, "", f"tandem: {error.message}\n")
 
 
-def test_a_connection_that_breaks_keeps_what_had_come(tandem: RunTandem, router: ScriptedRouter) -> None:
+def test_a_connection_that_breaks_for_good_keeps_what_had_come(tandem: RunTandem, router: ScriptedRouter) -> None:
     router.responses, router.breaks = answer_responses()[:2], True
-    result = tandem("generate", "x")
+    result = tandem("generate", "x", "--retry-for", "0")
     assert result.status == 1
     assert result.out == "Hello, wor\n"
     assert result.err == f"tandem: the connection to {router.target} broke in the middle of the answer\n"
+
+
+def test_a_connection_that_breaks_is_taken_up_where_it_was(tandem: RunTandem, router: ScriptedRouter) -> None:
+    router.breaks_after = 2
+    result = tandem("generate", "x", "--seed", "5")
+    assert (result.status, result.out) == (0, "Hello, world\n")
+    first, second = router.requests
+    assert first.request_id == second.request_id
+    assert (list(second.resume.token_ids), second.resume.num_chars) == ([11, 12], len("Hello, wor"))
+    assert second.sampling.seed == 5
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,223 @@
+"""The asynchronous client, for one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Self, TypeVar, Unpack
+
+import grpc
+import grpc.aio
+
+from shared.errors import TandemError
+from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
+from tandem.answer import Answer, Delta
+from tandem.connection import CHANNEL_OPTIONS, ClientTls, key_metadata
+from tandem.conversation import Conversation
+from tandem.failures import RouterLost, nothing_listens, typed
+from tandem.options import Options, Prompt, metadata_of, requests_of
+from tandem.targets import Targets
+
+R = TypeVar("R")
+
+
+class AsyncTandemClient:
+    """As TandemClient, for asyncio. `await close()` it, or use it in `async with`; any number of calls at once."""
+
+    def __init__(
+        self,
+        targets: Sequence[str],
+        *,
+        api_key: str = "",
+        tls: ClientTls | None = None,
+        retry_for_s: float = 30.0,
+        rng: random.Random | None = None,
+    ) -> None:
+        """As TandemClient."""
+        self._rng = rng if rng is not None else random.Random()
+        self._targets = Targets(targets, self._rng)
+        self.key = key_metadata(api_key)
+        """The metadata that every call carries."""
+        self._credentials = tls.credentials() if tls is not None else None
+        self._retry_for_s = retry_for_s
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends all connections, and with them what still streams. Twice is fine."""
+        channels, self._channels = self._channels, {}
+        for opened in channels.values():
+            await opened.close()
+
+    def stream(self, prompt: Prompt, *, n: int = 1, **options: Unpack[Options]) -> AsyncAnswerStream:
+        """As TandemClient.stream, for `async for`."""
+        timeout_s = options.get("timeout_s")
+        conversations = [
+            Conversation(
+                request,
+                self._targets,
+                self._rng,
+                now=time.monotonic(),
+                timeout_s=timeout_s,
+                retry_for_s=self._retry_for_s,
+                index=index,
+            )
+            for index, request in enumerate(requests_of(prompt, n, options))
+        ]
+        return AsyncAnswerStream(self.channel, conversations, self.key + metadata_of(options))
+
+    async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:
+        """As TandemClient.generate."""
+        return (await self.generate_n(prompt, 1, **options))[0]
+
+    async def generate_n(self, prompt: Prompt, n: int, **options: Unpack[Options]) -> list[Answer]:
+        """As TandemClient.generate_n."""
+        async with self.stream(prompt, n=n, **options) as stream:
+            async for _ in stream:
+                pass
+            return stream.answers
+
+    async def status(self, timeout_s: float = 10.0) -> inference_pb2.ClusterStatus:
+        """The cluster as a router sees it; raises what the cluster reports, RouterLost where no router answers."""
+        request = inference_pb2.GetStatusRequest()
+        return await self.ask(lambda to: _stub(to).GetStatus(request, metadata=self.key, timeout=timeout_s))
+
+    async def explain(self, request_id: str, timeout_s: float = 10.0) -> inference_pb2.Explanation:
+        """Why a request was placed as it was; raises like `status`, NotFound where the router does not know it."""
+        request = inference_pb2.ExplainRequest(request_id=request_id)
+        return await self.ask(lambda to: _stub(to).Explain(request, metadata=self.key, timeout=timeout_s))
+
+    def channel(self, target: str) -> grpc.aio.Channel:
+        """The connection to a target."""
+        opened = self._channels.get(target)
+        if opened is None:
+            if self._credentials is None:
+                opened = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+            else:
+                opened = grpc.aio.secure_channel(target, self._credentials, options=CHANNEL_OPTIONS)
+            self._channels[target] = opened
+        return opened
+
+    async def ask(self, call: Callable[[grpc.aio.Channel], Awaitable[R]]) -> R:
+        """One unary call that may be made twice, at each target until one answers. Raises what the cluster reports,
+        RouterLost where no router answers."""
+        for _ in self._targets.all:
+            target = self._targets.choose()
+            try:
+                answer = await call(self.channel(target))
+            except grpc.aio.AioRpcError as error:
+                failure = typed(error, target, answered=False)
+                if not isinstance(failure, RouterLost):
+                    raise failure from error
+                self._targets.failed(target)
+            else:
+                self._targets.answered()
+                return answer
+        raise nothing_listens(self._targets.all)
+
+
+def _stub(channel: grpc.aio.Channel) -> inference_pb2_grpc.InferenceServiceAsyncStub:
+    return inference_pb2_grpc.InferenceServiceStub(channel)
+
+
+class AsyncAnswerStream:
+    """As AnswerStream, for `async for` and `async with`. For one task."""
+
+    def __init__(
+        self,
+        channel: Callable[[str], grpc.aio.Channel],
+        conversations: Sequence[Conversation],
+        metadata: tuple[tuple[str, str], ...],
+    ) -> None:
+        self._channel = channel
+        self._conversations = conversations
+        self._metadata = metadata
+        self._deltas = self._run(conversations[0]) if len(conversations) == 1 else self._merged()
+
+    @property
+    def answers(self) -> list[Answer]:
+        """What came so far of each answer; it stays after an error."""
+        return [conversation.answer for conversation in self._conversations]
+
+    @property
+    def answer(self) -> Answer:
+        """The first, or only, of `answers`."""
+        return self._conversations[0].answer
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        """Raises the TandemError that ended an answer; the others are cancelled then."""
+        return await anext(self._deltas)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Cancels what still runs, in the whole cluster. Twice is fine."""
+        await self._deltas.aclose()
+
+    async def _run(self, conversation: Conversation) -> AsyncGenerator[Delta, None]:
+        """One answer, over as many calls as it takes."""
+        while not conversation.done:
+            call = conversation.call(time.monotonic())
+            stub = _stub(self._channel(call.target))
+            responses = stub.Generate(call.request, metadata=self._metadata, timeout=call.timeout_s)
+            lost: TandemError = RouterLost(f"{call.target} ended the stream in the middle of the answer")
+            try:
+                async for response in responses:
+                    yield conversation.take(response, time.monotonic())
+            except grpc.aio.AioRpcError as error:
+                lost = typed(error, call.target, answered=conversation.answered)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise  # else the router cancelled the call: gRPC says that in this way, too
+            finally:
+                responses.cancel()
+            if not conversation.done:
+                await asyncio.sleep(conversation.failed(lost, time.monotonic()))
+
+    async def _merged(self) -> AsyncGenerator[Delta, None]:
+        """Several answers, a task each."""
+        arrived: asyncio.Queue[Delta | Exception | None] = asyncio.Queue()
+
+        async def pump(conversation: Conversation) -> None:
+            try:
+                async for delta in self._run(conversation):
+                    arrived.put_nowait(delta)
+                arrived.put_nowait(None)
+            except Exception as error:  # passed on to the reader
+                arrived.put_nowait(error)
+
+        tasks = [asyncio.create_task(pump(conversation)) for conversation in self._conversations]
+        try:
+            num_open = len(tasks)
+            while num_open:
+                item = await arrived.get()
+                if isinstance(item, Exception):
+                    raise item
+                if item is None:
+                    num_open -= 1
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,235 @@
+"""The synchronous client."""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Self, TypeVar, Unpack
+
+import grpc
+
+from shared.errors import TandemError
+from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
+from tandem.answer import Answer, Delta
+from tandem.connection import CHANNEL_OPTIONS, ClientTls, key_metadata
+from tandem.conversation import Conversation
+from tandem.failures import RouterLost, nothing_listens, typed
+from tandem.options import Options, Prompt, metadata_of, requests_of
+from tandem.targets import Targets
+
+R = TypeVar("R")
+
+
+class TandemClient:
+    """Asks one of several routers, and another one where that is lost: an answer goes on at its next token.
+
+    May be used from several threads. `close()` it, or use it in `with`.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[str],
+        *,
+        api_key: str = "",
+        tls: ClientTls | None = None,
+        retry_for_s: float = 30.0,
+        rng: random.Random | None = None,
+    ) -> None:
+        """`targets`: host:port of the routers' gRPC APIs. `retry_for_s`: an answer is given up after so long without
+        a new token from a failure on, within its own deadline. Raises ConfigError. Connects at the first call."""
+        self._rng = rng if rng is not None else random.Random()
+        self._targets = Targets(targets, self._rng)
+        self._key = key_metadata(api_key)
+        self._credentials = tls.credentials() if tls is not None else None
+        self._retry_for_s = retry_for_s
+        self._lock = threading.Lock()
+        self._channels: dict[str, grpc.Channel] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends all connections, and with them what still streams. Twice is fine."""
+        with self._lock:
+            channels, self._channels = self._channels, {}
+        for opened in channels.values():
+            opened.close()
+
+    def stream(self, prompt: Prompt, *, n: int = 1, **options: Unpack[Options]) -> AnswerStream:
+        """Streams `n` answers to a text, token ids or chat messages. Raises InvalidRequest for what cannot be sent;
+        everything else is raised by the iteration: a TandemError, behind what came before."""
+        timeout_s = options.get("timeout_s")
+        conversations = [
+            Conversation(
+                request,
+                self._targets,
+                self._rng,
+                now=time.monotonic(),
+                timeout_s=timeout_s,
+                retry_for_s=self._retry_for_s,
+                index=index,
+            )
+            for index, request in enumerate(requests_of(prompt, n, options))
+        ]
+        return AnswerStream(self.stub, conversations, self._key + metadata_of(options))
+
+    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:
+        """The whole answer; raises like the iteration of `stream`."""
+        return self.generate_n(prompt, 1, **options)[0]
+
+    def generate_n(self, prompt: Prompt, n: int, **options: Unpack[Options]) -> list[Answer]:
+        """`n` whole answers to one prompt; raises like the iteration of `stream`."""
+        with self.stream(prompt, n=n, **options) as stream:
+            for _ in stream:
+                pass
+            return stream.answers
+
+    def status(self, timeout_s: float = 10.0) -> inference_pb2.ClusterStatus:
+        """The cluster as a router sees it; raises what the cluster reports, RouterLost where no router answers."""
+        return self._ask(
+            lambda stub: stub.GetStatus(inference_pb2.GetStatusRequest(), metadata=self._key, timeout=timeout_s)
+        )
+
+    def stub(self, target: str) -> inference_pb2_grpc.InferenceServiceStub:
+        """A stub on the connection to a target."""
+        with self._lock:
+            opened = self._channels.get(target)
+            if opened is None:
+                if self._credentials is None:
+                    opened = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+                else:
+                    opened = grpc.secure_channel(target, self._credentials, options=CHANNEL_OPTIONS)
+                self._channels[target] = opened
+            return inference_pb2_grpc.InferenceServiceStub(opened)
+
+    def _ask(self, call: Callable[[inference_pb2_grpc.InferenceServiceStub], R]) -> R:
+        """One unary call that may be made twice, at each target until one answers."""
+        for _ in self._targets.all:
+            target = self._targets.choose()
+            try:
+                answer = call(self.stub(target))
+            except grpc.RpcError as error:
+                failure = typed(error, target, answered=False)
+                if not isinstance(failure, RouterLost):
+                    raise failure from error
+                self._targets.failed(target)
+            else:
+                self._targets.answered()
+                return answer
+        raise nothing_listens(self._targets.all)
+
+
+class AnswerStream:
+    """Iterates the deltas of one or more answers, each in its own order. Closing it early, by `close` or at the end of
+    a `with` block, cancels what still runs in the whole cluster. For one thread, but `close` from any."""
+
+    def __init__(
+        self,
+        stub: Callable[[str], inference_pb2_grpc.InferenceServiceStub],
+        conversations: Sequence[Conversation],
+        metadata: tuple[tuple[str, str], ...],
+    ) -> None:
+        self._stub = stub
+        self._conversations = conversations
+        self._metadata = metadata
+        self._closed = threading.Event()
+        self._calls: dict[int, grpc.Call] = {}
+        self._deltas = self._run(0, conversations[0]) if len(conversations) == 1 else self._merged()
+
+    @property
+    def answers(self) -> list[Answer]:
+        """What came so far of each answer; it stays after an error."""
+        return [conversation.answer for conversation in self._conversations]
+
+    @property
+    def answer(self) -> Answer:
+        """The first, or only, of `answers`."""
+        return self._conversations[0].answer
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Delta:
+        """Raises the TandemError that ended an answer; the others are cancelled then."""
+        try:
+            return next(self._deltas)
+        except TandemError:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancels what still runs. Twice is fine."""
+        self._closed.set()
+        for call in list(self._calls.values()):
+            call.cancel()
+
+    def _run(self, index: int, conversation: Conversation) -> Iterator[Delta]:
+        """One answer, over as many calls as it takes."""
+        while not conversation.done and not self._closed.is_set():
+            call = conversation.call(time.monotonic())
+            responses = self._stub(call.target).Generate(call.request, metadata=self._metadata, timeout=call.timeout_s)
+            self._calls[index] = responses
+            if self._closed.is_set():
+                responses.cancel()
+            lost: TandemError = RouterLost(f"{call.target} ended the stream in the middle of the answer")
+            try:
+                for response in responses:
+                    yield conversation.take(response, time.monotonic())
+            except grpc.RpcError as error:
+                lost = typed(error, call.target, answered=conversation.answered)
+            finally:
+                responses.cancel()
+            if not conversation.done and not self._closed.is_set():
+                self._closed.wait(conversation.failed(lost, time.monotonic()))
+
+    def _merged(self) -> Iterator[Delta]:
+        """Several answers, a thread each."""
+        arrived: queue.SimpleQueue[Delta | Exception | None] = queue.SimpleQueue()
+
+        def pump(index: int, conversation: Conversation) -> None:
+            try:
+                for delta in self._run(index, conversation):
+                    arrived.put(delta)
+                arrived.put(None)
+            except Exception as error:  # passed on to the reader
+                arrived.put(error)
+
+        threads = [
+            threading.Thread(target=pump, args=(index, conversation), name=f"answer-{index}", daemon=True)
+            for index, conversation in enumerate(self._conversations)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            num_open = len(threads)
+            while num_open:
+                item = arrived.get()
+                if isinstance(item, Exception):
+                    raise item
+                if item is None:
+                    num_open -= 1
+                else:
+                    yield item
+        finally:
+            self.close()
+            with suppress(RuntimeError):
+                for thread in threads:
+                    thread.join()

@@ -1,0 +1,130 @@
+"""One answer over any number of calls: what each call asks for, and what a failure leads to. No I/O.
+
+Everything that it takes to go on is here, at the client: the tokens and the text so far, the seed and the limit from
+the answer's start. A router has nothing of it once it is lost.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+from shared.errors import DeadlineExceeded, Draining, Overloaded, QuotaExceeded, TandemError
+from shared.rpc.pb.tandem.v1 import inference_pb2
+from tandem.answer import Answer, Delta
+from tandem.failures import RouterLost, nothing_listens
+from tandem.targets import Targets, pause_s
+
+
+class Call(NamedTuple):
+    """The next call to make."""
+
+    target: str
+    request: inference_pb2.GenerateRequest
+    timeout_s: float | None
+
+
+class Conversation:
+    """The calls for one answer, one after another. Times are of one steady clock, in seconds."""
+
+    def __init__(
+        self,
+        request: inference_pb2.GenerateRequest,
+        targets: Targets,
+        rng: random.Random,
+        *,
+        now: float,
+        timeout_s: float | None,
+        retry_for_s: float,
+        index: int = 0,
+    ) -> None:
+        """`timeout_s`: the answer's deadline; `retry_for_s`: it is given up after this time without a new token from
+        the first failure on."""
+        self.answer = Answer(request_id=request.request_id)
+        self._request = request
+        self._targets = targets
+        self._rng = rng
+        self._begun = now
+        self._timeout_s = timeout_s
+        self._retry_for_s = retry_for_s
+        self._index = index
+        self._target = ""
+        self._num_failures = 0  # since the last token
+        self._failing_since = now
+        self._first_at = 0.0
+        self._answered = False  # the present call brought something
+
+    @property
+    def done(self) -> bool:
+        """The answer is complete."""
+        return bool(self.answer.finish_reason)
+
+    @property
+    def answered(self) -> bool:
+        """The present call has brought a message."""
+        return self._answered
+
+    def call(self, now: float) -> Call:
+        """The next call, for what is missing; raises DeadlineExceeded."""
+        left = None if self._timeout_s is None else self._begun + self._timeout_s - now
+        if left is not None and left <= 0:
+            raise DeadlineExceeded(f"not done within {self._timeout_s:g} s", limit=self._timeout_s)
+        request, answer = self._request, self.answer
+        if answer.num_calls:  # the router that is lost may have it still: `resume` takes it over
+            request = inference_pb2.GenerateRequest()
+            request.CopyFrom(self._request)
+            request.resume.token_ids.extend(answer.token_ids)
+            request.resume.num_chars = len(answer.text)
+            if answer.seed is not None and answer.max_tokens is not None:
+                request.sampling.seed, request.sampling.max_tokens = answer.seed, answer.max_tokens
+        answer.num_calls += 1
+        self._answered = False
+        self._target = self._targets.choose()
+        return Call(self._target, request, left)
+
+    def take(self, response: inference_pb2.GenerateResponse, now: float) -> Delta:
+        """A message of the present call."""
+        answer = self.answer
+        if not self._answered:
+            self._answered = True
+            self._targets.answered()
+        if response.token_ids:
+            self._num_failures = 0
+            if not answer.token_ids:
+                self._first_at = now
+                answer.ttft_ms = (now - self._begun) * 1e3
+        delta = answer.add(response, self._index)
+        if self.done and len(answer.token_ids) > 1:
+            answer.tpot_ms = (now - self._first_at) * 1e3 / (len(answer.token_ids) - 1)
+        return delta
+
+    def failed(self, error: TandemError, now: float) -> float:
+        """The present call ended before the answer did. Seconds to wait before the next one; raises where there is
+        none to be made: the error itself, DeadlineExceeded where the pause would outlast the deadline."""
+        if not self._may_go_on(error):
+            raise error
+        if not self._num_failures:
+            self._failing_since = now
+        self._num_failures += 1
+        pause = pause_s(self._num_failures, self._rng)
+        if not _is_refusal(error):
+            self._targets.failed(self._target)
+            nowhere = isinstance(error, RouterLost) and not self._targets.has_answered
+            if nowhere and self._num_failures >= len(self._targets.all):
+                raise nothing_listens(self._targets.all)
+        elif isinstance(retry_after_s := error.details.get("retry_after_s"), float):
+            pause = max(pause, retry_after_s)
+        if now + pause - self._failing_since > self._retry_for_s:
+            raise error
+        if self._timeout_s is not None and now + pause >= self._begun + self._timeout_s:
+            raise DeadlineExceeded(f"not done within {self._timeout_s:g} s: {error}", limit=self._timeout_s)
+        return pause
+
+    def _may_go_on(self, error: TandemError) -> bool:
+        """A refusal is an answer to a request that has not begun; one that has comes back."""
+        return bool(self.answer.token_ids) if _is_refusal(error) else error.retryable
+
+
+def _is_refusal(error: TandemError) -> bool:
+    """The router is well, and has no room for the request."""
+    return isinstance(error, Overloaded | QuotaExceeded) and not isinstance(error, Draining)

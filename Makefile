@@ -123,7 +123,7 @@ bench-long-prompt: setup  ## what long prompts do to running answers, disaggrega
 bench-prefix: setup  ## prefix hits of a fleet beside one ideal cache, and TTFT with the store: TRACE=path REQUESTS=n WORKERS="1 2 4" PARTS="index no-index store ttft" OUT=file
 	$(BIN)/python -m loadtest.bench prefix $(PREFIX_FLAGS) $(ARGS)
 
-chaos: setup  ## kill, stop, hang and drain each part under streams, 60 minutes: ONLY="decode SIGKILL, router" OUT=file
+chaos: setup  ## kill, stop, hang, drain and cut off each part under streams, about 4 hours: ONLY="decode SIGKILL, router" OUT=file
 	$(BIN)/python -m loadtest.chaos $(if $(ONLY),--only "$(ONLY)") $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
 
 soak: setup  ## kill a part every 10 s under streams, 10 minutes: DURATION=seconds OUT=file

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from loadtest.chaos.network import enter
 from loadtest.chaos.report import summary
 from loadtest.chaos.run import Chaos
 from loadtest.chaos.trial import Outcome, trials
@@ -25,10 +26,15 @@ def main(
     folder: Annotated[Path, typer.Option(help="where logs go")] = Path(".tandem/chaos"),
     resuming: Annotated[bool, typer.Option(help="clients ask again where their connection broke")] = True,
 ) -> None:
-    """VICTIM FAULT PHASE: lost|wrong|leaked|longest pause, a line a trial. Status 1 where it was more than a pause."""
+    """VICTIM FAULT PHASE: lost|wrong|leaked|longest pause, a line a trial. Status 1 where it was more than a pause.
+
+    Partitions need network namespaces: root, `ip`, `unshare` and `nsenter`.
+    """
     todo = trials(only)
     if not todo:
         raise ConfigError(f"no trial has the words {only!r}", field="only")
+    if any(trial.needs_network for trial in todo):
+        enter("loadtest.chaos")
     if out is not None:
         out.write_text("")
     outcomes: list[Outcome] = []
@@ -36,6 +42,8 @@ def main(
     def on_outcome(outcome: Outcome) -> None:
         outcomes.append(outcome)
         print(outcome, flush=True)
+        if outcome.note:
+            print(f"  {outcome.note}", file=sys.stderr, flush=True)
         if out is not None:
             with out.open("a") as file:
                 file.write(f"{outcome}\n")

@@ -1,32 +1,30 @@
-"""The cluster under test: two prefill and two decode workers, a KV store that is one of two store nodes, Valkey, a
-router; all under the supervisor, the workers with a failpoint."""
+"""The cluster under test: two routers, two prefill and two decode workers, a KV store that is one of two store nodes,
+Valkey; all under the supervisor, the workers with a failpoint."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import grpc.aio
 
-from loadtest.chaos.trial import WORKERS
+from loadtest.chaos.network import Network
+from loadtest.chaos.status import Status, merged
+from loadtest.chaos.victims import PEERS
 from services.local.cluster import LocalCluster
 from services.local.commands import TandemCommands, WorkerPlan
 from services.local.spec import ClusterSpec
 from services.local.supervisor import Died
 from shared.failpoints import ENGINE_STEP
-from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
+from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc
 from shared.rpc.server import channel
 
 POLL_S = 0.003
 STATUS_TIMEOUT_S = 2.0
 HANG_S = 20
-
-Status = inference_pb2.ClusterStatus
 
 
 class _Commands(TandemCommands):
@@ -40,41 +38,55 @@ class _Commands(TandemCommands):
 class ChaosCluster:
     """One started cluster and what a trial does to it."""
 
-    def __init__(self, cluster: LocalCluster) -> None:
+    def __init__(self, cluster: LocalCluster, network: Network | None) -> None:
         self.local = cluster
-        self._channel = channel(cluster.grpc)
-        self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self.network = network
+        """None: all parts share one network."""
+        self.targets = tuple(router.grpc for router in cluster.routers)
+        """The routers' gRPC addresses."""
+        self._channels = [channel(target) for target in self.targets]
 
     async def close(self) -> None:
-        """Closes its connection."""
-        await self._channel.close()
+        """Closes its connections."""
+        for opened in self._channels:
+            await opened.close()
 
-    async def status(self) -> Status | None:
-        """What the router says; None while it does not answer."""
-        try:
-            return await self._stub.GetStatus(inference_pb2.GetStatusRequest(), timeout=STATUS_TIMEOUT_S)
-        except grpc.aio.AioRpcError:
-            return None
+    async def statuses(self) -> list[Status | None]:
+        """What each router says; None for one that does not answer."""
+        return list(await asyncio.gather(*(self._status(opened) for opened in self._channels)))
 
     async def until(self, condition: Callable[[Status], bool], timeout_s: float) -> Status | None:
-        """The first status with that condition; None after `timeout_s` seconds."""
+        """The first status, over all routers, with that condition; None after `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            status = await self.status()
+            status = merged(await self.statuses())
             if status is not None and condition(status):
                 return status
             await asyncio.sleep(POLL_S)
         return None
 
-    def pid(self, victim: str, status: Status) -> int:
-        """Of the part that plays the victim: of several workers the one with the most requests."""
-        if victim == "redis":
-            return self.local.index_pid or 0
-        if victim in WORKERS:
-            pool = [worker for worker in status.workers if worker.worker.name.startswith(victim)]
-            busiest = max(pool, key=lambda worker: worker.num_requests)
-            return self.local.children[busiest.worker.name].pid
-        return self.local.children["store-1" if victim == "store" else victim].pid
+    async def drain(self, *names: str, undo: bool = False) -> None:
+        """These workers take no new requests, or take them again; returns when the routers know."""
+        stub = fleet_pb2_grpc.FleetServiceStub(self._channels[0])
+        request = fleet_pb2.DrainWorkersRequest(workers=names)
+        await (stub.Undrain if undo else stub.Drain)(request)
+        await self.until(
+            lambda status: all(w.load.draining != undo for w in status.workers if w.worker.name in names),
+            STATUS_TIMEOUT_S,
+        )
+
+    async def undrain_all(self) -> None:
+        """Whatever still drains takes requests again."""
+        status = await self._status(self._channels[0])
+        workers = status.workers if status is not None else ()
+        names = [w.worker.name for w in workers if w.connected and w.load.draining and w.worker.name in PEERS]
+        if names:
+            with contextlib.suppress(grpc.aio.AioRpcError):  # one that is ending, or ended meanwhile
+                await self.drain(*names, undo=True)
+
+    def pid(self, part: str) -> int:
+        """Of a part's present process."""
+        return (self.local.index_pid or 0) if part == "redis" else self.local.children[part].pid
 
     def given_up(self) -> str:
         """The name of a part that the supervisor no longer starts; empty where there is none."""
@@ -83,43 +95,38 @@ class ChaosCluster:
                 return change.name
         return ""
 
-
-async def strike(fault: str, pid: int) -> None:
-    """Lets the fault happen to a process; returns at its end where it has one."""
-    if fault == "SIGKILL":
-        os.kill(pid, signal.SIGKILL)
-    elif fault == "drain":
-        os.kill(pid, signal.SIGTERM)
-    elif fault == "hung-engine":
-        os.kill(pid, signal.SIGUSR1)
-        await asyncio.sleep(HANG_S)
-    else:
-        os.kill(pid, signal.SIGSTOP)
+    async def _status(self, opened: grpc.aio.Channel) -> Status | None:
+        stub = inference_pb2_grpc.InferenceServiceStub(opened)
         try:
-            await asyncio.sleep(float(fault.removeprefix("SIGSTOP-").removesuffix("s")))
-        finally:
-            with contextlib.suppress(ProcessLookupError):  # it was killed meanwhile
-                os.kill(pid, signal.SIGCONT)
+            return await stub.GetStatus(inference_pb2.GetStatusRequest(), timeout=STATUS_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return None
 
 
 @contextlib.asynccontextmanager
-async def chaos_cluster(model: Path, folder: Path) -> AsyncIterator[ChaosCluster]:
-    """Starts the cluster in fp32 on free ports, with logs in `folder`, and stops it."""
+async def chaos_cluster(model: Path, folder: Path, *, networked: bool = False) -> AsyncIterator[ChaosCluster]:
+    """Starts the cluster in fp32 on free ports, with logs in `folder`, and stops it. `networked`: each part in a
+    network of its own."""
     spec = ClusterSpec(
         model=model,
+        num_routers=2,
         num_prefill=2,
         num_decode=2,
         store_nodes=2,
         store_host_bytes=64 << 20,
         dtype="fp32",
         num_kv_blocks=1200,
+        prefix_fetch="always",
         http="127.0.0.1:0",
         grpc="127.0.0.1:0",
         restart=True,
         state_dir=folder,
     )
-    async with LocalCluster(spec, commands=_Commands(spec)) as local:
-        chaos = ChaosCluster(local)
+    network = Network() if networked else None
+    if network is not None:
+        network.open()
+    async with LocalCluster(spec, commands=_Commands(spec), places=network) as local:
+        chaos = ChaosCluster(local, network)
         try:
             yield chaos
         finally:

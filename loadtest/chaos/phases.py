@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from loadtest.chaos.status import Status
 from loadtest.chaos.streams import Streams
-from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
-
-Status = inference_pb2.ClusterStatus
+from shared.rpc.pb.tandem.v1 import types_pb2
 
 
 def reached(phase: str, before: Status, streams: Streams) -> Callable[[Status], bool]:
@@ -30,12 +29,23 @@ def reached(phase: str, before: Status, streams: Streams) -> Callable[[Status], 
     def decoding(_: Status) -> bool:
         return streams.num_answering == len(streams.all) and streams.num_open > 0
 
-    return {"queued": queued, "prefilling": prefilling, "shipping": shipping, "decoding": decoding}[phase]
+    def after_hand_off(status: Status) -> bool:
+        """Every request runs on a decode worker, and the prefill workers hold nothing more of it."""
+        prefills = [worker for worker in status.workers if worker.worker.name.startswith("prefill")]
+        held = sum(worker.num_requests + worker.load.num_running for worker in prefills)
+        return decoding(status) and not held and all(len(stream.tokens) > 1 for stream in streams.all)
+
+    found = {"queued": queued, "prefilling": prefilling, "shipping": shipping, "decoding": decoding}
+    return {**found, "after-hand-off": after_hand_off}[phase]
 
 
 def whole(status: Status) -> bool:
     """Every part is there."""
-    return status.ready and not status.degraded and all(worker.connected for worker in status.workers)
+    return (
+        status.ready
+        and not status.degraded
+        and all(worker.connected and not worker.load.draining for worker in status.workers)
+    )
 
 
 def num_held(status: Status) -> int:

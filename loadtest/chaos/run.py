@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from loadtest.chaos.cluster import ChaosCluster, chaos_cluster, strike
+from loadtest.chaos.cluster import ChaosCluster, chaos_cluster
+from loadtest.chaos.deaths import Deaths
+from loadtest.chaos.faults import DEADLY, strike
 from loadtest.chaos.phases import num_held, reached, whole
+from loadtest.chaos.status import Status, merged
 from loadtest.chaos.streams import Stream, Streams, prompts
 from loadtest.chaos.trial import CONTROL, Outcome, Trial, judge
+from loadtest.chaos.victims import PEERS, parts_of
 from shared.errors import Internal
 
 NUM_STREAMS = 24
@@ -19,6 +23,8 @@ PHASE_TIMEOUT_S = 30.0
 WHOLE_TIMEOUT_S = 60.0
 FREE_TIMEOUT_S = 10.0
 """Blocks that are held this long after the last answer are leaked, whatever a time-out would do later."""
+FETCHERS = ("prefill-1", "decode-1")
+"""In trials of the fetch peer these get the prompts."""
 
 
 class Chaos:
@@ -32,28 +38,38 @@ class Chaos:
         self._texts = prompts(num_streams)
         self._calm: Sequence[Stream] = ()
         self._num_trials = 0
+        self._num_clusters = 0
 
     async def run(self, todo: Sequence[Trial], on_outcome: Callable[[Outcome], None]) -> None:
         """`on_outcome` is called after each trial."""
-        left: Iterator[Trial] = iter(todo)
-        pending = next(left, None)
-        number = 0
-        while pending is not None:
-            number += 1
-            async with chaos_cluster(self._model, self._folder / f"cluster-{number}") as cluster:
-                await cluster.until(whole, WHOLE_TIMEOUT_S)
-                if not self._calm:
-                    self._calm = await self._undisturbed(cluster)
-                intact = True
-                while pending is not None and intact:
-                    outcome, intact = await self._try(pending, cluster)
-                    on_outcome(outcome)
-                    pending = next(left, None)
+        for networked, group in itertools.groupby(todo, key=lambda trial: trial.needs_network):
+            left = iter(group)
+            pending = next(left, None)
+            while pending is not None:
+                self._num_clusters += 1
+                folder = self._folder / f"cluster-{self._num_clusters}"
+                async with chaos_cluster(self._model, folder, networked=networked) as cluster:
+                    pending = await self._try_on(cluster, pending, left, on_outcome)
+
+    async def _try_on(
+        self, cluster: ChaosCluster, first: Trial, left: Iterator[Trial], on_outcome: Callable[[Outcome], None]
+    ) -> Trial | None:
+        """Trials until one leaves something behind; the next one, None where there is none."""
+        await cluster.until(whole, WHOLE_TIMEOUT_S)
+        if not self._calm:
+            self._calm = await self._undisturbed(cluster)
+        pending: Trial | None = first
+        intact, deaths = True, Deaths()
+        while pending is not None and intact:
+            outcome, intact = await self._try(pending, cluster, deaths)
+            on_outcome(outcome)
+            pending = next(left, None)
+        return pending
 
     def _streams(self, cluster: ChaosCluster) -> Streams:
         self._num_trials += 1
         salt = f"trial-{self._num_trials}"  # nothing is cached of the trials before
-        return Streams(cluster.local.grpc, self._texts, salt, resuming=self._resuming)
+        return Streams(cluster.targets, self._texts, salt, resuming=self._resuming)
 
     async def _undisturbed(self, cluster: ChaosCluster) -> Sequence[Stream]:
         """The answers without a fault, twice. Raises Internal where they fail or differ: nothing can be compared."""
@@ -69,39 +85,77 @@ class Chaos:
             raise Internal("undisturbed streams differ from run to run")
         return runs[1]
 
-    async def _try(self, trial: Trial, cluster: ChaosCluster) -> tuple[Outcome, bool]:
+    async def _try(self, trial: Trial, cluster: ChaosCluster, deaths: Deaths) -> tuple[Outcome, bool]:
         """The outcome, and whether the cluster is as it was: what is left behind must not count for the next trial."""
-        notes = []
+        notes: list[str] = []
         before = await cluster.until(whole, WHOLE_TIMEOUT_S)
         assert before is not None, "trials begin with a whole cluster"
+        if trial.fault in DEADLY:
+            await deaths.wait()
         cluster.local.take_changes()
         streams = self._streams(cluster)
+        fetches = "peer" in trial.victim
+        if fetches:
+            await self._place_prefixes(cluster, streams.salt)
+            before = await cluster.until(lambda _: True, WHOLE_TIMEOUT_S) or before
         streams.start()
         status = await cluster.until(reached(trial.phase, before, streams), PHASE_TIMEOUT_S)
         if status is None:
             notes.append("the phase did not come")
-        if status is None or trial == CONTROL:
-            striking = asyncio.create_task(asyncio.sleep(0))
-        else:
-            striking = asyncio.create_task(strike(trial.fault, cluster.pid(trial.victim, status)))
-            await asyncio.sleep(0)  # it strikes
-            if not streams.num_open:
-                notes.append("all had ended before the fault")
+        striking = asyncio.create_task(self._strike(trial, cluster, status, deaths))
+        await asyncio.sleep(0)  # it strikes
+        if status is not None and not streams.num_open:
+            notes.append("all had ended before the fault")
         await streams.wait(ANSWER_TIMEOUT_S)
-        with contextlib.suppress(ProcessLookupError):
-            await striking
+        await striking
+        if fetches:
+            await cluster.undrain_all()
+            notes += await _fetch_notes(cluster, before, trial)
         leaked, intact = await self._after(cluster, notes)
         return judge(trial, streams.all, self._calm, leaked, "; ".join(notes)), intact
+
+    async def _strike(self, trial: Trial, cluster: ChaosCluster, status: Status | None, deaths: Deaths) -> None:
+        if status is None or trial == CONTROL:
+            return
+        if trial.fault in DEADLY:
+            deaths.note(parts_of(trial.victim, status))
+        await strike(trial, cluster, status)
+
+    async def _place_prefixes(self, cluster: ChaosCluster, salt: str) -> None:
+        """The first halves of the streams' prompts are cached by the peers alone, which get no prompts from then on."""
+        await cluster.drain(*FETCHERS)
+        halves = [text[: len(text) // 2] for text in self._texts]
+        warming = Streams(cluster.targets, halves, salt, resuming=self._resuming, answer_len=1)
+        warming.start()
+        await warming.wait(ANSWER_TIMEOUT_S)
+        await cluster.drain(*FETCHERS, undo=True)
+        await cluster.drain(*PEERS)
 
     async def _after(self, cluster: ChaosCluster, notes: list[str]) -> tuple[int, bool]:
         """Blocks that stay held, and whether nothing is and every part is back; adds to the notes what is not."""
         intact = await cluster.until(whole, WHOLE_TIMEOUT_S) is not None
         if not intact:
-            status = await cluster.status()
+            statuses = await cluster.statuses()
             given_up = cluster.given_up()
-            reason = "; ".join(status.degraded) if status is not None else "the router does not answer"
+            told = [status for status in statuses if status is not None]
+            silent = ["a router does not answer"] if len(told) < len(statuses) else []
+            reason = "; ".join(dict.fromkeys([*silent, *(what for status in told for what in status.degraded)]))
             notes.append(f"not whole after {WHOLE_TIMEOUT_S:g} s: {given_up or reason}")
         if await cluster.until(lambda status: num_held(status) == 0, FREE_TIMEOUT_S) is not None:
             return 0, intact
-        status = await cluster.status()
+        status = merged(await cluster.statuses())
         return (num_held(status) if status is not None else 0), False
+
+
+async def _fetch_notes(cluster: ChaosCluster, before: Status, trial: Trial) -> list[str]:
+    """A trial of the fetch peer in which nothing was fetched has tried nothing."""
+    now = await cluster.until(lambda _: True, WHOLE_TIMEOUT_S)
+    if now is None:
+        return []
+    old = {worker.worker.name: worker.load for worker in before.workers}
+    tokens = sum(
+        worker.load.num_peer_hit_tokens - old[worker.worker.name].num_peer_hit_tokens
+        for worker in now.workers
+        if worker.worker.name in FETCHERS
+    )
+    return [] if tokens > 0 or trial.phase == "queued" else ["nothing was fetched from a peer"]

@@ -17,6 +17,7 @@ from loadtest.chaos.cluster import ChaosCluster, chaos_cluster
 from loadtest.chaos.memory import Memory
 from loadtest.chaos.phases import num_held, whole
 from loadtest.chaos.run import ANSWER_TIMEOUT_S, FREE_TIMEOUT_S, WHOLE_TIMEOUT_S
+from loadtest.chaos.status import merged
 from loadtest.chaos.streams import Stream, Streams, prompts
 from loadtest.command_line import run
 from loadtest.markdown import table
@@ -62,7 +63,7 @@ class Soak:
 
     async def run(self, duration_s: float, interval_s: float) -> None:
         """Learns the answers undisturbed, then kills for `duration_s` seconds. Raises Internal where that fails."""
-        calm = Streams(self._cluster.local.grpc, self._texts, "calm", resuming=False)
+        calm = Streams(self._cluster.targets, self._texts, "calm", resuming=False)
         calm.start()
         await calm.wait(ANSWER_TIMEOUT_S)
         if errors := {stream.error for stream in calm.all if stream.error}:
@@ -81,7 +82,7 @@ class Soak:
             return -1
         if await self._cluster.until(lambda status: num_held(status) == 0, FREE_TIMEOUT_S) is not None:
             return 0
-        status = await self._cluster.status()
+        status = merged(await self._cluster.statuses())
         return num_held(status) if status is not None else -1
 
     async def _ask(self, number: int, end: float) -> None:
@@ -89,7 +90,7 @@ class Soak:
         while time.monotonic() < end:
             turn += 1
             salt = f"{number}-{turn}"
-            one = Streams(self._cluster.local.grpc, [self._texts[number]], salt, resuming=self._resuming)
+            one = Streams(self._cluster.targets, [self._texts[number]], salt, resuming=self._resuming)
             one.start()
             await one.wait(ANSWER_TIMEOUT_S)
             self.tally.add(one.all[0], self._expected[number])

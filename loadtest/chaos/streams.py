@@ -53,20 +53,27 @@ class Streams:
     """All streams of one trial. `start()` sends all at once; `wait()` for their ends."""
 
     def __init__(
-        self, target: str, texts: Sequence[list[int]], salt: str, *, resuming: bool, answer_len: int = ANSWER_LEN
+        self,
+        targets: Sequence[str],
+        texts: Sequence[list[int]],
+        salt: str,
+        *,
+        resuming: bool,
+        answer_len: int = ANSWER_LEN,
     ) -> None:
-        """`target` is the router's gRPC address. Requests share cached prefixes with those of the same `salt` alone.
-        A `resuming` client whose connection breaks asks again with what it has, as often as it takes."""
+        """`targets` are the routers' gRPC addresses, which the clients begin with in turn. Requests share cached
+        prefixes with those of the same `salt` alone. A `resuming` client whose connection breaks asks the next router
+        with what it has, as often as it takes."""
         self.all = [Stream(list(text)) for text in texts]
-        self._target = target
-        self._salt = salt
+        self._targets = targets
+        self.salt = salt
         self._resuming = resuming
         self._answer_len = answer_len
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Sends all requests."""
-        self._tasks = [asyncio.create_task(self._run(stream)) for stream in self.all]
+        self._tasks = [asyncio.create_task(self._run(stream, number)) for number, stream in enumerate(self.all)]
 
     async def wait(self, timeout_s: float) -> None:
         """Returns when all have ended; those that have not by then are cancelled and count as lost."""
@@ -85,12 +92,13 @@ class Streams:
         """Streams with a token."""
         return sum(bool(stream.tokens) for stream in self.all)
 
-    async def _run(self, stream: Stream) -> None:
+    async def _run(self, stream: Stream, number: int) -> None:
         stream.started_at = time.monotonic()
         stream.error = "not answered in time"
         while True:
             try:
-                async with channel(self._target) as opened:
+                target = self._targets[(number + stream.num_reconnects) % len(self._targets)]
+                async with channel(target) as opened:
                     await self._read(inference_pb2_grpc.InferenceServiceStub(opened), stream)
             except grpc.aio.AioRpcError as error:
                 stream.error = f"{error.code().name}: {error.details()}"
@@ -110,7 +118,7 @@ class Streams:
         request = inference_pb2.GenerateRequest(
             tokens=inference_pb2.TokenIds(ids=stream.prompt + stream.tokens),
             sampling=types_pb2.SamplingParams(temperature=0.0, max_tokens=left, ignore_eos=True),
-            cache_salt=self._salt,
+            cache_salt=self.salt,
         )
         async for message in stub.Generate(request):
             if message.token_ids:

@@ -8,10 +8,25 @@ from itertools import product
 
 from loadtest.chaos.streams import Stream
 
-VICTIMS = ("router", "prefill", "decode", "kvstore", "redis", "store")
-FAULTS = ("SIGKILL", "SIGSTOP-3s", "SIGSTOP-20s", "hung-engine", "drain")
-PHASES = ("queued", "prefilling", "shipping", "decoding")
-WORKERS = ("prefill", "decode")
+VICTIMS = ("router", "prefill", "decode", "kvstore", "redis", "store", "peer")
+"""A part each; `peer` is a prefill worker that gets no prompts and holds the prefix that the others fetch."""
+LINKS = ("router~prefill", "router~decode", "prefill~decode", "prefill~store", "prefill~peer")
+"""Two sides of a partition; every other part is cut off from all others."""
+GROUPS = (
+    "prefill+decode",
+    "router+decode",
+    "kvstore+prefill",
+    "redis+decode",
+    "prefill-pool",
+    "decode-pool",
+    "router-pool",
+)
+"""Several at once: two different parts, or all of one kind."""
+PARTITIONS = ("one-way-partition", "two-way-partition")
+"""10 s. One way: what the victim, or the link's first side, sends is lost; it hears the others."""
+FAULTS = ("SIGKILL", "SIGSTOP-3s", "SIGSTOP-20s", "hung-engine", *PARTITIONS, "drain")
+PHASES = ("queued", "prefilling", "shipping", "decoding", "after-hand-off")
+WORKERS = ("prefill", "decode", "peer")
 """Victims with an engine."""
 
 
@@ -26,6 +41,11 @@ class Trial:
     def __str__(self) -> str:
         return f"{self.victim} {self.fault} {self.phase}"
 
+    @property
+    def needs_network(self) -> bool:
+        """Its parts run in networks of their own."""
+        return self.fault in PARTITIONS
+
     def matches(self, only: str) -> bool:
         """Whether `only` asks for it: words that its name must have, alternatives separated by commas."""
         own = str(self).split()
@@ -39,8 +59,11 @@ CONTROL = Trial("nobody", "nothing", "decoding")
 
 
 def trials(only: str = "") -> list[Trial]:
-    """All that exist, the victims in turn: no part dies three times within a minute, which would end it for good."""
-    everything = [CONTROL, *(Trial(victim, fault, phase) for fault, phase, victim in product(FAULTS, PHASES, VICTIMS))]
+    """All that exist, the victims in turn; partitions, which have another cluster, last."""
+    singles = [Trial(victim, fault, phase) for fault, phase, victim in product(FAULTS, PHASES, VICTIMS)]
+    links = [Trial(victim, fault, phase) for fault, phase, victim in product(PARTITIONS, PHASES, LINKS)]
+    groups = [Trial(victim, "SIGKILL", phase) for phase, victim in product(PHASES, GROUPS)]
+    everything = sorted([CONTROL, *singles, *groups, *links], key=lambda trial: trial.needs_network)
     return [trial for trial in everything if _exists(trial) and trial.matches(only)]
 
 
@@ -70,8 +93,7 @@ class Outcome:
         return not (self.lost or self.wrong or self.leaked or self.note)
 
     def __str__(self) -> str:
-        line = f"{self.trial}: {self.lost}|{self.wrong}|{self.leaked}|{self.longest_pause_s:.2f} s"
-        return f"{line}  # {self.note}" if self.note else line
+        return f"{self.trial}: {self.lost}|{self.wrong}|{self.leaked}|{self.longest_pause_s:.2f} s"
 
 
 def judge(trial: Trial, streams: Sequence[Stream], calm: Sequence[Stream], leaked: int, note: str) -> Outcome:

@@ -9,17 +9,17 @@ from typing import Annotated
 import grpc.aio
 import typer
 
-from services.cli.client import InferenceClient
-from services.cli.options import DEFAULT_TARGET, ApiKey, Target
+from services.cli.options import DEFAULT_TARGET, ApiKey, Target, targets_of
 from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc
+from tandem import AsyncTandemClient
 
 TIMEOUT_S = 30.0
 
 Workers = Annotated[list[str], typer.Argument(help="Names, as `tandem status` shows them.")]
 
 
-class FleetClient(InferenceClient):
-    """Raises like `InferenceClient`; NotFound for an unknown worker, DeadlineExceeded where one does not comply."""
+class FleetClient(AsyncTandemClient):
+    """Raises like `AsyncTandemClient.ask`; NotFound for an unknown worker, DeadlineExceeded where one is too slow."""
 
     async def drain(self, workers: Sequence[str]) -> fleet_pb2.DrainedWorkers:
         """They take no new requests."""
@@ -32,25 +32,22 @@ class FleetClient(InferenceClient):
         return await self._fleet(lambda stub, **call: stub.Undrain(request, **call))
 
     async def _fleet(self, call: Callable[..., Awaitable[fleet_pb2.DrainedWorkers]]) -> fleet_pb2.DrainedWorkers:
-        assert self._channel is not None, "use the client in `async with`"
-        try:
-            return await call(
-                fleet_pb2_grpc.FleetServiceStub(self._channel), metadata=self._metadata, timeout=TIMEOUT_S
-            )
-        except grpc.aio.AioRpcError as error:
-            raise self._typed(error, answered=False) from error
+        def at(channel: grpc.aio.Channel) -> Awaitable[fleet_pb2.DrainedWorkers]:
+            return call(fleet_pb2_grpc.FleetServiceStub(channel), metadata=self.key, timeout=TIMEOUT_S)
+
+        return await self.ask(at)
 
 
 def drain(workers: Workers, target: Target = DEFAULT_TARGET, api_key: ApiKey = "") -> None:
     """Let workers take no new requests, from any router; what they run goes on."""
-    done = asyncio.run(_call(FleetClient(target, api_key), lambda client: client.drain(workers)))
+    done = asyncio.run(_call(FleetClient(targets_of(target), api_key=api_key), lambda client: client.drain(workers)))
     for worker in done.workers:
         print(f"{worker.worker.name} drains, {worker.load.num_running} sequences still run")
 
 
 def undrain(workers: Workers, target: Target = DEFAULT_TARGET, api_key: ApiKey = "") -> None:
     """Let drained workers take requests again."""
-    done = asyncio.run(_call(FleetClient(target, api_key), lambda client: client.undrain(workers)))
+    done = asyncio.run(_call(FleetClient(targets_of(target), api_key=api_key), lambda client: client.undrain(workers)))
     for worker in done.workers:
         print(f"{worker.worker.name} takes requests again")
 

@@ -162,7 +162,7 @@ class LocalCluster:
             own_log.write_bytes(b"")
         self._index = EmbeddedValkey(
             log_path=log_dir / "valkey.log",
-            bind=self._places.index,
+            bind=self._places.reserve_index(),
             place=lambda command: self._places.command(INDEX, command),
         )
         await self._index.start()

@@ -15,9 +15,8 @@ INDEX = "valkey"
 class Places(Protocol):
     """A place for each part by its name. A part that is started again has the same place."""
 
-    @property
-    def index(self) -> str:
-        """host:port on which the server behind the index listens; empty: on a unix socket alone."""
+    def reserve_index(self) -> str:
+        """As `reserve`, for the server behind the index; empty: it listens on a unix socket alone."""
 
     def reserve(self, part: str, bind: str = "127.0.0.1:0") -> str:
         """host:port for the part, kept for it until `close()`: `bind`, with a port where it names none, or an address
@@ -33,10 +32,12 @@ class Places(Protocol):
 class ThisHost:
     """Every part in the launcher's own network. Implements `Places`."""
 
-    index = ""
-
     def __init__(self) -> None:
         self._reserved = ExitStack()
+
+    def reserve_index(self) -> str:
+        """See `Places`."""
+        return ""
 
     def reserve(self, part: str, bind: str = "127.0.0.1:0") -> str:  # noqa: ARG002 - one place for all
         """See `Places`."""

@@ -8,8 +8,11 @@ import pytest
 
 from loadtest.chaos.memory import slope
 from loadtest.chaos.report import summary
+from loadtest.chaos.status import merged
 from loadtest.chaos.streams import Stream, prompts
-from loadtest.chaos.trial import CONTROL, PHASES, VICTIMS, Outcome, Trial, judge, trials
+from loadtest.chaos.trial import CONTROL, GROUPS, LINKS, PHASES, VICTIMS, Outcome, Trial, judge, trials
+from loadtest.chaos.victims import PARTS, cut_pairs, parts_of
+from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 
 TRIAL = Trial("decode", "SIGKILL", "decoding")
 TOKENS = [7, 8, 9, 10]
@@ -49,15 +52,18 @@ def test_one_other_token_is_wrong_also_in_an_answer_that_was_lost() -> None:
 
 def test_a_line_has_the_form_that_scripts_read() -> None:
     assert str(Outcome(TRIAL, 1, 2, 3, 0.456)) == "decode SIGKILL decoding: 1|2|3|0.46 s"
-    assert str(Outcome(TRIAL, 0, 0, 0, 1.0, "late")).startswith("decode SIGKILL decoding: 0|0|0|1.00 s")
+    assert str(Outcome(TRIAL, 0, 0, 0, 1.0, "late")) == "decode SIGKILL decoding: 0|0|0|1.00 s"
+    assert not Outcome(TRIAL, 0, 0, 0, 1.0, "late").good
 
 
 def test_engines_hang_in_workers_alone_and_no_victim_comes_twice_in_a_row() -> None:
     every = trials()
     assert every[0] == CONTROL
-    assert len(every) == 1 + (4 * len(VICTIMS) + 2) * len(PHASES)
-    assert {trial.victim for trial in every if trial.fault == "hung-engine"} == {"prefill", "decode"}
+    assert len(every) == len(set(every)) == 1 + (6 * len(VICTIMS) + 3 + len(GROUPS) + 2 * len(LINKS)) * len(PHASES)
+    assert {trial.victim for trial in every if trial.fault == "hung-engine"} == {"prefill", "decode", "peer"}
     assert all(a.victim != b.victim for a, b in pairwise(every))
+    networked = [trial.needs_network for trial in every]
+    assert networked == sorted(networked)  # two clusters, not one after the other in turn
 
 
 def test_trials_are_chosen_by_words() -> None:
@@ -84,3 +90,43 @@ def test_prompts_share_no_block() -> None:
 def test_growth_is_measured_within_lives_and_not_between_them() -> None:
     assert slope([[(10.0, 100), (20.0, 200)], [(10.0, 900), (20.0, 1000)]]) == pytest.approx(10.0)
     assert slope([[(10.0, 100)]]) is None
+
+
+def status(queue_len: int = 0, *, ready: bool = True, degraded: tuple[str, ...] = (), **requests: int):
+    """Of one router; the workers' names with _ for -, each with as many requests and half as many free blocks."""
+    told = inference_pb2.ClusterStatus(queue_len=queue_len, ready=ready, degraded=degraded)
+    for name, count in requests.items():
+        worker = told.workers.add(worker=types_pb2.WorkerId(name=name.replace("_", "-")), num_requests=count)
+        worker.connected = count < 100
+        worker.load.num_free_blocks = 50 - count // 2
+    return told
+
+
+BUSY = status(prefill_0=1, prefill_1=5, decode_0=8, decode_1=2)
+
+
+def test_routers_are_added_up_and_all_must_answer() -> None:
+    told = merged([status(2, decode_0=4), status(3, ready=False, degraded=("gone",), decode_0=100)])
+    assert told is not None
+    assert (told.queue_len, told.ready, list(told.degraded)) == (5, False, ["gone"])
+    (worker,) = told.workers
+    assert (worker.num_requests, worker.connected, worker.load.num_free_blocks) == (104, False, 0)
+    assert merged([status(), None]) is None
+
+
+def test_the_busiest_worker_of_a_role_is_the_victim() -> None:
+    assert parts_of("prefill", BUSY) == ["prefill-1"]
+    assert parts_of("redis+decode", BUSY) == ["redis", "decode-0"]
+    assert parts_of("decode-pool", BUSY) == ["decode-0", "decode-1"]
+    assert parts_of("peer", BUSY) == ["prefill-0"]
+    assert {part for victim in (*VICTIMS, *GROUPS) for part in parts_of(victim, BUSY)} <= set(PARTS)
+
+
+def test_a_partition_cuts_a_link_or_a_part_from_all_others() -> None:
+    assert cut_pairs("prefill~decode", BUSY) == [("prefill-1", "decode-0"), ("prefill-1", "decode-1")]
+    assert cut_pairs("prefill~peer", BUSY) == [("prefill-1", "prefill-0"), ("prefill-1", "decode-0")]
+    cut = cut_pairs("redis", BUSY)
+    assert {sender for sender, _ in cut} == {"valkey"}
+    assert len({receiver for _, receiver in cut} - {"valkey"}) == len(PARTS) - 1
+    for victim in LINKS:
+        assert all(a != b for a, b in cut_pairs(victim, BUSY))

@@ -1,0 +1,54 @@
+"""What happens to a process, or between processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Sequence
+
+from loadtest.chaos.cluster import HANG_S, ChaosCluster
+from loadtest.chaos.status import Status
+from loadtest.chaos.trial import PARTITIONS, Trial
+from loadtest.chaos.victims import cut_pairs, parts_of
+
+PARTITION_S = 10.0
+"""Longer than a router waits before it gives a worker up, and a worker a router."""
+DEADLY = ("SIGKILL", "drain")
+
+
+async def strike(trial: Trial, cluster: ChaosCluster, status: Status) -> None:
+    """Lets the fault happen, to the parts that `status` shows as the victim's; returns at its end where it has one."""
+    if trial.fault in PARTITIONS:
+        await _partition(trial, cluster, status)
+        return
+    pids = [cluster.pid(part) for part in parts_of(trial.victim, status)]
+    if trial.fault == "SIGKILL":
+        _signal(pids, signal.SIGKILL)
+    elif trial.fault == "drain":
+        _signal(pids, signal.SIGTERM)
+    elif trial.fault == "hung-engine":
+        _signal(pids, signal.SIGUSR1)
+        await asyncio.sleep(HANG_S)
+    else:
+        _signal(pids, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(float(trial.fault.removeprefix("SIGSTOP-").removesuffix("s")))
+        finally:
+            _signal(pids, signal.SIGCONT)
+
+
+async def _partition(trial: Trial, cluster: ChaosCluster, status: Status) -> None:
+    assert cluster.network is not None, "partitions are tried where each part has a network of its own"
+    cluster.network.cut(cut_pairs(trial.victim, status), both_ways=trial.fault == "two-way-partition")
+    try:
+        await asyncio.sleep(PARTITION_S)
+    finally:
+        cluster.network.heal()
+
+
+def _signal(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # it was killed meanwhile
+            os.kill(pid, number)

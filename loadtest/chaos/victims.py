@@ -1,0 +1,50 @@
+"""From a trial's victim to the parts that play it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loadtest.chaos.status import Status
+
+PEERS = ("prefill-0", "decode-0")
+"""In trials of the fetch peer these get no prompts: they hold the prefixes that the others fetch."""
+PARTS = ("router", "router-1", "prefill-0", "prefill-1", "decode-0", "decode-1", "kvstore", "store-1", "redis")
+_OF_KIND = {
+    "router": ("router", "router-1"),
+    "prefill": ("prefill-0", "prefill-1"),
+    "decode": ("decode-0", "decode-1"),
+    "store": ("kvstore", "store-1"),
+    "peer": PEERS,
+}
+
+
+def parts_of(victim: str, status: Status) -> list[str]:
+    """The parts that the fault strikes. Of several workers the one with the most requests is the victim; of the peers
+    the prefill worker, of the routers the first."""
+    if victim.endswith("-pool"):
+        return list(_OF_KIND[victim.removesuffix("-pool")])
+    return [_one(part, status) for part in victim.split("+")]
+
+
+def cut_pairs(victim: str, status: Status) -> list[tuple[str, str]]:
+    """What a partition separates, as (sender, receiver) in the direction that is cut first: both sides of a link, or a
+    part from all others."""
+    if "~" not in victim:
+        part = _place(_one(victim, status))
+        return [(part, _place(other)) for other in PARTS if _place(other) != part]
+    sender, receiver = victim.split("~")
+    cut = _one(sender, status)
+    return [(cut, other) for other in _OF_KIND[receiver] if other != cut]
+
+
+def _one(victim: str, status: Status) -> str:
+    if victim in ("prefill", "decode"):
+        pool: Sequence[str] = _OF_KIND[victim]
+        workers = [worker for worker in status.workers if worker.worker.name in pool]
+        return max(workers, key=lambda worker: worker.num_requests).worker.name
+    return {"peer": PEERS[0], "store": "store-1"}.get(victim, victim)
+
+
+def _place(part: str) -> str:
+    """The part's name in its network."""
+    return "valkey" if part == "redis" else part

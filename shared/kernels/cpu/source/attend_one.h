@@ -24,7 +24,8 @@ void score_keys(const float* key, int64_t dim, int64_t count, const float* query
 
 template <int G>
 void score_keys(const bf16* key, int64_t dim, int64_t count, const float* query, float* scores, int64_t step) {
-  constexpr int P = kRegisters == 32 ? 2 : 1;  // sums of even and odd dimensions apart, where there are registers
+  // Sums of even and odd dimensions apart, where there are registers.
+  constexpr int P = !kDeterministic && kRegisters == 32 ? 2 : 1;
   Floats sums[P][G];
   for (int p = 0; p < P; p++)
     for (int g = 0; g < G; g++) sums[p][g] = zeros();

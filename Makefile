@@ -15,7 +15,7 @@ ARGS   ?=
 # What make run hands to tandem up: the settings given on make's command line; tandem up knows the defaults.
 SETTINGS = MODEL PREFILL DECODE ROUTERS DTYPE KV_DTYPE DEVICE GPU_MEMORY HTTP GRPC MODE
 UP_FLAGS = $(foreach name,$(SETTINGS),$(if $(findstring command,$(origin $(name))),\
-	--$(shell echo $(name) | tr A-Z_ a-z-) "$($(name))"))
+	--$(shell echo $(name) | tr A-Z_ a-z-) "$($(name))")) $(if $(filter 1 true yes,$(DETERMINISTIC)),--deterministic)
 
 # Flags of make bench-engine, likewise; MODEL is a folder or one of the random-weight shapes 125m and 1b.
 BENCH_FLAGS = $(foreach name,MODEL DTYPE OUT,$(if $(findstring command,$(origin $(name))),\
@@ -48,7 +48,7 @@ help:  ## list the targets
 
 setup: $(BIN)/.project shared/rpc/pb/__init__.py $(BIN)/.kernels  ## install everything into .venv (done by the others when needed); WHEEL=path takes its C++ kernels and needs no g++
 
-run: setup  ## serve a model here; settings: MODEL=path PREFILL=n DECODE=n ROUTERS=n DTYPE=bf16 KV_DTYPE=bf16 DEVICE=cuda:0,1 GPU_MEMORY=0.9 HTTP=host:port GRPC=host:port MODE=collocated
+run: setup  ## serve a model here; settings: MODEL=path PREFILL=n DECODE=n ROUTERS=n DTYPE=bf16 KV_DTYPE=bf16 DEVICE=cuda:0,1 GPU_MEMORY=0.9 HTTP=host:port GRPC=host:port MODE=collocated DETERMINISTIC=1
 	@exec $(BIN)/tandem up $(UP_FLAGS) $(ARGS)
 
 test: setup  ## all tests that need neither a GPU nor Kubernetes

@@ -24,6 +24,9 @@ def up(
     mode: Annotated[Mode, typer.Option(help="collocated: the decode workers prefill too.")] = "disaggregated",
     dtype: Annotated[Dtype, typer.Option(help="Of weights and computation.")] = "auto",
     kv_dtype: Annotated[KVDtype, typer.Option(help="Of the KV cache; auto = as the computation.")] = "auto",
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Answers are the same to the bit in every batch and after failures.")
+    ] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, or cuda:0,1 to deal the workers to GPUs in turn.")] = "cpu",
     gpu_memory: Annotated[float, typer.Option(help="Share of each GPU's memory, for all workers on it.")] = 0.9,
     http: Annotated[str, typer.Option(help="host:port of the OpenAI API.")] = DEFAULT_HTTP,
@@ -51,6 +54,7 @@ def up(
         mode=mode,
         dtype=dtype,
         kv_dtype=kv_dtype,
+        deterministic=deterministic,
         device=device,
         gpu_memory=gpu_memory,
         http=http,

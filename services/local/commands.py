@@ -69,6 +69,7 @@ class TandemCommands:
     def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
         """See ServiceCommands. As many compute threads as cores, pinned to them."""
         spec = self._spec
+        modes = {"deterministic": True} if spec.deterministic else {}  # else the environment may say so
         gpu_flags = {} if plan.share == ON_CPU else {"gpu_memory": plan.share.gpu_memory}
         return _module(
             plan.role,
@@ -85,6 +86,7 @@ class TandemCommands:
             prefix_fetch=spec.prefix_fetch,
             num_kv_blocks=spec.num_kv_blocks,
             max_model_len=spec.max_model_len,
+            **modes,
             **gpu_flags,
             **self._log_flags,
         )

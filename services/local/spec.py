@@ -55,6 +55,8 @@ class ClusterSpec:
     """Of weights and computation; auto = the checkpoint's."""
     kv_dtype: KVDtype = "auto"
     """Of the KV cache; auto = as the computation."""
+    deterministic: bool = False
+    """Whether answers do not depend on batches, caches and failures, to the bit."""
     device: str = CPU
     """Where the workers run: cpu, cuda, or cuda:0,1,… for GPUs that they are dealt to in turn, prefill first."""
     gpu_memory: float = 0.9

@@ -22,6 +22,7 @@ from shared.engine.runner.profile_run import measure_budget
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.errors import ConfigError
+from shared.fingerprints import deterministic_fingerprint
 from shared.kernels.dtype_timing import faster_dtype
 from shared.kernels.kv_dtype import KV_DTYPES
 from shared.kv.hashing import ChainRoots
@@ -29,6 +30,7 @@ from shared.kv.layout import LAYOUT_VERSION, BlockLayout
 from shared.kv.pool import BlockPool
 from shared.kv.transfer import KVTransfer
 from shared.kv.ucx import UcxTransfer
+from shared.model.arithmetic import arithmetic_digest
 from shared.model.config import ModelConfig
 from shared.model.decoder import Decoder
 from shared.model.weights import fingerprint
@@ -54,7 +56,8 @@ class LoadedModel:
 
     @property
     def fingerprint(self) -> str:
-        """Of the checkpoint in this dtype; workers of one fleet have the same one."""
+        """Of the checkpoint in this dtype, in deterministic mode also of the bits computed; workers of one fleet have
+        the same one."""
         return self.roots.model_fingerprint
 
 
@@ -106,13 +109,23 @@ def load_model(settings: WorkerSettings, on_progress: Callable[[int, int], None]
     check_device(settings.device)
     dtype = choose_dtype(settings.dtype, config, settings.device, choose_backend(settings))
     layout = config.block_layout(settings.block_size, _name(choose_kv_dtype(settings.kv_dtype, dtype)))
-    decoder = Decoder.load(settings.model, dtype, settings.device, on_progress, choose_backend(settings))
+    decoder = Decoder.load(
+        settings.model,
+        dtype,
+        settings.device,
+        on_progress,
+        choose_backend(settings),
+        deterministic=settings.deterministic,
+    )
+    identity = fingerprint(settings.model, _name(dtype))
+    if settings.deterministic:
+        identity = deterministic_fingerprint(identity, arithmetic_digest(decoder, layout))
     wanted_len = settings.max_model_len or config.max_position_embeddings
     num_blocks = _choose_num_blocks(settings, decoder, layout, wanted_len)
     return LoadedModel(
         decoder=decoder,
         layout=layout,
-        roots=_chain_roots(fingerprint(settings.model, _name(dtype)), layout, config),
+        roots=_chain_roots(identity, layout, config),
         num_blocks=num_blocks,
         # One block stays aside, so that a sequence of full length can also grow by its next token.
         max_model_len=min(wanted_len, (num_blocks - 1) * layout.block_size),

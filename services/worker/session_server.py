@@ -21,6 +21,7 @@ from services.worker.session import Session
 from services.worker.worker import Worker
 from shared import failpoints
 from shared.errors import DeadlineExceeded, InvalidRequest, ModelMismatch, TandemError
+from shared.fingerprints import difference
 from shared.rpc.errors import abort
 from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.rpc.protocol import PROTOCOL_VERSION
@@ -114,10 +115,7 @@ class SessionServer(Generic[CommandT, EventT]):
             )
         ours = self._worker.welcome().model_fingerprint
         if hello.model_fingerprint and hello.model_fingerprint != ours:
-            raise ModelMismatch(
-                f"the cluster serves model {hello.model_fingerprint}, this worker {ours}",
-                field="model_fingerprint",
-            )
+            raise ModelMismatch(f"this worker {difference(ours, hello.model_fingerprint)}", field="model_fingerprint")
         return hello
 
     async def _read(self, session: Session[EventT], context: grpc.aio.ServicerContext[Any, Any]) -> None:

@@ -59,6 +59,10 @@ class WorkerSettings(ServiceSettings):
     )
     """Instruction set of the C++ kernels. auto: the fastest that the processor runs; torch: no C++ kernels. Also
     read from TANDEM_CPU_ISA."""
+    deterministic: bool = False
+    """Whether an answer is the same to the bit however its request is batched, chunked, cached, preempted, handed over
+    or retried: every result of a sequence depends on that sequence alone. All workers of a fleet need the same value,
+    and processors that compute alike; others are refused. Not with kernels torch or triton-hopper, or fp16 on a CPU."""
     debug_numerics: bool = False
     """Whether errors about NaN or infinite numbers name the part of the model where they begin. Slower."""
     num_threads: int = Field(default=0, ge=0, le=1024)

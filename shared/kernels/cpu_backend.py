@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
+from shared.errors import ConfigError
+from shared.kernels.backend import LayerSizes, LayerWeights, Linear
 from shared.kernels.cpu.build import AUTO, CannotBuild, choose
 from shared.kernels.cpu.launch import CpuOps, load
-from shared.kernels.cpu.packing import DTYPES
+from shared.kernels.cpu.layer_stack import CpuLayerStack
+from shared.kernels.cpu.linear import PaddedLinear
+from shared.kernels.cpu.packing import DTYPES, fits_panels
 from shared.kernels.torch_backend import TorchKernels
 
 
@@ -18,9 +25,9 @@ class CpuKernels(CpuOps):
     block_checksums = staticmethod(TorchKernels.block_checksums)
     sample_tokens = staticmethod(TorchKernels.sample_tokens)
 
-    def __init__(self, isa: str = AUTO) -> None:
+    def __init__(self, isa: str = AUTO, *, deterministic: bool = False) -> None:
         """Loads the library of an instruction set; `refusal` has made sure that it exists."""
-        chosen, path = choose(isa)
+        chosen, path = choose(isa, deterministic=deterministic)
         self.isa = chosen.name
         super().__init__(load(path))
 
@@ -30,14 +37,45 @@ class CpuKernels(CpuOps):
         return f"cpu:{self.isa}"
 
 
-def refusal(device: torch.device, dtype: torch.dtype, isa: str = AUTO) -> str | None:
+class DeterministicCpuKernels(CpuKernels):
+    """`Kernels` in which a sequence's results depend on that sequence alone, to the bit.
+
+    With AVX2 and with AVX-512 they are the same; with AVX512-BF16 or AMX others. No op is left to torch, whose order of
+    sums follows the number of rows.
+    """
+
+    def __init__(self, isa: str = AUTO) -> None:
+        """`isa`: a name without the suffix of the deterministic build."""
+        super().__init__(isa, deterministic=True)
+
+    def make_linear(self, weight: Tensor, bias: Tensor | None, *, own: bool) -> Linear:
+        """See `DecoderOps`. A weight that does not fit vectors is padded with zeros."""
+        if fits_panels(weight):
+            return super().make_linear(weight, bias, own=own)
+        return PaddedLinear.pack(lambda: self.library, weight, bias)
+
+    def stack_layers(self, layers: Sequence[LayerWeights], last_norm: Tensor, sizes: LayerSizes) -> CpuLayerStack:
+        """See `StacksLayers`. Raises ConfigError for sizes of which an op would be left to torch."""
+        stack = super().stack_layers(layers, last_norm, sizes)
+        if stack is None:
+            raise ConfigError(
+                "deterministic needs a model whose hidden_size is a multiple of 32, intermediate_size of 16 and "
+                f"head_dim of 32, at most 512; here hidden_size is {last_norm.shape[0]}, intermediate_size "
+                f"{layers[0].gate_up.out_size // 2} and head_dim {sizes.head_dim}",
+                field="deterministic",
+                limit=32,
+            )
+        return stack
+
+
+def refusal(device: torch.device, dtype: torch.dtype, isa: str = AUTO, *, deterministic: bool = False) -> str | None:
     """Why these kernels cannot serve a device and dtype, or None. Compiles them where they are not yet."""
     if device.type != "cpu":
         return f"device {device} is not the CPU"
     if dtype not in DTYPES:
         return f"they compute in {' and '.join(str(d).removeprefix('torch.') for d in DTYPES)}, not in {dtype}"
     try:
-        choose(isa)
+        choose(isa, deterministic=deterministic)
     except CannotBuild as error:
         return str(error)
     return None

@@ -47,21 +47,34 @@ def backends() -> tuple[Backend, ...]:
     )
 
 
-def choose_kernels(device: torch.device | str, dtype: torch.dtype, wanted: str = AUTO) -> Kernels:
+def deterministic_backends() -> tuple[Backend, ...]:
+    """Those in which a sequence's results depend on that sequence alone, to the bit; in the same order."""
+    refusal = partial(cpu_backend.refusal, deterministic=True)
+    return (
+        Backend("triton", ("cuda",), _triton_refusal, _load_deterministic_triton),
+        Backend("cpu", ("cpu",), refusal, cpu_backend.DeterministicCpuKernels),
+    )
+
+
+def choose_kernels(
+    device: torch.device | str, dtype: torch.dtype, wanted: str = AUTO, *, deterministic: bool = False
+) -> Kernels:
     """The backend named `wanted` (`cpu:avx2`: of one instruction set), or with `auto` the first that takes the device.
 
-    What `auto` passes over is said in the log.
+    What `auto` passes over is said in the log. `deterministic`: among `deterministic_backends`.
 
     Raises:
         ConfigError: `wanted` is unknown or refuses this device or dtype; the message gives its reason.
     """
     device = torch.device(device)
-    candidates = backends()
+    candidates = deterministic_backends() if deterministic else backends()
     if wanted != AUTO:
-        by_name = {backend.name: backend for backend in (*candidates, *_of_one_instruction_set(wanted))}
+        named = (*candidates, *_of_one_instruction_set(wanted, deterministic=deterministic))
+        by_name = {backend.name: backend for backend in named}
         if wanted not in by_name:
             known = ", ".join((AUTO, *by_name))
-            raise ConfigError(f"kernels must be one of {known}, not {wanted!r}", field="kernels", limit=known)
+            mode = " with deterministic" if deterministic else ""
+            raise ConfigError(f"kernels must be one of {known}{mode}, not {wanted!r}", field="kernels", limit=known)
         reason = by_name[wanted].refusal(device, dtype)
         if reason is not None:
             raise ConfigError(f"kernels {wanted!r} cannot serve this worker: {reason}", field="kernels")
@@ -73,15 +86,21 @@ def choose_kernels(device: torch.device | str, dtype: torch.dtype, wanted: str =
         if reason is None:
             return backend.load()
         _log.warning("kernels %r passed over for %s: %s", backend.name, device, reason)
+        if deterministic:  # there is no reference to fall back to
+            raise ConfigError(
+                f"deterministic kernels {backend.name!r} cannot serve this worker: {reason}", field="deterministic"
+            )
     raise ConfigError(f"no kernels for device {device}", field="device")
 
 
-def _of_one_instruction_set(wanted: str) -> tuple[Backend, ...]:
+def _of_one_instruction_set(wanted: str, *, deterministic: bool) -> tuple[Backend, ...]:
     """The C++ kernels where they are wanted as `cpu:avx2` or the like."""
     name, _, isa = wanted.partition(":")
     if name != "cpu" or not isa:
         return ()
-    return (Backend(wanted, ("cpu",), partial(cpu_backend.refusal, isa=isa), partial(cpu_backend.CpuKernels, isa)),)
+    refusal = partial(cpu_backend.refusal, isa=isa, deterministic=deterministic)
+    kind = cpu_backend.DeterministicCpuKernels if deterministic else cpu_backend.CpuKernels
+    return (Backend(wanted, ("cpu",), refusal, partial(kind, isa)),)
 
 
 def _triton_refusal(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -147,3 +166,9 @@ def _load_flashinfer() -> Kernels:
     from shared.kernels.flashinfer_backend import FlashInferKernels
 
     return FlashInferKernels(flashinfer)
+
+
+def _load_deterministic_triton() -> Kernels:
+    from shared.kernels.triton_backend import DeterministicTritonKernels
+
+    return DeterministicTritonKernels()

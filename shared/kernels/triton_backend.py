@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from shared.kernels.activation import launch as activation
-from shared.kernels.attention import paged
+from shared.kernels.attention import paged, uniform
 from shared.kernels.blocks import launch as blocks
 from shared.kernels.linear import make_plain_linear
+from shared.kernels.matmul.launch import make_rowwise_linear
 from shared.kernels.rmsnorm import launch as rmsnorm
 from shared.kernels.rotary import launch as rotary
 from shared.kernels.sampling import launch as sampling
@@ -26,3 +27,16 @@ class TritonKernels:
     scatter_blocks = staticmethod(blocks.scatter_blocks)
     block_checksums = staticmethod(blocks.block_checksums)
     sample_tokens = staticmethod(sampling.sample_tokens)
+
+
+class DeterministicTritonKernels(TritonKernels):
+    """`Kernels` in which a sequence's results depend on that sequence alone, to the bit.
+
+    The ops that it shares with `TritonKernels` compute row by row at sizes that follow from the row's length. Compiled,
+    never run yet: a worker compares a prompt with its tokens one by one before it serves.
+    """
+
+    name = "triton-deterministic"
+
+    make_linear = staticmethod(make_rowwise_linear)
+    paged_attention = staticmethod(uniform.paged_attention)

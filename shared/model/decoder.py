@@ -56,6 +56,8 @@ class Decoder:
         device: torch.device | str,
         on_progress: OnProgress | None = None,
         kernels: str = AUTO,
+        *,
+        deterministic: bool = False,
     ) -> Decoder:
         """Read a model folder in Hugging Face layout.
 
@@ -65,14 +67,15 @@ class Decoder:
             device: where the parameters go.
             on_progress: called with (loaded_bytes, total_bytes) after each tensor.
             kernels: a backend's name, or `auto`; see `choose_kernels`.
+            deterministic: each sequence's results depend on that sequence alone, to the bit.
 
         Raises:
-            ConfigError: those kernels cannot serve this device or dtype.
+            ConfigError: those kernels cannot serve this device or dtype, or these sizes in that mode.
             ModelLoadError: the folder cannot be served; see `ModelConfig.load` and `load_weights`.
         """
         if torch.device(device).type == "cpu":
             ask_for_huge_pages()
-        chosen = choose_kernels(device, dtype, kernels)
+        chosen = choose_kernels(device, dtype, kernels, deterministic=deterministic)
         config = ModelConfig.load(folder)
         parameters = DecoderParameters.allocate(config, dtype, device)
         load_weights(folder, parameters.checkpoint_views(config), on_progress)

@@ -50,11 +50,12 @@ def all_cases(device: torch.device) -> Iterator[Case]:
     from shared.kernels.attention.decode import bench as decode
     from shared.kernels.attention.prefill import bench as prefill
     from shared.kernels.blocks import bench as blocks
+    from shared.kernels.matmul import bench as matmul
     from shared.kernels.rmsnorm import bench as rmsnorm
     from shared.kernels.rotary import bench as rotary
     from shared.kernels.sampling import bench as sampling
 
-    for module in (decode, prefill, rmsnorm, rotary, activation, blocks, sampling):
+    for module in (decode, prefill, rmsnorm, rotary, activation, blocks, sampling, matmul):
         yield from module.cases(device)
 
 

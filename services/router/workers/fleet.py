@@ -14,6 +14,7 @@ from services.router.workers.discovery import DiscoveredWorker, Discovery
 from services.router.workers.liveness import LivenessLimits
 from services.router.workers.prefill_link import PrefillLink
 from shared.errors import ModelMismatch
+from shared.fingerprints import difference
 from shared.identity import WorkerRole
 from shared.kv.hashing import ChainRoots
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout
@@ -196,7 +197,6 @@ class Fleet:
             return
         if welcome.model_fingerprint != self.model_fingerprint:
             raise ModelMismatch(
-                f"serves model {welcome.model_fingerprint}, the fleet {self.model_fingerprint}",
-                field="model_fingerprint",
+                difference(welcome.model_fingerprint, self.model_fingerprint), field="model_fingerprint"
             )
         self.layout.ensure_compatible(layout)

@@ -58,8 +58,10 @@ def library(isa: InstructionSet) -> Path:
     return path
 
 
-def choose(wanted: str = AUTO) -> tuple[InstructionSet, Path]:
+def choose(wanted: str = AUTO, *, deterministic: bool = False) -> tuple[InstructionSet, Path]:
     """The instruction set `wanted`, or the fastest that this machine can run and build, and its library.
+
+    `deterministic`: in its build of that name; `wanted` is a name without the suffix.
 
     Raises:
         CannotBuild: there is none; for `auto` the reason is that of the last one tried, which needs the least.
@@ -68,9 +70,11 @@ def choose(wanted: str = AUTO) -> tuple[InstructionSet, Path]:
         isa = isas.named(wanted, isas.processor_features())
         if isa is None:
             raise CannotBuild(f"there are kernels for {', '.join(isa.name for isa in BUILT)}, not for {wanted!r}")
+        isa = isa.deterministic if deterministic else isa
         return isa, library(isa)
     reason = CannotBuild(f"there are no kernels for {platform.machine()}")
-    for isa in BUILT:
+    for plain in BUILT:
+        isa = plain.deterministic if deterministic else plain
         try:
             path = library(isa)
         except CannotBuild as error:
@@ -86,14 +90,18 @@ def prebuild(folder: Path = PREBUILT) -> list[Path]:
     compiler = _compiler()
     folder.mkdir(parents=True, exist_ok=True)
     targets = [folder / name for name in prebuilt_names()]
-    for isa, target in zip(BUILT, targets, strict=True):
+    for isa, target in zip(_every(), targets, strict=True):
         _compile(compiler, isa, target)
     return targets
 
 
 def prebuilt_names() -> list[str]:
-    """File names of the libraries that `prebuild` makes from the present sources, in the order of `BUILT`."""
-    return [_file_name(isa) for isa in BUILT]
+    """File names of the libraries that `prebuild` makes from the present sources."""
+    return [_file_name(isa) for isa in _every()]
+
+
+def _every() -> list[InstructionSet]:
+    return [build for isa in BUILT for build in (isa, isa.deterministic)]
 
 
 def _made(isa: InstructionSet) -> Path:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 _AVX2 = ("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+DETERMINISTIC = "-deterministic"
+"""Suffix of the builds that `InstructionSet.deterministic` gives."""
 _V3, _V4 = "-march=x86-64-v3", "-march=x86-64-v4"
 
 
@@ -22,6 +24,15 @@ class InstructionSet:
     """Of the compiler."""
     is_checked: bool = False
     """Whether the library has to pass `self_check` before its first use: few processors have these instructions."""
+
+    @property
+    def deterministic(self) -> InstructionSet:
+        """The build in which each row's results depend on that row alone, to the bit; its name has a suffix.
+
+        Without contraction: where the compiler may join products and sums, it does so differently in each kernel.
+        """
+        flags = (*self.flags, "-DTANDEM_DETERMINISTIC", "-ffp-contract=off")
+        return replace(self, name=self.name + DETERMINISTIC, flags=flags)
 
     def missing(self, features: frozenset[str]) -> list[str]:
         """What a processor of these features lacks, in order."""

@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from shared.kernels.cpu.packing import PANEL, is_bf16, pack_panels, tighten
+from shared.kernels.cpu.packing import LANES, PANEL, is_bf16, pack_panels, tighten
 from shared.kernels.linear import PlainLinear
 
 WIDE_CHUNK = 512
@@ -95,6 +96,40 @@ class TightLinear(PackedLinear):
         library = plain.library
         panels = tighten(library(), plain.panels)
         return None if panels is None else cls(library, panels, plain.bias, plain.in_size, plain.dtype)
+
+
+class PaddedLinear:
+    """See `Linear`: a weight of sizes that do not fit panels, with zeros up to the next that do."""
+
+    def __init__(self, padded: PackedLinear, in_size: int, out_size: int) -> None:
+        """`padded`: of at least these sizes."""
+        self.padded = padded
+        self.in_size = in_size
+        self.out_size = out_size
+
+    @classmethod
+    def pack(cls, library: Library, weight: Tensor, bias: Tensor | None) -> PaddedLinear:
+        """A copy of the weight [out_size, in_size], laid out in panels."""
+        out_size, in_size = weight.shape
+        more = -out_size % PANEL
+        wide = functional.pad(weight, (0, -in_size % LANES, 0, more))
+        return cls(pack(library, wide, None if bias is None else functional.pad(bias, (0, more))), in_size, out_size)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See `Linear`."""
+        return self.padded.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """See `Linear`."""
+        return self.padded.nbytes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        assert x.shape[1] == self.in_size, f"{x.shape[1]} columns times {self.in_size}"
+        wide = functional.pad(x, (0, self.padded.in_size - self.in_size)).contiguous()
+        return self.padded.forward(wide)[:, : self.out_size].contiguous()
 
 
 class WideLinear(PlainLinear):

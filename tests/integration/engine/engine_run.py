@@ -49,10 +49,12 @@ class EngineRun:
         device: str = "cpu",
         recording: BinaryIO | None = None,
         kv_dtype: str = "float32",
+        dtype: torch.dtype = torch.float32,
+        deterministic: bool = False,
         **policy,
     ) -> None:
         """`recording`: where plans and results are written; `policy`: further fields of the scheduler's config."""
-        self.decoder = Decoder.load(folder, torch.float32, device, kernels=kernels)
+        self.decoder = Decoder.load(folder, dtype, device, kernels=kernels, deterministic=deterministic)
         model = self.decoder.config
         config = config or RunnerConfig(max_num_seqs=MAX_NUM_SEQS)
         config = replace(config, num_host_blocks=policy.get("num_host_blocks", 0))

@@ -88,6 +88,13 @@ def test_a_worker_is_pinned_to_its_cores_with_a_thread_each() -> None:
     assert flags["--kvstore"] == "127.0.0.1:9"
 
 
+def test_a_mode_that_is_not_asked_for_is_left_to_the_environment() -> None:
+    plain, deterministic = (worker_flags(ClusterSpec(model=Path("m"), deterministic=on))[0] for on in (False, True))
+    assert "--deterministic" not in plain
+    flags = [word for pair in deterministic.items() for word in pair]
+    assert load_settings(WorkerSettings, flags).deterministic
+
+
 def worker_flags(spec: ClusterSpec) -> list[dict[str, str]]:
     num_workers = spec.num_prefill + spec.num_decode
     plans = plan_workers(spec, [(core,) for core in range(num_workers)])

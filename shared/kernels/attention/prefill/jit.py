@@ -75,6 +75,7 @@ def prefill_tiles(
     ROWS: tl.constexpr,
     DIMS: tl.constexpr,
     TILE: tl.constexpr,
+    UNIFORM: tl.constexpr,  # one loop for all tiles of keys: where there are several, they may round differently
 ):
     """Grid (num_kv_heads, num_tiles): ROWS // GROUP tokens of one sequence, all query heads of one KV head."""
     TOKENS: tl.constexpr = ROWS // GROUP
@@ -108,6 +109,9 @@ def prefill_tiles(
     whole_end = (first_position + 1) // TILE * TILE
     if WINDOW > 0:
         begin = tl.maximum(first_position - WINDOW + 1, 0) // TILE * TILE
+    if UNIFORM:
+        whole_end = begin
+    elif WINDOW > 0:
         whole_begin = (tl.maximum(last_position - WINDOW + 1, 0) + TILE - 1) // TILE * TILE
         edge_end = tl.minimum(whole_begin, last_position + 1)
         accumulator, peak, total = attend_tiles(
@@ -116,10 +120,11 @@ def prefill_tiles(
         )  # fmt: skip
         begin = whole_begin
         whole_end = tl.maximum(whole_end, whole_begin)
-    accumulator, peak, total = attend_tiles(
-        accumulator, peak, total, q, query_positions, keys, values, table, begin, whole_end, kv_len,
-        block_stride, log2_scale, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, True,
-    )  # fmt: skip
+    if not UNIFORM:
+        accumulator, peak, total = attend_tiles(
+            accumulator, peak, total, q, query_positions, keys, values, table, begin, whole_end, kv_len,
+            block_stride, log2_scale, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, True,
+        )  # fmt: skip
     accumulator, peak, total = attend_tiles(
         accumulator, peak, total, q, query_positions, keys, values, table, whole_end, last_position + 1, kv_len,
         block_stride, log2_scale, HEAD_DIM, BLOCK_SIZE, DIMS, TILE, WINDOW, False,

@@ -25,6 +25,7 @@ def prefill_attention(
     scale: float,
     window: int | None,
     config: PrefillConfig | None = None,
+    uniform: bool = False,
 ) -> None:
     """Fill the rows of `output` whose sequences have two query tokens or more; leave the others.
 
@@ -37,6 +38,8 @@ def prefill_attention(
         scale: factor on query · key.
         window: sliding window in tokens, or None.
         config: sizes to use instead of `prefill_config`'s.
+        uniform: fill all rows, in arithmetic that does not depend on where a chunk begins or ends: every tile of keys
+            goes through the same code. A row whose length on the device is 0 gets zeros.
     """
     check_paged_attention(query, kv_blocks, layer, batch, window)
     assert query.is_contiguous()
@@ -45,7 +48,7 @@ def prefill_attention(
     assert output.dtype == query.dtype
     assert batch.block_tables.stride(1) == 1
     assert kv_blocks.stride(0) < 2**31
-    longest = longest_chunk(batch)
+    longest = max(batch.query_lens, default=0) if uniform else longest_chunk(batch)
     if not longest:
         return
     _, num_heads, head_dim = query.shape
@@ -60,7 +63,8 @@ def prefill_attention(
         )
     rows = max(config.rows, next_power_of_2(group))
     tile_tokens = rows // group
-    plan = batch.remember(("prefill", tile_tokens), lambda: plan_prefill(batch, tile_tokens))
+    least = 1 if uniform else 2
+    plan = batch.remember(("prefill", tile_tokens, least), lambda: plan_prefill(batch, tile_tokens, least))
     prefill_tiles[(num_kv_heads, plan.num_tiles)](
         query,
         kv_blocks,
@@ -78,7 +82,8 @@ def prefill_attention(
         ROWS=rows,
         DIMS=next_power_of_2(max(head_dim, 16)),
         TILE=config.tile,
+        UNIFORM=uniform,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-        enable_fp_fusion=True,
+        enable_fp_fusion=not uniform,
     )

@@ -31,9 +31,9 @@ def longest_chunk(batch: AttentionBatch) -> int:
     return batch.remember("longest chunk", lambda: max((n for n in batch.query_lens if n > 1), default=0))
 
 
-def plan_prefill(batch: AttentionBatch, tile_tokens: int) -> PrefillPlan:
-    """Lay out tiles of `tile_tokens` query tokens, on the device."""
-    num_tiles = sum(-(-query_len // tile_tokens) for query_len in batch.query_lens if query_len > 1)
+def plan_prefill(batch: AttentionBatch, tile_tokens: int, least: int = 2) -> PrefillPlan:
+    """Lay out tiles of `tile_tokens` query tokens, on the device, for the queries of `least` tokens or more."""
+    num_tiles = sum(-(-query_len // tile_tokens) for query_len in batch.query_lens if query_len >= least)
     items = torch.empty((num_tiles, WIDTH.value), dtype=torch.int32, device=batch.seq_lens.device)
     if num_tiles:
         plan_prefill_items[(batch.num_seqs,)](
@@ -42,6 +42,7 @@ def plan_prefill(batch: AttentionBatch, tile_tokens: int) -> PrefillPlan:
             items,
             num_tiles,
             tile_tokens,
+            least,
             SEQS=SEQS,
             ITEMS=ITEMS,
             num_warps=4,

@@ -15,17 +15,18 @@ KV_LEN = tl.constexpr(4)
 WIDTH = tl.constexpr(8)
 
 
-@triton.jit(do_not_specialize=["query_start", "seq_lens", "items", "num_tiles", "tile_tokens"])
+@triton.jit(do_not_specialize=["query_start", "seq_lens", "items", "num_tiles", "tile_tokens", "least"])
 def plan_prefill_items(
     query_start,  # [num_seqs + 1] int32
     seq_lens,  # [num_seqs] int32
     items,  # [num_tiles, WIDTH] int32, filled
     num_tiles,
     tile_tokens,  # query tokens of a tile
+    least,  # query tokens that a sequence must have to be among them
     SEQS: tl.constexpr,  # sequences read at once
     ITEMS: tl.constexpr,  # items written at once
 ):
-    """Grid (num_seqs,): the tiles of one sequence, if its query has several tokens.
+    """Grid (num_seqs,): the tiles of one sequence, if its query has `least` tokens.
 
     They are written from the end: the last tiles of a prompt see the most keys and start first.
     """
@@ -35,10 +36,10 @@ def plan_prefill_items(
         rows = start + tl.arange(0, SEQS)
         begins = tl.load(query_start + rows, mask=rows < seq, other=0)
         query_lens = tl.load(query_start + rows + 1, mask=rows < seq, other=0) - begins
-        place -= tl.sum(tl.where(query_lens > 1, (query_lens + tile_tokens - 1) // tile_tokens, 0), 0)
+        place -= tl.sum(tl.where(query_lens >= least, (query_lens + tile_tokens - 1) // tile_tokens, 0), 0)
     first_token = tl.load(query_start + seq)
     query_len = tl.load(query_start + seq + 1) - first_token
-    if query_len > 1:
+    if query_len >= least:
         kv_len = tl.load(seq_lens + seq)
         tiles = (query_len + tile_tokens - 1) // tile_tokens
         for start in range(0, tiles, ITEMS):

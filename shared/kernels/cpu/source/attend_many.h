@@ -59,6 +59,18 @@ void load_tile(const Pool<T>& pool, int64_t first, int64_t count, const Scratch&
   });
 }
 
+// 16 lanes of weights [kTile][32] added up, in the order in which attend_row.h adds those of one row.
+inline Floats sum_down(const float* weights) {
+  Floats parts[16];
+  for (int64_t i = 0; i < 16; i++) {
+    parts[i] = load(weights + i * kColumns);
+    for (int64_t t = i + 16; t < kTile; t += 16) parts[i] = parts[i] + load(weights + t * kColumns);
+  }
+  for (int distance = 8; distance > 0; distance /= 2)
+    for (int i = 0; i < distance; i++) parts[i] = parts[i] + parts[i + distance];
+  return parts[0];
+}
+
 // 16 lanes of scores [kTile][32] become weights; the lanes' sums fade to the new maximum. With Masked, a lane sees the
 // keys from `low` to `high` of the tile alone.
 template <bool Masked>
@@ -82,8 +94,9 @@ void softmax_lanes(float* scores, Words low, Words high, float* best, float* tot
     Floats e = exp2_16(larger(least, load(scores + t * kColumns) - shift));
     if (Masked) e = keep(seen(t), e);
     store(scores + t * kColumns, e);
-    sum = sum + e;
+    if (!kDeterministic) sum = sum + e;
   }
+  if (kDeterministic) sum = sum_down(scores);
   const Floats gap = before - shift, fade = keep(not_less(gap, least), exp2_16(larger(least, gap)));
   store(total, plus_product(sum, load(total), fade));
   store(best, top);

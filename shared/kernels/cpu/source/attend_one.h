@@ -41,7 +41,8 @@ void score_keys(const Rows<float>& keys, const float* query, float* scores, int6
 template <int G>
 void score_keys(const Rows<bf16>& keys, const float* query, float* scores, int64_t step) {
   const int64_t dim = keys.dim;
-  constexpr int P = kRegisters == 32 && G <= 4 ? 2 : 1;  // sums of even and odd dimensions apart, where there are registers
+  // Sums of even and odd dimensions apart, where there are registers.
+  constexpr int P = !kDeterministic && kRegisters == 32 && G <= 4 ? 2 : 1;
   Floats sums[P][G];
   for (int p = 0; p < P; p++)
     for (int g = 0; g < G; g++) sums[p][g] = zeros();
@@ -139,6 +140,13 @@ void with_heads(int64_t count, F&& f) {
   f(std::integral_constant<int, N>{});
 }
 
+// f(heads, first) for all heads of a group.
+template <typename F>
+void for_heads(int64_t group, F&& f) {
+  for (int64_t g = 0; g < group; g += kHeads)
+    with_heads(std::min<int64_t>(group - g, kHeads), [&](auto heads) { f(heads, g); });
+}
+
 // Takes in up to 16 keys and their values, which lie `to_values` behind. query [G][dim], scaled to powers of 2.
 template <int G, typename T>
 void take_in(const Rows<T>& keys, int64_t to_values, const float* query, const Sums& so_far) {
@@ -177,6 +185,15 @@ inline void store32(float* p, Floats even, Floats odd) {
   store_words(p + 16, high);
 }
 
+// A head's sums as add_all_values leaves them for values of dtype KV, each through `finish`.
+template <typename KV, typename T, typename F>
+void put_head(T* out, const float* sums, int64_t dim, F&& finish) {
+  int64_t d = 0;
+  if (sizeof(KV) == 2)
+    for (; d + 32 <= dim; d += 32) store32(out + d, finish(load(sums + d)), finish(load(sums + d + 16)));
+  for (; d < dim; d += 16) store16(out + d, finish(load(sums + d)));
+}
+
 // One query token of dtype T at position length - 1, all query heads of `kv_heads` KV heads from pool.head on. Blocks are
 // read in one go, each head's keys and values after the other's.
 template <typename T, typename KV>
@@ -210,19 +227,14 @@ void attend_one(
         return Sums{so_far.values + first * dim, so_far.totals + 16 * first, so_far.tops + first};
       };
       const float* q = wide + h * group * dim;
-      for (int64_t g = 0; g < group; g += kHeads)
-        with_heads(std::min<int64_t>(group - g, kHeads), [&](auto heads) {
-          const Rows<KV> keys{k, g == 0 ? ahead : k, dim, count};
-          take_in<heads.value>(keys, pool.to_values(), q + g * dim, heads_from(g));
-        });
+      for_heads(group, [&](auto heads, int64_t g) {
+        const Rows<KV> keys{k, g == 0 ? ahead : k, dim, count};
+        take_in<heads.value>(keys, pool.to_values(), q + g * dim, heads_from(g));
+      });
     }
   });
   for (int64_t h = 0; h < heads; h++) {
     const Floats total = all(sum_of(load(so_far.totals + 16 * h)));
-    const float* sums = so_far.values + h * dim;
-    int64_t d = 0;
-    if (sizeof(KV) == 2)
-      for (; d + 32 <= dim; d += 32) store32(out + h * dim + d, load(sums + d) / total, load(sums + d + 16) / total);
-    for (; d < dim; d += 16) store16(out + h * dim + d, load(sums + d) / total);
+    put_head<KV>(out + h * dim, so_far.values + h * dim, dim, [&](Floats sum) { return sum / total; });
   }
 }

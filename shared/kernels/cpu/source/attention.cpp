@@ -4,6 +4,7 @@
 
 #include "attend_many.h"
 #include "attend_one.h"
+#include "attend_row.h"
 #ifdef TANDEM_AMX
 #include "attend_tiled.h"
 #endif
@@ -48,9 +49,12 @@ void paged_attention(
     const Pool<KV> pool{blocks, s, tables + task.seq * s.max_blocks, task.head};
     const T* q = query + task.first * s.width();
     T* o = out + task.first * s.width();
-    if (task.count == 1) return attend_one(pool, task.heads, q, o, start(task) + 1, workspace);
+    if (task.count == 1) {
+      constexpr auto attend = kDeterministic ? attend_row<T, KV> : attend_one<T, KV>;
+      return attend(pool, task.heads, q, o, start(task) + 1, workspace);
+    }
 #ifdef TANDEM_AMX
-    if constexpr (sizeof(T) == 2 && sizeof(KV) == 2)
+    if constexpr (sizeof(T) == 2 && sizeof(KV) == 2 && !kDeterministic)
       if (fits_tiles(s)) return attend_tiled(pool, q, o, start(task), task.count, workspace);
 #endif
     attend_many(pool, q, o, start(task), task.count, workspace);

@@ -24,11 +24,16 @@ const float* widen(const Panel& panel, int64_t first, int64_t count, float* out)
       store(odd + 16, odd_of(pairs.high));
     }
   }
-  panel.each_rare(first, first + count, [&](int64_t k, int64_t output, float weight) {
-    out[(k - first) * kColumns + output] = weight;
-  });
+  if (!kDeterministic)  // then they come last, as where rows are few
+    panel.each_rare(first, first + count, [&](int64_t k, int64_t output, float weight) {
+      out[(k - first) * kColumns + output] = weight;
+    });
   return out;
 }
+
+// What a panel of fp32 weights has none of.
+template <int R>
+void add_rares(const float*, const float*, int64_t, float*) {}
 
 // Tiles [low, high) times panels [first, last).
 template <typename T>
@@ -47,7 +52,12 @@ void blocked(const Product<T>& job, int64_t low, int64_t high, int64_t first, in
           float* c = sums + ((p - first) * rows + tiles.first(t) - top) * kColumns;
           const float* a = job.rows + tiles.first(t) * job.k_size + k * r.value;
           multiply_tile<r.value>(a, r.value, b, depth, c, k > 0);
-          if (k + depth == job.k_size) job.put(c, tiles.first(t), r.value, p);
+          if (k + depth < job.k_size) return;
+          if constexpr (kDeterministic)
+            with_panel(job, p, [&](const auto& panel) {
+              add_rares<r.value>(panel, job.rows + tiles.first(t) * job.k_size, job.k_size, c);
+            });
+          job.put(c, tiles.first(t), r.value, p);
         });
     }
   }

@@ -49,7 +49,8 @@ void direct_tile(const float* a, const PlainPanel& panel, int64_t k, float* c) {
 // for one.
 template <int R, int First, int V, typename Panel>
 __attribute__((always_inline)) inline void direct_pass(const float* row, const Panel& panel, int64_t k, float* c) {
-  constexpr int P = kRegisters == 32 ? (R < 4 ? 2 : 1) : (R < 2 ? 2 : 1);  // few rows: sums of even and odd k apart, so that enough products are under way
+  // Few rows: sums of even and odd k apart, so that enough products are under way.
+  constexpr int P = !kDeterministic && R < (kRegisters == 32 ? 4 : 2) ? 2 : 1;
   Floats sums[P][R][V];
 #pragma GCC unroll 2
   for (int p = 0; p < P; p++)
@@ -97,9 +98,7 @@ void direct_tile(const float* a, const Panel& panel, int64_t k, float* c) {
     direct_pass<R, 0, 1>(a, panel, k, c);
     direct_pass<R, 1, 1>(a, panel, k, c);
   }
-  panel.each_rare(0, k, [&](int64_t j, int64_t output, float weight) {
-    for (int r = 0; r < R; r++) c[r * kColumns + output] += a[j * R + r] * weight;
-  });
+  add_rares<R>(panel, a, k, c);
 }
 #endif
 

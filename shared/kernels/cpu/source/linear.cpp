@@ -22,7 +22,7 @@ void linear(
     int64_t n) {
 #ifdef TANDEM_AMX
   if constexpr (sizeof(T) == 2)
-    if (m > kVectorRows) return tiled_linear({x, weight, bias, y, (bf16*)scratch, m, k, n, tight_bytes});
+    if (kDeterministic || m > kVectorRows) return tiled_linear({x, weight, bias, y, (bf16*)scratch, m, k, n, tight_bytes});
 #endif
   const bool direct = m <= (sizeof(T) == 2 ? kDirectWideRows : kDirectRows) || Laid<T>::per_word == 2;
   const Tiles tiles(m, direct && sizeof(T) == 2 && Laid<T>::per_word == 1 ? kDirectTile : kRows);

@@ -45,6 +45,14 @@ void finish(const float* c, int rows, const T* bias, T* y, int64_t y_step) {
     for (int v = 0; v < 2; v++) store16(y + r * y_step + 16 * v, load(c + r * kColumns + 16 * v) + b[v]);
 }
 
+// c[R][32] += the products of rows laid out as [k][R] and a panel's rare weights, which count as 0 elsewhere.
+template <int R, typename Panel>
+void add_rares(const Panel& panel, const float* a, int64_t k, float* c) {
+  panel.each_rare(0, k, [&](int64_t j, int64_t output, float weight) {
+    for (int r = 0; r < R; r++) c[r * kColumns + output] += a[j * R + r] * weight;
+  });
+}
+
 template <typename T>
 struct Product {
   const float* rows;  // laid out, tile after tile

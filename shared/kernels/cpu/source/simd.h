@@ -7,6 +7,15 @@
 #include <cstdint>
 #include <cstring>
 
+// Whether a row's result may depend on that row alone, to the bit: not on how many rows there are, nor on which kernel
+// suits their number. Then all kernels of an op take the same products and sums in the same order. Compiled with
+// -ffp-contract=off: a product and a sum are one rounding only where plus_product says so.
+#ifdef TANDEM_DETERMINISTIC
+constexpr bool kDeterministic = true;
+#else
+constexpr bool kDeterministic = false;
+#endif
+
 struct bf16 {
   uint16_t bits;
 };

@@ -134,6 +134,15 @@ void multiply_rows(const TiledProduct& job, TwoByTwo& tiles, int64_t t, int64_t 
       TILE_DOT(2, 5, 6);
       TILE_DOT(3, 5, 7);
     }
+  } else if (kDeterministic) {  // one sum, as where there are more rows
+    for (int64_t s = 0; s < steps; s++, a += first * kStep) {
+      const bf16* w = piece(s);
+      TILE_LOAD(4, a, 64);
+      TILE_LOAD(6, w, 128);
+      TILE_DOT(0, 4, 6);
+      TILE_LOAD(7, w + 32, 128);
+      TILE_DOT(1, 4, 7);
+    }
   } else {  // two sums, of even and odd steps, so that enough products are under way
     for (int64_t s = 0; s < steps; s += 2) {
       const bf16* w = piece(s);
@@ -158,7 +167,7 @@ void multiply_rows(const TiledProduct& job, TwoByTwo& tiles, int64_t t, int64_t 
   TILE_STORE(1, c + 16, 128);
   TILE_STORE(2, lower, 128);
   TILE_STORE(3, lower + 16, 128);
-  if (!second)
+  if (!second && !kDeterministic)
     for (int64_t i = 0; i < first * kColumns; i += 16) store(c + i, load(c + i) + load(lower + i));
   finish(
       c, first + second, job.bias ? job.bias + p * kColumns : nullptr,

@@ -1,0 +1,23 @@
+"""The fingerprints by which workers of one fleet know that they compute the same."""
+
+from __future__ import annotations
+
+_MARK = "-deterministic-"
+
+
+def deterministic_fingerprint(model: str, arithmetic: str) -> str:
+    """Of a model in deterministic mode: blocks and tokens of another arithmetic are those of another model."""
+    return f"{model}{_MARK}{arithmetic}"
+
+
+def difference(worker: str, fleet: str) -> str:
+    """Why a worker of one fingerprint cannot serve beside workers of another, for the operator."""
+    (model, _, ours), (fleet_model, _, theirs) = worker.partition(_MARK), fleet.partition(_MARK)
+    if model != fleet_model or ours == theirs:
+        return f"serves model {worker}, the fleet {fleet}"
+    if not ours or not theirs:
+        return f"runs {'with' if ours else 'without'} deterministic, the fleet {'with' if theirs else 'without'} it"
+    return (
+        f"computes model {model} in other bits ({ours}) than the fleet ({theirs}): with deterministic, all workers "
+        "need processors that compute alike, or one cpu_isa that they all have"
+    )

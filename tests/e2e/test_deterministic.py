@@ -1,0 +1,103 @@
+"""A cluster in deterministic mode, in bf16: no batch, hand-off, cache or dead worker changes a bit of an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from services.local.cluster import LocalCluster
+from services.local.commands import TandemCommands, WorkerPlan
+from services.local.spec import ClusterSpec
+from tests.e2e.running import DEADLINE_S, DEMO, Running, running
+from tests.unit.kernels.isas import ISAS, needs_library
+
+pytestmark = [pytest.mark.slow, needs_library]
+
+NUM_STREAMS = 12
+FIELDS = {"max_tokens": 200, "ignore_eos": True, "logprobs": 2, "return_token_ids": True}
+MODE = {"dtype": "bf16", "deterministic": True, "num_kv_blocks": 400}
+KILL_AT = 20
+"""Tokens that every stream has when a decode worker dies."""
+
+
+def request(number: int) -> dict[str, object]:
+    prompt = [20 + (i * (37 + 2 * number)) % 2000 for i in range(30 + 19 * number)]
+    sampling = {"temperature": 0.8, "seed": number} if number % 3 == 2 else {"temperature": 0}
+    return {"prompt": prompt, "stream": True, **FIELDS, **sampling}
+
+
+@dataclass
+class Answer:
+    """What one stream brought: token ids, and their log-probabilities as they were written."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+async def stream(cluster: Running, number: int, answer: Answer) -> Answer:
+    async with cluster.http.stream("POST", "/v1/completions", json=request(number)) as response:
+        response.raise_for_status()
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            assert "error" not in event, event["error"]
+            for choice in event["choices"]:
+                answer.token_ids += choice.get("token_ids") or []
+                answer.logprobs += (choice.get("logprobs") or {}).get("token_logprobs", [])
+    return answer
+
+
+async def together(cluster: Running) -> list[Answer]:
+    return list(await asyncio.gather(*(stream(cluster, n, Answer()) for n in range(NUM_STREAMS))))
+
+
+async def test_answers_are_the_same_alone_together_and_after_a_death(tmp_path: Path) -> None:
+    async with running(tmp_path, num_decode=2, **MODE) as cluster:
+        alone = [await stream(cluster, number, Answer()) for number in range(NUM_STREAMS)]
+        assert all(len(answer.token_ids) == len(answer.logprobs) == 200 for answer in alone)
+        assert await together(cluster) == alone
+
+        answers = [Answer() for _ in range(NUM_STREAMS)]
+        tasks = [asyncio.create_task(stream(cluster, n, answer)) for n, answer in enumerate(answers)]
+        async with asyncio.timeout(DEADLINE_S):
+            while min(len(answer.token_ids) for answer in answers) < KILL_AT:
+                await asyncio.sleep(0.01)
+        status = await cluster.status()
+        busy = [w.worker.name for w in status.workers if w.num_requests and w.worker.name.startswith("decode")]
+        assert busy, "every answer had ended"
+        os.kill(cluster.cluster.children[busy[0]].pid, signal.SIGKILL)
+        await asyncio.gather(*tasks)
+        assert answers == alone
+
+
+class Unequal(TandemCommands):
+    """Gives each named worker further flags."""
+
+    flags: dict[str, Sequence[str]]
+
+    def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
+        return [*super().worker(plan, kvstore), *self.flags.get(plan.name, ())]
+
+
+@pytest.mark.skipif(not {"avx2", "avx512"} <= set(ISAS), reason="this processor has one of the two at most")
+async def test_workers_with_avx2_and_avx512_serve_together(tmp_path: Path) -> None:
+    spec = ClusterSpec(model=DEMO, http="127.0.0.1:0", grpc="127.0.0.1:0", state_dir=tmp_path, **MODE)
+    commands = Unequal(spec)
+    commands.flags = {"decode-0": ("--cpu-isa", "avx2"), "prefill-0": ("--cpu-isa", "avx512")}
+    async with LocalCluster(spec, commands=commands) as cluster:
+        run = Running(cluster)
+        try:
+            found = await stream(run, 5, Answer())
+            assert not (await run.status()).degraded
+        finally:
+            await run.close()
+    async with running(tmp_path / "equal", **MODE) as equal:
+        assert await stream(equal, 5, Answer()) == found

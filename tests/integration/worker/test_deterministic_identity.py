@@ -1,0 +1,41 @@
+"""Who a worker says that it is, in deterministic mode: the model, and the bits that it computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.worker.host import LoadedModel, load_model
+from services.worker.settings import WorkerSettings
+from shared.config import load_settings
+from shared.errors import ConfigError
+from tests.unit.kernels.isas import ISAS, needs_library
+
+pytestmark = needs_library
+
+DEMO = Path(__file__).parents[3] / "models" / "demo"
+
+
+def loaded(*flags: str) -> LoadedModel:
+    always = ("--name", "w", "--model", str(DEMO), "--dtype", "bf16", "--num-kv-blocks", "16")
+    return load_model(load_settings(WorkerSettings, [*always, *flags]), lambda *_: None)
+
+
+def test_blocks_of_another_arithmetic_are_those_of_another_model() -> None:
+    plain, deterministic, again = loaded(), loaded("--deterministic", "True"), loaded("--deterministic", "True")
+    assert deterministic.fingerprint == again.fingerprint
+    assert deterministic.fingerprint.startswith(f"{plain.fingerprint}-deterministic-")
+    assert deterministic.roots.of("", 9) != plain.roots.of("", 9)
+
+
+def test_processors_that_compute_alike_have_one_identity() -> None:
+    found = {isa: loaded("--deterministic", "True", "--kernels", f"cpu:{isa}").fingerprint for isa in ISAS}
+    assert len({found[isa] for isa in ("avx2", "avx512") if isa in found}) == 1
+    assert len(set(found.values())) == len(set(found) - {"avx2"})
+
+
+@pytest.mark.parametrize("flags", [("--kernels", "torch"), ("--cpu-isa", "torch"), ("--dtype", "fp16")])
+def test_what_has_no_such_mode_stops_the_start(flags: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, match="deterministic"):
+        loaded("--deterministic", "True", *flags)

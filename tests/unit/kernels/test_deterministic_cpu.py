@@ -1,0 +1,215 @@
+"""The deterministic C++ kernels: a row's result is the same to the bit alone, among others, and however it is cut."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from shared.errors import ConfigError
+from shared.kernels.backend import DecoderOps
+from shared.kernels.batch import AttentionBatch
+from shared.kernels.cpu_backend import DeterministicCpuKernels
+from shared.kernels.registry import choose_kernels
+from shared.model.checkpoints import write_random_checkpoint
+from shared.model.decoder import Decoder
+
+from .attention_case import LAYER, AttentionCase
+from .cpu_case import DTYPES, close, random, uneven_weight
+from .isas import ISAS, needs_library
+
+pytestmark = needs_library
+
+ROWS = 300
+BLOCK_SIZE = 16
+LENGTH = 210
+PAIRS = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float32, torch.bfloat16)]
+VECTORS = [isa for isa in ISAS if isa in ("avx2", "avx512")]
+"""Whose fp32 products and sums are the same."""
+
+
+@pytest.fixture(scope="module", params=ISAS)
+def cpu(request: pytest.FixtureRequest) -> DeterministicCpuKernels:
+    return DeterministicCpuKernels(request.param)
+
+
+def weight_of(in_size: int, out_size: int, dtype: torch.dtype) -> Tensor:
+    if (in_size, out_size, dtype) == (1040, 96, torch.bfloat16):
+        return uneven_weight()  # some weights lie outside their panel's table
+    return random(out_size, in_size, dtype=dtype, seed=1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("in_size", "out_size"), [(64, 96), (1040, 96), (96, 64), (528, 160), (96, 35), (40, 32)])
+def test_a_row_of_a_product_does_not_depend_on_how_many_there_are(
+    cpu: DeterministicCpuKernels, dtype: torch.dtype, in_size: int, out_size: int
+) -> None:
+    x, bias = random(ROWS, in_size, dtype=dtype), random(out_size, dtype=dtype, seed=2)
+    weight = weight_of(in_size, out_size, dtype)
+    linear = cpu.make_linear(weight.clone(), bias, own=True)
+    whole = linear.forward(x)
+    close(whole, (x.double() @ weight.double().t() + bias.double()).to(dtype))
+    for count in (*range(1, 20), 31, 32, 33, 36, 37, 64, 225, 299):
+        for first in (0, ROWS - count):
+            rows = slice(first, first + count)
+            assert linear.forward(x[rows].contiguous()).equal(whole[rows]), f"{count} rows from {first} on"
+
+
+def attend(
+    cpu: DecoderOps, case: AttentionCase, chunks: list[tuple[int, int, int]], window: int | None
+) -> list[Tensor]:
+    """Results of `chunks`, (sequence, first token, token behind the last), computed in one step."""
+    starts = [sum(length for _, length in case.plan[:i]) for i in range(len(case.plan))]
+    query = torch.cat([case.query[starts[seq] + a : starts[seq] + b] for seq, a, b in chunks])
+    batch = AttentionBatch.from_lists(
+        [b - a for _, a, b in chunks], [b for _, _, b in chunks], [case.tables[seq] for seq, _, _ in chunks], BLOCK_SIZE
+    )
+    out = cpu.paged_attention(query, case.kv_blocks, LAYER, batch, scale=0.3, window=window)
+    return list(out.split([b - a for _, a, b in chunks]))
+
+
+@pytest.mark.parametrize("window", [None, 33, 100])
+@pytest.mark.parametrize(("dtype", "kv_dtype"), PAIRS)
+@pytest.mark.parametrize("heads", [(3, 3), (7, 1)], ids=str)
+def test_each_token_attends_alike_alone_and_in_a_prompt(
+    cpu: DeterministicCpuKernels,
+    heads: tuple[int, int],
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    window: int | None,
+) -> None:
+    case = AttentionCase([(LENGTH, LENGTH)], heads, 32, BLOCK_SIZE, dtype=dtype, kv_dtype=kv_dtype)
+    (whole,) = attend(cpu, case, [(0, 0, LENGTH)], window)
+    close(whole, case.expected(window).to(dtype))
+    for token in (*range(0, LENGTH, 7), 1, 15, 16, 62, 63, 64, 65, 127, 128, 129, LENGTH - 1):
+        (alone,) = attend(cpu, case, [(0, token, token + 1)], window)
+        assert alone.equal(whole[token : token + 1]), f"token {token}"
+
+
+@settings(max_examples=15, deadline=None)
+@given(data=st.data(), window=st.sampled_from([None, 17, 64]), dtypes=st.sampled_from(PAIRS))
+def test_chunks_and_mates_do_not_change_a_token(
+    cpu: DeterministicCpuKernels, data: st.DataObject, window: int | None, dtypes: tuple[torch.dtype, torch.dtype]
+) -> None:
+    lengths = data.draw(st.lists(st.integers(1, 150), min_size=1, max_size=5))
+    case = AttentionCase(
+        [(n, n) for n in lengths], (4, 2), 32, BLOCK_SIZE, seed=len(lengths), dtype=dtypes[0], kv_dtype=dtypes[1]
+    )
+    whole = [attend(cpu, case, [(seq, 0, n)], window)[0] for seq, n in enumerate(lengths)]
+    cuts = [
+        sorted({0, n, *data.draw(st.lists(st.integers(0, n), max_size=4))}) for n in lengths
+    ]  # where each prompt is cut
+    steps = max(len(cut) for cut in cuts) - 1
+    for step in range(steps):
+        chunks = [(seq, *list(pairwise(cut))[step]) for seq, cut in enumerate(cuts) if step < len(cut) - 1]
+        for (seq, a, b), found in zip(chunks, attend(cpu, case, chunks, window), strict=True):
+            assert found.equal(whole[seq][a:b])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_between_the_products_stand_alone(cpu: DeterministicCpuKernels, dtype: torch.dtype) -> None:
+    x, residual, weight = (random(n, 96, dtype=dtype, seed=n) for n in (40, 40, 1))
+    normed, total = cpu.add_rms_norm(x, residual, weight[0], 1e-5)
+    active = cpu.silu_mul(x)
+    for row in range(40):
+        rows = slice(row, row + 1)
+        one, its_total = cpu.add_rms_norm(x[rows], residual[rows], weight[0], 1e-5)
+        assert one.equal(normed[rows])
+        assert its_total.equal(total[rows])
+        assert cpu.rms_norm(total[rows], weight[0], 1e-5).equal(normed[rows])
+        assert cpu.silu_mul(x[rows]).equal(active[rows])
+
+
+def logits_in_chunks(decoder: Decoder, cuts: list[int], mates: int) -> Tensor:
+    """[num_tokens, vocab_size]: a prompt cut at `cuts`, each chunk in a step with `mates` other prompts' chunks."""
+    config, length = decoder.config, cuts[-1]
+    blocks = -(-length // BLOCK_SIZE)
+    pool = torch.zeros(
+        (mates + 1) * blocks,
+        config.num_layers,
+        2,
+        config.num_kv_heads,
+        BLOCK_SIZE,
+        config.head_dim,
+        dtype=decoder.dtype,
+    )
+    tables = [list(range(i * blocks, (i + 1) * blocks)) for i in range(mates + 1)]
+    found = []
+    for a, b in pairwise(cuts):
+        batch = AttentionBatch.from_lists([b - a] * (mates + 1), [b] * (mates + 1), tables, BLOCK_SIZE)
+        tokens = [(7 * place + 13 * place * place * (1 + i)) % 128 for i in range(mates + 1) for place in range(a, b)]
+        positions = torch.arange(a, b).repeat(mates + 1)
+        rows = torch.arange(b - a)  # of the first prompt
+        with torch.inference_mode():
+            found.append(decoder.forward(torch.tensor(tokens), positions, pool, batch, rows))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("architecture", "extra"),
+    [
+        ("LlamaForCausalLM", {}),
+        ("Qwen3ForCausalLM", {"use_sliding_window": True, "sliding_window": 19, "max_window_layers": 1}),
+    ],
+)
+@pytest.mark.parametrize("isa", ISAS)
+def test_logits_are_the_same_in_every_cut_and_company(
+    tmp_path: Path, isa: str, architecture: str, extra: dict[str, int], dtype: torch.dtype
+) -> None:
+    write_random_checkpoint(
+        tmp_path, architecture, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=32, extra_config=extra
+    )
+    decoder = Decoder.load(tmp_path, dtype, "cpu", kernels=f"cpu:{isa}", deterministic=True)
+    length = 70
+    whole = logits_in_chunks(decoder, [0, length], 0)
+    assert whole.isfinite().all()
+    for cuts in ([0, 33, length], [0, 1, 2, 64, 65, length], list(range(length + 1))):
+        for mates in (0, 11):
+            assert logits_in_chunks(decoder, cuts, mates).equal(whole), f"{cuts} beside {mates}"
+    one_by_one = decoder.op_by_op(decoder.kernels)
+    assert logits_in_chunks(one_by_one, [0, 33, length], 3).equal(whole)
+
+
+@pytest.mark.skipif(len(VECTORS) < 2, reason="this processor has one of AVX2 and AVX-512 at most")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_avx2_and_avx512_give_the_same_bits(tmp_path: Path, dtype: torch.dtype) -> None:
+    write_random_checkpoint(tmp_path, "Qwen3ForCausalLM", num_layers=3, num_heads=4, num_kv_heads=2, head_dim=32)
+    found = [
+        logits_in_chunks(
+            Decoder.load(tmp_path, dtype, "cpu", kernels=f"cpu:{isa}", deterministic=True), [0, 40, 41, 90], 2
+        )
+        for isa in VECTORS
+    ]
+    assert found[0].equal(found[1])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_without_the_mode_a_token_alone_differs_from_the_same_in_a_prompt(isa: str) -> None:
+    """So the tests above can fail."""
+    kernels = choose_kernels("cpu", torch.float32, f"cpu:{isa}")
+    case = AttentionCase([(LENGTH, LENGTH)], (6, 2), 32, BLOCK_SIZE)
+    (whole,) = attend(kernels, case, [(0, 0, LENGTH)], None)
+    (alone,) = attend(kernels, case, [(0, LENGTH - 1, LENGTH)], None)
+    assert not alone.equal(whole[-1:])
+    close(alone, whole[-1:])
+
+
+def test_a_model_whose_ops_would_be_left_to_torch_is_refused(tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path, "LlamaForCausalLM", num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16)
+    with pytest.raises(ConfigError, match=r"head_dim of 32, at most 512; here .* head_dim 16") as caught:
+        Decoder.load(tmp_path, torch.float32, "cpu", deterministic=True)
+    assert caught.value.field == "deterministic"
+
+
+def test_other_kernels_have_no_such_mode() -> None:
+    with pytest.raises(ConfigError, match=r"one of auto, triton, cpu with deterministic, not 'torch'"):
+        choose_kernels("cpu", torch.float32, "torch", deterministic=True)
+    with pytest.raises(ConfigError, match=r"not in torch.float16") as caught:
+        choose_kernels("cpu", torch.float16, deterministic=True)
+    assert caught.value.field == "deterministic"

@@ -11,6 +11,7 @@ from google.protobuf.json_format import MessageToJson
 from rich.console import Console
 from rich.table import Table
 
+from services.cli.cache_view import size
 from services.cli.client import InferenceClient
 from services.cli.options import DEFAULT_TARGET, ApiKey, Target
 from shared.rpc.convert import role_from_proto
@@ -54,12 +55,14 @@ def summary_lines(cluster: inference_pb2.ClusterStatus) -> list[str]:
 
 
 def worker_table(cluster: inference_pb2.ClusterStatus) -> Table:
-    """One row a worker: sequences running and waiting, prompt tokens to compute, free blocks, prefix hits."""
+    """One row a worker: sequences running and waiting, prompt tokens to compute, free blocks, prefix hits, memory of
+    the process and of its KV pool, and what computes."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for header in ("worker", "role", "address", "state"):
         table.add_column(header, no_wrap=True)
-    for header in ("run", "wait", "queued", "free blocks", "hits"):
+    for header in ("run", "wait", "queued", "free blocks", "hits", "resident", "pool"):
         table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("kernels", no_wrap=True)
     for worker in cluster.workers:
         load = worker.load
         figures = (
@@ -68,6 +71,9 @@ def worker_table(cluster: inference_pb2.ClusterStatus) -> Table:
             f"{load.num_queued_tokens}",
             f"{load.num_free_blocks}/{load.num_total_blocks}",
             _share(load.num_prefix_hit_tokens, load.num_prompt_tokens),
+            size(load.resident_bytes) if load.HasField("resident_bytes") else "-",
+            size(worker.pool_bytes),
+            f"{worker.kernels} {worker.dtype}",
         )
         table.add_row(
             worker.worker.name,

@@ -57,6 +57,9 @@ def _worker(link: AnyLink) -> inference_pb2.WorkerStatus:
         connected=link.connected,
         load=load if link.connected else None,
         num_requests=link.num_requests,
+        kernels=link.welcome.kernels if link.welcome is not None else "",
+        dtype=link.welcome.dtype if link.welcome is not None else "",
+        pool_bytes=link.welcome.pool_bytes if link.welcome is not None else 0,
     )
 
 

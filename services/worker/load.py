@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from services.worker.blocks.connector import KVConnector
+from services.worker.resident import ResidentMemory
 from shared.engine.messages import EngineLoad
 from shared.kv.transfer import TransferCounters
 from shared.kv_index.holders import Tier
@@ -30,6 +32,7 @@ class LoadReporter:
         self._publish = publish
         self._newest: EngineLoad | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._resident = ResidentMemory()
         self.draining = False
 
     def update(self, load: EngineLoad) -> None:
@@ -57,6 +60,7 @@ class LoadReporter:
             num_peer_hit_tokens=fetches.num_tokens(Tier.DEVICE),
             num_blocks_given=self._connector.server.num_given,
             silent_stores=self._connector.nodes.silent,
+            resident_bytes=self._resident.num_bytes(time.monotonic()),
         )
         if load is not None:
             # Beyond what running answers are expected to take.

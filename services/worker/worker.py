@@ -134,6 +134,9 @@ class Worker(ABC, Generic[CommandT, EventT]):
             protocol_version=PROTOCOL_VERSION,
             model_name=model.name,
             rope_trained_len=model.roots.rope_trained_len,
+            kernels=model.decoder.kernels.name,
+            dtype=str(model.decoder.dtype).removeprefix("torch."),
+            pool_bytes=model.num_blocks * model.layout.block_bytes,
         )
 
     def take(self, session: Session[EventT], command: CommandT) -> None:

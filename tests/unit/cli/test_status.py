@@ -38,7 +38,11 @@ def some_status() -> inference_pb2.ClusterStatus:
             num_queued_tokens=640,
             num_prefix_hit_tokens=10,
             num_prompt_tokens=40,
+            resident_bytes=441 << 20,
         ),
+        kernels="cpu:avx512",
+        dtype="float32",
+        pool_bytes=64 << 20,
     )
     status.workers.add(
         worker=types_pb2.WorkerId(name="decode-0"), role=types_pb2.WORKER_ROLE_DECODE, address="127.0.0.1:4002"
@@ -51,12 +55,22 @@ def test_the_table_has_a_row_for_each_worker(tandem: RunTandem, router: Scripted
     result = tandem("status")
     assert result.status == 0
     lines = [line.split() for line in result.out.splitlines()]
-    assert ["prefill-0", "prefill", "127.0.0.1:4001", "up", "2", "0", "640", "90/128", "25", "%"] in lines
+    row = ["prefill-0", "prefill", "127.0.0.1:4001", "up", "2", "0", "640", "90/128", "25", "%"]
+    assert [*row, "441", "MiB", "64.0", "MiB", "cpu:avx512", "float32"] in lines
     assert ["decode-0", "decode", "127.0.0.1:4002", "lost"] in lines
     assert "demo, disaggregated, not ready: no decode worker is connected" in result.out
     assert "queue 3 of 1024, running 2, finished 40, failed 1" in result.out
     assert "prefix hits 25 % of 1000 prompt tokens" in result.out
     assert "store" not in result.out
+
+
+def test_memory_that_is_not_known_is_not_zero(tandem: RunTandem, router: ScriptedRouter) -> None:
+    router.status = some_status()
+    router.status.workers[0].load.ClearField("resident_bytes")
+    assert "25 %         -  64.0 MiB" in tandem("status").out
+    worker = json.loads(tandem("status", "--json").out)["workers"][0]
+    assert "resident_bytes" not in worker["load"]
+    assert (worker["pool_bytes"], worker["kernels"]) == (str(64 << 20), "cpu:avx512")
 
 
 def test_a_store_that_is_gone_is_said(tandem: RunTandem, router: ScriptedRouter) -> None:

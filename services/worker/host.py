@@ -22,6 +22,7 @@ from shared.engine.runner.profile_run import measure_budget
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.errors import ConfigError
+from shared.kernels.dtype_timing import faster_dtype
 from shared.kernels.kv_dtype import KV_DTYPES
 from shared.kv.hashing import ChainRoots
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout
@@ -103,7 +104,7 @@ def load_model(settings: WorkerSettings, on_progress: Callable[[int, int], None]
     """Reads the folder and sizes the pool. Blocking. Raises ModelLoadError, ConfigError."""
     config = ModelConfig.load(settings.model)
     check_device(settings.device)
-    dtype = choose_dtype(settings.dtype, config, settings.device)
+    dtype = choose_dtype(settings.dtype, config, settings.device, choose_backend(settings))
     layout = config.block_layout(settings.block_size, _name(choose_kv_dtype(settings.kv_dtype, dtype)))
     decoder = Decoder.load(settings.model, dtype, settings.device, on_progress, choose_backend(settings))
     wanted_len = settings.max_model_len or config.max_position_embeddings
@@ -157,15 +158,13 @@ def choose_backend(settings: WorkerSettings) -> str:
     return "torch" if settings.cpu_isa == "torch" else f"cpu:{settings.cpu_isa}"
 
 
-def choose_dtype(wanted: str, config: ModelConfig, device: str = "cpu") -> torch.dtype:
-    """`auto` is the checkpoint's dtype where the processor computes in it, else fp32."""
+def choose_dtype(wanted: str, config: ModelConfig, device: str = "cpu", backend: str = "auto") -> torch.dtype:
+    """`auto` is the checkpoint's dtype; on a CPU the faster one for bf16 checkpoints, fp32 for others. Blocking."""
     if wanted != "auto":
         return DTYPES[wanted]
     if device != "cpu":
         return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(str(config.dtype), torch.float32)
-    if config.dtype == "bfloat16" and torch.cpu._is_avx512_bf16_supported():
-        return torch.bfloat16
-    return torch.float32
+    return faster_dtype(backend) if config.dtype == "bfloat16" else torch.float32
 
 
 def choose_kv_dtype(wanted: str, compute: torch.dtype) -> torch.dtype:

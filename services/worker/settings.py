@@ -40,7 +40,8 @@ class WorkerSettings(ServiceSettings):
     model: Path
     """Model folder in Hugging Face layout."""
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """dtype of weights and computation. auto: the checkpoint's, or fp32 where the processor lacks it."""
+    """dtype of weights and computation. auto: the checkpoint's; on a CPU fp32, but for a bf16 checkpoint the one of
+    bf16 and fp32 that a short timing finds faster."""
     kv_dtype: Literal["auto", "fp32", "bf16"] = "auto"
     """dtype of the KV cache. auto: that of the computation; bf16 beside fp32 halves a block, and costs accuracy."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:[0-9]+)?)$")

@@ -101,7 +101,7 @@ def _made(isa: InstructionSet) -> Path:
     if prebuilt.exists():
         return prebuilt
     compiler = _compiler()
-    target = _cache_folder() / _file_name(isa, compiler)
+    target = cache_folder() / _file_name(isa, compiler)
     if not target.exists():
         _build(compiler, isa, target)
     return target
@@ -120,7 +120,7 @@ def _refusal(path: Path) -> str | None:
 
 def _failed_check(path: Path) -> str | None:
     """What the library computes wrong on this processor; asked once for each library, see `self_check`."""
-    passed = _cache_folder() / f"{path.stem}.checked"
+    passed = cache_folder() / f"{path.stem}.checked"
     if passed.exists():
         return None
     command = [sys.executable, "-m", "shared.kernels.cpu.self_check", str(path)]
@@ -144,7 +144,8 @@ def _compiler() -> str:
     return compiler
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Where this user keeps what was compiled and measured on this machine."""
     return Path.home() / ".cache" / "tandem"
 
 

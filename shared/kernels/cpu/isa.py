@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +54,19 @@ def emulated(features: frozenset[str]) -> tuple[InstructionSet, ...]:
 def named(name: str, features: frozenset[str]) -> InstructionSet | None:
     """The one of that name, emulated ones among them."""
     return next((isa for isa in (*BUILT, *emulated(features)) if isa.name == name), None)
+
+
+def processor_name() -> str:
+    """What Linux calls this machine's processor: on x86-64 its model name, elsewhere the numbers that identify it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = ("model name", "CPU implementer", "CPU part", "CPU variant")
+    found = [
+        value.strip() for name in names for line in lines if line.startswith(name) for value in [line.partition(":")[2]]
+    ]
+    return " ".join(dict.fromkeys(found)) or platform.machine()
 
 
 def processor_features() -> frozenset[str]:

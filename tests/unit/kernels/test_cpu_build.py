@@ -82,7 +82,7 @@ def test_a_library_is_compiled_once(monkeypatch, tmp_path):
 
     real = build.library(AVX2)
     monkeypatch.setattr(build, "PREBUILT", tmp_path / "prebuilt")
-    monkeypatch.setattr(build, "_cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(build, "cache_folder", lambda: tmp_path / "cache")
     monkeypatch.setattr(build, "_compile", compile_nothing)
     assert build.library(AVX2) == build.library(AVX2)
     assert compiled == [AVX2]
@@ -103,7 +103,7 @@ def test_libraries_compiled_ahead_need_no_compiler(monkeypatch, tmp_path):
 def test_what_the_compiler_says_is_the_reason(monkeypatch, tmp_path):
     (tmp_path / "broken.cpp").write_text("#error no such thing\n")
     monkeypatch.setattr(build, "SOURCE", tmp_path)
-    monkeypatch.setattr(build, "_cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(build, "cache_folder", lambda: tmp_path / "cache")
     with pytest.raises(build.CannotBuild, match=r"g\+\+ failed"):
         build.library(AVX2)
     assert not list((tmp_path / "cache").glob("*.so"))
@@ -137,7 +137,7 @@ def test_a_library_that_passes_its_self_check_is_not_asked_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = build.choose()[1]
-    monkeypatch.setattr(build, "_cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(build, "cache_folder", lambda: tmp_path)
     assert build._failed_check(path) is None
     assert [made.name for made in tmp_path.iterdir()] == [f"{path.stem}.checked"]
     monkeypatch.setattr(build.subprocess, "run", None)
@@ -145,7 +145,7 @@ def test_a_library_that_passes_its_self_check_is_not_asked_again(
 
 
 def test_a_library_that_ends_its_process_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(build, "_cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(build, "cache_folder", lambda: tmp_path)
     broken = tmp_path / "kernels-amx-0.so"
     broken.write_bytes(b"no library")
     reason = build._failed_check(broken)

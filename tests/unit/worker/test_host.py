@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
-from services.worker.host import DTYPES, check_device, choose_backend, choose_kv_dtype
+from services.worker import host
+from services.worker.host import DTYPES, check_device, choose_backend, choose_dtype, choose_kv_dtype
 from services.worker.settings import WorkerSettings
 from shared.config import load_settings
 from shared.errors import ConfigError
 from shared.identity import WorkerRole
+from shared.model.config import ModelConfig
+
+
+@pytest.mark.parametrize(
+    ("published", "device", "dtype"),
+    [
+        ("bfloat16", "cpu", torch.bfloat16),
+        ("float16", "cpu", torch.float32),
+        ("float32", "cpu", torch.float32),
+        ("bfloat16", "cuda", torch.bfloat16),
+        ("float16", "cuda:1", torch.float16),
+        ("float32", "cuda", torch.float32),
+    ],
+)
+def test_auto_is_the_published_dtype_or_on_a_cpu_the_faster_one(monkeypatch, published, device, dtype) -> None:
+    asked = []
+
+    def fastest(backend: str) -> torch.dtype:
+        asked.append(backend)
+        return torch.bfloat16
+
+    monkeypatch.setattr(host, "faster_dtype", fastest)
+    config = replace(ModelConfig.load(Path("models/demo")), dtype=published)
+    assert choose_dtype("auto", config, device, "cpu:avx2") == dtype
+    assert asked == (["cpu:avx2"] if (published, device) == ("bfloat16", "cpu") else [])
+    assert choose_dtype("fp32", config, device) == torch.float32
 
 
 @pytest.mark.parametrize("compute", DTYPES.values())

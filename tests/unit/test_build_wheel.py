@@ -17,7 +17,8 @@ import pytest
 from shared.errors import ConfigError
 from shared.kernels.cpu import build
 from shared.kernels.cpu.from_wheel import PLACE, take_libraries
-from shared.kernels.cpu.isa import BUILT, processor_features
+from shared.kernels.cpu.isa import BUILT, named, processor_features
+from tests.unit.kernels.isas import every_isa, needs_library
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNTIMES = {"libstdc++.so.6", "libc.so.6"}
@@ -64,6 +65,17 @@ def test_the_needs_of_a_library_are_read_from_it(script, tmp_path):
     assert ("GLIBCXX", (3, 4)) in versions
     with pytest.raises(script.CannotTag, match=r"readelf cannot read asks.cpp"):
         script.needs(tmp_path / "asks.cpp")
+
+
+@needs_library
+@every_isa
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="no binutils here")
+def test_a_library_asks_for_nothing_that_a_machine_with_torch_may_lack(script, isa):
+    instructions = named(isa, processor_features())
+    assert instructions is not None
+    libraries, versions = script.needs(build.library(instructions))
+    assert libraries <= script.SYSTEM
+    assert script.tag(libraries, versions) == script.LEVELS[0].tag
 
 
 def wheel_of(path: Path, *names: str) -> Path:

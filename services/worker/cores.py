@@ -49,7 +49,7 @@ def take_cores(settings: WorkerSettings) -> None:
     torch.set_num_threads(share.num_threads)
     node = "" if share.node is None else f" of NUMA node {share.node}"
     where = f"pinned to CPUs {format_cpu_list(share.cpus)}{node}" if share.cpus else "not pinned"
-    logger.info("%s computes with %d threads, %s", settings.name, share.num_threads, where)
+    logger.info("%s is %s, compute threads: %d", settings.name, where, share.num_threads)
 
 
 def _not_cores(settings: WorkerSettings, reason: Exception) -> ConfigError:

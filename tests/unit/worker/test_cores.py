@@ -76,4 +76,4 @@ def test_threads_that_start_later_stay_on_the_same_cores(caplog: pytest.LogCaptu
     torch.set_num_threads(threads)
     assert found == [{chosen}, 1]
     assert os.sched_getaffinity(0) == all_cpus
-    assert f"w computes with 1 threads, pinned to CPUs {chosen}" in caplog.text
+    assert f"w is pinned to CPUs {chosen}, compute threads: 1" in caplog.text

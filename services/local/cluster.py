@@ -20,13 +20,15 @@ from services.local.commands import (
     store_name,
     with_flags,
 )
-from services.local.cores import share_cores
 from services.local.parts import IndexPart, ServicePart
 from services.local.places import INDEX, Places, ThisHost
 from services.local.readiness import wait_until_serving
 from services.local.spec import ClusterSpec, RouterPlace
 from services.local.supervisor import Change, Supervisor
 from shared.child_process import ChildProcess
+from shared.cores.policy import share_machine
+from shared.cores.quota import read_quota
+from shared.cores.topology import read_topology
 from shared.errors import ModelLoadError
 from shared.identity import WorkerRole
 from shared.process_events import Progress
@@ -179,7 +181,8 @@ class LocalCluster:
 
     def _plan_workers(self, stores: str) -> list[WorkerPlan]:
         num_workers = self.spec.num_prefill + self.spec.num_decode
-        plans = plan_workers(self.spec, share_cores(sorted(os.sched_getaffinity(0)), num_workers))
+        shares = share_machine(read_topology(), os.sched_getaffinity(0), read_quota(), num_workers)
+        plans = plan_workers(self.spec, shares)
         return [replace(plan, stores=stores, address=self._places.reserve(plan.name)) for plan in plans]
 
     async def _spawn_stores(self, kvstore: str, redis_url: str) -> None:

@@ -9,6 +9,8 @@ from typing import Protocol
 
 from services.local.devices import ON_CPU, DeviceShare, share_devices
 from services.local.spec import ClusterSpec
+from shared.cores.policy import CoreShare
+from shared.cores.topology import format_cpu_list
 from shared.identity import WorkerRole
 
 
@@ -18,7 +20,7 @@ class WorkerPlan:
 
     role: WorkerRole
     name: str
-    cores: tuple[int, ...]
+    cores: CoreShare
     stores: str = ""
     """The store nodes, name=host:port, comma-separated; empty = none."""
     share: DeviceShare = ON_CPU
@@ -67,7 +69,7 @@ class TandemCommands:
         return _module("kvstore", bind=bind, redis_url=redis_url, **flags, **self._log_flags)
 
     def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
-        """See ServiceCommands. As many compute threads as cores, pinned to them."""
+        """See ServiceCommands."""
         spec = self._spec
         modes = {"deterministic": True} if spec.deterministic else {}  # else the environment may say so
         gpu_flags = {} if plan.share == ON_CPU else {"gpu_memory": plan.share.gpu_memory}
@@ -79,8 +81,8 @@ class TandemCommands:
             dtype=spec.dtype,
             kv_dtype=spec.kv_dtype,
             device=plan.share.device,
-            num_threads=len(plan.cores),
-            cpu_affinity=",".join(map(str, plan.cores)),
+            num_threads=plan.cores.num_threads,
+            cpu_affinity=format_cpu_list(plan.cores.cpus),
             kvstore=kvstore,
             store=plan.stores,
             prefix_fetch=spec.prefix_fetch,
@@ -125,7 +127,7 @@ def with_flags(command: Sequence[str], **values: str) -> list[str]:
     return changed
 
 
-def plan_workers(spec: ClusterSpec, shares: Sequence[tuple[int, ...]]) -> list[WorkerPlan]:
+def plan_workers(spec: ClusterSpec, shares: Sequence[CoreShare]) -> list[WorkerPlan]:
     """All workers by name (`prefill-0`, `decode-0`, …), prefill first; `shares` are their cores in that order. GPUs
     are dealt in the same order."""
     names: list[tuple[WorkerRole, str]] = [(WorkerRole.PREFILL, f"prefill-{i}") for i in range(spec.num_prefill)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import sys
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from services.worker.cores import take_cores
 from services.worker.self_test import self_test
 from services.worker.settings import WorkerSettings
 from shared.engine.engine import Engine
@@ -78,7 +78,7 @@ class EngineHost:
         `on_event` gets the engine's events on the event loop, in order; `on_progress` gets (fraction, what).
         Raises ModelLoadError, ConfigError.
         """
-        _pin(self.settings)
+        take_cores(self.settings)
         loop = asyncio.get_running_loop()
 
         def progress(loaded: int, total: int) -> None:
@@ -223,17 +223,3 @@ def _start_runner(settings: WorkerSettings, model: LoadedModel) -> Runner:
         runner.start()
     self_test(runner, model.layout.block_size, model.decoder.config.vocab_size)
     return runner
-
-
-def _pin(settings: WorkerSettings) -> None:
-    """Keeps this process on its cores. Two engines whose threads share a core stall at every barrier."""
-    if settings.cpu_affinity:
-        try:
-            cores = {int(core) for core in settings.cpu_affinity.split(",")}
-            os.sched_setaffinity(0, cores)
-        except (ValueError, OSError) as error:
-            raise ConfigError(
-                f"cpu_affinity {settings.cpu_affinity!r} does not name cores of this machine: {error}",
-                field="cpu_affinity",
-            ) from error
-    torch.set_num_threads(settings.num_threads or len(os.sched_getaffinity(0)))

@@ -66,9 +66,11 @@ class WorkerSettings(ServiceSettings):
     debug_numerics: bool = False
     """Whether errors about NaN or infinite numbers name the part of the model where they begin. Slower."""
     num_threads: int = Field(default=0, ge=0, le=1024)
-    """Compute threads; 0 = one for each core in cpu_affinity."""
+    """Compute threads; 0 = one for each core that the worker has, however many hardware threads it has, within the
+    cgroup's CPU quota."""
     cpu_affinity: str = ""
-    """Cores that the process is pinned to, comma-separated; empty = all."""
+    """CPUs that the process is pinned to, such as 0-3,8. Empty = a worker on the CPU keeps to one NUMA node, and off
+    the slow cores of a hybrid processor."""
     kvstore: str = ""
     """host:port of the KV store; empty = no fleet index."""
     store: str = ""

@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import openai
+import psutil
 import pytest
 import pytest_asyncio
 import torch
 
+from shared.kernels.registry import choose_kernels
 from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, DEMO, Running, block_bytes, loads, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -230,6 +232,21 @@ async def test_bad_input_is_an_openai_error_and_the_cluster_serves_on(cluster: R
     if param is not None:
         assert error["param"] == param
     assert len(await cluster.tokens([5, 6, 7], max_tokens=2, ignore_eos=True)) == 2
+
+
+async def test_the_status_says_what_computes_and_how_much_memory_that_holds(cluster: Running):
+    status = await cluster.status()
+    pids = {name: child.pid for name, child in cluster.cluster.children.items()}
+    told = {worker["worker"]["name"]: worker for worker in (await cluster.http.get("/status")).json()["workers"]}
+    assert set(told) == {worker.worker.name for worker in status.workers} == {"prefill-0", "decode-0"}
+    for worker in status.workers:
+        assert worker.kernels == choose_kernels("cpu", torch.float32).name
+        assert (worker.dtype, worker.pool_bytes) == ("float32", 256 * block_bytes(DEMO))
+        resident = psutil.Process(pids[worker.worker.name]).memory_info().rss
+        assert resident / 2 < worker.load.resident_bytes < resident * 2
+        row = told[worker.worker.name]
+        assert (row["kernels"], row["pool_bytes"]) == (worker.kernels, str(worker.pool_bytes))
+        assert int(row["load"]["resident_bytes"]) > worker.pool_bytes
 
 
 async def test_ready_models_health_and_metrics_answer(cluster: Running):

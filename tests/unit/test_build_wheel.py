@@ -17,7 +17,8 @@ import pytest
 from shared.errors import ConfigError
 from shared.kernels.cpu import build
 from shared.kernels.cpu.from_wheel import PLACE, take_libraries
-from shared.kernels.cpu.isa import BUILT, processor_features
+from shared.kernels.cpu.isa import BUILT, named, processor_features
+from tests.unit.kernels.isas import every_isa, needs_library
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNTIMES = {"libstdc++.so.6", "libc.so.6"}
@@ -66,6 +67,17 @@ def test_the_needs_of_a_library_are_read_from_it(script, tmp_path):
         script.needs(tmp_path / "asks.cpp")
 
 
+@needs_library
+@every_isa
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="no binutils here")
+def test_a_library_asks_for_nothing_that_a_machine_with_torch_may_lack(script, isa):
+    instructions = named(isa, processor_features())
+    assert instructions is not None
+    libraries, versions = script.needs(build.library(instructions))
+    assert libraries <= script.SYSTEM
+    assert script.tag(libraries, versions) == script.LEVELS[0].tag
+
+
 def wheel_of(path: Path, *names: str) -> Path:
     with zipfile.ZipFile(path, "w") as content:
         for name in names:
@@ -96,15 +108,23 @@ def test_what_is_no_wheel_is_refused_by_name(tmp_path, content):
     assert caught.value.field == "WHEEL"
 
 
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Those of every instruction set: compiled once for each state of the sources, as those that workers use."""
+    folder = tmp_path_factory.mktemp("libraries")
+    for name, instructions in zip(build.prebuilt_names(), BUILT, strict=True):
+        shutil.copy2(build.made(instructions), folder / name)
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler here")
 @pytest.mark.skipif(bool(BUILT[-1].missing(processor_features())), reason="the processor runs none of the libraries")
-def test_an_unpacked_wheel_computes_without_a_compiler(tmp_path):
+def test_an_unpacked_wheel_computes_without_a_compiler(tmp_path, libraries):
     """Made for real, for every instruction set; then used from elsewhere, with an empty PATH and home."""
-    made = subprocess.run(
-        [sys.executable, ROOT / ".ci/build_wheel.py", "--out", tmp_path / "out"], capture_output=True, text=True
-    )
+    command = [sys.executable, ROOT / ".ci/build_wheel.py", "--out", tmp_path / "out", "--libraries", libraries]
+    made = subprocess.run(command, capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
     wheel = Path(made.stdout.strip())
     assert wheel.name.endswith("-py3-none-manylinux_2_28_x86_64.whl")

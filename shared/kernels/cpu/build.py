@@ -51,7 +51,7 @@ def library(isa: InstructionSet) -> Path:
     missing = isa.missing(isas.processor_features())
     if missing:
         raise CannotBuild(f"the processor lacks {', '.join(missing)}")
-    path = _made(isa)
+    path = made(isa)
     reason = _refusal(path) or (_failed_check(path) if isa.is_checked else None)
     if reason is not None:
         raise CannotBuild(reason)
@@ -104,7 +104,8 @@ def _every() -> list[InstructionSet]:
     return [build for isa in BUILT for build in (isa, isa.deterministic)]
 
 
-def _made(isa: InstructionSet) -> Path:
+def made(isa: InstructionSet) -> Path:
+    """Its library, shipped or compiled, whatever this processor is. Raises CannotBuild."""
     prebuilt = PREBUILT / _file_name(isa)
     if prebuilt.exists():
         return prebuilt

@@ -54,11 +54,11 @@ def load(path: Path) -> ctypes.CDLL:
 def num_threads_function() -> Any:
     """The C function without arguments that says how many threads torch takes for the calling thread's loops.
 
-    Asked of torch's own libraries: a symbol of that name in the whole process may be of another OpenMP runtime.
+    Not OpenMP's own: in a thread that torch has not computed in yet, that one knows nothing of `torch.set_num_threads`.
     """
     try:
-        return ctypes.CDLL(torch._C.__file__).omp_get_max_threads
-    except AttributeError:  # torch without OpenMP
+        return ctypes.CDLL(torch._C.__file__)._ZN2at15get_num_threadsEv  # at::get_num_threads()
+    except AttributeError:  # another C++ ABI
         return ctypes.CFUNCTYPE(c_int)(torch.get_num_threads)
 
 

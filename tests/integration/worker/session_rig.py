@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import grpc.aio
 import numpy as np
+import torch
 
 from services.decode.worker import DecodeWorker
 from services.prefill.worker import PrefillWorker
@@ -92,7 +93,11 @@ class Worker:
                 max_model_len=256,
                 name="m",
                 roots=ChainRoots("f", LAYOUT.format.name, LAYOUT_VERSION),
-                decoder=SimpleNamespace(config=SimpleNamespace(vocab_size=100, eos_token_ids=(2,))),
+                decoder=SimpleNamespace(
+                    config=SimpleNamespace(vocab_size=100, eos_token_ids=(2,)),
+                    kernels=SimpleNamespace(name="torch"),
+                    dtype=torch.float32,
+                ),
             ),
         )
         fetches = SimpleNamespace(

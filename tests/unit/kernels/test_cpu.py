@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
+
 import pytest
 import torch
 
 from shared.kernels import cpu_backend
+from shared.kernels.cpu.launch import num_threads_function
 from shared.kernels.torch_backend import TorchKernels
 
 from .attention_case import LAYER, AttentionCase
@@ -103,6 +107,25 @@ def test_attention_hides_no_nan(cpu, plan):
     out = cpu.paged_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=0.3, window=None)
     assert out[-1, :64].isnan().all()
     assert out[:-1].isfinite().all()
+
+
+@needs_library
+def test_loops_take_as_many_threads_as_torch_says_in_any_thread(cpu):
+    """Also in one that torch has not computed in: the runtime beneath would answer with the machine's cores."""
+    before, asked = torch.get_num_threads(), []
+    ask = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: asked.append(num_threads_function()()) or asked[-1])
+    x = torch.ones(64, 256)
+    try:
+        cpu.library.tandem_ask_threads(ctypes.cast(ask, ctypes.c_void_p))
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            computing = threading.Thread(target=cpu.silu_mul, args=(x,))
+            computing.start()
+            computing.join()
+    finally:
+        cpu.library.tandem_ask_threads(ctypes.cast(num_threads_function(), ctypes.c_void_p))
+        torch.set_num_threads(before)
+    assert asked == [1, 3]
 
 
 @needs_library

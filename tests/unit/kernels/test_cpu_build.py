@@ -68,7 +68,7 @@ def test_auto_takes_the_fastest_that_the_processor_has(monkeypatch, best):
     usable = build.library(AVX2) if "avx2" in ISAS else None
     if usable is None:
         pytest.skip("no C++ kernels here")
-    monkeypatch.setattr(build, "_made", lambda isa: usable)
+    monkeypatch.setattr(build, "made", lambda isa: usable)
     assert build.choose()[0] == best
 
 

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from services.local import cluster as cluster_module
 from services.local.cluster import LocalCluster
 from services.local.spec import ClusterSpec
 from services.local.supervisor import Died
+from shared.cores.topology import Topology
 from shared.errors import ConfigError, DeadlineExceeded, ModelLoadError
 from shared.process_events import Progress
 from tests.unit.local.fakes import FakeCommands
@@ -62,10 +64,15 @@ async def test_several_routers_are_told_the_same_workers_and_stop_before_them(
     assert sorted(stops[:3]) == ["router", "router-1", "router-2"]
 
 
-async def test_cores_are_shared_out_among_the_workers(spec: ClusterSpec, commands: FakeCommands) -> None:
+async def test_the_machine_is_shared_out_among_the_workers(
+    spec: ClusterSpec, commands: FakeCommands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_module, "read_topology", lambda: Topology(()))
+    monkeypatch.setattr(cluster_module, "read_quota", lambda: None)
     async with LocalCluster(spec, commands=commands):
-        used = [core for plan in commands.workers for core in plan.cores]
-        assert set(used) == os.sched_getaffinity(0)
+        used = [plan.cores for plan in commands.workers]
+    assert {cpu for share in used for cpu in share.cpus} == os.sched_getaffinity(0)
+    assert [share.num_threads for share in used] == [len(share.cpus) for share in used]
 
 
 async def test_a_collocated_cluster_has_decode_workers_alone(spec: ClusterSpec, commands: FakeCommands) -> None:

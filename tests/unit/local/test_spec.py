@@ -12,6 +12,7 @@ from services.local.commands import TandemCommands, WorkerPlan, plan_workers
 from services.local.spec import ClusterSpec
 from services.worker.settings import WorkerSettings
 from shared.config import load_settings
+from shared.cores.policy import CoreShare
 from shared.errors import ConfigError
 
 
@@ -69,20 +70,23 @@ def test_each_further_router_has_the_next_ports_and_a_name_of_its_own() -> None:
 
 def test_prefill_workers_come_first_and_get_their_cores() -> None:
     spec = ClusterSpec(model=Path("m"), num_prefill=2, num_decode=1)
-    assert plan_workers(spec, [(0, 1), (2,), (3,)]) == [
-        WorkerPlan("prefill", "prefill-0", (0, 1)),
-        WorkerPlan("prefill", "prefill-1", (2,)),
-        WorkerPlan("decode", "decode-0", (3,)),
+    shares = [CoreShare((0, 1), 2), CoreShare((2,), 1), CoreShare((3,), 1)]
+    assert plan_workers(spec, shares) == [
+        WorkerPlan("prefill", "prefill-0", shares[0]),
+        WorkerPlan("prefill", "prefill-1", shares[1]),
+        WorkerPlan("decode", "decode-0", shares[2]),
     ]
 
 
-def test_a_worker_is_pinned_to_its_cores_with_a_thread_each() -> None:
+def test_a_worker_is_pinned_to_its_cores_with_its_number_of_threads() -> None:
     spec = ClusterSpec(model=Path("m"), dtype="fp32", kv_dtype="bf16", num_kv_blocks=64)
-    command = list(TandemCommands(spec).worker(WorkerPlan("decode", "decode-0", (2, 3)), "127.0.0.1:9"))
+    command = list(
+        TandemCommands(spec).worker(WorkerPlan("decode", "decode-0", CoreShare((2, 3, 8), 2)), "127.0.0.1:9")
+    )
     flags = dict(zip(command[3::2], command[4::2], strict=True))
     assert command[1:3] == ["-m", "services.decode"]
     assert flags["--num-threads"] == "2"
-    assert flags["--cpu-affinity"] == "2,3"
+    assert flags["--cpu-affinity"] == "2-3,8"
     assert flags["--dtype"] == "fp32"
     assert flags["--kv-dtype"] == "bf16"
     assert flags["--kvstore"] == "127.0.0.1:9"
@@ -97,7 +101,7 @@ def test_a_mode_that_is_not_asked_for_is_left_to_the_environment() -> None:
 
 def worker_flags(spec: ClusterSpec) -> list[dict[str, str]]:
     num_workers = spec.num_prefill + spec.num_decode
-    plans = plan_workers(spec, [(core,) for core in range(num_workers)])
+    plans = plan_workers(spec, [CoreShare((core,), 1) for core in range(num_workers)])
     commands = [list(TandemCommands(spec).worker(plan, "127.0.0.1:9")) for plan in plans]
     return [dict(zip(command[3::2], command[4::2], strict=True)) for command in commands]
 
@@ -149,7 +153,7 @@ def test_several_store_nodes_have_a_name_and_a_folder_each() -> None:
 
 def test_all_services_log_json_where_the_spec_says_so_and_as_they_are_set_otherwise() -> None:
     def commands(spec: ClusterSpec) -> list[list[str]]:
-        made, plan = TandemCommands(spec), WorkerPlan("decode", "decode-0", (0,))
+        made, plan = TandemCommands(spec), WorkerPlan("decode", "decode-0", CoreShare((), 1))
         return [list(made.kvstore("h:1", "redis://")), list(made.worker(plan, "h:1")), list(made.router({}, "h:1"))]
 
     spec = ClusterSpec(model=Path("m"))

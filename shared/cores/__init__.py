@@ -1,0 +1,1 @@
+"""Which cores of a machine compute, and for which worker: what Linux says of it, and pure policy over that."""

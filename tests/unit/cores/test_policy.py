@@ -1,0 +1,100 @@
+"""Which cores compute: the fast ones, near one memory, one thread each, within what the process is allowed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.cores.policy import CoreShare, count_threads, share_machine
+from shared.cores.topology import Cpu, Topology, read_topology
+from tests.unit.cores.machines import laptop, two_sockets
+
+ALL = range(16)
+
+
+def test_a_laptops_performance_cores_compute_alone(tmp_path: Path) -> None:
+    topology = read_topology(laptop(tmp_path).root)
+    assert share_machine(topology, ALL, None, 2) == [CoreShare((0, 1, 2, 3), 2), CoreShare((4, 5, 6, 7), 2)]
+    assert share_machine(topology, ALL, None, 1) == [CoreShare(tuple(range(8)), 4)]
+
+
+def test_slow_cores_help_where_fast_ones_are_few_or_not_allowed(tmp_path: Path) -> None:
+    topology = read_topology(laptop(tmp_path).root)
+    assert share_machine(topology, range(8, 16), None, 1) == [CoreShare(tuple(range(8, 16)), 8)]
+    assert share_machine(topology, [0, 1, 2, 9], None, 1) == [CoreShare((0, 1, 2, 9), 3)]
+
+
+def test_workers_are_dealt_to_nodes_the_one_with_more_free_memory_first(tmp_path: Path) -> None:
+    topology = read_topology(two_sockets(tmp_path).root)
+    node0, node1 = (0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15)
+    assert share_machine(topology, ALL, None, 1) == [CoreShare(node1, 4, 1)]
+    assert share_machine(topology, ALL, None, 2) == [CoreShare(node1, 4, 1), CoreShare(node0, 4, 0)]
+    assert share_machine(topology, ALL, None, 4) == [
+        CoreShare((4, 5, 12, 13), 2, 1),
+        CoreShare((0, 1, 8, 9), 2, 0),
+        CoreShare((6, 7, 14, 15), 2, 1),
+        CoreShare((2, 3, 10, 11), 2, 0),
+    ]
+
+
+def test_a_node_of_which_little_is_allowed_gets_no_worker_before_the_other_is_fuller(tmp_path: Path) -> None:
+    topology = read_topology(two_sockets(tmp_path).root)
+    allowed = (0, 1, 2, 3, 4)
+    assert share_machine(topology, allowed, None, 2) == [CoreShare((0, 1), 2, 0), CoreShare((2, 3), 2, 0)]
+
+
+def test_a_quota_bounds_threads_and_pins_to_no_single_core(tmp_path: Path) -> None:
+    one_node = Topology(tuple(Cpu(number, number) for number in range(8)))
+    assert share_machine(one_node, range(8), 2.5, 1) == [CoreShare((), 2)]
+    assert share_machine(one_node, range(8), 5.0, 2) == [CoreShare((), 3), CoreShare((), 2)]
+    assert share_machine(one_node, range(8), 0.5, 3) == [CoreShare((), 1)] * 3
+    assert share_machine(one_node, range(8), 8.0, 1) == [CoreShare(tuple(range(8)), 8)]
+    two_nodes = read_topology(two_sockets(tmp_path).root)
+    assert share_machine(two_nodes, ALL, 3.0, 2) == [
+        CoreShare((4, 5, 6, 7, 12, 13, 14, 15), 2, 1),
+        CoreShare((0, 1, 2, 3, 8, 9, 10, 11), 1, 0),
+    ]
+    assert share_machine(two_nodes, ALL, 7.0, 1) == [CoreShare((4, 5, 6, 7, 12, 13, 14, 15), 4, 1)]
+
+
+def test_threads_for_named_cpus_count_cores_within_the_quota(tmp_path: Path) -> None:
+    topology = read_topology(two_sockets(tmp_path).root)
+    assert count_threads(topology, (0, 8, 1), None) == 2
+    assert count_threads(topology, ALL, 3.9) == 3
+    assert count_threads(topology, ALL, 0.2) == 1
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> Topology:
+    """Nodes of different sizes, with cores of one or two threads of which some are slow."""
+    cpus: list[Cpu] = []
+    for node in range(draw(st.integers(1, 4))):
+        for _ in range(draw(st.integers(1, 6))):
+            core, is_fast = len(cpus), draw(st.booleans())
+            cpus += [Cpu(core + i, core, node, is_fast) for i in range(draw(st.integers(1, 2)))]
+    return Topology(tuple(cpus), {})
+
+
+@pytest.mark.parametrize("quota", [None, 1.0, 3.5])
+@given(topology=machines(), num_workers=st.integers(1, 10), data=st.data())
+def test_no_share_leaves_its_bounds(
+    quota: float | None, topology: Topology, num_workers: int, data: st.DataObject
+) -> None:
+    numbers = [cpu.number for cpu in topology.cpus]
+    allowed = data.draw(st.sets(st.sampled_from(numbers), min_size=1))
+    shares = share_machine(topology, allowed, quota, num_workers)
+    assert len(shares) == num_workers
+    by_number = {cpu.number: cpu for cpu in topology.cpus}
+    for share in shares:
+        assert share.num_threads >= 1
+        assert allowed.issuperset(share.cpus)
+        assert len({by_number[cpu].node for cpu in share.cpus}) <= 1
+        if share.cpus:
+            assert share.num_threads <= len({by_number[cpu].core for cpu in share.cpus})
+    if quota is not None:
+        assert sum(share.num_threads for share in shares) <= max(quota, num_workers, 1)
+    elif num_workers == 1:
+        assert shares[0].cpus

@@ -128,7 +128,7 @@ def test_attention_over_narrow_kv_compiles_and_fits(compiled: Run) -> None:
 
 
 @SWEPT
-@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_the_other_kernels_compile_without_spills(compiled: Run, dtype: torch.dtype, arch: str) -> None:
     kernels = compiled(compiling.compile_the_rest, dtype, arch)

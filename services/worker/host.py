@@ -40,6 +40,13 @@ AUTO_POOL_SEQUENCES = 32
 AUTO_POOL_MEMORY_SHARE = 0.1
 """… but takes at most this share of the memory that is free at the start."""
 
+AUTO_SWAP_BYTES = 256 << 20
+"""With host_swap_bytes = -1, for a pool that lies in host memory itself …"""
+AUTO_GPU_SWAP_BYTES = 8 << 30
+"""… and at most for one on a GPU: it is pinned, and pinning takes time …"""
+AUTO_GPU_SWAP_SHARE = 1 / 8
+"""… nor more than this share of the host memory that is free at the start."""
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -51,6 +58,7 @@ class LoadedModel:
     layout: BlockLayout
     roots: ChainRoots
     num_blocks: int
+    num_host_blocks: int
     max_model_len: int
     name: str
 
@@ -87,7 +95,7 @@ class EngineHost:
         self.model = await asyncio.to_thread(load_model, self.settings, progress)
         await self.transfer.start()
         pool = BlockPool(self.model.num_blocks, self.model.layout.block_size)
-        config = scheduler_config(self.settings, self.model.layout)
+        config = scheduler_config(self.settings, self.model.num_host_blocks)
         runner = await asyncio.to_thread(_start_runner, self.settings, self.model)
 
         def emit(event: Event) -> None:
@@ -127,6 +135,8 @@ def load_model(settings: WorkerSettings, on_progress: Callable[[int, int], None]
         layout=layout,
         roots=_chain_roots(identity, layout, config),
         num_blocks=num_blocks,
+        num_host_blocks=choose_swap_bytes(settings, num_blocks * layout.block_bytes, psutil.virtual_memory().available)
+        // layout.block_bytes,
         # One block stays aside, so that a sequence of full length can also grow by its next token.
         max_model_len=min(wanted_len, (num_blocks - 1) * layout.block_size),
         name=Path(settings.model).resolve().name,
@@ -151,13 +161,22 @@ def _chain_roots(model_fingerprint: str, layout: BlockLayout, config: ModelConfi
     return ChainRoots(model_fingerprint, layout.format.name, LAYOUT_VERSION, trained_len)
 
 
-def scheduler_config(settings: WorkerSettings, layout: BlockLayout) -> SchedulerConfig:
+def choose_swap_bytes(settings: WorkerSettings, pool_bytes: int, free_bytes: int) -> int:
+    """Host memory for preempted sequences, as the setting says; `free_bytes` is of host memory."""
+    if settings.host_swap_bytes >= 0:
+        return settings.host_swap_bytes
+    if not settings.is_on_gpu:
+        return AUTO_SWAP_BYTES
+    return min(pool_bytes, AUTO_GPU_SWAP_BYTES, int(free_bytes * AUTO_GPU_SWAP_SHARE))
+
+
+def scheduler_config(settings: WorkerSettings, num_host_blocks: int) -> SchedulerConfig:
     """The scheduler's part of the settings."""
     return SchedulerConfig(
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         output_quantile=settings.output_length_quantile,
-        num_host_blocks=settings.host_swap_bytes // layout.block_bytes,
+        num_host_blocks=num_host_blocks,
         tpot_target_s=settings.tpot_target_ms / 1e3,
         max_overtaken_s=settings.max_overtaken_ms / 1e3,
         max_unsent_share=settings.max_unsent_share,
@@ -215,7 +234,7 @@ def _start_runner(settings: WorkerSettings, model: LoadedModel) -> Runner:
         settings.max_num_seqs,
         model.max_model_len,
         settings.max_num_batched_tokens,
-        num_host_blocks=settings.host_swap_bytes // model.layout.block_bytes,
+        num_host_blocks=model.num_host_blocks,
         debug_numerics=settings.debug_numerics,
     )
     runner = Runner(model.decoder, model.layout, model.num_blocks, config)

@@ -93,8 +93,9 @@ class WorkerSettings(ServiceSettings):
     output_length_quantile: float = Field(default=0.75, ge=0, le=1)
     """A request starts only with free blocks beyond those that running answers are expected to need. Each is expected
     to become as long as this quantile of finished answers, at most its max_tokens. 0 = one block is kept for each."""
-    host_swap_bytes: int = Field(default=256 << 20, ge=0)
-    """Host memory for the blocks of preempted sequences; 0 = they are recomputed. Bytes."""
+    host_swap_bytes: int = Field(default=-1, ge=-1)
+    """Host memory for the blocks of preempted sequences; 0 = they are recomputed. -1 = 256 MiB beside a pool in host
+    memory, and on a GPU as much as the pool has, but at most 8 GiB and an eighth of the memory that is free. Bytes."""
     tpot_target_ms: float = Field(default=0.0, ge=0)
     """A decode batch grows only while its steps are predicted to take at most this. Milliseconds; 0 = no such limit."""
     max_overtaken_ms: float = Field(default=500.0, ge=0)

@@ -44,6 +44,7 @@ class Decoder:
             AttentionBlock(config, index, layer, self.kernels) for index, layer in enumerate(modules.layers)
         ]
         self._mlp = [Mlp(layer, self.kernels) for layer in modules.layers]
+        self._drops_rows = True
         self._stack: LayerStack | None = None
         if isinstance(self.kernels, StacksLayers):
             self._stack = self.kernels.stack_layers(modules.layers, modules.norm, _sizes(config))
@@ -110,7 +111,7 @@ class Decoder:
         if self._stack is not None and batch.num_tokens:
             normed = self._stack.run(embedded, cos, sin, kv_blocks, batch, logit_rows)
         else:
-            normed = self._op_by_op(embedded, cos, sin, kv_blocks, batch)[logit_rows]
+            normed = self._op_by_op(embedded, cos, sin, kv_blocks, batch, logit_rows)
         return self._modules.lm_head.forward(normed).float()
 
     @property
@@ -119,23 +120,31 @@ class Decoder:
         return self._modules.projection_bytes
 
     def op_by_op(self, kernels: Kernels) -> Decoder:
-        """The same model with one call of `kernels` for each op, never one call for all layers."""
+        """The same model with one call of `kernels` for each op and all tokens, never one call for all layers."""
         other = copy.copy(self)
         other.kernels = kernels
         other._stack = None
+        other._drops_rows = False
         return other
 
-    def _op_by_op(self, residual: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch) -> Tensor:
-        """As `LayerStack.run`, but for all tokens: [num_tokens, hidden_size]."""
+    def _op_by_op(
+        self, residual: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch, logit_rows: Tensor
+    ) -> Tensor:
+        """As `LayerStack.run`. The last layer's feed-forward block is computed for the wanted rows alone."""
         weights, eps, kernels = self._modules, self.config.rms_norm_eps, self.kernels
+        drops_rows = self._drops_rows and logit_rows.shape[0] < batch.num_tokens
         normed = kernels.rms_norm(residual, weights.layers[0].input_norm, eps)
         next_norms = [*(layer.input_norm for layer in weights.layers[1:]), weights.norm]
         layers = zip(weights.layers, self._attention, self._mlp, next_norms, strict=True)
         for layer, attention, mlp, next_norm in layers:
             attended = attention.forward(normed, cos, sin, kv_blocks, batch)
+            if drops_rows and layer is weights.layers[-1]:
+                attended, residual = attended.index_select(0, logit_rows), residual.index_select(0, logit_rows)
+                if not logit_rows.shape[0]:
+                    return attended  # what comes now has an effect on nothing
             normed, residual = kernels.add_rms_norm(attended, residual, layer.post_norm, eps)
             normed, residual = kernels.add_rms_norm(mlp.forward(normed), residual, next_norm, eps)
-        return normed
+        return normed if drops_rows else normed[logit_rows]
 
 
 def _sizes(config: ModelConfig) -> LayerSizes:

@@ -215,6 +215,30 @@ def test_step_without_logits_still_writes_its_keys_and_values(tmp_path: Path) ->
     assert bool((kv_blocks[0] == 0).all())
 
 
+@pytest.mark.parametrize("rows", [[], [2], [0, 6], list(range(7))])
+def test_the_last_feed_forward_block_sees_the_wanted_rows_alone(tmp_path: Path, rows: list[int]) -> None:
+    _write(tmp_path, "llama", "default")
+    decoder = Decoder.load(tmp_path, torch.float32, "cpu", kernels="torch")
+    config = decoder.config
+    counting = CountingKernels()
+    decoder.kernels = counting
+    for mlp in decoder._mlp:
+        mlp._kernels = counting
+    pools = [torch.zeros(2, config.num_layers, 2, config.num_kv_heads, 8, config.head_dim) for _ in range(2)]
+
+    def run(rows: list[int], pool: Tensor) -> Tensor:
+        batch = AttentionBatch.from_lists([7], [7], [[1]], 8)
+        return decoder.forward(torch.arange(7) + 5, torch.arange(7), pool, batch, torch.tensor(rows, dtype=torch.int64))
+
+    expected = run(list(range(7)), pools[0])
+    assert counting.num_rows == [7] * config.num_layers
+    counting.num_rows.clear()
+    logits = run(rows, pools[1])
+    assert counting.num_rows == [7] * (config.num_layers - 1) + ([len(rows)] if rows else [])
+    assert torch.equal(pools[0], pools[1])
+    torch.testing.assert_close(logits, expected[rows], rtol=1e-5, atol=1e-5)
+
+
 def test_demo_model_answers_like_transformers() -> None:
     prompt = Tokenizer.load(DEMO).encode("Once upon a time there was")
     expected, _ = oracle_greedy(load_oracle(DEMO), prompt, 24)
@@ -256,3 +280,14 @@ class ZeroingKernels(TorchKernels):
 
     def make_linear(self, weight: Tensor, bias: Tensor | None, *, own: bool) -> PlainLinear:
         return PlainLinear((weight if own else weight.clone()).zero_(), bias)
+
+
+class CountingKernels(TorchKernels):
+    """Notes how many rows each feed-forward block gets."""
+
+    def __init__(self) -> None:
+        self.num_rows: list[int] = []
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:  # type: ignore[override]  # static in TorchKernels
+        self.num_rows.append(gate_up.shape[0])
+        return TorchKernels.silu_mul(gate_up)

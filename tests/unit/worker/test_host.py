@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from services.worker import host
-from services.worker.host import DTYPES, check_device, choose_backend, choose_dtype, choose_kv_dtype
+from services.worker.host import (
+    DTYPES,
+    check_device,
+    choose_backend,
+    choose_dtype,
+    choose_kv_dtype,
+    choose_swap_bytes,
+)
 from services.worker.settings import WorkerSettings
 from shared.config import load_settings
 from shared.errors import ConfigError
@@ -78,6 +85,7 @@ def test_a_device_is_the_cpu_or_a_gpu(device: str) -> None:
         ("gpu_memory", "1.5"),
         ("max_num_batched_tokens", "8"),
         ("max_num_batched_tokens", "-1"),
+        ("host_swap_bytes", "-2"),
     ],
 )
 def test_a_wrong_setting_is_named(field: str, value: str) -> None:
@@ -131,3 +139,23 @@ def test_the_environment_names_the_instruction_set_and_a_flag_overrides_it(monke
     monkeypatch.setenv("TANDEM_CPU_ISA", "mmx")
     with pytest.raises(ConfigError, match=r"cpu_isa.*'mmx'"):
         settings()
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("flags", "pool_bytes", "free_bytes", "expected"),
+    [
+        ((), 4 * GIB, 64 * GIB, 256 << 20),
+        (("--device", "cuda"), 40 * GIB, 1000 * GIB, 8 * GIB),
+        (("--device", "cuda"), 40 * GIB, 32 * GIB, 4 * GIB),
+        (("--device", "cuda"), 2 * GIB, 32 * GIB, 2 * GIB),
+        (("--device", "cuda", "--host-swap-bytes", "0"), 2 * GIB, 32 * GIB, 0),
+        (("--host-swap-bytes", "4096"), 2 * GIB, 32 * GIB, 4096),
+    ],
+)
+def test_preempted_sequences_get_host_memory_by_the_pool_and_by_what_is_free(
+    flags: tuple[str, ...], pool_bytes: int, free_bytes: int, expected: int
+) -> None:
+    assert choose_swap_bytes(settings(*flags), pool_bytes, free_bytes) == expected

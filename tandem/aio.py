@@ -59,7 +59,9 @@ class AsyncTandemClient:
         for opened in channels.values():
             await opened.close()
 
-    def stream(self, prompt: Prompt, *, n: int = 1, **options: Unpack[Options]) -> AsyncAnswerStream:
+    def stream(
+        self, prompt: Prompt, *, n: int = 1, resume: Answer | None = None, **options: Unpack[Options]
+    ) -> AsyncAnswerStream:
         """As TandemClient.stream, for `async for`."""
         timeout_s = options.get("timeout_s")
         conversations = [
@@ -71,8 +73,9 @@ class AsyncTandemClient:
                 timeout_s=timeout_s,
                 retry_for_s=self._retry_for_s,
                 index=index,
+                resume=resume,
             )
-            for index, request in enumerate(requests_of(prompt, n, options))
+            for index, request in enumerate(requests_of(prompt, n, options, resume))
         ]
         return AsyncAnswerStream(self.channel, conversations, self.key + metadata_of(options))
 

@@ -52,6 +52,18 @@ class Answer:
     prefill_worker: str = ""  # of the latest call; empty: the decode worker prefilled
     decode_worker: str = ""
 
+    def begun(self) -> Answer:
+        """A copy to go on with: what came so far, and what it takes to have the rest."""
+        return Answer(
+            request_id=self.request_id,
+            text=self.text,
+            token_ids=list(self.token_ids),
+            logprobs=list(self.logprobs),
+            seed=self.seed,
+            max_tokens=self.max_tokens,
+            num_calls=max(1, self.num_calls),
+        )
+
     def add(self, response: inference_pb2.GenerateResponse, index: int) -> Delta:
         """Takes a message; what it brought."""
         logprobs = tuple(

@@ -65,9 +65,16 @@ class TandemClient:
         for opened in channels.values():
             opened.close()
 
-    def stream(self, prompt: Prompt, *, n: int = 1, **options: Unpack[Options]) -> AnswerStream:
+    def stream(
+        self, prompt: Prompt, *, n: int = 1, resume: Answer | None = None, **options: Unpack[Options]
+    ) -> AnswerStream:
         """Streams `n` answers to a text, token ids or chat messages. Raises InvalidRequest for what cannot be sent;
-        everything else is raised by the iteration: a TandemError, behind what came before."""
+        everything else is raised by the iteration: a TandemError, behind what came before.
+
+        `resume`: an answer that another client left unfinished, perhaps in a process that is gone: everything else is
+        to be as it was then, and the rest of it streams. A call of its request_id that is still there ends with
+        TakenOver.
+        """
         timeout_s = options.get("timeout_s")
         conversations = [
             Conversation(
@@ -78,8 +85,9 @@ class TandemClient:
                 timeout_s=timeout_s,
                 retry_for_s=self._retry_for_s,
                 index=index,
+                resume=resume,
             )
-            for index, request in enumerate(requests_of(prompt, n, options))
+            for index, request in enumerate(requests_of(prompt, n, options, resume))
         ]
         return AnswerStream(self.stub, conversations, self._key + metadata_of(options))
 

@@ -37,10 +37,11 @@ class Conversation:
         timeout_s: float | None,
         retry_for_s: float,
         index: int = 0,
+        resume: Answer | None = None,
     ) -> None:
         """`timeout_s`: the answer's deadline; `retry_for_s`: it is given up after this time without a new token from
-        the first failure on."""
-        self.answer = Answer(request_id=request.request_id)
+        the first failure on. `resume`: what is there of the answer already."""
+        self.answer = Answer(request_id=request.request_id) if resume is None else resume.begun()
         self._request = request
         self._targets = targets
         self._rng = rng
@@ -106,6 +107,8 @@ class Conversation:
         if not self._num_failures:
             self._failing_since = now
         self._num_failures += 1
+        if not isinstance(error, RouterLost):
+            self._targets.answered()
         pause = pause_s(self._num_failures, self._rng)
         if not _is_refusal(error):
             self._targets.failed(self._target)

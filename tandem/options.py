@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from shared.errors import InvalidRequest
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 from shared.seeds import derived_seed
+from tandem.answer import Answer
 
 MAX_N = 128
 
@@ -59,11 +60,20 @@ _SAMPLING = frozenset(types_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
 _HEADERS = {"tenant": "x-tenant", "session": "x-session-id", "priority": "x-priority", "traceparent": "traceparent"}
 
 
-def requests_of(prompt: Prompt, n: int, options: Options) -> list[inference_pb2.GenerateRequest]:
-    """One request for each of `n` answers, with ids and seeds of their own; the same as `n` over HTTP.
+def requests_of(
+    prompt: Prompt, n: int, options: Options, resume: Answer | None = None
+) -> list[inference_pb2.GenerateRequest]:
+    """One request for each of `n` answers, with ids and seeds of their own; the same as `n` over HTTP. `resume`: the
+    answer that the only one goes on with.
 
     Raises InvalidRequest for what the messages cannot carry.
     """
+    if resume is not None and n != 1:
+        raise InvalidRequest("resume goes on with one answer: n must be 1", field="n", limit=1)
+    if resume is not None and resume.finish_reason:
+        raise InvalidRequest("resume: the answer is complete", field="resume")
+    if resume is not None:
+        options = {**options, "request_id": resume.request_id}
     if not 1 <= n <= MAX_N:
         raise InvalidRequest(f"n must be from 1 to {MAX_N}, got {n}", field="n", limit=MAX_N)
     unknown = options.keys() - Options.__annotations__.keys()

@@ -47,10 +47,11 @@ class RouterService:
 
     def __init__(self, settings: RouterSettings) -> None:
         """Reads tokenizer and template and composes the parts; raises ConfigError, ModelLoadError."""
+        self._settings = settings
         discovery = discovery_of(settings)
         tokenizer = Tokenizer.load(settings.model)
         template = ChatTemplate.load(settings.model, tokenizer.special_tokens)
-        model_name = settings.served_model_name or settings.model.resolve().name
+        self._model_name = model_name = settings.served_model_name or settings.model.resolve().name
         settings.tls.check("tls", mutual=True)
         settings.edge.tls.check("edge.tls", mutual=False)
         credentials = settings.tls.channel_credentials()
@@ -70,11 +71,11 @@ class RouterService:
             limits=limits,
             credentials=credentials,
         )
-        lookup = PrefixLookup(self._store, self._fleet)
+        self._lookup = PrefixLookup(self._store, self._fleet)
         self._dispatcher = Dispatcher(
             self._fleet,
             Placement(settings.placement.config(settings.max_queued_tokens), seed=zlib.crc32(settings.name.encode())),
-            lookup,
+            self._lookup,
             self._metrics,
             settings.dispatch_config(),
         )
@@ -83,19 +84,11 @@ class RouterService:
         self._stores = StoreNodes(parse_named(settings.stores, "stores", unnamed=True), credentials)
         self._watch = CacheWatch(self._store, self._stores)
 
-        def status() -> inference_pb2.ClusterStatus:
-            now = cluster_status(
-                settings, model_name, self._fleet, self._dispatcher, lookup, self._metrics, self._watch.failures
-            )
-            now.not_ready_reason = self._drain.not_ready_reason()
-            now.ready = not now.not_ready_reason
-            return now
-
         input_processor = InputProcessor(self._drain, tokenizer, template, model_name, settings.edge)
         servicer = InferenceServicer(
             input_processor,
             settings.edge,
-            status,
+            self._status,
             lambda request_id: explanation(self._dispatcher.decisions, request_id),
             settings.name,
         )
@@ -124,7 +117,7 @@ class RouterService:
             max_calls=settings.edge.limits.max_grpc_calls,
             credentials=settings.edge.tls.server_credentials(),
         )
-        app = build_app(input_processor, settings.edge, self._metrics.page, status)
+        app = build_app(input_processor, settings.edge, self._metrics.page, self._status)
         self.http = HttpServer(settings.http, app, settings.edge.limits, settings.edge.tls)
 
     @property
@@ -160,6 +153,21 @@ class RouterService:
         if self._store is not None:
             await self._store.close()
         self._metrics.close()
+
+    def _status(self) -> inference_pb2.ClusterStatus:
+        """The cluster as this router sees it."""
+        now = cluster_status(
+            self._settings,
+            self._model_name,
+            self._fleet,
+            self._dispatcher,
+            self._lookup,
+            self._metrics,
+            self._watch.failures,
+        )
+        now.not_ready_reason = self._drain.not_ready_reason()
+        now.ready = not now.not_ready_reason
+        return now
 
     def _on_change(self) -> None:
         self._dispatcher.pump()

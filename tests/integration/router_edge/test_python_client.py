@@ -1,0 +1,143 @@
+"""Both Python clients against the real edge, with a scripted core behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.router.request import FinishReason
+from shared.errors import ConfigError, DeadlineExceeded, Overloaded, Unauthenticated, WorkerLost
+from tandem import Answer, AsyncTandemClient, ClientTls, TandemClient
+from tandem.failures import RouterLost
+from tandem.targets import Targets
+from tests.integration.router_edge.conftest import DEADLINE_S, Edge, StartEdge
+from tests.tls_files import Authority
+from tests.unit.router.edge.scripted_core import text_steps
+
+Generate = Callable[..., Any]
+
+
+async def generate_async(targets: list[str], prompt: Any, n: int = 1, settings: Any = None, **options: Any):
+    async with AsyncTandemClient(targets, **(settings or {})) as client:
+        return await client.generate_n(prompt, n, **options)
+
+
+async def generate_sync(targets: list[str], prompt: Any, n: int = 1, settings: Any = None, **options: Any):
+    def run() -> list[Answer]:
+        with TandemClient(targets, **(settings or {})) as client:
+            return client.generate_n(prompt, n, **options)
+
+    return await asyncio.to_thread(run)
+
+
+both = pytest.mark.parametrize("generate", [generate_async, generate_sync])
+
+
+def first_at(targets: list[str]) -> random.Random:
+    """Lets a client begin at the first of them."""
+    seed = next(s for s in range(100) if Targets(targets, random.Random(s)).choose() == targets[0])
+    return random.Random(seed)
+
+
+@both
+async def test_an_answer_with_everything_that_was_asked_for(edge: Edge, generate: Generate) -> None:
+    edge.says("Hello 🎉", finish=FinishReason.STOP)
+    prompt = [{"role": "user", "content": "hi"}]
+    options = {"seed": 3, "max_tokens": 40, "logprobs": 2, "tenant": "t", "session": "s", "request_id": "mine"}
+    (answer,) = await generate([edge.grpc_address], prompt, **options)
+    (request,) = edge.core.requests
+    assert (answer.text, answer.finish_reason) == ("Hello 🎉", "stop")
+    assert (answer.request_id, answer.seed, answer.max_tokens, answer.num_calls) == ("mine", 3, 40, 1)
+    assert len(answer.logprobs) == len(answer.token_ids) == answer.usage.num_output_tokens
+    assert [len(entry.top) for entry in answer.logprobs] == [2] * len(answer.token_ids)
+    assert (request.tenant, request.session, answer.decode_worker) == ("t", "s", "d0")
+    assert answer.ttft_ms > 0
+
+
+@both
+async def test_several_answers_come_in_order(edge: Edge, generate: Generate) -> None:
+    edge.core.script = lambda request: text_steps(edge.tokenizer, f"answer {request.request_id}")
+    answers = await generate([edge.grpc_address], "hi", 3, request_id="r")
+    assert [answer.text for answer in answers] == ["answer r-0", "answer r-1", "answer r-2"]
+
+
+@both
+async def test_an_answer_goes_on_where_another_router_can(start_edge: StartEdge, generate: Generate) -> None:
+    failing, other = await start_edge(), await start_edge()
+    steps = text_steps(other.tokenizer, "one two 🎉 three", FinishReason.STOP)
+    failing.core.script = lambda request: [*steps[:4], WorkerLost("all workers are gone")]
+    other.core.script = lambda request: steps[len(request.resumed_token_ids) :]
+    targets = [failing.grpc_address, other.grpc_address]
+    (answer,) = await generate(targets, "hi", settings={"rng": first_at(targets)}, temperature=0.5)
+    assert (answer.text, answer.num_calls) == ("one two 🎉 three", 2)
+    (first,), (second,) = failing.core.requests, other.core.requests
+    assert second.resumed_token_ids == tuple(token for step in steps[:4] for token in step.token_ids)
+    assert (first.request_id, first.sampling) == (second.request_id, second.sampling)  # the drawn seed too
+
+
+@both
+async def test_typed_errors_reach_the_caller_behind_what_came(start_edge: StartEdge, generate: Generate) -> None:
+    edge = await start_edge(api_keys=["sesame"])
+    targets = [edge.grpc_address]
+    edge.core.script = lambda request: [Overloaded("the queue is full", retry_after_s=2.5)]
+    with pytest.raises(Unauthenticated):
+        await generate(targets, "hi")
+    with pytest.raises(Overloaded) as caught:
+        await generate(targets, "hi", settings={"api_key": "sesame"})
+    assert caught.value.retry_after_s == 2.5
+    edge.core.script = lambda request: [asyncio.Event()]
+    with pytest.raises(DeadlineExceeded):
+        await generate(targets, "hi", settings={"api_key": "sesame"}, timeout_s=0.5)
+    edge.core.script = lambda request: [WorkerLost("no worker")]
+    with pytest.raises(WorkerLost, match="no worker"):
+        await generate(targets, "hi", settings={"api_key": "sesame", "retry_for_s": 0.2})
+    assert len(edge.core.requests) >= 4  # the last one was tried again
+
+
+@both
+async def test_tls(start_edge: StartEdge, tmp_path: Path, generate: Generate) -> None:
+    authority = Authority(tmp_path)
+    edge = await start_edge(tls=authority.settings("router"))
+    edge.says("hello")
+    cert, key = authority.issue("client")
+    trusted = ClientTls(ca=authority.cert, cert=cert, key=key)
+    (answer,) = await generate([edge.grpc_address], "hi", settings={"tls": trusted})
+    assert answer.text == "hello"
+    for stranger in (None, ClientTls(ca=authority.cert)):
+        with pytest.raises(RouterLost, match="nothing listens"):
+            await generate([edge.grpc_address], "hi", settings={"tls": stranger})
+    with pytest.raises(ConfigError, match="no-such-file"):
+        ClientTls(ca=tmp_path / "no-such-file").credentials()
+
+
+async def test_closing_a_stream_early_frees_its_request(edge: Edge) -> None:
+    edge.core.script = lambda request: [*text_steps(edge.tokenizer, "ab")[:1], asyncio.Event()]
+    async with AsyncTandemClient([edge.grpc_address]) as client:
+        async with client.stream("hi") as stream:
+            assert (await anext(stream)).token_ids
+        await edge.closed(0)
+
+    def leave() -> None:
+        with TandemClient([edge.grpc_address]) as client, client.stream("hi", n=2) as stream:
+            assert {next(stream).index, next(stream).index} == {0, 1}
+
+    await asyncio.wait_for(asyncio.to_thread(leave), DEADLINE_S)
+    for index in (1, 2):
+        await edge.closed(index)
+
+
+async def test_status_comes_from_the_router_that_answers(edge: Edge) -> None:
+    targets = ["127.0.0.1:1", edge.grpc_address]
+    async with AsyncTandemClient(targets, rng=first_at(targets)) as client:
+        assert (await client.status()).router_name == "router-0"
+
+    def ask() -> str:
+        with TandemClient(targets, rng=first_at(targets)) as client:
+            return client.status().router_name
+
+    assert await asyncio.to_thread(ask) == "router-0"

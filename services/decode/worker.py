@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 
 from services.worker.blocks.connector import KVConnector
@@ -33,7 +33,7 @@ from shared.identity import WorkerRole
 from shared.kv.handoff.receive_handoff import ReceivedHandoff, receive
 from shared.kv.handoff.receiving import MemoryLost
 from shared.kv.handoff.trailer import trailer_bytes
-from shared.kv.transfer import new_ticket
+from shared.kv.transfer import Incoming, new_ticket
 from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.convert import finish_reason_to_proto, logprobs_to_proto
 from shared.rpc.errors import to_proto
@@ -75,7 +75,7 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
     def __init__(self, host: EngineHost, publisher: IndexPublisher | None, connector: KVConnector) -> None:
         super().__init__(host, publisher, connector)
         self._requests: dict[str, _Request] = {}
-        self._lost_buffers: list[tuple[int, memoryview]] = []  # a silent sender may still write there
+        self._unsafe: set[asyncio.Task[None]] = set()  # frees blocks that a silent sender may still write to
 
     # --- commands
 
@@ -222,7 +222,7 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             item.num_tokens,
             self.host.settings.handoff_timeout_s,
         )
-        item.receiving = asyncio.create_task(self._join(reserved.sequence_id, item, arrival, buffers))
+        item.receiving = asyncio.create_task(self._join(reserved.sequence_id, item, incoming, arrival, buffers))
         message = decode_pb2.Reserved(
             request_id=item.request_id,
             ticket=ticket,
@@ -235,6 +235,7 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         self,
         sequence_id: str,
         item: _Request,
+        incoming: Incoming,
         arrival: Coroutine[None, None, ReceivedHandoff | None],
         buffers: list[tuple[int, memoryview]],
     ) -> None:
@@ -246,8 +247,10 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             arrived = await arrival
         except MemoryLost as error:
             lost = True
-            self._lost_buffers += buffers
-            item.log.critical("the blocks of %d tokens are lost until a restart: %s", item.num_tokens, error)
+            item.log.critical("the blocks of %d tokens are lost until their sender ends: %s", item.num_tokens, error)
+            freeing = asyncio.create_task(self._free_later(sequence_id, incoming, buffers))
+            self._unsafe.add(freeing)
+            freeing.add_done_callback(self._unsafe.discard)
             if not item.cancelled:
                 self._send_failed(item, error)
         except TandemError as error:
@@ -265,6 +268,14 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
                 self.host.engine.submit(AbortSequence(sequence_id))
             if not keep or (arrived is not None and arrived.finished):
                 self._forget(sequence_id)
+
+    async def _free_later(
+        self, sequence_id: str, incoming: Incoming, buffers: Sequence[tuple[int, memoryview]]
+    ) -> None:
+        """Keeps the memory until its silent sender cannot write any more, then frees the sequence's blocks."""
+        await incoming.closed()
+        logger.warning("%d blocks of sequence %s are safe again, and free", len(buffers), sequence_id)
+        self.host.engine.submit(AbortSequence(sequence_id))
 
     def _on_tokens(self, tokens: tuple[NewToken, ...]) -> None:
         """One Step message for each router that has sequences in this engine step."""

@@ -51,6 +51,11 @@ class Incoming(Protocol):
         """Returns when the blocks with these indexes are in their memory. Raises TransferFailed."""
         ...
 
+    async def closed(self) -> None:
+        """Returns when no receive can write any more: for a `cancel` that could not wait for that. Comes once a silent
+        sender has gone on, or is known to be dead, or at the transfer's `close`; only after `cancel`."""
+        ...
+
 
 class KVTransfer(Protocol):
     """One worker's access to the transfer plane. All methods are for one event loop; none blocks it.
@@ -88,7 +93,7 @@ class KVTransfer(Protocol):
 
         A receive whose message has begun to arrive cannot be cancelled and is awaited. Raises TransferFailed with
         `details["memory_lost"]` if its sender is alive but makes no progress: the ticket's memory may then be written
-        until `close`, and must not be used for anything else.
+        until `Incoming.closed` returns, and must not be used for anything else before.
         """
         ...
 

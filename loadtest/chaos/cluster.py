@@ -75,14 +75,20 @@ class ChaosCluster:
             STATUS_TIMEOUT_S,
         )
 
-    async def undrain_all(self) -> None:
-        """Whatever still drains takes requests again."""
-        status = await self._status(self._channels[0])
-        workers = status.workers if status is not None else ()
-        names = [w.worker.name for w in workers if w.connected and w.load.draining and w.worker.name in PEERS]
-        if names:
-            with contextlib.suppress(grpc.aio.AioRpcError):  # one that is ending, or ended meanwhile
-                await self.drain(*names, undo=True)
+    async def undrain_peers(self, timeout_s: float) -> None:
+        """Returns when the peers take requests again, or after `timeout_s` seconds: a worker that was stopped or cut
+        off is told once it is back, one that was killed has forgotten it."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            status = await self._status(self._channels[0])
+            peers = [w for w in status.workers if w.worker.name in PEERS] if status is not None else []
+            if peers and all(worker.connected and not worker.load.draining for worker in peers):
+                return
+            names = [worker.worker.name for worker in peers if worker.connected and worker.load.draining]
+            if names:
+                with contextlib.suppress(grpc.aio.AioRpcError):  # one that is ending, or ended meanwhile
+                    await self.drain(*names, undo=True)
+            await asyncio.sleep(POLL_S)
 
     def pid(self, part: str) -> int:
         """Of a part's present process."""

@@ -109,7 +109,7 @@ class Chaos:
         await streams.wait(ANSWER_TIMEOUT_S)
         await striking
         if fetches:
-            await cluster.undrain_all()
+            await cluster.undrain_peers(WHOLE_TIMEOUT_S)
             notes += await _fetch_notes(cluster, before, trial)
         leaked, intact = await self._after(cluster, notes)
         return judge(trial, streams.all, self._calm, leaked, "; ".join(notes)), intact

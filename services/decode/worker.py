@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from services.decode.reservation import Arrival, Reservation
@@ -75,7 +76,7 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
     def __init__(self, host: EngineHost, publisher: IndexPublisher | None, connector: KVConnector) -> None:
         super().__init__(host, publisher, connector)
         self._requests: dict[str, _Request] = {}
-        self._lost_buffers: list[tuple[int, memoryview]] = []  # a silent sender may still write there
+        self._unsafe: set[asyncio.Task[None]] = set()  # frees blocks that a silent sender may still write to
         self._arrival_check = ArrivalCheck(host.model.layout.block_bytes)
 
     # --- commands
@@ -253,8 +254,10 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             arrived = await reservation.run()
         except MemoryLost as error:
             lost = True
-            self._lost_buffers += buffers
-            item.log.critical("the blocks of %d tokens are lost until a restart: %s", item.num_tokens, error)
+            item.log.critical("the blocks of %d tokens are lost until their sender ends: %s", item.num_tokens, error)
+            freeing = asyncio.create_task(self._free_later(sequence_id, reservation.receiver, buffers))
+            self._unsafe.add(freeing)
+            freeing.add_done_callback(self._unsafe.discard)
             if not reservation.cancelled:
                 self._send_failed(item, error)
         except TandemError as error:
@@ -290,6 +293,14 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
                 receiver.num_damaged,
             )
         )
+
+    async def _free_later(
+        self, sequence_id: str, receiver: HandoffReceiver, buffers: Sequence[tuple[int, memoryview]]
+    ) -> None:
+        """Keeps the memory until its silent sender cannot write any more, then frees the sequence's blocks."""
+        await receiver.closed()
+        logger.warning("%d blocks of sequence %s are safe again, and free", len(buffers), sequence_id)
+        self.host.engine.submit(AbortSequence(sequence_id))
 
     def _on_tokens(self, tokens: tuple[NewToken, ...]) -> None:
         """One Step message for each router that has sequences in this engine step."""

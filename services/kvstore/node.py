@@ -80,6 +80,7 @@ class StoreNode:
         self._opening = asyncio.Lock()
         self._staging: Staging
         self._coming: set[bytes] = set()
+        self._unsafe: set[asyncio.Task[None]] = set()  # frees slots that a silent sender may still write to
         self._receiving: set[asyncio.Task[None]] = set()
 
     @property
@@ -218,7 +219,8 @@ class StoreNode:
                 logger.error("%d blocks of %s arrived damaged and were dropped", num_bad, worker_name)
         except MemoryLost as error:
             lost = True
-            logger.critical("staging memory for %d blocks is lost until a restart: %s", len(blocks), error)
+            logger.critical("staging memory for %d blocks is lost until their sender ends: %s", len(blocks), error)
+            self._keep_unsafe(incoming, [slot for _, slot, _ in blocks])
         except TransferFailed as error:
             logger.warning("%d blocks of %s did not arrive: %s", len(blocks), worker_name, error)
         finally:
@@ -226,6 +228,18 @@ class StoreNode:
                 self._coming.discard(name)
                 if not lost:
                     self._staging.give_back(slot)
+
+    def _keep_unsafe(self, incoming: Incoming, slots: Sequence[int]) -> None:
+        """Gives the slots back once their silent sender cannot write any more."""
+
+        async def free_later() -> None:
+            await incoming.closed()
+            for slot in slots:
+                self._staging.give_back(slot)
+
+        freeing = asyncio.create_task(free_later())
+        self._unsafe.add(freeing)
+        freeing.add_done_callback(self._unsafe.discard)
 
     def _admit(
         self, offered: list[tuple[int, bytes]], most: int, block_bytes: int, tenant: str

@@ -112,6 +112,9 @@ class _Incoming:
                 raise TransferFailed(f"the sender names block {index}, which was not expected")
             await receive.wait()
 
+    async def closed(self) -> None:
+        """See `Incoming`: here `cancel` never leaves a receive behind."""
+
 
 class LocalTransfer:
     """Implements `KVTransfer`; a message is copied as soon as it matches its receive."""

@@ -60,6 +60,11 @@ class Incoming(Protocol):
         """Whether the block is in its memory; also after `cancel`, which changes nothing about it."""
         ...
 
+    async def closed(self) -> None:
+        """Returns when no receive can write any more: for a `cancel` that could not wait for that. Comes once a silent
+        sender has gone on, or is known to be dead, or at the transfer's `close`; only after `cancel`."""
+        ...
+
 
 class KVTransfer(Protocol):
     """One worker's access to the transfer plane. All methods are for one event loop; none blocks it.
@@ -97,7 +102,7 @@ class KVTransfer(Protocol):
 
         A receive whose message has begun to arrive cannot be cancelled and is awaited. Raises TransferFailed with
         `details["memory_lost"]` if its sender is alive but makes no progress: the ticket's memory may then be written
-        until `close`, and must not be used for anything else.
+        until `Incoming.closed` returns, and must not be used for anything else before.
         """
         ...
 

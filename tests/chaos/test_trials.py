@@ -17,11 +17,13 @@ TRIALS = [
     Trial("redis", "SIGKILL", "shipping"),
     Trial("store", "SIGKILL", "decoding"),
     Trial("decode", "drain", "decoding"),
+    Trial("decode-pool", "SIGKILL", "decoding"),
 ]
 
 
-async def test_faults_that_cost_a_pause(tmp_path):
+@pytest.mark.parametrize(("todo", "resuming"), [(TRIALS, False), ([Trial("router", "SIGKILL", "decoding")], True)])
+async def test_faults_that_cost_a_pause(tmp_path, todo, resuming):
     outcomes: list[Outcome] = []
-    await Chaos(DEMO, tmp_path, resuming=False, num_streams=20).run(TRIALS, outcomes.append)
-    assert [outcome.trial for outcome in outcomes] == TRIALS
-    assert [str(outcome) for outcome in outcomes if not outcome.good] == []
+    await Chaos(DEMO, tmp_path, resuming=resuming, num_streams=20).run(todo, outcomes.append)
+    assert [outcome.trial for outcome in outcomes] == todo
+    assert [f"{outcome} {outcome.note}" for outcome in outcomes if not outcome.good] == []

@@ -203,6 +203,8 @@ class Dispatcher:
                 active.log.warning("request %s is placed anew: %s", active.request.request_id, error)
                 self._metrics.retried(error)
             active.move(RequestEvent.RETRY)
+            if attempt.died:
+                await self._fleet.heard()  # else it might go to a worker that died with the first, and seem the cause
             returning = True
 
     async def _place(self, active: ActiveRequest, *, returning: bool) -> Attempt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Callable, Mapping
 
@@ -119,6 +120,14 @@ class Fleet:
                 reasons = "; ".join(f"{link.name}: {link.mismatch or 'connecting'}" for link in links.values())
                 return f"no {role} worker is ready ({reasons})"
         return ""
+
+    async def heard(self) -> None:
+        """Returns once every connected worker was heard from anew, or is lost or suspected: it is known by then which
+        workers died together."""
+        limit_s = (self._limits or LivenessLimits()).suspect_after_s
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await asyncio.gather(*(link.heard() for link in self.links))
 
     def hash_root(self, salt: str, num_prompt_tokens: int) -> bytes:
         """Root of the block hash chain of a prompt; needs a worker to have connected once."""

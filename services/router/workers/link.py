@@ -34,6 +34,8 @@ MAX_BACKOFF_S = 2.0
 HELLO_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 2.0
 """For a retired worker to end the session after its last command; then the router breaks it off."""
+BEATS_OF_LIFE = 2
+"""Heartbeats that show that a worker lives: one may have been on its way when it died."""
 MAX_OUTGOING = 16_384
 """Commands that may wait for a worker to read them; then its session is ended."""
 
@@ -91,6 +93,7 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         self._num_sessions = 0
         self._waits_for: set[str] = set()  # workers that it was told to wait for, by a Cancel
         self._overflowed = asyncio.Event()
+        self._beat = asyncio.Event()  # of one heartbeat: the next has another
         self._router_name = router_name
         self._check = check
         self._on_change = on_change
@@ -172,6 +175,13 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         """Asks the worker to take no new requests from any router, or to take them again; its next report shows that.
         Raises WorkerLost."""
         self.send(self._drain(undo=undo))
+
+    async def heard(self) -> None:
+        """Returns once the worker was heard from anew, or is lost; at once where it sends no heartbeats."""
+        for _ in range(BEATS_OF_LIFE):
+            if self.welcome is None or not self.welcome.heartbeats:
+                return
+            await self._beat.wait()
 
     def retire(self) -> None:
         """No new work from now on; the requests that run here go on. Twice is fine."""
@@ -311,8 +321,13 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         raise WorkerLost(f"worker {self.name} is given up: it does not read its commands")
 
     def _on_heartbeat(self, beat: types_pb2.Heartbeat) -> None:
+        self._wake_hearers()
         self._liveness.heard(beat)
         self._judge()
+
+    def _wake_hearers(self) -> None:
+        self._beat.set()
+        self._beat = asyncio.Event()
 
     def _judge(self) -> None:
         """Keeps new work away from a worker that is suspected, until it is well again."""
@@ -392,6 +407,7 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         self.mismatch = reason
         self._standing.end()
         self._outgoing = asyncio.Queue()
+        self._wake_hearers()
         receivers, self._receivers = self._receivers, {}
         for receive in receivers.values():
             receive((WorkerDied if died else WorkerLost)(f"worker {self.name} was lost: {reason}"))

@@ -127,6 +127,11 @@ class HandoffReceiver:
         except TimeoutError as error:
             raise self._failure or TransferFailed("the sender gave up, and no other one came") from error
 
+    async def closed(self) -> None:
+        """After MemoryLost: returns when the silent sender cannot write any more (see `Incoming.closed`)."""
+        assert self._incoming is not None, "open() comes first"
+        await self._incoming.closed()
+
     async def _until_replaced(self, incoming: Incoming) -> types_pb2.HandoffTrailer | None:
         """The trailer; None where the sender is replaced, or a receive failed, before it came."""
         taking = asyncio.create_task(self._take(incoming))

@@ -11,7 +11,7 @@ from shared.rpc.pb.tandem.v1 import types_pb2
 
 
 class MemoryLost(TransferFailed):
-    """A silent sender may still write to the blocks: they must not be used again while this process lives."""
+    """A silent sender may still write to the blocks: they must not be used again before `Incoming.closed` returns."""
 
 
 async def receive_trailer(

@@ -74,7 +74,7 @@ class UcxIncoming:
         return bool(pending)
 
     async def closed(self) -> None:
-        """Returns when UCX writes to none of the memory any more."""
+        """See `Incoming`."""
         for receive in self._receives.values():
             await receive.closed()
 

@@ -90,6 +90,11 @@ async def test_a_sender_that_is_silent_in_the_middle_of_a_message_does_not_hang_
     [failure] = cancelled
     assert isinstance(failure, TransferFailed)
     assert failure.details == {"limit": 0.3, "memory_lost": True}
+    lost = asyncio.create_task(incoming.closed())
+    await asyncio.wait((lost,), timeout=0)
+    assert not lost.done()
+    os.kill(doomed.process.pid, signal.SIGKILL)
+    await lost  # its connection breaks, and the memory is ours again
 
 
 async def test_close_gives_back_threads_and_descriptors() -> None:

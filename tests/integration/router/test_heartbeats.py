@@ -166,7 +166,7 @@ async def test_a_bad_welcome_does_not_end_the_link_for_good(monkeypatch):
     monkeypatch.setattr(
         link.WorkerLink,
         "_lost",
-        lambda self, reason, lost=link.WorkerLink._lost: (seen.append(reason), lost(self, reason)),
+        lambda self, reason, lost=link.WorkerLink._lost, **how: (seen.append(reason), lost(self, reason, **how)),
     )
     async with Router([prefill], [decode]) as router:
         await router.until(lambda: router.fleet.decodes["d0"].connected)

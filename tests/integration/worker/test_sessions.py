@@ -11,6 +11,7 @@ from services.decode.worker import DecodeWorker
 from services.prefill.worker import PrefillWorker
 from services.worker import session, session_server
 from shared.engine.messages import EngineDied
+from shared.errors import TransferFailed
 from shared.kv.local import LocalPlane
 from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.rpc.server import channel
@@ -246,6 +247,33 @@ async def test_a_cancelled_request_waits_for_its_sender_until_that_is_lost():
         await router.send(peer_lost=types_pb2.PeerLost(name="p0"))
         await worker.holds(3)
         await router.send(peer_lost=types_pb2.PeerLost(name="p1"))
+        await worker.idle()
+
+
+async def test_blocks_that_a_silent_sender_may_write_to_are_free_once_it_cannot(monkeypatch):
+    async with serving(DecodeWorker) as worker, Router(worker) as router:
+        safe = asyncio.Event()
+        expect, cancel = worker.transfer.expect, worker.transfer.cancel
+
+        def expecting(*arguments):
+            incoming = expect(*arguments)
+            incoming.closed = safe.wait
+            return incoming
+
+        async def cancelling(ticket):
+            await cancel(ticket)
+            raise TransferFailed("a sender is silent", memory_lost=True)
+
+        monkeypatch.setattr(worker.transfer, "expect", expecting)
+        monkeypatch.setattr(worker.transfer, "cancel", cancelling)
+        await router.reserve("a")
+        await router.event("reserved")
+        await router.send(cancel=types_pb2.Cancel(request_id="a"))
+        await asyncio.wait_for(worker.worker.idle.wait(), DEADLINE_S)
+        await router.reserve("b", prefill_here=True)
+        assert await router.tokens("b") == ANSWER
+        await worker.holds(3)
+        safe.set()
         await worker.idle()
 
 

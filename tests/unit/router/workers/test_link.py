@@ -1,6 +1,8 @@
-"""A worker that is removed while its session begins."""
+"""A worker that is removed while its session begins, and when it was heard from."""
 
 from __future__ import annotations
+
+import asyncio
 
 from services.router.placement.views import Pool
 from services.router.workers.decode_link import DecodeLink
@@ -28,3 +30,20 @@ def test_a_welcome_that_crosses_the_removal_brings_no_work():
     assert pool.get("d0") is view
     kept._lost("gone")
     assert len(pool) == 0
+
+
+async def test_a_worker_was_heard_from_after_two_heartbeats_or_its_loss():
+    link = link_in(Pool())
+    await link.heard()  # not connected: nobody is waited for
+    link._connected(types_pb2.Welcome(num_blocks=8))
+    await link.heard()  # it sends none
+    for end in (lambda: link._on_heartbeat(types_pb2.Heartbeat()), lambda: link._lost("gone")):
+        link._connected(types_pb2.Welcome(num_blocks=8, heartbeats=True))
+        hearing = asyncio.create_task(link.heard())
+        await asyncio.sleep(0)
+        link._on_heartbeat(types_pb2.Heartbeat())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not hearing.done()  # that one may have been on its way when the worker died
+        end()
+        await hearing

@@ -25,7 +25,9 @@ from tests.integration.kv.far_side import FarSide
 
 NEAR_HOST = b"near host: 16 B."
 FAR_HOST = b"far host:  16 B."
-DEADLINE_S = 5.0
+DEADLINE_S = 60.0
+SILENT_S = 0.3
+"""A far process that is killed or stopped is waited for this long."""
 
 Call = Callable[..., Any]
 """`await far("send", ticket=…)` runs a command of `FarSide`."""
@@ -127,8 +129,10 @@ class Sides:
 
 
 @asynccontextmanager
-async def _ucx_sides(process: FarProcess, near_host: bytes | None) -> AsyncIterator[Sides]:
-    near = UcxTransfer(host_id=near_host, cancel_timeout_s=0.3)
+async def _ucx_sides(
+    process: FarProcess, near_host: bytes | None, cancel_timeout_s: float = DEADLINE_S
+) -> AsyncIterator[Sides]:
+    near = UcxTransfer(host_id=near_host, cancel_timeout_s=cancel_timeout_s)
     await near.start()
     try:
         async with process.connected() as far:
@@ -182,7 +186,7 @@ async def doomed(request: pytest.FixtureRequest) -> AsyncIterator[Sides]:
     tcp = request.param == "tcp"
     process = FarProcess(FAR_HOST if tcp else None)
     try:
-        async with _ucx_sides(process, NEAR_HOST if tcp else None) as sides:
+        async with _ucx_sides(process, NEAR_HOST if tcp else None, SILENT_S) as sides:
             yield sides
     finally:
         process.end(killed=True)

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -171,6 +172,7 @@ def test_the_only_worker_with_room_is_found_in_a_large_fleet():
     assert placement.choose(prompt(), decodes, prefills, collocated=False) == Choice("d77", "p123")
 
 
+@pytest.mark.timing
 def test_a_decision_among_a_thousand_workers_takes_less_than_a_millisecond():
     decodes = pool(*(view(f"d{n}", num_free_blocks=100_000, num_total_blocks=100_000) for n in range(1000)))
     prefills = pool(*(view(f"p{n}", num_queued_tokens=n) for n in range(1000)))

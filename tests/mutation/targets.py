@@ -41,6 +41,7 @@ TARGETS = (
             "tests/integration/router/test_hand_over.py",
             "tests/integration/router/test_admission_of_hits.py",
             "tests/integration/router/test_explain.py",
+            "tests/integration/router/test_placing.py",
         ),
     ),
     Target(

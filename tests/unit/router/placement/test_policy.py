@@ -252,3 +252,10 @@ def test_no_excluded_worker_is_chosen_while_there_are_others(excluded, names, li
     choice = placement.choose(request, pool(*map(view, sorted(names))), pool(), collocated=True)
     assert choice is not None
     assert choice.decode not in excluded or names <= excluded
+
+
+@pytest.mark.parametrize(("queued", "route"), [(0, Route.SHORT_SUFFIX), (84, Route.SHORT_SUFFIX), (85, Route.HAND_OFF)])
+def test_what_a_decode_worker_has_to_prefill_already_counts_with_a_short_suffix(queued, route):
+    busy = view("d", num_queued_tokens=queued)
+    chosen = choose([busy], [view("p")], prompt(d=48), thresholds=Thresholds(short_suffix_tokens=100))
+    assert chosen.route is route

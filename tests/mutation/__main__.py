@@ -58,7 +58,10 @@ def main() -> int:
     if unknown := wanted - {target.name for target in TARGETS}:
         parser.error(f"--only: no target {', '.join(sorted(unknown))}")
     warm_up()
-    begun, results = time.monotonic(), [each for each in earlier if each.outcome is not Outcome.SURVIVED]
+    begun, results = time.monotonic(), []
+    for each in earlier:  # what is not tried anew stays as it was
+        if each.outcome is not Outcome.SURVIVED or (wanted and each.mutant.target not in wanted):
+            results.append(each)
     for target in TARGETS:
         if wanted and target.name not in wanted:
             continue

@@ -169,3 +169,14 @@ def test_removing_a_pin_keeps_all_others(tmp_path: Path) -> None:
     again = PinBook(tmp_path)
     again.load()
     assert again.all() == book.all() == [Pin("c", "t", (HASHES[0],), 1), Pin("a", "u", (HASHES[1],), 2)]
+
+
+def test_one_byte_beyond_a_quota_costs_one_block_of_ones_own() -> None:
+    lru = BlockLru(100, Quotas(named={"t": 10}))
+    lru.add(b"other", 5)
+    for name in (b"a", b"b"):
+        lru.add(name, 5, "t")
+    assert lru.victims(1, "t") == [b"a"]
+    assert lru.victims(6, "t") == [b"a", b"b"]
+    assert lru.victims(85) == []
+    assert lru.victims(86) == [b"other"]

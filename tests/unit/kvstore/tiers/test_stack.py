@@ -127,6 +127,10 @@ def test_offers_are_remembered_by_what_is_held() -> None:
 
 
 def test_a_budget_is_used_to_its_last_byte_and_no_further() -> None:
+    odd = BlockLru(25)
+    odd.add(b"a", 10)
+    assert not odd.wants(b"b", 16)
+    assert odd.wants(b"c", 15)
     lru = BlockLru(30, Quotas(named={"small": 12}))
     lru.add(b"a", 10)
     assert lru.wants(b"b", 20)
@@ -165,6 +169,7 @@ def test_removing_a_pin_keeps_all_others(tmp_path: Path) -> None:
     for name in ("b", "a", "c"):
         book.put(Pin(name, "t", (HASHES[0],), 1))
     book.remove("b")
+    assert [pin.name for pin in book.all()] == ["a", "c"]
     book.put(Pin("a", "u", (HASHES[1],), 2))
     again = PinBook(tmp_path)
     again.load()

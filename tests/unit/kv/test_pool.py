@@ -125,6 +125,16 @@ def test_a_block_whose_content_is_not_trusted_is_found_no_more_and_stays_sealed(
     pool.check_integrity()
 
 
+def test_a_shared_block_is_used_until_its_last_reference_is_given_back() -> None:
+    pool = BlockPool(2, 16)
+    [shared] = pool.allocate(1)
+    pool.acquire([shared, shared])
+    for num_used in (1, 1, 0):
+        pool.release([shared])
+        assert pool.num_used == num_used
+    pool.check_integrity()
+
+
 def test_a_cleared_cache_leaves_free_blocks_blank_and_used_ones_sealed() -> None:
     pool = BlockPool(3, 16)
     used, free = sealed_sequence(pool, 1, 2)

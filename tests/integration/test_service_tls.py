@@ -20,7 +20,7 @@ from shared.rpc.server import RpcServer
 from shared.rpc.tls import Tls
 from tests.tls_files import Authority
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 
 
 class Answering(

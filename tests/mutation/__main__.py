@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.mutation.forks import FIRST, Outcome, Ran, run_tests, warm_up
@@ -17,14 +18,15 @@ from tests.mutation.results import JUDGED, Result, load, page, result, save, sco
 from tests.mutation.targets import TARGETS, Target
 
 
-def try_mutants(target: Target, chosen: list[Mutant]) -> list[Result]:
-    """Every mutant against the target's tests. Raises RuntimeError where these fail without one."""
+def try_mutants(target: Target, chosen: list[Mutant]) -> Iterator[Result]:
+    """Every mutant against the target's tests, one by one. Raises RuntimeError where these fail without one."""
     files = target.files()
     alone = run_tests(target, files[0], (target.root / files[0]).read_text(), FIRST, {})
     if alone.outcome is not Outcome.SURVIVED:
         raise RuntimeError(f"the tests of {target.name} fail without a mutant:\n{alone.output[-4000:]}")
     print(f"{target.name}: {len(chosen)} mutants, {alone.cpu_s:.1f} s without one", flush=True)
-    return [_try(target, mutant, alone) for mutant in chosen]
+    for mutant in chosen:
+        yield _try(target, mutant, alone)
 
 
 def _try(target: Target, mutant: Mutant, alone: Ran) -> Result:
@@ -34,6 +36,12 @@ def _try(target: Target, mutant: Mutant, alone: Ran) -> Result:
     if found.outcome is Outcome.SURVIVED:
         print(f"  survives: {mutant.path}:{mutant.line} {found.change}", flush=True)
     return found
+
+
+def _keep(results: list[Result], out: Path) -> None:
+    save(results, out.with_suffix(".jsonl"))
+    judged = json.loads(JUDGED.read_text()) if JUDGED.exists() else {}
+    out.with_suffix(".md").write_text(page(results, judged))
 
 
 def main() -> int:
@@ -50,18 +58,19 @@ def main() -> int:
     if unknown := wanted - {target.name for target in TARGETS}:
         parser.error(f"--only: no target {', '.join(sorted(unknown))}")
     warm_up()
-    begun, results = time.monotonic(), [each for each in earlier if each.outcome is not Outcome.SURVIVED]
+    begun, results = time.monotonic(), []
+    for each in earlier:  # what is not tried anew stays as it was
+        if each.outcome is not Outcome.SURVIVED or (wanted and each.mutant.target not in wanted):
+            results.append(each)
     for target in TARGETS:
         if wanted and target.name not in wanted:
             continue
-        again = [
-            each.mutant for each in earlier if each.outcome is Outcome.SURVIVED and each.mutant.target == target.name
-        ]
-        chosen = again if earlier else sample(target, arguments.count // len(TARGETS), arguments.seed)
-        results += try_mutants(target, chosen)
-        save(results, arguments.out.with_suffix(".jsonl"))
-        judged = json.loads(JUDGED.read_text()) if JUDGED.exists() else {}
-        arguments.out.with_suffix(".md").write_text(page(results, judged))
+        tried = [each for each in earlier if each.mutant.target == target.name]
+        survivors = [each.mutant for each in tried if each.outcome is Outcome.SURVIVED]
+        chosen = survivors if tried else sample(target, arguments.count // len(TARGETS), arguments.seed)
+        for found in try_mutants(target, chosen):
+            results.append(found)
+            _keep(results, arguments.out)  # a run takes long enough to be interrupted
     print(f"{score(results):.1%} of {len(results)} mutants noticed, in {time.monotonic() - begun:.0f} s")
     return 0 if score(results) >= arguments.least else 1
 

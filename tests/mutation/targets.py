@@ -41,6 +41,7 @@ TARGETS = (
             "tests/integration/router/test_hand_over.py",
             "tests/integration/router/test_admission_of_hits.py",
             "tests/integration/router/test_explain.py",
+            "tests/integration/router/test_placing.py",
         ),
     ),
     Target(
@@ -51,7 +52,7 @@ TARGETS = (
     Target("placement", ("services/router/placement",), ("tests/unit/router/placement", SETTINGS)),
     Target("pool", ("shared/kv/pool.py",), ("tests/unit/kv/test_pool.py",)),
     Target("scheduler", ("shared/engine/scheduler",), ("tests/unit/engine/scheduler",)),
-    Target("handoff", ("shared/kv/handoff",), ("tests/unit/kv/handoff", "tests/integration/worker/test_sessions.py")),
+    Target("handoff", ("shared/kv/handoff",), ("tests/unit/kv/handoff",)),
     Target("tiers", ("services/kvstore/tiers",), ("tests/unit/kvstore/tiers",)),
 )
 """Their tests take seconds: each mutant runs them all, unless one fails earlier."""

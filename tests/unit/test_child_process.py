@@ -47,7 +47,7 @@ async def started(
 async def test_progress_comes_before_ready_and_sigterm_ends_it_with_status_0(commands: FakeCommands) -> None:
     progress: list[tuple[str, Progress]] = []
     async with started(commands, "serves", progress) as child:
-        ready = await child.ready(20.0)
+        ready = await child.ready(60.0)
         assert ready.address == f"127.0.0.1:{child.pid}"
         assert progress == [("worker", Progress(0.5, "loading weights"))]
         await child.stop(20.0)
@@ -59,7 +59,7 @@ async def test_progress_comes_before_ready_and_sigterm_ends_it_with_status_0(com
 async def test_the_error_that_a_child_reports_is_raised_as_its_class(commands: FakeCommands) -> None:
     async with started(commands, "refuses") as child:
         with pytest.raises(ModelLoadError, match="no model_type") as caught:
-            await child.ready(20.0)
+            await child.ready(60.0)
         assert caught.value.field == "model"
         assert caught.value.details["process"] == "worker"
         assert caught.value.details["log"] == str(child.log_path)
@@ -68,7 +68,7 @@ async def test_the_error_that_a_child_reports_is_raised_as_its_class(commands: F
 async def test_a_child_that_dies_without_a_word_shows_the_end_of_its_log(commands: FakeCommands) -> None:
     async with started(commands, "dies") as child:
         with pytest.raises(Internal, match="exit status 3") as caught:
-            await child.ready(20.0)
+            await child.ready(60.0)
         tail = str(caught.value.details["log_tail"]).splitlines()
         assert tail[-1] == "log line 19"
         assert len(tail) < 20
@@ -78,7 +78,7 @@ async def test_a_child_that_is_killed_while_it_loads_names_the_signal(commands: 
     async with started(commands, "never ready") as child:
         child.kill()
         with pytest.raises(Internal, match="SIGKILL"):
-            await child.ready(20.0)
+            await child.ready(60.0)
 
 
 async def test_a_child_that_is_not_ready_in_time_is_an_error(commands: FakeCommands) -> None:
@@ -89,13 +89,13 @@ async def test_a_child_that_is_not_ready_in_time_is_an_error(commands: FakeComma
 
 async def test_what_a_library_prints_goes_to_the_log_and_does_not_disturb(commands: FakeCommands) -> None:
     async with started(commands, "noisy") as child:
-        await child.ready(20.0)
+        await child.ready(60.0)
         assert "a library says hello" in child.log_tail()
 
 
 async def test_a_child_that_ignores_sigterm_is_killed(commands: FakeCommands) -> None:
     async with started(commands, "stubborn") as child:
-        await child.ready(20.0)
+        await child.ready(60.0)
         await child.stop(0.3)
         assert commands.events()[-1] == "worker stop"
         assert child.returncode == -signal.SIGKILL
@@ -104,14 +104,14 @@ async def test_a_child_that_ignores_sigterm_is_killed(commands: FakeCommands) ->
 
 async def test_what_a_child_left_running_ends_with_it(commands: FakeCommands) -> None:
     async with started(commands, "leaves a child") as child:
-        await child.ready(20.0)
+        await child.ready(60.0)
         await child.stop(0.5)
         await child.wait(0.0)  # its stdout is at its end, so nobody holds it any more
 
 
 async def test_a_terminals_ctrl_c_does_not_reach_it(commands: FakeCommands) -> None:
     async with started(commands, "serves") as child:
-        await child.ready(20.0)
+        await child.ready(60.0)
         assert os.getsid(child.pid) == child.pid != os.getsid(0)
 
 
@@ -148,12 +148,12 @@ async def test_a_request_to_a_child_that_ends_is_an_error_and_so_is_the_next_one
         for _ in range(2):
             with pytest.raises(Internal, match=r"ended before its answer \(exit status 7\)"):
                 await child.ask(status=7)
-        assert await child.wait(20.0) == 7
+        assert await child.wait(60.0) == 7
 
 
 async def test_a_child_that_does_not_end_by_itself_is_an_error_of_waiting(commands: FakeCommands) -> None:
     async with started(commands, "serves") as child:
-        await child.ready(20.0)
+        await child.ready(60.0)
         with pytest.raises(DeadlineExceeded, match="had not ended"):
             await child.wait(0.1)
 
@@ -166,7 +166,7 @@ from shared.child_process import ChildProcess
 async def main():
     child = ChildProcess("worker", {commands.process("worker")!r}, pathlib.Path({str(tmp_path / "log")!r}))
     await child.start()
-    await child.ready(20.0)
+    await child.ready(60.0)
     print(child.pid, flush=True)
     await asyncio.Event().wait()
 

@@ -26,7 +26,9 @@ from tests.integration.kv.far_side import FarSide
 
 NEAR_HOST = b"near host: 16 B."
 FAR_HOST = b"far host:  16 B."
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
+SILENT_S = 0.3
+"""A far process that is killed or stopped is waited for this long."""
 
 GONE = re.compile(rb"sock\.c:\d+ +UCX +ERROR +connect\(.*\) failed: Connection refused")
 """What UCX rightly says where a test ends, and its side with it, while the far side still connects to it."""
@@ -132,8 +134,10 @@ class Sides:
 
 
 @asynccontextmanager
-async def _ucx_sides(process: FarProcess, near_host: bytes | None) -> AsyncIterator[Sides]:
-    near = UcxTransfer(host_id=near_host, cancel_timeout_s=0.3)
+async def _ucx_sides(
+    process: FarProcess, near_host: bytes | None, cancel_timeout_s: float = DEADLINE_S
+) -> AsyncIterator[Sides]:
+    near = UcxTransfer(host_id=near_host, cancel_timeout_s=cancel_timeout_s)
     await near.start()
     try:
         async with process.connected() as far:
@@ -187,7 +191,7 @@ async def doomed(request: pytest.FixtureRequest) -> AsyncIterator[Sides]:
     tcp = request.param == "tcp"
     process = FarProcess(FAR_HOST if tcp else None)
     try:
-        async with _ucx_sides(process, NEAR_HOST if tcp else None) as sides:
+        async with _ucx_sides(process, NEAR_HOST if tcp else None, SILENT_S) as sides:
             yield sides
     finally:
         process.end(killed=True)

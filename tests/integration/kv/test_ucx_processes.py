@@ -12,11 +12,11 @@ import pytest
 from shared.errors import TransferFailed
 from shared.kv.transfer import TRAILER_INDEX, KVTransfer, new_ticket
 from shared.kv.ucx import UcxTransfer
-from tests.integration.kv.conftest import Sides
+from tests.integration.kv.conftest import DEADLINE_S, SILENT_S, Sides
 from tests.integration.kv.far_side import TRAILER_BYTES, Memory
 from tests.integration.kv.test_transfer_conformance import blocks, send_blocks
 
-pytestmark = pytest.mark.timeout(10)
+pytestmark = pytest.mark.timeout(120)
 
 BIG = 300_000
 
@@ -89,7 +89,7 @@ async def test_a_sender_that_is_silent_in_the_middle_of_a_message_does_not_hang_
         pytest.skip("the receive had not met its message when the sender stopped")
     [failure] = cancelled
     assert isinstance(failure, TransferFailed)
-    assert failure.details == {"limit": 0.3, "memory_lost": True}
+    assert failure.details == {"limit": SILENT_S, "memory_lost": True}
     lost = asyncio.create_task(incoming.closed())
     await asyncio.wait((lost,), timeout=0)
     assert not lost.done()
@@ -117,7 +117,9 @@ async def test_close_gives_back_threads_and_descriptors() -> None:
     await use()  # what imports leave behind
     before = held()
     await use()
-    assert held() == before
+    async with asyncio.timeout(DEADLINE_S):
+        while held() != before:  # the system forgets a thread a little after it was joined
+            await asyncio.sleep(0.01)
 
 
 async def test_a_transfer_that_was_never_started_can_be_closed() -> None:

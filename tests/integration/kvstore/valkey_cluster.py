@@ -67,7 +67,7 @@ class ValkeyCluster:
         process.wait()
 
     async def answering(self, port: int) -> None:
-        async with asyncio.timeout(20), self.admin(port) as node:
+        async with asyncio.timeout(60), self.admin(port) as node:
             while True:
                 try:
                     await node.ping()

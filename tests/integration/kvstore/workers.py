@@ -7,6 +7,9 @@ from hashlib import blake2b
 from shared.identity import WorkerIdentity, WorkerRole
 from shared.kv_index.holders import Holder, Tier
 
+DEADLINE_S = 60.0
+"""By then a busy machine has done whatever a test waits for."""
+
 
 def worker(name: str = "prefill-0", incarnation: int = 1, role: WorkerRole = WorkerRole.PREFILL) -> WorkerIdentity:
     return WorkerIdentity(name, incarnation, role)

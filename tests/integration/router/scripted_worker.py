@@ -7,7 +7,7 @@ import asyncio
 from loadtest.bench.router import scripted_worker
 from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 
 
 class ScriptedWorker(scripted_worker.ScriptedWorker):

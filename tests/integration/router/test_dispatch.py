@@ -400,11 +400,10 @@ async def test_what_can_no_longer_meet_its_ttft_deadline_is_refused_at_once():
     prefill, decode = prefill_worker(), decode_worker()
     async with Router([prefill], [decode]) as router:
         await serve_some(router, prefill, decode, compute_ms=500.0)
-        begin = time.perf_counter()
         hopeless = router.ask("hopeless", ttft_timeout_s=0.3)
         with pytest.raises(Overloaded) as refused:
             await read(hopeless)
-        assert time.perf_counter() - begin < 0.25
+        assert router.metrics.refusals == ["arrival"]
         assert refused.value.retry_after_s >= 1
         assert decode.commands.empty()
         patient = router.ask("patient", ttft_timeout_s=30.0)

@@ -36,7 +36,7 @@ BLOCK_SIZE = 16
 BLOCK_BYTES = 256
 NUM_BLOCKS = 200
 ROOT = bytes(16)
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 
 
 class Engine:

@@ -30,7 +30,7 @@ from shared.rpc.pb.tandem.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, pr
 from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.rpc.server import RpcServer, channel
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 NUM_BLOCKS = 32
 LAYOUT = BlockLayout(num_layers=1, block_size=16, format=KVFormat("float32", 1, 8))
 PROMPT = list(range(5, 45))

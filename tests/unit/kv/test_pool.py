@@ -125,6 +125,27 @@ def test_a_block_whose_content_is_not_trusted_is_found_no_more_and_stays_sealed(
     pool.check_integrity()
 
 
+def test_a_shared_block_is_used_until_its_last_reference_is_given_back() -> None:
+    pool = BlockPool(2, 16)
+    [shared] = pool.allocate(1)
+    pool.acquire([shared, shared])
+    for num_used in (1, 1, 0):
+        pool.release([shared])
+        assert pool.num_used == num_used
+    pool.check_integrity()
+
+
+def test_a_cleared_cache_leaves_free_blocks_blank_and_used_ones_sealed() -> None:
+    pool = BlockPool(3, 16)
+    used, free = sealed_sequence(pool, 1, 2)
+    pool.set_checksum(free, 7)
+    pool.release([free])
+    pool.clear_cache()
+    assert (pool.match([named(1)]), pool.num_cached) == ([], 0)
+    assert (pool.hash_of(used), pool.hash_of(free), pool.checksum_of(free)) == (named(1), None, None)
+    pool.check_integrity()
+
+
 CORRUPTIONS = {
     "num_free equals": lambda pool: setattr(pool, "_num_free", pool._num_free + 1),
     "free list links agree: at the head": lambda pool: pool._prev.__setitem__(pool._next[pool._num_blocks], 0),

@@ -25,7 +25,7 @@ class Switch:
         return Availability(self.probe, self.changes.put, interval_s)
 
     async def next_change(self) -> StoreUnavailable | None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await self.changes.get()
 
 

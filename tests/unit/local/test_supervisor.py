@@ -18,7 +18,7 @@ from services.local.supervisor import Change, Died, Restarted, Supervisor
 from tests.unit.local.fakes import FakeCommands
 from tests.unit.local.processes import wait_for_end
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from loadtest.bench.router.http2 import Connection
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 async def serve(request: bytes, context: grpc.aio.ServicerContext) -> None:

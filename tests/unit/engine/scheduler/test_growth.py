@@ -101,3 +101,18 @@ def test_one_that_has_the_pool_to_itself_starts_however_long_it_may_become():
     s.join("a", 5, {}, None)
     s.add(sequence("b", [3] * 8, max_tokens=7))
     assert [item.sequence_id for item in s.schedule().sequences] == ["a"]
+
+
+def test_only_the_newest_answers_are_remembered():
+    observed = OutputLengths(1.0, 10)
+    observed.observe(1000)
+    for _ in range(WINDOW - 1):
+        observed.observe(5)
+    assert observed.expected(0) == 1000
+    observed.observe(7)  # the longest one is the oldest, too
+    assert observed.expected(0) == 7
+    for length in range(WINDOW, 0, -1):
+        observed.observe(length)
+    assert [observed.expected(n) for n in (0, 100, WINDOW - 1)] == [WINDOW] * 3
+    assert observed.expected(WINDOW) == 2 * WINDOW
+    assert len(observed._sorted) == WINDOW

@@ -86,6 +86,24 @@ async def test_every_block_arrives_at_its_index_with_its_checksum(finished: bool
         assert sorted(pair.released) == [3, 4, 11]
 
 
+async def test_a_hand_off_has_one_trailer_and_it_is_the_last_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Pair() as pair:
+        indexes: list[int] = []
+        send = pair.sender.send
+
+        async def noting(address: bytes, ticket: int, index: int, memory: memoryview) -> None:
+            indexes.append(index)
+            await send(address, ticket, index, memory)
+
+        monkeypatch.setattr(pair.sender, "send", noting)
+        receiving = pair.received(0)
+        async with pair.shipment(1) as shipment:
+            shipment.add(block(0, 3))
+            await shipment.finish(1, NUM_TOKENS, finished=False)
+        await receiving
+        assert indexes == [0, TRAILER_INDEX]
+
+
 async def test_a_hand_off_without_blocks_is_its_trailer_alone() -> None:
     async with Pair() as pair:
         receiving = pair.received()

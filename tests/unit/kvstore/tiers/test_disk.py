@@ -164,3 +164,14 @@ def test_a_tier_that_was_not_started_says_so(tmp_path: Path) -> None:
     data = memoryview(block(0))
     with pytest.raises(StoreUnavailable, match="not started"):
         tier.put(HASHES[0], data, block_checksum(data))
+
+
+@pytest.mark.parametrize("name", ["ab12.kv", f"{HASHES[0].hex()}ab.kv", f"{HASHES[0].hex()}.txt", "no hash.kv"])
+def test_a_file_that_is_no_block_by_its_name_is_left_alone(tmp_path: Path, name: str) -> None:
+    started(tmp_path).close()
+    (tmp_path / "ab").mkdir()
+    other = tmp_path / "ab" / name
+    other.write_bytes(b"somebody else's")
+    tier = started(tmp_path)
+    assert (tier.counters.num_bad, other.read_bytes()) == (0, b"somebody else's")
+    tier.close()

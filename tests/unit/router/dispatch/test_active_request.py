@@ -52,11 +52,11 @@ async def test_a_prompt_reader_gets_every_token_by_itself(active: ActiveRequest)
     for token_id in (5, 6):
         took.clear()
         active.emit(tokens(token_id))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await took.wait()
     active.emit(tokens(7, finish=types_pb2.FINISH_REASON_STOP))
     active.settle()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await reading
     assert [delta.token_ids for delta in read] == [(5,), (6,), (7,)]
 
@@ -80,7 +80,7 @@ async def test_the_last_tokens_wait_until_the_request_is_settled(active: ActiveR
         await asyncio.sleep(0)
         assert not last.done()
     active.settle()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert (await last).token_ids == (6,)
 
 
@@ -88,7 +88,7 @@ async def test_a_request_that_is_given_up_ends_its_reader(active: ActiveRequest)
     reading = asyncio.ensure_future(anext(deltas(active), None))
     await asyncio.sleep(0)
     active.settle()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert await reading is None
 
 
@@ -112,7 +112,7 @@ async def test_an_end_that_overtakes_its_woken_reader_waits_too(active: ActiveRe
         await asyncio.sleep(0)
         assert not reading.done()
     active.settle()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert (await reading).token_ids == (5, 6)
 
 
@@ -155,7 +155,7 @@ async def test_the_first_tokens_are_written_at_once_and_later_ones_may_wait_for_
     for event in (RequestEvent.PLACED, RequestEvent.SUBMITTED, RequestEvent.JOINED):
         made.move(event)
     source = deltas(made)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         for token_id in (5, 6, 7):
             reading = asyncio.ensure_future(anext(source))
             await asyncio.sleep(0)

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -171,6 +172,7 @@ def test_the_only_worker_with_room_is_found_in_a_large_fleet():
     assert placement.choose(prompt(), decodes, prefills, collocated=False) == Choice("d77", "p123")
 
 
+@pytest.mark.timing
 def test_a_decision_among_a_thousand_workers_takes_less_than_a_millisecond():
     decodes = pool(*(view(f"d{n}", num_free_blocks=100_000, num_total_blocks=100_000) for n in range(1000)))
     prefills = pool(*(view(f"p{n}", num_queued_tokens=n) for n in range(1000)))
@@ -250,3 +252,10 @@ def test_no_excluded_worker_is_chosen_while_there_are_others(excluded, names, li
     choice = placement.choose(request, pool(*map(view, sorted(names))), pool(), collocated=True)
     assert choice is not None
     assert choice.decode not in excluded or names <= excluded
+
+
+@pytest.mark.parametrize(("queued", "route"), [(0, Route.SHORT_SUFFIX), (84, Route.SHORT_SUFFIX), (85, Route.HAND_OFF)])
+def test_what_a_decode_worker_has_to_prefill_already_counts_with_a_short_suffix(queued, route):
+    busy = view("d", num_queued_tokens=queued)
+    chosen = choose([busy], [view("p")], prompt(d=48), thresholds=Thresholds(short_suffix_tokens=100))
+    assert chosen.route is route

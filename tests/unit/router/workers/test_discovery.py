@@ -18,7 +18,7 @@ from services.router.workers.file_discovery import FileDiscovery, parse_workers
 from shared.errors import ConfigError
 from shared.identity import WorkerRole
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 P0 = DiscoveredWorker("p0", WorkerRole.PREFILL, "h:1", ("z", "r"))
 D0 = DiscoveredWorker("d0", WorkerRole.DECODE, "h:2")
 D1 = DiscoveredWorker("d1", WorkerRole.DECODE, "[::1]:3", ("z",))

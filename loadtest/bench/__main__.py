@@ -21,6 +21,7 @@ BENCHMARKS = {
     "prefix": ("prefix.measure", "Prefix hits of a fleet compared with one ideal cache, and TTFT with the store."),
     "router": ("router.measure", "Latency that a router adds to a request, and its token throughput."),
     "overload": ("router.overload", "A router at three times its workers' capacity."),
+    "determinism": ("determinism.measure", "How often answers depend on their batch or a retry; what the mode costs."),
     "long-prompt": ("long_prompt.measure", "Effect of long prompts on running answers."),
 }
 """Name → module with the command `main`, and its line of help."""

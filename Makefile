@@ -41,7 +41,7 @@ PREFIX_FLAGS = $(foreach name,TRACE REQUESTS WORKERS PARTS,$(if $(findstring com
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast test-gpu test-timing test-sweep lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-memory loadtest chaos soak clean always wheel mutation fuzz
+.PHONY: help setup run test test-fast test-gpu test-timing test-sweep lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-memory loadtest chaos soak clean always wheel mutation fuzz bench-determinism
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -119,6 +119,9 @@ bench-overload: setup  ## a router at three times its workers' capacity: OUT=fil
 
 bench-long-prompt: setup  ## what long prompts do to running answers, disaggregated and collocated: OUT=file
 	$(BIN)/python -m loadtest.bench long-prompt $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
+
+bench-determinism: setup  ## how often answers depend on their batch or on a retry, without and with deterministic mode, and its cost: OUT=file
+	$(BIN)/python -m loadtest.bench determinism $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
 
 bench-prefix: setup  ## prefix hits of a fleet beside one ideal cache, and TTFT with the store: TRACE=path REQUESTS=n WORKERS="1 2 4" PARTS="index no-index store ttft" OUT=file
 	$(BIN)/python -m loadtest.bench prefix $(PREFIX_FLAGS) $(ARGS)

@@ -36,8 +36,10 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=1, seed=0)
 class Bench:
     """One model, ready to run steps of any shape."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, kernels: str, num_kv_tokens: int) -> None:
-        self.decoder = Decoder.load(folder, dtype, "cpu", kernels=kernels)
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, kernels: str, num_kv_tokens: int, *, deterministic: bool = False
+    ) -> None:
+        self.decoder = Decoder.load(folder, dtype, "cpu", kernels=kernels, deterministic=deterministic)
         config = self.decoder.config
         name = str(dtype).removeprefix("torch.")
         self.layout = config.block_layout(BLOCK_SIZE, name)

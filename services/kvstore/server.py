@@ -28,6 +28,7 @@ from shared.block_service.servicer import SERVICE_NAME as BLOCK_SERVICE_NAME
 from shared.block_service.servicer import BlockServicer
 from shared.errors import ConfigError, StoreUnavailable
 from shared.identity import WorkerIdentity, WorkerRole
+from shared.kv.fleet_key import FleetKey
 from shared.kv.ucx import UcxTransfer
 from shared.kv_index.holders import Tier
 from shared.kv_index.publisher import IndexPublisher
@@ -134,7 +135,7 @@ class KVStoreServer:
         def publisher(tier: Tier) -> IndexPublisher:
             return IndexPublisher(claims, identity, tier=tier)
 
-        return StoreNode(config, UcxTransfer(), publisher)
+        return StoreNode(config, UcxTransfer(fleet_key=FleetKey.of(settings.fleet_key.get_secret_value())), publisher)
 
     async def _on_change(self, error: StoreUnavailable | None) -> None:
         if error is None:

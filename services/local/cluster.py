@@ -22,6 +22,7 @@ from services.local.commands import (
     with_flags,
 )
 from services.local.cores import share_cores
+from services.local.environment import cluster_environment
 from services.local.parts import IndexPart, ServicePart
 from services.local.readiness import wait_until_serving
 from services.local.spec import ClusterSpec
@@ -62,6 +63,7 @@ class LocalCluster:
         """host:port of the OpenAI API, once started."""
         self.grpc = ""
         """host:port of tandem.v1.InferenceService, once started."""
+        self._environment = cluster_environment()
         self._commands = commands if commands is not None else TandemCommands(spec)
         self._on_progress = on_progress if on_progress is not None else _ignore
         self._index: EmbeddedValkey | None = None
@@ -196,7 +198,7 @@ class LocalCluster:
 
     async def _spawn(self, name: str, command: Sequence[str]) -> ServicePart:
         log_path = self.spec.log_dir / f"{name}.log"
-        part = ServicePart(name, command, log_path, self.spec.start_timeout_s, self._on_progress)
+        part = ServicePart(name, command, log_path, self.spec.start_timeout_s, self._on_progress, self._environment)
         self._parts[name] = part
         self._on_progress(name, Progress(0.0, "starting"))
         await part.start()

@@ -15,5 +15,6 @@ def cluster_environment() -> Mapping[str, str]:
     return {
         "TANDEM_WORKER_FLEET_KEY": key,
         "TANDEM_KVSTORE_FLEET_KEY": key,
+        "TANDEM_ROUTER_FLEET_KEY": key,
         "UCX_NET_DEVICES": "lo",
     }

@@ -64,6 +64,11 @@ class FleetKey:
         return hashlib.blake2b(purpose, key=self._root, digest_size=32).digest()
 
 
+def token_of(key: FleetKey | None) -> str:
+    """The key's token, empty without a key."""
+    return key.token() if key is not None else ""
+
+
 class HandoffSeal:
     """Tags of one hand-off's blocks and messages, 16 bytes each; both sides have one. `repr` shows no secret."""
 

@@ -12,6 +12,7 @@ BENCHMARKS = {
     "gpu-limits": ("engine.gpu_limits", "A GPU's properties, copy and matrix rates."),
     "gpu-trace": ("engine.gpu_trace", "The kernels of a decode step and a prompt on a GPU."),
     "staging": ("engine.staging", "Blocks between a GPU's pool and host memory."),
+    "transfer": ("transfer.measure", "Hand-offs between two processes: what notes, checks and tags cost."),
     "host-time": ("engine.host_time", "What an engine step costs the host, without a GPU."),
     "kernels": ("kernels.measure", "Triton kernels on a GPU, with its limits."),
     "peers": ("peers.measure", "The engine and its peers on the same weights, in turns."),

@@ -47,6 +47,8 @@ def not_permitted() -> str:
 class Network:
     """The parts' namespaces; implements `Places`. Part number n has the address 10.77.n.2. Call `enter` first."""
 
+    on_loopback = False
+
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._num_ports = 0

@@ -237,7 +237,7 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         item.reservation = Reservation(
             item.request_id,
             reserved.num_cached_tokens,
-            HandoffReceiver(self.host.transfer, self._arrival_check, arriving, item.num_tokens),
+            HandoffReceiver(self.host.transfer, self._arrival_check, arriving, item.num_tokens, self.host.fleet_key),
             lambda answer: item.session.send(decode_pb2.DecodeEvent(reserved=answer)),
             self.host.settings.handoff_timeout_s,
         )

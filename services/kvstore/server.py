@@ -28,9 +28,11 @@ from shared.block_service.servicer import SERVICE_NAME as BLOCK_SERVICE_NAME
 from shared.block_service.servicer import BlockServicer
 from shared.errors import ConfigError, StoreUnavailable
 from shared.identity import WorkerIdentity, WorkerRole
+from shared.kv.fleet_key import FleetKey, token_of
 from shared.kv.ucx import UcxTransfer
 from shared.kv_index.holders import Tier
 from shared.kv_index.publisher import IndexPublisher
+from shared.rpc.fleet_identity import FleetGuard
 from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc
 from shared.rpc.server import RpcServer
 from shared.telemetry.metrics import Metrics
@@ -45,6 +47,7 @@ class KVStoreServer:
     def __init__(self, settings: KVStoreSettings) -> None:
         """Raises ConfigError for a malformed URL or a disk tier without a folder; no I/O before `start()`."""
         self._settings = settings
+        self._fleet_key = FleetKey.of(settings.fleet_key.get_secret_value())
         self._redis = redis_client(
             settings.redis_url.get_secret_value(), settings.redis_timeout_s, cluster=settings.redis_cluster
         )
@@ -113,7 +116,9 @@ class KVStoreServer:
         kvstore_pb2_grpc.add_KVStoreServiceServicer_to_server(self._servicer, server)
         if self._node is not None:
             kvstore_pb2_grpc.add_StoreServiceServicer_to_server(StoreServicer(self._node, self._node_name), server)
-            kvstore_pb2_grpc.add_BlockServiceServicer_to_server(BlockServicer(self._node), server)
+            kvstore_pb2_grpc.add_BlockServiceServicer_to_server(
+                BlockServicer(self._node, FleetGuard(token_of(self._fleet_key))), server
+            )
 
     def _make_node(self) -> StoreNode:
         settings = self._settings
@@ -134,7 +139,7 @@ class KVStoreServer:
         def publisher(tier: Tier) -> IndexPublisher:
             return IndexPublisher(claims, identity, tier=tier)
 
-        return StoreNode(config, UcxTransfer(), publisher)
+        return StoreNode(config, UcxTransfer(fleet_key=self._fleet_key), publisher)
 
     async def _on_change(self, error: StoreUnavailable | None) -> None:
         if error is None:

@@ -20,6 +20,7 @@ from services.local.commands import (
     store_name,
     with_flags,
 )
+from services.local.environment import cluster_environment
 from services.local.parts import IndexPart, ServicePart
 from services.local.places import INDEX, Places, ThisHost
 from services.local.readiness import wait_until_serving
@@ -71,6 +72,7 @@ class LocalCluster:
         self._stores: dict[str, str] = {}
         self._parts: dict[str, ServicePart] = {}
         self._places: Places = places if places is not None else ThisHost()
+        self._environment = cluster_environment(loopback=self._places.on_loopback)
         self._changes: asyncio.Queue[Change] = asyncio.Queue()
         self._supervisor = Supervisor(self._on_change, restart=spec.restart, hang_timeout_s=spec.hang_timeout_s)
         self._stopping: asyncio.Task[None] | None = None
@@ -221,9 +223,8 @@ class LocalCluster:
 
     async def _spawn(self, name: str, command: Sequence[str]) -> ServicePart:
         log_path = self.spec.log_dir / f"{name}.log"
-        part = ServicePart(
-            name, self._places.command(name, command), log_path, self.spec.start_timeout_s, self._on_progress
-        )
+        command = self._places.command(name, command)
+        part = ServicePart(name, command, log_path, self.spec.start_timeout_s, self._on_progress, self._environment)
         self._parts[name] = part
         self._on_progress(name, Progress(0.0, "starting"))
         await part.start()

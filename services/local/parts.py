@@ -32,13 +32,16 @@ class ServicePart:
         log_path: Path,
         start_timeout_s: float,
         on_progress: Callable[[str, Progress], None],
+        environment: Mapping[str, str],
     ) -> None:
-        """`on_progress` is called during the first start alone. `start_timeout_s` as in ClusterSpec."""
+        """`environment` is added to the launcher's own at each start; `on_progress` is called during the first start
+        alone. `start_timeout_s` as in ClusterSpec."""
         self.name = name
         self.log_path = log_path
         self._command = tuple(command)
         self._start_timeout_s = start_timeout_s
-        self.child = ChildProcess(name, command, log_path, on_progress=on_progress)
+        self._environment = environment
+        self.child = ChildProcess(name, command, log_path, environment=environment, on_progress=on_progress)
         """The process of the latest start."""
         self._grpc = ""
         self.endpoints: Mapping[str, str] = {}
@@ -57,7 +60,7 @@ class ServicePart:
 
     async def restart(self) -> None:
         """See `Part`. A process that is not ready in time is killed."""
-        self.child = ChildProcess(self.name, self._command, self.log_path, keep_log=True)
+        self.child = ChildProcess(self.name, self._command, self.log_path, environment=self._environment, keep_log=True)
         await self.child.start()
         try:
             await self.ready()

@@ -15,6 +15,9 @@ INDEX = "valkey"
 class Places(Protocol):
     """A place for each part by its name. A part that is started again has the same place."""
 
+    on_loopback: bool
+    """Whether all places are on this host's loopback."""
+
     def reserve_index(self) -> str:
         """As `reserve`, for the server behind the index; empty: it listens on a unix socket alone."""
 
@@ -31,6 +34,8 @@ class Places(Protocol):
 
 class ThisHost:
     """Every part in the launcher's own network. Implements `Places`."""
+
+    on_loopback = True
 
     def __init__(self) -> None:
         self._reserved = ExitStack()

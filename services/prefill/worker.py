@@ -125,6 +125,7 @@ class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
             self.host.engine.blocks.outgoing,
             self._release,
             self.host.settings.handoff_timeout_s,
+            self.host.seal(submit.ticket),
         )
         log = attempt_log(logger, submit.request_id, submit.trace)
         log.debug("request %s: %d tokens to prefill", submit.request_id, len(submit.token_ids))

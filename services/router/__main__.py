@@ -32,6 +32,7 @@ from services.router.workers.fleet import Fleet
 from services.router.workers.liveness import LivenessLimits
 from shared.address import Address, parse_named
 from shared.block_service.store_nodes import StoreNodes
+from shared.kv.fleet_key import FleetKey, token_of
 from shared.kv_index.client import KVStoreClient
 from shared.model.chat_template import ChatTemplate
 from shared.model.tokenizer import Tokenizer
@@ -55,6 +56,7 @@ class RouterService:
         settings.tls.check("tls", mutual=True)
         settings.edge.tls.check("edge.tls", mutual=False)
         credentials = settings.tls.channel_credentials()
+        token = token_of(FleetKey.of(settings.fleet_key.get_secret_value()))
         self._store = None
         if settings.kvstore:
             self._store = KVStoreClient(
@@ -81,7 +83,7 @@ class RouterService:
         )
         self._drain = Drain(self._dispatcher)
         self._drain_timeout_s = settings.drain_timeout_s
-        self._stores = StoreNodes(parse_named(settings.stores, "stores", unnamed=True), credentials)
+        self._stores = StoreNodes(parse_named(settings.stores, "stores", unnamed=True), credentials, token)
         self._watch = CacheWatch(self._store, self._stores)
 
         input_processor = InputProcessor(self._drain, tokenizer, template, model_name, settings.edge)
@@ -100,6 +102,7 @@ class RouterService:
             self._metrics.tenants,
             settings.edge,
             credentials,
+            token,
         )
 
         fleet = FleetServicer(self._fleet, settings.edge)

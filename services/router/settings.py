@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from services.router.admission.settings import AdmissionSettings
@@ -35,6 +35,9 @@ class RouterSettings(ServiceSettings):
     """host:port of the gRPC API."""
     tls: Tls = Tls()
     """Mutual TLS of the gRPC calls to workers, KV store and store nodes: cert, key, ca; in all services or in none."""
+    fleet_key: SecretStr = SecretStr("")
+    """Secret of the fleet, the one of its workers and store nodes: with one they let nobody else flush caches. Best
+    given by the environment. Empty = none."""
     model: Path
     """Model folder; the router reads its tokenizer and chat template."""
     served_model_name: str = ""

@@ -22,9 +22,11 @@ from shared.block_service.servicer import SERVICE_NAME as BLOCK_SERVICE_NAME
 from shared.block_service.servicer import BlockServicer
 from shared.engine.messages import Event
 from shared.identity import WorkerIdentity
+from shared.kv.fleet_key import token_of
 from shared.kv_index.client import KVStoreClient
 from shared.kv_index.publisher import IndexPublisher
 from shared.process import progress_event
+from shared.rpc.fleet_identity import FleetGuard
 from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc
 from shared.rpc.server import RpcServer
 from shared.telemetry.metrics import Metrics
@@ -43,14 +45,16 @@ class WorkerService:
         store: KVStoreClient | None,
         publisher: IndexPublisher | None,
         connector: KVConnector,
+        guard: FleetGuard,
     ) -> None:
-        """Owns all of them."""
+        """Owns all of them but the guard."""
         self._connector = connector
         self._host = host
         self._store = store
         self._worker = worker
         self._publisher = publisher
         self._watch: asyncio.Task[None] | None = None
+        self._guard = guard
         settings = host.settings
         self._metrics = Metrics(f"tandem-{worker.role.name.lower()}", settings.name)
         self._metrics.observe(METRICS, WorkerSources(worker.load, host.engine.steps, host.transfer.counters))
@@ -72,7 +76,9 @@ class WorkerService:
 
         def register_all(server: grpc.aio.Server) -> None:
             register(server)
-            kvstore_pb2_grpc.add_BlockServiceServicer_to_server(BlockServicer(self._connector.server), server)
+            kvstore_pb2_grpc.add_BlockServiceServicer_to_server(
+                BlockServicer(self._connector.server, self._guard), server
+            )
 
         await self._metrics_server.start()
         self.server = RpcServer(
@@ -142,8 +148,9 @@ async def start_worker(
     handle = worker.on_event
     for event in events:
         worker.on_event(event)
-    service = WorkerService(host, worker, store, publisher, connector)
-    sessions: SessionServer[Any, Any] = SessionServer(worker)
+    guard = FleetGuard(token_of(host.fleet_key))
+    service = WorkerService(host, worker, store, publisher, connector, guard)
+    sessions: SessionServer[Any, Any] = SessionServer(worker, guard)
     await service.serve(lambda server: register(server, sessions), service_name)
     model = host.model
     logger.info(

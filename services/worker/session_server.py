@@ -20,9 +20,10 @@ from services.worker.engine_progress import EngineProgress
 from services.worker.session import Session
 from services.worker.worker import Worker
 from shared import failpoints
-from shared.errors import DeadlineExceeded, InvalidRequest, ModelMismatch, TandemError
+from shared.errors import DeadlineExceeded, InvalidRequest, ModelMismatch, TandemError, Unauthenticated
 from shared.fingerprints import difference
 from shared.rpc.errors import abort
+from shared.rpc.fleet_identity import FleetGuard
 from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.rpc.protocol import PROTOCOL_VERSION
 
@@ -38,8 +39,10 @@ EventT = TypeVar("EventT")
 class SessionServer(Generic[CommandT, EventT]):
     """Serves the `Session` method of a worker's gRPC service."""
 
-    def __init__(self, worker: Worker[CommandT, EventT]) -> None:
+    def __init__(self, worker: Worker[CommandT, EventT], guard: FleetGuard | None = None) -> None:
+        """`guard` admits who may drain the worker; None: all."""
         self._worker = worker
+        self._guard = guard or FleetGuard()
         self._ids = itertools.count(1)
         self._newest: dict[str, Session[EventT]] = {}  # by router name, ended ones too: their epochs are refused
         self._progress: EngineProgress | None = None
@@ -123,10 +126,17 @@ class SessionServer(Generic[CommandT, EventT]):
             command = await context.read()
             if command is grpc.aio.EOF or session.closed:
                 return
-            if command.WhichOneof("command") == "heartbeat":
+            kind = command.WhichOneof("command")
+            if kind == "heartbeat":
                 session.silent_s = 0.0
-            else:
-                self._worker.take(session, command)
+                continue
+            if kind == "drain":
+                try:
+                    self._guard.check(context)
+                except Unauthenticated as error:
+                    logger.warning("router %s may not drain this worker", session.router_name)
+                    await abort(context, error)
+            self._worker.take(session, command)
 
     async def _write(self, session: Session[EventT], context: grpc.aio.ServicerContext[Any, Any]) -> None:
         while True:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from pydantic import AliasChoices, Field, field_validator
+from pydantic import AliasChoices, Field, SecretStr, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from shared.config import ServiceSettings
@@ -34,7 +34,11 @@ class WorkerSettings(ServiceSettings):
     """host:port of the session server; port 0 = any free one."""
     tls: Tls = Tls()
     """Mutual TLS of the gRPC calls between services: cert, key and ca, in all of them or in none. It does not cover the
-    blocks, which travel over UCX."""
+    blocks, which travel over UCX: see fleet_key."""
+    fleet_key: SecretStr = SecretStr("")
+    """Secret of the fleet, 16 bytes or more, the same in all of its services; best given by the environment. With one,
+    blocks are sent to addresses alone that the fleet has signed, a hand-off's are taken with its tags alone, and only
+    the fleet's services may fetch blocks, flush caches or drain a worker. Empty = none of that."""
     metrics: str = "127.0.0.1:0"
     """host:port of the Prometheus page, /metrics; port 0 = any free one, empty = no such page."""
     model: Path

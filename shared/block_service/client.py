@@ -10,6 +10,7 @@ import grpc.aio
 from shared.errors import DeadlineExceeded, StoreUnavailable, TandemError, WorkerLost
 from shared.kv_index.holders import Tier, join_hashes
 from shared.rpc.errors import from_rpc_error
+from shared.rpc.fleet_identity import fleet_metadata
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
 from shared.rpc.server import channel
 
@@ -40,9 +41,11 @@ class BlockClient:
         *,
         look_up_timeout_s: float = LOOK_UP_TIMEOUT_S,
         credentials: grpc.ChannelCredentials | None = None,
+        token: str = "",
     ) -> None:
-        """`address` is host:port; `credentials` are those of mutual TLS."""
+        """`address` is host:port; `credentials` are those of mutual TLS, `token` is `FleetKey.token()`."""
         self._credentials = credentials
+        self._metadata = fleet_metadata(token)
         self.address = address
         self._look_up_timeout_s = look_up_timeout_s
         self._channel: grpc.aio.Channel | None = None
@@ -68,7 +71,9 @@ class BlockClient:
         request = kvstore_pb2.FetchRequest(
             block_hashes=join_hashes(hashes), block_bytes=block_bytes, ticket=ticket, transfer_address=transfer_address
         )
-        call = kvstore_pb2_grpc.BlockServiceStub(self.connected()).Fetch(request, timeout=timeout_s)
+        call = kvstore_pb2_grpc.BlockServiceStub(self.connected()).Fetch(
+            request, timeout=timeout_s, metadata=self._metadata
+        )
         try:
             async for part in call:
                 if any(index >= len(hashes) for index in part.block_indexes):
@@ -86,7 +91,7 @@ class BlockClient:
         """Drops a tenant's blocks, or all. Raises InvalidRequest if the holder does not track tenants."""
         stub = kvstore_pb2_grpc.BlockServiceStub(self.connected())
         try:
-            return await stub.Flush(kvstore_pb2.FlushRequest(tenant=tenant), timeout=timeout_s)
+            return await stub.Flush(kvstore_pb2.FlushRequest(tenant=tenant), timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise self.translate(error) from error
 

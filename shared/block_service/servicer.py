@@ -14,6 +14,7 @@ from shared.errors import InvalidRequest, TandemError
 from shared.kv.transfer import TICKET_BITS
 from shared.kv_index.hash_lists import split_hashes
 from shared.rpc.errors import abort
+from shared.rpc.fleet_identity import FleetGuard
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -45,9 +46,10 @@ class BlockProvider(Protocol):
 class BlockServicer(kvstore_pb2_grpc.BlockServiceServicer):
     """Serves one provider over gRPC."""
 
-    def __init__(self, provider: BlockProvider) -> None:
-        """Does not close the provider."""
+    def __init__(self, provider: BlockProvider, guard: FleetGuard | None = None) -> None:
+        """Does not close the provider. `guard` admits who may fetch and flush; None: all."""
         self._provider = provider
+        self._guard = guard or FleetGuard()
 
     async def LookUp(self, request: kvstore_pb2.LookUpRequest, context: Context) -> kvstore_pb2.LookUpResponse:  # noqa: N802
         """Which of the blocks are held."""
@@ -59,9 +61,10 @@ class BlockServicer(kvstore_pb2_grpc.BlockServiceServicer):
 
     async def Flush(self, request: kvstore_pb2.FlushRequest, context: Context) -> kvstore_pb2.FlushResponse:  # noqa: N802
         """Drops blocks."""
-        return await answer(self._flush(request), context)
+        return await answer(self._flush(request, context), context)
 
-    async def _flush(self, request: kvstore_pb2.FlushRequest) -> kvstore_pb2.FlushResponse:
+    async def _flush(self, request: kvstore_pb2.FlushRequest, context: Context) -> kvstore_pb2.FlushResponse:
+        self._guard.check(context)
         num_blocks, num_bytes = await self._provider.flush(request.tenant if request.HasField("tenant") else None)
         return kvstore_pb2.FlushResponse(num_blocks=num_blocks, num_bytes=num_bytes)
 
@@ -73,6 +76,7 @@ class BlockServicer(kvstore_pb2_grpc.BlockServiceServicer):
         return kvstore_pb2.LookUpResponse(held=bytes(bits))
 
     async def _fetch(self, request: kvstore_pb2.FetchRequest, context: Context) -> None:
+        self._guard.check(context)
         names = split_hashes(request)
         if request.ticket >> TICKET_BITS:
             raise InvalidRequest(f"ticket has more than {TICKET_BITS} bits", field="ticket", limit=TICKET_BITS)

@@ -42,10 +42,14 @@ class StoreNodes:
     for administrators: it asks the silent nodes too and changes nothing.
     """
 
-    def __init__(self, addresses: Mapping[str, str], credentials: grpc.ChannelCredentials | None = None) -> None:
+    def __init__(
+        self, addresses: Mapping[str, str], credentials: grpc.ChannelCredentials | None = None, token: str = ""
+    ) -> None:
         """`addresses` are host:port by name; all workers and routers must use the same names. Owns the clients, which
-        connect on first use."""
-        self._clients = {name: StoreClient(address, credentials=credentials) for name, address in addresses.items()}
+        connect on first use; `credentials` and `token` as theirs."""
+        self._clients = {
+            name: StoreClient(address, credentials=credentials, token=token) for name, address in addresses.items()
+        }
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._refused: set[str] = set()
         self._closed = False

@@ -45,8 +45,9 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         tenants: Mapping[str, TenantCounts],
         settings: EdgeSettings,
         credentials: grpc.ChannelCredentials | None = None,
+        token: str = "",
     ) -> None:
-        """Does not close its arguments."""
+        """Does not close its arguments. `credentials` and `token` as in `BlockClient`."""
         self._fleet = fleet
         self._index = index
         self._nodes = nodes
@@ -54,6 +55,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         self._tenants = tenants
         self._settings = settings
         self._credentials = credentials
+        self._token = token
         self._keys = ApiKeys.of(settings)
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -115,7 +117,10 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
 
     async def _flush_pools(self) -> list[Answer[kvstore_pb2.FlushResponse]]:
         # Also workers without a session: they may be alive and keep their pools.
-        pools = {link.address: BlockClient(link.address, credentials=self._credentials) for link in self._fleet.links}
+        pools = {
+            link.address: BlockClient(link.address, credentials=self._credentials, token=self._token)
+            for link in self._fleet.links
+        }
         try:
             return await ask_all(pools, lambda _, client: client.flush(None, OPERATOR_TIMEOUT_S))
         finally:

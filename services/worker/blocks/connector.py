@@ -17,6 +17,7 @@ from services.worker.blocks.store_offloader import StoreOffloader
 from services.worker.host import EngineHost
 from shared.block_service.store_nodes import StoreNodes
 from shared.engine.messages import BlocksAdopted, BlocksHeld, CacheFlushed, FetchPrepared, PoolChanged, SequenceEnded
+from shared.kv.fleet_key import token_of
 from shared.kv.rendezvous import by_keeper
 
 
@@ -30,8 +31,9 @@ class KVConnector:
         """`stores` are the store nodes, host:port by name. The host must be started."""
         self._exchange = BlockExchangeClient(host.engine)
         self._local = LocalBlocks()
-        self._peers = Peers(credentials)
-        self.nodes = StoreNodes(stores, credentials)
+        token = token_of(host.fleet_key)
+        self._peers = Peers(credentials, token)
+        self.nodes = StoreNodes(stores, credentials, token)
         self.offers = {name: StoreOffloader(host, name, self.nodes, self._exchange) for name in self.nodes.names}
         policy = FetchPolicy(host.settings.prefix_fetch)
         self.fetches = PrefixFetch(host, self.nodes, self._peers, self._exchange, self._local, policy)

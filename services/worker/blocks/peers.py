@@ -23,9 +23,10 @@ RETRY_S = 5.0
 class Peers:
     """Clients by host:port."""
 
-    def __init__(self, credentials: grpc.ChannelCredentials | None = None) -> None:
-        """Connects to nobody before `client`."""
+    def __init__(self, credentials: grpc.ChannelCredentials | None = None, token: str = "") -> None:
+        """Connects to nobody before `client`; `credentials` and `token` as in `BlockClient`."""
         self._credentials = credentials
+        self._token = token
         self._clients: OrderedDict[str, BlockClient] = OrderedDict()
         self._silent_until: dict[str, float] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -37,7 +38,7 @@ class Peers:
         self._silent_until.pop(address, None)
         client = self._clients.get(address)
         if client is None:
-            client = self._clients[address] = BlockClient(address, credentials=self._credentials)
+            client = self._clients[address] = BlockClient(address, credentials=self._credentials, token=self._token)
             if len(self._clients) > MAX_PEERS:
                 self._forget(next(iter(self._clients)))
         self._clients.move_to_end(address)

@@ -1,34 +1,56 @@
-"""Checksums of blocks where they arrive: in host memory, beside the event loop."""
+"""Whether blocks are what they were where they were made: in host memory, where they arrive, beside the event loop."""
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from shared.kv.checksum_weights import checksum_weights, weighted_sum
+from shared.kv.fleet_key import HandoffSeal
 
-_AT_ONCE_BYTES = 64 << 10
-"""Up to this many bytes are checked on the loop, within some 50 µs: a thread would take longer to wake."""
+AT_ONCE_BYTES = 64 << 10
+"""Up to this many bytes are read on the loop, within some 50 µs: a thread would take longer to wake."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """What its sender says of a block."""
+
+    checksum: int
+    tag: bytes = b""
+    """By the hand-off's seal, where there is one."""
 
 
 class ArrivalCheck:
-    """Checksums of blocks of one size; holds their weights, 8 bytes a word."""
+    """Checks blocks of one size; holds a checksum's weights, 8 bytes a word."""
 
     def __init__(self, block_bytes: int) -> None:
         """`block_bytes` is a multiple of 8."""
-        self._block_bytes = block_bytes
+        self.block_bytes = block_bytes
         self._weights = checksum_weights(block_bytes // 8)
 
-    async def of(self, blocks: Sequence[memoryview]) -> list[int]:
-        """The blocks' checksums as they are now, each in [0, 2^64); nothing may write to them meanwhile.
+    async def sound(
+        self, blocks: Sequence[tuple[int, memoryview, Announced]], seal: HandoffSeal | None = None
+    ) -> list[bool]:
+        """Of each (block index, bytes, what was announced); nothing may write to the bytes meanwhile.
 
         Once begun it runs to its end, also where the caller is cancelled: the memory must outlive that.
         """
-        if len(blocks) * self._block_bytes <= _AT_ONCE_BYTES:
-            return self._sums(blocks)
-        return await asyncio.to_thread(self._sums, blocks)
+        if len(blocks) * self.block_bytes <= AT_ONCE_BYTES:
+            return self._check(blocks, seal)
+        return await asyncio.to_thread(self._check, blocks, seal)
 
-    def _sums(self, blocks: Sequence[memoryview]) -> list[int]:
-        return [weighted_sum(np.frombuffer(block, np.dtype("<u8")), self._weights) for block in blocks]
+    def checksum(self, block: memoryview) -> int:
+        """In [0, 2^64)."""
+        return weighted_sum(np.frombuffer(block, np.dtype("<u8")), self._weights)
+
+    def _check(self, blocks: Sequence[tuple[int, memoryview, Announced]], seal: HandoffSeal | None) -> list[bool]:
+        return [
+            self.checksum(memory) == announced.checksum
+            and (seal is None or hmac.compare_digest(seal.block_tags([(index, memory)])[0], announced.tag))
+            for index, memory, announced in blocks
+        ]

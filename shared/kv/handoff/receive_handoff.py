@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from shared.errors import TransferFailed
-from shared.kv.handoff.arrival_check import ArrivalCheck
+from shared.kv.fleet_key import FleetKey, HandoffSeal
+from shared.kv.handoff.arrival_check import Announced, ArrivalCheck
 from shared.kv.handoff.receiving import end_receives
 from shared.kv.handoff.trailer import decode_trailer, trailer_bytes
 from shared.kv.transfer import Incoming, KVTransfer, new_ticket
@@ -50,6 +51,8 @@ class HandoffReceiver:
     """Where each needed block arrives, by block index."""
     num_tokens: int
     """That the sender must have computed."""
+    fleet_key: FleetKey | None = None
+    """With one, notes, blocks and trailer must carry the tags of their ticket's seal."""
     checksums: dict[int, int] = field(default_factory=dict)
     """Of the blocks that are here, undamaged, by index: nothing writes to them any more."""
     damaged: set[int] = field(default_factory=set)
@@ -62,7 +65,9 @@ class HandoffReceiver:
     _needed: frozenset[int] = frozenset()
     _incoming: Incoming | None = None
     _failure: TransferFailed | None = None
-    _announced: dict[int, int] = field(default_factory=dict)
+    _seal: HandoffSeal | None = None
+    _num_messages: int = 0
+    _announced: dict[int, Announced] = field(default_factory=dict)
     _replaced: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -80,7 +85,11 @@ class HandoffReceiver:
         self._needed = frozenset(needed)
         self._ticket = new_ticket()
         memory = [(index, self.buffers[index]) for index in needed]
-        self._incoming = self.transfer.expect(self._ticket, memory, trailer_bytes(len(needed)))
+        self._num_messages = 0
+        if self.fleet_key is not None:
+            self._seal = self.fleet_key.seal(self._ticket, self.check.block_bytes)
+        size = trailer_bytes(len(needed), sealed=self._seal is not None)
+        self._incoming = self.transfer.expect(self._ticket, memory, size)
         return self._ticket, needed
 
     @property
@@ -151,7 +160,8 @@ class HandoffReceiver:
             except TransferFailed as error:
                 self._failure = error
                 return None
-            trailer = decode_trailer(data)
+            trailer = decode_trailer(data, self._seal, self._num_messages)
+            self._num_messages += 1
             indexes = self._take_checksums(trailer)
             if trailer.more:
                 incoming.expect_another_trailer()
@@ -167,19 +177,22 @@ class HandoffReceiver:
                 return trailer
 
     def _take_checksums(self, trailer: types_pb2.HandoffTrailer) -> list[int]:
-        """The checksums that a note or trailer brings; returns all indexes that it names. Raises TransferFailed."""
-        for index, checksum in zip(trailer.block_indexes, trailer.checksums, strict=True):
-            if index not in self._needed or self._announced.setdefault(index, checksum) != checksum:
-                raise TransferFailed(f"the sender names block {index}, which was not expected or has two checksums")
+        """What a note or trailer says of blocks; returns all indexes that it names. Raises TransferFailed."""
+        tags = trailer.block_tags or [b""] * len(trailer.block_indexes)
+        for index, checksum, tag in zip(trailer.block_indexes, trailer.checksums, tags, strict=True):
+            if index not in self._needed:
+                raise TransferFailed(f"the sender names block {index}, which was not expected")
+            if self._announced.setdefault(index, Announced(checksum, tag)).checksum != checksum:
+                raise TransferFailed(f"the sender gives block {index} two checksums")
         return list(trailer.block_indexes)
 
     async def _confirm(self, indexes: Sequence[int]) -> None:
         """Checks blocks that have arrived and were not checked before."""
         new = [index for index in indexes if index not in self.checksums and index not in self.damaged]
-        found = await self.check.of([self.buffers[index] for index in new])
-        for index, checksum in zip(new, found, strict=True):
-            if checksum == self._announced[index]:
-                self.checksums[index] = checksum
+        arrived = [(index, self.buffers[index], self._announced[index]) for index in new]
+        for index, sound in zip(new, await self.check.sound(arrived, self._seal), strict=True):
+            if sound:
+                self.checksums[index] = self._announced[index].checksum
             else:
                 self.damaged.add(index)
                 self.num_damaged += 1

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from shared.errors import TransferFailed
+from shared.kv.fleet_key import HandoffSeal
+from shared.kv.handoff.arrival_check import AT_ONCE_BYTES
 from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.handoff.trailer import encode_note, encode_trailer
 from shared.kv.transfer import TRAILER_INDEX, KVTransfer
@@ -34,9 +36,11 @@ class Shipment:
         memory: Callable[[int], memoryview],
         release: Callable[[OutgoingBlock], None],
         timeout_s: float,
+        seal: HandoffSeal | None = None,
     ) -> None:
         """`memory(block_id)` is a block's bytes, `release(block)` gives the sender's reference back. A receiver
-        that takes nothing for `timeout_s` after the last chunk is given up."""
+        that takes nothing for `timeout_s` after the last chunk is given up. `seal` tags notes, their blocks and the
+        trailer."""
         self._transfer = transfer
         self._address = address
         self._ticket = ticket
@@ -44,6 +48,9 @@ class Shipment:
         self._memory = memory
         self._release = release
         self._timeout_s = timeout_s
+        self._seal = seal
+        self._num_messages = 0  # notes and trailer
+        self._last_note: asyncio.Event | None = None
         self._sends: list[asyncio.Task[None]] = []
         self._sent: list[OutgoingBlock] = []
         self._error: TransferFailed | None = None
@@ -68,17 +75,10 @@ class Shipment:
 
     def add_noted(self, blocks: Sequence[OutgoingBlock]) -> None:
         """Starts sending blocks, and before them one note with their checksums: the receiver, which must take notes,
-        can tell at once what has arrived undamaged."""
-        note = encode_note(
-            types_pb2.HandoffTrailer(
-                more=True,
-                block_indexes=[block.index for block in blocks],
-                checksums=[block.checksum for block in blocks],
-            )
-        )
-        self._sends.append(asyncio.create_task(self._send_note(memoryview(bytearray(note)))))
-        for block in blocks:
-            self.add(block)
+        can tell at once what has arrived undamaged. Batches leave in their order."""
+        before, self._last_note = self._last_note, asyncio.Event()
+        self._sent.extend(blocks)
+        self._sends.append(asyncio.create_task(self._send_noted(blocks, before, self._last_note)))
 
     async def sent(self) -> None:
         """Waits until everything given so far was sent. Raises TransferFailed where something did not leave."""
@@ -118,25 +118,69 @@ class Shipment:
                 self.drop_receiver()
                 await asyncio.wait(stuck)
 
-    async def _send(self, block: OutgoingBlock) -> None:
+    async def _send(self, block: OutgoingBlock, memory: memoryview | None = None) -> None:
         try:
             if self._error is None:
-                await self._transfer.send(self._address, self._ticket, block.index, self._memory(block.block_id))
+                memory = self._memory(block.block_id) if memory is None else memory
+                await self._transfer.send(self._address, self._ticket, block.index, memory)
         except TransferFailed as error:
             self._error = error
         finally:
             self._release(block)
 
-    async def _send_note(self, note: memoryview) -> None:
+    async def _send_noted(
+        self, blocks: Sequence[OutgoingBlock], before: asyncio.Event | None, left: asyncio.Event
+    ) -> None:
+        """Sends a batch; `before` is set when the note before has left, `left` when this one has."""
         try:
-            await self._transfer.send(self._address, self._ticket, TRAILER_INDEX, note)
+            memory = [self._memory(block.block_id) for block in blocks]
+            tags = await self._tags(blocks, memory)
         except TransferFailed as error:
             self._error = error
+            left.set()
+            for block in blocks:
+                self._release(block)
+            return
+        note = types_pb2.HandoffTrailer(
+            more=True,
+            block_indexes=[block.index for block in blocks],
+            checksums=[block.checksum for block in blocks],
+            block_tags=tags,
+        )
+        sends = [asyncio.create_task(self._send_note(note, before, left))]
+        sends += [asyncio.create_task(self._send(*pair)) for pair in zip(blocks, memory, strict=True)]
+        await asyncio.wait(sends)
+
+    async def _tags(self, blocks: Sequence[OutgoingBlock], memory: Sequence[memoryview]) -> list[bytes]:
+        if self._seal is None:
+            return []
+        pairs = [(block.index, place) for block, place in zip(blocks, memory, strict=True)]
+        if sum(place.nbytes for place in memory) <= AT_ONCE_BYTES:
+            return self._seal.block_tags(pairs)
+        return await asyncio.to_thread(self._seal.block_tags, pairs)
+
+    async def _send_note(
+        self, note: types_pb2.HandoffTrailer, before: asyncio.Event | None, left: asyncio.Event
+    ) -> None:
+        try:
+            if before is not None:
+                await before.wait()
+            if self._error is None:
+                data = bytearray(encode_note(note, self._seal, self._next_number()))
+                await self._transfer.send(self._address, self._ticket, TRAILER_INDEX, memoryview(data))
+        except TransferFailed as error:
+            self._error = error
+        finally:
+            left.set()
+
+    def _next_number(self) -> int:
+        self._num_messages += 1
+        return self._num_messages - 1
 
     async def _send_trailer(self, trailer: types_pb2.HandoffTrailer) -> None:
         trailer.block_indexes.extend(block.index for block in self._sent)
         trailer.checksums.extend(block.checksum for block in self._sent)
-        data = bytearray(encode_trailer(trailer, self._num_needed))
+        data = bytearray(encode_trailer(trailer, self._num_needed, self._seal, self._next_number()))
         sending = asyncio.create_task(self._transfer.send(self._address, self._ticket, TRAILER_INDEX, memoryview(data)))
         _, stuck = await asyncio.wait((sending,), timeout=self._timeout_s)
         if stuck:

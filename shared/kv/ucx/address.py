@@ -1,17 +1,24 @@
-"""What a peer needs to send to a worker: host, process, UCX worker address."""
+"""What a peer needs to send to a worker: host, process, UCX worker address.
+
+UCX ends the process on an address that is not one. So an address is checked before UCX sees it: against damage, and in
+a fleet with a key against forgery.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 from shared.errors import TransferFailed
+from shared.kv.fleet_key import TAG_BYTES, FleetKey
 
 HOST_ID_BYTES = 16
-_VERSION = 1
+_PLAIN, _SIGNED = 1, 2
+"""Versions."""
 _HEADER = struct.Struct(f"<B8s{HOST_ID_BYTES}sIQ")  # version, checksum of the rest, host id, pid, started
 
 
@@ -26,20 +33,25 @@ class PeerAddress:
     worker: bytes
     """UCX's worker address."""
 
-    def encode(self) -> bytes:
-        """The opaque bytes of `KVTransfer.address`."""
-        header = _HEADER.pack(_VERSION, b"", self.host, self.pid, self.started)
+    def encode(self, key: FleetKey | None = None) -> bytes:
+        """The opaque bytes of `KVTransfer.address`, signed where there is a key."""
+        version = _PLAIN if key is None else _SIGNED
+        header = _HEADER.pack(version, b"", self.host, self.pid, self.started)
         checksum = _checksum(header + self.worker)
-        return _HEADER.pack(_VERSION, checksum, self.host, self.pid, self.started) + self.worker
+        address = _HEADER.pack(version, checksum, self.host, self.pid, self.started) + self.worker
+        return address if key is None else address + key.sign_address(address)
 
     @staticmethod
-    def decode(data: bytes) -> PeerAddress:
-        """Inverse of `encode`. Raises TransferFailed for damaged data, which UCX itself would not notice."""
-        if len(data) <= _HEADER.size or data[0] != _VERSION:
+    def decode(data: bytes, key: FleetKey | None = None) -> PeerAddress:
+        """Inverse of `encode`. Raises TransferFailed for damaged data, and with a key for what it has not signed."""
+        if key is not None:
+            data = _without_signature(data, key)
+        version = _PLAIN if key is None else _SIGNED
+        if len(data) <= _HEADER.size or data[0] != version:
             raise TransferFailed("the peer's transfer address is not of this format", field="transfer_address")
         _, checksum, host, pid, started = _HEADER.unpack_from(data)
         worker = data[_HEADER.size :]
-        if checksum != _checksum(_HEADER.pack(_VERSION, b"", host, pid, started) + worker):
+        if checksum != _checksum(_HEADER.pack(version, b"", host, pid, started) + worker):
             raise TransferFailed("the peer's transfer address is damaged", field="transfer_address")
         return PeerAddress(host, pid, started, worker)
 
@@ -62,6 +74,13 @@ def process_started(pid: int) -> int:
     except (FileNotFoundError, ProcessLookupError) as error:
         raise ProcessLookupError(f"no process {pid}") from error
     return int(stat.rpartition(")")[2].split()[19])  # proc(5): field 22; the command before it may contain spaces
+
+
+def _without_signature(data: bytes, key: FleetKey) -> bytes:
+    address, signature = data[:-TAG_BYTES], data[-TAG_BYTES:]
+    if not hmac.compare_digest(key.sign_address(address), signature):
+        raise TransferFailed("the peer's transfer address is not signed by this fleet", field="transfer_address")
+    return address
 
 
 def _checksum(data: bytes) -> bytes:

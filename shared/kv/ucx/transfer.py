@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 from shared import failpoints
 from shared.errors import TransferFailed
+from shared.kv.fleet_key import FleetKey
 from shared.kv.transfer import TRAILER_INDEX, Incoming, TransferCounters, tag
 from shared.kv.ucx.address import PeerAddress, process_started, this_host
 from shared.kv.ucx.incoming import LateSenders, UcxIncoming
@@ -32,14 +33,18 @@ _CLOSE_TIMEOUT_S = 0.5
 class UcxTransfer:
     """Implements `KVTransfer`. UCX is imported and opened by `start()`."""
 
-    def __init__(self, host_id: bytes | None = None, cancel_timeout_s: float = 5.0) -> None:
-        """`host_id`: 16 bytes; peers with the same id share memory with this process. None: detected.
+    def __init__(
+        self, host_id: bytes | None = None, cancel_timeout_s: float = 5.0, fleet_key: FleetKey | None = None
+    ) -> None:
+        """`host_id`: 16 bytes; peers with the same id share memory with this process. None: detected. With a
+        `fleet_key` it sends to addresses alone that the fleet has signed.
 
         `cancel_timeout_s`: how long `cancel` waits for a sender that is silent in the middle of a message.
         """
         self.counters = TransferCounters()
         self.address = b""
         self._host_id = host_id
+        self._fleet_key = fleet_key
         self._cancel_timeout_s = cancel_timeout_s
         self._worker = UcxWorker()
         self._late = LateSenders(self._worker)
@@ -52,7 +57,9 @@ class UcxTransfer:
         """See `KVTransfer`."""
         self._host_id = self._host_id or this_host()
         worker = self._worker.start()
-        self.address = PeerAddress(self._host_id, os.getpid(), process_started(os.getpid()), worker).encode()
+        self.address = PeerAddress(self._host_id, os.getpid(), process_started(os.getpid()), worker).encode(
+            self._fleet_key
+        )
         self._open = True
 
     def expect(self, ticket: int, buffers: Sequence[tuple[int, memoryview]], trailer_bytes: int) -> Incoming:
@@ -137,7 +144,7 @@ class UcxTransfer:
             self._forget(address, "the peer is gone")
             peer = None
         if peer is None:
-            place = PeerAddress.decode(address)
+            place = PeerAddress.decode(address, self._fleet_key)
             peer = Peer(self._worker, place, place.host == self._host_id, lambda: self.drop_peer(address))
             peer.connect()
             self._peers[address] = peer

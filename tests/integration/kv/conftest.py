@@ -55,15 +55,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 class FarProcess:
     """A process that runs `far_side`; tests connect to it one after the other."""
 
-    def __init__(self, host_id: bytes | None) -> None:
-        arguments = [] if host_id is None else [host_id.decode()]
+    def __init__(
+        self, host_id: bytes | None, fleet_key: bytes = b"", environment: Mapping[str, str] | None = None
+    ) -> None:
+        arguments = [(host_id or b"").decode(), fleet_key.decode()]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.integration.kv.far_side", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=Path(__file__).parents[3],
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", **(environment or {})},
         )
         self.pid = self._process.pid
         self._numbers = itertools.count()

@@ -1,7 +1,7 @@
 """The far side of a transfer under test: commands for a `KVTransfer`, in this process or over the pipes of another.
 
-As a program (`python -m tests.integration.kv.far_side [HOST_ID]`) it reads one JSON command a line from stdin, runs
-them concurrently, and writes an answer for each to stdout; it ends with stdin.
+As a program (`python -m tests.integration.kv.far_side [HOST_ID [FLEET_KEY]]`) it reads one JSON command a line from
+stdin, runs them concurrently, and writes an answer for each to stdout; it ends with stdin.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import uvloop
 
 from shared.errors import TransferFailed
+from shared.kv.fleet_key import FleetKey
 from shared.kv.handoff.arrival_check import ArrivalCheck
 from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.handoff.shipment import Shipment
@@ -59,8 +60,9 @@ class Memory:
 class FarSide:
     """Runs commands: `await handle({"op": ..., ...})` returns the answer."""
 
-    def __init__(self, transfer: KVTransfer) -> None:
+    def __init__(self, transfer: KVTransfer, key: FleetKey | None = None) -> None:
         self._transfer = transfer
+        self._key = key
         self._memory: dict[int, Memory] = {}
         self._incoming: dict[int, Incoming] = {}
 
@@ -101,17 +103,19 @@ class FarSide:
         content_of: int,
         finish: bool = False,
         damaged: Sequence[int] = (),
+        sealed_for: int | None = None,
+        resummed: bool = False,
     ) -> None:
-        """Ships whole blocks as a prefill worker does, with a note; `damaged` ones leave with a bit flipped.
-        `content_of`: the ticket whose content they have."""
+        """Ships whole blocks as a prefill worker does, with a note; `damaged` ones have a bit flipped on the way, of
+        which the checksum knows if they are `resummed`. `content_of`: the ticket whose content they have; `sealed_for`:
+        the one whose tags, where it is another."""
         memory = {index: bytearray(content(content_of, index, BLOCK_BYTES)) for index in indexes}
         check = ArrivalCheck(BLOCK_BYTES)
-        sums = await check.of([memoryview(memory[index]) for index in indexes])
-        for index in damaged:
-            memory[index][BLOCK_BYTES // 3] ^= 8
+        sums = [check.checksum(_flipped(memory[index], resummed and index in damaged)) for index in indexes]
         shipment = Shipment(
-            self._transfer, bytes.fromhex(address), ticket, len(indexes),
+            _Damaging(self._transfer, damaged), bytes.fromhex(address), ticket, len(indexes),
             lambda index: memoryview(memory[index]), lambda _: None, timeout_s=60.0,
+            seal=self._key.seal(ticket if sealed_for is None else sealed_for, BLOCK_BYTES) if self._key else None,
         )  # fmt: skip
         blocks = [OutgoingBlock("s", index, index, known) for index, known in zip(indexes, sums, strict=True)]
         shipment.add_noted(blocks)
@@ -133,6 +137,27 @@ class FarSide:
         self._transfer.drop_peer(bytes.fromhex(address))
 
 
+class _Damaging:
+    """A transfer plane that flips a bit of some blocks on their way."""
+
+    def __init__(self, transfer: KVTransfer, damaged: Sequence[int]) -> None:
+        self._transfer = transfer
+        self._damaged = damaged
+
+    async def send(self, address: bytes, ticket: int, index: int, memory: memoryview) -> None:
+        await self._transfer.send(address, ticket, index, _flipped(memory, index in self._damaged))
+
+    def drop_peer(self, address: bytes) -> None:
+        self._transfer.drop_peer(address)
+
+
+def _flipped(block: bytearray | memoryview, really: bool) -> memoryview:
+    changed = bytearray(block)
+    if really:
+        changed[len(changed) // 3] ^= 8
+    return memoryview(changed)
+
+
 async def _answer(far: FarSide, command: dict[str, Any]) -> None:
     number = command.pop("number")
     try:
@@ -142,13 +167,13 @@ async def _answer(far: FarSide, command: dict[str, Any]) -> None:
     print(json.dumps(answer), flush=True)
 
 
-async def _serve(host_id: bytes | None) -> None:
+async def _serve(host_id: bytes | None, key: FleetKey | None) -> None:
     loop = asyncio.get_running_loop()
     commands = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
-    transfer = UcxTransfer(host_id=host_id)
+    transfer = UcxTransfer(host_id=host_id, fleet_key=key)
     await transfer.start()
-    far = FarSide(transfer)
+    far = FarSide(transfer, key)
     running: set[asyncio.Task[None]] = set()
     while line := await commands.readline():
         task = asyncio.create_task(_answer(far, json.loads(line)))
@@ -158,4 +183,5 @@ async def _serve(host_id: bytes | None) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve(sys.argv[1].encode() if len(sys.argv) > 1 else None))
+    host, secret = (argument.encode() for argument in (*sys.argv[1:], "", "")[:2])
+    uvloop.run(_serve(host or None, FleetKey(secret) if secret else None))

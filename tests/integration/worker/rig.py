@@ -90,6 +90,7 @@ class Worker:
         self.transfer = LocalTransfer(plane)
         layout = SimpleNamespace(block_size=BLOCK_SIZE, block_bytes=BLOCK_BYTES)
         host = SimpleNamespace(
+            fleet_key=None,
             engine=self.engine,
             transfer=self.transfer,
             model=SimpleNamespace(layout=layout, num_blocks=NUM_BLOCKS),

@@ -26,6 +26,7 @@ from shared.kv.hashing import ChainRoots
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout
 from shared.kv.local import LocalPlane, LocalTransfer
 from shared.kv.pool import BlockPool
+from shared.rpc.fleet_identity import FleetGuard
 from shared.rpc.pb.tandem.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, types_pb2
 from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.rpc.server import RpcServer, channel
@@ -65,7 +66,10 @@ class Runner:
 class Worker:
     """One worker and its gRPC server."""
 
-    def __init__(self, kind: type[PrefillWorker] | type[DecodeWorker], plane: LocalPlane) -> None:
+    def __init__(
+        self, kind: type[PrefillWorker] | type[DecodeWorker], plane: LocalPlane, guard: FleetGuard | None = None
+    ) -> None:
+        self.guard = guard
         self.kind = kind
         self.is_prefill = kind is PrefillWorker
         self.transfer = LocalTransfer(plane)
@@ -85,6 +89,8 @@ class Worker:
             engine=self.engine,
             transfer=self.transfer,
             incarnation=5,
+            fleet_key=None,
+            seal=lambda _: None,
             settings=SimpleNamespace(name="w", max_num_seqs=8, handoff_timeout_s=60.0),
             model=SimpleNamespace(
                 fingerprint="f",
@@ -112,7 +118,7 @@ class Worker:
             on_event=lambda _: None,
         )
         self.worker = self.kind(host, None, connector)
-        self.sessions = SessionServer(self.worker)
+        self.sessions = SessionServer(self.worker, self.guard)
         handler = SimpleNamespace(Session=self._session)
         add = (
             prefill_pb2_grpc.add_PrefillServiceServicer_to_server
@@ -147,8 +153,9 @@ class Worker:
 class Router:
     """A router's session, by hand."""
 
-    def __init__(self, worker: Worker, **hello) -> None:
+    def __init__(self, worker: Worker, metadata: tuple[tuple[str, str], ...] = (), **hello) -> None:
         self._worker = worker
+        self._metadata = metadata
         self._hello = {"router_name": "r", "protocol_version": PROTOCOL_VERSION, **hello}
         self._kept: list = []
         self._command = prefill_pb2.PrefillCommand if worker.is_prefill else decode_pb2.DecodeCommand
@@ -156,7 +163,7 @@ class Router:
     async def __aenter__(self) -> Router:
         self._channel = channel(self._worker.rpc.address)
         stub = prefill_pb2_grpc.PrefillServiceStub if self._worker.is_prefill else decode_pb2_grpc.DecodeServiceStub
-        self.call = stub(self._channel).Session()
+        self.call = stub(self._channel).Session(metadata=self._metadata)
         await self.send(hello=types_pb2.Hello(**self._hello))
         self.welcome = (await self.event("welcome")).welcome
         return self
@@ -211,10 +218,10 @@ class Router:
 
 @contextlib.asynccontextmanager
 async def serving(
-    kind: type[PrefillWorker] | type[DecodeWorker], plane: LocalPlane | None = None
+    kind: type[PrefillWorker] | type[DecodeWorker], plane: LocalPlane | None = None, guard: FleetGuard | None = None
 ) -> AsyncIterator[Worker]:
     """A started worker."""
-    worker = Worker(kind, plane or LocalPlane())
+    worker = Worker(kind, plane or LocalPlane(), guard)
     await worker.start()
     try:
         yield worker

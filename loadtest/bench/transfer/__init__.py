@@ -1,0 +1,1 @@
+"""Hand-offs over UCX between two processes: what notes, checks and tags cost."""

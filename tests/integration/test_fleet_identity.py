@@ -1,0 +1,128 @@
+"""Orders between services need an identity: fetch, flush and drain from strangers are refused, and change nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import grpc.aio
+import pytest
+
+from services.decode.worker import DecodeWorker
+from services.prefill.worker import PrefillWorker
+from shared.block_service.client import BlockClient, SentBlock
+from shared.block_service.servicer import BlockServicer
+from shared.errors import Unauthenticated
+from shared.kv.fleet_key import FleetKey
+from shared.kv_index.holders import Tier
+from shared.rpc.fleet_identity import FleetGuard, fleet_metadata
+from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc, types_pb2
+from shared.rpc.server import RpcServer
+from shared.rpc.tls import Tls
+from tests.integration.test_service_tls import authority  # noqa: F401
+from tests.integration.worker.session_rig import Router, serving
+
+TOKEN = FleetKey(b"the secret of this fleet").token()
+STRANGERS = ["", FleetKey(b"the secret of another").token(), TOKEN[:-1]]
+NAME = b"0123456789abcdef"
+
+
+class Provider:
+    """Counts what it was asked for."""
+
+    def __init__(self) -> None:
+        self.num_flushed = self.num_fetched = 0
+
+    async def look_up(self, hashes):
+        return [True for _ in hashes]
+
+    async def fetch(self, hashes, block_bytes, ticket, address):
+        self.num_fetched += 1
+        yield [SentBlock(0, 1, Tier.DEVICE)]
+
+    async def flush(self, tenant):
+        self.num_flushed += 1
+        return 1, 2
+
+
+@contextlib.asynccontextmanager
+async def provider(credentials=None) -> AsyncIterator[tuple[Provider, str]]:
+    made = Provider()
+    servicer = BlockServicer(made, FleetGuard(TOKEN))
+    server = RpcServer(
+        "127.0.0.1:0",
+        lambda server: kvstore_pb2_grpc.add_BlockServiceServicer_to_server(servicer, server),
+        (),
+        credentials=credentials,
+    )
+    await server.start()
+    try:
+        yield made, server.address
+    finally:
+        await server.stop(0)
+
+
+@contextlib.asynccontextmanager
+async def connected(address: str, **options) -> AsyncIterator[BlockClient]:
+    client = BlockClient(address, **options)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def fetched(client: BlockClient) -> list:
+    return [part async for part in client.fetch([NAME], 8, 1, b"address", 5.0)]
+
+
+@pytest.mark.parametrize("token", STRANGERS, ids=["none", "another", "cut"])
+async def test_a_stranger_neither_fetches_nor_flushes(token):
+    async with provider() as (asked, address), connected(address, token=token) as client:
+        with pytest.raises(Unauthenticated):
+            await fetched(client)
+        with pytest.raises(Unauthenticated):
+            await client.flush(None, 5.0)
+        assert (asked.num_fetched, asked.num_flushed) == (0, 0)
+
+
+async def test_a_service_with_the_key_does_both():
+    async with provider() as (asked, address), connected(address, token=TOKEN) as client:
+        assert len(await fetched(client)) == 1
+        assert (await client.flush(None, 5.0)).num_blocks == 1
+        assert (asked.num_fetched, asked.num_flushed) == (1, 1)
+
+
+async def test_a_certificate_of_the_fleet_is_an_identity_too(authority):  # noqa: F811
+    server, own = (Tls.model_validate(authority.settings(name)) for name in ("kvstore", "worker"))
+    async with (
+        provider(server.server_credentials()) as (asked, address),
+        connected(address, credentials=own.channel_credentials()) as client,
+    ):
+        await client.flush(None, 5.0)
+        assert asked.num_flushed == 1
+
+
+@pytest.mark.parametrize("kind", [PrefillWorker, DecodeWorker])
+@pytest.mark.parametrize("token", STRANGERS, ids=["none", "another", "cut"])
+async def test_a_stranger_does_not_drain_a_worker(kind, token):
+    async with serving(kind, guard=FleetGuard(TOKEN)) as worker:
+        async with Router(worker, fleet_metadata(token)) as router:
+            await router.send(drain=types_pb2.Drain())
+            await router.ended()
+            assert await router.call.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert not worker.worker.load.draining
+
+
+async def test_a_service_with_the_key_drains_a_worker():
+    async with (
+        serving(DecodeWorker, guard=FleetGuard(TOKEN)) as worker,
+        Router(worker, fleet_metadata(TOKEN)) as router,
+    ):
+        await router.send(drain=types_pb2.Drain())
+        while not (await router.event("load")).load.draining:
+            pass
+        assert worker.worker.load.draining
+
+
+def test_a_guard_shows_no_token():
+    assert TOKEN not in repr(FleetGuard(TOKEN))

@@ -1,0 +1,124 @@
+"""Tags of the transfer plane: who does not know the key cannot make one, and one serves one message alone."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from shared.errors import ConfigError, TransferFailed
+from shared.kernels.cpu.multilinear import fastest_sum
+from shared.kv.fleet_key import TAG_BYTES, FleetKey
+from shared.kv.handoff.trailer import decode_trailer, encode_note, encode_trailer, trailer_bytes
+from shared.kv.multilinear import MultilinearHash, exact_sum
+from shared.rpc.pb.tandem.v1 import types_pb2
+
+SECRET = "hunter2hunter2hunter2"
+BLOCK_BYTES = 264
+
+
+def block(seed: int = 0, num_bytes: int = BLOCK_BYTES) -> bytearray:
+    return bytearray(random.Random(seed).randbytes(num_bytes))
+
+
+@pytest.mark.parametrize("num_words", [1, 3, 4, 33, 4095, 4097, 9000])
+def test_every_exact_sum_is_the_sum(num_words):
+    random.seed(num_words)
+    ends = [0, 1, (1 << 64) - 1]
+    words = [random.choice([random.getrandbits(64), *ends]) for _ in range(num_words)]
+    keys = [random.choice([random.getrandbits(64), *ends]) for _ in range(num_words)]
+    expected = sum(a * b for a, b in zip(words, keys, strict=True))
+    arrays = np.array(words, np.uint64), np.array(keys, np.uint64)
+    assert exact_sum(*arrays) == expected
+    native = fastest_sum()
+    if native is not None:
+        assert native(*arrays) == expected
+
+
+def test_the_largest_sum_does_not_overflow():
+    most = np.full(10_000, (1 << 64) - 1, np.uint64)
+    expected = 10_000 * ((1 << 64) - 1) ** 2
+    assert exact_sum(most, most) == expected
+    native = fastest_sum()
+    if native is not None:
+        assert native(most, most) == expected
+
+
+def test_every_bit_of_a_block_changes_its_hash():
+    hashing, memory = MultilinearHash(b"key", BLOCK_BYTES), block()
+    seen = {hashing.of(memoryview(memory))}
+    for bit in range(8 * BLOCK_BYTES):
+        memory[bit // 8] ^= 1 << bit % 8
+        seen.add(hashing.of(memoryview(memory)))
+        memory[bit // 8] ^= 1 << bit % 8
+    assert len(seen) == 8 * BLOCK_BYTES + 1
+
+
+def test_a_tag_depends_on_key_ticket_index_and_bytes():
+    memory = memoryview(block())
+
+    def tag(secret=SECRET, ticket=5, index=3, content=memory) -> bytes:
+        (made,) = FleetKey(secret.encode()).seal(ticket, BLOCK_BYTES).block_tags([(index, content)])
+        assert len(made) == TAG_BYTES
+        return made
+
+    assert tag() == tag()
+    assert len({tag(), tag(secret=SECRET + "3"), tag(ticket=6), tag(index=4), tag(content=memoryview(block(1)))}) == 5
+
+
+def test_a_message_is_taken_once_and_in_its_place():
+    seal = FleetKey(SECRET.encode()).seal(5, BLOCK_BYTES)
+    note = types_pb2.HandoffTrailer(more=True, block_indexes=[1], checksums=[9], block_tags=[bytes(TAG_BYTES)])
+    data = encode_note(note, seal, 1)
+    assert len(data) <= trailer_bytes(1, sealed=True)
+    assert decode_trailer(data, seal, 1) == note
+    for number in (0, 2):
+        with pytest.raises(TransferFailed, match="not from a worker"):
+            decode_trailer(data, seal, number)
+    for place in range(4, len(data)):
+        changed = bytearray(data)
+        changed[place] ^= 1
+        with pytest.raises(TransferFailed):
+            decode_trailer(bytes(changed), seal, 1)
+
+
+def test_a_message_without_a_tag_is_refused_by_who_has_a_key():
+    seal = FleetKey(SECRET.encode()).seal(5, BLOCK_BYTES)
+    with pytest.raises(TransferFailed):
+        decode_trailer(encode_trailer(types_pb2.HandoffTrailer(first_token=1), 4), seal, 0)
+
+
+def test_a_note_without_the_tags_of_its_blocks_is_refused():
+    seal = FleetKey(SECRET.encode()).seal(5, BLOCK_BYTES)
+    note = types_pb2.HandoffTrailer(more=True, block_indexes=[1], checksums=[9])
+    with pytest.raises(TransferFailed) as refused:
+        decode_trailer(encode_note(note, seal, 0), seal, 0)
+    assert refused.value.details["field"] == "block_tags"
+
+
+def test_the_longest_note_fits_the_receive():
+    seal, count = FleetKey(SECRET.encode()).seal(5, BLOCK_BYTES), 4000
+    lists = {"block_indexes": range(60_000, 60_000 + count), "checksums": [(1 << 64) - 1] * count}
+    note = types_pb2.HandoffTrailer(more=True, block_tags=[bytes([255] * TAG_BYTES)] * count, **lists)
+    assert len(encode_note(note, seal, 7)) <= trailer_bytes(count, sealed=True)
+    trailer = types_pb2.HandoffTrailer(
+        first_token=(1 << 32) - 1, num_computed_tokens=(1 << 32) - 1, finished=True, **lists
+    )
+    assert len(encode_trailer(trailer, count, seal, 8)) == trailer_bytes(count, sealed=True)
+
+
+def test_secrets_show_nowhere():
+    key = FleetKey(SECRET.encode())
+    for shown in (repr(key), str(key), repr(key.seal(1, BLOCK_BYTES)), f"{[key]}"):
+        assert SECRET not in shown
+        assert key._root.hex() not in shown
+    assert SECRET not in key.token()
+
+
+def test_a_short_secret_is_refused_without_being_quoted():
+    with pytest.raises(ConfigError) as refused:
+        FleetKey.of("short!")
+    assert (refused.value.field, refused.value.details["limit"]) == ("fleet_key", 16)
+    assert "short!" not in str(refused.value)
+    assert FleetKey.of("") is None

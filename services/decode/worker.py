@@ -29,7 +29,7 @@ from shared.engine.messages import (
     StepOutput,
 )
 from shared.engine.sequence import Goal
-from shared.errors import InvalidRequest, TakenOver, TandemError, TransferFailed, WorkerLost
+from shared.errors import Internal, InvalidRequest, TakenOver, TandemError, TransferFailed, WorkerLost
 from shared.identity import WorkerRole
 from shared.kv.handoff.arrival_check import ArrivalCheck
 from shared.kv.handoff.receive_handoff import HandoffReceiver
@@ -263,6 +263,10 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         except TandemError as error:
             if not reservation.cancelled:
                 self._send_failed(item, error)
+        except Exception as error:
+            item.log.exception("request %s", item.request_id)
+            if not reservation.cancelled:
+                self._send_failed(item, Internal(f"{type(error).__name__}: {error}"))
         finally:
             item.receiving = None
             if arrived is not None and (arrived.finished or not reservation.cancelled):

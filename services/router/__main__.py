@@ -72,6 +72,7 @@ class RouterService:
             collocated=settings.mode == "collocated",
             limits=limits,
             credentials=credentials,
+            token=token,
         )
         self._lookup = PrefixLookup(self._store, self._fleet)
         self._dispatcher = Dispatcher(

@@ -52,6 +52,11 @@ class Request:
         return self.resume.token_ids if self.resume is not None else ()
 
     @property
+    def num_input_tokens(self) -> int:
+        """What a prefill worker is given: the prompt and the resumed output; 0 where nothing is left to answer."""
+        return 0 if self.is_complete else self.num_prompt_tokens + len(self.resumed_token_ids)
+
+    @property
     def is_complete(self) -> bool:
         """The client has the whole answer from an earlier call."""
         return self.resume is not None and self.resume.finish_reason is not None

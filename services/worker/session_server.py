@@ -130,11 +130,11 @@ class SessionServer(Generic[CommandT, EventT]):
             if kind == "heartbeat":
                 session.silent_s = 0.0
                 continue
-            if kind == "drain":
+            if kind in ("drain", "undrain"):
                 try:
                     self._guard.check(context)
                 except Unauthenticated as error:
-                    logger.warning("router %s may not drain this worker", session.router_name)
+                    logger.warning("router %s may not %s this worker", session.router_name, kind)
                     await abort(context, error)
             self._worker.take(session, command)
 

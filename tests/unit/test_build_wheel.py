@@ -110,10 +110,11 @@ def test_what_is_no_wheel_is_refused_by_name(tmp_path, content):
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Those of every instruction set: compiled once for each state of the sources, as those that workers use."""
-    folder = tmp_path_factory.mktemp("libraries")
-    for name, instructions in zip(build.prebuilt_names(), BUILT, strict=True):
-        shutil.copy2(build.made(instructions), folder / name)
+    """Compiled once for each state of the sources, as those that workers use. In the place of one that this processor
+    cannot run lies AVX2's: `make wheel` compiles all of them, which takes minutes."""
+    folder, features = tmp_path_factory.mktemp("libraries"), processor_features()
+    for name, instructions in zip(build.prebuilt_names(), build.prebuilt_sets(), strict=True):
+        shutil.copy2(build.made(BUILT[-1] if instructions.missing(features) else instructions), folder / name)
     return folder
 
 

@@ -45,9 +45,10 @@ class ActiveRequest:
     The dispatcher fills it, the edge reads it; both on the event loop.
     """
 
-    def __init__(self, request: Request, coalescer: WriteCoalescer) -> None:
-        """`coalescer` wakes its reader."""
+    def __init__(self, request: Request, coalescer: WriteCoalescer, serial: int = 1) -> None:
+        """`coalescer` wakes its reader. `serial`: the number of this call, another one for each."""
         self.request = request
+        self._serial = serial
         self.log = request_log(logger, request.request_id, request.trace)
         self.summary = RequestSummary()
         self.num_attempts = 0
@@ -89,9 +90,10 @@ class ActiveRequest:
 
     @property
     def wire_id(self) -> str:
-        """The id of its reservation: one for each attempt, so that an earlier one's messages are ignored. The attempt's
-        first prefill worker knows the request by it too; later ones by `Attempt`'s sender id."""
-        return f"{self.request.request_id}#{self.num_attempts}"
+        """The id of its reservation: one for each attempt of each call, so that messages of an earlier one are ignored,
+        also where a client uses its request id again. The attempt's first prefill worker knows the request by it too;
+        later ones by `Attempt`'s sender id."""
+        return f"{self.request.request_id}#{self._serial}.{self.num_attempts}"
 
     @property
     def finished(self) -> bool:

@@ -21,8 +21,8 @@ from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
 Successor = tuple[PrefillLink, Work]
 """Another prefill worker for the same reservation, and what it has to compute."""
 
-ChooseSuccessor = Callable[[ActiveRequest, str, str, TandemError], Successor | None]
-"""By (request, name of the decode worker, name of the lost prefill worker, the loss)."""
+ChooseSuccessor = Callable[[ActiveRequest, str, str, TandemError, bool], Successor | None]
+"""By (request, name of the decode worker, name of the lost prefill worker, the loss, whether it held the request)."""
 
 _DECODING = RequestState.DECODING  # looked at for each token: reading a member of an enum takes 0.1 µs
 _FINISHED = RequestState.FINISHED
@@ -233,7 +233,8 @@ class Attempt:
             return False
         if not (is_waiting or self._reassignable):
             return False
-        successor = self._choose_successor(self._active, self.decode.name, lost.name, error)
+        held = Holder.PREFILL in HOLDERS[state]
+        successor = self._choose_successor(self._active, self.decode.name, lost.name, error, held)
         if successor is None:
             return False
         lost.close(self._sender_id)
@@ -274,7 +275,8 @@ class Attempt:
 
     def _suspected(self, worker: PrefillLink | DecodeLink, error: Exception) -> frozenset[str]:
         """Who may have caused an error that `worker` reported: of a transfer, either side."""
-        if isinstance(error, TransferFailed) and self._prefill is not None:
+        is_waiting = self._active.state in (RequestState.RESERVED, RequestState.RESUMING)  # no sender knows of it yet
+        if isinstance(error, TransferFailed) and self._prefill is not None and not is_waiting:
             return frozenset((self.decode.name, self._prefill.name))
         return frozenset((worker.name,))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import time
 from dataclasses import dataclass, replace
@@ -76,6 +77,7 @@ class Dispatcher:
         """What was chosen lately, and why."""
         self._active: dict[str, ActiveRequest] = {}
         self._quarantine = Quarantine()
+        self._serials = itertools.count(1)
 
     # --- Core
 
@@ -85,7 +87,7 @@ class Dispatcher:
 
         A request with `resume` takes over a running one of its id and tenant, here and on the workers.
         """
-        self._quarantine.check(request.request_id)
+        self._quarantine.check(request.tenant, request.request_id)
         older = self._active.get(request.request_id)
         if older is not None and (request.resume is None or request.tenant != older.request.tenant):
             raise RequestRunning(f"request {request.request_id!r} is running already", field="request_id")
@@ -93,13 +95,12 @@ class Dispatcher:
         if reason:
             raise WorkerLost(reason)
         try:
-            self._queue.check(BYTES_PER_TOKEN * request.num_prompt_tokens)
+            self._queue.check(BYTES_PER_TOKEN * request.num_input_tokens)
         except Overloaded:
             self._metrics.refused(waited=False)
             raise
-        active = ActiveRequest(request, self._coalescer)
+        active = ActiveRequest(request, self._coalescer, next(self._serials))
         if older is not None:
-            active.num_attempts = older.num_attempts  # the next one has an id of its own on the workers
             older.take_over()
         if request.resume is not None:
             self._fleet.take_over(request.request_id, request.tenant)
@@ -177,7 +178,7 @@ class Dispatcher:
             active.log.error("request %s", request_id, exc_info=error)
             error = Internal(f"{type(error).__name__}: {error}")
         if isinstance(error, Quarantined):
-            self._quarantine.add(request_id, error)
+            self._quarantine.add(active.request.tenant, request_id, error)
         self._metrics.failed(error)
         active.log.log(failure_level(error), "request %s failed: %s", request_id, error)
         active.fail(error)
@@ -336,7 +337,9 @@ class Dispatcher:
             excluded=frozenset(active.failed_workers),
         )
 
-    def _choose_successor(self, active: ActiveRequest, decode: str, lost: str, error: TandemError) -> Successor | None:
+    def _choose_successor(
+        self, active: ActiveRequest, decode: str, lost: str, error: TandemError, held: bool
+    ) -> Successor | None:
         """Another prefill worker for a reservation whose own one is lost; None where the request has to begin anew.
         The loss counts as a failure of the request in either case, once. Raises Quarantined."""
         fleet = self._fleet
@@ -348,7 +351,7 @@ class Dispatcher:
         name = self._placement.choose_prefill(wanted, fleet.prefill_pool, near.label)
         if name is None:
             return None
-        if isinstance(error, WorkerDied):
+        if held and isinstance(error, WorkerDied):
             active.deaths.note(active.request.request_id, lost, len(active.produced))
         active.charge((lost,))
         self._metrics.retried(error)

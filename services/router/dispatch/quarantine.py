@@ -42,20 +42,21 @@ class Deaths:
 
 
 class Quarantine:
-    """The ids of quarantined requests: a client that asks again under the same id hears the same."""
+    """The ids of quarantined requests, by tenant: a client that asks again under the same id hears the same."""
 
     def __init__(self, limit: int = MAX_REMEMBERED) -> None:
         self._limit = limit
-        self._errors: OrderedDict[str, Quarantined] = OrderedDict()
+        self._errors: OrderedDict[tuple[str, str], Quarantined] = OrderedDict()
 
-    def add(self, request_id: str, error: Quarantined) -> None:
+    def add(self, tenant: str, request_id: str, error: Quarantined) -> None:
         """Refuses the id from now on."""
-        self._errors[request_id] = error
+        # A copy: the one that was raised keeps the frames that it came through, and with them the request.
+        self._errors[tenant, request_id] = Quarantined(error.message, **error.details)
         if len(self._errors) > self._limit:
             self._errors.popitem(last=False)
 
-    def check(self, request_id: str) -> None:
+    def check(self, tenant: str, request_id: str) -> None:
         """Raises Quarantined for an id that was added."""
-        error = self._errors.get(request_id)
+        error = self._errors.get((tenant, request_id))
         if error is not None:
             raise Quarantined(error.message, **error.details)

@@ -46,7 +46,7 @@ class DecodeLink(WorkerLink[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
     def _open_stream(
         self, link: grpc.aio.Channel
     ) -> grpc.aio.StreamStreamCall[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]:
-        return decode_pb2_grpc.DecodeServiceStub(link).Session()
+        return decode_pb2_grpc.DecodeServiceStub(link).Session(metadata=self._metadata)
 
     def _hello(self, hello: types_pb2.Hello) -> decode_pb2.DecodeCommand:
         return decode_pb2.DecodeCommand(hello=hello)

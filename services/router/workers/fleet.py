@@ -45,9 +45,11 @@ class Fleet:
         collocated: bool = False,
         limits: LivenessLimits | None = None,
         credentials: grpc.ChannelCredentials | None = None,
+        token: str = "",
     ) -> None:
         """Owns the discovery. `on_change` is called when any worker's state changed, or the set of workers.
-        `collocated`: no prefill worker is needed to serve a prompt. `limits`: when a silent worker is given up."""
+        `collocated`: no prefill worker is needed to serve a prompt. `limits`: when a silent worker is given up.
+        `token`: `FleetKey.token()`, for orders to workers."""
         self.layout: BlockLayout | None = None
         self.model_fingerprint = ""
         self.model_name = ""
@@ -66,6 +68,7 @@ class Fleet:
         self._limits = limits
         self._incarnation = secrets.randbits(64)
         self._credentials = credentials
+        self._token = token
         self._roots: ChainRoots | None = None
         self._longest: tuple[int, int] | None = None  # (decode workers connected, max_model_len then)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -168,6 +171,7 @@ class Fleet:
             router_incarnation=self._incarnation,
             on_lost=self._tell_of_loss,
             credentials=self._credentials,
+            token=self._token,
         )
         if isinstance(link, PrefillLink):
             self.prefills[worker.name] = link

@@ -24,6 +24,7 @@ from shared.errors import ModelMismatch, TandemError, WorkerDied, WorkerLost
 from shared.identity import WorkerRole
 from shared.rpc.convert import role_to_proto
 from shared.rpc.errors import from_rpc_error
+from shared.rpc.fleet_identity import fleet_metadata
 from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
 from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.rpc.server import channel
@@ -75,10 +76,11 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         router_incarnation: int = 0,
         on_lost: Callable[[types_pb2.PeerLost], None] | None = None,
         credentials: grpc.ChannelCredentials | None = None,
+        token: str = "",
     ) -> None:
         """`check` raises ModelMismatch for a worker that does not fit the fleet; `on_change` is called whenever the
         worker can do more or less than before. `pool` is the placement's pool of its role. `on_lost` is called
-        after a session ended unasked."""
+        after a session ended unasked. `token`: `FleetKey.token()`, which a worker wants before it drains."""
         self.worker = worker
         self.name = worker.name
         self.address = worker.address
@@ -98,6 +100,7 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         self._check = check
         self._on_change = on_change
         self._credentials = credentials
+        self._metadata = fleet_metadata(token)
         self._receivers: dict[str, Receiver] = {}
         self._outgoing: asyncio.Queue[CommandT | None] = asyncio.Queue()  # None: no more commands will come
         self._drained = asyncio.Event()

@@ -38,7 +38,7 @@ class PrefillLink(WorkerLink[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
     def _open_stream(
         self, link: grpc.aio.Channel
     ) -> grpc.aio.StreamStreamCall[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]:
-        return prefill_pb2_grpc.PrefillServiceStub(link).Session()
+        return prefill_pb2_grpc.PrefillServiceStub(link).Session(metadata=self._metadata)
 
     def _hello(self, hello: types_pb2.Hello) -> prefill_pb2.PrefillCommand:
         return prefill_pb2.PrefillCommand(hello=hello)

@@ -90,17 +90,18 @@ def prebuild(folder: Path = PREBUILT) -> list[Path]:
     compiler = _compiler()
     folder.mkdir(parents=True, exist_ok=True)
     targets = [folder / name for name in prebuilt_names()]
-    for isa, target in zip(_every(), targets, strict=True):
+    for isa, target in zip(prebuilt_sets(), targets, strict=True):
         _compile(compiler, isa, target)
     return targets
 
 
 def prebuilt_names() -> list[str]:
     """File names of the libraries that `prebuild` makes from the present sources."""
-    return [_file_name(isa) for isa in _every()]
+    return [_file_name(isa) for isa in prebuilt_sets()]
 
 
-def _every() -> list[InstructionSet]:
+def prebuilt_sets() -> list[InstructionSet]:
+    """What `prebuild` compiles: every instruction set, and its deterministic kind."""
     return [build for isa in BUILT for build in (isa, isa.deterministic)]
 
 

@@ -34,8 +34,19 @@ async def receive_trailer(
 
 
 async def end_receives(transfer: KVTransfer, ticket: int) -> None:
-    """When this returns, no receive of the ticket can write any more. Raises MemoryLost if that is impossible."""
+    """When this ends, also by a cancel of the task, no receive of the ticket can write any more.
+
+    Raises MemoryLost where that is impossible, also in place of a cancel: who owns the memory must know.
+    """
+    ending, cancelled = asyncio.ensure_future(transfer.cancel(ticket)), None
+    while not ending.done():
+        try:
+            await asyncio.wait((ending,))
+        except asyncio.CancelledError as error:
+            cancelled = error
     try:
-        await asyncio.shield(transfer.cancel(ticket))
+        ending.result()
     except TransferFailed as error:
         raise MemoryLost(error.message) from error
+    if cancelled is not None:
+        raise cancelled

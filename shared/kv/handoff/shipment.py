@@ -7,6 +7,7 @@ blocks that leaves together, so that notes are as few as engine steps.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import Self
 
@@ -17,6 +18,8 @@ from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.handoff.trailer import encode_note, encode_trailer
 from shared.kv.transfer import TRAILER_INDEX, KVTransfer
 from shared.rpc.pb.tandem.v1 import types_pb2
+
+logger = logging.getLogger(__name__)
 
 
 class Shipment:
@@ -123,8 +126,8 @@ class Shipment:
             if self._error is None:
                 memory = self._memory(block.block_id) if memory is None else memory
                 await self._transfer.send(self._address, self._ticket, block.index, memory)
-        except TransferFailed as error:
-            self._error = error
+        except Exception as error:
+            self._error = _as_failure(error)
         finally:
             self._release(block)
 
@@ -135,8 +138,8 @@ class Shipment:
         try:
             memory = [self._memory(block.block_id) for block in blocks]
             tags = await self._tags(blocks, memory)
-        except TransferFailed as error:
-            self._error = error
+        except Exception as error:
+            self._error = _as_failure(error)
             left.set()
             for block in blocks:
                 self._release(block)
@@ -168,8 +171,8 @@ class Shipment:
             if self._error is None:
                 data = bytearray(encode_note(note, self._seal, self._next_number()))
                 await self._transfer.send(self._address, self._ticket, TRAILER_INDEX, memoryview(data))
-        except TransferFailed as error:
-            self._error = error
+        except Exception as error:
+            self._error = _as_failure(error)
         finally:
             left.set()
 
@@ -186,3 +189,11 @@ class Shipment:
         if stuck:
             self.drop_receiver()
         await sending
+
+
+def _as_failure(error: Exception) -> TransferFailed:
+    """What ends the hand-off, also for a bug: the receiver must hear of it, and the blocks go back."""
+    if isinstance(error, TransferFailed):
+        return error
+    logger.error("a block or note could not be sent", exc_info=error)
+    return TransferFailed(f"{type(error).__name__}: {error}")

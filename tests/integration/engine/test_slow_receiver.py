@@ -6,7 +6,7 @@ import asyncio
 
 from shared.engine.messages import AddSequence, ReleaseBlocks, StepOutput
 from shared.engine.sequence import Goal
-from shared.kv.handoff.receive_handoff import receive
+from shared.kv.handoff.receiving import receive_trailer
 from shared.kv.handoff.shipment import Shipment
 from shared.kv.handoff.trailer import trailer_bytes
 from shared.kv.local import LocalPlane, LocalTransfer
@@ -56,6 +56,10 @@ class HandOffs:
                 self.endings[token.sequence_id] = asyncio.create_task(ending)
 
 
+def whole(trailer) -> bool:
+    return not trailer.aborted and sorted(trailer.block_indexes) == list(range(PROMPT_BLOCKS))
+
+
 async def test_a_receiver_that_takes_nothing_holds_up_its_own_prompts_alone(tmp_path):
     folder = write_family(tmp_path / "model", "LlamaForCausalLM")
     run = EngineRun(folder, num_blocks=NUM_BLOCKS, max_num_batched_tokens=64, max_unsent_share=SHARE)
@@ -69,7 +73,7 @@ async def test_a_receiver_that_takes_nothing_holds_up_its_own_prompts_alone(tmp_
         size = run.layout.block_bytes
         buffers = [(index, memoryview(bytearray(size))) for index in range(PROMPT_BLOCKS)]
         incoming = transfer.expect(ticket, buffers, trailer_bytes(PROMPT_BLOCKS))
-        return asyncio.create_task(receive(transfer, ticket, incoming, frozenset(range(PROMPT_BLOCKS)), 64, DEADLINE_S))
+        return asyncio.create_task(receive_trailer(transfer, ticket, incoming, DEADLINE_S))
 
     try:
         arrivals, fast_names, slow_names = [], set(), set()
@@ -78,13 +82,13 @@ async def test_a_receiver_that_takes_nothing_holds_up_its_own_prompts_alone(tmp_
             fast_names.add(hand_offs.submit(2 * i + 1, fast.address))
             arrivals.append(taking(fast, 2 * i + 1))
         await hand_offs.until_first_tokens(fast_names)
-        assert all(await asyncio.gather(*arrivals))
+        assert all(whole(trailer) for trailer in await asyncio.gather(*arrivals))
         # It goes beyond its share by the prompts that were under way then, and no further.
         assert SHARE * NUM_BLOCKS < hand_offs.unsent[slow.address] <= SHARE * NUM_BLOCKS + 2 * PROMPT_BLOCKS
         assert run.scheduler.num_waiting > 0
         late = [taking(slow, 2 * i) for i in range(NUM_PROMPTS)]
         await hand_offs.until_first_tokens(slow_names)
-        assert all(await asyncio.gather(*late))
+        assert all(whole(trailer) for trailer in await asyncio.gather(*late))
         await asyncio.gather(*hand_offs.endings.values())
     finally:
         run.close()

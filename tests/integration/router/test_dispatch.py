@@ -177,7 +177,7 @@ async def test_a_first_token_that_ends_the_request_cancels_nothing():
         await prefill.first_token(submit.request_id, 2, finish=STOP)
         assert await read(running) == [2]
         running = router.submit("next")
-        assert (await decode.expect(decode_pb2.Reserve)).request_id == "next#1"
+        assert (await decode.expect(decode_pb2.Reserve)).request_id.startswith("next#")
         await running.aclose()
 
 
@@ -302,7 +302,7 @@ async def test_requests_wait_until_a_worker_has_room_and_a_full_queue_refuses():
             router.submit("c")
         await decode.report(num_free_blocks=90, num_total_blocks=100)
         names = {(await decode.expect(decode_pb2.Reserve)).request_id for _ in waiting}
-        assert names == {"a#1", "b#1"}
+        assert {name.partition("#")[0] for name in names} == {"a", "b"}
         for running in waiting:
             await running.aclose()
 
@@ -432,7 +432,7 @@ async def test_a_tenant_that_floods_does_not_hold_up_another():
         await router.until(lambda: router.dispatcher.num_waiting == 7)
         await decode.report(num_free_blocks=90, num_total_blocks=100)
         order = [(await decode.expect(decode_pb2.Reserve)).request_id for _ in waiting]
-        assert order.index("quiet#1") <= 1
+        assert [name.partition("#")[0] for name in order].index("quiet") <= 1
         for running in waiting:
             await running.aclose()
 

@@ -129,7 +129,7 @@ async def test_a_hung_engine_is_given_up_although_its_session_lives_and_gets_not
         await router.until(lambda: len(hung.hellos) >= 3)
         for number in range(3):
             placed = router.submit(f"new-{number}")
-            assert (await other.expect(decode_pb2.Reserve)).request_id == f"new-{number}#1"
+            assert (await other.expect(decode_pb2.Reserve)).request_id.startswith(f"new-{number}#")
             await placed.aclose()
             await other.expect(types_pb2.Cancel)
         assert hung.commands.empty()

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from services.router.dispatch.states import RequestState
-from shared.errors import WorkerLost
+from shared.errors import Quarantined, WorkerLost
 from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
 from tests.integration.router.test_dispatch import PROMPT, STOP, Router, decode_worker, prefill_worker, read
@@ -117,7 +117,7 @@ async def test_a_reservation_that_is_gone_is_made_anew():
         reassign = await it.decode.expect(decode_pb2.Reassign)
         await it.decode.failed(reassign.request_id, to_proto(WorkerLost("gone")))
         await it.decode.expect(types_pb2.Cancel)
-        assert (await it.decode.expect(decode_pb2.Reserve)).request_id == "r#2"
+        assert (await it.decode.expect(decode_pb2.Reserve)).request_id == "r#1.2"
 
 
 @pytest.mark.parametrize(("num_prefills", "reassignable"), [(1, True), (2, False)])
@@ -143,8 +143,8 @@ async def test_a_worker_that_is_lost_before_it_was_told_is_replaced_without_a_wo
         assert it.decode.commands.empty()
 
 
-async def test_losses_without_a_token_are_bounded():
-    async with case(3, max_attempts=2) as it:
+async def test_a_prompt_at_which_two_senders_die_meets_no_third():
+    async with case(3) as it:
         await it.submitted()
         await it.first.stop()
         reassign = await it.decode.expect(decode_pb2.Reassign)
@@ -152,9 +152,23 @@ async def test_losses_without_a_token_are_bounded():
         await it.router.until(lambda: any(worker.commands.qsize() for worker in it.prefills))
         (second,) = [worker for worker in it.prefills if worker.commands.qsize()]
         await second.stop()
-        with pytest.raises(WorkerLost):
+        with pytest.raises(Quarantined):
             await read(it.running)
         await it.decode.expect(types_pb2.Cancel)
+
+
+async def test_a_sender_that_dies_before_it_was_asked_is_not_blamed():
+    async with case(3) as it:
+        await it.submitted()
+        await it.first.stop()
+        reassign = await it.decode.expect(decode_pb2.Reassign)
+        chosen = it.router.fleet.prefills[it.running.summary.prefill_worker]
+        second = next(worker for worker in it.prefills if worker.name == chosen.name)
+        await second.stop()
+        await it.router.until(lambda: it.running.summary.prefill_worker not in (it.first.name, second.name))
+        assert it.running.failed_workers == {it.first.name, second.name}
+        await it.decode.reserved(reassign.request_id, ticket=2, needed=(1,), reassignable=True)
+        await it.router.until(lambda: any(worker.commands.qsize() for worker in it.prefills))
 
 
 async def test_a_client_that_leaves_while_the_decode_worker_is_asked_frees_it():

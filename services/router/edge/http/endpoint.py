@@ -83,7 +83,7 @@ class InferenceEndpoint:
 
     async def _serve(self, parsed: ParsedRequest, info: CallInfo, reply: Reply, account: Account) -> None:
         plan = await self._plan(parsed, info)
-        account.charge(sum(request.num_prompt_tokens for request in plan))
+        account.charge(sum(request.num_input_tokens for request in plan))
         async with self._input_processor.start(plan) as outputs:
             try:
                 if parsed.stream:

@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from shared.errors import TransferFailed
+from shared.kv.handoff.arrival_check import ArrivalCheck
 from shared.kv.handoff.outgoing_block import OutgoingBlock
-from shared.kv.handoff.receive_handoff import ReceivedHandoff, receive
+from shared.kv.handoff.receive_handoff import HandoffReceiver, ReceivedHandoff, SenderLeft
 from shared.kv.handoff.receiving import MemoryLost, end_receives, receive_trailer
 from shared.kv.handoff.shipment import Shipment
 from shared.kv.handoff.trailer import encode_trailer, trailer_bytes
@@ -33,6 +34,8 @@ class Pair:
         self.pool = [bytes([n]) * BLOCK_BYTES for n in range(20)]
         self.released: list[int] = []  # block ids in order
         self.arrived: dict[int, bytearray] = {}  # by block index
+        self.check = ArrivalCheck(BLOCK_BYTES)
+        self.ticket = TICKET
 
     async def __aenter__(self) -> Pair:
         await self.sender.start()
@@ -47,7 +50,7 @@ class Pair:
         return Shipment(
             self.sender,
             self.receiver.address,
-            TICKET,
+            self.ticket,
             num_needed,
             lambda block_id: memoryview(self.pool[block_id]),
             lambda block: self.released.append(block.block_id),
@@ -62,13 +65,16 @@ class Pair:
 
     def received(self, *indexes: int, num_tokens: int = NUM_TOKENS, timeout_s: float = DEADLINE_S):
         """The receiver's side, as a task."""
-        incoming = self.expect(*indexes)
-        return asyncio.create_task(receive(self.receiver, TICKET, incoming, frozenset(indexes), num_tokens, timeout_s))
+        self.arrived = {index: bytearray(BLOCK_BYTES) for index in indexes}
+        buffers = {index: memoryview(data) for index, data in self.arrived.items()}
+        self.inbox = HandoffReceiver(self.receiver, self.check, buffers, num_tokens)
+        self.ticket, needed = self.inbox.open()
+        assert needed == list(indexes)
+        return asyncio.create_task(self.inbox.receive(timeout_s))
 
-
-def block(index: int, block_id: int) -> OutgoingBlock:
-    """A block whose checksum is ten times its id."""
-    return OutgoingBlock("s", index, block_id, 10 * block_id)
+    def block(self, index: int, block_id: int) -> OutgoingBlock:
+        """A block of the pool as one of the prompt."""
+        return OutgoingBlock("s", index, block_id, self.check.checksum(memoryview(self.pool[block_id])))
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -77,11 +83,13 @@ async def test_every_block_arrives_at_its_index_with_its_checksum(finished: bool
         receiving = pair.received(0, 1, 7)
         async with pair.shipment() as shipment:
             for index, block_id in ((7, 3), (0, 11), (1, 4)):
-                shipment.add(block(index, block_id))
+                shipment.add(pair.block(index, block_id))
             assert shipment.num_blocks == 3
             await shipment.finish(99, NUM_TOKENS, finished=finished)
         async with asyncio.timeout(DEADLINE_S):
-            assert await receiving == ReceivedHandoff(99, {7: 30, 0: 110, 1: 40}, finished)
+            assert await receiving == ReceivedHandoff(99, finished)
+        ids = {7: 3, 0: 11, 1: 4}
+        assert pair.inbox.checksums == {i: pair.block(i, block_id).checksum for i, block_id in ids.items()}
         assert {index: data[0] for index, data in pair.arrived.items()} == {7: 3, 0: 11, 1: 4}
         assert sorted(pair.released) == [3, 4, 11]
 
@@ -98,7 +106,7 @@ async def test_a_hand_off_has_one_trailer_and_it_is_the_last_message(monkeypatch
         monkeypatch.setattr(pair.sender, "send", noting)
         receiving = pair.received(0)
         async with pair.shipment(1) as shipment:
-            shipment.add(block(0, 3))
+            shipment.add(pair.block(0, 3))
             await shipment.finish(1, NUM_TOKENS, finished=False)
         await receiving
         assert indexes == [0, TRAILER_INDEX]
@@ -108,15 +116,15 @@ async def test_a_hand_off_without_blocks_is_its_trailer_alone() -> None:
     async with Pair() as pair:
         receiving = pair.received()
         await pair.shipment(0).finish(1, NUM_TOKENS, finished=False)
-        assert await receiving == ReceivedHandoff(1, {}, False)
+        assert await receiving == ReceivedHandoff(1, False)
 
 
 async def test_what_leaves_its_block_without_an_end_is_aborted() -> None:
     async with Pair() as pair:
         receiving = pair.received(0, 1, 2)
         async with pair.shipment() as shipment:
-            shipment.add(block(0, 3))
-        assert await receiving is None
+            shipment.add(pair.block(0, 3))
+        assert await receiving is SenderLeft.ABORTED
         assert pair.released == [3]
 
 
@@ -126,14 +134,14 @@ async def test_an_exception_of_the_sender_aborts_and_goes_on() -> None:
         with pytest.raises(KeyError):
             async with pair.shipment():
                 raise KeyError
-        assert await receiving is None
+        assert await receiving is SenderLeft.ABORTED
 
 
 async def test_a_hand_off_that_failed_to_finish_is_not_aborted_behind_it() -> None:
     async with Pair() as pair:
         pair.plane.leave(pair.receiver.address)
         async with pair.shipment() as shipment:
-            shipment.add(block(0, 3))
+            shipment.add(pair.block(0, 3))
             with pytest.raises(TransferFailed, match="nothing is at the peer"):
                 await shipment.finish(1, NUM_TOKENS, finished=False)
         assert pair.released == [3]
@@ -145,11 +153,11 @@ async def test_blocks_behind_one_that_failed_are_released_unsent() -> None:
         address = pair.receiver.address
         pair.plane.leave(address)
         shipment = pair.shipment()
-        shipment.add(block(0, 3))
+        shipment.add(pair.block(0, 3))
         await asyncio.sleep(0)  # the first send fails
         pair.plane._transfers[address] = pair.receiver  # a process that comes back at the same address
         pair.expect(0, 1)
-        shipment.add(block(1, 4))
+        shipment.add(pair.block(1, 4))
         with pytest.raises(TransferFailed, match="nothing is at the peer"):
             await shipment.finish(1, NUM_TOKENS, finished=False)
         assert sorted(pair.released) == [3, 4]
@@ -161,7 +169,7 @@ async def test_an_abort_towards_a_dead_receiver_is_silent_and_releases() -> None
         pair.plane.leave(pair.receiver.address)
         shipment = pair.shipment()
         await shipment.abort()  # the trailer cannot leave
-        shipment.add(block(0, 3))
+        shipment.add(pair.block(0, 3))
         await shipment.abort()  # nor can the block
         assert pair.released == [3]
 
@@ -169,7 +177,7 @@ async def test_an_abort_towards_a_dead_receiver_is_silent_and_releases() -> None
 async def test_a_receiver_that_takes_no_block_is_given_up() -> None:
     async with Pair() as pair:
         shipment = pair.shipment(timeout_s=NOW_S)
-        shipment.add(block(0, 3))
+        shipment.add(pair.block(0, 3))
         async with asyncio.timeout(DEADLINE_S):
             with pytest.raises(TransferFailed, match="the peer is gone"):
                 await shipment.finish(1, NUM_TOKENS, finished=False)
@@ -185,7 +193,7 @@ async def test_a_receiver_that_takes_no_trailer_is_given_up() -> None:
 async def test_sends_to_a_receiver_that_is_known_to_be_gone_fail_at_once() -> None:
     async with Pair() as pair:
         shipment = pair.shipment()
-        shipment.add(block(0, 3))
+        shipment.add(pair.block(0, 3))
         await asyncio.sleep(0)  # the send waits for its receive
         shipment.drop_receiver()
         async with asyncio.timeout(DEADLINE_S / 2):
@@ -211,7 +219,7 @@ async def test_an_incomplete_hand_off_is_refused(sent: list[int], num_tokens: in
         receiving = pair.received(0, 1, 7)
         shipment = pair.shipment()
         for index in sent:
-            shipment.add(block(index, index + 1))
+            shipment.add(pair.block(index, index + 1))
         await shipment.finish(1, num_tokens, finished=False)
         with pytest.raises(TransferFailed, match=message):
             await receiving
@@ -222,7 +230,7 @@ async def test_a_trailer_that_names_a_block_nobody_expects_is_refused() -> None:
         receiving = pair.received(0)
         body = types_pb2.HandoffTrailer(num_computed_tokens=NUM_TOKENS, block_indexes=[4], checksums=[1])
         await pair.sender.send(
-            pair.receiver.address, TICKET, TRAILER_INDEX, memoryview(bytearray(encode_trailer(body, 1)))
+            pair.receiver.address, pair.ticket, TRAILER_INDEX, memoryview(bytearray(encode_trailer(body, 1)))
         )
         with pytest.raises(TransferFailed, match="names block 4"):
             await receiving
@@ -235,7 +243,7 @@ async def test_a_silent_sender_is_given_up_and_can_write_no_more() -> None:
         assert not isinstance(failed.value, MemoryLost)
         assert failed.value.details["limit"] == NOW_S
         async with asyncio.timeout(DEADLINE_S):
-            await pair.sender.send(pair.receiver.address, TICKET, 0, memoryview(pair.pool[9]))
+            await pair.sender.send(pair.receiver.address, pair.ticket, 0, memoryview(pair.pool[9]))
         assert pair.arrived[0] == bytes(BLOCK_BYTES)
 
 
@@ -259,8 +267,33 @@ async def test_a_receive_that_is_cancelled_ends_its_receives() -> None:
         with pytest.raises(asyncio.CancelledError):
             await receiving
         async with asyncio.timeout(DEADLINE_S):
-            await pair.sender.send(pair.receiver.address, TICKET, 0, memoryview(pair.pool[9]))
+            await pair.sender.send(pair.receiver.address, pair.ticket, 0, memoryview(pair.pool[9]))
         assert pair.arrived[0] == bytes(BLOCK_BYTES)
+
+
+async def test_a_cancel_while_receives_end_waits_for_them_and_says_what_became_of_the_memory() -> None:
+    class Slow(LocalTransfer):
+        def __init__(self, error: TransferFailed | None) -> None:
+            super().__init__(LocalPlane())
+            self.begun, self.end = asyncio.Event(), asyncio.Event()
+            self.error = error
+
+        async def cancel(self, ticket: int) -> None:
+            self.begun.set()
+            await self.end.wait()
+            if self.error is not None:
+                raise self.error
+
+    for error, raised in ((None, asyncio.CancelledError), (TransferFailed("it has begun to arrive"), MemoryLost)):
+        transfer = Slow(error)
+        ending = asyncio.create_task(end_receives(transfer, TICKET))
+        await transfer.begun.wait()
+        ending.cancel()
+        await asyncio.wait((ending,), timeout=NOW_S)
+        assert not ending.done(), "the memory comes first"
+        transfer.end.set()
+        with pytest.raises(raised):
+            await ending
 
 
 async def test_memory_that_a_sender_may_still_write_is_lost() -> None:

@@ -18,7 +18,7 @@ from tests.unit.router.reading import deltas
 
 def tokens(*token_ids: int, finish: types_pb2.FinishReason.ValueType = 0) -> types_pb2.SequenceTokens:
     logprobs = [types_pb2.PositionLogprobs(logprob=-float(token_id)) for token_id in token_ids]
-    return types_pb2.SequenceTokens(request_id="r#1", token_ids=token_ids, logprobs=logprobs, finish_reason=finish)
+    return types_pb2.SequenceTokens(request_id="r#1.1", token_ids=token_ids, logprobs=logprobs, finish_reason=finish)
 
 
 @pytest.fixture
@@ -120,14 +120,14 @@ async def test_the_time_to_the_first_token_is_split_without_a_gap(active: Active
     active.timeline = Timeline(accepted=10.0, matched=10.125, placed=10.375, reserved=10.875)
     first = types_pb2.SequenceTokens(
         prefix_fetch_ms=100, prefill_queue_ms=200, prefill_compute_ms=300,
-        num_cached_tokens=9, num_fetched_tokens=7, num_peer_tokens=5,
+        num_cached_tokens=2, num_fetched_tokens=7, num_peer_tokens=5,
     )  # fmt: skip
     active.on_first_token(first, 12.875)
     split, summary = active.summary.ttft, active.summary
     assert (split.placement_ms, split.queue_ms, split.reserve_ms) == (125, 250, 500)
     assert (split.prefix_fetch_ms, split.prefill_queue_ms, split.prefill_compute_ms) == (100, 200, 300)
     assert (split.return_ms, split.ttft_ms) == (1400, 2875)
-    assert (summary.num_cached_tokens, summary.num_fetched_tokens, summary.num_peer_tokens) == (9, 7, 5)
+    assert (summary.num_cached_tokens, summary.num_fetched_tokens, summary.num_peer_tokens) == (2, 7, 5)
     active.on_second_token(types_pb2.SequenceTokens(first_decode_step_ms=40), 13.0)
     assert (split.first_decode_step_ms, split.ship_exposed_ms) == (40, 85)
 

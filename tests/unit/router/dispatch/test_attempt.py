@@ -85,7 +85,7 @@ class Rig:
         self.active.move(RequestEvent.PLACED)
         self.decode, self.prefill, self.predictor = Link("d0"), Link("p0"), Predictor()
         links: Any = (self.decode, None if collocated else self.prefill)
-        self.attempt = Attempt(self.active, *links, self.predictor, timeout_s)  # type: ignore[arg-type]
+        self.attempt = Attempt(self.active, *links, self.predictor, timeout_s, lambda *_: None)  # type: ignore[arg-type]
         self.running = asyncio.create_task(self.attempt.run())
 
     def decoded(self, *token_ids: int, **fields: Any) -> None:
@@ -114,11 +114,11 @@ class Rig:
 async def test_each_worker_is_charged_with_its_part() -> None:
     rig = Rig()
     rig.attempt.open(Work(5), 9)
-    assert rig.decode.calls == [("open", "r#1", NO_WORK, 9)]
-    assert rig.prefill.calls == [("open", "r#1", Work(5), 0)]
+    assert rig.decode.calls == [("open", "r#1.1", NO_WORK, 9)]
+    assert rig.prefill.calls == [("open", "r#1.1", Work(5), 0)]
     alone = Rig(collocated=True)
     alone.attempt.open(Work(5), 9)
-    assert alone.decode.calls == [("open", "r#1", Work(5), 9)]
+    assert alone.decode.calls == [("open", "r#1.1", Work(5), 9)]
     for each in (rig, alone):
         each.attempt.release()
         each.running.cancel()
@@ -159,7 +159,7 @@ async def test_the_predictor_learns_what_was_computed_at_least_one_token(num_cac
     assert rig.predictor.seen == [("prefill", AHEAD, Work.of(uncached, 100 - uncached), 3.0)]
     [hand_off_s] = rig.predictor.hand_offs_s
     assert 7.0 <= hand_off_s < 60.0
-    assert rig.prefill.calls == [("computed", "r#1")]
+    assert rig.prefill.calls == [("computed", "r#1.1")]
     alone = Rig(collocated=True)
     await alone.submitted()
     alone.decoded(1, num_cached_tokens=num_cached, prefill_compute_ms=2000)
@@ -196,7 +196,7 @@ async def test_the_second_token_completes_the_split_and_no_later_one_does() -> N
     rig.decoded(3, first_decode_step_ms=90)
     assert rig.active.summary.ttft.first_decode_step_ms == 40
     assert rig.active.produced == [1, 2, 3]
-    assert ("close", "r#1") in rig.prefill.calls
+    assert ("close", "r#1.1") in rig.prefill.calls
     rig.attempt.release()
     rig.running.cancel()
 
@@ -302,8 +302,8 @@ async def test_an_early_end_tells_exactly_those_who_hold_something(phase: str, t
     rig.attempt.release()
     told = [next((call[2] for call in link.calls if call[0] == "cancel"), None) for link in (rig.prefill, rig.decode)]
     assert told == [to_prefill, to_decode]
-    assert ("close", "r#1") in rig.prefill.calls
-    assert ("close", "r#1") in rig.decode.calls
+    assert ("close", "r#1.1") in rig.prefill.calls
+    assert ("close", "r#1.1") in rig.decode.calls
     rig.running.cancel()
 
 
@@ -312,13 +312,13 @@ async def test_a_lost_worker_is_neither_told_nor_waited_for() -> None:
     await rig.submitted()
     rig.prefill.connected = False
     rig.attempt.release()
-    assert ("cancel", "r#1", {"sender": ""}) in rig.decode.calls
+    assert ("cancel", "r#1.1", {"sender": ""}) in rig.decode.calls
     assert not any(call[0] == "cancel" for call in rig.prefill.calls)
     other = Rig()
     await other.submitted()
     other.decode.connected = False
     other.attempt.release()
-    assert ("cancel", "r#1", {"receiver": ""}) in other.prefill.calls
+    assert ("cancel", "r#1.1", {"receiver": ""}) in other.prefill.calls
     for each in (rig, other):
         each.running.cancel()
 

@@ -34,10 +34,10 @@ def test_a_long_answer_outlives_any_number_of_workers():
 def test_an_id_stays_refused_until_newer_ones_push_it_out():
     quarantine = Quarantine(limit=2)
     for name in ("a", "b", "c"):
-        quarantine.add(name, Quarantined(name, request_id=name))
-    quarantine.check("a")
-    quarantine.check("unknown")
+        quarantine.add("t", name, Quarantined(name, request_id=name))
+    quarantine.check("t", "a")
+    quarantine.check("t", "unknown")
     for name in ("b", "c"):
         with pytest.raises(Quarantined, match=name) as caught:
-            quarantine.check(name)
+            quarantine.check("t", name)
         assert caught.value.details == {"request_id": name}

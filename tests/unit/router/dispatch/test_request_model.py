@@ -52,7 +52,7 @@ class MovedClock(asyncio.SelectorEventLoop):
 
 def reservation(request_id: str) -> str:
     """A prefill worker's name of a request, as the decode worker knows it."""
-    return request_id.partition(".")[0]
+    return ".".join(request_id.split(".")[:2])
 
 
 class Worker:

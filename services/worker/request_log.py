@@ -10,8 +10,10 @@ from shared.telemetry.logs import RequestLog, request_log
 
 
 def attempt_log(logger: logging.Logger, wire_id: str, trace: Mapping[str, str]) -> RequestLog:
-    """`wire_id` is a command's request id: the client's request id, "#", and the number of the router's attempt."""
-    request_id, _, attempt = wire_id.rpartition("#")
+    """`wire_id` is a command's request id: the client's request id, "#", the number of the router's call, ".", and that
+    of its attempt, which is what the log shows."""
+    request_id, _, numbers = wire_id.rpartition("#")
+    attempt = numbers.partition(".")[2]
     return request_log(logger, request_id, trace, attempt) if request_id else request_log(logger, wire_id, trace)
 
 

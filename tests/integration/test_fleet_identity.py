@@ -104,13 +104,16 @@ async def test_a_certificate_of_the_fleet_is_an_identity_too(authority):  # noqa
 
 @pytest.mark.parametrize("kind", [PrefillWorker, DecodeWorker])
 @pytest.mark.parametrize("token", STRANGERS, ids=["none", "another", "cut"])
-async def test_a_stranger_does_not_drain_a_worker(kind, token):
+@pytest.mark.parametrize("undo", [False, True])
+async def test_a_stranger_does_not_drain_a_worker_nor_undo_it(kind, token, undo):
     async with serving(kind, guard=FleetGuard(TOKEN)) as worker:
+        if undo:
+            worker.worker.drain()
         async with Router(worker, fleet_metadata(token)) as router:
-            await router.send(drain=types_pb2.Drain())
+            await router.send(**({"undrain": types_pb2.Undrain()} if undo else {"drain": types_pb2.Drain()}))
             await router.ended()
             assert await router.call.code() is grpc.StatusCode.UNAUTHENTICATED
-        assert not worker.worker.load.draining
+        assert worker.worker.load.draining == undo
 
 
 async def test_a_service_with_the_key_drains_a_worker():

@@ -21,7 +21,7 @@ async def listening(process: FarProcess) -> set[str]:
 
 
 async def test_a_local_clusters_processes_listen_on_loopback_alone() -> None:
-    process = FarProcess(None, environment=cluster_environment())
+    process = FarProcess(None, environment=cluster_environment(loopback=True))
     try:
         assert await listening(process) <= {"127.0.0.1", "::1"}
     finally:

@@ -122,7 +122,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         prepared = await self._input_processor.prepare(prompt, sampling_params(request.sampling), info)
         if request.HasField("resume"):
             seed = request.sampling.seed if request.sampling.HasField("seed") else None
-            prepared = self._input_processor.resumed(prepared, _resume(request.resume), seed)
+            prepared = await self._input_processor.resumed(prepared, _resume(request.resume), seed)
         account.charge(prepared.num_input_tokens)
         start: inference_pb2.Start | None = _start(prepared, self._router_name)
         async with WriteWatch(self._write_timeout_s) as watch, self._input_processor.start([prepared]) as outputs:

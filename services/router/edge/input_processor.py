@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from services.router.edge.output_processor import OutputProcessor
+from services.router.edge.output_processor import INLINE_TOKENS, output_processor
 from services.router.edge.output_stream import OutputStream
 from services.router.edge.prompt_tokenizer import (
     ChatPrompt,
@@ -22,7 +23,7 @@ from services.router.edge.rate_limits import RateLimits
 from services.router.edge.scheduling import SchedulingHints
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenancy import chain_salt
-from services.router.request import Core, Request, RequestSummary, Resume
+from services.router.request import Core, Request, Resume
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest, NotFound, PromptTooLong, WorkerLost
 from shared.model.chat_template import ChatTemplate
@@ -133,7 +134,7 @@ class InputProcessor:
             ttft_timeout_s=info.scheduling.ttft_timeout_s,
         )
 
-    def resumed(self, request: Request, resume: Resume, seed: int | None) -> Request:
+    async def resumed(self, request: Request, resume: Resume, seed: int | None) -> Request:
         """A prepared request whose answer goes on behind what the client has; `seed` is the answer's own.
 
         Raises InvalidRequest naming what of `resume` cannot be: an id outside the vocabulary, more tokens than
@@ -155,8 +156,11 @@ class InputProcessor:
             request = replace(request, sampling=replace(request.sampling, seed=seed))
         request = replace(request, resume=resume)
         if not request.is_complete:
-            OutputProcessor(request, RequestSummary(), self.tokenizer.stream())  # raises for a stop string
-        self._check_num_chars(resume)
+            await output_processor(request, self.tokenizer)  # raises for a stop string
+        if len(token_ids) <= INLINE_TOKENS:
+            self._check_num_chars(resume)
+        else:
+            await asyncio.to_thread(self._check_num_chars, resume)
         return request
 
     def _check_num_chars(self, resume: Resume) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from services.router.edge.stop_strings import StopStrings
 from services.router.request import FinishReason, Request, RequestSummary, Resume, TokenDelta, TokenLogprobs
 from shared.errors import Cancelled, InvalidRequest
-from shared.model.tokenizer import Detokenizer
+from shared.model.tokenizer import Detokenizer, Tokenizer
+
+INLINE_TOKENS = 256
+"""As many are detokenized on the event loop, in a few milliseconds at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +54,22 @@ class OutputDelta(NamedTuple):
     finish: OutputFinish | None = None
 
 
+async def output_processor(request: Request, tokenizer: Tokenizer) -> OutputProcessor:
+    """One for the request; a long resumed answer is replayed beside the event loop, which serves others meanwhile.
+    Raises like the class."""
+    if len(request.resumed_token_ids) <= INLINE_TOKENS:
+        return OutputProcessor(request, tokenizer.stream())
+    return await asyncio.to_thread(lambda: OutputProcessor(request, tokenizer.stream()))
+
+
 class OutputProcessor:
     """Converts one answer's token deltas, in order. After a delta with `finish` it is used up."""
 
-    def __init__(self, request: Request, summary: RequestSummary, detokenizer: Detokenizer) -> None:
-        """`summary` is read when the answer ends. Raises InvalidRequest (`resume.token_ids`) where the resumed tokens
-        hold a whole stop string."""
+    def __init__(self, request: Request, detokenizer: Detokenizer) -> None:
+        """Raises InvalidRequest (`resume.token_ids`) where the resumed tokens hold a whole stop string."""
         self._request = request
-        self._summary = summary
+        self.summary = RequestSummary()
+        """Read when the answer ends; the running request's is put here."""
         self._detokenizer = detokenizer
         self._stops = StopStrings(request.sampling.stop) if request.sampling.stop else None
         self._num_output_tokens = 0
@@ -151,5 +163,5 @@ class OutputProcessor:
         return OutputDelta(text, delta.token_ids, delta.logprobs, self._finish(delta.finish_reason, stop_reason))
 
     def _finish(self, reason: FinishReason, stop_reason: str | int | None) -> OutputFinish:
-        usage = Usage(self._request.num_prompt_tokens, self._num_output_tokens, self._summary.num_cached_tokens)
-        return OutputFinish(reason, stop_reason, usage, self._summary)
+        usage = Usage(self._request.num_prompt_tokens, self._num_output_tokens, self.summary.num_cached_tokens)
+        return OutputFinish(reason, stop_reason, usage, self.summary)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from services.router.edge.output_processor import OutputDelta, OutputProcessor
+from services.router.edge.output_processor import OutputDelta, OutputProcessor, output_processor
 from services.router.request import Core, Request, RunningRequest
 from shared.errors import Internal
 from shared.model.tokenizer import Tokenizer
@@ -44,11 +44,12 @@ class OutputStream:
     async def __aenter__(self) -> Self:
         """Submits all requests; raises what `Core.submit` does, and frees those already submitted then."""
         try:
-            for index, request in enumerate(self._requests):
-                if not request.is_complete:
-                    running = self._core.submit(request)
-                    processor = OutputProcessor(request, running.summary, self._tokenizer.stream())
-                    self._answers.append(_Answer(index, request, running, processor))
+            wanted = [(index, request) for index, request in enumerate(self._requests) if not request.is_complete]
+            processors = [await output_processor(request, self._tokenizer) for _, request in wanted]
+            for (index, request), processor in zip(wanted, processors, strict=True):
+                running = self._core.submit(request)
+                processor.summary = running.summary
+                self._answers.append(_Answer(index, request, running, processor))
         except BaseException:
             await self.aclose()
             raise

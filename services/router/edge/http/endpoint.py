@@ -118,12 +118,12 @@ class InferenceEndpoint:
                 limit=num_choices,
                 value=len(parsed.resumed),
             )
-        return [self._resumed(request, had) for request, had in zip(plan, parsed.resumed, strict=True)]
+        return [await self._resumed(request, had) for request, had in zip(plan, parsed.resumed, strict=True)]
 
-    def _resumed(self, request: Request, had: ResumedChoice) -> Request:
+    async def _resumed(self, request: Request, had: ResumedChoice) -> Request:
         ended = None if had.finish_reason is None else FinishReason(had.finish_reason)
         resume = Resume(tuple(had.token_ids), had.num_chars, ended)
-        return self._input_processor.resumed(request, resume, had.seed)
+        return await self._input_processor.resumed(request, resume, had.seed)
 
 
 async def _stream(

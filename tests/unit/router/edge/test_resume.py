@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
 
 from services.router.edge.input_processor import CallInfo, InputProcessor, TokensPrompt
-from services.router.edge.output_processor import OutputDelta
+from services.router.edge.output_processor import INLINE_TOKENS, OutputDelta
 from services.router.edge.output_stream import OutputStream
 from services.router.request import FinishReason, Request, Resume
 from shared.engine.sampling_params import SamplingParams
@@ -91,7 +92,7 @@ async def test_a_state_that_cannot_be_names_its_field(tokenizer: Tokenizer, fiel
     processor = make_input_processor(ScriptedCore(lambda request: ()), tokenizer)
     request = await prepared(processor, **sampling)
     with pytest.raises(InvalidRequest) as caught:
-        processor.resumed(request, resume, None)
+        await processor.resumed(request, resume, None)
     assert caught.value.field == field
 
 
@@ -100,7 +101,7 @@ async def test_tokens_behind_a_stop_string_are_refused(tokenizer: Tokenizer) -> 
     request = await prepared(processor, stop=("b",))
     token_ids = tuple(tokenizer.encode("abc", add_special_tokens=False))
     with pytest.raises(InvalidRequest, match="'b' is complete at token 2") as caught:
-        processor.resumed(request, Resume(token_ids), None)
+        await processor.resumed(request, Resume(token_ids), None)
     assert caught.value.field == "resume.token_ids"
 
 
@@ -109,4 +110,30 @@ async def test_the_seed_of_the_answer_replaces_the_drawn_one(tokenizer: Tokenize
     request = await prepared(processor, temperature=1.0)
     assert request.sampling.seed is not None
     assert request.sampling.seed < 2**53
-    assert processor.resumed(request, Resume((4,)), 99).sampling.seed == 99
+    assert (await processor.resumed(request, Resume((4,)), 99)).sampling.seed == 99
+
+
+async def test_a_long_resumed_answer_lets_the_loop_serve_others(tokenizer: Tokenizer) -> None:
+    core = ScriptedCore(lambda request: ())
+    core.limit = 8 * INLINE_TOKENS
+    processor = make_input_processor(core, tokenizer)
+    request = await prepared(processor, max_tokens=4 * INLINE_TOKENS, stop=("b",))
+    (a,) = tokenizer.encode("a", add_special_tokens=False)
+    (b,) = tokenizer.encode("b", add_special_tokens=False)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    await asyncio.sleep(0)
+    had = Resume((a,) * (2 * INLINE_TOKENS))
+    before = turns
+    assert (await processor.resumed(request, had, None)).resume == had
+    assert turns > before
+    with pytest.raises(InvalidRequest, match=f"'b' is complete at token {2 * INLINE_TOKENS}"):
+        await processor.resumed(request, Resume((*had.token_ids[1:], b)), None)
+    counting.cancel()

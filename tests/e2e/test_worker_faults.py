@@ -17,7 +17,7 @@ from tests.e2e.running import DEADLINE_S, Running, running
 pytestmark = pytest.mark.slow
 
 NUM_STREAMS = 20
-FIELDS = {"max_tokens": 700, "ignore_eos": True, "temperature": 0, "return_token_ids": True}
+FIELDS = {"max_tokens": 900, "ignore_eos": True, "temperature": 0, "return_token_ids": True}
 
 
 def prompt(number: int) -> list[int]:
@@ -92,9 +92,9 @@ async def test_a_prefill_pool_that_is_drained_one_by_one_costs_no_stream_a_token
 
         async def drain_all(streams: list[Stream]) -> None:
             for pid in pids.values():
+                assert any(len(stream.tokens) < FIELDS["max_tokens"] for stream in streams), "all ended before"
                 os.kill(pid, signal.SIGTERM)
                 await gone(pid)
-            assert any(len(stream.tokens) < FIELDS["max_tokens"] for stream in streams), "all ended before"
 
         nothing_lost(await under_fault(cluster, drain_all), expected)
 

@@ -15,7 +15,7 @@ from services.local.cluster import LocalCluster
 from services.local.spec import ClusterSpec
 from shared.errors import Unauthenticated
 from shared.rpc.errors import from_rpc_error
-from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc
+from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc
 from tests.e2e.running import DEADLINE_S, DEMO, Running, running
 
 pytestmark = pytest.mark.slow
@@ -76,5 +76,9 @@ async def test_only_an_administrator_drains(tmp_path, monkeypatch):
         admin = (("authorization", "Bearer admin"),)
         drained = await stub.Drain(request, metadata=admin, timeout=DEADLINE_S)
         assert [worker.load.draining for worker in drained.workers] == [True]
+        status = await inference_pb2_grpc.InferenceServiceStub(opened).GetStatus(
+            inference_pb2.GetStatusRequest(), metadata=admin, timeout=DEADLINE_S
+        )
+        assert status.not_ready_reason == "no decode worker is ready (decode-0: draining)"
         undrained = await stub.Undrain(request, metadata=admin, timeout=DEADLINE_S)
         assert [worker.load.draining for worker in undrained.workers] == [False]

@@ -120,7 +120,7 @@ class Fleet:
                 failure = self.discovery_failure
                 return f"no {role} worker is known" + (f" ({failure})" if failure else "")
             if not any(link.connected and not link.load.draining for link in links.values()):
-                reasons = "; ".join(f"{link.name}: {link.mismatch or 'connecting'}" for link in links.values())
+                reasons = "; ".join(f"{link.name}: {_why_idle(link)}" for link in links.values())
                 return f"no {role} worker is ready ({reasons})"
         return ""
 
@@ -213,3 +213,8 @@ class Fleet:
                 difference(welcome.model_fingerprint, self.model_fingerprint), field="model_fingerprint"
             )
         self.layout.ensure_compatible(layout)
+
+
+def _why_idle(link: AnyLink) -> str:
+    """Why a worker that cannot take requests cannot."""
+    return link.mismatch or ("draining" if link.connected else "connecting")

@@ -25,7 +25,7 @@ from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenancy import chain_salt
 from services.router.request import Core, Request, Resume
 from shared.engine.sampling_params import SamplingParams
-from shared.errors import InvalidRequest, NotFound, PromptTooLong, WorkerLost
+from shared.errors import InvalidRequest, NotFound, PromptTooLong, WorkerLost, brief
 from shared.model.chat_template import ChatTemplate
 from shared.model.tokenizer import Tokenizer
 
@@ -85,7 +85,9 @@ class InputProcessor:
         """Passes for the served model's name and for no name; raises NotFound (`model`)."""
         if model and model != self.model_name:
             raise NotFound(
-                f"the model {model!r} is not served here; {self.model_name!r} is", field="model", value=model
+                f"the model {brief(model, 100)!r} is not served here; {self.model_name!r} is",
+                field="model",
+                value=brief(model, 100),
             )
 
     async def prepare(

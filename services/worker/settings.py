@@ -58,11 +58,12 @@ class WorkerSettings(ServiceSettings):
     """Backend of the model's ops: triton (CUDA), cpu (C++), torch, or auto: the first that this machine supports.
     triton-hopper: Triton with a prefill attention made for Hopper GPUs, which has not run yet. flashinfer: Triton with
     the attention of the package flashinfer-python, on CUDA in 16 bits and without CUDA graphs; it has not run yet."""
-    cpu_isa: Literal["auto", "avx2", "avx512", "avx512-bf16", "amx", "torch"] = Field(
+    cpu_isa: Literal["auto", "avx2", "avx512", "avx512-bf16", "amx", "amx-emulated", "torch"] = Field(
         default="auto", validation_alias=AliasChoices("cpu_isa", "TANDEM_WORKER_CPU_ISA", "TANDEM_CPU_ISA")
     )
-    """Instruction set of the C++ kernels. auto: the fastest that the processor runs; torch: no C++ kernels. Also
-    read from TANDEM_CPU_ISA."""
+    """Instruction set of the C++ kernels. auto: the fastest that the processor runs; torch: no C++ kernels;
+    amx-emulated: the code for AMX with plain C++ in place of its instructions, slow, for tests. Also read from
+    TANDEM_CPU_ISA."""
     deterministic: bool = False
     """Whether an answer is the same to the bit however its request is batched, chunked, cached, preempted, handed over
     or retried: every result of a sequence depends on that sequence alone. All workers of a fleet need the same value,

@@ -38,5 +38,5 @@ def test_processors_that_compute_alike_have_one_identity() -> None:
 
 @pytest.mark.parametrize("flags", [("--kernels", "torch"), ("--cpu-isa", "torch"), ("--dtype", "fp16")])
 def test_what_has_no_such_mode_stops_the_start(flags: tuple[str, str]) -> None:
-    with pytest.raises(ConfigError, match="deterministic|float16"):  # kernels that are named refuse the dtype first
+    with pytest.raises(ConfigError, match=r"deterministic|float16"):  # kernels that are named refuse the dtype first
         loaded("--deterministic", "True", *flags)

@@ -20,7 +20,9 @@ def to_proto(error: BaseException) -> types_pb2.Error:
     if not isinstance(error, TandemError):
         error = Internal(f"{type(error).__name__}: {error}")
     details = {key: str(value) for key, value in error.details.items()}
-    return types_pb2.Error(kind=type(error).__name__, message=error.message, details=details)
+    # A class that another room adds to the tree is unknown to processes that do not import it: they get its base.
+    kind = next(cls.__name__ for cls in type(error).__mro__ if cls.__module__ == TandemError.__module__)
+    return types_pb2.Error(kind=kind, message=error.message, details=details)
 
 
 def from_proto(message: types_pb2.Error) -> TandemError:

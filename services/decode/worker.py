@@ -58,7 +58,7 @@ class _Request:
     fetch: Fetch = field(default_factory=Fetch)
     queued_at: float = field(default_factory=time.perf_counter)
     reservation: Reservation | None = None
-    receiving: asyncio.Task[None] | None = None
+    receiving: asyncio.Task[tuple[Arrival | None, bool]] | None = None
     """Runs the reservation, until it ends."""
     first_token: int | None = None
     """Set when it joined."""
@@ -241,25 +241,25 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             lambda answer: item.session.send(decode_pb2.DecodeEvent(reserved=answer)),
             self.host.settings.handoff_timeout_s,
         )
-        item.receiving = asyncio.create_task(self._join(reserved.sequence_id, item, item.reservation, buffers))
+        item.receiving = asyncio.create_task(self._receive(reserved.sequence_id, item, item.reservation, buffers))
+        # Not the task's own last lines: a task that is cancelled before its first step never runs one.
+        item.receiving.add_done_callback(lambda task: self._on_received(task, reserved.sequence_id, item, buffers))
 
-    async def _join(
+    async def _receive(
         self, sequence_id: str, item: _Request, reservation: Reservation, buffers: list[tuple[int, memoryview]]
-    ) -> None:
-        """Ends the receiving of one sequence: it joins the batch, or its blocks are freed. `buffers`: where each block
-        id's bytes arrive."""
-        arrived: Arrival | None = None
-        lost = False
+    ) -> tuple[Arrival | None, bool]:
+        """What arrived of one sequence, and whether its blocks cannot be freed yet. `buffers`: where each block id's
+        bytes arrive."""
         try:
-            arrived = await reservation.run()
+            return await reservation.run(), False
         except MemoryLost as error:
-            lost = True
             item.log.critical("the blocks of %d tokens are lost until their sender ends: %s", item.num_tokens, error)
             freeing = asyncio.create_task(self._free_later(sequence_id, reservation.receiver, buffers))
             self._unsafe.add(freeing)
             freeing.add_done_callback(self._unsafe.discard)
             if not reservation.cancelled:
                 self._send_failed(item, error)
+            return None, True
         except TandemError as error:
             if not reservation.cancelled:
                 self._send_failed(item, error)
@@ -267,16 +267,27 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             item.log.exception("request %s", item.request_id)
             if not reservation.cancelled:
                 self._send_failed(item, Internal(f"{type(error).__name__}: {error}"))
-        finally:
-            item.receiving = None
-            if arrived is not None and (arrived.finished or not reservation.cancelled):
-                self._on_arrival(sequence_id, item, arrived, buffers)
-            else:
-                arrived = None
-                if not lost:
-                    self.host.engine.submit(AbortSequence(sequence_id))
-            if arrived is None or arrived.finished:
-                self._forget(sequence_id)
+        return None, False
+
+    def _on_received(
+        self,
+        task: asyncio.Task[tuple[Arrival | None, bool]],
+        sequence_id: str,
+        item: _Request,
+        buffers: list[tuple[int, memoryview]],
+    ) -> None:
+        """Ends the receiving of one sequence: it joins the batch, or its blocks are freed."""
+        assert item.reservation is not None
+        arrived, is_lost = (None, False) if task.cancelled() else task.result()
+        item.receiving = None
+        if arrived is not None and (arrived.finished or not item.reservation.cancelled):
+            self._on_arrival(sequence_id, item, arrived, buffers)
+        else:
+            arrived = None
+            if not is_lost:
+                self.host.engine.submit(AbortSequence(sequence_id))
+        if arrived is None or arrived.finished:
+            self._forget(sequence_id)
 
     def _on_arrival(
         self, sequence_id: str, item: _Request, arrived: Arrival, buffers: list[tuple[int, memoryview]]

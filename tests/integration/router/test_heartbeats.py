@@ -56,13 +56,11 @@ class BeatingWorker(ScriptedWorker):
 class Router(test_dispatch.Router):
     """Gives a silent worker up within a second."""
 
+    def __init__(self, prefills, decodes, **config) -> None:
+        super().__init__(prefills, decodes, **{"limits": LIMITS, **config})
+
     async def __aenter__(self):
-        kind = test_dispatch.Fleet
-        test_dispatch.Fleet = lambda *args, **kwargs: kind(*args, **kwargs, limits=LIMITS)
-        try:
-            await super().__aenter__()
-        finally:
-            test_dispatch.Fleet = kind
+        await super().__aenter__()
         await self.until(lambda: not any(link.suspicion for link in self.fleet.links))
         return self
 

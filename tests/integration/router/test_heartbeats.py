@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from services.router.workers import link
+from services.router.workers import link, worker_stream
 from services.router.workers.liveness import LivenessLimits
 from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
 from tests.integration.router import test_dispatch
@@ -173,7 +173,7 @@ async def test_a_bad_welcome_does_not_end_the_link_for_good(monkeypatch):
 
 
 async def test_a_worker_that_reads_no_commands_loses_its_session(monkeypatch):
-    monkeypatch.setattr(link, "MAX_OUTGOING", 0)
+    monkeypatch.setattr(worker_stream, "MAX_OUTGOING", 0)
     prefill, decode = prefill_worker(), BeatingWorker()
     async with test_dispatch.Router([prefill], [decode]) as router:
         await router.until(lambda: "does not read" in router.fleet.decodes["d0"].mismatch)

@@ -215,11 +215,17 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
                 reason, broke = await self._outcome(self._session(link))
                 if self.connected and not self.suspicion:
                     backoff_s = FIRST_BACKOFF_S
-                self._lost(reason, died=broke and not self.load.draining and not self.suspicion)
+                self._lost(reason, died=broke and self._may_have_died)
                 if self._drained.is_set():
                     return
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(MAX_BACKOFF_S, backoff_s * 2)
+
+    @property
+    def _may_have_died(self) -> bool:
+        """Whether a connection that broke just now shows that the worker's process ended."""
+        slept = self._stream is not None and self._stream.has_slept
+        return not (self.load.draining or self.suspicion or slept)
 
     async def _outcome(self, session: Coroutine[Any, Any, None]) -> tuple[str, bool]:
         """Why a session ended, and whether its connection broke, as at the end of the worker's process. Whatever it

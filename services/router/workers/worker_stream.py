@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from time import monotonic
 from typing import Generic, TypeVar, cast
 
 import grpc.aio
@@ -48,12 +49,18 @@ class WorkerStream(Generic[CommandT, EventT]):
         self._outgoing: asyncio.Queue[CommandT | None] = asyncio.Queue()  # None: no more commands will come
         self._overflowed = asyncio.Event()
         self._beat = asyncio.Event()  # of one heartbeat: the next has another
+        self._ticked_at = monotonic()
         self._is_over = False
 
     @property
     def suspicion(self) -> str:
         """Why the worker should get no new work; empty while it is well."""
         return self._liveness.suspicion if self._heartbeats else ""
+
+    @property
+    def has_slept(self) -> bool:
+        """This router was itself stopped just now: that the connection broke says nothing of the worker."""
+        return self._heartbeats and self._liveness.has_slept(monotonic() - self._ticked_at)
 
     def send(self, command: CommandT) -> None:
         """Queues a command; a worker that does not read loses its session."""
@@ -115,13 +122,15 @@ class WorkerStream(Generic[CommandT, EventT]):
 
     async def _watch(self) -> None:
         """Sends heartbeats, and misses the worker's; one timer a session. Raises WorkerLost to give the worker up."""
+        self._ticked_at = monotonic()
         for tick in itertools.count():
             if self._liveness.loss:
                 raise WorkerLost(f"worker {self._name} is given up: {self._liveness.loss}")
             if tick % self._limits.ticks_a_beat == 0:
                 self.send(self._heartbeat())
             await asyncio.sleep(self._limits.interval_s)
-            self._liveness.tick()
+            before, self._ticked_at = self._ticked_at, monotonic()
+            self._liveness.tick(self._ticked_at - before)
             self._on_judged()
 
     async def _watch_queue(self) -> None:

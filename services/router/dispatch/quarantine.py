@@ -25,6 +25,10 @@ class Deaths:
     def __init__(self) -> None:
         self._latest: _Death | None = None
 
+    def __bool__(self) -> bool:
+        """Whether there was any."""
+        return self._latest is not None
+
     def note(self, request_id: str, worker: str, num_produced: int) -> None:
         """A worker's process ended while it held the request, whose answer had `num_produced` tokens.
 

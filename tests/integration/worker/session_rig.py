@@ -144,6 +144,12 @@ class Worker:
                 await asyncio.sleep(0.005)
         self.pool.check_integrity()
 
+    async def holds_some(self) -> None:
+        """Waits until a sequence has blocks."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not self.pool.num_used:
+                await asyncio.sleep(0.005)
+
     async def holds(self, num_blocks: int) -> None:
         async with asyncio.timeout(DEADLINE_S):
             while self.pool.num_used != num_blocks:

@@ -14,6 +14,7 @@ from shared.engine.messages import EngineDied, SequenceReserved
 from shared.errors import TransferFailed
 from shared.kv.local import LocalPlane
 from shared.rpc.pb.tandem.v1 import decode_pb2, types_pb2
+from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.rpc.server import channel
 from tests.integration.worker.session_rig import DEADLINE_S, PROMPT, SAMPLING, Router, serving
 
@@ -152,6 +153,23 @@ async def test_a_stream_without_a_hello_is_ended(monkeypatch):
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await silent.read()
         assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+@pytest.mark.parametrize("rest", [[], [b""], [b"\xff"]])
+async def test_a_router_that_says_no_more_finds_its_session_ended(rest):
+    """At the worst while the worker writes its first message: gRPC would never end a stream with that cut off."""
+    hello = types_pb2.Hello(router_name="r", protocol_version=PROTOCOL_VERSION)
+    commands = [decode_pb2.DecodeCommand(hello=hello).SerializeToString(), *rest]
+
+    def half_close(address: str) -> None:
+        with grpc.insecure_channel(address) as link:
+            open_stream = link.stream_stream("/tandem.v1.DecodeService/Session")
+            for _ in range(10):
+                assert list(open_stream(iter(commands), timeout=DEADLINE_S))
+
+    async with serving(DecodeWorker) as worker:
+        await asyncio.to_thread(half_close, worker.rpc.address)
+        assert not worker.worker.sessions
 
 
 async def test_a_newer_session_ends_the_older_one_and_frees_its_requests():

@@ -272,6 +272,7 @@ class Attempt:
         """The next sender may have died with the lost one: it is told nothing before it was heard from, else it would
         seem that the request was present at both deaths."""
         await self._heard()
+        self._active.deaths.all_known()
         self._listening = None
         needed, self._needed = self._needed, None
         if needed is not None:

@@ -208,6 +208,7 @@ class Dispatcher:
             active.move(RequestEvent.RETRY)
             if attempt.died:
                 await self._fleet.heard()  # else it might go to a worker that died with the first, and seem the cause
+                active.deaths.all_known()
             returning = True
 
     async def _place(self, active: ActiveRequest, *, returning: bool) -> Attempt:

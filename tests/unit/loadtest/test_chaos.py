@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from loadtest.chaos.memory import slope
+from loadtest.chaos.memory import Growth, at_equal_age, growth, second_half
 from loadtest.chaos.report import summary
 from loadtest.chaos.rows import Row, RowFile
 from loadtest.chaos.status import merged
@@ -139,9 +139,30 @@ def test_prompts_share_no_block() -> None:
     assert len(first_blocks) == 24
 
 
-def test_growth_is_measured_within_lives_and_not_between_them() -> None:
-    assert slope([[(10.0, 100), (20.0, 200)], [(10.0, 900), (20.0, 1000)]]) == pytest.approx(10.0)
-    assert slope([[(10.0, 100)]]) is None
+def test_growth_has_a_bound_and_what_is_not_certain_is_flat() -> None:
+    steady = growth([(float(second), 200.0 + 3.0 * second / 60) for second in range(100)])
+    assert steady is not None
+    assert (steady.slope, steady.error) == (pytest.approx(3.0), pytest.approx(0.0, abs=1e-6))
+    assert not steady.flat
+    swinging = growth([(float(second), 200.0 + 20.0 * (second // 10 % 2)) for second in range(100)])
+    assert swinging is not None
+    assert swinging.flat
+    assert abs(swinging.slope) < swinging.error
+    assert growth([(0.0, 1.0)] * 19) is None
+
+
+def test_what_is_touched_in_the_first_half_is_no_growth() -> None:
+    samples = [(float(second), min(100.0, float(second))) for second in range(240)]
+    assert growth(second_half(samples)) == Growth(0.0, 0.0)
+
+
+def test_lives_are_compared_at_the_oldest_age_that_all_but_the_last_reached() -> None:
+    def life(base: float, end: int) -> list[tuple[float, float]]:
+        return [(float(age), base + age) for age in range(1, end)]
+
+    assert at_equal_age([life(100.0, 34), life(200.0, 40), life(300.0, 5)]) == (30.0, [130.0, 230.0])
+    assert at_equal_age([life(100.0, 24)]) == (20.0, [120.0])
+    assert at_equal_age([life(100.0, 3), life(100.0, 30)]) == (0.0, [101.0, 101.0])
 
 
 def status(queue_len: int = 0, *, ready: bool = True, degraded: tuple[str, ...] = (), **requests: int):

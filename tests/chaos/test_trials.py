@@ -16,7 +16,7 @@ TRIALS = [
     Trial("prefill", "SIGKILL", "prefilling"),
     Trial("redis", "SIGKILL", "shipping"),
     Trial("store", "SIGKILL", "decoding"),
-    Trial("decode", "drain", "decoding"),
+    Trial("prefill", "drain", "shipping"),  # a decode worker that died twice within a minute would be waited for
     Trial("decode-pool", "SIGKILL", "decoding"),
 ]
 

@@ -54,7 +54,8 @@ class Memory:
             try:
                 process = psutil.Process(pid)
                 age = now - process.create_time()
-                self._lives[name][pid].append((age, process.memory_info().rss / 2**20))
+                if resident := process.memory_info().rss:  # 0: dead, and not yet waited for
+                    self._lives[name][pid].append((age, resident / 2**20))
             except psutil.Error:
                 continue
 

@@ -140,7 +140,7 @@ def main(
     spare: Annotated[str, typer.Option(help="parts that are never killed, with commas; empty = none")] = SPARED,
 ) -> None:
     """Kills all parts but the spared ones in turn, and reports what the clients lost and how memory grew. Status 1
-    where an answer was lost or wrong, a block leaked, a spared part died, or it or this process has grown for certain."""
+    where an answer was lost or wrong, a block leaked, or a spared part or this process died or grew for certain."""
     spared = [name.strip() for name in spare.split(",") if name.strip()]
     text, good = asyncio.run(_soak(duration, interval, model, folder, spared, resuming))
     print(text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
 GROWTH = 4.0
 """A step counts for at most this many times the longest one before it …"""
 SHORT_S = 1.0
@@ -22,8 +21,8 @@ class StepCounters:
     num_turns: int = 0  # of the engine's loop: it came back for commands
     waiting: bool = False  # it waits for a command, and has nothing to compute
     longest_s: float = 0.0
-    """Of the recent steps, by which an engine is judged to hang: each later step lets it decay by 1 %. One step raises it
-    by GROWTH at most: else a process that once stood still for 20 s could hang for long, and nobody would notice."""
+    """Of the recent steps, by which an engine is judged to hang: each later step lets it decay by 1 %. One step raises
+    it by GROWTH at most: else a process that once stood still for 20 s could hang for long, and nobody would notice."""
 
     def add(self, num_computed_tokens: int, num_output_tokens: int, duration_s: float) -> None:
         """One step."""

@@ -67,7 +67,8 @@ def trials(only: str = "") -> list[Trial]:
     ]
     groups = [[Trial(victim, "SIGKILL", phase)] for phase, victim in product(PHASES, GROUPS)]
     links = [Trial(victim, fault, phase) for fault, phase, victim in product(PARTITIONS, PHASES, LINKS)]
-    mixed = [trial for turn in zip_longest(singles, groups, fillvalue=[]) for each in turn for trial in each]
+    none: list[Trial] = []
+    mixed = [trial for turn in zip_longest(singles, groups, fillvalue=none) for each in turn for trial in each]
     everything = sorted([CONTROL, *mixed, *links], key=lambda trial: trial.needs_network)
     return [trial for trial in everything if _exists(trial) and trial.matches(only)]
 

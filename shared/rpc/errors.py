@@ -16,11 +16,16 @@ ERROR_TRAILER = "tandem-error-bin"
 
 
 def to_proto(error: BaseException) -> types_pb2.Error:
-    """Any exception as a message; what is not a TandemError becomes Internal."""
+    """Any exception as a message. What is not a TandemError becomes Internal, and a class of one service's own the
+    class of `shared.errors` that it specialises: the other side may not know it, and it must stay retryable there."""
     if not isinstance(error, TandemError):
         error = Internal(f"{type(error).__name__}: {error}")
     details = {key: str(value) for key, value in error.details.items()}
-    return types_pb2.Error(kind=type(error).__name__, message=error.message, details=details)
+    return types_pb2.Error(kind=_shared_class(error).__name__, message=error.message, details=details)
+
+
+def _shared_class(error: TandemError) -> type[BaseException]:
+    return next(cls for cls in type(error).__mro__ if cls.__module__ == TandemError.__module__)
 
 
 def from_proto(message: types_pb2.Error) -> TandemError:

@@ -126,11 +126,11 @@ bench-determinism: setup  ## how often answers depend on their batch or on a ret
 bench-prefix: setup  ## prefix hits of a fleet beside one ideal cache, and TTFT with the store: TRACE=path REQUESTS=n WORKERS="1 2 4" PARTS="index no-index store ttft" OUT=file
 	$(BIN)/python -m loadtest.bench prefix $(PREFIX_FLAGS) $(ARGS)
 
-chaos: setup  ## kill, stop, hang, drain and cut off each part under streams, about 4 hours: ONLY="decode SIGKILL, router" OUT=file
-	$(BIN)/python -m loadtest.chaos $(if $(ONLY),--only "$(ONLY)") $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
+chaos: setup  ## kill, stop, hang, drain and cut off each part under streams, about 2 hours: ONLY="decode SIGKILL, router" OUT=file CONTINUE=1 (keeps the rows in OUT)
+	$(BIN)/python -m loadtest.chaos $(if $(filter 1 true yes,$(CONTINUE)),--continue) $(if $(ONLY),--only "$(ONLY)") $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
 
-soak: setup  ## kill a part every 10 s under streams, 10 minutes: DURATION=seconds OUT=file
-	$(BIN)/python -m loadtest.chaos.soak $(if $(findstring command,$(origin DURATION)),--duration "$(DURATION)") $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
+soak: setup  ## kill a part every 10 s under streams, 10 minutes: DURATION=seconds SPARE="router, kvstore" OUT=file
+	$(BIN)/python -m loadtest.chaos.soak $(if $(findstring command,$(origin DURATION)),--duration "$(DURATION)") $(if $(findstring command,$(origin SPARE)),--spare "$(SPARE)") $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
 
 mutation: setup  ## sow small faults into the core's parts, one at a time; does a test notice? COUNT=mutants SEED=n ONLY=pool,tiers OUT=path
 	OMP_NUM_THREADS=1 nice $(BIN)/python -m tests.mutation $(foreach name,COUNT SEED ONLY OUT,$(if $(findstring command,$(origin $(name))),\

@@ -11,9 +11,11 @@ import typer
 
 from loadtest.chaos.network import enter
 from loadtest.chaos.report import summary
+from loadtest.chaos.rows import Row, RowFile
 from loadtest.chaos.run import Chaos
 from loadtest.chaos.trial import Outcome, trials
 from loadtest.command_line import run
+from loadtest.figures import commit
 from shared.errors import ConfigError
 
 Model = Annotated[Path, typer.Option(help="model folder; the prompts are the demo model's token ids")]
@@ -25,6 +27,9 @@ def main(
     model: Model = Path("models/demo"),
     folder: Annotated[Path, typer.Option(help="where logs go")] = Path(".tandem/chaos"),
     resuming: Annotated[bool, typer.Option(help="clients ask again where their connection broke")] = True,
+    go_on: Annotated[
+        bool, typer.Option("--continue", help="keep the rows in OUT, and run the trials without one")
+    ] = False,
 ) -> None:
     """VICTIM FAULT PHASE: lost|wrong|leaked|longest pause, a line a trial. Status 1 where it was more than a pause.
 
@@ -33,27 +38,32 @@ def main(
     todo = trials(only)
     if not todo:
         raise ConfigError(f"no trial has the words {only!r}", field="only")
+    if go_on and out is None:
+        raise ConfigError("--continue needs --out, which has the rows to keep", field="out")
+    file = RowFile(out) if out is not None else None
+    rows = file.rows() if file is not None and go_on else []
+    kept = {row.outcome.trial for row in rows}
+    todo = [trial for trial in todo if trial not in kept]
     if any(trial.needs_network for trial in todo):
         enter("loadtest.chaos")
-    if out is not None:
-        out.write_text("")
-    outcomes: list[Outcome] = []
+    if file is not None and not go_on:
+        file.clear()
+    code = commit()
 
-    def on_outcome(outcome: Outcome) -> None:
-        outcomes.append(outcome)
+    def on_outcome(outcome: Outcome, took_s: float) -> None:
+        rows.append(Row(outcome, code, took_s))
         print(outcome, flush=True)
         if outcome.note:
             print(f"  {outcome.note}", file=sys.stderr, flush=True)
-        if out is not None:
-            with out.open("a") as file:
-                file.write(f"{outcome}\n")
+        if file is not None:
+            file.add(rows[-1])
 
     asyncio.run(Chaos(model, folder, resuming=resuming).run(todo, on_outcome))
-    text = summary(outcomes)
+    text = summary(rows)
     print(f"\n{text}")
-    if out is not None:
-        out.with_name(f"{out.stem}-table.md").write_text(f"{text}\n")
-    if not all(outcome.good for outcome in outcomes):
+    if file is not None:
+        file.table.write_text(f"{text}\n")
+    if not all(row.outcome.good for row in rows):
         sys.exit(1)
 
 

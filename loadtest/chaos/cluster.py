@@ -23,6 +23,9 @@ from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, in
 from shared.rpc.server import channel
 
 POLL_S = 0.003
+"""While a moment must not be missed …"""
+CALM_POLL_S = 0.05
+"""… and while parts start again: they need the processor more than we do."""
 STATUS_TIMEOUT_S = 2.0
 HANG_S = 20
 
@@ -55,14 +58,16 @@ class ChaosCluster:
         """What each router says; None for one that does not answer."""
         return list(await asyncio.gather(*(self._status(opened) for opened in self._channels)))
 
-    async def until(self, condition: Callable[[Status], bool], timeout_s: float) -> Status | None:
+    async def until(
+        self, condition: Callable[[Status], bool], timeout_s: float, *, poll_s: float = CALM_POLL_S
+    ) -> Status | None:
         """The first status, over all routers, with that condition; None after `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             status = merged(await self.statuses())
             if status is not None and condition(status):
                 return status
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(poll_s)
         return None
 
     async def drain(self, *names: str, undo: bool = False) -> None:
@@ -88,7 +93,7 @@ class ChaosCluster:
             if names:
                 with contextlib.suppress(grpc.aio.AioRpcError):  # one that is ending, or ended meanwhile
                     await self.drain(*names, undo=True)
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(CALM_POLL_S)
 
     def pid(self, part: str) -> int:
         """Of a part's present process."""

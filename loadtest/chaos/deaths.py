@@ -24,9 +24,10 @@ class Deaths:
         for part in parts:
             self._times[part].append(time.monotonic())
 
-    async def wait(self) -> None:
-        """Until one more death of any part would not be its last."""
-        for times in self._times.values():
+    async def wait(self, parts: Iterable[str]) -> None:
+        """Until one more death of any of these would not be its last."""
+        for part in parts:
+            times = self._times[part]
             if len(times) >= MAX_DEATHS - 1:
                 oldest = times[1 - MAX_DEATHS]
                 await asyncio.sleep(max(0.0, oldest + WINDOW_S + _MARGIN_S - time.monotonic()))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from loadtest.chaos.cluster import ChaosCluster, chaos_cluster
+from loadtest.chaos.cluster import POLL_S, ChaosCluster, chaos_cluster
 from loadtest.chaos.deaths import Deaths
 from loadtest.chaos.faults import DEADLY, strike
 from loadtest.chaos.phases import num_held, reached, whole
 from loadtest.chaos.status import Status, merged
 from loadtest.chaos.streams import Stream, Streams, prompts
 from loadtest.chaos.trial import CONTROL, Outcome, Trial, judge
-from loadtest.chaos.victims import PEERS, parts_of
+from loadtest.chaos.victims import PEERS, may_be, parts_of
 from shared.errors import Internal
 
 NUM_STREAMS = 24
@@ -40,8 +41,8 @@ class Chaos:
         self._num_trials = 0
         self._num_clusters = 0
 
-    async def run(self, todo: Sequence[Trial], on_outcome: Callable[[Outcome], None]) -> None:
-        """`on_outcome` is called after each trial."""
+    async def run(self, todo: Sequence[Trial], on_outcome: Callable[[Outcome, float], None]) -> None:
+        """`on_outcome` is called after each trial, with the seconds that it took."""
         for networked, group in itertools.groupby(todo, key=lambda trial: trial.needs_network):
             left = iter(group)
             pending = next(left, None)
@@ -52,7 +53,7 @@ class Chaos:
                     pending = await self._try_on(cluster, pending, left, on_outcome)
 
     async def _try_on(
-        self, cluster: ChaosCluster, first: Trial, left: Iterator[Trial], on_outcome: Callable[[Outcome], None]
+        self, cluster: ChaosCluster, first: Trial, left: Iterator[Trial], on_outcome: Callable[[Outcome, float], None]
     ) -> Trial | None:
         """Trials until one leaves something behind; the next one, None where there is none."""
         await cluster.until(whole, WHOLE_TIMEOUT_S)
@@ -61,8 +62,9 @@ class Chaos:
         pending: Trial | None = first
         intact, deaths = True, Deaths()
         while pending is not None and intact:
+            begun = time.monotonic()
             outcome, intact = await self._try(pending, cluster, deaths)
-            on_outcome(outcome)
+            on_outcome(outcome, time.monotonic() - begun)
             pending = next(left, None)
         return pending
 
@@ -91,7 +93,7 @@ class Chaos:
         before = await cluster.until(whole, WHOLE_TIMEOUT_S)
         assert before is not None, "trials begin with a whole cluster"
         if trial.fault in DEADLY:
-            await deaths.wait()
+            await deaths.wait(may_be(trial.victim))
         cluster.local.take_changes()
         streams = self._streams(cluster)
         fetches = "peer" in trial.victim
@@ -99,7 +101,7 @@ class Chaos:
             await self._place_prefixes(cluster, streams.salt)
             before = await cluster.until(lambda _: True, WHOLE_TIMEOUT_S) or before
         streams.start()
-        status = await cluster.until(reached(trial.phase, before, streams), PHASE_TIMEOUT_S)
+        status = await cluster.until(reached(trial.phase, before, streams), PHASE_TIMEOUT_S, poll_s=POLL_S)
         if status is None:
             notes.append("the phase did not come")
         striking = asyncio.create_task(self._strike(trial, cluster, status, deaths))

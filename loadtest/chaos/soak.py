@@ -1,4 +1,6 @@
-"""`python -m loadtest.chaos.soak`: a part is killed every few seconds, in turn, under clients that ask without end."""
+"""`python -m loadtest.chaos.soak`: a part is killed every few seconds, in turn, under clients that ask without end.
+
+One part of each kind is spared, so that there is something whose memory can be watched for long."""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -14,17 +17,19 @@ from typing import Annotated
 import typer
 
 from loadtest.chaos.cluster import ChaosCluster, chaos_cluster
-from loadtest.chaos.memory import Memory
+from loadtest.chaos.memory import Memory, report
 from loadtest.chaos.phases import num_held, whole
 from loadtest.chaos.run import ANSWER_TIMEOUT_S, FREE_TIMEOUT_S, WHOLE_TIMEOUT_S
 from loadtest.chaos.status import merged
 from loadtest.chaos.streams import Stream, Streams, prompts
 from loadtest.command_line import run
-from loadtest.markdown import table
-from shared.errors import Internal
+from shared.errors import ConfigError, Internal
 
 NUM_CLIENTS = 20
 SAMPLE_S = 1.0
+SPARED = "router, prefill-0, decode-0, kvstore"
+OURSELVES = "supervisor and clients"
+"""The supervisor runs in the process of the clients."""
 
 
 @dataclass(slots=True)
@@ -52,7 +57,14 @@ class Tally:
 class Soak:
     """One soak over one started cluster."""
 
-    def __init__(self, cluster: ChaosCluster, *, resuming: bool) -> None:
+    def __init__(self, cluster: ChaosCluster, spared: Collection[str], *, resuming: bool) -> None:
+        """The `spared` parts are not killed. Raises ConfigError where there is none of such a name, or none is left."""
+        parts = {*cluster.local.children, "redis"}
+        if unknown := sorted({*spared} - parts):
+            raise ConfigError(f"no part is named {unknown[0]!r}: {', '.join(sorted(parts))}", field="spare")
+        if not parts - {*spared}:
+            raise ConfigError("all parts are spared: nothing is left to be killed", field="spare")
+        self.spared = {*spared, OURSELVES}
         self.tally = Tally()
         self.memory = Memory()
         self.num_kills = 0
@@ -96,7 +108,7 @@ class Soak:
             self.tally.add(one.all[0], self._expected[number])
 
     async def _kill(self, end: float, interval_s: float) -> None:
-        victims = [*self._pids()]
+        victims = [name for name in self._pids() if name not in self.spared]
         while time.monotonic() + interval_s < end:
             await asyncio.sleep(interval_s)
             name = victims[self.num_kills % len(victims)]
@@ -115,7 +127,7 @@ class Soak:
 
     def _pids(self) -> dict[str, int]:
         pids = {name: child.pid for name, child in self._cluster.local.children.items()}
-        return {**pids, "redis": self._cluster.local.index_pid or 0}
+        return {**pids, "redis": self._cluster.local.index_pid or 0, OURSELVES: os.getpid()}
 
 
 def main(
@@ -125,9 +137,12 @@ def main(
     model: Annotated[Path, typer.Option(help="model folder")] = Path("models/demo"),
     folder: Annotated[Path, typer.Option(help="where logs go")] = Path(".tandem/soak"),
     resuming: Annotated[bool, typer.Option(help="clients ask again where their connection broke")] = True,
+    spare: Annotated[str, typer.Option(help="parts that are never killed, with commas; empty = none")] = SPARED,
 ) -> None:
-    """Kills every part in turn and reports what the clients lost, and how memory grew. Status 1 where any was lost."""
-    text, good = asyncio.run(_soak(duration, interval, model, folder, resuming))
+    """Kills all parts but the spared ones in turn, and reports what the clients lost and how memory grew. Status 1
+    where an answer was lost or wrong, a block leaked, or a spared part or this process died or grew for certain."""
+    spared = [name.strip() for name in spare.split(",") if name.strip()]
+    text, good = asyncio.run(_soak(duration, interval, model, folder, spared, resuming))
     print(text)
     if out is not None:
         out.write_text(f"{text}\n")
@@ -135,23 +150,26 @@ def main(
         sys.exit(1)
 
 
-async def _soak(duration: float, interval: float, model: Path, folder: Path, resuming: bool) -> tuple[str, bool]:
+async def _soak(
+    duration: float, interval: float, model: Path, folder: Path, spared: Collection[str], resuming: bool
+) -> tuple[str, bool]:
     """The report, and whether nothing but pauses is in it."""
     async with chaos_cluster(model, folder) as cluster:
-        soak = Soak(cluster, resuming=resuming)
+        soak = Soak(cluster, spared, resuming=resuming)
         await soak.run(duration, interval)
         leaked = await soak.leaked()
     tally = soak.tally
-    growth = [(name, f"{value * 60 / 2**20:.2f}") for name, value in soak.memory.slopes().items()]
+    watched = soak.memory.spared(soak.spared).values()
+    held = not soak.memory.died(soak.spared) and all(found is None or found.flat for _, found in watched)
     lines = (
         f"soak SIGKILL {interval:g}s: {tally.lost}|{tally.wrong}|{leaked}|{tally.longest_pause_s:.2f} s",
         "",
         f"{tally.num_answers} answers, {soak.num_kills} kills in {duration:g} s, {tally.num_reconnects} reconnects.",
         *(f"- lost: {error}" for error in sorted(tally.errors)),
         "",
-        table(("part", "growth, MiB a minute"), growth),
+        report(soak.memory, soak.spared),
     )
-    return "\n".join(lines), not (tally.lost or tally.wrong or leaked)
+    return "\n".join(lines), held and not (tally.lost or tally.wrong or leaked)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import product, zip_longest
 
 from loadtest.chaos.streams import Stream
 
@@ -59,11 +59,17 @@ CONTROL = Trial("nobody", "nothing", "decoding")
 
 
 def trials(only: str = "") -> list[Trial]:
-    """All that exist, the victims in turn; partitions, which have another cluster, last."""
-    singles = [Trial(victim, fault, phase) for fault, phase, victim in product(FAULTS, PHASES, VICTIMS)]
+    """All that exist; partitions, which have another cluster, last. Victims and faults both come in turn, so that
+    hardly any trial has to wait until its victim may die again."""
+    singles = [
+        [Trial(victim, FAULTS[(place + turn) % len(FAULTS)], phase) for place, victim in enumerate(VICTIMS)]
+        for phase, turn in product(PHASES, range(len(FAULTS)))
+    ]
+    groups = [[Trial(victim, "SIGKILL", phase)] for phase, victim in product(PHASES, GROUPS)]
     links = [Trial(victim, fault, phase) for fault, phase, victim in product(PARTITIONS, PHASES, LINKS)]
-    groups = [Trial(victim, "SIGKILL", phase) for phase, victim in product(PHASES, GROUPS)]
-    everything = sorted([CONTROL, *singles, *groups, *links], key=lambda trial: trial.needs_network)
+    none: list[Trial] = []
+    mixed = [trial for turn in zip_longest(singles, groups, fillvalue=none) for each in turn for trial in each]
+    everything = sorted([CONTROL, *mixed, *links], key=lambda trial: trial.needs_network)
     return [trial for trial in everything if _exists(trial) and trial.matches(only)]
 
 

@@ -26,6 +26,14 @@ def parts_of(victim: str, status: Status) -> list[str]:
     return [_one(part, status) for part in victim.split("+")]
 
 
+def may_be(victim: str) -> set[str]:
+    """All parts that the fault may strike, whatever the status."""
+    if victim.endswith("-pool"):
+        return set(_OF_KIND[victim.removesuffix("-pool")])
+    chosen = ("prefill", "decode")
+    return {name for part in victim.split("+") for name in (_OF_KIND[part] if part in chosen else (_fixed(part),))}
+
+
 def cut_pairs(victim: str, status: Status) -> list[tuple[str, str]]:
     """What a partition separates, as (sender, receiver) in the direction that is cut first: both sides of a link, or a
     part from all others."""
@@ -42,6 +50,10 @@ def _one(victim: str, status: Status) -> str:
         pool: Sequence[str] = _OF_KIND[victim]
         workers = [worker for worker in status.workers if worker.worker.name in pool]
         return max(workers, key=lambda worker: worker.num_requests).worker.name
+    return _fixed(victim)
+
+
+def _fixed(victim: str) -> str:
     return {"peer": PEERS[0], "store": "store-1"}.get(victim, victim)
 
 

@@ -84,6 +84,7 @@ class KVStoreServer:
         """
         try:
             await self._metrics_server.start()
+            self._metrics.watch_loop()
             with contextlib.suppress(StoreUnavailable):  # the first probe below logs it and sets the health
                 await self._index.start()
             await self._rpc.start()

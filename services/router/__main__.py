@@ -151,6 +151,7 @@ class RouterService:
         self._watch.start()
         gc.collect()
         gc.freeze()  # what the start allocated stays: no later collection has to scan it
+        self._metrics.watch_loop()
 
     async def close(self) -> None:
         """Finishes the requests that it has within drain_timeout_s and refuses others; then stops both servers, and

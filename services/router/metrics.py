@@ -90,6 +90,10 @@ class RouterMetrics:
             for value in values:
                 known.add(0, value)  # a series that begins above 0 gives a wrong first rate
 
+    def watch_loop(self) -> None:
+        """See `Metrics`."""
+        self._metrics.watch_loop()
+
     def finished(self, active: ActiveRequest) -> None:
         """A request finished."""
         counts, num_prompt_tokens = self.counts, active.request.num_prompt_tokens

@@ -81,6 +81,7 @@ class WorkerService:
             )
 
         await self._metrics_server.start()
+        self._metrics.watch_loop()
         self.server = RpcServer(
             self._host.settings.bind,
             register_all,

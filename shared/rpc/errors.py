@@ -30,11 +30,11 @@ MAX_DETAILS_BYTES = 800
 
 
 def to_proto(error: BaseException) -> types_pb2.Error:
-    """Any exception as a message; what is not a TandemError becomes Internal."""
+    """Any exception as a message. What is not a TandemError becomes Internal, and a class of one service's own the
+    class of `shared.errors` that it specialises: the other side may not know it, and it must stay retryable there."""
     if not isinstance(error, TandemError):
         error = Internal(f"{type(error).__name__}: {error}")
     details = {key: _expressible(str(value)) for key, value in error.details.items()}
-    # A class that another room adds to the tree is unknown to processes that do not import it: they get its base.
     kind = next(cls.__name__ for cls in type(error).__mro__ if cls.__module__ == TandemError.__module__)
     return types_pb2.Error(kind=kind, message=_expressible(error.message), details=details)
 

@@ -17,6 +17,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.resources import Resource
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 
+from shared.telemetry.loop_lag import LoopLag
 from shared.telemetry.observable_counter import ObservableCounter
 
 S = TypeVar("S")
@@ -66,6 +67,14 @@ def gauge(name: str, help_text: str, *labels: str) -> Metric:
     return Metric(Kind.GAUGE, name, help_text, labels)
 
 
+LOOP_LAG: Observed[LoopLag] = Observed(
+    gauge(
+        "tandem_event_loop_lag_seconds", "Longest delay of the event loop lately, and longest computing in it.", "by"
+    ),
+    lambda lag: lag.largest_s(),
+)
+
+
 class Metrics:
     """All metrics of one process, in their own registry, with the Prometheus client's metrics of process and Python.
 
@@ -83,6 +92,7 @@ class Metrics:
         self._provider = MeterProvider([reader], Resource.create(attributes))
         self._meter = self._provider.get_meter("tandem")
         self._common = dict(common or {})
+        self._loop_lag = LoopLag()
         self._closed = False
 
     def counter(self, metric: Metric) -> ObservableCounter:
@@ -102,6 +112,11 @@ class Metrics:
         for item in metrics:
             self._observe(item, source)
 
+    def watch_loop(self) -> None:
+        """Shows from now on how late the running event loop is; ends with `close`."""
+        self._loop_lag.start()
+        self.observe((LOOP_LAG,), self._loop_lag)
+
     def page(self) -> bytes:
         """The Prometheus text format."""
         return generate_latest(self.registry)
@@ -110,6 +125,7 @@ class Metrics:
         """Ends the collection."""
         if not self._closed:
             self._closed = True
+            self._loop_lag.close()
             self._provider.shutdown()
 
     def _observe(self, item: Observed[S], source: S) -> None:

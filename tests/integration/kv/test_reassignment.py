@@ -16,7 +16,7 @@ from shared.kv.transfer import KVTransfer
 from tests.integration.kv.conftest import DEADLINE_S, FAR_HOST, FarProcess, Sides
 from tests.integration.kv.far_side import BLOCK_BYTES, FIRST_TOKEN, NUM_TOKENS, UNTOUCHED, content
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(30)]
 
 NUM_BLOCKS = 8
 RIGHT, LATE = 1, 2

@@ -18,6 +18,8 @@ from services.local.supervisor import Change, Died, Restarted, Supervisor
 from tests.unit.local.fakes import FakeCommands
 from tests.unit.local.processes import wait_for_end
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_S = 60.0
 
 

@@ -146,6 +146,7 @@ def test_greedy_choices_are_clear_beyond_float_noise(model: PreTrainedModel, gre
     assert all_gaps.min() > 1e-4
 
 
+@pytest.mark.slow
 def test_sampled_chat_answers_end_with_eos(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     torch.manual_seed(0)
     for question in ("Tell me about the king.", "Who was David?", "Tell me about wisdom."):

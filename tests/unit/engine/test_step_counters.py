@@ -1,0 +1,33 @@
+"""What counts as the longest step, by which an engine is judged to hang."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.engine.step_counters import GROWTH, SHORT_S, StepCounters
+
+
+def counters(*durations_s: float) -> StepCounters:
+    steps = StepCounters()
+    for duration_s in durations_s:
+        steps.add(10, 1, duration_s)
+    return steps
+
+
+def test_the_longest_recent_step_decays() -> None:
+    assert counters(0.1, 0.5, 0.2).longest_s == pytest.approx(0.99 * 0.5)
+    assert counters(0.1, *[0.01] * 1000).longest_s == 0.01
+
+
+def test_one_standstill_does_not_make_the_next_one_look_usual() -> None:
+    assert counters(0.1, 0.1, 20.0).longest_s == SHORT_S
+    assert counters(20.0).longest_s == SHORT_S  # a first step may compile
+    assert counters(0.9, 20.0).longest_s == pytest.approx(GROWTH * 0.9)
+
+
+def test_steps_that_are_long_again_and_again_count_in_full() -> None:
+    assert counters(0.1, 3.0, 3.0).longest_s == 3.0
+
+
+def test_a_standstill_counts_in_full_among_what_the_engine_was_busy_with() -> None:
+    assert counters(0.1, 20.0).busy_s == pytest.approx(20.1)

@@ -22,7 +22,7 @@ from shared.block_service.client import SentBlock
 from shared.block_service.store_client import Wanted
 from shared.errors import ModelMismatch, StoreUnavailable, TransferFailed
 from shared.kv.handoff.outgoing_block import OutgoingBlock
-from shared.kv.handoff.receiving import MemoryLost, receive_trailer
+from shared.kv.handoff.receiving import LostMemory, MemoryLost, receive_trailer
 from shared.kv.handoff.shipment import Shipment
 from shared.kv.handoff.trailer import trailer_bytes
 from shared.kv.transfer import Incoming, KVTransfer, TransferCounters, new_ticket
@@ -80,7 +80,7 @@ class StoreNode:
         self._opening = asyncio.Lock()
         self._staging: Staging
         self._coming: set[bytes] = set()
-        self._unsafe: set[asyncio.Task[None]] = set()  # frees slots that a silent sender may still write to
+        self._lost = LostMemory()
         self._receiving: set[asyncio.Task[None]] = set()
 
     @property
@@ -189,8 +189,7 @@ class StoreNode:
         try:
             found = await _unbroken(read)
         except BaseException:
-            for slot in slots:
-                self._staging.give_back(slot)
+            self._give_back(slots)
             raise
         sent = []
         for (index, _), slot, block in zip(batch, slots, found, strict=True):
@@ -220,7 +219,7 @@ class StoreNode:
         except MemoryLost as error:
             lost = True
             logger.critical("staging memory for %d blocks is lost until their sender ends: %s", len(blocks), error)
-            self._keep_unsafe(incoming, [slot for _, slot, _ in blocks])
+            self._lost.keep(incoming.closed(), lambda: self._give_back([slot for _, slot, _ in blocks]))
         except TransferFailed as error:
             logger.warning("%d blocks of %s did not arrive: %s", len(blocks), worker_name, error)
         finally:
@@ -229,17 +228,9 @@ class StoreNode:
                 if not lost:
                     self._staging.give_back(slot)
 
-    def _keep_unsafe(self, incoming: Incoming, slots: Sequence[int]) -> None:
-        """Gives the slots back once their silent sender cannot write any more."""
-
-        async def free_later() -> None:
-            await incoming.closed()
-            for slot in slots:
-                self._staging.give_back(slot)
-
-        freeing = asyncio.create_task(free_later())
-        self._unsafe.add(freeing)
-        freeing.add_done_callback(self._unsafe.discard)
+    def _give_back(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self._staging.give_back(slot)
 
     def _admit(
         self, offered: list[tuple[int, bytes]], most: int, block_bytes: int, tenant: str

@@ -100,10 +100,12 @@ class AdoptBlocks:
 
 @dataclass(frozen=True, slots=True)
 class EndFetch:
-    """Give back what did not arrive; with `lost` a sender may still write there: never reuse."""
+    """Give back what did not arrive. A silent sender may still write to the blocks `lost`: those stay taken until
+    another `EndFetch` of the same key does not name them any more."""
 
     key: str
-    lost: bool = False
+    lost: frozenset[int] = frozenset()
+    """Block ids."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 
 from shared.errors import TransferFailed
 from shared.kv.handoff.trailer import decode_trailer
@@ -12,6 +13,30 @@ from shared.rpc.pb.tandem.v1 import types_pb2
 
 class MemoryLost(TransferFailed):
     """A silent sender may still write to the blocks: they must not be used again before `Incoming.closed` returns."""
+
+
+class LostMemory:
+    """Memory that silent senders may still write to, until they cannot; then it is given back. For one event loop."""
+
+    def __init__(self) -> None:
+        self._kept: set[asyncio.Task[None]] = set()
+
+    def keep(self, closed: Coroutine[None, None, None], give_back: Callable[[], None]) -> None:
+        """After MemoryLost. `closed` returns when the sender cannot write any more, as `Incoming.closed` does, which the
+        transfer's `close` ends too. `give_back` is called once, then; it should hold the memory."""
+
+        async def wait() -> None:
+            await closed
+            give_back()
+
+        task = asyncio.create_task(wait())
+        self._kept.add(task)
+        task.add_done_callback(self._kept.discard)
+
+    @property
+    def num_kept(self) -> int:
+        """Of these, how many have not been given back yet."""
+        return len(self._kept)
 
 
 async def receive_trailer(

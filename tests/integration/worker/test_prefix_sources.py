@@ -112,6 +112,42 @@ async def test_a_peer_that_falls_silent_is_given_up(monkeypatch):
         await b.idle()
 
 
+async def test_blocks_that_a_silent_peer_may_write_to_are_free_once_it_cannot(monkeypatch):
+    tokens, names = prompt(32)
+    async with workers(3, mode="auto") as (a, b, c):
+        monkeypatch.setattr("services.worker.blocks.prefix_fetch.policy.TIMEOUT_S", 1.0)
+        await a.has(names[:16])
+        await b.has(names)
+        monkeypatch.setattr(a.transfer, "send", lambda *_: asyncio.sleep(SILENT_S))
+        safe, expect, cancel = asyncio.Event(), c.transfer.expect, c.transfer.cancel
+        closed = 0
+
+        async def closing():
+            nonlocal closed
+            closed += 1
+            await safe.wait()
+
+        def expecting(*arguments):
+            incoming = expect(*arguments)
+            incoming.closed = closing
+            return incoming
+
+        async def cancelling(ticket):
+            is_silent = not c.transfer._incoming[ticket].receives[0].ended.is_set()
+            await cancel(ticket)
+            if is_silent:
+                raise TransferFailed("a sender is silent", memory_lost=True)
+
+        monkeypatch.setattr(c.transfer, "expect", expecting)
+        monkeypatch.setattr(c.transfer, "cancel", cancelling)
+        await c.fetch(tokens, [(a, 16), (b, 32)])
+        assert c.found(names) == list(range(16, 32))
+        await asyncio.sleep(0)
+        assert (closed, c.engine.pool.num_used) == (1, 16)
+        safe.set()
+        await c.idle()
+
+
 async def test_a_fetch_that_is_given_up_leaves_no_block_held_on_either_side(monkeypatch):
     tokens, names = prompt(40)
     async with workers(2, mode="auto") as (a, b):

@@ -9,6 +9,7 @@ What a source fails to bring is computed, and the others go on.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections import Counter
@@ -27,7 +28,7 @@ from shared.block_service.store_nodes import StoreNodes
 from shared.engine.messages import BlocksAdopted, EndFetch
 from shared.engine.sequence import EngineSequence
 from shared.errors import StoreUnavailable, TandemError
-from shared.kv.handoff.receiving import MemoryLost, end_receives
+from shared.kv.handoff.receiving import LostMemory, MemoryLost, end_receives
 from shared.kv.handoff.trailer import trailer_bytes
 from shared.kv.hashing import extend_chain
 from shared.kv.rendezvous import by_keeper
@@ -76,7 +77,7 @@ class PrefixFetch:
         self._local = local
         self.policy = policy
         self._tasks: set[asyncio.Task[None]] = set()
-        self._lost: list[tuple[int, memoryview]] = []  # a sender may still write there: never reuse
+        self._lost = LostMemory()
         self.num_blocks: Counter[Tier] = Counter()
         """Blocks that came from others, by the tier in which they lay: `DEVICE` are those of peers' pools."""
         self.num_failed = 0
@@ -176,13 +177,27 @@ class PrefixFetch:
                     if item.blocks:
                         group.create_task(self._bring_from(item, fetch))
         finally:
-            self._host.engine.submit(EndFetch(prepared.key, any(item.lost for item in sources)))
+            self._end(prepared.key, sources)
+            for item in sources:
+                if item.unsafe is not None:
+                    self._lost.keep(item.unsafe.closed(), functools.partial(self._on_safe, item, sources))
+
+    def _end(self, key: str, parts: Sequence[SourceFetch]) -> None:
+        """Gives back what did not arrive, but for the parts whose silent sender may still write to it."""
+        unsafe = frozenset(block_id for part in parts if part.unsafe is not None for _, block_id in part.blocks)
+        self._host.engine.submit(EndFetch(key, unsafe))
+
+    def _on_safe(self, part: SourceFetch, parts: Sequence[SourceFetch]) -> None:
+        logger.warning("%d blocks that %s did not bring are safe again", len(part.blocks), part.source.name)
+        part.unsafe = None
+        self._end(part.key, parts)
 
     async def _bring_from(self, part: SourceFetch, fetch: Fetch) -> None:
         """One source's blocks. Never raises but when cancelled, and then too no receive is left behind."""
         transfer, access = self._host.transfer, self._host.engine.blocks
         ticket = new_ticket()
         buffers: list[tuple[int, memoryview]] = []
+        incoming: Incoming | None = None
         began = time.perf_counter()
         num_bytes = 0
         try:
@@ -201,9 +216,8 @@ class PrefixFetch:
             try:
                 await end_receives(transfer, ticket)
             except MemoryLost as error:
-                part.lost = True
-                self._lost += buffers
-                logger.critical("%d blocks are lost until a restart: %s", len(buffers), error)
+                part.unsafe = incoming
+                logger.critical("%d blocks are lost until their sender ends: %s", len(buffers), error)
         self.policy.note_fetch(part.source.name, num_bytes, time.perf_counter() - began)
 
     async def _receive(

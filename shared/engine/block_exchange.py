@@ -63,9 +63,11 @@ class BlockExchange:
         self._fetches[key] = fetch
         return tuple(fetch.open.items())
 
-    def adopt(self, key: str, checksums: Mapping[int, int]) -> tuple[int, ...]:
+    def adopt(self, key: str, checksums: Mapping[int, int], num_damaged: int = 0) -> tuple[int, ...]:
         """These blocks have arrived, by index, with the checksums that they should have: the sound ones are cached
-        from now on. Returns the indexes of those that were not in the pool yet."""
+        from now on. `num_damaged`: others that were found damaged. Returns the indexes of those that were not in the
+        pool yet."""
+        self.num_bad_blocks += num_damaged
         fetch = self._fetches[key]
         arrived = {index: fetch.open[index] for index in checksums if index in fetch.open}
         found = self._checksums(list(arrived.values()))

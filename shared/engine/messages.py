@@ -91,11 +91,13 @@ class PrepareFetch:
 class AdoptBlocks:
     """Blocks of a fetch have arrived; `checksums` by index in its chain, as they were where the blocks were made.
 
-    Sound ones are cached prefix from now on; damaged ones are counted. Answer: `BlocksAdopted`.
+    Sound ones are cached prefix from now on; damaged ones are counted, and the `num_damaged` that were found before.
+    Answer: `BlocksAdopted`.
     """
 
     key: str
     checksums: dict[int, int]
+    num_damaged: int = 0
 
 
 @dataclass(frozen=True, slots=True)

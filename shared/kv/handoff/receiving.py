@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 
 from shared.errors import TransferFailed
 from shared.kv.handoff.trailer import decode_trailer
+from shared.kv.seal import Seal
 from shared.kv.transfer import Incoming, KVTransfer
 from shared.rpc.pb.tandem.v1 import types_pb2
 
@@ -22,8 +23,8 @@ class LostMemory:
         self._kept: set[asyncio.Task[None]] = set()
 
     def keep(self, closed: Coroutine[None, None, None], give_back: Callable[[], None]) -> None:
-        """After MemoryLost. `closed` returns when the sender cannot write any more, as `Incoming.closed` does, which the
-        transfer's `close` ends too. `give_back` is called once, then; it should hold the memory."""
+        """After MemoryLost. `closed` returns when the sender cannot write any more, as `Incoming.closed` does, also at
+        the transfer's `close`. Then `give_back` is called, once."""
 
         async def wait() -> None:
             await closed
@@ -40,16 +41,16 @@ class LostMemory:
 
 
 async def receive_trailer(
-    transfer: KVTransfer, ticket: int, incoming: Incoming, timeout_s: float
+    transfer: KVTransfer, ticket: int, incoming: Incoming, timeout_s: float, seal: Seal | None = None
 ) -> types_pb2.HandoffTrailer:
-    """Waits for the trailer and for every block it names.
+    """Waits for the trailer and for every block it names, which a `seal` has not opened yet.
 
     However this ends, also by an exception or a cancel of the task, no receive of the ticket can write to its memory
     any more when it does, unless it raises MemoryLost. Raises TransferFailed.
     """
     try:
         async with asyncio.timeout(timeout_s):
-            trailer = decode_trailer(await incoming.trailer())
+            trailer = decode_trailer(await incoming.trailer(), seal)
             await incoming.blocks(list(trailer.block_indexes))
         return trailer
     except TimeoutError as error:

@@ -24,14 +24,17 @@ from services.worker.blocks.prefix_fetch.policy import FetchPolicy
 from services.worker.blocks.prefix_fetch.prefix_hint import PrefixHint
 from services.worker.blocks.prefix_fetch.source_fetch import Source, SourceFetch
 from services.worker.host import EngineHost
+from shared.block_service.client import SentBlock
 from shared.block_service.store_nodes import StoreNodes
 from shared.engine.messages import BlocksAdopted, EndFetch
 from shared.engine.sequence import EngineSequence
 from shared.errors import StoreUnavailable, TandemError
+from shared.kv.handoff.beside_loop import beside_loop
 from shared.kv.handoff.receiving import LostMemory, MemoryLost, end_receives
 from shared.kv.handoff.trailer import trailer_bytes
 from shared.kv.hashing import extend_chain
 from shared.kv.rendezvous import by_keeper
+from shared.kv.seal import Purpose, Seal
 from shared.kv.transfer import Incoming, new_ticket
 from shared.kv_index.holders import Tier
 
@@ -196,6 +199,7 @@ class PrefixFetch:
         """One source's blocks. Never raises but when cancelled, and then too no receive is left behind."""
         transfer, access = self._host.transfer, self._host.engine.blocks
         ticket = new_ticket()
+        seal = self._host.seal(Purpose.FETCH, ticket)
         buffers: list[tuple[int, memoryview]] = []
         incoming: Incoming | None = None
         began = time.perf_counter()
@@ -203,9 +207,9 @@ class PrefixFetch:
         try:
             buffers += [(block_id, access.incoming(block_id)) for _, block_id in part.blocks]
             memory = [(number, buffer) for number, (_, buffer) in enumerate(buffers)]
-            incoming = transfer.expect(ticket, memory, trailer_bytes(len(buffers)))
+            incoming = transfer.expect(ticket, memory, trailer_bytes(len(buffers), seal))
             async with asyncio.timeout(self.policy.timeout_s):
-                num_bytes = await self._receive(part, buffers, ticket, incoming, fetch)
+                num_bytes = await self._receive(part, buffers, ticket, incoming, fetch, seal)
         except TimeoutError:
             self.num_failed += 1
             num_bytes = sum(memory.nbytes for _, memory in buffers)
@@ -227,6 +231,7 @@ class PrefixFetch:
         ticket: int,
         incoming: Incoming,
         fetch: Fetch,
+        seal: Seal | None,
     ) -> int:
         """Takes in batch by batch, and returns how many bytes came. Raises TandemError."""
         layout, names = self._host.model.layout, part.names
@@ -237,10 +242,12 @@ class PrefixFetch:
         async with FetchStream(parts) as stream:
             while (sent := await stream.next()) is not None:
                 await stream.unless_broken(incoming.blocks([block.index for block in sent]))
-                self._host.engine.blocks.store([buffers[block.index] for block in sent])
-                places = {part.blocks[block.index][0]: block for block in sent}
+                sound = await _opened(sent, buffers, seal)
+                self._host.engine.blocks.store([buffers[block.index] for block in sound])
+                places = {part.blocks[block.index][0]: block for block in sound}
                 tiers = {place: block.tier for place, block in places.items()}
-                adopting = self._exchange.adopt(part.key, {place: block.checksum for place, block in places.items()})
+                checksums = {place: block.checksum for place, block in places.items()}
+                adopting = self._exchange.adopt(part.key, checksums, len(sent) - len(sound))
                 adopting.add_done_callback(lambda done, tiers=tiers: self._adopted(done.result(), tiers, fetch))  # type: ignore[misc]
                 num_blocks += len(sent)
                 rest = names[: min((block.index for block in sent), default=0)]
@@ -265,3 +272,18 @@ class PrefixFetch:
             self._peers.failed(source.name, error)
         else:
             self._nodes.failed(source.name, error)
+
+
+async def _opened(
+    sent: Sequence[SentBlock], buffers: Sequence[tuple[int, memoryview]], seal: Seal | None
+) -> Sequence[SentBlock]:
+    """Those of the blocks that have arrived as they were sealed; the engine compares their checksums."""
+    if seal is None:
+        return sent
+    memory = [buffers[block.index][1] for block in sent]
+    return await beside_loop(
+        sum(place.nbytes for place in memory),
+        lambda: [
+            block for block, place in zip(sent, memory, strict=True) if seal.open_block(block.index, place, block.tag)
+        ],
+    )

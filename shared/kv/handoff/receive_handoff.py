@@ -70,6 +70,7 @@ class HandoffReceiver:
     _num_messages: int = 0
     _announced: dict[int, Announced] = field(default_factory=dict)
     _replaced: asyncio.Event = field(default_factory=asyncio.Event)
+    _checking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def missing(self) -> list[int]:
@@ -115,7 +116,10 @@ class HandoffReceiver:
         except TimeoutError as error:
             raise TransferFailed(f"the hand-off did not end within {timeout_s:g} s", limit=timeout_s) from error
         finally:
-            await end_receives(self.transfer, self._ticket)
+            try:
+                await unbroken(self._settled())
+            finally:
+                await end_receives(self.transfer, self._ticket)
         await self._confirm([index for index in self._announced if self._incoming.arrived(index)])
         if trailer is None or trailer.aborted:
             missed = SenderLeft.REPLACED if self._failure is None else SenderLeft.FAILED
@@ -172,8 +176,11 @@ class HandoffReceiver:
             await confirming
             return trailer if self._failure is None else None
         finally:
-            await end_task(confirming)
-            await end_task(reading)
+            reading.cancel()
+            try:
+                await end_task(confirming)
+            finally:
+                await end_task(reading)
 
     async def _read(
         self, incoming: Incoming, named: asyncio.Queue[list[int] | None]
@@ -220,9 +227,15 @@ class HandoffReceiver:
 
     async def _confirm(self, indexes: Sequence[int]) -> None:
         """Checks blocks that have arrived and were not checked before; to its end, since a seal opens each once."""
-        new = [index for index in indexes if index not in self.checksums and index not in self.damaged]
-        if new:
-            await unbroken(self._check(new))
+        async with self._checking:
+            new = [index for index in indexes if index not in self.checksums and index not in self.damaged]
+            if new:
+                await unbroken(self._check(new))
+
+    async def _settled(self) -> None:
+        """Returns when no check is under way, which may write to the memory."""
+        async with self._checking:
+            pass
 
     async def _check(self, new: Sequence[int]) -> None:
         arrived = [(index, self.buffers[index], self._announced[index]) for index in new]

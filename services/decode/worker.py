@@ -33,7 +33,7 @@ from shared.errors import Internal, InvalidRequest, TakenOver, TandemError, Tran
 from shared.identity import WorkerRole
 from shared.kv.handoff.arrival_check import ArrivalCheck
 from shared.kv.handoff.receive_handoff import HandoffReceiver
-from shared.kv.handoff.receiving import MemoryLost
+from shared.kv.handoff.receiving import LostMemory, MemoryLost
 from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.convert import finish_reason_to_proto, logprobs_to_proto
 from shared.rpc.errors import to_proto
@@ -76,7 +76,7 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
     def __init__(self, host: EngineHost, publisher: IndexPublisher | None, connector: KVConnector) -> None:
         super().__init__(host, publisher, connector)
         self._requests: dict[str, _Request] = {}
-        self._unsafe: set[asyncio.Task[None]] = set()  # frees blocks that a silent sender may still write to
+        self._lost = LostMemory()
         self._arrival_check = ArrivalCheck(host.model.layout.block_bytes)
 
     # --- commands
@@ -254,9 +254,7 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             return await reservation.run(), False
         except MemoryLost as error:
             item.log.critical("the blocks of %d tokens are lost until their sender ends: %s", item.num_tokens, error)
-            freeing = asyncio.create_task(self._free_later(sequence_id, reservation.receiver, buffers))
-            self._unsafe.add(freeing)
-            freeing.add_done_callback(self._unsafe.discard)
+            self._lost.keep(reservation.receiver.closed(), lambda: self._free_lost(sequence_id, buffers))
             if not reservation.cancelled:
                 self._send_failed(item, error)
             return None, True
@@ -309,11 +307,8 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             )
         )
 
-    async def _free_later(
-        self, sequence_id: str, receiver: HandoffReceiver, buffers: Sequence[tuple[int, memoryview]]
-    ) -> None:
-        """Keeps the memory until its silent sender cannot write any more, then frees the sequence's blocks."""
-        await receiver.closed()
+    def _free_lost(self, sequence_id: str, buffers: Sequence[tuple[int, memoryview]]) -> None:
+        """Their silent sender cannot write to them any more."""
         logger.warning("%d blocks of sequence %s are safe again, and free", len(buffers), sequence_id)
         self.host.engine.submit(AbortSequence(sequence_id))
 

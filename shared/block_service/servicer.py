@@ -83,5 +83,6 @@ class BlockServicer(kvstore_pb2_grpc.BlockServiceServicer):
                     block_indexes=[block.index for block in sent],
                     checksums=[block.checksum for block in sent],
                     tiers=[kvstore_pb2.Tier.ValueType(block.tier) for block in sent],
+                    tags=[block.tag for block in sent if block.tag],
                 )
                 await context.write(part)

@@ -90,7 +90,7 @@ class Worker:
             transfer=self.transfer,
             incarnation=5,
             fleet_key=None,
-            seal=lambda _: None,
+            seal=lambda *_: None,
             settings=SimpleNamespace(name="w", max_num_seqs=8, handoff_timeout_s=60.0),
             model=SimpleNamespace(
                 fingerprint="f",

@@ -246,6 +246,7 @@ def _start_runner(settings: WorkerSettings, model: LoadedModel) -> Runner:
         settings.max_num_seqs,
         model.max_model_len,
         settings.max_num_batched_tokens,
+        piecewise_tokens=settings.piecewise_tokens,
         num_host_blocks=model.num_host_blocks,
         debug_numerics=settings.debug_numerics,
     )

@@ -83,6 +83,8 @@ def test_a_device_is_the_cpu_or_a_gpu(device: str) -> None:
         ("device", "cuda:-1"),
         ("gpu_memory", "0"),
         ("gpu_memory", "1.5"),
+        ("piecewise_tokens", "256"),  # on the CPU
+        ("piecewise_tokens", "8193"),
         ("max_num_batched_tokens", "8"),
         ("max_num_batched_tokens", "-1"),
         ("host_swap_bytes", "-2"),

@@ -31,6 +31,7 @@ from shared.engine.messages import (
 from shared.engine.sequence import Goal
 from shared.errors import Internal, InvalidRequest, TakenOver, TandemError, TransferFailed, WorkerLost
 from shared.identity import WorkerRole
+from shared.kv.block_memory import BlockMemory
 from shared.kv.handoff.arrival_check import ArrivalCheck
 from shared.kv.handoff.receive_handoff import HandoffReceiver
 from shared.kv.handoff.receiving import MemoryLost
@@ -244,7 +245,7 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         item.receiving = asyncio.create_task(self._join(reserved.sequence_id, item, item.reservation, buffers))
 
     async def _join(
-        self, sequence_id: str, item: _Request, reservation: Reservation, buffers: list[tuple[int, memoryview]]
+        self, sequence_id: str, item: _Request, reservation: Reservation, buffers: list[tuple[int, BlockMemory]]
     ) -> None:
         """Ends the receiving of one sequence: it joins the batch, or its blocks are freed. `buffers`: where each block
         id's bytes arrive."""
@@ -279,7 +280,7 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
                 self._forget(sequence_id)
 
     def _on_arrival(
-        self, sequence_id: str, item: _Request, arrived: Arrival, buffers: list[tuple[int, memoryview]]
+        self, sequence_id: str, item: _Request, arrived: Arrival, buffers: list[tuple[int, BlockMemory]]
     ) -> None:
         assert item.reservation is not None
         receiver = item.reservation.receiver
@@ -299,7 +300,7 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         )
 
     async def _free_later(
-        self, sequence_id: str, receiver: HandoffReceiver, buffers: Sequence[tuple[int, memoryview]]
+        self, sequence_id: str, receiver: HandoffReceiver, buffers: Sequence[tuple[int, BlockMemory]]
     ) -> None:
         """Keeps the memory until its silent sender cannot write any more, then frees the sequence's blocks."""
         await receiver.closed()

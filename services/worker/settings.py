@@ -54,6 +54,10 @@ class WorkerSettings(ServiceSettings):
     gpu_memory: float = Field(default=0.9, gt=0, le=1)
     """Share of the GPU's memory that this worker takes, of the whole and not of what is free: weights, steps and pool.
     Workers that share a GPU need shares that add up to less than 1."""
+    gpu_direct: bool = False
+    """Whether UCX sends and receives blocks straight from and into the GPU's memory, not by way of host memory. Only on
+    cuda, with a UCX that has CUDA transports, and without a fleet_key, whose tags are made on the host. It has not run
+    yet."""
     kernels: str = "auto"
     """Backend of the model's ops: triton (CUDA), cpu (C++), torch, or auto: the first that this machine supports.
     triton-hopper: Triton with a prefill attention made for Hopper GPUs, which has not run yet. flashinfer: Triton with
@@ -128,6 +132,15 @@ class WorkerSettings(ServiceSettings):
     def _check_on_gpu(cls, value: int, info: ValidationInfo) -> int:
         if value and info.data.get("device") == "cpu":
             raise ValueError("needs a GPU: device is cpu")
+        return value
+
+    @field_validator("gpu_direct")
+    @classmethod
+    def _check_direct(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("device") == "cpu":
+            raise ValueError("needs a GPU: device is cpu")
+        if value and info.data.get("fleet_key"):
+            raise ValueError("cannot be used with a fleet_key, whose tags are made on the host")
         return value
 
     @property

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shared.engine.plan import PlannedSequence, StepPlan, StepResult
-from shared.engine.runner.block_access import BlockAccess, DirectBlocks, StagedBlocks
+from shared.engine.runner.block_access import BlockAccess, DeviceBlocks, DirectBlocks, StagedBlocks
 from shared.engine.runner.block_sums import BlockSums
 from shared.engine.runner.cuda_graphs import CudaGraphs
 from shared.engine.runner.device_link import DeviceLink
@@ -46,6 +46,8 @@ class RunnerConfig:
     CUDA they run eagerly, padded all the same."""
     staged_transfer: bool | None = None
     """Blocks are sent and received through buffers in host memory; None = where the pool is on a GPU."""
+    device_transfer: bool = False
+    """Blocks are sent and received by device pointers, without buffers."""
     num_host_blocks: int = 0
     """Blocks of host memory for preempted sequences; equal to the scheduler's `num_host_blocks`."""
     debug_numerics: bool = False
@@ -89,6 +91,9 @@ class Runner:
         is_staged = self._link.is_async if config.staged_transfer is None else config.staged_transfer
         self.blocks: BlockAccess = StagedBlocks(self.kv_blocks, link) if is_staged else DirectBlocks(self.kv_blocks)
         """The pool as the transfer plane sees it."""
+        if config.device_transfer:
+            sums = BlockSums(layout, self.kv_blocks, decoder.kernels, link)  # the engine thread has another
+            self.blocks = DeviceBlocks(self.kv_blocks, link, sums)
         self._inputs = EagerInputs(layout.block_size, link, needs_lengths=decoder.rotary.needs_lengths)
         self._sampled: Tensor | None = (
             None  # [num_rows] int64, tokens of the last step; the static buffer if there is one

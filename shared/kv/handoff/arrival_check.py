@@ -1,4 +1,4 @@
-"""Whether blocks are what they were where they were made: in host memory, where they arrive, beside the event loop."""
+"""Whether blocks are what they were where they were made: in the memory where they arrive, beside the event loop."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shared.kv.block_memory import BlockMemory, DeviceBytes, host_bytes
 from shared.kv.checksum_weights import checksum_weights, weighted_sum
 from shared.kv.fleet_key import HandoffSeal
 
@@ -34,7 +35,7 @@ class ArrivalCheck:
         self._weights = checksum_weights(block_bytes // 8)
 
     async def sound(
-        self, blocks: Sequence[tuple[int, memoryview, Announced]], seal: HandoffSeal | None = None
+        self, blocks: Sequence[tuple[int, BlockMemory, Announced]], seal: HandoffSeal | None = None
     ) -> list[bool]:
         """Of each (block index, bytes, what was announced); nothing may write to the bytes meanwhile.
 
@@ -44,13 +45,15 @@ class ArrivalCheck:
             return self._check(blocks, seal)
         return await asyncio.to_thread(self._check, blocks, seal)
 
-    def checksum(self, block: memoryview) -> int:
-        """In [0, 2^64)."""
+    def checksum(self, block: BlockMemory) -> int:
+        """In [0, 2^64). Of a block on a GPU by the GPU."""
+        if isinstance(block, DeviceBytes):
+            return block.checksum()
         return weighted_sum(np.frombuffer(block, np.dtype("<u8")), self._weights)
 
-    def _check(self, blocks: Sequence[tuple[int, memoryview, Announced]], seal: HandoffSeal | None) -> list[bool]:
+    def _check(self, blocks: Sequence[tuple[int, BlockMemory, Announced]], seal: HandoffSeal | None) -> list[bool]:
         return [
             self.checksum(memory) == announced.checksum
-            and (seal is None or hmac.compare_digest(seal.block_tags([(index, memory)])[0], announced.tag))
+            and (seal is None or hmac.compare_digest(seal.block_tags([(index, host_bytes(memory))])[0], announced.tag))
             for index, memory, announced in blocks
         ]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from shared.errors import TransferFailed
+from shared.kv.block_memory import BlockMemory
 from shared.kv.fleet_key import FleetKey, HandoffSeal
 from shared.kv.handoff.arrival_check import Announced, ArrivalCheck
 from shared.kv.handoff.receiving import end_receives
@@ -47,7 +48,7 @@ class HandoffReceiver:
 
     transfer: KVTransfer
     check: ArrivalCheck
-    buffers: Mapping[int, memoryview]
+    buffers: Mapping[int, BlockMemory]
     """Where each needed block arrives, by block index."""
     num_tokens: int
     """That the sender must have computed."""

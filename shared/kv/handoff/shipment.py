@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from shared.errors import TransferFailed
+from shared.kv.block_memory import BlockMemory, host_bytes
 from shared.kv.fleet_key import HandoffSeal
 from shared.kv.handoff.arrival_check import AT_ONCE_BYTES
 from shared.kv.handoff.outgoing_block import OutgoingBlock
@@ -36,7 +37,7 @@ class Shipment:
         address: bytes,
         ticket: int,
         num_needed: int,
-        memory: Callable[[int], memoryview],
+        memory: Callable[[int], BlockMemory],
         release: Callable[[OutgoingBlock], None],
         timeout_s: float,
         seal: HandoffSeal | None = None,
@@ -121,7 +122,7 @@ class Shipment:
                 self.drop_receiver()
                 await asyncio.wait(stuck)
 
-    async def _send(self, block: OutgoingBlock, memory: memoryview | None = None) -> None:
+    async def _send(self, block: OutgoingBlock, memory: BlockMemory | None = None) -> None:
         try:
             if self._error is None:
                 memory = self._memory(block.block_id) if memory is None else memory
@@ -154,10 +155,10 @@ class Shipment:
         sends += [asyncio.create_task(self._send(*pair)) for pair in zip(blocks, memory, strict=True)]
         await asyncio.wait(sends)
 
-    async def _tags(self, blocks: Sequence[OutgoingBlock], memory: Sequence[memoryview]) -> list[bytes]:
+    async def _tags(self, blocks: Sequence[OutgoingBlock], memory: Sequence[BlockMemory]) -> list[bytes]:
         if self._seal is None:
             return []
-        pairs = [(block.index, place) for block, place in zip(blocks, memory, strict=True)]
+        pairs = [(block.index, host_bytes(place)) for block, place in zip(blocks, memory, strict=True)]
         if sum(place.nbytes for place in memory) <= AT_ONCE_BYTES:
             return self._seal.block_tags(pairs)
         return await asyncio.to_thread(self._seal.block_tags, pairs)

@@ -27,6 +27,7 @@ from shared.block_service.store_nodes import StoreNodes
 from shared.engine.messages import BlocksAdopted, EndFetch
 from shared.engine.sequence import EngineSequence
 from shared.errors import StoreUnavailable, TandemError
+from shared.kv.block_memory import BlockMemory
 from shared.kv.handoff.receiving import MemoryLost, end_receives
 from shared.kv.handoff.trailer import trailer_bytes
 from shared.kv.hashing import extend_chain
@@ -76,7 +77,7 @@ class PrefixFetch:
         self._local = local
         self.policy = policy
         self._tasks: set[asyncio.Task[None]] = set()
-        self._lost: list[tuple[int, memoryview]] = []  # a sender may still write there: never reuse
+        self._lost: list[tuple[int, BlockMemory]] = []  # a sender may still write there: never reuse
         self.num_blocks: Counter[Tier] = Counter()
         """Blocks that came from others, by the tier in which they lay: `DEVICE` are those of peers' pools."""
         self.num_failed = 0
@@ -182,7 +183,7 @@ class PrefixFetch:
         """One source's blocks. Never raises but when cancelled, and then too no receive is left behind."""
         transfer, access = self._host.transfer, self._host.engine.blocks
         ticket = new_ticket()
-        buffers: list[tuple[int, memoryview]] = []
+        buffers: list[tuple[int, BlockMemory]] = []
         began = time.perf_counter()
         num_bytes = 0
         try:
@@ -209,7 +210,7 @@ class PrefixFetch:
     async def _receive(
         self,
         part: SourceFetch,
-        buffers: Sequence[tuple[int, memoryview]],
+        buffers: Sequence[tuple[int, BlockMemory]],
         ticket: int,
         incoming: Incoming,
         fetch: Fetch,

@@ -31,6 +31,7 @@ from shared.engine.messages import (
 from shared.engine.sequence import Goal
 from shared.errors import Internal, InvalidRequest, TakenOver, TandemError, TransferFailed, WorkerLost
 from shared.identity import WorkerRole
+from shared.kv.block_memory import BlockMemory
 from shared.kv.handoff.arrival_check import ArrivalCheck
 from shared.kv.handoff.receive_handoff import HandoffReceiver
 from shared.kv.handoff.receiving import LostMemory, MemoryLost
@@ -246,7 +247,7 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         item.receiving.add_done_callback(lambda task: self._on_received(task, reserved.sequence_id, item, buffers))
 
     async def _receive(
-        self, sequence_id: str, item: _Request, reservation: Reservation, buffers: list[tuple[int, memoryview]]
+        self, sequence_id: str, item: _Request, reservation: Reservation, buffers: list[tuple[int, BlockMemory]]
     ) -> tuple[Arrival | None, bool]:
         """What arrived of one sequence, and whether its blocks cannot be freed yet. `buffers`: where each block id's
         bytes arrive."""
@@ -272,7 +273,7 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         task: asyncio.Task[tuple[Arrival | None, bool]],
         sequence_id: str,
         item: _Request,
-        buffers: list[tuple[int, memoryview]],
+        buffers: list[tuple[int, BlockMemory]],
     ) -> None:
         """Ends the receiving of one sequence: it joins the batch, or its blocks are freed."""
         assert item.reservation is not None
@@ -288,7 +289,7 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             self._forget(sequence_id)
 
     def _on_arrival(
-        self, sequence_id: str, item: _Request, arrived: Arrival, buffers: list[tuple[int, memoryview]]
+        self, sequence_id: str, item: _Request, arrived: Arrival, buffers: list[tuple[int, BlockMemory]]
     ) -> None:
         assert item.reservation is not None
         receiver = item.reservation.receiver
@@ -307,7 +308,7 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             )
         )
 
-    def _free_lost(self, sequence_id: str, buffers: Sequence[tuple[int, memoryview]]) -> None:
+    def _free_lost(self, sequence_id: str, buffers: Sequence[tuple[int, BlockMemory]]) -> None:
         """Their silent sender cannot write to them any more."""
         logger.warning("%d blocks of sequence %s are safe again, and free", len(buffers), sequence_id)
         self.host.engine.submit(AbortSequence(sequence_id))

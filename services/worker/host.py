@@ -7,6 +7,7 @@ import secrets
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -81,7 +82,7 @@ class EngineHost:
         self.incarnation = secrets.randbits(64)
         self.fleet_key = FleetKey.of(settings.fleet_key.get_secret_value(), settings.block_encryption)
         """None where the transfer plane is open to all."""
-        self.transfer: KVTransfer = UcxTransfer(fleet_key=self.fleet_key)
+        self.transfer: KVTransfer = UcxTransfer(fleet_key=self.fleet_key, bind_gpu=_gpu_binding(settings))
         self.engine: Engine
         self.model: LoadedModel
 
@@ -239,12 +240,21 @@ def _choose_num_blocks(settings: WorkerSettings, decoder: Decoder, layout: Block
     return budget.choose(settings.num_kv_blocks, AUTO_POOL_SEQUENCES * -(-max_len // layout.block_size) + 1, layout)
 
 
+def _gpu_binding(settings: WorkerSettings) -> Callable[[], None] | None:
+    """What a thread that moves the GPU's blocks must call first; None where none does."""
+    if not settings.gpu_direct:
+        return None
+    return partial(torch.cuda.set_device, torch.device(settings.device).index or 0)
+
+
 def _start_runner(settings: WorkerSettings, model: LoadedModel) -> Runner:
     """The runner, ready for its first step. Blocking. Raises ConfigError, and as `self_test`."""
     config = RunnerConfig(
         settings.max_num_seqs,
         model.max_model_len,
         settings.max_num_batched_tokens,
+        piecewise_tokens=settings.piecewise_tokens,
+        device_transfer=settings.gpu_direct,
         num_host_blocks=model.num_host_blocks,
         debug_numerics=settings.debug_numerics,
     )

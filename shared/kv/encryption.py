@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from shared.errors import ConfigError
+from shared.kv.block_memory import host_bytes
 from shared.kv.seal import MAC_BYTES, Purpose, SealedBlock, forged_message
 
 Encryption = Literal["none", "aes-gcm", "chacha20-poly1305"]
@@ -105,7 +106,7 @@ class EncryptingSeal:
 
     def give_back(self, block: SealedBlock) -> None:
         """See `Seal`."""
-        buffer = block.wire.obj
+        buffer = host_bytes(block.wire).obj
         assert isinstance(buffer, bytearray)
         self._cipher.spare.give_back(buffer)
 

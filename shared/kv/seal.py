@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Protocol
 
 from shared.errors import TransferFailed
+from shared.kv.block_memory import BlockMemory
 from shared.kv.multilinear import MultilinearHash
 
 MAC_BYTES = 16
@@ -30,7 +31,7 @@ class Purpose(Enum):
 class SealedBlock:
     """A block as it crosses."""
 
-    wire: memoryview
+    wire: BlockMemory
     """As long as the block."""
     tag: bytes = b""
     """Reaches the receiver another way than the block; empty without a seal."""

@@ -12,6 +12,7 @@ from services.worker.host import EngineHost
 from shared.block_service.client import SentBlock
 from shared.engine.messages import ReleaseHeld
 from shared.errors import InvalidRequest, ModelMismatch
+from shared.kv.block_memory import BlockMemory
 from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.handoff.shipment import Shipment
 from shared.kv.seal import Purpose
@@ -87,7 +88,7 @@ class BlockServer:
         num_blocks = await self._exchange.flush()
         return num_blocks, num_blocks * self._host.model.layout.block_bytes
 
-    def memory(self, block_id: int) -> memoryview:
+    def memory(self, block_id: int) -> BlockMemory:
         """A held block's bytes."""
         return self._host.engine.blocks.outgoing(block_id)
 

@@ -1,4 +1,4 @@
-"""Whether blocks are what they were where they were made: in host memory, where they arrive, beside the event loop."""
+"""Whether blocks are what they were where they were made: in the memory where they arrive, beside the event loop."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shared.kv.block_memory import BlockMemory, DeviceBytes, host_bytes
 from shared.kv.checksum_weights import checksum_weights, weighted_sum
 from shared.kv.handoff.beside_loop import beside_loop
 from shared.kv.seal import Seal
@@ -37,20 +38,22 @@ class ArrivalCheck:
         self.block_bytes = block_bytes
         self._weights = checksum_weights(block_bytes // 8)
 
-    async def sound(self, blocks: Sequence[tuple[int, memoryview, Announced]], seal: Seal | None = None) -> list[bool]:
+    async def sound(self, blocks: Sequence[tuple[int, BlockMemory, Announced]], seal: Seal | None = None) -> list[bool]:
         """Of each (block index, bytes, what was announced), which a `seal` opens in place: so a block is checked once.
 
         Nothing else may write to the bytes meanwhile. Runs to its end, also where the caller is cancelled.
         """
         return await beside_loop(len(blocks) * self.block_bytes, lambda: self._check(blocks, seal))
 
-    def checksum(self, block: memoryview) -> int:
-        """In [0, 2^64)."""
+    def checksum(self, block: BlockMemory) -> int:
+        """In [0, 2^64). Of a block on a GPU by the GPU."""
+        if isinstance(block, DeviceBytes):
+            return block.checksum()
         return weighted_sum(np.frombuffer(block, np.dtype("<u8")), self._weights)
 
-    def _check(self, blocks: Sequence[tuple[int, memoryview, Announced]], seal: Seal | None) -> list[bool]:
+    def _check(self, blocks: Sequence[tuple[int, BlockMemory, Announced]], seal: Seal | None) -> list[bool]:
         return [
-            (seal is None or seal.open_block(index, memory, announced.tag))
+            (seal is None or seal.open_block(index, host_bytes(memory), announced.tag))
             and self.checksum(memory) == announced.checksum
             for index, memory, announced in blocks
         ]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from shared.errors import TransferFailed
+from shared.kv.block_memory import BlockMemory
 from shared.kv.fleet_key import FleetKey
 from shared.kv.handoff.arrival_check import Announced, ArrivalCheck, announcements
 from shared.kv.handoff.receiving import end_receives
@@ -48,7 +49,7 @@ class HandoffReceiver:
 
     transfer: KVTransfer
     check: ArrivalCheck
-    buffers: Mapping[int, memoryview]
+    buffers: Mapping[int, BlockMemory]
     """Where each needed block arrives, by block index."""
     num_tokens: int
     """That the sender must have computed."""

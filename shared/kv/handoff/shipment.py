@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from shared.errors import TransferFailed
+from shared.kv.block_memory import BlockMemory, host_bytes
 from shared.kv.handoff.beside_loop import beside_loop
 from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.handoff.trailer import encode_note, encode_trailer
@@ -36,7 +37,7 @@ class Shipment:
         address: bytes,
         ticket: int,
         num_needed: int,
-        memory: Callable[[int], memoryview],
+        memory: Callable[[int], BlockMemory],
         release: Callable[[OutgoingBlock], None],
         timeout_s: float,
         seal: Seal | None = None,
@@ -158,7 +159,7 @@ class Shipment:
         seal = self._seal
         if seal is None:
             return [SealedBlock(place) for place in memory]
-        pairs = [(block.index, place) for block, place in zip(blocks, memory, strict=True)]
+        pairs = [(block.index, host_bytes(place)) for block, place in zip(blocks, memory, strict=True)]
         return await beside_loop(sum(place.nbytes for place in memory), lambda: seal.close_blocks(pairs))
 
     async def _send(self, block: OutgoingBlock, sealed: SealedBlock) -> None:

@@ -29,6 +29,7 @@ from shared.block_service.store_nodes import StoreNodes
 from shared.engine.messages import BlocksAdopted, EndFetch
 from shared.engine.sequence import EngineSequence
 from shared.errors import StoreUnavailable, TandemError
+from shared.kv.block_memory import BlockMemory, host_bytes
 from shared.kv.handoff.beside_loop import beside_loop
 from shared.kv.handoff.receiving import LostMemory, MemoryLost, end_receives
 from shared.kv.handoff.trailer import trailer_bytes
@@ -200,7 +201,7 @@ class PrefixFetch:
         transfer, access = self._host.transfer, self._host.engine.blocks
         ticket = new_ticket()
         seal = self._host.seal(Purpose.FETCH, ticket)
-        buffers: list[tuple[int, memoryview]] = []
+        buffers: list[tuple[int, BlockMemory]] = []
         incoming: Incoming | None = None
         began = time.perf_counter()
         num_bytes = 0
@@ -227,7 +228,7 @@ class PrefixFetch:
     async def _receive(
         self,
         part: SourceFetch,
-        buffers: Sequence[tuple[int, memoryview]],
+        buffers: Sequence[tuple[int, BlockMemory]],
         ticket: int,
         incoming: Incoming,
         fetch: Fetch,
@@ -275,7 +276,7 @@ class PrefixFetch:
 
 
 async def _opened(
-    sent: Sequence[SentBlock], buffers: Sequence[tuple[int, memoryview]], seal: Seal | None
+    sent: Sequence[SentBlock], buffers: Sequence[tuple[int, BlockMemory]], seal: Seal | None
 ) -> Sequence[SentBlock]:
     """Those of the blocks that have arrived as they were sealed; the engine compares their checksums."""
     if seal is None:
@@ -284,6 +285,8 @@ async def _opened(
     return await beside_loop(
         sum(place.nbytes for place in memory),
         lambda: [
-            block for block, place in zip(sent, memory, strict=True) if seal.open_block(block.index, place, block.tag)
+            block
+            for block, place in zip(sent, memory, strict=True)
+            if seal.open_block(block.index, host_bytes(place), block.tag)
         ],
     )

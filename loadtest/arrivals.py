@@ -54,7 +54,8 @@ class Gamma:
         count_within = max(1, round(self.rate * self.over_s))
         within = list(islice(self._running_sum(rng), count_within + 1))
         scale = self.over_s / within[-1]
-        yield from (at_s * scale for at_s in within[:-1])
+        latest = math.nextafter(self.over_s, 0.0)  # a last gap may be too small for a float to show
+        yield from (min(at_s * scale, latest) for at_s in within[:-1])
         yield self.over_s
         yield from (self.over_s + at_s for at_s in self._running_sum(rng))
 

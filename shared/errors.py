@@ -237,6 +237,18 @@ def brief(text: str, max_len: int = 400) -> str:
     return text if len(text) <= max_len else f"{text[: max_len * 3 // 4]} … {text[-max_len // 4 :]}"
 
 
+def brief_bytes(text: str, max_bytes: int) -> str:
+    """As `brief`, by the bytes of the text in UTF-8. What UTF-8 cannot express becomes question marks."""
+    encoded = text.encode(errors="replace")
+    if len(encoded) <= max_bytes:
+        return encoded.decode()
+    gap = " … "
+    room = max_bytes - len(gap.encode())
+    tail = room // 4
+    head, end = encoded[: room - tail], encoded[len(encoded) - tail :]
+    return head.decode(errors="ignore") + gap + end.decode(errors="ignore")
+
+
 def error_classes() -> dict[str, type[TandemError]]:
     """All classes by name: how an error that crossed a session becomes an exception again."""
     found: dict[str, type[TandemError]] = {}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _ASK_AGAIN_S = 0.1
 
@@ -19,3 +22,18 @@ async def end_task(task: asyncio.Task[Any]) -> None:
         await asyncio.wait({task}, timeout=_ASK_AGAIN_S)
     if not task.cancelled() and (error := task.exception()) is not None:
         raise error
+
+
+async def unbroken(work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns; where the caller is cancelled it still runs to its end, and the cancellation comes then."""
+    task, cancelled = asyncio.ensure_future(work), None
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # nobody else will ask for it
+        raise cancelled
+    return task.result()

@@ -16,7 +16,7 @@ from shared.errors import TandemError
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
 from tandem.answer import Answer, Delta
 from tandem.connection import CHANNEL_OPTIONS, ClientTls, key_metadata
-from tandem.conversation import Conversation
+from tandem.conversation import Conversation, conversations_of
 from tandem.failures import RouterLost, nothing_listens, typed
 from tandem.options import Options, Prompt, metadata_of, requests_of
 from tandem.targets import Targets
@@ -63,20 +63,15 @@ class AsyncTandemClient:
         self, prompt: Prompt, *, n: int = 1, resume: Answer | None = None, **options: Unpack[Options]
     ) -> AsyncAnswerStream:
         """As TandemClient.stream, for `async for`."""
-        timeout_s = options.get("timeout_s")
-        conversations = [
-            Conversation(
-                request,
-                self._targets,
-                self._rng,
-                now=time.monotonic(),
-                timeout_s=timeout_s,
-                retry_for_s=self._retry_for_s,
-                index=index,
-                resume=resume,
-            )
-            for index, request in enumerate(requests_of(prompt, n, options, resume))
-        ]
+        conversations = conversations_of(
+            requests_of(prompt, n, options, resume),
+            self._targets,
+            self._rng,
+            now=time.monotonic(),
+            timeout_s=options.get("timeout_s"),
+            retry_for_s=self._retry_for_s,
+            resume=resume,
+        )
         return AsyncAnswerStream(self.channel, conversations, self.key + metadata_of(options))
 
     async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import settings
 
-from shared.kernels.cpu import isa
+from shared.kernels.cpu import build, isa
 
 # Test processes share the cores out (`make test`); torch in each would take them all and wait for its own threads.
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
@@ -20,11 +21,16 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "tandem")
 
 # `TANDEM_CPU_ISA=avx2 make test` is a test on a processor that has no more: workers read it as their setting, and what
-# runs in the test's own process does not find the other features.
+# runs in the test's own process does not find the other features. An emulated set comes first of all that there are.
 _wanted = os.environ.get("TANDEM_CPU_ISA", "auto")
-if _wanted != "auto":
+_emulated = {each.name: each for each in isa.emulated(isa.processor_features())}
+if _wanted in _emulated:
+    build.BUILT = isa.BUILT = (_emulated[_wanted], *isa.BUILT)
+elif _wanted != "auto":
     _of_all = {need for each in isa.BUILT for need in each.needs}
     _kept = {need for each in isa.BUILT if each.name == _wanted for need in each.needs}
+    if _wanted != "torch" and (not _kept or _kept - isa.processor_features()):
+        raise pytest.UsageError(f"TANDEM_CPU_ISA: this processor has no {_wanted!r}")
     _features = isa.processor_features() - (_of_all - _kept)
     isa.processor_features = lambda: _features
 
@@ -32,5 +38,5 @@ if _wanted != "auto":
 def pytest_report_header() -> str:
     """Which instruction sets the C++ kernels are tested with."""
     features = isa.processor_features()
-    covered = [each.name for each in (*isa.BUILT, *isa.emulated(features)) if not each.missing(features)]
+    covered = [each.name for each in dict.fromkeys((*isa.BUILT, *isa.emulated(features))) if not each.missing(features)]
     return f"instruction sets of the C++ kernels: {', '.join(covered) or 'none'}"

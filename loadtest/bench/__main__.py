@@ -11,6 +11,8 @@ BENCHMARKS = {
     "engine-cuda": ("engine.cuda", "Prefill and decode steps on a GPU, with its limits."),
     "gpu-limits": ("engine.gpu_limits", "A GPU's properties, copy and matrix rates."),
     "gpu-trace": ("engine.gpu_trace", "The kernels of a decode step and a prompt on a GPU."),
+    "gpu-direct": ("engine.gpu_direct", "Blocks between two processes' pools on a GPU by device pointers."),
+    "piecewise": ("engine.piecewise", "Prompts and mixed steps on a GPU, eager and in captured pieces."),
     "staging": ("engine.staging", "Blocks between a GPU's pool and host memory."),
     "transfer": ("transfer.measure", "Hand-offs between two processes: what notes, checks and tags cost."),
     "host-time": ("engine.host_time", "What an engine step costs the host, without a GPU."),
@@ -26,7 +28,7 @@ BENCHMARKS = {
 }
 """Name → module with the command `main`, and its line of help."""
 
-PLAIN = ("engine-cuda", "gpu-limits", "gpu-trace", "staging", "host-time", "kernels")
+PLAIN = ("engine-cuda", "gpu-limits", "gpu-direct", "gpu-trace", "piecewise", "staging", "host-time", "kernels")
 """Those of a GPU machine, which may have torch and Triton, but neither typer nor pydantic, on which typer builds."""
 
 

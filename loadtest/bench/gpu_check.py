@@ -90,8 +90,10 @@ def steps(figures: Path, python: str = sys.executable) -> list[CheckStep]:
         CheckStep("trace of a decode step", bench("gpu-trace", *written("trace")), 3),
         CheckStep("ncu", (*profiler, *bench("gpu-trace", "--layers", "1", "--marked")), 5, "ncu"),
         CheckStep("compute-sanitizer", (*sanitizer, *tests("-k", SANITIZED)), 4, "compute-sanitizer"),
+        CheckStep("prompts in pieces", bench("piecewise", *written("piecewise")), 6),
         CheckStep("swap race", tests("-k", "swap"), 2),
         CheckStep("staging rate", bench("staging", "--device", "cuda", *written("staging")), 2),
+        CheckStep("direct transfer", bench("gpu-direct", *written("gpu-direct")), 3, package="ucxx"),
         CheckStep("flashinfer", bench("kernels", "--flashinfer", *written("flashinfer")), 6, package="flashinfer"),
         CheckStep("host time", bench("host-time", *written("host-time")), 3),
     ]

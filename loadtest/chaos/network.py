@@ -19,18 +19,21 @@ from shared.errors import ConfigError
 
 _FOLDER = Path("/run/netns")
 _FIRST_PORT = 7000
+_OUTER = "TANDEM_CHAOS_OUTER_NETWORK"
+"""Variable that names the namespace from which this process was started again."""
 
 
 def enter(module: str) -> None:
     """Runs `python -m module` again, with this process's arguments, in namespaces of its own. Returns where this
     process is in such. Raises ConfigError (`only`) where that is not permitted."""
-    if os.readlink("/proc/self/ns/net") != os.readlink(f"/proc/{os.getppid()}/ns/net"):
+    own = os.readlink("/proc/self/ns/net")
+    if os.environ.get(_OUTER, own) != own:
         _run("ip", "link", "set", "lo", "up")
         return
     if reason := not_permitted():
         raise ConfigError(f"partitions need network namespaces: {reason}", field="only")
     command = ["unshare", "--net", "--mount", sys.executable, "-m", module, *sys.argv[1:]]
-    os.execvp(command[0], command)
+    os.execvpe(command[0], command, {**os.environ, _OUTER: own})
 
 
 def not_permitted() -> str:

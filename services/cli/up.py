@@ -11,6 +11,7 @@ from rich.console import Console
 
 from services.cli.foreground import Foreground
 from services.local.spec import DEFAULT_GRPC, DEFAULT_HTTP, DEMO_MODEL, ClusterSpec, Dtype, KVDtype, Mode, PrefixFetch
+from shared.kv.encryption import Encryption
 from shared.telemetry.logs import LogFormat
 
 
@@ -24,6 +25,9 @@ def up(
     mode: Annotated[Mode, typer.Option(help="collocated: the decode workers prefill too.")] = "disaggregated",
     dtype: Annotated[Dtype, typer.Option(help="Of weights and computation.")] = "auto",
     kv_dtype: Annotated[KVDtype, typer.Option(help="Of the KV cache; auto = as the computation.")] = "auto",
+    block_encryption: Annotated[
+        Encryption, typer.Option(help="Of blocks between the processes, by a key that is drawn for the cluster.")
+    ] = "none",
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Answers are the same to the bit in every batch and after failures.")
     ] = False,
@@ -54,6 +58,7 @@ def up(
         mode=mode,
         dtype=dtype,
         kv_dtype=kv_dtype,
+        block_encryption=block_encryption,
         deterministic=deterministic,
         device=device,
         gpu_memory=gpu_memory,

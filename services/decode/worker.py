@@ -31,9 +31,10 @@ from shared.engine.messages import (
 from shared.engine.sequence import Goal
 from shared.errors import Internal, InvalidRequest, TakenOver, TandemError, TransferFailed, WorkerLost
 from shared.identity import WorkerRole
+from shared.kv.block_memory import BlockMemory
 from shared.kv.handoff.arrival_check import ArrivalCheck
 from shared.kv.handoff.receive_handoff import HandoffReceiver
-from shared.kv.handoff.receiving import MemoryLost
+from shared.kv.handoff.receiving import LostMemory, MemoryLost
 from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.convert import finish_reason_to_proto, logprobs_to_proto
 from shared.rpc.errors import to_proto
@@ -58,7 +59,7 @@ class _Request:
     fetch: Fetch = field(default_factory=Fetch)
     queued_at: float = field(default_factory=time.perf_counter)
     reservation: Reservation | None = None
-    receiving: asyncio.Task[None] | None = None
+    receiving: asyncio.Task[tuple[Arrival | None, bool]] | None = None
     """Runs the reservation, until it ends."""
     first_token: int | None = None
     """Set when it joined."""
@@ -76,7 +77,7 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
     def __init__(self, host: EngineHost, publisher: IndexPublisher | None, connector: KVConnector) -> None:
         super().__init__(host, publisher, connector)
         self._requests: dict[str, _Request] = {}
-        self._unsafe: set[asyncio.Task[None]] = set()  # frees blocks that a silent sender may still write to
+        self._lost = LostMemory()
         self._arrival_check = ArrivalCheck(host.model.layout.block_bytes)
 
     # --- commands
@@ -241,25 +242,23 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             lambda answer: item.session.send(decode_pb2.DecodeEvent(reserved=answer)),
             self.host.settings.handoff_timeout_s,
         )
-        item.receiving = asyncio.create_task(self._join(reserved.sequence_id, item, item.reservation, buffers))
+        item.receiving = asyncio.create_task(self._receive(reserved.sequence_id, item, item.reservation, buffers))
+        # Not the task's own last lines: a task that is cancelled before its first step never runs one.
+        item.receiving.add_done_callback(lambda task: self._on_received(task, reserved.sequence_id, item, buffers))
 
-    async def _join(
-        self, sequence_id: str, item: _Request, reservation: Reservation, buffers: list[tuple[int, memoryview]]
-    ) -> None:
-        """Ends the receiving of one sequence: it joins the batch, or its blocks are freed. `buffers`: where each block
-        id's bytes arrive."""
-        arrived: Arrival | None = None
-        lost = False
+    async def _receive(
+        self, sequence_id: str, item: _Request, reservation: Reservation, buffers: list[tuple[int, BlockMemory]]
+    ) -> tuple[Arrival | None, bool]:
+        """What arrived of one sequence, and whether its blocks cannot be freed yet. `buffers`: where each block id's
+        bytes arrive."""
         try:
-            arrived = await reservation.run()
+            return await reservation.run(), False
         except MemoryLost as error:
-            lost = True
             item.log.critical("the blocks of %d tokens are lost until their sender ends: %s", item.num_tokens, error)
-            freeing = asyncio.create_task(self._free_later(sequence_id, reservation.receiver, buffers))
-            self._unsafe.add(freeing)
-            freeing.add_done_callback(self._unsafe.discard)
+            self._lost.keep(reservation.receiver.closed(), lambda: self._free_lost(sequence_id, buffers))
             if not reservation.cancelled:
                 self._send_failed(item, error)
+            return None, True
         except TandemError as error:
             if not reservation.cancelled:
                 self._send_failed(item, error)
@@ -267,19 +266,30 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             item.log.exception("request %s", item.request_id)
             if not reservation.cancelled:
                 self._send_failed(item, Internal(f"{type(error).__name__}: {error}"))
-        finally:
-            item.receiving = None
-            if arrived is not None and (arrived.finished or not reservation.cancelled):
-                self._on_arrival(sequence_id, item, arrived, buffers)
-            else:
-                arrived = None
-                if not lost:
-                    self.host.engine.submit(AbortSequence(sequence_id))
-            if arrived is None or arrived.finished:
-                self._forget(sequence_id)
+        return None, False
+
+    def _on_received(
+        self,
+        task: asyncio.Task[tuple[Arrival | None, bool]],
+        sequence_id: str,
+        item: _Request,
+        buffers: list[tuple[int, BlockMemory]],
+    ) -> None:
+        """Ends the receiving of one sequence: it joins the batch, or its blocks are freed."""
+        assert item.reservation is not None
+        arrived, is_lost = (None, False) if task.cancelled() else task.result()
+        item.receiving = None
+        if arrived is not None and (arrived.finished or not item.reservation.cancelled):
+            self._on_arrival(sequence_id, item, arrived, buffers)
+        else:
+            arrived = None
+            if not is_lost:
+                self.host.engine.submit(AbortSequence(sequence_id))
+        if arrived is None or arrived.finished:
+            self._forget(sequence_id)
 
     def _on_arrival(
-        self, sequence_id: str, item: _Request, arrived: Arrival, buffers: list[tuple[int, memoryview]]
+        self, sequence_id: str, item: _Request, arrived: Arrival, buffers: list[tuple[int, BlockMemory]]
     ) -> None:
         assert item.reservation is not None
         receiver = item.reservation.receiver
@@ -298,11 +308,8 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             )
         )
 
-    async def _free_later(
-        self, sequence_id: str, receiver: HandoffReceiver, buffers: Sequence[tuple[int, memoryview]]
-    ) -> None:
-        """Keeps the memory until its silent sender cannot write any more, then frees the sequence's blocks."""
-        await receiver.closed()
+    def _free_lost(self, sequence_id: str, buffers: Sequence[tuple[int, BlockMemory]]) -> None:
+        """Their silent sender cannot write to them any more."""
         logger.warning("%d blocks of sequence %s are safe again, and free", len(buffers), sequence_id)
         self.host.engine.submit(AbortSequence(sequence_id))
 

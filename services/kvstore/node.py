@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,13 +21,18 @@ from services.kvstore.tiers.tier import BlockTier, TierEvents
 from shared.block_service.client import SentBlock
 from shared.block_service.store_client import Wanted
 from shared.errors import ModelMismatch, StoreUnavailable, TransferFailed
+from shared.kv.fleet_key import FleetKey, seal_of
+from shared.kv.handoff.arrival_check import announcements
 from shared.kv.handoff.outgoing_block import OutgoingBlock
-from shared.kv.handoff.receiving import MemoryLost, receive_trailer
+from shared.kv.handoff.receiving import LostMemory, MemoryLost, receive_trailer
 from shared.kv.handoff.shipment import Shipment
 from shared.kv.handoff.trailer import trailer_bytes
+from shared.kv.seal import Purpose, Seal
 from shared.kv.transfer import Incoming, KVTransfer, TransferCounters, new_ticket
 from shared.kv_index.holders import Tier
 from shared.kv_index.publisher import IndexPublisher
+from shared.rpc.pb.tandem.v1 import types_pb2
+from shared.tasks import unbroken
 
 logger = logging.getLogger(__name__)
 
@@ -60,11 +65,19 @@ class StoreNode:
     memory of a fixed size: without a free slot, offers are declined and fetches wait.
     """
 
-    def __init__(self, config: NodeConfig, transfer: KVTransfer, publisher: Callable[[Tier], IndexPublisher]) -> None:
-        """Owns the transfer, and the publishers that `publisher` makes. Raises ConfigError for a disk tier without
+    def __init__(
+        self,
+        config: NodeConfig,
+        transfer: KVTransfer,
+        publisher: Callable[[Tier], IndexPublisher],
+        fleet_key: FleetKey | None = None,
+    ) -> None:
+        """Owns the transfer, and the publishers that `publisher` makes. With a `fleet_key`, blocks must be sealed for
+        their ticket, and are where they are sent. Raises ConfigError for a disk tier without
         room for one block."""
         self._config = config
         self._transfer = transfer
+        self._fleet_key = fleet_key
         self._tiers = TierStack([], config.disk_folder if config.disk_bytes else None)
         self._disk: DiskTier | None = None
         if config.disk_bytes:
@@ -80,7 +93,7 @@ class StoreNode:
         self._opening = asyncio.Lock()
         self._staging: Staging
         self._coming: set[bytes] = set()
-        self._unsafe: set[asyncio.Task[None]] = set()  # frees slots that a silent sender may still write to
+        self._lost = LostMemory()
         self._receiving: set[asyncio.Task[None]] = set()
 
     @property
@@ -135,9 +148,10 @@ class StoreNode:
         blocks = [(hashes[index], slot, tiers) for (index, tiers), slot in zip(wanted, slots, strict=True)]
         ticket = new_ticket()
         buffers = [(place, self._staging.memory(slot)) for place, slot in enumerate(slots)]
-        incoming = self._transfer.expect(ticket, buffers, trailer_bytes(len(blocks)))
+        seal = seal_of(self._fleet_key, Purpose.OFFER, ticket, block_bytes)
+        incoming = self._transfer.expect(ticket, buffers, trailer_bytes(len(blocks), seal))
         self._coming.update(name for name, _, _ in blocks)
-        task = asyncio.create_task(self._receive(worker_name, tenant, ticket, incoming, blocks))
+        task = asyncio.create_task(self._receive(worker_name, tenant, ticket, incoming, blocks, seal))
         self._receiving.add(task)
         task.add_done_callback(self._receiving.discard)
         return Wanted(tuple(index for index, _ in wanted), ticket, self._transfer.address)
@@ -165,7 +179,7 @@ class StoreNode:
         shipment = Shipment(
             self._transfer, address, ticket, len(hashes), self._staging.memory,
             lambda block: self._staging.give_back(block.block_id),
-            TRANSFER_TIMEOUT_S,
+            TRANSFER_TIMEOUT_S, seal_of(self._fleet_key, Purpose.FETCH, ticket, block_bytes),
         )  # fmt: skip
         async with shipment:
             left = list(range(len(hashes)))
@@ -187,19 +201,20 @@ class StoreNode:
             lambda: [self._tiers.read(name, into) for (_, name), into in zip(batch, memory, strict=True)]
         )
         try:
-            found = await _unbroken(read)
+            found = await unbroken(read)
         except BaseException:
-            for slot in slots:
-                self._staging.give_back(slot)
+            self._give_back(slots)
             raise
-        sent = []
+        leaving = []
         for (index, _), slot, block in zip(batch, slots, found, strict=True):
             if block is None:
                 self._staging.give_back(slot)
             else:
-                shipment.add(OutgoingBlock("", index, slot, block.checksum))
-                sent.append(SentBlock(index, block.checksum, block.tier))
-        return sent
+                leaving.append((OutgoingBlock("", index, slot, block.checksum), block.tier))
+        tags = await shipment.add(*(block for block, _ in leaving))
+        return [
+            SentBlock(block.index, block.checksum, tier, tag) for (block, tier), tag in zip(leaving, tags, strict=True)
+        ]
 
     async def _receive(
         self,
@@ -208,19 +223,19 @@ class StoreNode:
         ticket: int,
         incoming: Incoming,
         blocks: list[tuple[bytes, int, tuple[BlockTier, ...]]],
+        seal: Seal | None,
     ) -> None:
         """Waits for the blocks of one offer, stores them and frees their slots."""
         lost = False
         try:
-            trailer = await receive_trailer(self._transfer, ticket, incoming, TRANSFER_TIMEOUT_S)
-            checksums = dict(zip(trailer.block_indexes, trailer.checksums, strict=True))
-            num_bad = await _unbroken(self._in_thread(lambda: self._put(blocks, checksums, tenant)))
+            trailer = await receive_trailer(self._transfer, ticket, incoming, TRANSFER_TIMEOUT_S, seal)
+            num_bad = await unbroken(self._in_thread(lambda: self._put(blocks, trailer, tenant, seal)))
             if num_bad:
                 logger.error("%d blocks of %s arrived damaged and were dropped", num_bad, worker_name)
         except MemoryLost as error:
             lost = True
             logger.critical("staging memory for %d blocks is lost until their sender ends: %s", len(blocks), error)
-            self._keep_unsafe(incoming, [slot for _, slot, _ in blocks])
+            self._lost.keep(incoming.closed(), lambda: self._give_back([slot for _, slot, _ in blocks]))
         except TransferFailed as error:
             logger.warning("%d blocks of %s did not arrive: %s", len(blocks), worker_name, error)
         finally:
@@ -229,17 +244,9 @@ class StoreNode:
                 if not lost:
                     self._staging.give_back(slot)
 
-    def _keep_unsafe(self, incoming: Incoming, slots: Sequence[int]) -> None:
-        """Gives the slots back once their silent sender cannot write any more."""
-
-        async def free_later() -> None:
-            await incoming.closed()
-            for slot in slots:
-                self._staging.give_back(slot)
-
-        freeing = asyncio.create_task(free_later())
-        self._unsafe.add(freeing)
-        freeing.add_done_callback(self._unsafe.discard)
+    def _give_back(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self._staging.give_back(slot)
 
     def _admit(
         self, offered: list[tuple[int, bytes]], most: int, block_bytes: int, tenant: str
@@ -255,14 +262,21 @@ class StoreNode:
         return wanted
 
     def _put(
-        self, blocks: list[tuple[bytes, int, tuple[BlockTier, ...]]], checksums: dict[int, int], tenant: str
+        self,
+        blocks: list[tuple[bytes, int, tuple[BlockTier, ...]]],
+        trailer: types_pb2.HandoffTrailer,
+        tenant: str,
+        seal: Seal | None,
     ) -> int:
-        """In the tiers' thread; returns how many blocks do not match their checksum."""
+        """In the tiers' thread; returns how many blocks are not what they were where they were made."""
         num_bad = 0
-        for place, checksum in checksums.items():
+        for place, announced in announcements(trailer):
             name, slot, tiers = blocks[place]
+            memory = self._staging.memory(slot)
             try:
-                self._tiers.put(name, self._staging.memory(slot), checksum, tiers, tenant)
+                if seal is not None and not seal.open_block(place, memory, announced.tag):
+                    raise ValueError("not sealed for this offer")
+                self._tiers.put(name, memory, announced.checksum, tiers, tenant)
             except ValueError:
                 num_bad += 1
                 tiers[0].counters.num_bad += 1
@@ -313,13 +327,3 @@ class StoreNode:
             return await loop.run_in_executor(self._thread, run)
         except RuntimeError as error:  # the executor was shut down
             raise StoreUnavailable("the store is closing") from error
-
-
-async def _unbroken(work: Coroutine[None, None, T]) -> T:
-    """Waits for the end even when cancelled: a thread is still using the memory."""
-    task = asyncio.create_task(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        raise

@@ -28,6 +28,7 @@ from shared.block_service.servicer import SERVICE_NAME as BLOCK_SERVICE_NAME
 from shared.block_service.servicer import BlockServicer
 from shared.errors import ConfigError, StoreUnavailable
 from shared.identity import WorkerIdentity, WorkerRole
+from shared.kernels.cpu.multilinear import fastest_sum
 from shared.kv.fleet_key import FleetKey, token_of
 from shared.kv.ucx import UcxTransfer
 from shared.kv_index.holders import Tier
@@ -47,7 +48,7 @@ class KVStoreServer:
     def __init__(self, settings: KVStoreSettings) -> None:
         """Raises ConfigError for a malformed URL or a disk tier without a folder; no I/O before `start()`."""
         self._settings = settings
-        self._fleet_key = FleetKey.of(settings.fleet_key.get_secret_value())
+        self._fleet_key = FleetKey.of(settings.fleet_key.get_secret_value(), settings.block_encryption)
         self._redis = redis_client(
             settings.redis_url.get_secret_value(), settings.redis_timeout_s, cluster=settings.redis_cluster
         )
@@ -91,6 +92,8 @@ class KVStoreServer:
             await self._availability.start()
             await self._sweeper.start()
             if self._node is not None:
+                if self._fleet_key is not None:
+                    self._fleet_key.use(await asyncio.to_thread(fastest_sum))
                 await self._node.start()
                 if self._settings.block_bytes:
                     await self._node.open(self._settings.block_bytes)
@@ -140,7 +143,7 @@ class KVStoreServer:
         def publisher(tier: Tier) -> IndexPublisher:
             return IndexPublisher(claims, identity, tier=tier)
 
-        return StoreNode(config, UcxTransfer(fleet_key=self._fleet_key), publisher)
+        return StoreNode(config, UcxTransfer(fleet_key=self._fleet_key), publisher, self._fleet_key)
 
     async def _on_change(self, error: StoreUnavailable | None) -> None:
         if error is None:

@@ -13,10 +13,10 @@ from services.kvstore.counted_index import CountedIndex
 from services.kvstore.index import ResyncNeeded
 from services.kvstore.match_streams import MatchStreams
 from services.kvstore.requests import publisher_of, remover_of, stamp_of, tier_of
-from shared.errors import StoreUnavailable, TandemError
+from shared.errors import StoreUnavailable
 from shared.kv_index.hash_lists import hashes_of
 from shared.kv_index.messages import match_to_proto
-from shared.rpc.errors import abort
+from shared.rpc.errors import answer
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -125,13 +125,12 @@ class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):
         return kvstore_pb2.RebuildResponse(num_holders=num_holders)
 
     async def _answer(self, work: Awaitable[T], context: Context) -> T:
+        return await answer(self._suspecting(work), context)
+
+    async def _suspecting(self, work: Awaitable[T]) -> T:
+        """An index that does not answer is looked at, whoever noticed it."""
         try:
             return await work
-        except StoreUnavailable as error:
+        except StoreUnavailable:
             self._availability.suspect()
-            await abort(context, error)
-        except TandemError as error:
-            await abort(context, error)
-        except Exception as error:
-            logger.exception("unexpected error in a call")
-            await abort(context, error)
+            raise

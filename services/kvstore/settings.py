@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from shared.config import ServiceSettings
+from shared.kv.encryption import Encryption
 from shared.rpc.tls import Tls
 
 
@@ -37,8 +38,12 @@ class KVStoreSettings(ServiceSettings):
     blocks, which travel over UCX: see fleet_key."""
     fleet_key: SecretStr = SecretStr("")
     """Secret of the fleet, 16 bytes or more, the same in all of its services; best given by the environment. With one,
-    blocks are sent to addresses alone that the fleet has signed, a hand-off's are taken with its tags alone, and only
+    blocks are sent to addresses alone that the fleet has signed and taken with its tags alone, and only
     the fleet's services may fetch blocks, flush caches or drain a worker. Empty = none of that."""
+    block_encryption: Encryption = "none"
+    """How blocks and the messages of hand-offs are encrypted on the transfer plane, with keys derived from fleet_key,
+    which it needs: aes-gcm is fast where the processor has AES instructions, chacha20-poly1305 needs none. The same in
+    all services of a fleet. none = who can read the network reads the KV."""
     metrics: str = "127.0.0.1:0"
     """host:port of the Prometheus page, /metrics; port 0 = any free port, empty = no page."""
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")

@@ -9,8 +9,8 @@ import grpc.aio
 from services.kvstore.node import StoreNode
 from services.kvstore.node_stats import pin_status, tier_stats_list
 from services.kvstore.requests import pin_name_of, pin_of, tenant_of
-from shared.block_service.servicer import answer
 from shared.kv_index.hash_lists import split_hashes
+from shared.rpc.errors import answer
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 SERVICE_NAME = "tandem.v1.StoreService"

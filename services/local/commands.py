@@ -12,6 +12,7 @@ from services.local.spec import ClusterSpec
 from shared.cores.policy import CoreShare
 from shared.cores.topology import format_cpu_list
 from shared.identity import WorkerRole
+from shared.kv.encryption import NO_ENCRYPTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,9 @@ class TandemCommands:
 
     def __init__(self, spec: ClusterSpec) -> None:
         self._spec = spec
+        # Where none is asked for, the environment may still say so.
+        encryption = spec.block_encryption
+        self._encryption_flags = {"block_encryption": encryption} if encryption != NO_ENCRYPTION else {}
         self._log_flags = {"log_format": spec.log_format} if spec.log_format != "text" else {}
 
     def kvstore(self, bind: str, redis_url: str) -> Sequence[str]:
@@ -66,6 +70,7 @@ class TandemCommands:
             flags = {"name": name, "host_bytes": spec.store_host_bytes, "disk_bytes": spec.store_disk_bytes}
             if spec.store_disk_folder is not None:
                 flags["disk_folder"] = spec.store_disk_folder / (name if spec.store_nodes > 1 else "")
+            flags |= self._encryption_flags
         return _module("kvstore", bind=bind, redis_url=redis_url, **flags, **self._log_flags)
 
     def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
@@ -90,6 +95,7 @@ class TandemCommands:
             max_model_len=spec.max_model_len,
             **modes,
             **gpu_flags,
+            **self._encryption_flags,
             **self._log_flags,
         )
 

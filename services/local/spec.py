@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from services.local.devices import CPU, parse_devices
 from shared.address import MAX_PORT, Address
 from shared.errors import ConfigError
+from shared.kv.encryption import Encryption
 from shared.telemetry.logs import LogFormat
 
 Mode = Literal["disaggregated", "collocated"]
@@ -55,6 +56,8 @@ class ClusterSpec:
     """Of weights and computation; auto = the checkpoint's."""
     kv_dtype: KVDtype = "auto"
     """Of the KV cache; auto = as the computation."""
+    block_encryption: Encryption = "none"
+    """Of blocks between the processes."""
     deterministic: bool = False
     """Whether answers do not depend on batches, caches and failures, to the bit."""
     device: str = CPU
@@ -99,6 +102,7 @@ class ClusterSpec:
             ("mode", self.mode, get_args(Mode)),
             ("dtype", self.dtype, get_args(Dtype)),
             ("kv_dtype", self.kv_dtype, get_args(KVDtype)),
+            ("block_encryption", self.block_encryption, get_args(Encryption)),
             ("prefix_fetch", self.prefix_fetch, get_args(PrefixFetch)),
             ("log_format", self.log_format, get_args(LogFormat)),
         ):

@@ -30,6 +30,7 @@ from shared.errors import InvalidRequest, TakenOver, TandemError
 from shared.identity import WorkerRole
 from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.handoff.shipment import Shipment
+from shared.kv.seal import Purpose
 from shared.kv.transfer import TICKET_BITS
 from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.convert import finish_reason_to_proto, logprobs_to_proto
@@ -125,7 +126,7 @@ class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
             self.host.engine.blocks.outgoing,
             self._release,
             self.host.settings.handoff_timeout_s,
-            self.host.seal(submit.ticket),
+            self.host.seal(Purpose.HANDOFF, submit.ticket),
         )
         log = attempt_log(logger, submit.request_id, submit.trace)
         log.debug("request %s: %d tokens to prefill", submit.request_id, len(submit.token_ids))
@@ -228,8 +229,7 @@ class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
             elif item.notes:
                 item.shipment.add_noted(batch)
             else:
-                for block in batch:
-                    item.shipment.add(block)
+                item.shipment.add(*batch)
 
     def _on_first_token(self, token: NewToken) -> None:
         item = self._submitted.pop(token.sequence_id, None)

@@ -16,6 +16,7 @@ from services.router.cache.watch import CacheWatch
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.drain import Drain
+from services.router.edge.grpc_api import SERVICE_NAME as INFERENCE_SERVICE_NAME
 from services.router.edge.grpc_api import InferenceServicer, server_options
 from services.router.edge.http.app import build_app
 from services.router.edge.http.server import HttpServer
@@ -49,80 +50,87 @@ class RouterService:
     def __init__(self, settings: RouterSettings) -> None:
         """Reads tokenizer and template and composes the parts; raises ConfigError, ModelLoadError."""
         self._settings = settings
-        discovery = discovery_of(settings)
-        tokenizer = Tokenizer.load(settings.model)
-        template = ChatTemplate.load(settings.model, tokenizer.special_tokens)
-        self._model_name = model_name = settings.served_model_name or settings.model.resolve().name
+        self._discovery = discovery_of(settings)
         settings.tls.check("tls", mutual=True)
         settings.edge.tls.check("edge.tls", mutual=False)
-        credentials = settings.tls.channel_credentials()
-        token = token_of(FleetKey.of(settings.fleet_key.get_secret_value()))
-        self._store = None
-        if settings.kvstore:
-            self._store = KVStoreClient(
-                str(Address.parse(settings.kvstore, "kvstore", min_port=1)), credentials=credentials
-            )
+        self._tokenizer = Tokenizer.load(settings.model)
+        self._template = ChatTemplate.load(settings.model, self._tokenizer.special_tokens)
+        self._model_name = settings.served_model_name or settings.model.resolve().name
+        self._credentials = settings.tls.channel_credentials()
+        self._token = token_of(FleetKey.of(settings.fleet_key.get_secret_value()))
         tenants = {"default", *settings.edge.tenants, *settings.admission.tenant_weights}
-        self._metrics = RouterMetrics(model_name, sorted(tenants), settings.name)
-        limits = LivenessLimits(settings.suspect_after_s, settings.give_up_after_s)
-        self._fleet = Fleet(
+        self._metrics = RouterMetrics(self._model_name, sorted(tenants), settings.name)
+        self._fleet = self._new_fleet()
+        self._store = self._new_store_client()
+        self._stores = StoreNodes(parse_named(settings.stores, "stores", unnamed=True), self._credentials, self._token)
+        self._watch = CacheWatch(self._store, self._stores)
+        self._lookup = PrefixLookup(self._store, self._fleet)
+        self._dispatcher = self._new_dispatcher()
+        self._drain = Drain(self._dispatcher)
+        input_processor = InputProcessor(self._drain, self._tokenizer, self._template, self._model_name, settings.edge)
+        self.grpc = self._new_grpc_server(input_processor)
+        app = build_app(input_processor, settings.edge, self._metrics.page, self._status)
+        self.http = HttpServer(settings.http, app, settings.edge.limits, settings.edge.tls)
+
+    def _new_fleet(self) -> Fleet:
+        settings = self._settings
+        return Fleet(
             settings.name,
-            discovery,
+            self._discovery,
             self._on_change,
             collocated=settings.mode == "collocated",
-            limits=limits,
-            credentials=credentials,
-            token=token,
+            limits=LivenessLimits(settings.suspect_after_s, settings.give_up_after_s),
+            credentials=self._credentials,
+            token=self._token,
         )
-        self._lookup = PrefixLookup(self._store, self._fleet)
-        self._dispatcher = Dispatcher(
-            self._fleet,
-            Placement(settings.placement.config(settings.max_queued_tokens), seed=zlib.crc32(settings.name.encode())),
-            self._lookup,
-            self._metrics,
-            settings.dispatch_config(),
-        )
-        self._drain = Drain(self._dispatcher)
-        self._drain_timeout_s = settings.drain_timeout_s
-        self._stores = StoreNodes(parse_named(settings.stores, "stores", unnamed=True), credentials, token)
-        self._watch = CacheWatch(self._store, self._stores)
 
-        input_processor = InputProcessor(self._drain, tokenizer, template, model_name, settings.edge)
-        servicer = InferenceServicer(
+    def _new_store_client(self) -> KVStoreClient | None:
+        if not self._settings.kvstore:
+            return None
+        address = Address.parse(self._settings.kvstore, "kvstore", min_port=1)
+        return KVStoreClient(str(address), credentials=self._credentials)
+
+    def _new_dispatcher(self) -> Dispatcher:
+        settings = self._settings
+        placement = Placement(
+            settings.placement.config(settings.max_queued_tokens), seed=zlib.crc32(settings.name.encode())
+        )
+        return Dispatcher(self._fleet, placement, self._lookup, self._metrics, settings.dispatch_config())
+
+    def _new_grpc_server(self, input_processor: InputProcessor) -> RpcServer:
+        """The server of all gRPC services, those of operators included."""
+        edge = self._settings.edge
+        inference = InferenceServicer(
             input_processor,
-            settings.edge,
+            edge,
             self._status,
             lambda request_id: explanation(self._dispatcher.decisions, request_id),
-            settings.name,
+            self._settings.name,
         )
         cache = CacheServicer(
             self._fleet,
             self._store,
             self._stores,
-            PrefixReader(tokenizer, template),
+            PrefixReader(self._tokenizer, self._template),
             self._metrics.tenants,
-            settings.edge,
-            credentials,
-            token,
+            edge,
+            self._credentials,
+            self._token,
         )
-
-        fleet = FleetServicer(self._fleet, settings.edge)
+        fleet = FleetServicer(self._fleet, edge)
 
         def register(server: grpc.aio.Server) -> None:
-            servicer.register(server)
-            cache.register(server)
-            fleet.register(server)
+            for servicer in (inference, cache, fleet):
+                servicer.register(server)
 
-        self.grpc = RpcServer(
-            settings.grpc,
+        return RpcServer(
+            self._settings.grpc,
             register,
-            ("tandem.v1.InferenceService", CACHE_SERVICE_NAME, FLEET_SERVICE_NAME),
-            options=server_options(settings.edge.limits),
-            max_calls=settings.edge.limits.max_grpc_calls,
-            credentials=settings.edge.tls.server_credentials(),
+            (INFERENCE_SERVICE_NAME, CACHE_SERVICE_NAME, FLEET_SERVICE_NAME),
+            options=server_options(edge.limits),
+            max_calls=edge.limits.max_grpc_calls,
+            credentials=edge.tls.server_credentials(),
         )
-        app = build_app(input_processor, settings.edge, self._metrics.page, self._status)
-        self.http = HttpServer(settings.http, app, settings.edge.limits, settings.edge.tls)
 
     @property
     def address(self) -> str:
@@ -149,7 +157,7 @@ class RouterService:
         """Finishes the requests that it has within drain_timeout_s and refuses others; then stops both servers, and
         ends the sessions."""
         await self.grpc.set_serving(False)
-        await self._drain.finish(self._drain_timeout_s)
+        await self._drain.finish(self._settings.drain_timeout_s)
         await self.http.stop()
         await self.grpc.stop()
         await self._watch.close()

@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc.aio
 
-from services.router.edge.admin_call import answer_admin
 from services.router.edge.auth import ApiKeys
 from services.router.edge.settings import EdgeSettings
+from services.router.edge.unary_call import answer_admin
 from services.router.status import worker_status
 from services.router.workers.fleet import AnyLink, Fleet
 from shared.errors import DeadlineExceeded, InvalidRequest, NotFound, TandemError

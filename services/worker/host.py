@@ -7,6 +7,7 @@ import secrets
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -26,11 +27,11 @@ from shared.fingerprints import deterministic_fingerprint
 from shared.kernels.cpu.multilinear import fastest_sum
 from shared.kernels.dtype_timing import faster_dtype
 from shared.kernels.kv_dtype import KV_DTYPES
-from shared.kv.fleet_key import FleetKey, HandoffSeal
+from shared.kv.fleet_key import FleetKey, seal_of
 from shared.kv.hashing import ChainRoots
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout
-from shared.kv.multilinear import exact_sum
 from shared.kv.pool import BlockPool
+from shared.kv.seal import Purpose, Seal
 from shared.kv.transfer import KVTransfer
 from shared.kv.ucx import UcxTransfer
 from shared.model.arithmetic import arithmetic_digest
@@ -79,9 +80,9 @@ class EngineHost:
         """Nothing is loaded before `start()`."""
         self.settings = settings
         self.incarnation = secrets.randbits(64)
-        self.fleet_key = FleetKey.of(settings.fleet_key.get_secret_value())
+        self.fleet_key = FleetKey.of(settings.fleet_key.get_secret_value(), settings.block_encryption)
         """None where the transfer plane is open to all."""
-        self.transfer: KVTransfer = UcxTransfer(fleet_key=self.fleet_key)
+        self.transfer: KVTransfer = UcxTransfer(fleet_key=self.fleet_key, bind_gpu=_gpu_binding(settings))
         self.engine: Engine
         self.model: LoadedModel
 
@@ -99,8 +100,7 @@ class EngineHost:
 
         self.model = await asyncio.to_thread(load_model, self.settings, progress)
         if self.fleet_key is not None:
-            total = await asyncio.to_thread(fastest_sum)
-            self.fleet_key.use(exact_sum if total is None else total)
+            self.fleet_key.use(await asyncio.to_thread(fastest_sum))
         await self.transfer.start()
         pool = BlockPool(self.model.num_blocks, self.model.layout.block_size)
         config = scheduler_config(self.settings, self.model.num_host_blocks)
@@ -112,9 +112,9 @@ class EngineHost:
         self.engine = Engine(Scheduler(pool, config), runner, emit)
         self.engine.start()
 
-    def seal(self, ticket: int) -> HandoffSeal | None:
-        """Of a hand-off; None in a fleet without a key."""
-        return self.fleet_key.seal(ticket, self.model.layout.block_bytes) if self.fleet_key is not None else None
+    def seal(self, purpose: Purpose, ticket: int) -> Seal | None:
+        """Of a ticket; None in a fleet without a key."""
+        return seal_of(self.fleet_key, purpose, ticket, self.model.layout.block_bytes)
 
     async def close(self) -> None:
         """Stops the engine, then the transfer plane."""
@@ -240,12 +240,21 @@ def _choose_num_blocks(settings: WorkerSettings, decoder: Decoder, layout: Block
     return budget.choose(settings.num_kv_blocks, AUTO_POOL_SEQUENCES * -(-max_len // layout.block_size) + 1, layout)
 
 
+def _gpu_binding(settings: WorkerSettings) -> Callable[[], None] | None:
+    """What a thread that moves the GPU's blocks must call first; None where none does."""
+    if not settings.gpu_direct:
+        return None
+    return partial(torch.cuda.set_device, torch.device(settings.device).index or 0)
+
+
 def _start_runner(settings: WorkerSettings, model: LoadedModel) -> Runner:
     """The runner, ready for its first step. Blocking. Raises ConfigError, and as `self_test`."""
     config = RunnerConfig(
         settings.max_num_seqs,
         model.max_model_len,
         settings.max_num_batched_tokens,
+        piecewise_tokens=settings.piecewise_tokens,
+        device_transfer=settings.gpu_direct,
         num_host_blocks=model.num_host_blocks,
         debug_numerics=settings.debug_numerics,
     )

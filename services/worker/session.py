@@ -28,7 +28,7 @@ class Session(Generic[EventT]):
         self.end_reason = ""
         self.silent_s = 0.0
         """Since the router's last heartbeat, counted in ticks of our own timer: see `Liveness` of the router."""
-        self._outgoing: asyncio.Queue[EventT] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[EventT | None] = asyncio.Queue()  # None: wakes the writer of a closed session
 
     def key(self, request_id: str) -> str:
         """A sequence id that is unique on this worker: two routers may choose the same request id."""
@@ -48,6 +48,12 @@ class Session(Generic[EventT]):
         else:
             self._outgoing.put_nowait(event)
 
-    async def next_event(self) -> EventT:
-        """The next event to write."""
-        return await self._outgoing.get()
+    def close(self) -> None:
+        """Nothing more is sent; what waits to be is dropped. Twice is fine."""
+        self.closed = True
+        self._outgoing.put_nowait(None)
+
+    async def next_event(self) -> EventT | None:
+        """The next event to write; None once the session is closed."""
+        event = await self._outgoing.get()
+        return None if self.closed else event

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 10.0
 """For a stream's first command."""
+LAST_WRITE_TIMEOUT_S = 2.0
+"""For the message that is on its way out when a session ends."""
 
 CommandT = TypeVar("CommandT")
 EventT = TypeVar("EventT")
@@ -67,15 +69,15 @@ class SessionServer(Generic[CommandT, EventT]):
         welcome.heartbeats = hello.heartbeat_ms > 0
         session.send(self._worker.welcome_event(welcome))
         self._worker.on_open(session)
-        ends = [
-            asyncio.create_task(self._read(session, context)),
-            asyncio.create_task(self._write(session, context)),
-            asyncio.create_task(self._beat(session)),
-        ]
+        reader = asyncio.create_task(self._read(session, context))
+        writer = asyncio.create_task(self._write(session, context))
+        ends = [reader, writer, asyncio.create_task(self._beat(session))]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._close(session)
+            # It ends by itself: gRPC never ends a stream of which the first message was cut off on its way out.
+            await asyncio.wait({writer}, timeout=LAST_WRITE_TIMEOUT_S)
             for task in ends:
                 task.cancel()
             results = await asyncio.gather(*ends, return_exceptions=True)
@@ -103,7 +105,7 @@ class SessionServer(Generic[CommandT, EventT]):
 
     def _close(self, session: Session[EventT]) -> None:
         if not session.closed:
-            session.closed = True
+            session.close()
             self._worker.on_closed(session)
 
     def _check_hello(self, command: Any) -> types_pb2.Hello:
@@ -139,8 +141,7 @@ class SessionServer(Generic[CommandT, EventT]):
             self._worker.take(session, command)
 
     async def _write(self, session: Session[EventT], context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        while True:
-            event = await session.next_event()
+        while (event := await session.next_event()) is not None:
             if failpoints.armed and await failpoints.strike_async(failpoints.SESSION_SEND):
                 continue
             await context.write(event)

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from pydantic import AliasChoices, Field, SecretStr, field_validator
+from pydantic import AliasChoices, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from shared.config import ServiceSettings
 from shared.identity import WorkerRole
+from shared.kv.encryption import Encryption
 from shared.rpc.tls import Tls
 
 MIN_CHUNK = 16
@@ -37,8 +38,12 @@ class WorkerSettings(ServiceSettings):
     blocks, which travel over UCX: see fleet_key."""
     fleet_key: SecretStr = SecretStr("")
     """Secret of the fleet, 16 bytes or more, the same in all of its services; best given by the environment. With one,
-    blocks are sent to addresses alone that the fleet has signed, a hand-off's are taken with its tags alone, and only
+    blocks are sent to addresses alone that the fleet has signed and taken with its tags alone, and only
     the fleet's services may fetch blocks, flush caches or drain a worker. Empty = none of that."""
+    block_encryption: Encryption = "none"
+    """How blocks and the messages of hand-offs are encrypted on the transfer plane, with keys derived from fleet_key,
+    which it needs: aes-gcm is fast where the processor has AES instructions, chacha20-poly1305 needs none. The same in
+    all services of a fleet. none = who can read the network reads the KV."""
     metrics: str = "127.0.0.1:0"
     """host:port of the Prometheus page, /metrics; port 0 = any free one, empty = no such page."""
     model: Path
@@ -54,15 +59,23 @@ class WorkerSettings(ServiceSettings):
     gpu_memory: float = Field(default=0.9, gt=0, le=1)
     """Share of the GPU's memory that this worker takes, of the whole and not of what is free: weights, steps and pool.
     Workers that share a GPU need shares that add up to less than 1."""
+    gpu_direct: bool = False
+    """Whether UCX sends and receives blocks straight from and into the GPU's memory, not by way of host memory. Only on
+    cuda, with a UCX that has CUDA transports, and without a fleet_key, whose tags are made on the host. It has not run
+    yet."""
     kernels: str = "auto"
     """Backend of the model's ops: triton (CUDA), cpu (C++), torch, or auto: the first that this machine supports.
     triton-hopper: Triton with a prefill attention made for Hopper GPUs, which has not run yet. flashinfer: Triton with
     the attention of the package flashinfer-python, on CUDA in 16 bits and without CUDA graphs; it has not run yet."""
-    cpu_isa: Literal["auto", "avx2", "avx512", "avx512-bf16", "amx", "torch"] = Field(
+    piecewise_tokens: int = Field(default=0, ge=0, le=8192)
+    """Longest step of prompts, or of prompts and answers, that runs as CUDA graphs between its attention calls; 0 =
+    none. For 512 tokens, 20 graphs a layer are captured at the start. Only on cuda; it has not run yet."""
+    cpu_isa: Literal["auto", "avx2", "avx512", "avx512-bf16", "amx", "amx-emulated", "torch"] = Field(
         default="auto", validation_alias=AliasChoices("cpu_isa", "TANDEM_WORKER_CPU_ISA", "TANDEM_CPU_ISA")
     )
-    """Instruction set of the C++ kernels. auto: the fastest that the processor runs; torch: no C++ kernels. Also
-    read from TANDEM_CPU_ISA."""
+    """Instruction set of the C++ kernels. auto: the fastest that the processor runs; torch: no C++ kernels;
+    amx-emulated: the code for AMX with plain C++ in place of its instructions, slow, for tests. Also read from
+    TANDEM_CPU_ISA."""
     deterministic: bool = False
     """Whether an answer is the same to the bit however its request is batched, chunked, cached, preempted, handed over
     or retried: every result of a sequence depends on that sequence alone. All workers of a fleet need the same value,
@@ -118,6 +131,22 @@ class WorkerSettings(ServiceSettings):
     def _check_chunk(cls, value: int) -> int:
         if 0 < value < MIN_CHUNK:
             raise ValueError(f"must be 0 or at least {MIN_CHUNK}")
+        return value
+
+    @field_validator("piecewise_tokens")
+    @classmethod
+    def _check_on_gpu(cls, value: int, info: ValidationInfo) -> int:
+        if value and info.data.get("device") == "cpu":
+            raise ValueError("needs a GPU: device is cpu")
+        return value
+
+    @field_validator("gpu_direct")
+    @classmethod
+    def _check_direct(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("device") == "cpu":
+            raise ValueError("needs a GPU: device is cpu")
+        if value and info.data.get("fleet_key"):
+            raise ValueError("cannot be used with a fleet_key, whose tags are made on the host")
         return value
 
     @property

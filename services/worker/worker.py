@@ -29,6 +29,7 @@ from shared.engine.messages import (
 from shared.engine.sequence import EngineSequence, Goal
 from shared.errors import InvalidRequest, Overloaded, PromptTooLong, TandemError
 from shared.identity import WorkerRole
+from shared.kv.fleet_key import encryption_of
 from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.convert import layout_to_proto, role_to_proto, sampling_from_proto
 from shared.rpc.errors import to_proto
@@ -138,6 +139,7 @@ class Worker(ABC, Generic[CommandT, EventT]):
             kernels=model.decoder.kernels.name,
             dtype=str(model.decoder.dtype).removeprefix("torch."),
             pool_bytes=model.num_blocks * model.layout.block_bytes,
+            block_encryption=encryption_of(host.fleet_key),
         )
 
     def take(self, session: Session[EventT], command: CommandT) -> None:

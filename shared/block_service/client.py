@@ -26,6 +26,8 @@ class SentBlock:
     checksum: int
     tier: Tier
     """The tier from which the holder read it."""
+    tag: bytes = b""
+    """By the fetch's seal, in a fleet with a key."""
 
 
 class BlockClient:
@@ -78,9 +80,12 @@ class BlockClient:
             async for part in call:
                 if any(index >= len(hashes) for index in part.block_indexes):
                     raise StoreUnavailable(f"{self.address} sends blocks that were not requested")
+                tags = part.tags or [b""] * len(part.block_indexes)
                 yield [
-                    SentBlock(index, checksum, Tier(tier))
-                    for index, checksum, tier in zip(part.block_indexes, part.checksums, part.tiers, strict=True)
+                    SentBlock(index, checksum, Tier(tier), tag)
+                    for index, checksum, tier, tag in zip(
+                        part.block_indexes, part.checksums, part.tiers, tags, strict=True
+                    )
                 ]
         except grpc.aio.AioRpcError as error:
             raise self.translate(error) from error

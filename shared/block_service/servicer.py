@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections.abc import AsyncGenerator, Awaitable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Protocol
 
 import grpc.aio
 
 from shared.block_service.client import SentBlock
-from shared.errors import InvalidRequest, TandemError
+from shared.errors import InvalidRequest
 from shared.kv.transfer import TICKET_BITS
 from shared.kv_index.hash_lists import split_hashes
-from shared.rpc.errors import abort
+from shared.rpc.errors import answer
 from shared.rpc.fleet_identity import FleetGuard
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
 
-logger = logging.getLogger(__name__)
-
 SERVICE_NAME = "tandem.v1.BlockService"
 
-T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -87,16 +83,6 @@ class BlockServicer(kvstore_pb2_grpc.BlockServiceServicer):
                     block_indexes=[block.index for block in sent],
                     checksums=[block.checksum for block in sent],
                     tiers=[kvstore_pb2.Tier.ValueType(block.tier) for block in sent],
+                    tags=[block.tag for block in sent if block.tag],
                 )
                 await context.write(part)
-
-
-async def answer(work: Awaitable[T], context: Context) -> T:
-    """The result of `work`; ends the call with a typed error if it raised."""
-    try:
-        return await work
-    except TandemError as error:
-        await abort(context, error)
-    except Exception as error:
-        logger.exception("unexpected error in a call")
-        await abort(context, error)

@@ -5,7 +5,7 @@ Runs on the engine's thread. It knows no sequences: arrived blocks are cached pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from shared.kv.handoff.outgoing_block import OutgoingBlock
@@ -63,9 +63,11 @@ class BlockExchange:
         self._fetches[key] = fetch
         return tuple(fetch.open.items())
 
-    def adopt(self, key: str, checksums: Mapping[int, int]) -> tuple[int, ...]:
+    def adopt(self, key: str, checksums: Mapping[int, int], num_damaged: int = 0) -> tuple[int, ...]:
         """These blocks have arrived, by index, with the checksums that they should have: the sound ones are cached
-        from now on. Returns the indexes of those that were not in the pool yet."""
+        from now on. `num_damaged`: others that were found damaged. Returns the indexes of those that were not in the
+        pool yet."""
+        self.num_bad_blocks += num_damaged
         fetch = self._fetches[key]
         arrived = {index: fetch.open[index] for index in checksums if index in fetch.open}
         found = self._checksums(list(arrived.values()))
@@ -82,11 +84,14 @@ class BlockExchange:
             self._pool.release([block_id])
         return tuple(new)
 
-    def end(self, key: str, lost: bool = False) -> None:
-        """Gives back what did not arrive; with `lost` a sender may still write there: those blocks are never
-        reused. An unknown key is one for which nothing was taken."""
+    def end(self, key: str, lost: Set[int] = frozenset()) -> None:
+        """Gives back what did not arrive, but for the block ids `lost`, to which a silent sender may still write: those
+        a later `end` gives back. An unknown key is one for which nothing was taken."""
         fetch = self._fetches.pop(key, None)
-        if fetch is not None:
-            self._pool.release(fetch.local)
-            if not lost:
-                self._pool.release(list(fetch.open.values()))
+        if fetch is None:
+            return
+        self._pool.release(fetch.local)
+        self._pool.release([block_id for block_id in fetch.open.values() if block_id not in lost])
+        kept = {index: block_id for index, block_id in fetch.open.items() if block_id in lost}
+        if kept:
+            self._fetches[key] = _Fetch(fetch.hashes, [], kept)

@@ -203,8 +203,8 @@ class Engine:
                 # One block a running sequence stays free, as where a sequence starts.
                 spare = self._scheduler.num_running
                 self._emit(FetchPrepared(key, self._exchange.prepare(key, hashes, spare, 1 + room_to_compute)))
-            case AdoptBlocks(key, checksums):
-                self._emit(BlocksAdopted(key, self._exchange.adopt(key, checksums)))
+            case AdoptBlocks(key, checksums, num_damaged):
+                self._emit(BlocksAdopted(key, self._exchange.adopt(key, checksums, num_damaged)))
             case EndFetch(key, lost):
                 self._exchange.end(key, lost)
             case FlushCache(key):

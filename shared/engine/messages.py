@@ -91,19 +91,23 @@ class PrepareFetch:
 class AdoptBlocks:
     """Blocks of a fetch have arrived; `checksums` by index in its chain, as they were where the blocks were made.
 
-    Sound ones are cached prefix from now on; damaged ones are counted. Answer: `BlocksAdopted`.
+    Sound ones are cached prefix from now on; damaged ones are counted, and the `num_damaged` that were found before.
+    Answer: `BlocksAdopted`.
     """
 
     key: str
     checksums: dict[int, int]
+    num_damaged: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class EndFetch:
-    """Give back what did not arrive; with `lost` a sender may still write there: never reuse."""
+    """Give back what did not arrive. A silent sender may still write to the blocks `lost`: those stay taken until
+    another `EndFetch` of the same key does not name them any more."""
 
     key: str
-    lost: bool = False
+    lost: frozenset[int] = frozenset()
+    """Block ids."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shared.errors import TransferFailed
+from shared.kv.block_memory import BlockMemory, host_bytes
 from shared.kv.transfer import TRAILER_INDEX, Incoming, TransferCounters
 
 
@@ -41,7 +42,7 @@ class _Message:
     """A send that no receive has matched yet."""
 
     target: bytes
-    memory: memoryview
+    memory: BlockMemory
     taken: asyncio.Future[None]
 
 
@@ -49,7 +50,7 @@ class _Message:
 class _Receive:
     """A receive, ended or not; `ended` never has an exception, `error` says why it failed."""
 
-    memory: memoryview
+    memory: BlockMemory
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     error: str | None = None
 
@@ -68,7 +69,7 @@ class _Incoming:
     """Implements `Incoming`."""
 
     def __init__(
-        self, buffers: Sequence[tuple[int, memoryview]], trailer_bytes: int, match_trailer: Callable[[], None]
+        self, buffers: Sequence[tuple[int, BlockMemory]], trailer_bytes: int, match_trailer: Callable[[], None]
     ) -> None:
         """`match_trailer` looks for a message for a new trailer receive."""
         self._match_trailer = match_trailer
@@ -135,7 +136,7 @@ class LocalTransfer:
         self.address = self._plane.join(self)
         self._open = True
 
-    def expect(self, ticket: int, buffers: Sequence[tuple[int, memoryview]], trailer_bytes: int) -> Incoming:
+    def expect(self, ticket: int, buffers: Sequence[tuple[int, BlockMemory]], trailer_bytes: int) -> Incoming:
         """See `KVTransfer`."""
         self._check_open()
         assert ticket not in self._incoming, "a ticket names one hand-off"
@@ -146,7 +147,7 @@ class LocalTransfer:
             self._match(ticket, index)
         return incoming
 
-    async def send(self, address: bytes, ticket: int, index: int, memory: memoryview) -> None:
+    async def send(self, address: bytes, ticket: int, index: int, memory: BlockMemory) -> None:
         """See `KVTransfer`."""
         self._check_open()
         target = self._plane.at(address)
@@ -217,11 +218,11 @@ class LocalTransfer:
             messages.pop(0).taken.set_result(None)
         self._untaken.pop((ticket, index), None)
 
-    def _copy(self, source: memoryview, receive: _Receive, *, is_block: bool) -> None:
+    def _copy(self, source: BlockMemory, receive: _Receive, *, is_block: bool) -> None:
         if source.nbytes > receive.memory.nbytes:
             receive.end(f"a message of {source.nbytes} bytes for memory of {receive.memory.nbytes}")
             return
-        receive.memory.cast("B")[: source.nbytes] = source.cast("B")
+        host_bytes(receive.memory).cast("B")[: source.nbytes] = host_bytes(source).cast("B")
         if is_block:
             self.counters.blocks_received += 1
             self.counters.bytes_received += receive.memory.nbytes

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from shared.kv.block_memory import BlockMemory
+
 TICKET_BITS = 48
 INDEX_BITS = 16
 TRAILER_INDEX = (1 << INDEX_BITS) - 1
@@ -81,14 +83,14 @@ class KVTransfer(Protocol):
         """Opens the plane. Raises TransferFailed if it is not available on this machine."""
         ...
 
-    def expect(self, ticket: int, buffers: Sequence[tuple[int, memoryview]], trailer_bytes: int) -> Incoming:
+    def expect(self, ticket: int, buffers: Sequence[tuple[int, BlockMemory]], trailer_bytes: int) -> Incoming:
         """Posts a receive for each (block index, memory) and one for a trailer of exactly `trailer_bytes`.
 
         Until `cancel(ticket)` returns, a sender that knows the ticket may write to the memory.
         """
         ...
 
-    async def send(self, address: bytes, ticket: int, index: int, memory: memoryview) -> None:
+    async def send(self, address: bytes, ticket: int, index: int, memory: BlockMemory) -> None:
         """Sends one block (or, at TRAILER_INDEX, a trailer); returns when the memory may be reused.
 
         Waits as long as the receiver lives and has not taken the message. Raises TransferFailed when the peer is

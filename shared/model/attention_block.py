@@ -22,25 +22,25 @@ class AttentionBlock:
         self._layer = layer
         self._sizes = [config.num_heads * config.head_dim] + [config.num_kv_heads * config.head_dim] * 2
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch) -> Tensor:
-        """Write this step's K and V into `kv_blocks` and attend.
+    def place(self, x: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, slots: Tensor) -> Tensor:
+        """Write this step's K and V into `kv_blocks` and return the query, ready to attend.
 
         Args:
             x: [num_tokens, hidden_size], normalised.
             cos: [num_tokens, head_dim].
             sin: [num_tokens, head_dim].
             kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], changed in place.
-            batch: the step's sequences.
+            slots: [num_tokens] int64, see `AttentionBatch`.
 
         Returns:
-            [num_tokens, hidden_size].
+            [num_tokens, num_heads, head_dim].
         """
         config, layer = self._config, self._layer
         qkv = layer.qkv.forward(x)
         query, key, value = (
             part.view(x.shape[0], -1, config.head_dim) for part in torch.split(qkv, self._sizes, dim=-1)
         )  # each [num_tokens, num_heads or num_kv_heads, head_dim]
-        placed = self._kernels.rotate_and_write(
+        return self._kernels.rotate_and_write(
             query,
             key,
             value,
@@ -48,17 +48,25 @@ class AttentionBlock:
             sin,
             kv_blocks,
             self._index,
-            batch.slots,
+            slots,
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
             eps=config.rms_norm_eps,
         )
-        attended = self._kernels.paged_attention(
-            placed,
+
+    def attend(self, query: Tensor, kv_blocks: Tensor, batch: AttentionBatch) -> Tensor:
+        """[num_tokens, num_heads, head_dim] to [num_tokens, num_heads * head_dim], over the K and V that `place`
+        wrote."""
+        config = self._config
+        return self._kernels.paged_attention(
+            query,
             kv_blocks,
             self._index,
             batch,
             scale=config.head_dim**-0.5,
             window=config.window_of(self._index),
         )
-        return layer.o.forward(attended)
+
+    def project(self, attended: Tensor) -> Tensor:
+        """[num_tokens, num_heads * head_dim] to [num_tokens, hidden_size]."""
+        return self._layer.o.forward(attended)

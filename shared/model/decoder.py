@@ -12,12 +12,11 @@ from torch.nn import functional
 from shared.kernels.backend import Kernels, LayerSizes, LayerStack, StacksLayers
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.registry import AUTO, choose_kernels
-from shared.model.attention_block import AttentionBlock
 from shared.model.config import ModelConfig
 from shared.model.huge_pages import ask_for_huge_pages
-from shared.model.mlp import Mlp
 from shared.model.modules import DecoderModules
 from shared.model.parameters import DecoderParameters
+from shared.model.pieces import DecoderPieces
 from shared.model.rope import Rotary
 from shared.model.weights import OnProgress, load_weights
 
@@ -40,11 +39,7 @@ class Decoder:
         self.rotary = Rotary(config, self.device, self.dtype)
         self.kernels = kernels or choose_kernels(self.device, self.dtype)
         self._modules = modules = DecoderModules.build(parameters, self.kernels)
-        self._attention = [
-            AttentionBlock(config, index, layer, self.kernels) for index, layer in enumerate(modules.layers)
-        ]
-        self._mlp = [Mlp(layer, self.kernels) for layer in modules.layers]
-        self._drops_rows = True
+        self.pieces = DecoderPieces(config, modules, self.kernels)
         self._stack: LayerStack | None = None
         if isinstance(self.kernels, StacksLayers):
             self._stack = self.kernels.stack_layers(modules.layers, modules.norm, _sizes(config))
@@ -106,12 +101,20 @@ class Decoder:
         """
         assert token_ids.shape == positions.shape == (batch.num_tokens,)
         assert logit_rows.dim() == 1
-        embedded = functional.embedding(token_ids, self._modules.embedding)
-        cos, sin = self.rotary.cos_sin(positions, rope_lengths)
+        embedded, cos, sin = self.embed(token_ids, positions, rope_lengths)
         if self._stack is not None and batch.num_tokens:
             normed = self._stack.run(embedded, cos, sin, kv_blocks, batch, logit_rows)
         else:
-            normed = self._op_by_op(embedded, cos, sin, kv_blocks, batch, logit_rows)
+            normed = self.pieces.run(embedded, cos, sin, kv_blocks, batch, logit_rows)
+        return self.logits(normed)
+
+    def embed(self, token_ids: Tensor, positions: Tensor, rope_lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """What the layers begin with: the tokens [num_tokens, hidden_size], and their angles' cosines and sines
+        [num_tokens, head_dim]. Arguments as for `forward`."""
+        return functional.embedding(token_ids, self._modules.embedding), *self.rotary.cos_sin(positions, rope_lengths)
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """[num_logits, hidden_size], the layers' output, to [num_logits, vocab_size] fp32."""
         return self._modules.lm_head.forward(normed).float()
 
     @property
@@ -123,28 +126,9 @@ class Decoder:
         """The same model with one call of `kernels` for each op and all tokens, never one call for all layers."""
         other = copy.copy(self)
         other.kernels = kernels
+        other.pieces = self.pieces.over(kernels)
         other._stack = None
-        other._drops_rows = False
         return other
-
-    def _op_by_op(
-        self, residual: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch, logit_rows: Tensor
-    ) -> Tensor:
-        """As `LayerStack.run`. The last layer's feed-forward block is computed for the wanted rows alone."""
-        weights, eps, kernels = self._modules, self.config.rms_norm_eps, self.kernels
-        drops_rows = self._drops_rows and logit_rows.shape[0] < batch.num_tokens
-        normed = kernels.rms_norm(residual, weights.layers[0].input_norm, eps)
-        next_norms = [*(layer.input_norm for layer in weights.layers[1:]), weights.norm]
-        layers = zip(weights.layers, self._attention, self._mlp, next_norms, strict=True)
-        for layer, attention, mlp, next_norm in layers:
-            attended = attention.forward(normed, cos, sin, kv_blocks, batch)
-            if drops_rows and layer is weights.layers[-1]:
-                attended, residual = attended.index_select(0, logit_rows), residual.index_select(0, logit_rows)
-                if not logit_rows.shape[0]:
-                    return attended  # what comes now has an effect on nothing
-            normed, residual = kernels.add_rms_norm(attended, residual, layer.post_norm, eps)
-            normed, residual = kernels.add_rms_norm(mlp.forward(normed), residual, next_norm, eps)
-        return normed if drops_rows else normed[logit_rows]
 
 
 def _sizes(config: ModelConfig) -> LayerSizes:

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from typing import NoReturn
+from collections.abc import Awaitable
+from typing import NoReturn, TypeVar
 
 import grpc
 import grpc.aio
 
-from shared.errors import DeadlineExceeded, Internal, Overloaded, TandemError, WorkerLost, brief, error_classes
+from shared.errors import DeadlineExceeded, Internal, Overloaded, TandemError, WorkerLost, brief_bytes, error_classes
 from shared.rpc.pb.tandem.v1 import types_pb2
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 ERROR_TRAILER = "tandem-error-bin"
 """Trailing metadata key that carries a serialized tandem.v1.Error beside the gRPC status."""
+
+MAX_TEXT_BYTES = 400
+"""Of an error's message. A byte of it takes up to 3 + 4/3 bytes on the wire: percent-encoded in the status, and in
+base64 in the trailer."""
+MAX_DETAIL_BYTES = 100
+"""Of one detail's value."""
+MAX_DETAILS_BYTES = 800
+"""Of all details, keys included. The trailers stay below 4 KiB, half of what gRPC's clients accept by default."""
 
 
 def to_proto(error: BaseException) -> types_pb2.Error:
@@ -20,12 +34,14 @@ def to_proto(error: BaseException) -> types_pb2.Error:
     class of `shared.errors` that it specialises: the other side may not know it, and it must stay retryable there."""
     if not isinstance(error, TandemError):
         error = Internal(f"{type(error).__name__}: {error}")
-    details = {key: str(value) for key, value in error.details.items()}
-    return types_pb2.Error(kind=_shared_class(error).__name__, message=error.message, details=details)
+    details = {key: _expressible(str(value)) for key, value in error.details.items()}
+    kind = next(cls.__name__ for cls in type(error).__mro__ if cls.__module__ == TandemError.__module__)
+    return types_pb2.Error(kind=kind, message=_expressible(error.message), details=details)
 
 
-def _shared_class(error: TandemError) -> type[BaseException]:
-    return next(cls for cls in type(error).__mro__ if cls.__module__ == TandemError.__module__)
+def _expressible(text: str) -> str:
+    """Half a surrogate pair, as JSON can carry it, becomes a question mark: a message cannot hold it."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def from_proto(message: types_pb2.Error) -> TandemError:
@@ -38,12 +54,36 @@ def from_proto(message: types_pb2.Error) -> TandemError:
     return cls(message.message, retry_after_s=float(retry_after) if retry_after else None, **details)
 
 
+def in_trailers(error: BaseException) -> types_pb2.Error:
+    """As `to_proto`, but short enough for a call's trailers whatever the error quotes: what does not fit never reaches
+    the client, and the status with it. Details that are too many are left out, the longest first."""
+    message = to_proto(error)
+    message.message = brief_bytes(message.message, MAX_TEXT_BYTES)
+    num_bytes = 0
+    details = {key: brief_bytes(value, MAX_DETAIL_BYTES) for key, value in message.details.items()}
+    message.details.clear()
+    for key, value in sorted(details.items(), key=lambda item: len(item[0]) + len(item[1])):
+        num_bytes += len(key.encode()) + len(value.encode())
+        if num_bytes <= MAX_DETAILS_BYTES:
+            message.details[key] = value
+    return message
+
+
+async def answer(work: Awaitable[T], context: grpc.aio.ServicerContext) -> T:  # type: ignore[type-arg]
+    """The result of `work`; ends the call with a typed error if it raised. gRPC's own answer to an exception would be
+    its whole text in the status."""
+    try:
+        return await work
+    except TandemError as error:
+        await abort(context, error)
+    except Exception as error:
+        logger.exception("unexpected error in a call")
+        await abort(context, error)
+
+
 async def abort(context: grpc.aio.ServicerContext, error: BaseException) -> NoReturn:  # type: ignore[type-arg]
     """Ends a call with the error's status code, its message and the typed error as trailer."""
-    message = to_proto(error)
-    message.message = brief(message.message, max_len=400 if message.message.isascii() else 100)
-    for key, value in message.details.items():
-        message.details[key] = brief(value, max_len=100)
+    message = in_trailers(error)
     cls = error_classes()[message.kind]
     trailers: list[tuple[str, str | bytes]] = [(ERROR_TRAILER, message.SerializeToString())]
     retry_after_s = error.details.get("retry_after_s") if isinstance(error, TandemError) else None

@@ -35,7 +35,8 @@ def test_graphs_and_steps_ahead_give_the_tokens_of_the_eager_way(folder: Path, n
     plain = RunnerConfig(max_num_seqs=5, static_decode=False)
     expected, _ = run_all(folder, device="cuda", config=plain, ahead=False)
     graphs = RunnerConfig(max_num_seqs=5, max_seq_len=128)
-    for config, ahead in ((graphs, None), (graphs, False), (plain, True)):
+    pieces = RunnerConfig(max_num_seqs=5, max_seq_len=128, piecewise_tokens=20)
+    for config, ahead in ((graphs, None), (graphs, False), (plain, True), (pieces, None)):
         found, _ = run_all(folder, device="cuda", num_blocks=num_blocks, config=config, ahead=ahead)
         for ours, theirs in zip(found, expected, strict=True):
             assert [t.token_id for t in ours] == [t.token_id for t in theirs]

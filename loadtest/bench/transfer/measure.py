@@ -14,17 +14,27 @@ import numpy.typing as npt
 import typer
 import uvloop
 
-from loadtest.bench.transfer.sender import TIMEOUT_S, bench_key
+from loadtest.bench.transfer.sender import TIMEOUT_S, bench_keys
 from loadtest.command_line import Out
 from loadtest.figures import Result, table, write
+from shared.kv.block_memory import host_bytes
+from shared.kv.encryption import CLASSES, Encryption
 from shared.kv.handoff.arrival_check import ArrivalCheck
 from shared.kv.handoff.receive_handoff import HandoffReceiver
 from shared.kv.handoff.receiving import receive_trailer
 from shared.kv.handoff.trailer import trailer_bytes
+from shared.kv.seal import Purpose, Seal
 from shared.kv.transfer import new_ticket
 from shared.kv.ucx import UcxTransfer
 
-KINDS = ("bare", "checked at the end", "noted, checked on arrival", "tagged by the fleet's key")
+SEALS: dict[str, Encryption] = {
+    "tagged by the fleet's key": "none",
+    "encrypted, AES-GCM": "aes-gcm",
+    "encrypted, ChaCha20-Poly1305": "chacha20-poly1305",
+}
+KINDS = ("bare", "checked at the end", "noted, checked on arrival", *SEALS)
+
+Row = npt.NDArray[np.uint8]
 
 
 class Receiver:
@@ -34,7 +44,7 @@ class Receiver:
         self._sender = sender
         self._memory = np.zeros((num_blocks, block_bytes), np.uint8)
         self._check = ArrivalCheck(block_bytes)
-        self._key = bench_key()
+        self._keys = bench_keys()
         self._transfer = UcxTransfer()
 
     async def start(self) -> None:
@@ -59,7 +69,7 @@ class Receiver:
                     self._check.checksum(row.data)
         else:
             places = {index: row.data for index, row in enumerate(self._memory)}
-            key = self._key if kind == KINDS[3] else None
+            key = self._keys[SEALS[kind]] if kind in SEALS else None
             receiver = HandoffReceiver(self._transfer, self._check, places, len(places), key)
             ticket, _ = receiver.open()
             self._ask(ticket, kind)
@@ -72,7 +82,7 @@ class Receiver:
 
     def _ask(self, ticket: int, kind: str) -> None:
         asked = {"address": self._transfer.address.hex(), "ticket": ticket}
-        asked |= {"noted": kind in KINDS[2:], "sealed": kind == KINDS[3]}
+        asked |= {"noted": kind in KINDS[2:], "seal": SEALS.get(kind)}
         assert self._sender.stdin is not None
         self._sender.stdin.write(json.dumps(asked).encode() + b"\n")
 
@@ -108,12 +118,16 @@ def passes(block_bytes: int, repeats: int) -> list[Result]:
     """GB/s of what is done with each block, on one core; the fastest of many, which other load does not change."""
     num_blocks = max(1, (64 << 20) // block_bytes)
     blocks = np.random.default_rng(0).integers(0, 256, (num_blocks, block_bytes), np.uint8)
-    target, check, seal = np.empty(block_bytes, np.uint8), ArrivalCheck(block_bytes), bench_key().seal(1, block_bytes)
-    works: dict[str, Callable[[npt.NDArray[np.uint8]], object]] = {
+    target, check = np.empty(block_bytes, np.uint8), ArrivalCheck(block_bytes)
+    seals = {name: key.seal(Purpose.HANDOFF, 1, block_bytes) for name, key in bench_keys().items()}
+    works: dict[str, Callable[[Row], object]] = {
         "memcpy": lambda row: np.copyto(target, row),
         "checksum": lambda row: check.checksum(row.data),
-        "tag": lambda row: seal.block_tags([(0, row.data)]),
+        "tag": lambda row: seals["none"].close_blocks([(0, row.data)]),
     }
+    for cipher, seal in seals.items():
+        if cipher in CLASSES:
+            works |= _encryption(cipher, seal, blocks[0])
     fastest = dict.fromkeys(works, float("inf"))
     for _ in range(repeats):
         for name, work in works.items():
@@ -123,6 +137,21 @@ def passes(block_bytes: int, repeats: int) -> list[Result]:
                 fastest[name] = min(fastest[name], time.perf_counter() - begin)
     label = f"{block_bytes >> 10} KiB"
     return [Result(f"{label}: {name}", block_bytes / seconds / 1e9, "GB/s") for name, seconds in fastest.items()]
+
+
+def _encryption(name: str, seal: Seal, block: Row) -> dict[str, Callable[[Row], object]]:
+    """What the sender does with a block, and the receiver with one that it got."""
+    (sealed,) = seal.close_blocks([(0, block.data)])
+    crossed = np.frombuffer(bytes(host_bytes(sealed.wire)), np.uint8)
+
+    def encrypt(row: Row) -> None:
+        seal.give_back(seal.close_blocks([(0, row.data)])[0])
+
+    def decrypt(row: Row) -> None:
+        np.copyto(row, crossed)
+        assert seal.open_block(0, row.data, sealed.tag)
+
+    return {f"encrypt, {name}": encrypt, f"memcpy and decrypt, {name}": decrypt}
 
 
 async def measure(sizes: list[tuple[int, int]], repeats: int) -> list[Result]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from typing import get_args
 
 import numpy as np
 import uvloop
 
 from shared.kernels.cpu.multilinear import fastest_sum
-from shared.kv.fleet_key import FleetKey
+from shared.kv.encryption import Encryption
+from shared.kv.fleet_key import FleetKey, seal_of
 from shared.kv.handoff.arrival_check import ArrivalCheck
 from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.handoff.shipment import Shipment
-from shared.kv.multilinear import exact_sum
+from shared.kv.seal import Purpose
 from shared.kv.ucx import UcxTransfer
 
 SECRET = "a benchmark's key, no secret"
@@ -23,16 +25,17 @@ BATCH = 16
 """Blocks that leave together, as those of one engine step do."""
 
 
-def bench_key() -> FleetKey:
-    """As a worker has it."""
-    key = FleetKey(SECRET.encode())
-    key.use(fastest_sum() or exact_sum)
-    return key
+def bench_keys() -> dict[Encryption, FleetKey]:
+    """As workers have it, with each encryption."""
+    keys = {name: FleetKey(SECRET.encode(), encryption=name) for name in get_args(Encryption)}
+    for key in keys.values():
+        key.use(fastest_sum())
+    return keys
 
 
 async def serve(num_blocks: int, block_bytes: int) -> None:
     """Ships the same blocks again and again until stdin ends."""
-    key, transfer, check = bench_key(), UcxTransfer(), ArrivalCheck(block_bytes)
+    keys, transfer, check = bench_keys(), UcxTransfer(), ArrivalCheck(block_bytes)
     memory = np.random.default_rng(0).integers(0, 256, (num_blocks, block_bytes), np.uint8)
     sums = [check.checksum(row.data) for row in memory]
     await transfer.start()
@@ -45,15 +48,14 @@ async def serve(num_blocks: int, block_bytes: int) -> None:
         shipment = Shipment(
             transfer, bytes.fromhex(asked["address"]), asked["ticket"], num_blocks,
             lambda index: memory[index].data, lambda _: None, TIMEOUT_S,
-            key.seal(asked["ticket"], block_bytes) if asked["sealed"] else None,
+            seal_of(keys.get(asked["seal"]), Purpose.HANDOFF, asked["ticket"], block_bytes),
         )  # fmt: skip
         blocks = [OutgoingBlock("", index, index, known) for index, known in enumerate(sums)]
         for begin in range(0, num_blocks, BATCH):
             if asked["noted"]:
                 shipment.add_noted(blocks[begin : begin + BATCH])
             else:
-                for block in blocks[begin : begin + BATCH]:
-                    shipment.add(block)
+                shipment.add(*blocks[begin : begin + BATCH])
         await shipment.finish(0, num_blocks, finished=False)
         print(flush=True)
     await transfer.close()

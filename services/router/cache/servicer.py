@@ -10,10 +10,10 @@ from typing import Any
 import grpc.aio
 
 from services.router.cache.prefix import PrefixReader
-from services.router.edge.admin_call import answer_admin
 from services.router.edge.auth import ApiKeys
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenancy import chain_salt
+from services.router.edge.unary_call import answer_admin
 from services.router.metrics import TenantCounts
 from services.router.workers.fleet import Fleet
 from shared.block_service.client import BlockClient

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
+from typing import Any
 
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.states import HOLDERS, Holder, RequestEvent, RequestState
@@ -46,8 +47,10 @@ class Attempt:
         predictor: TtftPredictor,
         worker_timeout_s: float,
         choose_successor: ChooseSuccessor,
+        heard: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
-        """From now on it listens to both workers. `predictor` learns from the prefill times that they report."""
+        """From now on it listens to both workers. `predictor` learns from the prefill times that they report. `heard`
+        returns once it is known which workers died together."""
         self._active = active
         self._request = active.request
         self.decode = decode
@@ -65,12 +68,18 @@ class Attempt:
         self._num_senders = 1  # prefill workers so far
         self._sender_id = active.wire_id  # the request's name there
         self._reassignable = False  # the decode worker takes another one
+        self._reassigning = False  # it was asked to
+        self._heard = heard
+        self._listening: asyncio.Task[None] | None = None  # after a death; nothing is submitted meanwhile
+        self._needed: decode_pb2.Reserved | None = None  # what came meanwhile
         self._early: list[types_pb2.SequenceTokens] = []  # steps that overtook the first token
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._error: Exception | None = None
         self.suspects: frozenset[str] = frozenset()
         """Once it failed: the workers that may be the cause, by name."""
+        self.is_charged = False
+        """Once it failed: the cause is the loss of a prefill worker, which the request was charged with then."""
         self.died = ""
         """Once it failed: the worker whose process ended with the request on it; empty where none did."""
         self._heard_at = self._loop.time()
@@ -100,7 +109,9 @@ class Attempt:
             self._on_message(worker, message)
         except Exception as error:
             self._error = error
-            self.suspects = self._suspected(worker, error)
+            # What is wrong with the reservation after the loss is no fault of the decode worker, while it is there.
+            self.is_charged = self._reassigning and worker is self.decode and worker.connected
+            self.suspects = frozenset() if self.is_charged else self._suspected(worker, error)
             holder = Holder.DECODE if worker is self.decode else Holder.PREFILL
             if isinstance(error, WorkerDied) and self._asked and holder in HOLDERS[self._active.state]:
                 self.died = worker.name
@@ -117,6 +128,8 @@ class Attempt:
         """Tells those who still hold something of the request, by message, that it is over for them."""
         self._silence.cancel()
         self._over.cancel()
+        if self._listening is not None:
+            self._listening.cancel()
         request_id, prefill = self._active.wire_id, self._prefill
         holders = HOLDERS[self._active.state] if self._asked else frozenset()
         sending = prefill is not None and Holder.PREFILL in holders and prefill.connected
@@ -212,6 +225,10 @@ class Attempt:
         """What the decode worker needs, of the first prefill worker or of the next."""
         self._reassignable = reserved.reassignable
         if not reserved.joined:
+            if self._listening is not None:
+                self._needed = reserved
+                return
+            self._reassigning = False
             if self._num_senders == 1:
                 self._active.timeline.reserved = time.perf_counter()
             self._submit(prefill, self.decode, reserved)
@@ -220,6 +237,7 @@ class Attempt:
         if self._active.state is RequestState.RESERVED:
             if self._request.sampling.logprobs is not None:
                 raise WorkerLost("the prefill worker was lost with the first token's log-probabilities")
+            self._reassigning = False
             self._active.move(RequestEvent.FIRST_TOKEN)
             self._on_prefilled(
                 types_pb2.SequenceTokens(request_id=self._active.wire_id, token_ids=[reserved.first_token])
@@ -246,13 +264,26 @@ class Attempt:
         self._active.summary.prefill_worker = self._prefill.name
         if not is_waiting:
             self._reassign(lost.name)
+        if held and isinstance(error, WorkerDied):
+            self._listening = asyncio.create_task(self._listen())
         return True
+
+    async def _listen(self) -> None:
+        """The next sender may have died with the lost one: it is told nothing before it was heard from, else it would
+        seem that the request was present at both deaths."""
+        await self._heard()
+        self._active.deaths.all_known()
+        self._listening = None
+        needed, self._needed = self._needed, None
+        if needed is not None:
+            self.receive(self.decode, needed)
 
     def _reassign(self, lost: str) -> None:
         reassign = decode_pb2.Reassign(request_id=self._active.wire_id, lost=lost)
         if self._active.state is RequestState.SHIPPING:
             reassign.first_token = self._active.produced[-1]
         self._active.move(RequestEvent.SENDER_LOST)
+        self._reassigning = True
         self.decode.reassign(reassign)
 
     def _on_step(self, tokens: types_pb2.SequenceTokens) -> None:
@@ -262,6 +293,7 @@ class Attempt:
             active.emit(tokens)
         elif active.state in (RequestState.SHIPPING, RequestState.RESUMING):
             active.move(RequestEvent.JOINED)
+            self._reassigning = False
             if self._prefill is not None:
                 self._prefill.close(self._sender_id)
             if len(active.produced) == active.num_resumed + 1:
@@ -286,6 +318,7 @@ class Attempt:
         if self._loop.time() < due:
             self._silence = self._loop.call_at(due, self._check_silence)
         else:
+            self._reassigning = False  # no answer at all is a fault
             silent = self._computing if self._active.state is RequestState.PREFILLING else self.decode
             self.receive(
                 silent, WorkerLost(f"nothing heard of the request for {self._timeout_s:g} s", limit=self._timeout_s)

@@ -196,16 +196,19 @@ class Dispatcher:
                 # Its own state was newer than our view of it; the request keeps its place in the queue.
                 attempt.refuse()
             except TandemError as error:
-                active.charge(attempt.suspects)
+                if not attempt.is_charged:
+                    active.charge(attempt.suspects)
                 if attempt.died:
                     active.deaths.note(active.request.request_id, attempt.died, len(active.produced))
                 if not error.retryable or active.num_failures >= self._config.max_attempts:
                     raise
                 active.log.warning("request %s is placed anew: %s", active.request.request_id, error)
-                self._metrics.retried(error)
+                if not attempt.is_charged:
+                    self._metrics.retried(error)
             active.move(RequestEvent.RETRY)
             if attempt.died:
                 await self._fleet.heard()  # else it might go to a worker that died with the first, and seem the cause
+                active.deaths.all_known()
             returning = True
 
     async def _place(self, active: ActiveRequest, *, returning: bool) -> Attempt:
@@ -315,7 +318,13 @@ class Dispatcher:
         active.move(RequestEvent.PLACED)
         self._explain(active, choice)
         attempt = Attempt(
-            active, decode, prefill, self._predictor, self._config.worker_timeout_s, self._choose_successor
+            active,
+            decode,
+            prefill,
+            self._predictor,
+            self._config.worker_timeout_s,
+            self._choose_successor,
+            self._fleet.heard,
         )
         active.log.debug(
             "request %s: prefill on %s, decode on %s", active.wire_id, (prefill or decode).name, decode.name

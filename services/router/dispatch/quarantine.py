@@ -24,14 +24,23 @@ class Deaths:
 
     def __init__(self) -> None:
         self._latest: _Death | None = None
+        self._is_known = True  # whether any worker died with the latest one
+
+    def __bool__(self) -> bool:
+        """Whether there was any."""
+        return self._latest is not None
 
     def note(self, request_id: str, worker: str, num_produced: int) -> None:
-        """A worker's process ended while it held the request, whose answer had `num_produced` tokens.
+        """A worker's process ended while it held the request, whose answer had `num_produced` tokens. Those that end
+        before `all_known` died together: the request did not go on from one to the other.
 
         Raises Quarantined where it is the second at one place. A request that went on in between was not the cause of
         the first: a long answer may outlive any number of workers.
         """
+        if not self._is_known:
+            return
         before, self._latest = self._latest, _Death(worker, num_produced)
+        self._is_known = False
         if before is not None and num_produced - before.num_produced < SAME_PLACE_TOKENS:
             raise Quarantined(
                 f"request {request_id!r} was present when worker {before.worker} and then worker {worker} died: "
@@ -39,6 +48,10 @@ class Deaths:
                 request_id=request_id,
                 workers=f"{before.worker},{worker}",
             )
+
+    def all_known(self) -> None:
+        """Every other worker was heard from since the latest death; the request may go on to one of them."""
+        self._is_known = True
 
 
 class Quarantine:

@@ -15,6 +15,7 @@ from services.router.edge.limits import LimitSettings
 from services.router.edge.output_processor import OutputDelta, OutputFinish
 from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
+from services.router.edge.unary_call import answer_client
 from services.router.edge.write_watch import WriteWatch
 from services.router.request import Request, RequestSummary, Resume
 from shared.engine.sampling_params import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams
@@ -76,27 +77,22 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         await abort(context, error)
 
     async def GetStatus(  # noqa: N802
-        self,
-        request: inference_pb2.GetStatusRequest,  # noqa: ARG002  # an empty message
-        context: Context,
+        self, request: inference_pb2.GetStatusRequest, context: Context
     ) -> inference_pb2.ClusterStatus:
         """The cluster as this router sees it."""
-        try:
-            self._keys.check(_metadata(context).get("authorization"))
-        except TandemError as error:
-            await abort(context, error)
-        return self._status()
+        return await answer_client(self._keys.check, self._get_status, request, context)
 
     async def Explain(  # noqa: N802
         self, request: inference_pb2.ExplainRequest, context: Context
     ) -> inference_pb2.Explanation:
         """Why a request went where it went."""
-        try:
-            self._keys.check(_metadata(context).get("authorization"))
-            return self._explain(request.request_id)
-        except TandemError as error:
-            await abort(context, error)
-        raise AssertionError("abort raises")
+        return await answer_client(self._keys.check, self._explained, request, context)
+
+    async def _get_status(self, _request: inference_pb2.GetStatusRequest) -> inference_pb2.ClusterStatus:
+        return self._status()
+
+    async def _explained(self, request: inference_pb2.ExplainRequest) -> inference_pb2.Explanation:
+        return self._explain(request.request_id)
 
     async def _generate(self, request: inference_pb2.GenerateRequest, context: Context, arrived_at: float) -> None:
         """One coroutine, no generator: a cancelled call unwinds all of it at once."""

@@ -17,6 +17,7 @@ from services.router.workers.prefill_link import PrefillLink
 from shared.errors import ModelMismatch
 from shared.fingerprints import difference
 from shared.identity import WorkerRole
+from shared.kv.encryption import NO_ENCRYPTION
 from shared.kv.hashing import ChainRoots
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout
 from shared.rpc.convert import layout_from_proto
@@ -52,6 +53,7 @@ class Fleet:
         `token`: `FleetKey.token()`, for orders to workers."""
         self.layout: BlockLayout | None = None
         self.model_fingerprint = ""
+        self.block_encryption = ""
         self.model_name = ""
         self.prefill_pool = Pool(router_name)
         """The connected prefill workers, for placement."""
@@ -192,7 +194,8 @@ class Fleet:
         self.retiring.remove(link)
 
     def _check(self, welcome: types_pb2.Welcome) -> None:
-        """The first worker to connect sets the fleet's model and layout; while one is connected, others must match."""
+        """The first worker to connect sets the fleet's model, layout and block encryption; while one is connected,
+        others must match."""
         layout = layout_from_proto(welcome.layout)
         if welcome.layout.layout_version != LAYOUT_VERSION:
             raise ModelMismatch(
@@ -203,6 +206,7 @@ class Fleet:
         if self.layout is None or not any(link.connected for link in (*self.links, *self.retiring)):
             self.layout = layout
             self.model_fingerprint = welcome.model_fingerprint
+            self.block_encryption = welcome.block_encryption or NO_ENCRYPTION
             self.model_name = welcome.model_name
             self._roots = ChainRoots(
                 welcome.model_fingerprint, layout.format.name, LAYOUT_VERSION, welcome.rope_trained_len
@@ -213,6 +217,10 @@ class Fleet:
                 difference(welcome.model_fingerprint, self.model_fingerprint), field="model_fingerprint"
             )
         self.layout.ensure_compatible(layout)
+        if (theirs := welcome.block_encryption or NO_ENCRYPTION) != self.block_encryption:
+            raise ModelMismatch(
+                f"block_encryption is {theirs} here and {self.block_encryption} in the fleet", field="block_encryption"
+            )
 
 
 def _why_idle(link: AnyLink) -> str:

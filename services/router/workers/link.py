@@ -1,16 +1,16 @@
-"""The router's end of the session with one worker.
+"""The router's link to one worker: a session after another, and the requests that it has there.
 
-A broken stream is the first failure detector, heartbeats both ways are the second, gRPC's keepalive is the third.
+A broken stream is the first failure detector, heartbeats both ways (`worker_stream.py`) are the second, gRPC's pings
+the third.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import grpc
 import grpc.aio
@@ -18,8 +18,9 @@ import grpc.aio
 from services.router.placement.views import Pool
 from services.router.placement.work import Work
 from services.router.workers.discovery import DiscoveredWorker
-from services.router.workers.liveness import Liveness, LivenessLimits
+from services.router.workers.liveness import LivenessLimits
 from services.router.workers.standing import Standing
+from services.router.workers.worker_stream import WorkerStream
 from shared.errors import ModelMismatch, TandemError, WorkerDied, WorkerLost
 from shared.identity import WorkerRole
 from shared.rpc.convert import role_to_proto
@@ -35,10 +36,6 @@ MAX_BACKOFF_S = 2.0
 HELLO_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 2.0
 """For a retired worker to end the session after its last command; then the router breaks it off."""
-BEATS_OF_LIFE = 2
-"""Heartbeats that show that a worker lives: one may have been on its way when it died."""
-MAX_OUTGOING = 16_384
-"""Commands that may wait for a worker to read them; then its session is ended."""
 
 logger = logging.getLogger(__name__)
 
@@ -89,20 +86,17 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         """Why the worker is not connected, or was refused; empty while it is connected, or was not tried yet."""
         self._standing = Standing(worker.name, worker.label, pool)
         self._limits = limits or LivenessLimits()
-        self._liveness = Liveness(self._limits)
+        self._stream: WorkerStream[CommandT, EventT] | None = None  # while connected
         self._router_incarnation = router_incarnation
         self._on_lost = on_lost
         self._num_sessions = 0
         self._waits_for: set[str] = set()  # workers that it was told to wait for, by a Cancel
-        self._overflowed = asyncio.Event()
-        self._beat = asyncio.Event()  # of one heartbeat: the next has another
         self._router_name = router_name
         self._check = check
         self._on_change = on_change
         self._credentials = credentials
         self._metadata = fleet_metadata(token)
         self._receivers: dict[str, Receiver] = {}
-        self._outgoing: asyncio.Queue[CommandT | None] = asyncio.Queue()  # None: no more commands will come
         self._drained = asyncio.Event()
 
     @property
@@ -167,12 +161,9 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
 
     def send(self, command: CommandT) -> None:
         """Queues a command; raises WorkerLost while the worker is not connected."""
-        if not self.connected:
+        if self._stream is None:
             raise WorkerLost(f"worker {self.name} is not connected")
-        if self._outgoing.qsize() >= MAX_OUTGOING:
-            self._overflowed.set()
-        else:
-            self._outgoing.put_nowait(command)
+        self._stream.send(command)
 
     def drain(self, *, undo: bool = False) -> None:
         """Asks the worker to take no new requests from any router, or to take them again; its next report shows that.
@@ -181,10 +172,8 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
 
     async def heard(self) -> None:
         """Returns once the worker was heard from anew, or is lost; at once where it sends no heartbeats."""
-        for _ in range(BEATS_OF_LIFE):
-            if self.welcome is None or not self.welcome.heartbeats:
-                return
-            await self._beat.wait()
+        if self._stream is not None:
+            await self._stream.heard()
 
     def retire(self) -> None:
         """No new work from now on; the requests that run here go on. Twice is fine."""
@@ -213,8 +202,8 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         sessions = asyncio.create_task(self._run_sessions(), name=f"session-{self.name}")
         try:
             await self._drained.wait()
-            if self.connected:
-                self._outgoing.put_nowait(None)
+            if self._stream is not None:
+                self._stream.close_sending()
                 await asyncio.wait({sessions}, timeout=CLOSE_TIMEOUT_S)
         finally:
             await end_task(sessions)
@@ -226,11 +215,17 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
                 reason, broke = await self._outcome(self._session(link))
                 if self.connected and not self.suspicion:
                     backoff_s = FIRST_BACKOFF_S
-                self._lost(reason, died=broke and not self.load.draining and not self.suspicion)
+                self._lost(reason, died=broke and self._may_have_died)
                 if self._drained.is_set():
                     return
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(MAX_BACKOFF_S, backoff_s * 2)
+
+    @property
+    def _may_have_died(self) -> bool:
+        """Whether a connection that broke just now shows that the worker's process ended."""
+        slept = self._stream is not None and self._stream.has_slept
+        return not (self.load.draining or self.suspicion or slept)
 
     async def _outcome(self, session: Coroutine[Any, Any, None]) -> tuple[str, bool]:
         """Why a session ended, and whether its connection broke, as at the end of the worker's process. Whatever it
@@ -270,8 +265,7 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
             if welcome.role != role_to_proto(self.role):
                 raise ModelMismatch(f"{self.address} is not a {self.role} worker")
             self._check(welcome)
-            self._connected(welcome)
-            await self._converse(call, heartbeats=welcome.heartbeats)
+            await self._connected(welcome).run(call)
         finally:
             call.cancel()
 
@@ -286,55 +280,14 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
             give_up_ms=round(self._limits.give_up_after_s * 1e3),
         )
 
-    async def _converse(self, call: grpc.aio.StreamStreamCall[CommandT, EventT], *, heartbeats: bool) -> None:
-        """Reads and writes until the stream ends, or the worker is given up: raises WorkerLost."""
-        ends: list[asyncio.Task[None]] = [
-            asyncio.create_task(self._read(call)),
-            asyncio.create_task(self._watch_queue()),
-        ]
-        if heartbeats:
-            ends.append(asyncio.create_task(self._watch()))
-        writer = asyncio.create_task(self._write(call))
-        try:
-            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (*ends, writer):
-                task.cancel()
-            await asyncio.gather(*ends, writer, return_exceptions=True)
-        for task in done:
-            task.result()
-
-    async def _read(self, call: grpc.aio.StreamStreamCall[CommandT, EventT]) -> None:
-        while (event := await call.read()) is not grpc.aio.EOF:
-            self._on_event(cast("EventT", event))
-
-    async def _watch(self) -> None:
-        """Sends heartbeats, and misses the worker's; one timer a session. Raises WorkerLost to give the worker up."""
-        for tick in itertools.count():
-            if self._liveness.loss:
-                raise WorkerLost(f"worker {self.name} is given up: {self._liveness.loss}")
-            if tick % self._limits.ticks_a_beat == 0:
-                self.send(self._heartbeat())
-            await asyncio.sleep(self._limits.interval_s)
-            self._liveness.tick()
-            self._judge()
-
-    async def _watch_queue(self) -> None:
-        await self._overflowed.wait()
-        raise WorkerLost(f"worker {self.name} is given up: it does not read its commands")
-
     def _on_heartbeat(self, beat: types_pb2.Heartbeat) -> None:
-        self._wake_hearers()
-        self._liveness.heard(beat)
-        self._judge()
-
-    def _wake_hearers(self) -> None:
-        self._beat.set()
-        self._beat = asyncio.Event()
+        if self._stream is not None:
+            self._stream.take_beat(beat)
 
     def _judge(self) -> None:
         """Keeps new work away from a worker that is suspected, until it is well again."""
-        before, now = self.suspicion, self._liveness.suspicion
+        assert self._stream is not None, "a stream judges while it runs"
+        before, now = self.suspicion, self._stream.suspicion
         self._standing.suspect(now)
         if bool(before) == bool(now):
             return
@@ -382,23 +335,18 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         """Takes every event after Welcome: those about a request go to `_deliver`, Load goes to `_on_load`, Heartbeat
         to `_on_heartbeat`."""
 
-    async def _write(self, call: grpc.aio.StreamStreamCall[CommandT, EventT]) -> None:
-        while True:
-            command = await self._outgoing.get()
-            if command is None:  # the worker ends the stream after it has read the last command
-                await call.done_writing()
-                return
-            await call.write(command)
-
-    def _connected(self, welcome: types_pb2.Welcome) -> None:
+    def _connected(self, welcome: types_pb2.Welcome) -> WorkerStream[CommandT, EventT]:
+        """The worker may get work from now on."""
         logger.info("worker %s connected, incarnation %016x", self.name, welcome.worker.incarnation)
         self.welcome = welcome
         self.mismatch = ""
         self._waits_for.clear()
-        self._overflowed.clear()
-        self._liveness = Liveness(self._limits)
-        self._standing.begin(welcome, self._liveness.suspicion if welcome.heartbeats else "")
+        self._stream = stream = WorkerStream(
+            self.name, self._limits, self._heartbeat, self._on_event, self._judge, heartbeats=welcome.heartbeats
+        )
+        self._standing.begin(welcome, stream.suspicion)
         self._on_change()
+        return stream
 
     def _lost(self, reason: str, *, died: bool = False) -> None:
         """The stream broke: every attempt on it gets a WorkerLost, a WorkerDied where the process ended."""
@@ -409,8 +357,9 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         was, self.welcome = self.welcome, None
         self.mismatch = reason
         self._standing.end()
-        self._outgoing = asyncio.Queue()
-        self._wake_hearers()
+        if self._stream is not None:
+            self._stream.end()
+            self._stream = None
         receivers, self._receivers = self._receivers, {}
         for receive in receivers.values():
             receive((WorkerDied if died else WorkerLost)(f"worker {self.name} was lost: {reason}"))

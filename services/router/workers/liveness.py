@@ -1,11 +1,13 @@
 """What a worker's heartbeats say: alive, suspected, or lost; and whether its network or its engine has stopped.
 
 Silence is counted in ticks of the router's own timer, not in seconds: a router that was itself stopped for a while has
-missed one tick, and blames nobody.
+missed one tick. After that it listens before it judges: what came meanwhile lies unread, and gRPC may have ended
+connections whose pings nobody answered for it.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from shared.errors import ConfigError
@@ -55,6 +57,7 @@ class Liveness:
         self._limits = limits
         self._silent_s = 0.0
         self._stuck_s = 0.0
+        self._awake_s = math.inf  # since this router was itself stopped
         self._has_begun = False
 
     def heard(self, beat: types_pb2.Heartbeat) -> None:
@@ -64,9 +67,22 @@ class Liveness:
         allowed_s = STEPS_OF_GRACE * beat.longest_step_s if beat.num_steps else FIRST_STEP_S
         self._stuck_s = max(0.0, beat.since_turn_s - allowed_s) if beat.has_work else 0.0
 
-    def tick(self) -> None:
-        """An interval has gone by."""
-        self._silent_s += self._limits.interval_s
+    def tick(self, passed_s: float) -> None:
+        """An interval has gone by, or `passed_s` seconds where the timer was late."""
+        limits = self._limits
+        self._silent_s += limits.interval_s
+        self._awake_s += limits.interval_s
+        if self._is_pause(passed_s):
+            self._awake_s = 0.0
+            self._silent_s = min(self._silent_s, limits.give_up_after_s - limits.suspect_after_s)
+
+    def has_slept(self, since_tick_s: float) -> bool:
+        """Whether this router was itself stopped within `suspect_after_s`; the last tick was `since_tick_s` ago."""
+        return self._awake_s < self._limits.suspect_after_s or self._is_pause(since_tick_s)
+
+    def _is_pause(self, passed_s: float) -> bool:
+        """Whether a timer of one interval was so late that this router must have been stopped."""
+        return passed_s > self._limits.interval_s + self._limits.suspect_after_s
 
     @property
     def suspicion(self) -> str:

@@ -43,9 +43,10 @@ class BlockExchangeClient:
         assert isinstance(answer, FetchPrepared)
         return answer
 
-    def adopt(self, key: str, checksums: dict[int, int]) -> asyncio.Future[ExchangeEvent]:
-        """Blocks of a prepared fetch have arrived; the answer is a `BlocksAdopted`, which need not be awaited."""
-        return self._ask(key, AdoptBlocks(key, checksums))
+    def adopt(self, key: str, checksums: dict[int, int], num_damaged: int) -> asyncio.Future[ExchangeEvent]:
+        """Blocks of a prepared fetch have arrived, and others that count as damaged; the answer is a `BlocksAdopted`,
+        which need not be awaited."""
+        return self._ask(key, AdoptBlocks(key, checksums, num_damaged))
 
     async def flush(self) -> int:
         """Forgets all cached blocks; returns how many there were."""

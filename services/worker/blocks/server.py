@@ -12,8 +12,10 @@ from services.worker.host import EngineHost
 from shared.block_service.client import SentBlock
 from shared.engine.messages import ReleaseHeld
 from shared.errors import InvalidRequest, ModelMismatch
+from shared.kv.block_memory import BlockMemory
 from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.handoff.shipment import Shipment
+from shared.kv.seal import Purpose
 from shared.kv_index.holders import Tier
 
 MAX_HELD = 64
@@ -59,8 +61,9 @@ class BlockServer:
                 limit=ours,
             )
         shipment = Shipment(
-            self._host.transfer, address, ticket, len(hashes), self.memory, self._release, SEND_TIMEOUT_S
-        )
+            self._host.transfer, address, ticket, len(hashes), self.memory, self._release, SEND_TIMEOUT_S,
+            self._host.seal(Purpose.FETCH, ticket),
+        )  # fmt: skip
         with self._active():
             async with shipment:
                 left = list(range(len(hashes)))
@@ -68,12 +71,14 @@ class BlockServer:
                     count = await self._take(len(left))
                     batch, left = left[-count:][::-1], left[:-count]
                     blocks = await self._hold(batch, hashes)
-                    for block in blocks:
-                        shipment.add(block)
                     self.num_given += len(blocks)
-                    for begin in range(0, len(blocks), PART):
-                        part = blocks[begin : begin + PART]
-                        yield [SentBlock(block.index, block.checksum, Tier.DEVICE) for block in part]
+                    parts = [blocks[begin : begin + PART] for begin in range(0, len(blocks), PART)]
+                    leaving = [(part, shipment.add(*part)) for part in parts]
+                    for part, tags in leaving:
+                        yield [
+                            SentBlock(block.index, block.checksum, Tier.DEVICE, tag)
+                            for block, tag in zip(part, await tags, strict=True)
+                        ]
                 await shipment.finish(0, 0, finished=False)
 
     async def flush(self, tenant: str | None) -> tuple[int, int]:
@@ -83,7 +88,7 @@ class BlockServer:
         num_blocks = await self._exchange.flush()
         return num_blocks, num_blocks * self._host.model.layout.block_bytes
 
-    def memory(self, block_id: int) -> memoryview:
+    def memory(self, block_id: int) -> BlockMemory:
         """A held block's bytes."""
         return self._host.engine.blocks.outgoing(block_id)
 

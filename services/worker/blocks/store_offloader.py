@@ -12,6 +12,7 @@ from shared.block_service.store_nodes import StoreNodes
 from shared.engine.messages import ReleaseHeld
 from shared.errors import ConfigError, InvalidRequest, ModelMismatch, TandemError
 from shared.kv.handoff.shipment import Shipment
+from shared.kv.seal import Purpose
 
 BATCH = 64
 """Blocks offered, and so held for the sender, at once."""
@@ -97,10 +98,10 @@ class StoreOffloader:
             self._host.engine.blocks.outgoing,
             lambda block: self._host.engine.submit(ReleaseHeld((block.block_id,))),
             SEND_TIMEOUT_S,
+            self._host.seal(Purpose.OFFER, wanted.ticket),
         )
         held = await self._exchange.hold(tuple(hashes[index] for index in wanted.indexes))
-        for block in held.blocks:
-            shipment.add(block)
+        shipment.add(*held.blocks)
         await shipment.finish(0, 0, finished=False)
         self.num_sent += shipment.num_blocks
 

@@ -1,15 +1,18 @@
-"""Blocks of the pool as the transfer plane sees them: host memory, the pool's own or a stage before it."""
+"""Blocks of the pool as the transfer plane sees them: the pool's own memory, or a stage before it in host memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from shared.engine.runner.block_sums import BlockSums
 from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.staging_ring import StagingRing
+from shared.kv.block_memory import BlockMemory, DeviceBytes, host_bytes
 
 STAGING_BYTES = 256 << 20
 """Pinned host memory that blocks of a GPU's pool pass through."""
@@ -18,21 +21,21 @@ STAGING_BYTES = 256 << 20
 class BlockAccess(Protocol):
     """Called from the event loop while the engine thread computes, only for blocks that no step writes to."""
 
-    def outgoing(self, block_id: int) -> memoryview:
+    def outgoing(self, block_id: int) -> BlockMemory:
         """A block's bytes, to be sent; they hold while the caller has its reference to the block.
 
         Raises TransferFailed where there is no memory to stage it in.
         """
         ...
 
-    def incoming(self, block_id: int) -> memoryview:
+    def incoming(self, block_id: int) -> BlockMemory:
         """Memory for a block that will arrive. Keep it until no sender can write to it any more.
 
         Raises TransferFailed where there is none.
         """
         ...
 
-    def store(self, arrived: Sequence[tuple[int, memoryview]]) -> None:
+    def store(self, arrived: Sequence[tuple[int, BlockMemory]]) -> None:
         """Moves arrived blocks into the pool before it returns: (block id, the memory `incoming` gave for it)."""
         ...
 
@@ -51,8 +54,48 @@ class DirectBlocks:
         """See `BlockAccess`."""
         return _bytes_of(self._kv_blocks[block_id])
 
-    def store(self, arrived: Sequence[tuple[int, memoryview]]) -> None:
+    def store(self, arrived: Sequence[tuple[int, BlockMemory]]) -> None:
         """Nothing to do: `incoming` gave the pool's own memory."""
+
+
+class DeviceBlocks:
+    """A pool on a GPU: sent from and received into as it is, by whoever takes device pointers.
+
+    Nothing else orders the transfer with the GPU's streams, so the host does: a block is named here when the result of
+    the step that wrote it was read, or when no step in flight writes to it; for queued copies of blocks both ways wait.
+    What arrived has ended before its sequence joins, so every kernel that reads it is launched later.
+    """
+
+    def __init__(self, kv_blocks: Tensor, link: DeviceLink, sums: BlockSums) -> None:
+        """`sums`: of these blocks. Also works on a pool in host memory, for tests."""
+        self._kv_blocks = kv_blocks  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+        self._link = link
+        self._sums = sums
+        self._aside = link.side_stream()
+
+    def outgoing(self, block_id: int) -> DeviceBytes:
+        """See `BlockAccess`."""
+        return self._bytes_of(block_id)
+
+    def incoming(self, block_id: int) -> DeviceBytes:
+        """See `BlockAccess`."""
+        return self._bytes_of(block_id)
+
+    def store(self, arrived: Sequence[tuple[int, BlockMemory]]) -> None:
+        """Nothing to do: `incoming` gave the pool's own memory."""
+
+    def _bytes_of(self, block_id: int) -> DeviceBytes:
+        """Waits until no queued copy reads or writes the block any more."""
+        with self._aside.entered():
+            pass
+        self._aside.synchronize()
+        block = self._kv_blocks[block_id]
+        num_bytes = block.numel() * block.element_size()
+        return DeviceBytes(block.data_ptr(), num_bytes, partial(self._checksum, block_id), self._kv_blocks)
+
+    def _checksum(self, block_id: int) -> int:
+        self._link.bind_thread()  # arrivals are checked on threads of their own
+        return self._sums.of([block_id])[0]
 
 
 class StagedBlocks:
@@ -85,16 +128,16 @@ class StagedBlocks:
         """See `BlockAccess`; any slot serves."""
         return self._ring.take()
 
-    def store(self, arrived: Sequence[tuple[int, memoryview]]) -> None:
+    def store(self, arrived: Sequence[tuple[int, BlockMemory]]) -> None:
         """See `BlockAccess`; all copies are queued before any is waited for."""
         with self._aside.entered():
             for block_id, memory in arrived:
                 block = self._kv_blocks[block_id]
-                self._link.copy(_staged(memory, block), block)
+                self._link.copy(_staged(host_bytes(memory), block), block)
         self._aside.synchronize()
 
 
-def _staged(memory: memoryview, block: Tensor) -> Tensor:
+def _staged(memory: BlockMemory, block: Tensor) -> Tensor:
     """The memory as a tensor of the block's shape and dtype."""
     return torch.frombuffer(memory, dtype=block.dtype).view(block.shape)
 

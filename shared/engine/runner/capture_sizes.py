@@ -1,4 +1,4 @@
-"""The batch sizes that decode steps are padded to: few enough to prepare each, close enough to waste little."""
+"""The sizes that steps are padded to: few enough to prepare each, close enough to waste little."""
 
 from __future__ import annotations
 
@@ -16,7 +16,21 @@ def capture_sizes(most: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size < most), most)
 
 
+def token_sizes(most: int) -> tuple[int, ...]:
+    """Rising token counts up to `most`, itself the last: steps of 8 to 64, then four to each doubling.
+
+    From 32 on a step is padded by a quarter at most. Padding of prompts costs time, unlike that of few rows; more sizes
+    would cost more memory and a longer start.
+    """
+    assert most >= 1
+    sizes, size = [], 8
+    while size < most:
+        sizes.append(size)
+        size += max(8, (1 << size.bit_length()) // 8)
+    return (*sizes, most)
+
+
 def padded_size(sizes: tuple[int, ...], size: int) -> int:
-    """The smallest capture size that holds `size` rows, at most the last."""
+    """The smallest of the rising sizes that holds `size` rows, at most the last."""
     assert 1 <= size <= sizes[-1]
     return sizes[bisect_left(sizes, size)]

@@ -1,16 +1,26 @@
-"""Decode steps captured as CUDA graphs, one for each batch size: a step costs one launch instead of hundreds."""
+"""Steps, or pieces of them, captured as CUDA graphs: each costs one launch instead of one for every kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+
+T = TypeVar("T")
+
+
+class Replayable(Protocol):
+    """A captured call."""
+
+    def replay(self) -> None:
+        """Queue it again: it reads and writes the memory of its capture."""
+        ...
 
 
 class CudaGraphs:
-    """Captured calls by key. They share one pool of memory, so a graph's output holds until the next replay.
+    """Captures calls. All share one pool of memory: what a call gave holds until the next replay of any, and calls
+    that take over each other's tensors are replayed in the order of their captures.
 
     A captured call reads and writes the tensors of its capture; the caller fills them before a replay. All are captured
     on one stream: cuBLAS keeps a workspace for each stream that it was used on, some 32 MiB.
@@ -18,12 +28,15 @@ class CudaGraphs:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._captured: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._memory: Any = None  # torch's opaque handle of the pool that the first graph made
         self._aside: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call, unused-ignore]
 
-    def capture(self, key: int, run: Callable[[], Tensor]) -> None:
-        """Run it twice, so that whatever compiles or allocates at first use has done so, then record it."""
+    def capture(self, run: Callable[[], T]) -> tuple[Replayable, T]:
+        """Run it twice, so that whatever compiles or allocates at first use has done so, then record it.
+
+        Returns the graph, and what `run` gave: tensors whose memory is free for later captures once nobody holds them.
+        Raises RuntimeError for a call that cannot be captured, or without memory.
+        """
         with torch.cuda.device(self._device):
             self._aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._aside):
@@ -35,10 +48,4 @@ class CudaGraphs:
             with torch.cuda.graph(graph, pool=self._memory, stream=self._aside, capture_error_mode="thread_local"):
                 output = run()
             self._memory = graph.pool()
-            self._captured[key] = graph, output
-
-    def replay(self, key: int) -> Tensor:
-        """Queue the captured call; returns its output tensor, to be read in stream order before the next replay."""
-        graph, output = self._captured[key]
-        graph.replay()
-        return output
+            return graph, output

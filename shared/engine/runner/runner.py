@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from shared.engine.plan import PlannedSequence, StepPlan, StepResult
-from shared.engine.runner.block_access import BlockAccess, DirectBlocks, StagedBlocks
+from shared.engine.runner.block_access import BlockAccess, DeviceBlocks, DirectBlocks, StagedBlocks
 from shared.engine.runner.block_sums import BlockSums
+from shared.engine.runner.cuda_graphs import CudaGraphs
 from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.eager_inputs import EagerInputs
 from shared.engine.runner.host_arena import HostArena
 from shared.engine.runner.numerics import NumericsProbe
 from shared.engine.runner.pending_step import PendingStep
+from shared.engine.runner.piecewise import PiecewiseSteps
 from shared.engine.runner.pool_memory import allocate_pool
 from shared.engine.runner.sampler import TopLogprobs, is_plain, resample, sample
 from shared.engine.runner.static_decode import StaticDecode
@@ -39,8 +41,13 @@ class RunnerConfig:
     """Run prompt and mixed steps at the start, so that their kernels are compiled then; None = on CUDA."""
     static_decode: bool | None = None
     """Decode over static buffers, padded to the capture sizes; None = where Triton's kernels run on CUDA, as graphs."""
+    piecewise_tokens: int = 0
+    """Longest step of prompts, or mixed, whose pieces between attention calls are captured as graphs; 0 = none. Off
+    CUDA they run eagerly, padded all the same."""
     staged_transfer: bool | None = None
     """Blocks are sent and received through buffers in host memory; None = where the pool is on a GPU."""
+    device_transfer: bool = False
+    """Blocks are sent and received by device pointers, without buffers."""
     num_host_blocks: int = 0
     """Blocks of host memory for preempted sequences; equal to the scheduler's `num_host_blocks`."""
     debug_numerics: bool = False
@@ -73,22 +80,32 @@ class Runner:
             # The other backends read lengths on the host: a graph of theirs would keep the lengths of its capture.
             is_static = self._link.is_async and decoder.kernels.name.startswith("triton")
         is_static = is_static and not config.debug_numerics
-        # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]; static decode pads into one block more.
-        self.kv_blocks: Tensor = allocate_pool(layout, num_blocks + is_static, decoder.device)
+        most_tokens = 0 if config.debug_numerics else min(config.piecewise_tokens, config.max_num_batched_tokens)
+        is_padded = is_static or most_tokens > 0
+        self._num_blocks = num_blocks
+        # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]; padding has one block more.
+        self.kv_blocks: Tensor = allocate_pool(layout, num_blocks + is_padded, decoder.device)
         self._arena = (
             HostArena(layout, config.num_host_blocks, self.kv_blocks, link) if config.num_host_blocks else None
         )
         is_staged = self._link.is_async if config.staged_transfer is None else config.staged_transfer
         self.blocks: BlockAccess = StagedBlocks(self.kv_blocks, link) if is_staged else DirectBlocks(self.kv_blocks)
         """The pool as the transfer plane sees it."""
+        if config.device_transfer:
+            sums = BlockSums(layout, self.kv_blocks, decoder.kernels, link)  # the engine thread has another
+            self.blocks = DeviceBlocks(self.kv_blocks, link, sums)
         self._inputs = EagerInputs(layout.block_size, link, needs_lengths=decoder.rotary.needs_lengths)
         self._sampled: Tensor | None = (
             None  # [num_rows] int64, tokens of the last step; the static buffer if there is one
         )
+        graphs = CudaGraphs(decoder.device) if is_padded and self._link.is_async else None
+        self._pieces = PiecewiseSteps(decoder, self.kv_blocks, most_tokens, graphs) if most_tokens else None
         self._static: StaticDecode | None = None
         if is_static:
             max_seq_len = config.max_seq_len or num_blocks * layout.block_size
-            self._static = StaticDecode(self._decoder, self.kv_blocks, config.max_num_seqs, max_seq_len, self._link)
+            self._static = StaticDecode(
+                self._decoder, self.kv_blocks, config.max_num_seqs, max_seq_len, self._link, graphs
+            )
             self._sampled = self._static.sampled
         self._sums = BlockSums(layout, self.kv_blocks, decoder.kernels, link)
 
@@ -107,12 +124,13 @@ class Runner:
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         if self._link.is_async if self._config.warm_up is None else self._config.warm_up:
             self._warm_up()
+        if self._pieces is not None:
+            self._pieces.start()
         if self._static is not None:
             self._static.start()
 
     def _warm_up(self) -> None:
-        num_blocks = self.kv_blocks.shape[0] - (self._static is not None)
-        plans = warm_up_plans(self._config.max_num_batched_tokens, self.layout.block_size, num_blocks)
+        plans = warm_up_plans(self._config.max_num_batched_tokens, self.layout.block_size, self._num_blocks)
         for plan in plans:
             self.execute(plan)
         used = max(max(item.block_ids) for plan in plans for item in plan.sequences) + 1
@@ -162,6 +180,8 @@ class Runner:
             places, rows = inputs.pending
             # A row without a token is -1; it computes from token 0 instead, and the result is dropped.
             inputs.token_ids.index_copy_(0, places, self._sampled.index_select(0, rows).clamp(min=0))
+        if self._pieces is not None and self._pieces.takes(inputs.batch.num_tokens):
+            return self._pieces.run(inputs)
         return self._decoder.forward(
             inputs.token_ids, inputs.positions, self.kv_blocks, inputs.batch, inputs.logit_rows, inputs.rope_lengths
         )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shared.engine.plan import StepPlan
 from shared.engine.runner.capture_sizes import capture_sizes, padded_size
-from shared.engine.runner.cuda_graphs import CudaGraphs
+from shared.engine.runner.cuda_graphs import CudaGraphs, Replayable
 from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.static_inputs import StaticInputs, StaticTables
 from shared.kernels.batch import AttentionBatch
@@ -20,7 +20,7 @@ class StaticDecode:
     """Runs steps in which every sequence computes one token and samples the next.
 
     A step is padded to the next of the capture sizes. Padding rows read and write one block of the pool that belongs to
-    nobody. On a CUDA device `start()` captures each size as a graph; elsewhere the same function runs eagerly.
+    nobody. With graphs, `start()` captures each size; without, the same function runs eagerly.
     """
 
     def __init__(
@@ -30,8 +30,9 @@ class StaticDecode:
         max_batch: int,
         max_seq_len: int,
         link: DeviceLink,
+        graphs: CudaGraphs | None,
     ) -> None:
-        """Allocates the buffers of every capture size; max_seq_len in tokens."""
+        """Allocates the buffers of every capture size; max_seq_len in tokens. `graphs`: None = steps run eagerly."""
         self._decoder = decoder
         self._kv_blocks = kv_blocks
         self._block_size = kv_blocks.shape[4]
@@ -43,14 +44,17 @@ class StaticDecode:
         self._logit_rows = torch.arange(max_batch, dtype=torch.int64, device=device)
         self.sampled: Tensor = torch.zeros(max_batch, dtype=torch.int64, device=device)
         """[max_batch] int64, the tokens that the last step sampled; -1 where there was nothing to choose."""
-        self._graphs = CudaGraphs(device) if device.type == "cuda" else None
+        self._graphs = graphs
+        self._captured: dict[int, tuple[Replayable, Tensor]] = {}  # by size, with its logits
 
     def start(self) -> None:
         """Captures the graphs, where there are graphs; the largest first, so that the others fit into its memory."""
         if self._graphs is None:
             return
         for size in reversed(self._sizes):
-            self._graphs.capture(size, lambda size=size: self._forward(size, (1,) * size))  # type: ignore[misc]
+            self._captured[size] = self._graphs.capture(
+                lambda size=size: self._forward(size, (1,) * size)  # type: ignore[misc]
+            )
 
     def takes(self, plan: StepPlan) -> bool:
         """Whether `run` can run this step."""
@@ -74,7 +78,8 @@ class StaticDecode:
         if self._graphs is None:
             logits = self._forward(size, [*(item.end for item in items), *[1] * (size - len(items))])
         else:
-            logits = self._graphs.replay(size)
+            graph, logits = self._captured[size]
+            graph.replay()
         return logits[: len(items)], self.sampled[: len(items)]
 
     def _forward(self, size: int, kv_lens: Sequence[int]) -> Tensor:

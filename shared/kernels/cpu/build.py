@@ -37,6 +37,7 @@ FLAGS = (
     "-std=c++20",
     "-Wno-maybe-uninitialized",  # GCC 12's own headers of AVX-512
 )
+MACHINES = ("x86_64", "AMD64")
 COMPILE_TIMEOUT_S = 300
 CHECK_TIMEOUT_S = 120
 AUTO = "auto"
@@ -66,6 +67,7 @@ def choose(wanted: str = AUTO, *, deterministic: bool = False) -> tuple[Instruct
     Raises:
         CannotBuild: there is none; for `auto` the reason is that of the last one tried, which needs the least.
     """
+    _check_machine()
     if wanted != AUTO:
         isa = isas.named(wanted, isas.processor_features())
         if isa is None:
@@ -87,6 +89,7 @@ def choose(wanted: str = AUTO, *, deterministic: bool = False) -> tuple[Instruct
 
 def prebuild(folder: Path = PREBUILT) -> list[Path]:
     """Compiles for every instruction set into `folder`, whatever this processor is, and returns the libraries."""
+    _check_machine()
     compiler = _compiler()
     folder.mkdir(parents=True, exist_ok=True)
     targets = [folder / name for name in prebuilt_names()]
@@ -145,6 +148,12 @@ def _failed_check(path: Path) -> str | None:
         passed.parent.mkdir(parents=True, exist_ok=True)
         passed.touch()
     return None
+
+
+def _check_machine() -> None:
+    """Raises CannotBuild on another architecture, where neither the sources nor the flags mean anything."""
+    if platform.machine() not in MACHINES:
+        raise CannotBuild(f"they are written for x86-64, not for {platform.machine()}")
 
 
 def _compiler() -> str:

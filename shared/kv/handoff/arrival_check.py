@@ -1,19 +1,17 @@
-"""Whether blocks are what they were where they were made: in host memory, where they arrive, beside the event loop."""
+"""Whether blocks are what they were where they were made: in the memory where they arrive, beside the event loop."""
 
 from __future__ import annotations
 
-import asyncio
-import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from shared.kv.block_memory import BlockMemory, DeviceBytes, host_bytes
 from shared.kv.checksum_weights import checksum_weights, weighted_sum
-from shared.kv.fleet_key import HandoffSeal
-
-AT_ONCE_BYTES = 64 << 10
-"""Up to this many bytes are read on the loop, within some 50 µs: a thread would take longer to wake."""
+from shared.kv.handoff.beside_loop import beside_loop
+from shared.kv.seal import Seal
+from shared.rpc.pb.tandem.v1 import types_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +20,14 @@ class Announced:
 
     checksum: int
     tag: bytes = b""
-    """By the hand-off's seal, where there is one."""
+    """By the seal, where there is one."""
+
+
+def announcements(trailer: types_pb2.HandoffTrailer) -> list[tuple[int, Announced]]:
+    """(block index, what is said of it) of each block that a note or trailer names."""
+    tags = trailer.block_tags or [b""] * len(trailer.block_indexes)
+    named = zip(trailer.block_indexes, trailer.checksums, tags, strict=True)
+    return [(index, Announced(checksum, tag)) for index, checksum, tag in named]
 
 
 class ArrivalCheck:
@@ -33,24 +38,22 @@ class ArrivalCheck:
         self.block_bytes = block_bytes
         self._weights = checksum_weights(block_bytes // 8)
 
-    async def sound(
-        self, blocks: Sequence[tuple[int, memoryview, Announced]], seal: HandoffSeal | None = None
-    ) -> list[bool]:
-        """Of each (block index, bytes, what was announced); nothing may write to the bytes meanwhile.
+    async def sound(self, blocks: Sequence[tuple[int, BlockMemory, Announced]], seal: Seal | None = None) -> list[bool]:
+        """Of each (block index, bytes, what was announced), which a `seal` opens in place: so a block is checked once.
 
-        Once begun it runs to its end, also where the caller is cancelled: the memory must outlive that.
+        Nothing else may write to the bytes meanwhile. Runs to its end, also where the caller is cancelled.
         """
-        if len(blocks) * self.block_bytes <= AT_ONCE_BYTES:
-            return self._check(blocks, seal)
-        return await asyncio.to_thread(self._check, blocks, seal)
+        return await beside_loop(len(blocks) * self.block_bytes, lambda: self._check(blocks, seal))
 
-    def checksum(self, block: memoryview) -> int:
-        """In [0, 2^64)."""
+    def checksum(self, block: BlockMemory) -> int:
+        """In [0, 2^64). Of a block on a GPU by the GPU."""
+        if isinstance(block, DeviceBytes):
+            return block.checksum()
         return weighted_sum(np.frombuffer(block, np.dtype("<u8")), self._weights)
 
-    def _check(self, blocks: Sequence[tuple[int, memoryview, Announced]], seal: HandoffSeal | None) -> list[bool]:
+    def _check(self, blocks: Sequence[tuple[int, BlockMemory, Announced]], seal: Seal | None) -> list[bool]:
         return [
-            self.checksum(memory) == announced.checksum
-            and (seal is None or hmac.compare_digest(seal.block_tags([(index, memory)])[0], announced.tag))
+            (seal is None or seal.open_block(index, host_bytes(memory), announced.tag))
+            and self.checksum(memory) == announced.checksum
             for index, memory, announced in blocks
         ]

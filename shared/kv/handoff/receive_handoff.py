@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from shared.errors import TransferFailed
-from shared.kv.fleet_key import FleetKey, HandoffSeal
-from shared.kv.handoff.arrival_check import Announced, ArrivalCheck
+from shared.kv.block_memory import BlockMemory
+from shared.kv.fleet_key import FleetKey
+from shared.kv.handoff.arrival_check import Announced, ArrivalCheck, announcements
 from shared.kv.handoff.receiving import end_receives
 from shared.kv.handoff.trailer import decode_trailer, trailer_bytes
+from shared.kv.seal import Purpose, Seal
 from shared.kv.transfer import Incoming, KVTransfer, new_ticket
 from shared.rpc.pb.tandem.v1 import types_pb2
-from shared.tasks import end_task
+from shared.tasks import end_task, unbroken
 
 
 class SenderLeft(Enum):
@@ -47,12 +49,12 @@ class HandoffReceiver:
 
     transfer: KVTransfer
     check: ArrivalCheck
-    buffers: Mapping[int, memoryview]
+    buffers: Mapping[int, BlockMemory]
     """Where each needed block arrives, by block index."""
     num_tokens: int
     """That the sender must have computed."""
     fleet_key: FleetKey | None = None
-    """With one, notes, blocks and trailer must carry the tags of their ticket's seal."""
+    """With one, notes, blocks and trailer must be sealed for their ticket."""
     checksums: dict[int, int] = field(default_factory=dict)
     """Of the blocks that are here, undamaged, by index: nothing writes to them any more."""
     damaged: set[int] = field(default_factory=set)
@@ -65,10 +67,11 @@ class HandoffReceiver:
     _needed: frozenset[int] = frozenset()
     _incoming: Incoming | None = None
     _failure: TransferFailed | None = None
-    _seal: HandoffSeal | None = None
+    _seal: Seal | None = None
     _num_messages: int = 0
     _announced: dict[int, Announced] = field(default_factory=dict)
     _replaced: asyncio.Event = field(default_factory=asyncio.Event)
+    _checking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def missing(self) -> list[int]:
@@ -87,8 +90,8 @@ class HandoffReceiver:
         memory = [(index, self.buffers[index]) for index in needed]
         self._num_messages = 0
         if self.fleet_key is not None:
-            self._seal = self.fleet_key.seal(self._ticket, self.check.block_bytes)
-        size = trailer_bytes(len(needed), sealed=self._seal is not None)
+            self._seal = self.fleet_key.seal(Purpose.HANDOFF, self._ticket, self.check.block_bytes)
+        size = trailer_bytes(len(needed), self._seal)
         self._incoming = self.transfer.expect(self._ticket, memory, size)
         return self._ticket, needed
 
@@ -114,7 +117,10 @@ class HandoffReceiver:
         except TimeoutError as error:
             raise TransferFailed(f"the hand-off did not end within {timeout_s:g} s", limit=timeout_s) from error
         finally:
-            await end_receives(self.transfer, self._ticket)
+            try:
+                await unbroken(self._settled())
+            finally:
+                await end_receives(self.transfer, self._ticket)
         await self._confirm([index for index in self._announced if self._incoming.arrived(index)])
         if trailer is None or trailer.aborted:
             missed = SenderLeft.REPLACED if self._failure is None else SenderLeft.FAILED
@@ -153,7 +159,35 @@ class HandoffReceiver:
             await end_task(taking)
 
     async def _take(self, incoming: Incoming) -> types_pb2.HandoffTrailer | None:
-        """Notes and their blocks, until the trailer and its blocks are here; None where a receive fails."""
+        """Notes and their blocks, until the trailer and its blocks are here; None where a receive fails.
+
+        Notes are read while the blocks of earlier ones arrive and are checked.
+        """
+        named: asyncio.Queue[list[int] | None] = asyncio.Queue()
+        reading = asyncio.create_task(self._read(incoming, named))
+        confirming = asyncio.create_task(self._confirm_arrivals(incoming, named))
+        try:
+            await asyncio.wait((reading, confirming), return_when=asyncio.FIRST_COMPLETED)
+            if confirming.done() and not reading.done():
+                confirming.result()
+                return None
+            trailer = reading.result()
+            if trailer is None or trailer.aborted:
+                return trailer
+            await confirming
+            return trailer if self._failure is None else None
+        finally:
+            reading.cancel()
+            try:
+                await end_task(confirming)
+            finally:
+                await end_task(reading)
+
+    async def _read(
+        self, incoming: Incoming, named: asyncio.Queue[list[int] | None]
+    ) -> types_pb2.HandoffTrailer | None:
+        """Notes, then the trailer, which it returns; None where its receive fails. `named` gets the indexes in each,
+        behind the trailer's None."""
         while True:
             try:
                 data = await incoming.trailer()
@@ -162,33 +196,49 @@ class HandoffReceiver:
                 return None
             trailer = decode_trailer(data, self._seal, self._num_messages)
             self._num_messages += 1
-            indexes = self._take_checksums(trailer)
-            if trailer.more:
-                incoming.expect_another_trailer()
-            elif trailer.aborted:
+            named.put_nowait(self._take_checksums(trailer))
+            if not trailer.more:
+                named.put_nowait(None)
                 return trailer
+            incoming.expect_another_trailer()
+
+    async def _confirm_arrivals(self, incoming: Incoming, named: asyncio.Queue[list[int] | None]) -> None:
+        """Blocks that were named, as they arrive; ends behind the trailer's, or where a receive fails."""
+        batches = [await named.get()]
+        while batches != [None]:
+            while not named.empty():
+                batches.append(named.get_nowait())
+            indexes = [index for batch in batches for index in batch or ()]
             try:
                 await incoming.blocks(indexes)
             except TransferFailed as error:
                 self._failure = error
-                return None
+                return
             await self._confirm(indexes)
-            if not trailer.more:
-                return trailer
+            batches = batches[-1:] if batches[-1] is None else [await named.get()]
 
     def _take_checksums(self, trailer: types_pb2.HandoffTrailer) -> list[int]:
         """What a note or trailer says of blocks; returns all indexes that it names. Raises TransferFailed."""
-        tags = trailer.block_tags or [b""] * len(trailer.block_indexes)
-        for index, checksum, tag in zip(trailer.block_indexes, trailer.checksums, tags, strict=True):
+        for index, announced in announcements(trailer):
             if index not in self._needed:
                 raise TransferFailed(f"the sender names block {index}, which was not expected")
-            if self._announced.setdefault(index, Announced(checksum, tag)).checksum != checksum:
+            if self._announced.setdefault(index, announced).checksum != announced.checksum:
                 raise TransferFailed(f"the sender gives block {index} two checksums")
         return list(trailer.block_indexes)
 
     async def _confirm(self, indexes: Sequence[int]) -> None:
-        """Checks blocks that have arrived and were not checked before."""
-        new = [index for index in indexes if index not in self.checksums and index not in self.damaged]
+        """Checks blocks that have arrived and were not checked before; to its end, since a seal opens each once."""
+        async with self._checking:
+            new = [index for index in indexes if index not in self.checksums and index not in self.damaged]
+            if new:
+                await unbroken(self._check(new))
+
+    async def _settled(self) -> None:
+        """Returns when no check is under way, which may write to the memory."""
+        async with self._checking:
+            pass
+
+    async def _check(self, new: Sequence[int]) -> None:
         arrived = [(index, self.buffers[index], self._announced[index]) for index in new]
         for index, sound in zip(new, await self.check.sound(arrived, self._seal), strict=True):
             if sound:

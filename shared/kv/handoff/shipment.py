@@ -1,7 +1,7 @@
 """One hand-off as its sender sees it: blocks leave while later chunks compute, a trailer closes it.
 
-A note is a message like the trailer, under the same tag and so in order before it; there is one for each batch of
-blocks that leaves together, so that notes are as few as engine steps.
+A note is a message like the trailer, under the same tag and so in order before it. It names the blocks that have begun
+to leave since the note before: notes are at most as many as engine steps, and fewer where the receiver is behind.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from shared.errors import TransferFailed
-from shared.kv.fleet_key import HandoffSeal
-from shared.kv.handoff.arrival_check import AT_ONCE_BYTES
+from shared.kv.block_memory import BlockMemory, host_bytes
+from shared.kv.handoff.beside_loop import beside_loop
 from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.handoff.trailer import encode_note, encode_trailer
+from shared.kv.seal import Seal, SealedBlock
 from shared.kv.transfer import TRAILER_INDEX, KVTransfer
 from shared.rpc.pb.tandem.v1 import types_pb2
 
@@ -36,13 +37,13 @@ class Shipment:
         address: bytes,
         ticket: int,
         num_needed: int,
-        memory: Callable[[int], memoryview],
+        memory: Callable[[int], BlockMemory],
         release: Callable[[OutgoingBlock], None],
         timeout_s: float,
-        seal: HandoffSeal | None = None,
+        seal: Seal | None = None,
     ) -> None:
         """`memory(block_id)` is a block's bytes, `release(block)` gives the sender's reference back. A receiver
-        that takes nothing for `timeout_s` after the last chunk is given up. `seal` tags notes, their blocks and the
+        that takes nothing for `timeout_s` after the last chunk is given up. `seal` protects blocks, notes and the
         trailer."""
         self._transfer = transfer
         self._address = address
@@ -53,11 +54,14 @@ class Shipment:
         self._timeout_s = timeout_s
         self._seal = seal
         self._num_messages = 0  # notes and trailer
-        self._last_note: asyncio.Event | None = None
+        self._unnoted: list[tuple[OutgoingBlock, bytes]] = []  # blocks that leave, with their tags
+        self._noting: asyncio.Task[None] | None = None
+        self._tags: dict[int, bytes] = {}  # of blocks without a note, for the trailer
         self._sends: list[asyncio.Task[None]] = []
         self._sent: list[OutgoingBlock] = []
         self._error: TransferFailed | None = None
         self._finishing = False
+        self._dropped = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -71,17 +75,19 @@ class Shipment:
         """Blocks handed to the transfer so far."""
         return len(self._sent)
 
-    def add(self, block: OutgoingBlock) -> None:
-        """Starts sending a block."""
-        self._sent.append(block)
-        self._sends.append(asyncio.create_task(self._send(block)))
+    def add(self, *blocks: OutgoingBlock) -> asyncio.Future[list[bytes]]:
+        """Starts sending blocks; the trailer names them. Gives their tags by the seal (empty without one), which need
+        not be awaited, as soon as they are made; raises TransferFailed where they cannot be."""
+        tags: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
+        self._sent.extend(blocks)
+        self._sends.append(asyncio.create_task(self._send_batch(blocks, tags)))
+        return tags
 
     def add_noted(self, blocks: Sequence[OutgoingBlock]) -> None:
-        """Starts sending blocks, and before them one note with their checksums: the receiver, which must take notes,
-        can tell at once what has arrived undamaged. Batches leave in their order."""
-        before, self._last_note = self._last_note, asyncio.Event()
+        """Starts sending blocks, and a note with their checksums: the receiver, which must take notes, can tell at once
+        what has arrived undamaged."""
         self._sent.extend(blocks)
-        self._sends.append(asyncio.create_task(self._send_noted(blocks, before, self._last_note)))
+        self._sends.append(asyncio.create_task(self._send_batch(blocks, None)))
 
     async def sent(self) -> None:
         """Waits until everything given so far was sent. Raises TransferFailed where something did not leave."""
@@ -110,7 +116,8 @@ class Shipment:
                 return
 
     def drop_receiver(self) -> None:
-        """The receiver is gone: sends to it fail now instead of waiting for it."""
+        """The receiver is gone: sends to it fail now instead of waiting for it, also those of blocks still to seal."""
+        self._dropped = True
         self._transfer.drop_peer(self._address)
 
     async def _all_sent(self) -> None:
@@ -121,60 +128,68 @@ class Shipment:
                 self.drop_receiver()
                 await asyncio.wait(stuck)
 
-    async def _send(self, block: OutgoingBlock, memory: memoryview | None = None) -> None:
+    async def _send_batch(self, blocks: Sequence[OutgoingBlock], tags: asyncio.Future[list[bytes]] | None) -> None:
+        """Seals and sends blocks; `tags` takes theirs, None: a note does."""
         try:
+            sealed = await self._close_blocks(blocks)
+        except Exception as error:
+            self._error = _as_failure(error)
+            for block in blocks:
+                self._release(block)
+            if tags is not None and not tags.done():
+                tags.set_exception(self._error)
+                tags.exception()  # whoever gave the blocks may not ask
+            return
+        sends = [asyncio.create_task(self._send(*pair)) for pair in zip(blocks, sealed, strict=True)]
+        made = [item.tag for item in sealed]
+        if tags is None:
+            self._unnoted += zip(blocks, made, strict=True)
+            if self._noting is None or self._noting.done():
+                self._noting = asyncio.create_task(self._send_notes())
+            sends.append(self._noting)
+        else:
+            self._tags.update((block.index, tag) for block, tag in zip(blocks, made, strict=True) if tag)
+            if not tags.done():
+                tags.set_result(made)
+        if sends:
+            await asyncio.wait(sends)
+
+    async def _close_blocks(self, blocks: Sequence[OutgoingBlock]) -> list[SealedBlock]:
+        memory = [self._memory(block.block_id) for block in blocks]
+        seal = self._seal
+        if seal is None:
+            return [SealedBlock(place) for place in memory]
+        pairs = [(block.index, host_bytes(place)) for block, place in zip(blocks, memory, strict=True)]
+        return await beside_loop(sum(place.nbytes for place in memory), lambda: seal.close_blocks(pairs))
+
+    async def _send(self, block: OutgoingBlock, sealed: SealedBlock) -> None:
+        try:
+            if self._dropped:
+                raise TransferFailed("the peer is gone")
             if self._error is None:
-                memory = self._memory(block.block_id) if memory is None else memory
-                await self._transfer.send(self._address, self._ticket, block.index, memory)
+                await self._transfer.send(self._address, self._ticket, block.index, sealed.wire)
+                if self._seal is not None:
+                    self._seal.give_back(sealed)
         except Exception as error:
             self._error = _as_failure(error)
         finally:
             self._release(block)
 
-    async def _send_noted(
-        self, blocks: Sequence[OutgoingBlock], before: asyncio.Event | None, left: asyncio.Event
-    ) -> None:
-        """Sends a batch; `before` is set when the note before has left, `left` when this one has."""
+    async def _send_notes(self) -> None:
+        """One after the other, each with all that has begun to leave by then."""
         try:
-            memory = [self._memory(block.block_id) for block in blocks]
-            tags = await self._tags(blocks, memory)
-        except Exception as error:
-            self._error = _as_failure(error)
-            left.set()
-            for block in blocks:
-                self._release(block)
-            return
-        note = types_pb2.HandoffTrailer(
-            more=True,
-            block_indexes=[block.index for block in blocks],
-            checksums=[block.checksum for block in blocks],
-            block_tags=tags,
-        )
-        sends = [asyncio.create_task(self._send_note(note, before, left))]
-        sends += [asyncio.create_task(self._send(*pair)) for pair in zip(blocks, memory, strict=True)]
-        await asyncio.wait(sends)
-
-    async def _tags(self, blocks: Sequence[OutgoingBlock], memory: Sequence[memoryview]) -> list[bytes]:
-        if self._seal is None:
-            return []
-        pairs = [(block.index, place) for block, place in zip(blocks, memory, strict=True)]
-        if sum(place.nbytes for place in memory) <= AT_ONCE_BYTES:
-            return self._seal.block_tags(pairs)
-        return await asyncio.to_thread(self._seal.block_tags, pairs)
-
-    async def _send_note(
-        self, note: types_pb2.HandoffTrailer, before: asyncio.Event | None, left: asyncio.Event
-    ) -> None:
-        try:
-            if before is not None:
-                await before.wait()
-            if self._error is None:
+            while self._unnoted and self._error is None:
+                noted, self._unnoted = self._unnoted, []
+                note = types_pb2.HandoffTrailer(
+                    more=True,
+                    block_indexes=[block.index for block, _ in noted],
+                    checksums=[block.checksum for block, _ in noted],
+                    block_tags=[tag for _, tag in noted if tag],
+                )
                 data = bytearray(encode_note(note, self._seal, self._next_number()))
                 await self._transfer.send(self._address, self._ticket, TRAILER_INDEX, memoryview(data))
         except Exception as error:
             self._error = _as_failure(error)
-        finally:
-            left.set()
 
     def _next_number(self) -> int:
         self._num_messages += 1
@@ -183,6 +198,8 @@ class Shipment:
     async def _send_trailer(self, trailer: types_pb2.HandoffTrailer) -> None:
         trailer.block_indexes.extend(block.index for block in self._sent)
         trailer.checksums.extend(block.checksum for block in self._sent)
+        if self._tags:
+            trailer.block_tags.extend(self._tags.get(block.index, b"") for block in self._sent)
         data = bytearray(encode_trailer(trailer, self._num_needed, self._seal, self._next_number()))
         sending = asyncio.create_task(self._transfer.send(self._address, self._ticket, TRAILER_INDEX, memoryview(data)))
         _, stuck = await asyncio.wait((sending,), timeout=self._timeout_s)

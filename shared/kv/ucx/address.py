@@ -10,15 +10,19 @@ import hashlib
 import hmac
 import os
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from shared.errors import TransferFailed
-from shared.kv.fleet_key import TAG_BYTES, FleetKey
+from shared.kv.encryption import Encryption
+from shared.kv.fleet_key import FleetKey
+from shared.kv.seal import MAC_BYTES
 
 HOST_ID_BYTES = 16
-_PLAIN, _SIGNED = 1, 2
-"""Versions."""
+_PLAIN = 1
+_SIGNED: Mapping[Encryption, int] = {"none": 2, "aes-gcm": 3, "chacha20-poly1305": 4}
+"""Versions: they say how the owner of the address encrypts blocks."""
 _HEADER = struct.Struct(f"<B8s{HOST_ID_BYTES}sIQ")  # version, checksum of the rest, host id, pid, started
 
 
@@ -35,7 +39,7 @@ class PeerAddress:
 
     def encode(self, key: FleetKey | None = None) -> bytes:
         """The opaque bytes of `KVTransfer.address`, signed where there is a key."""
-        version = _PLAIN if key is None else _SIGNED
+        version = _version(key)
         header = _HEADER.pack(version, b"", self.host, self.pid, self.started)
         checksum = _checksum(header + self.worker)
         address = _HEADER.pack(version, checksum, self.host, self.pid, self.started) + self.worker
@@ -43,10 +47,12 @@ class PeerAddress:
 
     @staticmethod
     def decode(data: bytes, key: FleetKey | None = None) -> PeerAddress:
-        """Inverse of `encode`. Raises TransferFailed for damaged data, and with a key for what it has not signed."""
+        """Inverse of `encode`. Raises TransferFailed for damaged data, and with a key for what it has not signed and
+        for an owner that encrypts blocks in another way."""
+        version = _version(key)
         if key is not None:
             data = _without_signature(data, key)
-        version = _PLAIN if key is None else _SIGNED
+            _check_encryption(data, key)
         if len(data) <= _HEADER.size or data[0] != version:
             raise TransferFailed("the peer's transfer address is not of this format", field="transfer_address")
         _, checksum, host, pid, started = _HEADER.unpack_from(data)
@@ -76,8 +82,23 @@ def process_started(pid: int) -> int:
     return int(stat.rpartition(")")[2].split()[19])  # proc(5): field 22; the command before it may contain spaces
 
 
+def _version(key: FleetKey | None) -> int:
+    return _PLAIN if key is None else _SIGNED[key.encryption]
+
+
+def _check_encryption(data: bytes, key: FleetKey) -> None:
+    theirs = next((name for name, version in _SIGNED.items() if data[:1] == bytes([version])), None)
+    if theirs is not None and theirs != key.encryption:
+        raise TransferFailed(
+            f"block_encryption is {key.encryption} here and {theirs} at the peer: a fleet has one",
+            field="block_encryption",
+            ours=key.encryption,
+            theirs=theirs,
+        )
+
+
 def _without_signature(data: bytes, key: FleetKey) -> bytes:
-    address, signature = data[:-TAG_BYTES], data[-TAG_BYTES:]
+    address, signature = data[:-MAC_BYTES], data[-MAC_BYTES:]
     if not hmac.compare_digest(key.sign_address(address), signature):
         raise TransferFailed("the peer's transfer address is not signed by this fleet", field="transfer_address")
     return address

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from shared.errors import TransferFailed
+from shared.kv.block_memory import BlockMemory
 from shared.kv.transfer import INDEX_BITS, TRAILER_INDEX, TransferCounters, tag
 from shared.kv.ucx.request import Request
 from shared.kv.ucx.worker import FULL_MASK, UcxWorker
@@ -27,7 +28,7 @@ class UcxIncoming:
         self._trailer = bytearray()
         self._cancelled = False
 
-    def post(self, buffers: Sequence[tuple[int, memoryview]], trailer_bytes: int) -> None:
+    def post(self, buffers: Sequence[tuple[int, BlockMemory]], trailer_bytes: int) -> None:
         """Posts every receive."""
         for index, memory in buffers:
             assert index < TRAILER_INDEX, f"block index {index}"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shared.errors import TransferFailed
+from shared.kv.block_memory import BlockMemory
 from shared.kv.ucx.address import PeerAddress
 from shared.kv.ucx.request import Request
 from shared.kv.ucx.watch import ProcessWatch
@@ -46,7 +47,7 @@ class Peer:
             self.drop("no endpoint")
             raise
 
-    async def send(self, tag: int, memory: memoryview) -> None:
+    async def send(self, tag: int, memory: BlockMemory) -> None:
         """Returns when the memory may be reused. Raises TransferFailed."""
         request = self._worker.send(self._endpoint, tag, memory, self._sends.discard)
         self._sends.add(request)

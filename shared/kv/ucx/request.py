@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shared.errors import TransferFailed
+from shared.kv.block_memory import BlockMemory
 
 
 class Request:
@@ -21,7 +22,7 @@ class Request:
 
     __slots__ = ("_memory", "_on_end", "_ucx", "_waiters", "done", "error", "num_bytes", "open")
 
-    def __init__(self, ucx: Any, memory: memoryview, on_end: Callable[[Request], None]) -> None:
+    def __init__(self, ucx: Any, memory: BlockMemory, on_end: Callable[[Request], None]) -> None:
         """`on_end` is called once, when the request is `done`."""
         self.num_bytes = memory.nbytes
         self.open = True
@@ -31,7 +32,7 @@ class Request:
         self.error: str | None = None
         """Why it failed, once it is done; None if it succeeded."""
         self._ucx: Any = ucx
-        self._memory: memoryview | None = memory
+        self._memory: BlockMemory | None = memory
         self._on_end: Callable[[Request], None] | None = on_end
         self._waiters: list[asyncio.Future[None]] = []
         ucx.future.add_done_callback(self._ended)

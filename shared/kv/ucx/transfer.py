@@ -16,10 +16,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from shared import failpoints
 from shared.errors import TransferFailed
+from shared.kv.block_memory import BlockMemory
 from shared.kv.fleet_key import FleetKey
 from shared.kv.transfer import TRAILER_INDEX, Incoming, TransferCounters, tag
 from shared.kv.ucx.address import PeerAddress, process_started, this_host
@@ -34,19 +35,24 @@ class UcxTransfer:
     """Implements `KVTransfer`. UCX is imported and opened by `start()`."""
 
     def __init__(
-        self, host_id: bytes | None = None, cancel_timeout_s: float = 5.0, fleet_key: FleetKey | None = None
+        self,
+        host_id: bytes | None = None,
+        cancel_timeout_s: float = 5.0,
+        fleet_key: FleetKey | None = None,
+        bind_gpu: Callable[[], None] | None = None,
     ) -> None:
         """`host_id`: 16 bytes; peers with the same id share memory with this process. None: detected. With a
         `fleet_key` it sends to addresses alone that the fleet has signed.
 
-        `cancel_timeout_s`: how long `cancel` waits for a sender that is silent in the middle of a message.
+        `bind_gpu`: where blocks are sent from a GPU's memory or received there, makes that GPU the calling thread's
+        current one. `cancel_timeout_s`: how long `cancel` waits for a sender that is silent in the middle of a message.
         """
         self.counters = TransferCounters()
         self.address = b""
         self._host_id = host_id
         self._fleet_key = fleet_key
         self._cancel_timeout_s = cancel_timeout_s
-        self._worker = UcxWorker()
+        self._worker = UcxWorker(bind_gpu)
         self._late = LateSenders(self._worker)
         self._peers: dict[bytes, Peer] = {}
         self._incoming: dict[int, UcxIncoming] = {}
@@ -62,7 +68,7 @@ class UcxTransfer:
         )
         self._open = True
 
-    def expect(self, ticket: int, buffers: Sequence[tuple[int, memoryview]], trailer_bytes: int) -> Incoming:
+    def expect(self, ticket: int, buffers: Sequence[tuple[int, BlockMemory]], trailer_bytes: int) -> Incoming:
         """See `KVTransfer`."""
         self._check_open()
         assert ticket not in self._incoming, "a ticket names one hand-off"
@@ -70,7 +76,7 @@ class UcxTransfer:
         incoming.post(buffers, trailer_bytes)
         return incoming
 
-    async def send(self, address: bytes, ticket: int, index: int, memory: memoryview) -> None:
+    async def send(self, address: bytes, ticket: int, index: int, memory: BlockMemory) -> None:
         """See `KVTransfer`."""
         self._check_open()
         if failpoints.armed:

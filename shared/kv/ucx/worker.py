@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from shared.errors import TransferFailed
+from shared.errors import ConfigError, TransferFailed
+from shared.kv.block_memory import BlockMemory
 from shared.kv.ucx.request import Request
 
 FULL_MASK = (1 << 64) - 1
@@ -27,7 +28,9 @@ _CLOSE_ATTEMPTS = 3
 class UcxWorker:
     """Posts messages. UCX is imported and opened by `start()`."""
 
-    def __init__(self) -> None:
+    def __init__(self, bind_gpu: Callable[[], None] | None = None) -> None:
+        """`bind_gpu` makes a GPU the calling thread's current one; None = blocks lie in host memory."""
+        self._bind_gpu = bind_gpu
         self._api: Any = None
         self._array: Any = None
         self._context: Any = None
@@ -37,7 +40,8 @@ class UcxWorker:
         self._notifying = False
 
     def start(self) -> bytes:
-        """Opens it for the running event loop and returns its address. Raises TransferFailed."""
+        """Opens it for the running event loop and returns its address. Raises TransferFailed, and ConfigError for
+        a GPU's blocks where UCX cannot take them."""
         # UCX reads these when it is loaded. Its log goes to stdout by default, which our processes use for JSON events.
         # UCXX sets a variable for CUDA machines; elsewhere UCX warns that it is unused.
         os.environ.setdefault("UCX_LOG_FILE", "stderr")
@@ -52,8 +56,13 @@ class UcxWorker:
         try:
             self._context = libucxx.UCXContext({})
             worker = libucxx.UCXWorker(self._context, enable_delayed_submission=False, enable_python_future=True)
+            if self._bind_gpu is not None:
+                self._check_takes_gpu()
+                worker.set_progress_thread_start_callback(self._bind_gpu)
             worker.start_progress_thread(polling_mode=False, epoll_timeout=1)
             address: bytes = worker.address.tobytes()
+        except ConfigError:
+            raise
         except Exception as error:
             raise TransferFailed(f"UCX cannot be opened: {type(error).__name__}: {error}") from error
         self._worker = worker
@@ -95,14 +104,14 @@ class UcxWorker:
         await asyncio.sleep(0)  # lets the last requests call back
 
     def receive(
-        self, tag: int, memory: memoryview, on_end: Callable[[Request], None], mask: int = FULL_MASK
+        self, tag: int, memory: BlockMemory, on_end: Callable[[Request], None], mask: int = FULL_MASK
     ) -> Request:
         """Posts a receive for the next message whose tag equals `tag` in the bits of `mask`."""
         self._worker.populate_python_futures_pool()
         ucx = self._worker.tag_recv(self._array(memory), self._api.UCXXTag(tag), tag_mask=self._api.UCXXTagMask(mask))
         return Request(ucx, memory, on_end)
 
-    def send(self, endpoint: Any, tag: int, memory: memoryview, on_end: Callable[[Request], None]) -> Request:
+    def send(self, endpoint: Any, tag: int, memory: BlockMemory, on_end: Callable[[Request], None]) -> Request:
         """Posts a send. Raises TransferFailed."""
         self._worker.populate_python_futures_pool()
         try:
@@ -137,6 +146,13 @@ class UcxWorker:
         self._notifying = False
         if self._worker is not None:
             self._worker.run_request_notifier()
+
+    def _check_takes_gpu(self) -> None:
+        if not self._context.cuda_support:
+            raise ConfigError(
+                "gpu_direct needs a UCX with CUDA transports: this one has none, or UCX_TLS leaves them out",
+                field="gpu_direct",
+            )
 
     def _drain(self, worker: Any) -> list[Request]:
         """Takes unexpected messages, a few bytes of each.

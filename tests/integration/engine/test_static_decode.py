@@ -1,4 +1,4 @@
-"""Static padded decode, and steps launched ahead, give the tokens of the plain way: torch's ops and the tuned ones."""
+"""Static padded decode, prompts in padded pieces, and steps launched ahead, give the tokens of the plain way."""
 
 from __future__ import annotations
 
@@ -65,13 +65,29 @@ def test_every_way_to_run_steps_gives_the_same_tokens(folder, plain, static, ahe
         assert [[i for i, _ in t.top] for t in ours] == [[i for i, _ in t.top] for t in theirs]
 
 
-def test_lengths_of_dynamic_rope_reach_the_static_step(tmp_path):
+@pytest.mark.parametrize("static", [False, True])
+def test_prompts_and_mixed_steps_in_pieces_give_the_same_tokens(folder, plain, static):
+    kernels, expected = plain
+    # Steps have 24 tokens at most: some are run in pieces, some are too long for that.
+    config = RunnerConfig(max_num_seqs=5, max_seq_len=128, static_decode=static, piecewise_tokens=20)
+    found, counters = run_all(folder, num_blocks=10, kernels=kernels, config=config, ahead=True)
+    assert counters.num_preemptions > 0
+    for ours, theirs in zip(found, expected, strict=True):
+        assert [t.token_id for t in ours] == [t.token_id for t in theirs]
+        assert [t.logprob for t in ours] == pytest.approx([t.logprob for t in theirs], abs=1e-4)
+
+
+def test_lengths_of_dynamic_rope_reach_static_steps_and_pieces(tmp_path):
     rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 24}
     folder = write_family(tmp_path, "LlamaForCausalLM", rope=rope)
     greedy = [{}] * len(PROMPTS)
     expected, _ = run_all(folder, ways=greedy)
-    config = RunnerConfig(max_num_seqs=5, static_decode=True)
-    assert run_all(folder, ways=greedy, config=config, ahead=True)[0] == expected
+    for config in (
+        RunnerConfig(max_num_seqs=5, static_decode=True),
+        RunnerConfig(max_num_seqs=5, piecewise_tokens=24),
+    ):
+        found = run_all(folder, ways=greedy, config=config, ahead=True)[0]
+        assert [[t.token_id for t in ours] for ours in found] == [[t.token_id for t in each] for each in expected]
 
 
 def test_an_eager_step_may_follow_static_ones_that_began(folder):

@@ -56,9 +56,13 @@ class FarProcess:
     """A process that runs `far_side`; tests connect to it one after the other."""
 
     def __init__(
-        self, host_id: bytes | None, fleet_key: bytes = b"", environment: Mapping[str, str] | None = None
+        self,
+        host_id: bytes | None,
+        fleet_key: bytes = b"",
+        environment: Mapping[str, str] | None = None,
+        encryption: str = "none",
     ) -> None:
-        arguments = [(host_id or b"").decode(), fleet_key.decode()]
+        arguments = [(host_id or b"").decode(), fleet_key.decode(), encryption]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.integration.kv.far_side", *arguments],
             stdin=subprocess.PIPE,

@@ -1,7 +1,7 @@
 """The far side of a transfer under test: commands for a `KVTransfer`, in this process or over the pipes of another.
 
-As a program (`python -m tests.integration.kv.far_side [HOST_ID [FLEET_KEY]]`) it reads one JSON command a line from
-stdin, runs them concurrently, and writes an answer for each to stdout; it ends with stdin.
+As a program (`python -m tests.integration.kv.far_side [HOST_ID [FLEET_KEY [ENCRYPTION]]]`) it reads one JSON command a
+line from stdin, runs them concurrently, and writes an answer for each to stdout; it ends with stdin.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from typing import Any
 import uvloop
 
 from shared.errors import TransferFailed
-from shared.kv.fleet_key import FleetKey
+from shared.kv.encryption import NO_ENCRYPTION
+from shared.kv.fleet_key import FleetKey, seal_of
 from shared.kv.handoff.arrival_check import ArrivalCheck
 from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.handoff.shipment import Shipment
+from shared.kv.seal import Purpose
 from shared.kv.transfer import TRAILER_INDEX, Incoming, KVTransfer
 from shared.kv.ucx import UcxTransfer
 
@@ -105,17 +107,18 @@ class FarSide:
         damaged: Sequence[int] = (),
         sealed_for: int | None = None,
         resummed: bool = False,
+        swapped: Sequence[int] = (),
     ) -> None:
         """Ships whole blocks as a prefill worker does, with a note; `damaged` ones have a bit flipped on the way, of
-        which the checksum knows if they are `resummed`. `content_of`: the ticket whose content they have; `sealed_for`:
-        the one whose tags, where it is another."""
+        which the checksum knows if they are `resummed`; two `swapped` ones arrive in each other's place. `content_of`:
+        the ticket whose content they have; `sealed_for`: the one whose seal, where it is another."""
         memory = {index: bytearray(content(content_of, index, BLOCK_BYTES)) for index in indexes}
         check = ArrivalCheck(BLOCK_BYTES)
         sums = [check.checksum(_flipped(memory[index], resummed and index in damaged)) for index in indexes]
         shipment = Shipment(
-            _Damaging(self._transfer, damaged), bytes.fromhex(address), ticket, len(indexes),
+            _Damaging(self._transfer, damaged, swapped), bytes.fromhex(address), ticket, len(indexes),
             lambda index: memoryview(memory[index]), lambda _: None, timeout_s=60.0,
-            seal=self._key.seal(ticket if sealed_for is None else sealed_for, BLOCK_BYTES) if self._key else None,
+            seal=seal_of(self._key, Purpose.HANDOFF, ticket if sealed_for is None else sealed_for, BLOCK_BYTES),
         )  # fmt: skip
         blocks = [OutgoingBlock("s", index, index, known) for index, known in zip(indexes, sums, strict=True)]
         shipment.add_noted(blocks)
@@ -138,14 +141,16 @@ class FarSide:
 
 
 class _Damaging:
-    """A transfer plane that flips a bit of some blocks on their way."""
+    """A transfer plane that flips a bit of some blocks on their way, and swaps two."""
 
-    def __init__(self, transfer: KVTransfer, damaged: Sequence[int]) -> None:
+    def __init__(self, transfer: KVTransfer, damaged: Sequence[int], swapped: Sequence[int]) -> None:
         self._transfer = transfer
         self._damaged = damaged
+        self._swapped = dict(zip(swapped, reversed(swapped), strict=True))
 
     async def send(self, address: bytes, ticket: int, index: int, memory: memoryview) -> None:
-        await self._transfer.send(address, ticket, index, _flipped(memory, index in self._damaged))
+        place = self._swapped.get(index, index)
+        await self._transfer.send(address, ticket, place, _flipped(memory, index in self._damaged))
 
     def drop_peer(self, address: bytes) -> None:
         self._transfer.drop_peer(address)
@@ -183,5 +188,5 @@ async def _serve(host_id: bytes | None, key: FleetKey | None) -> None:
 
 
 if __name__ == "__main__":
-    host, secret = (argument.encode() for argument in (*sys.argv[1:], "", "")[:2])
-    uvloop.run(_serve(host or None, FleetKey(secret) if secret else None))
+    host, secret, encryption = (*sys.argv[1:], "", "", "")[:3]
+    uvloop.run(_serve(host.encode() or None, FleetKey.of(secret, encryption or NO_ENCRYPTION)))

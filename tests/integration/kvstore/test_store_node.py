@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,10 @@ from services.kvstore.node import NodeConfig, StoreNode
 from services.kvstore.tiers.checksum import block_checksum
 from shared.errors import ConfigError, ModelMismatch
 from shared.identity import WorkerIdentity, WorkerRole
-from shared.kv.handoff.trailer import encode_trailer, trailer_bytes
+from shared.kv.fleet_key import FleetKey
+from shared.kv.handoff.trailer import decode_trailer, encode_trailer, trailer_bytes
 from shared.kv.local import LocalPlane, LocalTransfer
+from shared.kv.seal import Purpose
 from shared.kv.transfer import TRAILER_INDEX, new_ticket
 from shared.kv_index.holders import Tier
 from shared.kv_index.publisher import IndexPublisher
@@ -47,7 +49,7 @@ class Index:
 class Rig:
     """A node, and a worker's transfer."""
 
-    def __init__(self, **config) -> None:
+    def __init__(self, fleet_key: FleetKey | None = None, **config) -> None:
         sizes = {"host_bytes": 0, "disk_folder": None, "disk_bytes": 0, "staging_bytes": 8 * BLOCK_BYTES, **config}
         plane = LocalPlane()
         self.index = Index()
@@ -57,6 +59,7 @@ class Rig:
             NodeConfig(**sizes),
             LocalTransfer(plane),
             lambda tier: IndexPublisher(self.index, identity, tier=tier, flush_interval_s=0.001),
+            fleet_key,
         )
 
     async def give(self, names, blocks, sums=None) -> list[int]:
@@ -185,3 +188,47 @@ async def test_sizes_that_cannot_be_are_refused_by_name():
         await r.give(CHAIN[:1], BLOCKS)
         with pytest.raises(ModelMismatch, match="4096 bytes, these 2048"):
             await r.node.offer("w", CHAIN, 2048)
+
+
+@pytest.mark.parametrize("encryption", ["none", "aes-gcm"])
+async def test_in_a_fleet_with_a_key_blocks_are_kept_and_given_sealed_for_their_place_alone(encryption):
+    key = FleetKey(b"the fleet's secret of some bytes", encryption=encryption)
+    async with rig(host_bytes=1 << 20, fleet_key=key) as r:
+
+        async def give(first: int, swapped: Sequence[int] = ()) -> None:
+            wanted = await r.node.offer("w", CHAIN[first : first + 4], BLOCK_BYTES)
+            seal = key.seal(Purpose.OFFER, wanted.ticket, BLOCK_BYTES)
+            closed = seal.close_blocks(list(enumerate(BLOCKS[first : first + 4])))
+            order = [swapped[1 - swapped.index(place)] if place in swapped else place for place in range(4)]
+            for place in range(4):
+                await r.near.send(wanted.transfer_address, wanted.ticket, place, closed[order[place]].wire)
+            trailer = types_pb2.HandoffTrailer(
+                block_indexes=range(4),
+                checksums=[block_checksum(BLOCKS[first + place]) for place in order],
+                block_tags=[closed[place].tag for place in order],
+            )
+            data = memoryview(bytearray(encode_trailer(trailer, 4, seal)))
+            await r.near.send(wanted.transfer_address, wanted.ticket, TRAILER_INDEX, data)
+            await asyncio.wait(list(r.node._receiving), timeout=DEADLINE_S)
+
+        await give(0)
+        await give(4, swapped=(1, 2))  # each with its right checksum and a tag of this offer
+        held = [0, 1, 2, 3, 4, 7]
+        assert [index for index, here in enumerate(await r.node.look_up(CHAIN)) if here] == held
+        assert r.node.tiers[0].counters.num_bad == 2
+        await r.give(CHAIN[8:], BLOCKS[8:])  # by a stranger: no seal at all
+        assert not any(await r.node.look_up(CHAIN[8:]))
+
+        ticket = new_ticket()
+        seal = key.seal(Purpose.FETCH, ticket, BLOCK_BYTES)
+        memory = [memoryview(bytearray(BLOCK_BYTES)) for _ in CHAIN]
+        incoming = r.near.expect(ticket, list(enumerate(memory)), trailer_bytes(len(CHAIN), seal))
+        async for sent in r.node.fetch(CHAIN, BLOCK_BYTES, ticket, r.near.address):
+            await incoming.blocks([block.index for block in sent])
+            for block in sent:
+                assert (memory[block.index] == BLOCKS[block.index]) == (encryption == "none")
+                assert not seal.open_block(block.index + 1, memoryview(bytearray(memory[block.index])), block.tag)
+                assert seal.open_block(block.index, memory[block.index], block.tag)
+        assert decode_trailer(await incoming.trailer(), seal).block_indexes
+        await r.near.cancel(ticket)
+        assert [index for index, block in enumerate(memory) if block == BLOCKS[index]] == held

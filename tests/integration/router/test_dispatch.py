@@ -63,6 +63,7 @@ class Router:
         self.workers = {worker.name: worker for worker in (*prefills, *decodes)}
         self._prefills, self._decodes = prefills, decodes
         self._collocated = config.pop("collocated", not prefills)
+        self._limits = config.pop("limits", None)
         self._config = config
 
     async def __aenter__(self) -> Router:
@@ -74,6 +75,7 @@ class Router:
             self._discovery(),
             self._on_change,
             collocated=self._collocated,
+            limits=self._limits,
         )
         self.metrics = NoMetrics()
         lookup = PrefixLookup(None, self.fleet)

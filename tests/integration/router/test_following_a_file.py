@@ -252,6 +252,22 @@ async def test_a_worker_of_another_model_waits_until_removed_workers_have_finish
         assert router.fleet.model_fingerprint == "other"
 
 
+async def test_a_worker_that_encrypts_blocks_in_another_way_is_not_used(tmp_path):
+    plain, other = decode_worker("d0"), decode_worker("d1")
+
+    def welcome(made=other._welcome):
+        said = made()
+        said.block_encryption = "aes-gcm"
+        return said
+
+    other._welcome = welcome
+    async with FollowingRouter(tmp_path, [], [plain]) as router:
+        router.name(plain, await router.add(other))
+        await router.until(lambda: "d1" in router.fleet.decodes and "aes" in router.fleet.decodes["d1"].mismatch)
+        assert router.fleet.decodes["d1"].mismatch == "block_encryption is aes-gcm here and none in the fleet"
+        assert not router.fleet.decodes["d1"].connected
+
+
 async def test_a_removed_worker_is_no_peer_and_no_hit(tmp_path):
     prefill, decode, other = prefill_worker(), decode_worker("d0"), decode_worker("d1")
 

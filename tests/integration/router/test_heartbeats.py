@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
-from services.router.workers import link
+from services.router.workers import link, worker_stream
 from services.router.workers.liveness import LivenessLimits
 from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
 from tests.integration.router import test_dispatch
-from tests.integration.router.scripted_worker import ScriptedWorker
+from tests.integration.router.scripted_worker import DEADLINE_S, ScriptedWorker
 from tests.integration.router.test_dispatch import STOP, prefill_worker, read, to_submit
 
 LIMITS = LivenessLimits(suspect_after_s=0.2, give_up_after_s=0.8)
@@ -56,13 +57,11 @@ class BeatingWorker(ScriptedWorker):
 class Router(test_dispatch.Router):
     """Gives a silent worker up within a second."""
 
+    def __init__(self, prefills, decodes, **config) -> None:
+        super().__init__(prefills, decodes, **{"limits": LIMITS, **config})
+
     async def __aenter__(self):
-        kind = test_dispatch.Fleet
-        test_dispatch.Fleet = lambda *args, **kwargs: kind(*args, **kwargs, limits=LIMITS)
-        try:
-            await super().__aenter__()
-        finally:
-            test_dispatch.Fleet = kind
+        await super().__aenter__()
         await self.until(lambda: not any(link.suspicion for link in self.fleet.links))
         return self
 
@@ -100,6 +99,25 @@ async def test_a_frozen_session_is_given_up_and_its_streams_go_on_elsewhere():
         await second.step(again.request_id, 53, finish=STOP)
         assert await read(running) == [50, 51, 52, 53]
         assert router.metrics.outcomes == ["retried worker_lost", "finished"]
+
+
+@pytest.mark.parametrize("slept_s", [0.0, 1000.0])
+async def test_a_connection_that_breaks_while_the_router_was_stopped_is_no_death(monkeypatch, slept_s):
+    """Its own pause lets gRPC's pings time out; two of them must not quarantine what runs."""
+    offset_s = 0.0
+    monkeypatch.setattr(worker_stream, "monotonic", lambda: time.monotonic() + offset_s)
+    prefill, decode = prefill_worker(), BeatingWorker()
+    async with Router([prefill], [decode], limits=LivenessLimits(DEADLINE_S, DEADLINE_S)) as router:
+        running = router.submit()
+        submit = await to_submit(prefill, decode)
+        await prefill.first_token(submit.request_id, 50)
+        await decode.step(submit.request_id, 51)
+        await router.until(lambda: len(running.produced) == 2)
+        offset_s = slept_s
+        await decode.stop()
+        await router.until(lambda: running.num_failures == 1)
+        assert bool(running.deaths) == (slept_s == 0.0)
+        await running.aclose()
 
 
 async def test_every_session_has_an_epoch_of_its_own():
@@ -175,7 +193,7 @@ async def test_a_bad_welcome_does_not_end_the_link_for_good(monkeypatch):
 
 
 async def test_a_worker_that_reads_no_commands_loses_its_session(monkeypatch):
-    monkeypatch.setattr(link, "MAX_OUTGOING", 0)
+    monkeypatch.setattr(worker_stream, "MAX_OUTGOING", 0)
     prefill, decode = prefill_worker(), BeatingWorker()
     async with test_dispatch.Router([prefill], [decode]) as router:
         await router.until(lambda: "does not read" in router.fleet.decodes["d0"].mismatch)

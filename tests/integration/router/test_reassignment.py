@@ -8,10 +8,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from services.router.dispatch.states import RequestState
-from shared.errors import Quarantined, WorkerLost
+from services.router.workers.liveness import LivenessLimits
+from shared.errors import Quarantined, TransferFailed, WorkerLost
 from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
+from tests.integration.router.scripted_worker import DEADLINE_S
 from tests.integration.router.test_dispatch import PROMPT, STOP, Router, decode_worker, prefill_worker, read
+from tests.integration.router.test_heartbeats import BeatingWorker
 
 
 class Case:
@@ -100,24 +103,60 @@ async def test_a_hand_over_that_was_complete_needs_no_other_sender(token_first):
         assert all(link.num_requests == 0 for link in it.router.fleet.links)
 
 
-async def test_a_first_token_without_its_log_probabilities_is_computed_again():
-    async with case(sampling={"logprobs": 1}) as it:
-        submit = await it.submitted()
-        await it.first.stop()
-        reassign = await it.decode.expect(decode_pb2.Reassign)
-        await it.decode.reserved(reassign.request_id, joined=True, first_token=50)
-        assert not (await it.decode.expect(types_pb2.Cancel)).peer_active
-        assert (await it.decode.expect(decode_pb2.Reserve)).request_id != submit.request_id
-
-
-async def test_a_reservation_that_is_gone_is_made_anew():
-    async with case() as it:
+@pytest.mark.parametrize("answer", ["gone", "ended", "no log-probabilities"])
+async def test_a_loss_that_cannot_be_repaired_is_charged_once_and_to_the_lost_worker(answer):
+    async with case(sampling={"logprobs": 1} if answer == "no log-probabilities" else {}) as it:
         await it.submitted()
         await it.first.stop()
         reassign = await it.decode.expect(decode_pb2.Reassign)
-        await it.decode.failed(reassign.request_id, to_proto(WorkerLost("gone")))
-        await it.decode.expect(types_pb2.Cancel)
+        if answer == "gone":
+            await it.decode.failed(reassign.request_id, to_proto(WorkerLost("no reservation here")))
+        elif answer == "ended":
+            await it.decode.failed(reassign.request_id, to_proto(TransferFailed("lost with the only token")))
+        else:
+            await it.decode.reserved(reassign.request_id, joined=True, first_token=50)
+        assert not (await it.decode.expect(types_pb2.Cancel)).peer_active
         assert (await it.decode.expect(decode_pb2.Reserve)).request_id == "r#1.2"
+        assert it.running.failed_workers == {it.first.name}
+        assert it.running.num_failures == 1
+        assert it.router.metrics.outcomes == ["retried worker_lost"]
+
+
+async def test_a_decode_worker_that_is_lost_after_the_prefill_worker_is_charged_too():
+    async with case() as it:
+        await it.submitted()
+        await it.first.stop()
+        await it.decode.expect(decode_pb2.Reassign)
+        await it.decode.stop()
+        await it.router.until(lambda: it.running.num_failures == 2)
+        assert it.running.failed_workers == {it.first.name, it.decode.name}
+
+
+async def test_a_sender_that_died_with_the_first_is_not_asked_before_it_is_known_to_be_dead():
+    """Its death would be the second one at which the request is present, and quarantine it."""
+    prefills = [BeatingWorker(f"p{number}", types_pb2.WORKER_ROLE_PREFILL) for number in range(3)]
+    decode = BeatingWorker()
+    async with Router(prefills, [decode], limits=LivenessLimits(DEADLINE_S, DEADLINE_S)) as router:
+        await router.until(lambda: not any(link.suspicion for link in router.fleet.links))
+        it = Case(router, prefills, decode, router.submit())
+        await it.submitted()
+        others = [worker for worker in prefills if worker is not it.first]
+        for worker in others:
+            worker.silent = True
+        await it.first.stop()
+        reassign = await decode.expect(decode_pb2.Reassign)
+        await decode.reserved(reassign.request_id, ticket=2, needed=(1,), reassignable=True)
+        chosen = it.running.summary.prefill_worker
+        [second, third] = sorted(others, key=lambda worker: worker.name != chosen)
+        await second.stop()
+        await router.until(lambda: it.running.summary.prefill_worker == third.name)
+        assert second.commands.empty()
+        assert third.commands.empty()
+        third.silent = False
+        again = await third.expect(prefill_pb2.Submit)
+        assert (again.ticket, list(again.needed_blocks)) == (2, [1])
+        await third.first_token(again.request_id, 50, finish=STOP)
+        assert await read(it.running) == [50]
 
 
 @pytest.mark.parametrize(("num_prefills", "reassignable"), [(1, True), (2, False)])

@@ -46,6 +46,7 @@ class Edge:
     openai: openai.AsyncOpenAI
     channel: grpc.aio.Channel
     grpc_address: str  # host:port
+    servicer: InferenceServicer
 
     def says(self, text: str, **options: object) -> None:
         """From now on every request is answered with `text`."""
@@ -130,7 +131,7 @@ async def start_edge(edge_tokenizer: Tokenizer) -> AsyncIterator[StartEdge]:
                 )
             )
             grpc_channel = await stack.enter_async_context(channel(rpc.address))
-            return Edge(core, tokenizer, http, client, sdk, grpc_channel, rpc.address)
+            return Edge(core, tokenizer, http, client, sdk, grpc_channel, rpc.address, servicer)
 
         yield start
 

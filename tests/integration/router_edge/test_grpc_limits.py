@@ -12,6 +12,7 @@ import pytest
 
 from services.router.request import TokenDelta, TokenLogprobs
 from shared.errors import InvalidRequest, PromptTooLong
+from shared.rpc.errors import from_rpc_error
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from shared.rpc.server import channel
 from tests.integration.router_edge.conftest import DEADLINE_S, Edge, StartEdge
@@ -62,6 +63,35 @@ async def test_a_huge_name_is_refused_with_its_typed_error(edge: Edge) -> None:
     for code_point in ("a", "🎉"):
         code, error = await failure(edge.grpc.Generate(text_request(model=code_point * 100_000)))
         assert (code, error.field) == (grpc.StatusCode.NOT_FOUND, "model"), error
+
+
+HUGE_FIELDS = ("model", "request_id", "cache_salt", "text")
+
+
+@pytest.mark.parametrize("code_point", ["a", "\n", "🎉"])
+@pytest.mark.parametrize("fields", [*((name,) for name in HUGE_FIELDS), HUGE_FIELDS])
+async def test_whatever_is_huge_the_typed_error_arrives(edge: Edge, fields: tuple[str, ...], code_point: str) -> None:
+    huge = dict.fromkeys(fields, code_point * 60_000)
+    code, error = await failure(edge.grpc.Generate(inference_pb2.GenerateRequest(**{"text": "hi", **huge})))
+    assert code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND), error
+    assert error.field in (*fields, "prompt")
+    assert len(error.message) <= 400
+
+
+@pytest.mark.parametrize("method", ["GetStatus", "Explain"])
+async def test_a_bug_in_a_page_is_a_typed_error_without_its_text(
+    edge: Edge, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("🎉" * 100_000)
+
+    monkeypatch.setattr(edge.servicer, "_status", broken)
+    monkeypatch.setattr(edge.servicer, "_explain", broken)
+    request = inference_pb2.GetStatusRequest() if method == "GetStatus" else inference_pb2.ExplainRequest()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await getattr(edge.grpc, method)(request)
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert from_rpc_error(caught.value, "router").message == "internal error (ValueError)"
 
 
 async def test_calls_beyond_the_limit_are_refused(start_edge: StartEdge) -> None:

@@ -25,10 +25,12 @@ from shared.engine.messages import (
     PrepareFetch,
     ReleaseHeld,
 )
+from shared.kv.fleet_key import FleetKey, seal_of, token_of
 from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.hashing import chain
 from shared.kv.local import LocalPlane, LocalTransfer
 from shared.kv.pool import BlockPool
+from shared.rpc.fleet_identity import FleetGuard
 from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc
 from shared.rpc.server import RpcServer
 
@@ -61,8 +63,8 @@ class Engine:
                 self.pool.release(block_ids)
             case PrepareFetch(key, hashes, room):
                 self._say(FetchPrepared(key, self.exchange.prepare(key, hashes, 0, 1 + room)))
-            case AdoptBlocks(key, checksums):
-                self._say(BlocksAdopted(key, self.exchange.adopt(key, checksums)))
+            case AdoptBlocks(key, checksums, num_damaged):
+                self._say(BlocksAdopted(key, self.exchange.adopt(key, checksums, num_damaged)))
             case EndFetch(key, lost):
                 self.exchange.end(key, lost)
         events = self.pool.drain_events()
@@ -85,23 +87,29 @@ class Engine:
 class Worker:
     """One of them, on any free port."""
 
-    def __init__(self, plane: LocalPlane, name: str, stores: dict[str, str], mode: str) -> None:
+    def __init__(
+        self, plane: LocalPlane, name: str, stores: dict[str, str], mode: str, key: FleetKey | None = None
+    ) -> None:
         self.engine = Engine()
         self.transfer = LocalTransfer(plane)
         layout = SimpleNamespace(block_size=BLOCK_SIZE, block_bytes=BLOCK_BYTES)
         host = SimpleNamespace(
-            fleet_key=None,
+            fleet_key=key,
+            seal=lambda purpose, ticket: seal_of(key, purpose, ticket, BLOCK_BYTES),
             engine=self.engine,
             transfer=self.transfer,
             model=SimpleNamespace(layout=layout, num_blocks=NUM_BLOCKS),
             settings=SimpleNamespace(name=name, prefix_fetch=mode),
         )
+        self._token = token_of(key)
         self.connector = KVConnector(host, stores)  # type: ignore[arg-type]
         self.engine.emit = self.connector.on_event
         self.rpc = RpcServer("127.0.0.1:0", self._register, (SERVICE_NAME,))
 
     def _register(self, server) -> None:
-        kvstore_pb2_grpc.add_BlockServiceServicer_to_server(BlockServicer(self.connector.server), server)
+        kvstore_pb2_grpc.add_BlockServiceServicer_to_server(
+            BlockServicer(self.connector.server, FleetGuard(self._token)), server
+        )
 
     @property
     def address(self) -> str:
@@ -137,6 +145,9 @@ class Worker:
         )
         fetch = Fetch()
         known = PrefixHint(num_stored, tuple((peer.address, count) for peer, count in peers))
+        for peer, _ in peers:
+            if (client := self.connector._peers.client(peer.address)) is not None:
+                client._look_up_timeout_s = DEADLINE_S
         async with asyncio.timeout(DEADLINE_S):
             await self.connector.fetches.hold(sequence, known, fetch)  # type: ignore[arg-type]
             if fetch.task is not None:
@@ -163,11 +174,11 @@ class Worker:
 
 @contextlib.asynccontextmanager
 async def workers(
-    count: int, stores: dict[str, str] | None = None, mode: str = "always"
+    count: int, stores: dict[str, str] | None = None, mode: str = "always", key: FleetKey | None = None
 ) -> AsyncIterator[list[Worker]]:
     """Several on one plane."""
     plane = LocalPlane()
-    group = [Worker(plane, f"w{number}", stores or {}, mode) for number in range(count)]
+    group = [Worker(plane, f"w{number}", stores or {}, mode, key) for number in range(count)]
     try:
         for worker in group:
             await worker.transfer.start()

@@ -90,7 +90,7 @@ class Worker:
             transfer=self.transfer,
             incarnation=5,
             fleet_key=None,
-            seal=lambda _: None,
+            seal=lambda *_: None,
             settings=SimpleNamespace(name="w", max_num_seqs=8, handoff_timeout_s=60.0),
             model=SimpleNamespace(
                 fingerprint="f",
@@ -143,6 +143,12 @@ class Worker:
             while self.pool.num_used or not self.worker.idle.is_set():
                 await asyncio.sleep(0.005)
         self.pool.check_integrity()
+
+    async def holds_some(self) -> None:
+        """Waits until a sequence has blocks."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not self.pool.num_used:
+                await asyncio.sleep(0.005)
 
     async def holds(self, num_blocks: int) -> None:
         async with asyncio.timeout(DEADLINE_S):

@@ -9,6 +9,7 @@ import pytest
 from services.worker.blocks import server as block_server
 from shared.block_service.client import BlockClient
 from shared.errors import ModelMismatch, StoreUnavailable, TransferFailed
+from shared.kv.fleet_key import FleetKey
 from tests.integration.worker.rig import BLOCK_BYTES, BLOCK_SIZE, DEADLINE_S, prompt, workers
 
 SILENT_S = 10.0
@@ -112,6 +113,42 @@ async def test_a_peer_that_falls_silent_is_given_up(monkeypatch):
         await b.idle()
 
 
+async def test_blocks_that_a_silent_peer_may_write_to_are_free_once_it_cannot(monkeypatch):
+    tokens, names = prompt(32)
+    async with workers(3, mode="auto") as (a, b, c):
+        monkeypatch.setattr("services.worker.blocks.prefix_fetch.policy.TIMEOUT_S", 1.0)
+        await a.has(names[:16])
+        await b.has(names)
+        monkeypatch.setattr(a.transfer, "send", lambda *_: asyncio.sleep(SILENT_S))
+        safe, expect, cancel = asyncio.Event(), c.transfer.expect, c.transfer.cancel
+        closed = 0
+
+        async def closing():
+            nonlocal closed
+            closed += 1
+            await safe.wait()
+
+        def expecting(*arguments):
+            incoming = expect(*arguments)
+            incoming.closed = closing
+            return incoming
+
+        async def cancelling(ticket):
+            is_silent = not c.transfer._incoming[ticket].receives[0].ended.is_set()
+            await cancel(ticket)
+            if is_silent:
+                raise TransferFailed("a sender is silent", memory_lost=True)
+
+        monkeypatch.setattr(c.transfer, "expect", expecting)
+        monkeypatch.setattr(c.transfer, "cancel", cancelling)
+        await c.fetch(tokens, [(a, 16), (b, 32)])
+        assert c.found(names) == list(range(16, 32))
+        await asyncio.sleep(0)
+        assert (closed, c.engine.pool.num_used) == (1, 16)
+        safe.set()
+        await c.idle()
+
+
 async def test_a_fetch_that_is_given_up_leaves_no_block_held_on_either_side(monkeypatch):
     tokens, names = prompt(40)
     async with workers(2, mode="auto") as (a, b):
@@ -190,3 +227,30 @@ async def test_a_store_node_that_is_gone_is_passed_over_until_it_answers(monkeyp
                 while len(changes) < 2:
                     await asyncio.sleep(0.01)
             assert w.connector.nodes.live == ("s",)
+
+
+@pytest.mark.parametrize("encryption", ["none", "aes-gcm"])
+async def test_in_a_fleet_with_a_key_a_forged_block_of_a_peer_is_dropped_though_its_checksum_is_right(
+    encryption, monkeypatch
+):
+    key = FleetKey(b"the fleet's secret of some bytes", encryption=encryption)
+    tokens, names = prompt(20)
+    async with workers(2, key=key) as (a, b):
+        await a.has(names)
+        send, crossed = a.transfer.send, []
+
+        async def forge(address, ticket, index, memory):
+            changed = bytearray(memory)
+            if index == 3:
+                changed[7], changed[8] = changed[8], changed[7]  # the checksum of these tests is their sum
+            crossed.append(bytes(changed))
+            await send(address, ticket, index, memoryview(changed))
+
+        monkeypatch.setattr(a.transfer, "send", forge)
+        fetch = await b.fetch(tokens, [(a, 20)])
+        assert b.found(names) == [i for i in range(20) if i != 3]
+        assert b.engine.exchange.num_bad_blocks == 1
+        assert fetch.num_peer_tokens == 19 * BLOCK_SIZE
+        assert any(names[5] in wire for wire in crossed) == (encryption == "none")
+        for worker in (a, b):
+            await worker.idle()

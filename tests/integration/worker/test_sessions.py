@@ -10,10 +10,11 @@ import pytest
 from services.decode.worker import DecodeWorker
 from services.prefill.worker import PrefillWorker
 from services.worker import session, session_server
-from shared.engine.messages import EngineDied
+from shared.engine.messages import EngineDied, SequenceReserved
 from shared.errors import TransferFailed
 from shared.kv.local import LocalPlane
-from shared.rpc.pb.tandem.v1 import types_pb2
+from shared.rpc.pb.tandem.v1 import decode_pb2, types_pb2
+from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.rpc.server import channel
 from tests.integration.worker.session_rig import DEADLINE_S, PROMPT, SAMPLING, Router, serving
 
@@ -154,6 +155,23 @@ async def test_a_stream_without_a_hello_is_ended(monkeypatch):
         assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
+@pytest.mark.parametrize("rest", [[], [b""], [b"\xff"]])
+async def test_a_router_that_says_no_more_finds_its_session_ended(rest):
+    """At the worst while the worker writes its first message: gRPC would never end a stream with that cut off."""
+    hello = types_pb2.Hello(router_name="r", protocol_version=PROTOCOL_VERSION)
+    commands = [decode_pb2.DecodeCommand(hello=hello).SerializeToString(), *rest]
+
+    def half_close(address: str) -> None:
+        with grpc.insecure_channel(address) as link:
+            open_stream = link.stream_stream("/tandem.v1.DecodeService/Session")
+            for _ in range(10):
+                assert list(open_stream(iter(commands), timeout=DEADLINE_S))
+
+    async with serving(DecodeWorker) as worker:
+        await asyncio.to_thread(half_close, worker.rpc.address)
+        assert not worker.worker.sessions
+
+
 async def test_a_newer_session_ends_the_older_one_and_frees_its_requests():
     async with serving(DecodeWorker) as worker:
         epoch = {"router_incarnation": 77}
@@ -234,6 +252,27 @@ async def test_a_router_lost_between_reserve_and_submit_leaves_no_block():
             await router.reserve("a")
             await router.event("reserved")
             await worker.holds(3)
+        await worker.idle()
+
+
+async def test_a_cancel_in_the_pass_of_the_loop_that_reserved_leaves_no_block(monkeypatch):
+    """The task that would receive is cancelled before its first step."""
+    async with serving(DecodeWorker) as worker, Router(worker) as router:
+        taken = worker.worker.on_event
+        (session,) = worker.worker.sessions
+        reserved = asyncio.Event()
+
+        def cancel_at_once(event):
+            taken(event)
+            if isinstance(event, SequenceReserved):
+                cancel = types_pb2.Cancel(request_id="a#1")
+                worker.worker.on_command(session, decode_pb2.DecodeCommand(cancel=cancel))
+                reserved.set()
+
+        monkeypatch.setattr(worker.worker, "on_event", cancel_at_once)
+        await router.reserve("a#1")
+        async with asyncio.timeout(DEADLINE_S):
+            await reserved.wait()
         await worker.idle()
 
 

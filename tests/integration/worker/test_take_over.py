@@ -12,14 +12,19 @@ from tests.integration.worker.session_rig import SAMPLING, Router, serving
 LONG = {**SAMPLING, "max_tokens": 200}
 
 
-@pytest.mark.parametrize("prefill_here", [False])  # a decode worker that computes it all ends it first, too often
+@pytest.mark.parametrize("prefill_here", [True, False])
 async def test_a_decode_worker_ends_the_older_attempt(prefill_here):
     async with serving(DecodeWorker) as worker, Router(worker) as older, Router(worker, router_name="r2") as newer:
+        worker.runner.may_step.clear()  # an answer that is computed here cannot end before it is taken over
         await older.reserve("a#3", prefill_here=prefill_here, tenant="t", sampling=LONG)
-        await older.event("step" if prefill_here else "reserved")
+        if prefill_here:
+            await worker.holds_some()
+        else:
+            await older.event("reserved")
         await newer.send(take_over=types_pb2.TakeOver(request_id="a", tenant="t"))
         failed = (await older.event("failed")).failed
         assert (failed.request_id, failed.error.kind) == ("a#3", "TakenOver")
+        worker.runner.may_step.set()
         await worker.idle()
 
 

@@ -52,11 +52,20 @@ def test_nothing_is_taken_where_running_sequences_need_the_room():
     assert len(rig.exchange.prepare("g", CHAIN, num_spare=2)) == 4
 
 
-def test_blocks_that_may_still_be_written_to_are_never_used_again():
+def test_blocks_that_may_still_be_written_to_stay_taken_until_they_cannot():
     rig = Rig()
-    missing = rig.exchange.prepare("f", CHAIN[:3], num_spare=0)
-    rig.exchange.end("f", lost=True)
-    assert rig.pool.num_free == 8 - len(missing)
+    rig.cache(*CHAIN[:1])
+    missing = dict(rig.exchange.prepare("f", CHAIN[:5], num_spare=0))
+    rig.bytes_in = {missing[1]: 10}
+    rig.exchange.adopt("f", {1: 10})
+    rig.exchange.end("f", lost={missing[1], missing[2], missing[3]})  # the first one of them came before
+    assert rig.pool.num_free == 8 - 2
+    rig.exchange.end("f", lost={missing[3]})
+    assert rig.pool.num_free == 8 - 1
+    rig.exchange.end("f")
+    rig.exchange.end("f")
+    assert rig.pool.num_free == 8
+    rig.pool.check_integrity()
 
 
 def test_held_blocks_stay_until_they_are_released():

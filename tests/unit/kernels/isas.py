@@ -20,6 +20,6 @@ def _runs(each: isa.InstructionSet) -> bool:
         return False
 
 
-ISAS = tuple(each.name for each in (*isa.BUILT, *isa.emulated(_FEATURES)) if _runs(each))
+ISAS = tuple(each.name for each in dict.fromkeys((*isa.BUILT, *isa.emulated(_FEATURES))) if _runs(each))
 needs_library = pytest.mark.skipif(REFUSAL is not None, reason=f"no C++ kernels here: {REFUSAL}")
 every_isa = pytest.mark.parametrize("isa", ISAS)

@@ -12,6 +12,7 @@ import torch
 from shared.errors import ConfigError
 from shared.kernels.cpu import build, isa, self_check
 from shared.kernels.cpu.isa import AMX, AVX2, AVX512, BUILT, InstructionSet
+from shared.kernels.cpu.multilinear import fastest_sum
 from shared.kernels.registry import choose_kernels
 
 from .isas import ISAS, every_isa, needs_library
@@ -38,6 +39,18 @@ def assert_left_to_torch(caplog: pytest.LogCaptureFixture, reason: str) -> None:
 def test_a_processor_without_vectors_is_left_to_torch(monkeypatch, caplog):
     pretend(monkeypatch, "sse2")
     assert_left_to_torch(caplog, "the processor lacks avx2, fma")
+
+
+def test_another_architecture_is_left_to_torch_before_any_compiler_is_asked(monkeypatch, caplog, tmp_path):
+    monkeypatch.setattr(build.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(build, "_run", lambda *_: pytest.fail("a compiler was run"))
+    pretend(monkeypatch)
+    assert_left_to_torch(caplog, "they are written for x86-64, not for aarch64")
+    with pytest.raises(ConfigError, match="not for aarch64"):
+        choose_kernels("cpu", torch.float32, "cpu:avx2")
+    with pytest.raises(build.CannotBuild, match="not for aarch64"):
+        build.prebuild(tmp_path / "prebuilt")
+    assert fastest_sum() is None
 
 
 def test_a_machine_without_compiler_is_left_to_torch(monkeypatch, caplog, tmp_path):

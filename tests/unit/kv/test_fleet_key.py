@@ -9,9 +9,10 @@ import pytest
 
 from shared.errors import ConfigError, TransferFailed
 from shared.kernels.cpu.multilinear import fastest_sum
-from shared.kv.fleet_key import TAG_BYTES, FleetKey
+from shared.kv.fleet_key import FleetKey
 from shared.kv.handoff.trailer import decode_trailer, encode_note, encode_trailer, trailer_bytes
 from shared.kv.multilinear import MultilinearHash, exact_sum
+from shared.kv.seal import MAC_BYTES, Purpose
 from shared.rpc.pb.tandem.v1 import types_pb2
 
 SECRET = "hunter2hunter2hunter2"
@@ -58,20 +59,32 @@ def test_every_bit_of_a_block_changes_its_hash():
 def test_a_tag_depends_on_key_ticket_index_and_bytes():
     memory = memoryview(block())
 
-    def tag(secret=SECRET, ticket=5, index=3, content=memory) -> bytes:
-        (made,) = FleetKey(secret.encode()).seal(ticket, BLOCK_BYTES).block_tags([(index, content)])
-        assert len(made) == TAG_BYTES
-        return made
+    def tag(secret=SECRET, purpose=Purpose.HANDOFF, ticket=5, index=3, content=memory) -> bytes:
+        (made,) = FleetKey(secret.encode()).seal(purpose, ticket, BLOCK_BYTES).close_blocks([(index, content)])
+        assert (len(made.tag), made.wire) == (MAC_BYTES, content)
+        return made.tag
 
     assert tag() == tag()
-    assert len({tag(), tag(secret=SECRET + "3"), tag(ticket=6), tag(index=4), tag(content=memoryview(block(1)))}) == 5
+    assert (
+        len(
+            {
+                tag(),
+                tag(secret=SECRET + "3"),
+                tag(ticket=6),
+                tag(index=4),
+                tag(content=memoryview(block(1))),
+                *(tag(purpose=other) for other in Purpose),
+            }
+        )
+        == 7
+    )
 
 
 def test_a_message_is_taken_once_and_in_its_place():
-    seal = FleetKey(SECRET.encode()).seal(5, BLOCK_BYTES)
-    note = types_pb2.HandoffTrailer(more=True, block_indexes=[1], checksums=[9], block_tags=[bytes(TAG_BYTES)])
+    seal = FleetKey(SECRET.encode()).seal(Purpose.HANDOFF, 5, BLOCK_BYTES)
+    note = types_pb2.HandoffTrailer(more=True, block_indexes=[1], checksums=[9], block_tags=[bytes(MAC_BYTES)])
     data = encode_note(note, seal, 1)
-    assert len(data) <= trailer_bytes(1, sealed=True)
+    assert len(data) <= trailer_bytes(1, seal)
     assert decode_trailer(data, seal, 1) == note
     for number in (0, 2):
         with pytest.raises(TransferFailed, match="not from a worker"):
@@ -84,13 +97,13 @@ def test_a_message_is_taken_once_and_in_its_place():
 
 
 def test_a_message_without_a_tag_is_refused_by_who_has_a_key():
-    seal = FleetKey(SECRET.encode()).seal(5, BLOCK_BYTES)
+    seal = FleetKey(SECRET.encode()).seal(Purpose.HANDOFF, 5, BLOCK_BYTES)
     with pytest.raises(TransferFailed):
         decode_trailer(encode_trailer(types_pb2.HandoffTrailer(first_token=1), 4), seal, 0)
 
 
 def test_a_note_without_the_tags_of_its_blocks_is_refused():
-    seal = FleetKey(SECRET.encode()).seal(5, BLOCK_BYTES)
+    seal = FleetKey(SECRET.encode()).seal(Purpose.HANDOFF, 5, BLOCK_BYTES)
     note = types_pb2.HandoffTrailer(more=True, block_indexes=[1], checksums=[9])
     with pytest.raises(TransferFailed) as refused:
         decode_trailer(encode_note(note, seal, 0), seal, 0)
@@ -98,19 +111,19 @@ def test_a_note_without_the_tags_of_its_blocks_is_refused():
 
 
 def test_the_longest_note_fits_the_receive():
-    seal, count = FleetKey(SECRET.encode()).seal(5, BLOCK_BYTES), 4000
+    seal, count = FleetKey(SECRET.encode()).seal(Purpose.HANDOFF, 5, BLOCK_BYTES), 4000
     lists = {"block_indexes": range(60_000, 60_000 + count), "checksums": [(1 << 64) - 1] * count}
-    note = types_pb2.HandoffTrailer(more=True, block_tags=[bytes([255] * TAG_BYTES)] * count, **lists)
-    assert len(encode_note(note, seal, 7)) <= trailer_bytes(count, sealed=True)
+    note = types_pb2.HandoffTrailer(more=True, block_tags=[bytes([255] * MAC_BYTES)] * count, **lists)
+    assert len(encode_note(note, seal, 7)) <= trailer_bytes(count, seal)
     trailer = types_pb2.HandoffTrailer(
         first_token=(1 << 32) - 1, num_computed_tokens=(1 << 32) - 1, finished=True, **lists
     )
-    assert len(encode_trailer(trailer, count, seal, 8)) == trailer_bytes(count, sealed=True)
+    assert len(encode_trailer(trailer, count, seal, 8)) == trailer_bytes(count, seal)
 
 
 def test_secrets_show_nowhere():
     key = FleetKey(SECRET.encode())
-    for shown in (repr(key), str(key), repr(key.seal(1, BLOCK_BYTES)), f"{[key]}"):
+    for shown in (repr(key), str(key), repr(key.seal(Purpose.OFFER, 1, BLOCK_BYTES)), f"{[key]}"):
         assert SECRET not in shown
         assert key._root.hex() not in shown
     assert SECRET not in key.token()

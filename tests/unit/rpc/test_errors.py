@@ -1,33 +1,93 @@
-"""Errors on their way from one process to another."""
+"""Errors on the wire: whatever one quotes, it arrives, also at a process with other imports."""
 
 from __future__ import annotations
 
+import base64
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from shared.errors import Internal, Overloaded, TandemError, TransferFailed, error_classes
+from shared.errors import InvalidRequest, Overloaded, TandemError, TransferFailed, brief_bytes
 from shared.kv.handoff.receiving import MemoryLost
-from shared.rpc.errors import from_proto, to_proto
+from shared.rpc.errors import ERROR_TRAILER, abort, answer, from_proto, in_trailers, to_proto
+from shared.rpc.pb.tandem.v1 import types_pb2
+
+DEFAULT_LIMIT_BYTES = 8 * 1024
+"""Of gRPC's clients for all of a call's metadata."""
+CHARS = st.sampled_from(["a", "\n", "é", "🎉", "\ud800"])
 
 
-@pytest.mark.parametrize("cls", [cls for cls in error_classes().values() if cls.__module__ == "shared.errors"])
-def test_every_shared_class_comes_back_as_itself(cls: type[TandemError]) -> None:
-    back = from_proto(to_proto(cls("gone", limit=3)))
-    assert type(back) is cls
-    assert (back.message, back.retryable) == ("gone", cls.retryable)
+class Context:
+    """Keeps what a call ended with."""
+
+    async def abort(self, code, details, trailers) -> None:
+        self.code, self.details, self.trailers = code, details, trailers
+        raise SystemError("aborted")
+
+    @property
+    def num_bytes(self) -> int:
+        """On the wire: the status's text is percent-encoded, a binary trailer is in base64."""
+        text = sum(1 if 0x20 <= byte <= 0x7E and byte != ord("%") else 3 for byte in self.details.encode())
+        trailers = (value if isinstance(value, bytes) else value.encode() for _, value in self.trailers)
+        return text + sum(len(base64.b64encode(value)) + 64 for value in trailers)
+
+    @property
+    def error(self) -> TandemError:
+        return from_proto(types_pb2.Error.FromString(dict(self.trailers)[ERROR_TRAILER]))
 
 
-def test_a_class_that_the_other_side_may_not_know_comes_back_as_what_it_specialises() -> None:
-    """A router has never imported a decode worker's MemoryLost; as Internal it would not be tried again."""
-    assert to_proto(MemoryLost("3 blocks may still be written")).kind == "TransferFailed"
-    assert type(from_proto(to_proto(MemoryLost("gone")))) is TransferFailed
+async def aborted(error: BaseException) -> Context:
+    context = Context()
+    with pytest.raises(SystemError, match="aborted"):
+        await abort(context, error)  # type: ignore[arg-type]
+    return context
 
 
-def test_what_is_no_error_of_ours_becomes_internal() -> None:
-    assert to_proto(ValueError("x")).kind == "Internal"
-    assert type(from_proto(to_proto(ValueError("x")))) is Internal
+@given(CHARS, st.lists(CHARS, max_size=30), st.sampled_from([0, 1, 99, 400, 20_000]))
+async def test_whatever_an_error_quotes_fits_the_trailers(char, details, length):
+    quoted = {f"detail_{number}": other * length for number, other in enumerate(details)}
+    context = await aborted(InvalidRequest(char * length, **quoted, field="prompt"))
+    assert context.num_bytes < DEFAULT_LIMIT_BYTES // 2
+    assert isinstance(context.error, InvalidRequest)
+    assert context.error.field == "prompt"
 
 
-def test_the_pause_before_a_retry_comes_along() -> None:
-    back = from_proto(to_proto(Overloaded("full", retry_after_s=2.5)))
-    assert isinstance(back, Overloaded)
-    assert back.retry_after_s == 2.5
+async def test_a_bugs_text_fits_too():
+    async def work():
+        raise ValueError("🎉" * 100_000)
+
+    context = Context()
+    with pytest.raises(SystemError, match="aborted"):
+        await answer(work(), context)  # type: ignore[arg-type]
+    assert context.num_bytes < DEFAULT_LIMIT_BYTES // 2
+
+
+def test_what_fits_is_left_as_it_is():
+    error = in_trailers(Overloaded("später", retry_after_s=2.5, limit=3))
+    assert (error.message, dict(error.details)) == ("später", {"retry_after_s": "2.5", "limit": "3"})
+
+
+@given(st.text(), st.integers(8, 60))
+def test_a_text_is_shortened_between_its_characters(text, max_bytes):
+    short = brief_bytes(text, max_bytes)
+    assert len(short.encode()) <= max_bytes
+    if len(text.encode(errors="replace")) > max_bytes:
+        head, _, end = short.rpartition(" … ")
+        assert text.startswith(head)
+        assert text.endswith(end)
+    else:
+        assert short == text.encode(errors="replace").decode()
+
+
+def test_an_error_of_another_room_crosses_as_its_base_in_the_tree() -> None:
+    message = to_proto(MemoryLost("blocks may still be written", limit=5.0))
+    assert message.kind == "TransferFailed"
+    error = from_proto(message)
+    assert type(error) is TransferFailed
+    assert error.message == "blocks may still be written"
+    assert error.details["limit"] == "5.0"
+
+
+def test_what_is_no_error_of_the_tree_crosses_as_internal() -> None:
+    assert to_proto(ValueError("odd")).kind == "Internal"

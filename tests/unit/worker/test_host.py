@@ -83,6 +83,9 @@ def test_a_device_is_the_cpu_or_a_gpu(device: str) -> None:
         ("device", "cuda:-1"),
         ("gpu_memory", "0"),
         ("gpu_memory", "1.5"),
+        ("piecewise_tokens", "256"),  # on the CPU
+        ("gpu_direct", "true"),  # likewise
+        ("piecewise_tokens", "8193"),
         ("max_num_batched_tokens", "8"),
         ("max_num_batched_tokens", "-1"),
         ("host_swap_bytes", "-2"),
@@ -92,6 +95,13 @@ def test_a_wrong_setting_is_named(field: str, value: str) -> None:
     with pytest.raises(ConfigError) as caught:
         settings(f"--{field.replace('_', '-')}", value)
     assert caught.value.field == field
+
+
+def test_blocks_leave_a_gpu_directly_without_a_key_alone() -> None:
+    assert settings("--device", "cuda", "--gpu-direct", "true").gpu_direct
+    with pytest.raises(ConfigError, match="fleet_key") as caught:
+        settings("--device", "cuda", "--gpu-direct", "true", "--fleet-key", 16 * "k")
+    assert caught.value.field == "gpu_direct"
 
 
 def test_a_gpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ What a source fails to bring is computed, and the others go on.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections import Counter
@@ -23,14 +24,18 @@ from services.worker.blocks.prefix_fetch.policy import FetchPolicy
 from services.worker.blocks.prefix_fetch.prefix_hint import PrefixHint
 from services.worker.blocks.prefix_fetch.source_fetch import Source, SourceFetch
 from services.worker.host import EngineHost
+from shared.block_service.client import SentBlock
 from shared.block_service.store_nodes import StoreNodes
 from shared.engine.messages import BlocksAdopted, EndFetch
 from shared.engine.sequence import EngineSequence
 from shared.errors import StoreUnavailable, TandemError
-from shared.kv.handoff.receiving import MemoryLost, end_receives
+from shared.kv.block_memory import BlockMemory, host_bytes
+from shared.kv.handoff.beside_loop import beside_loop
+from shared.kv.handoff.receiving import LostMemory, MemoryLost, end_receives
 from shared.kv.handoff.trailer import trailer_bytes
 from shared.kv.hashing import extend_chain
 from shared.kv.rendezvous import by_keeper
+from shared.kv.seal import Purpose, Seal
 from shared.kv.transfer import Incoming, new_ticket
 from shared.kv_index.holders import Tier
 
@@ -76,7 +81,7 @@ class PrefixFetch:
         self._local = local
         self.policy = policy
         self._tasks: set[asyncio.Task[None]] = set()
-        self._lost: list[tuple[int, memoryview]] = []  # a sender may still write there: never reuse
+        self._lost = LostMemory()
         self.num_blocks: Counter[Tier] = Counter()
         """Blocks that came from others, by the tier in which they lay: `DEVICE` are those of peers' pools."""
         self.num_failed = 0
@@ -176,21 +181,36 @@ class PrefixFetch:
                     if item.blocks:
                         group.create_task(self._bring_from(item, fetch))
         finally:
-            self._host.engine.submit(EndFetch(prepared.key, any(item.lost for item in sources)))
+            self._end(prepared.key, sources)
+            for item in sources:
+                if item.unsafe is not None:
+                    self._lost.keep(item.unsafe.closed(), functools.partial(self._on_safe, item, sources))
+
+    def _end(self, key: str, parts: Sequence[SourceFetch]) -> None:
+        """Gives back what did not arrive, but for the parts whose silent sender may still write to it."""
+        unsafe = frozenset(block_id for part in parts if part.unsafe is not None for _, block_id in part.blocks)
+        self._host.engine.submit(EndFetch(key, unsafe))
+
+    def _on_safe(self, part: SourceFetch, parts: Sequence[SourceFetch]) -> None:
+        logger.warning("%d blocks that %s did not bring are safe again", len(part.blocks), part.source.name)
+        part.unsafe = None
+        self._end(part.key, parts)
 
     async def _bring_from(self, part: SourceFetch, fetch: Fetch) -> None:
         """One source's blocks. Never raises but when cancelled, and then too no receive is left behind."""
         transfer, access = self._host.transfer, self._host.engine.blocks
         ticket = new_ticket()
-        buffers: list[tuple[int, memoryview]] = []
+        seal = self._host.seal(Purpose.FETCH, ticket)
+        buffers: list[tuple[int, BlockMemory]] = []
+        incoming: Incoming | None = None
         began = time.perf_counter()
         num_bytes = 0
         try:
             buffers += [(block_id, access.incoming(block_id)) for _, block_id in part.blocks]
             memory = [(number, buffer) for number, (_, buffer) in enumerate(buffers)]
-            incoming = transfer.expect(ticket, memory, trailer_bytes(len(buffers)))
+            incoming = transfer.expect(ticket, memory, trailer_bytes(len(buffers), seal))
             async with asyncio.timeout(self.policy.timeout_s):
-                num_bytes = await self._receive(part, buffers, ticket, incoming, fetch)
+                num_bytes = await self._receive(part, buffers, ticket, incoming, fetch, seal)
         except TimeoutError:
             self.num_failed += 1
             num_bytes = sum(memory.nbytes for _, memory in buffers)
@@ -201,18 +221,18 @@ class PrefixFetch:
             try:
                 await end_receives(transfer, ticket)
             except MemoryLost as error:
-                part.lost = True
-                self._lost += buffers
-                logger.critical("%d blocks are lost until a restart: %s", len(buffers), error)
+                part.unsafe = incoming
+                logger.critical("%d blocks are lost until their sender ends: %s", len(buffers), error)
         self.policy.note_fetch(part.source.name, num_bytes, time.perf_counter() - began)
 
     async def _receive(
         self,
         part: SourceFetch,
-        buffers: Sequence[tuple[int, memoryview]],
+        buffers: Sequence[tuple[int, BlockMemory]],
         ticket: int,
         incoming: Incoming,
         fetch: Fetch,
+        seal: Seal | None,
     ) -> int:
         """Takes in batch by batch, and returns how many bytes came. Raises TandemError."""
         layout, names = self._host.model.layout, part.names
@@ -223,10 +243,12 @@ class PrefixFetch:
         async with FetchStream(parts) as stream:
             while (sent := await stream.next()) is not None:
                 await stream.unless_broken(incoming.blocks([block.index for block in sent]))
-                self._host.engine.blocks.store([buffers[block.index] for block in sent])
-                places = {part.blocks[block.index][0]: block for block in sent}
+                sound = await _opened(sent, buffers, seal)
+                self._host.engine.blocks.store([buffers[block.index] for block in sound])
+                places = {part.blocks[block.index][0]: block for block in sound}
                 tiers = {place: block.tier for place, block in places.items()}
-                adopting = self._exchange.adopt(part.key, {place: block.checksum for place, block in places.items()})
+                checksums = {place: block.checksum for place, block in places.items()}
+                adopting = self._exchange.adopt(part.key, checksums, len(sent) - len(sound))
                 adopting.add_done_callback(lambda done, tiers=tiers: self._adopted(done.result(), tiers, fetch))  # type: ignore[misc]
                 num_blocks += len(sent)
                 rest = names[: min((block.index for block in sent), default=0)]
@@ -251,3 +273,20 @@ class PrefixFetch:
             self._peers.failed(source.name, error)
         else:
             self._nodes.failed(source.name, error)
+
+
+async def _opened(
+    sent: Sequence[SentBlock], buffers: Sequence[tuple[int, BlockMemory]], seal: Seal | None
+) -> Sequence[SentBlock]:
+    """Those of the blocks that have arrived as they were sealed; the engine compares their checksums."""
+    if seal is None:
+        return sent
+    memory = [buffers[block.index][1] for block in sent]
+    return await beside_loop(
+        sum(place.nbytes for place in memory),
+        lambda: [
+            block
+            for block, place in zip(sent, memory, strict=True)
+            if seal.open_block(block.index, host_bytes(place), block.tag)
+        ],
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shared.block_service.client import BlockClient
+from shared.kv.transfer import Incoming
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,8 +29,8 @@ class SourceFetch:
     """All that the engine was asked to prepare for."""
     blocks: list[tuple[int, int]]
     """(place in `hashes`, block id)."""
-    lost: bool = False
-    """A sender may still write to the blocks; never reuse them."""
+    unsafe: Incoming | None = None
+    """Where a silent sender may still write to the blocks, the receives that it may end."""
     names: list[bytes] = field(init=False)
     """Hashes of `blocks`."""
 

@@ -1,10 +1,12 @@
-"""The sizes that decode steps are padded to."""
+"""The sizes that steps are padded to."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from shared.engine.runner.capture_sizes import capture_sizes, padded_size
+from shared.engine.runner.capture_sizes import capture_sizes, padded_size, token_sizes
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 7, 8, 9, 63, 64, 100, 256, 1000])
@@ -22,3 +24,19 @@ def test_padding_stays_small_and_rungs_stay_few():
     sizes = capture_sizes(256)
     assert len(sizes) <= 20
     assert max(padded_size(sizes, size) / size for size in range(40, 257)) < 1.25
+
+
+@given(most=st.integers(1, 20_000), data=st.data())
+def test_token_counts_rise_to_the_limit_with_little_padding(most, data):
+    sizes = token_sizes(most)
+    assert sizes[-1] == most
+    assert list(sizes) == sorted(set(sizes))
+    size = data.draw(st.integers(1, most))
+    chosen = padded_size(sizes, size)
+    assert size <= chosen <= max(size + 8, 1.25 * size)
+    assert all(other < size or other >= chosen for other in sizes)
+
+
+def test_token_counts_are_few():
+    assert token_sizes(100) == (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 100)
+    assert len(token_sizes(2048)) == 28

@@ -1,4 +1,4 @@
-"""How decode steps are captured, with torch.cuda's parts replaced by ones that record."""
+"""How calls are captured, with torch.cuda's parts replaced by ones that record."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import torch
 from shared.engine.runner.cuda_graphs import CudaGraphs
 
 
-def test_every_size_is_run_and_captured_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_call_is_run_and_captured_on_one_stream_with_one_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     streams: list[MagicMock] = []
     used: list[Any] = []
+    pools: list[object] = []
 
     def new_stream(_device: object) -> MagicMock:
         streams.append(MagicMock())
@@ -24,7 +25,8 @@ def test_every_size_is_run_and_captured_on_one_stream(monkeypatch: pytest.Monkey
         used.append(stream)
         return nullcontext()
 
-    def capturing(_graph: object, *, stream: Any, **_rest: object) -> nullcontext[None]:
+    def capturing(_graph: object, *, pool: object, stream: Any, **_rest: object) -> nullcontext[None]:
+        pools.append(pool)
         return on(stream)
 
     for name, fake in (
@@ -37,8 +39,8 @@ def test_every_size_is_run_and_captured_on_one_stream(monkeypatch: pytest.Monkey
     ):
         monkeypatch.setattr(torch.cuda, name, fake)
     graphs = CudaGraphs(torch.device("cuda"))
-    for size in (4, 2, 1):
-        graphs.capture(size, lambda size=size: torch.full((size,), size))  # type: ignore[misc]
+    captured = [graphs.capture(lambda size=size: torch.full((size,), size)) for size in (4, 2, 1)]  # type: ignore[misc]
     assert len(streams) == 1
     assert used == [streams[0]] * 6
-    assert graphs.replay(2).tolist() == [2, 2]
+    assert [output.tolist() for _, output in captured] == [[4] * 4, [2] * 2, [1]]
+    assert pools == [None, captured[0][0].pool(), captured[1][0].pool()]  # type: ignore[attr-defined]

@@ -3,14 +3,17 @@ on a device that does nothing before it must."""
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 
 from shared.engine.plan import BlockCopy
-from shared.engine.runner.block_access import StagedBlocks
+from shared.engine.runner.block_access import DeviceBlocks, StagedBlocks
 from shared.engine.runner.block_sums import BlockSums
 from shared.engine.runner.host_arena import HostArena
 from shared.kernels.torch_backend import TorchKernels
+from shared.kv.block_memory import DeviceBytes
 from shared.kv.checksum import BlockChecksum
 from shared.kv.format import KVFormat
 from shared.kv.layout import BlockLayout
@@ -30,6 +33,7 @@ class Swapping:
         self.arena = HostArena(LAYOUT, 1, self.pool, self.link)
         self.staged = StagedBlocks(self.pool, self.link)
         self.sums = BlockSums(LAYOUT, self.pool, TorchKernels(), self.link)
+        self.direct = DeviceBlocks(self.pool, self.link, self.sums)
 
     def bytes_before(self, block_id: int) -> bytes:
         return self.before[block_id].numpy().tobytes()
@@ -66,6 +70,36 @@ def test_a_block_swapped_out_is_copied_before_another_one_arrives_there(swapping
     assert not swapping.pool[1].any()
     swapping.arena.run(IN)
     assert bytes(swapping.staged.outgoing(2)) == swapping.bytes_before(1)
+
+
+def bytes_at(memory: DeviceBytes) -> bytes:
+    """What a device pointer leads to."""
+    pointer, is_read_only = memory.__cuda_array_interface__["data"]  # type: ignore[misc]
+    assert not is_read_only
+    return ctypes.string_at(pointer, memory.nbytes)
+
+
+def test_a_block_swapped_in_is_there_when_its_pointer_is_given_away(swapping: Swapping) -> None:
+    swapping.arena.run(OUT + IN)
+    memory = swapping.direct.outgoing(2)
+    assert bytes_at(memory) == swapping.bytes_before(1)
+    assert memory.checksum() == BlockChecksum(LAYOUT.block_bytes // 8).checksum_blocks(swapping.before, [1])[0]
+
+
+def test_a_block_swapped_out_was_copied_before_a_receive_may_write_there(swapping: Swapping) -> None:
+    swapping.arena.run(OUT)
+    memory = swapping.direct.incoming(1)
+    swapping.pool[1].zero_()  # as a sender would, from now on
+    assert bytes_at(memory) == bytes(LAYOUT.block_bytes)
+    swapping.direct.store([(1, memory)])
+    swapping.arena.run(IN)
+    assert bytes_at(swapping.direct.outgoing(2)) == swapping.bytes_before(1)
+
+
+def test_pointers_to_blocks_that_were_not_swapped_are_given_without_waiting_for_steps(swapping: Swapping) -> None:
+    swapping.link.streams.main.queue.append(lambda: pytest.fail("the running step was waited for"))
+    assert bytes_at(swapping.direct.outgoing(3)) == swapping.bytes_before(3)
+    swapping.link.streams.main.queue.clear()
 
 
 def test_each_side_stream_waits_for_the_last_copies_alone(swapping: Swapping) -> None:

@@ -45,7 +45,7 @@ def decoder(tmp_path: Path) -> Decoder:
 def started(decoder: Decoder, config: RunnerConfig) -> tuple[Runner, Recording]:
     kernels = Recording()
     runner = Runner(decoder.op_by_op(kernels), decoder.config.block_layout(16, "float32"), NUM_BLOCKS, config)
-    for block in decoder._attention:
+    for block in decoder.pieces._attention:
         block._kernels = kernels
     with torch.inference_mode():
         runner.start()

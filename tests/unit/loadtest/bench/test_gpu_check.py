@@ -86,7 +86,7 @@ def test_figures_cut_off_by_the_limit_do_not_break_the_report(tmp_path: Path, fi
 def test_every_step_keeps_to_ten_minutes_and_names_what_exists(tmp_path: Path) -> None:
     planned = steps(tmp_path)
     assert all(0 < step.minutes <= gpu_check.MOST_MINUTES for step in planned)
-    assert sum(step.minutes for step in planned) <= 60
+    assert sum(step.minutes for step in planned) <= 70  # limits; most steps need a part of theirs
     assert len({step.name for step in planned}) == len(planned)
     for step in planned:
         command = list(step.command)

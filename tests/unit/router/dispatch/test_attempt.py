@@ -74,6 +74,10 @@ class Predictor:
         self.hand_offs_s.append(seconds)
 
 
+async def no_one_is_waited_for() -> None:
+    """`Fleet.heard` where every worker was heard from."""
+
+
 class Rig:
     """One attempt of one request."""
 
@@ -85,7 +89,7 @@ class Rig:
         self.active.move(RequestEvent.PLACED)
         self.decode, self.prefill, self.predictor = Link("d0"), Link("p0"), Predictor()
         links: Any = (self.decode, None if collocated else self.prefill)
-        self.attempt = Attempt(self.active, *links, self.predictor, timeout_s, lambda *_: None)  # type: ignore[arg-type]
+        self.attempt = Attempt(self.active, *links, self.predictor, timeout_s, lambda *_: None, no_one_is_waited_for)  # type: ignore[arg-type]
         self.running = asyncio.create_task(self.attempt.run())
 
     def decoded(self, *token_ids: int, **fields: Any) -> None:

@@ -86,8 +86,8 @@ class Worker:
         self.link._lost("it died")
 
     def take_commands(self) -> None:
-        while not self.link._outgoing.empty():
-            command = self.link._outgoing.get_nowait()
+        while self.link._stream is not None and not self.link._stream._outgoing.empty():
+            command = self.link._stream._outgoing.get_nowait()
             kind = command.WhichOneof("command")
             body = getattr(command, kind)
             if kind == "cancel":

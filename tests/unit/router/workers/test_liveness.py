@@ -16,7 +16,7 @@ def after_ticks(count: int) -> Liveness:
     alive = Liveness(LIMITS)
     alive.heard(WELL)
     for _ in range(count):
-        alive.tick()
+        alive.tick(LIMITS.interval_s)
     return alive
 
 
@@ -39,6 +39,29 @@ def test_one_heartbeat_ends_a_suspicion():
     alive = after_ticks(20)
     alive.heard(WELL)
     assert (alive.suspicion, alive.loss) == ("", "")
+
+
+def test_a_router_that_was_stopped_listens_before_it_judges():
+    """What the worker sent meanwhile is not read yet."""
+    alive = after_ticks(24)
+    alive.tick(30.0)
+    assert alive.suspicion == "no heartbeat for 4.0 s"
+    for _ in range(4):
+        assert alive.loss == ""
+        assert alive.has_slept(0.0)
+        alive.tick(LIMITS.interval_s)
+    assert alive.loss == ""
+    alive.tick(LIMITS.interval_s)
+    assert alive.loss == "no heartbeat for 5.0 s"
+    assert not alive.has_slept(LIMITS.interval_s)
+
+
+def test_a_late_timer_is_no_pause_and_a_timer_that_never_came_is_one():
+    alive = after_ticks(24)
+    alive.tick(1.2)
+    assert alive.loss
+    assert not alive.has_slept(1.2)
+    assert alive.has_slept(1.3)
 
 
 def test_an_engine_that_hangs_is_told_from_a_network_that_does():

@@ -1,4 +1,4 @@
-"""One call of an administrator: its key is checked, its errors are typed."""
+"""One unary call of a client or an administrator: its key is checked, its errors are typed."""
 
 from __future__ import annotations
 
@@ -24,15 +24,25 @@ async def answer_admin(
     request: RequestT,
     context: grpc.aio.ServicerContext[Any, Any],
 ) -> T:
-    """What `work` makes of the request. Ends the call with Unauthenticated without an admin key where keys are set, or
-    with the TandemError that `work` raises; anything else is a bug and becomes Internal."""
+    """As `answer_client`, but without an admin key where keys are set it ends with Unauthenticated."""
+    return await answer_client(keys.check_admin, work, request, context)
+
+
+async def answer_client(
+    check: Callable[[str | None], object],
+    work: Callable[[RequestT], Awaitable[T]],
+    request: RequestT,
+    context: grpc.aio.ServicerContext[Any, Any],
+) -> T:
+    """What `work` makes of the request. Ends the call with the TandemError that `check` raises for its key, or `work`;
+    anything else is a bug and becomes Internal, without a word of what gRPC would send by itself: all of its text."""
     try:
         metadata = dict(context.invocation_metadata() or ())
         key = metadata.get("authorization")
-        keys.check_admin(key if isinstance(key, str) else None)
+        check(key if isinstance(key, str) else None)
         return await work(request)
     except TandemError as error:
         await abort(context, error)
     except Exception as error:
-        logger.exception("an administrator's call failed")
+        logger.exception("a call failed")
         await abort(context, Internal(f"internal error ({type(error).__name__})"))

@@ -1,0 +1,145 @@
+"""`python -m loadtest.bench piecewise`: short prompts and mixed steps of an 8B-shaped engine, eager and in pieces.
+
+The two take turns over pools of their own, and each pair must choose the same tokens. Where weights are drawn, the best
+tokens lie close together: another one counts as the same if its log-probability is within what 16 bits tell apart.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Annotated
+
+import torch
+
+from loadtest.bench.engine.cuda import BLOCK_SIZE, LLAMA_8B
+from loadtest.figures import Result, table, write
+from loadtest.plain_options import Option, Out
+from shared.engine.plan import NoToken, PlannedSequence, SampledToken, SampleSpec, StepPlan, StepResult
+from shared.engine.runner.runner import Runner, RunnerConfig
+from shared.engine.sampling_params import SamplingParams
+from shared.errors import ConfigError
+from shared.model.config import ModelConfig
+from shared.model.decoder import Decoder
+from shared.model.random_weights import random_decoder
+
+SAME_LOGPROB = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class MixedStep:
+    """`num_decodes` sequences that decode behind `start` tokens, and one prompt's chunk."""
+
+    num_decodes: int
+    start: int
+    chunk: int
+
+    @property
+    def name(self) -> str:
+        """As the report has it."""
+        return (
+            f"{self.num_decodes} decodes and a chunk of {self.chunk}" if self.num_decodes else f"chunk of {self.chunk}"
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Computed by the step."""
+        return self.num_decodes + self.chunk
+
+    @property
+    def num_blocks(self) -> int:
+        """Of all its sequences."""
+        return max(self.plan(2).sequences[-1].block_ids) + 1
+
+    def plan(self, vocab_size: int) -> StepPlan:
+        """Each sequence with blocks of its own, all of them greedy."""
+        items, begin = [], 0
+        for index, (start, count) in enumerate([*[(self.start, 1)] * self.num_decodes, (0, self.chunk)]):
+            end = begin - (-(start + count) // BLOCK_SIZE)
+            tokens = tuple((7 * index + 13 * j) % vocab_size for j in range(count))
+            params = SamplingParams(temperature=0.0, seed=0, max_tokens=1, logprobs=8)
+            spec = SampleSpec(params, start + count)
+            items.append(PlannedSequence(f"s{index}", tokens, start, tuple(range(begin, end)), start + count, spec))
+            begin = end
+        return StepPlan(tuple(items))
+
+
+STEPS = (
+    *(MixedStep(0, 0, chunk) for chunk in (32, 128, 500, 1000)),
+    *(MixedStep(decodes, 512, chunk) for decodes in (8, 64) for chunk in (32, 250)),
+)
+
+
+class Pair:
+    """One decoder behind two runners."""
+
+    def __init__(self, decoder: Decoder, steps: Sequence[MixedStep]) -> None:
+        """Both are ready for these steps when it returns; that took them `start_s`, the eager one first."""
+        config = decoder.config
+        layout = config.block_layout(BLOCK_SIZE, str(decoder.dtype).removeprefix("torch."))
+        most = max(step.num_tokens for step in steps)
+        num_blocks = max(step.num_blocks for step in steps)
+        self.vocab_size = config.vocab_size
+        self.runners: list[Runner] = []
+        self.start_s: list[float] = []
+        for piecewise in (0, most):
+            settings = RunnerConfig(max_num_batched_tokens=most, static_decode=False, piecewise_tokens=piecewise)
+            runner = Runner(decoder, layout, num_blocks, settings)
+            generator = torch.Generator(decoder.device).manual_seed(1)
+            runner.kv_blocks.normal_(generator=generator)
+            begin = time.perf_counter()
+            runner.start()
+            self.start_s.append(time.perf_counter() - begin)
+            self.runners.append(runner)
+
+    def measure(self, step: MixedStep, repeats: int) -> list[Result]:
+        """Milliseconds of both, and how many of the tokens are the same."""
+        plan = step.plan(self.vocab_size)
+        seconds: tuple[list[float], list[float]] = ([], [])
+        for _ in range(repeats + 2):
+            results = []
+            for runner, taken in zip(self.runners, seconds, strict=True):
+                begin = time.perf_counter()
+                results.append(runner.execute(plan))
+                taken.append(time.perf_counter() - begin)
+        eager, pieces = (1000 * median(taken[2:]) for taken in seconds)  # the first compile
+        num_same = count_same(*results)
+        return [
+            Result(f"{step.name}, eager", eager, "ms"),
+            Result(f"{step.name}, in pieces", pieces, "ms"),
+            Result(f"{step.name}, eager / in pieces", eager / pieces, "x"),
+            Result(f"{step.name}, same tokens", num_same, "", len(plan.sequences), num_same / len(plan.sequences)),
+        ]
+
+
+def count_same(one: StepResult, other: StepResult) -> int:
+    """Rows whose token in `other` is that of `one`, or one that `one` finds as likely; none without a token."""
+    return sum(_is_same(a, b) for a, b in zip(one.sampled, other.sampled, strict=True))
+
+
+def _is_same(one: SampledToken | NoToken, other: SampledToken | NoToken) -> bool:
+    if not isinstance(one, SampledToken) or not isinstance(other, SampledToken):
+        return False
+    best = one.top[0][1]
+    return dict(one.top).get(other.token_id, float("-inf")) >= best - SAME_LOGPROB
+
+
+def main(repeats: Annotated[int, Option()] = 20, out: Out = None) -> None:
+    """Measure prompts and mixed steps on a GPU, eager and in captured pieces. Fails where tokens differ."""
+    if not torch.cuda.is_available():
+        raise ConfigError("this benchmark needs a CUDA device, and torch sees none")
+    with torch.inference_mode():
+        pair = Pair(random_decoder(ModelConfig.parse(LLAMA_8B), torch.bfloat16, torch.device("cuda")), STEPS)
+        results = [Result("start with pieces, beside without", pair.start_s[1] - pair.start_s[0], "s")]
+        for step in STEPS:
+            results += pair.measure(step, repeats)
+            print(f"{step.name}: {results[-2].value:.2f} times as fast in pieces", flush=True)
+            if out is not None:
+                write(out, results)  # after each step: a run that is cut off leaves what it had
+    print(table(results))
+    differing = [result.name for result in results if result.fraction is not None and result.fraction < 1]
+    if differing:
+        sys.exit(f"tokens differ: {', '.join(differing)}")

@@ -1,0 +1,147 @@
+"""Prompts and mixed steps at fixed numbers of tokens, over tensors that never move; attention is eager in between."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from shared.engine.runner.capture_sizes import padded_size, token_sizes
+from shared.engine.runner.cuda_graphs import CudaGraphs, Replayable
+from shared.engine.runner.eager_inputs import StepInputs
+from shared.model.decoder import Decoder
+
+Piece = Callable[[Tensor | None], Tensor | None]
+"""From the residual stream of the piece before to its own, [size, hidden_size]; a captured one passes on the last
+alone."""
+logger = logging.getLogger(__name__)
+
+
+class PiecewiseSteps:
+    """Runs steps of any mix of chunks and decodes, up to a number of tokens.
+
+    What lies between attention calls depends on the number of tokens alone. So it is captured for a ladder of such
+    numbers; attention, which depends on the sequences, is launched as ever, for the step's own tokens. Rows of padding
+    hold what earlier steps left there, and write to a block of the pool that belongs to nobody.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv_blocks: Tensor,  # [num_blocks + 1, num_layers, 2, num_kv_heads, block_size, head_dim]: the last is nobody's
+        most_tokens: int,
+        graphs: CudaGraphs | None,
+    ) -> None:
+        """Allocates buffers of `most_tokens` rows. `graphs`: None = the pieces run eagerly."""
+        self._decoder = decoder
+        self._pieces = decoder.pieces
+        self._kv_blocks = kv_blocks
+        self._graphs = graphs
+        self._wanted = token_sizes(most_tokens)
+        self._sizes: tuple[int, ...] = ()  # those that can be run, rising
+        self._by_size: dict[int, tuple[Piece, ...]] = {}
+        self._has_said = False
+        config, block_size = decoder.config, kv_blocks.shape[4]
+        whole, real = _zeros(decoder.device, torch.int64), _zeros(decoder.device, decoder.dtype)
+        self._token_ids = whole(most_tokens)
+        self._positions = whole(most_tokens)
+        self._rope_lengths = whole(most_tokens) + 1 if decoder.rotary.needs_lengths else None
+        offsets = torch.arange(most_tokens, dtype=torch.int64, device=decoder.device) % block_size
+        self._nowhere = (kv_blocks.shape[0] - 1) * block_size + offsets
+        self._slots = self._nowhere.clone()
+        self._cos = real(most_tokens, config.head_dim)
+        self._sin = real(most_tokens, config.head_dim)
+        self._query = real(most_tokens, config.num_heads, config.head_dim)
+        self._attended = real(most_tokens, config.num_heads * config.head_dim)
+
+    def start(self) -> None:
+        """Captures what can be captured, where there are graphs; steps of other sizes are left to the caller. The
+        largest first, so that the others fit into its memory."""
+        first_error: RuntimeError | None = None
+        for size in reversed(self._wanted):
+            try:
+                self._by_size[size] = self._plain(size) if self._graphs is None else self._captured(size, self._graphs)
+            except RuntimeError as error:  # torch's errors of CUDA, memory's among them, are of this class
+                first_error = first_error or error
+        self._sizes = tuple(sorted(self._by_size))
+        if first_error is not None:
+            left_out = ", ".join(str(size) for size in self._wanted if size not in self._by_size)
+            logger.warning("pieces of %s tokens cannot be captured and are not used: %s", left_out, first_error)
+
+    def takes(self, num_tokens: int) -> bool:
+        """Whether `run` can run a step of so many tokens; says once in the log that there was one too long."""
+        if not self._sizes or num_tokens < 1:
+            return False
+        if num_tokens > self._sizes[-1]:
+            if not self._has_said:
+                self._has_said = True
+                logger.info("steps of more than %d tokens, such as one of %d, run eagerly", self._sizes[-1], num_tokens)
+            return False
+        return True
+
+    def run(self, inputs: StepInputs) -> Tensor:
+        """[num_sampling, vocab_size] fp32 logits, as `Decoder.forward` gives."""
+        count, batch, layers = inputs.batch.num_tokens, inputs.batch, self._pieces.num_layers
+        size = padded_size(self._sizes, count)
+        self._fill(inputs, count, size)
+        residual: Tensor | None = None
+        for layer, piece in enumerate(self._by_size[size]):
+            residual = piece(residual)
+            attended = self._pieces.attend(layer, self._query[:count], self._kv_blocks, batch)
+            if layer < layers - 1:
+                self._attended[:count].copy_(attended)
+        assert residual is not None
+        return self._decoder.logits(self._pieces.last(residual[:count], attended, inputs.logit_rows))
+
+    def _fill(self, inputs: StepInputs, count: int, size: int) -> None:
+        self._token_ids[:count].copy_(inputs.token_ids)
+        self._positions[:count].copy_(inputs.positions)
+        self._slots[:count].copy_(inputs.batch.slots)
+        self._slots[count:size].copy_(self._nowhere[count:size])
+        if self._rope_lengths is not None:
+            assert inputs.rope_lengths is not None
+            self._rope_lengths[:count].copy_(inputs.rope_lengths)
+
+    def _plain(self, size: int) -> tuple[Piece, ...]:
+        """The pieces of a step of exactly `size` rows, as many as layers: each ends where attention comes."""
+        later = [partial(self._between, size, layer) for layer in range(self._pieces.num_layers - 1)]
+        return (lambda _: self._first(size), *later)
+
+    def _captured(self, size: int, graphs: CudaGraphs) -> tuple[Piece, ...]:
+        """The same as graphs. Each is captured on the residual stream of the one before, whose memory is then free for
+        the one after the next."""
+        captured, residual = [], None
+        for piece in self._plain(size):
+            graph, residual = graphs.capture(partial(piece, residual))
+            captured.append(graph)
+        *earlier, last = captured
+        return (*(partial(_replay, graph, None) for graph in earlier), partial(_replay, last, residual))
+
+    def _first(self, size: int) -> Tensor:
+        lengths = None if self._rope_lengths is None else self._rope_lengths[:size]
+        residual, cos, sin = self._decoder.embed(self._token_ids[:size], self._positions[:size], lengths)
+        self._cos[:size].copy_(cos)
+        self._sin[:size].copy_(sin)
+        self._query[:size].copy_(self._pieces.first(residual, cos, sin, self._kv_blocks, self._slots[:size]))
+        return residual
+
+    def _between(self, size: int, layer: int, residual: Tensor | None) -> Tensor:
+        assert residual is not None
+        query, residual = self._pieces.between(
+            layer, residual, self._attended[:size], self._cos[:size], self._sin[:size], self._kv_blocks,
+            self._slots[:size],
+        )  # fmt: skip
+        self._query[:size].copy_(query)
+        return residual
+
+
+def _replay(graph: Replayable, output: Tensor | None, _residual: Tensor | None) -> Tensor | None:
+    graph.replay()
+    return output
+
+
+def _zeros(device: torch.device, dtype: torch.dtype) -> Callable[..., Tensor]:
+    return partial(torch.zeros, dtype=dtype, device=device)

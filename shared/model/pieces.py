@@ -1,0 +1,115 @@
+"""A decoder's layers, cut at their attention.
+
+What lies between two attention calls treats every token alike, whatever sequences there are: it depends on the number
+of tokens alone, and a row's result on that row alone.
+"""
+
+from __future__ import annotations
+
+import copy
+
+from torch import Tensor
+
+from shared.kernels.backend import DecoderOps
+from shared.kernels.batch import AttentionBatch
+from shared.model.attention_block import AttentionBlock
+from shared.model.config import ModelConfig
+from shared.model.mlp import Mlp
+from shared.model.modules import DecoderModules
+
+
+class DecoderPieces:
+    """All layers by one call for each op. A step is `first`, then for each layer `attend` and what follows it:
+    `between` up to the next layer's attention, or `last`."""
+
+    def __init__(self, config: ModelConfig, modules: DecoderModules, kernels: DecoderOps) -> None:
+        """Keeps references to its arguments."""
+        self._modules = modules
+        self._kernels = kernels
+        self._eps = config.rms_norm_eps
+        self._attention = [AttentionBlock(config, index, layer, kernels) for index, layer in enumerate(modules.layers)]
+        self._mlp = [Mlp(layer, kernels) for layer in modules.layers]
+        self._drops_rows = True
+
+    @property
+    def num_layers(self) -> int:
+        """Attention calls of a step."""
+        return len(self._attention)
+
+    def over(self, kernels: DecoderOps) -> DecoderPieces:
+        """The same layers with these norms, for all tokens up to the end."""
+        other = copy.copy(self)
+        other._kernels = kernels
+        other._drops_rows = False
+        return other
+
+    def first(self, x: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, slots: Tensor) -> Tensor:
+        """Up to the first attention: writes the first layer's K and V and returns its query.
+
+        Args:
+            x: [num_tokens, hidden_size], the embedded tokens.
+            cos: [num_tokens, head_dim].
+            sin: [num_tokens, head_dim].
+            kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], changed in place.
+            slots: [num_tokens] int64, see `AttentionBatch`.
+
+        Returns:
+            [num_tokens, num_heads, head_dim].
+        """
+        normed = self._kernels.rms_norm(x, self._modules.layers[0].input_norm, self._eps)
+        return self._attention[0].place(normed, cos, sin, kv_blocks, slots)
+
+    def attend(self, layer: int, query: Tensor, kv_blocks: Tensor, batch: AttentionBatch) -> Tensor:
+        """A layer's attention: [num_tokens, num_heads, head_dim] to [num_tokens, num_heads * head_dim]."""
+        return self._attention[layer].attend(query, kv_blocks, batch)
+
+    def between(
+        self, layer: int, residual: Tensor, attended: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, slots: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """From a layer's attention up to that of the layer after it, whose K and V it writes.
+
+        Args:
+            layer: 0 <= layer < num_layers - 1.
+            residual: [num_tokens, hidden_size], the residual stream before this layer's attention.
+            attended: [num_tokens, num_heads * head_dim].
+            cos: as for `first`, like the rest.
+            sin: likewise.
+            kv_blocks: likewise.
+            slots: likewise.
+
+        Returns:
+            (query of the next layer [num_tokens, num_heads, head_dim], residual [num_tokens, hidden_size]).
+        """
+        projected = self._attention[layer].project(attended)
+        normed, residual = self._finish(layer, projected, residual)
+        return self._attention[layer + 1].place(normed, cos, sin, kv_blocks, slots), residual
+
+    def last(self, residual: Tensor, attended: Tensor, logit_rows: Tensor) -> Tensor:
+        """From the last attention on: [num_logits, hidden_size] of the wanted rows, normed. The last layer's
+        feed-forward block is computed for them alone."""
+        drops_rows = self._drops_rows and logit_rows.shape[0] < attended.shape[0]
+        layer = self.num_layers - 1
+        projected = self._attention[layer].project(attended)
+        if drops_rows:
+            projected, residual = projected.index_select(0, logit_rows), residual.index_select(0, logit_rows)
+            if not logit_rows.shape[0]:
+                return projected  # what comes now has an effect on nothing
+        normed, _ = self._finish(layer, projected, residual)
+        return normed if drops_rows else normed[logit_rows]
+
+    def run(
+        self, residual: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch, logit_rows: Tensor
+    ) -> Tensor:
+        """As `LayerStack.run`."""
+        query = self.first(residual, cos, sin, kv_blocks, batch.slots)
+        for layer in range(self.num_layers - 1):
+            attended = self.attend(layer, query, kv_blocks, batch)
+            query, residual = self.between(layer, residual, attended, cos, sin, kv_blocks, batch.slots)
+        return self.last(residual, self.attend(self.num_layers - 1, query, kv_blocks, batch), logit_rows)
+
+    def _finish(self, layer: int, projected: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """A layer behind its attention block: (what the next layer reads, normed; the residual stream)."""
+        layers = self._modules.layers
+        next_norm = layers[layer + 1].input_norm if layer + 1 < self.num_layers else self._modules.norm
+        normed, residual = self._kernels.add_rms_norm(projected, residual, layers[layer].post_norm, self._eps)
+        return self._kernels.add_rms_norm(self._mlp[layer].forward(normed), residual, next_norm, self._eps)

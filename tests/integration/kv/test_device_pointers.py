@@ -1,0 +1,98 @@
+"""Blocks by device pointers over UCX, checked by the device where they arrive. The pools lie in host memory here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+
+import torch
+
+from shared.engine.runner.block_access import DeviceBlocks
+from shared.engine.runner.block_sums import BlockSums
+from shared.engine.runner.device_link import DeviceLink
+from shared.kernels.torch_backend import TorchKernels
+from shared.kv.format import KVFormat
+from shared.kv.handoff.arrival_check import Announced, ArrivalCheck
+from shared.kv.layout import BlockLayout
+from shared.kv.transfer import TRAILER_INDEX, new_ticket
+from shared.kv.ucx import UcxTransfer
+
+LAYOUT = BlockLayout(4, 16, KVFormat("float32", num_kv_heads=4, head_dim=64))  # 128 KiB a block
+DEADLINE_S = 60.0
+
+
+@dataclass
+class Side:
+    """A pool behind device pointers, and its transfer."""
+
+    pool: torch.Tensor
+    bound: list[str] = field(default_factory=list)  # threads that were given the GPU
+
+    def __post_init__(self) -> None:
+        link = DeviceLink(self.pool.device)
+        self.sums = BlockSums(LAYOUT, self.pool, TorchKernels(), link)
+        self.blocks = DeviceBlocks(self.pool, link, self.sums)
+        self.transfer = UcxTransfer(bind_gpu=lambda: self.bound.append(threading.current_thread().name))
+
+
+async def test_blocks_arrive_by_pointer_and_a_damaged_one_is_found() -> None:
+    sender, receiver = Side(torch.rand(LAYOUT.shape(4))), Side(torch.zeros(LAYOUT.shape(4)))
+    async with asyncio.timeout(DEADLINE_S):
+        for side in (sender, receiver):
+            await side.transfer.start()
+        try:
+            ticket, moves = new_ticket(), {0: (3, 1), 1: (0, 2), 2: (2, 0)}  # index -> block there, block here
+            arriving = {index: receiver.blocks.incoming(to) for index, (_, to) in moves.items()}
+            incoming = receiver.transfer.expect(ticket, list(arriving.items()), 8)
+            sends = [
+                sender.transfer.send(receiver.transfer.address, ticket, index, sender.blocks.outgoing(block_id))
+                for index, (block_id, _) in moves.items()
+            ]
+            trailer = memoryview(bytearray(b"that all"))
+            await asyncio.gather(
+                *sends, sender.transfer.send(receiver.transfer.address, ticket, TRAILER_INDEX, trailer)
+            )
+            assert await incoming.trailer() == b"that all"
+            await incoming.blocks(list(moves))
+            receiver.blocks.store([(to, arriving[index]) for index, (_, to) in moves.items()])
+            await receiver.transfer.cancel(ticket)
+        finally:
+            for side in (sender, receiver):
+                await side.transfer.close()
+    for block_id, to in moves.values():
+        assert torch.equal(receiver.pool[to], sender.pool[block_id])
+    assert not receiver.pool[3].any()
+    receiver.pool[0, 0, 0, 0, 0, 0] += 1
+    sums = sender.sums.of([block_id for block_id, _ in moves.values()])
+    announced = [(index, arriving[index], Announced(total)) for index, total in zip(moves, sums, strict=True)]
+    assert await ArrivalCheck(LAYOUT.block_bytes).sound(announced) == [True, True, False]
+    for side in (sender, receiver):
+        assert len(side.bound) == 1  # in UCX's own thread
+        assert side.bound != [threading.current_thread().name]
+
+
+REFUSED = """
+import asyncio
+from shared.errors import ConfigError
+from shared.kv.ucx import UcxTransfer
+
+async def start():
+    try:
+        await UcxTransfer(bind_gpu=lambda: None).start()
+    except ConfigError as error:
+        print(error.field)
+
+asyncio.run(start())
+"""
+
+
+def test_a_ucx_without_cuda_transports_is_refused() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSED],
+        capture_output=True, text=True, timeout=DEADLINE_S, check=True, env=os.environ | {"UCX_TLS": "tcp,sm,self"},
+    )  # fmt: skip
+    assert done.stdout.strip() == "gpu_direct", done.stderr

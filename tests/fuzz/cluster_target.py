@@ -17,6 +17,7 @@ from loadtest.chaos.cluster import ChaosCluster, chaos_cluster
 from loadtest.chaos.phases import num_held, whole
 from loadtest.chaos.run import ANSWER_TIMEOUT_S, FREE_TIMEOUT_S, WHOLE_TIMEOUT_S
 from loadtest.chaos.streams import Streams, prompts
+from shared.telemetry.loop_lag import WINDOW_S
 from tests.fuzz.campaign import Findings, fuzz_grpc, fuzz_http, fuzz_wire
 from tests.fuzz.edge_process import DEMO
 from tests.fuzz.service_campaign import BLOCKS, SESSIONS, fuzz_calls, fuzz_sessions
@@ -75,7 +76,8 @@ async def fuzz_cluster(counts: Mapping[str, int], found: Findings, folder: Path)
         pids = {name: child.pid for name, child in cluster.local.children.items()}
         lags = LoopLags()
         async with _watched(cluster, lags), _ordinary_streams(cluster, found):
-            lags.clock_ms.clear()  # of the start
+            await asyncio.sleep(2 * WINDOW_S)  # for so long the pages show what the start cost
+            lags.clock_ms.clear()
             lags.computing_ms.clear()
             await asyncio.to_thread(_campaign, await _targets(cluster), counts, found)
         if {name: child.pid for name, child in cluster.local.children.items()} != pids:

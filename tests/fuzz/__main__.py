@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import sys
 import time
@@ -11,12 +12,17 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.fuzz.campaign import Findings, fuzz_grpc, fuzz_http, fuzz_wire, ordinary_streams
+from tests.fuzz.cluster_target import fuzz_cluster
 from tests.fuzz.edge_process import EdgeProcess, Health, edge_process
 from tests.fuzz.service_campaign import BLOCKS, SESSIONS, fuzz_calls, fuzz_sessions
 from tests.fuzz.service_process import worker_process
 
 SHARES: Mapping[str, float] = {"http": 0.5, "wire": 0.1, "schema": 0.02, "grpc": 0.32, "services": 0.06}
 """Of the cases. A case of Schemathesis, or a session that stays open, takes a hundred times as long as the others."""
+
+
+MOST_BUSY_MS = 50.0
+"""Of a loop's own computing at a time, in any process of a cluster."""
 
 
 def run(edge: EdgeProcess, counts: Mapping[str, int], found: Findings) -> Health:
@@ -47,20 +53,23 @@ def shares(num_cases: int) -> dict[str, int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Fuzz a router's edge, the workers' sessions and block messages.")
+    parser = argparse.ArgumentParser(
+        description="Fuzz a cluster's routers, and its workers' sessions and block messages."
+    )
     parser.add_argument("--cases", type=int, default=100_000, help="requests in all")
     parser.add_argument("--out", type=Path, help="a JSON file with what came back")
+    parser.add_argument(
+        "--alone",
+        action="store_true",
+        help="an edge over a ticking core, then a worker of each role, one after another, in place of a cluster",
+    )
+    parser.add_argument("--folder", type=Path, default=Path(".tandem/fuzz"), help="where a cluster's logs go")
     arguments = parser.parse_args()
     counts, found, begun = shares(arguments.cases), Findings(), time.monotonic()
-    with edge_process() as edge:
-        before = edge.health()
-        after = run(edge, counts, found)
-    print(f"ordinary streams complete: {found.num_streams}")
-    print(f"largest loop lag {after.loop_lag_ms:.0f} ms, computing {after.loop_busy_ms:.0f} ms in one turn")
-    print(f"memory {before.rss_mb:.0f} -> {after.rss_mb:.0f} MB", flush=True)
-    run_services(counts["services"], found)
+    measured = _alone(counts, found) if arguments.alone else _cluster(counts, found, arguments.folder)
     took_s = time.monotonic() - begun
     outcomes = dict(sorted(found.outcomes.items()))
+    print(f"ordinary streams complete: {found.num_streams}")
     print(f"{sum(outcomes.values())} cases in {took_s:.0f} s: {outcomes}")
     for failure in found.failures[:20]:
         print("FAILURE", failure)
@@ -68,10 +77,33 @@ def main() -> int:
     if arguments.out is not None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         said = {"cases": sum(outcomes.values()), "took_s": round(took_s), "ordinary_streams": found.num_streams}
-        said |= {"edge_before": asdict(before), "edge_after": asdict(after)}
-        said |= {"outcomes": outcomes, "failures": found.failures}
+        said |= {**measured, "outcomes": outcomes, "failures": found.failures}
         arguments.out.write_text(json.dumps(said, indent=1) + "\n")
     return 1 if found.failures else 0
+
+
+def _cluster(counts: Mapping[str, int], found: Findings, folder: Path) -> dict[str, object]:
+    lags = asyncio.run(fuzz_cluster(counts, found, folder))
+    print(f"largest loop lag by the clock, ms: {_rounded(lags.clock_ms)}")
+    print(f"of the loops' own computing, ms: {_rounded(lags.computing_ms)}")
+    for name, largest_ms in lags.computing_ms.items():
+        if largest_ms > MOST_BUSY_MS:
+            found.failed(name, f"its event loop computed for {largest_ms:.0f} ms between two looks")
+    return {"loop_lag_ms": _rounded(lags.clock_ms), "loop_computing_ms": _rounded(lags.computing_ms)}
+
+
+def _alone(counts: Mapping[str, int], found: Findings) -> dict[str, object]:
+    with edge_process() as edge:
+        before = edge.health()
+        after = run(edge, counts, found)
+    print(f"largest loop lag {after.loop_lag_ms:.0f} ms, computing {after.loop_busy_ms:.0f} ms in one turn")
+    print(f"memory {before.rss_mb:.0f} -> {after.rss_mb:.0f} MB", flush=True)
+    run_services(counts["services"], found)
+    return {"edge_before": asdict(before), "edge_after": asdict(after)}
+
+
+def _rounded(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 1) for name, value in sorted(values.items())}
 
 
 if __name__ == "__main__":

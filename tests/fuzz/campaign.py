@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 from hypothesis import HealthCheck, Phase, given, settings
@@ -84,12 +84,26 @@ def each(
         run(cross(rng.choice(drawn), rng.choice(drawn), rng))
 
 
-def fuzz_http(edge: EdgeProcess, num_cases: int, found: Findings) -> None:
+class Edge(Protocol):
+    """Where clients connect: a router's, or an edge by itself."""
+
+    @property
+    def http(self) -> str:
+        """host:port."""
+
+    @property
+    def grpc(self) -> str:
+        """host:port."""
+
+
+def fuzz_http(edge: Edge, num_cases: int, found: Findings) -> None:
     """Bodies and headers after the OpenAPI document. A status from 500 on is a failure, and so is a broken answer."""
     host, _, port = edge.http.rpartition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=TIMEOUT_S)
     connection.request("GET", "/openapi.json")
-    bodies = Bodies(json.load(connection.getresponse()))
+    document = json.load(connection.getresponse())
+    connection.request("GET", "/v1/models")
+    bodies = Bodies(document, json.load(connection.getresponse())["data"][0]["id"])
     header = st.sampled_from(["x-tenant", "x-priority", "x-session-id", "x-ttft-timeout-ms", "x-request-id", "expect"])
     value = st.sampled_from(["1", "-1", "a", "", "nan"]) | st.text(
         st.characters(min_codepoint=0x20, max_codepoint=0xFF, exclude_characters="\x7f"), max_size=10
@@ -117,7 +131,7 @@ def fuzz_http(edge: EdgeProcess, num_cases: int, found: Findings) -> None:
     connection.close()
 
 
-def fuzz_wire(edge: EdgeProcess, num_cases: int, found: Findings) -> None:
+def fuzz_wire(edge: Edge, num_cases: int, found: Findings) -> None:
     """Damaged HTTP on connections of their own: each is answered or closed, never held."""
     host, _, port = edge.http.rpartition(":")
     body = b'{"prompt": "a", "max_tokens": 1}'
@@ -150,7 +164,7 @@ def fuzz_wire(edge: EdgeProcess, num_cases: int, found: Findings) -> None:
     each(cases, num_cases, run, spliced)
 
 
-def fuzz_grpc(edge: EdgeProcess, num_cases: int, found: Findings) -> None:
+def fuzz_grpc(edge: Edge, num_cases: int, found: Findings) -> None:
     """Messages of the client API, whole and damaged, with hints as metadata."""
     hint = st.sampled_from(["x-tenant", "x-priority", "x-session-id", "x-ttft-timeout-ms"])
     metadata = st.lists(

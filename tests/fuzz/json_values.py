@@ -28,7 +28,9 @@ junk = st.recursive(
 class Bodies:
     """Strategies of one document."""
 
-    def __init__(self, document: Mapping[str, Any]) -> None:
+    def __init__(self, document: Mapping[str, Any], model: str) -> None:
+        """`model`: the name that is served."""
+        self._model = model
         self._schemas: Mapping[str, Schema] = document["components"]["schemas"]
 
     def raw(self, name: str) -> st.SearchStrategy[bytes]:
@@ -58,7 +60,7 @@ class Bodies:
         """The required fields and a few others, and with `chance_of_junk` some with any value."""
         properties = {name: self._value(value) for name, value in schema["properties"].items()}
         if "model" in properties:
-            properties["model"] = st.sampled_from(["acme/tiny", "", "other", None])
+            properties["model"] = st.sampled_from([self._model, "", "other", None])
         required = schema.get("required", ())
         names = st.lists(st.sampled_from(list(properties)), max_size=4)
         wrong_names = st.sampled_from([*properties, *COMPLETION_FIELDS, *CHAT_FIELDS, *MESSAGE_FIELDS]) | texts

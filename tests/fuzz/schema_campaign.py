@@ -16,8 +16,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.fuzz.campaign import TIMEOUT_S, Findings
-from tests.fuzz.edge_process import EdgeProcess
+from tests.fuzz.campaign import TIMEOUT_S, Edge, Findings
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 MODES = (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)
@@ -25,7 +24,7 @@ MOST_FOR_A_PAGE = 100
 """Cases of a page without a body: it has few parameters or none."""
 
 
-def fuzz_schema(edge: EdgeProcess, num_cases: int, found: Findings) -> None:
+def fuzz_schema(edge: Edge, num_cases: int, found: Findings) -> None:
     """Every operation of the document with requests that fit it and with such that do not. An answer that the document
     does not foresee is a failure: a status, a content type, a body."""
     schema = schemathesis.openapi.from_url(f"http://{edge.http}/openapi.json")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from typing import Protocol
 
 import grpc
 from google.protobuf.descriptor import Descriptor, FileDescriptor
+from google.protobuf.message import DecodeError
 from hypothesis import strategies as st
 
 from shared.rpc.pb.tandem.v1 import decode_pb2, kvstore_pb2, prefill_pb2, types_pb2
 from shared.rpc.protocol import PROTOCOL_VERSION
 from tests.fuzz.campaign import REFUSALS, Findings, each, spliced
 from tests.fuzz.proto_messages import raw_messages
-from tests.fuzz.service_process import ServiceProcess
 
 TIMEOUT_S = 10.0
 SESSION_TIMEOUT_S = 5.0
@@ -23,6 +24,18 @@ SESSIONS = {
 }
 NOT_NOW = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.CANCELLED}
 """Typed answers of a service that has no Redis, or another model."""
+
+
+class Target(Protocol):
+    """A worker or store node, wherever it runs."""
+
+    @property
+    def address(self) -> str:
+        """host:port of its gRPC server."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
 
 
 def unary_methods(file: FileDescriptor, service: str) -> Mapping[str, Descriptor]:
@@ -38,7 +51,7 @@ def unary_methods(file: FileDescriptor, service: str) -> Mapping[str, Descriptor
 BLOCKS = unary_methods(kvstore_pb2.DESCRIPTOR, "BlockService")
 
 
-def fuzz_calls(service: ServiceProcess, methods: Mapping[str, Descriptor], num_cases: int, found: Findings) -> None:
+def fuzz_calls(service: Target, methods: Mapping[str, Descriptor], num_cases: int, found: Findings) -> None:
     """Single requests. Anything but an answer or a typed refusal is a failure."""
     cases = st.one_of(*(st.tuples(st.just(path), raw_messages(kind)) for path, kind in methods.items()))
     with grpc.insecure_channel(service.address) as channel:
@@ -56,18 +69,18 @@ def fuzz_calls(service: ServiceProcess, methods: Mapping[str, Descriptor], num_c
         found.failed("the last calls", "the process ended")
 
 
-def fuzz_sessions(service: ServiceProcess, role: str, num_cases: int, found: Findings) -> None:
+def fuzz_sessions(service: Target, role: str, num_cases: int, found: Findings, spared: Collection[str] = ()) -> None:
     """Whole sessions: a hello, some commands, the end. The process must live, and greet the next router. A session that
-    the worker leaves open is ended after a while, and counted."""
+    the worker leaves open is ended after a while, and counted. Commands named in `spared` are left out."""
     path, command = SESSIONS[role]
-    hello = command(hello=types_pb2.Hello(router_name="router-0", protocol_version=PROTOCOL_VERSION))
+    hello = command(hello=types_pb2.Hello(router_name="a-fuzzer", protocol_version=PROTOCOL_VERSION))
     cases = st.lists(raw_messages(command.DESCRIPTOR), max_size=MAX_COMMANDS)
     with grpc.insecure_channel(service.address) as channel:
 
         def run(case: list[bytes]) -> None:
             def commands() -> Iterator[bytes]:
                 yield hello.SerializeToString()
-                yield from case
+                yield from (raw for raw in case if not spared or _kind(command, raw) not in spared)
 
             try:
                 events = list(channel.stream_stream(path)(commands(), timeout=SESSION_TIMEOUT_S))
@@ -84,6 +97,14 @@ def fuzz_sessions(service: ServiceProcess, role: str, num_cases: int, found: Fin
         run([])
     if not service.alive:
         found.failed("the last session", "the process ended")
+
+
+def _kind(command: type[prefill_pb2.PrefillCommand | decode_pb2.DecodeCommand], raw: bytes) -> str | None:
+    """Which command the bytes are; None where they are none."""
+    try:
+        return command.FromString(raw).WhichOneof("command")
+    except DecodeError:
+        return None
 
 
 def _judge(case: object, name: str, error: grpc.RpcError, found: Findings) -> None:

@@ -33,3 +33,30 @@
   readOnly: true
 {{- end }}
 {{- end }}
+
+{{/* Of the service and of its preflight. Takes {root, config}. */}}
+{{- define "tandem.kvstore.args" -}}
+{{- if .config }}
+- --config=/etc/tandem/config/kvstore.yaml
+{{- end }}
+- --bind={{ .root.Values.bindAddress }}:50070
+- --metrics={{ .root.Values.bindAddress }}:9090
+{{- if or .root.Values.kvstore.hostMemory .root.Values.kvstore.volume.enabled }}
+- --name=$(POD_NAME)
+{{- end }}
+{{- with .root.Values.kvstore.hostMemory }}
+- --host-bytes={{ include "tandem.bytes" (dict "value" . "field" "kvstore.hostMemory") }}
+{{- end }}
+{{- if .root.Values.kvstore.volume.enabled }}
+- --disk-folder=/var/lib/tandem/blocks
+- --disk-bytes={{ div (mul 9 (include "tandem.bytes" (dict "value" .root.Values.kvstore.volume.size "field" "kvstore.volume.size") | int64)) 10 }}
+{{- end }}
+{{- if .root.Values.redis.external.cluster }}
+- --redis-cluster=true
+{{- end }}
+- --log-format={{ .root.Values.logFormat }}
+{{- with include "tandem.tlsArgs" .root | trim }}{{ . | nindent 0 }}{{ end }}
+{{- range .root.Values.kvstore.extraArgs }}
+- {{ . | quote }}
+{{- end }}
+{{- end }}

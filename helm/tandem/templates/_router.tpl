@@ -11,36 +11,34 @@
 {{- if $config }}{{ $config | toYaml }}{{ end -}}
 {{- end }}
 
-{{- define "tandem.router.command" -}}
+{{- define "tandem.router.args" -}}
 {{- $root := .root -}}
-command: [python, -m, services.router]
-args:
-  {{- if .config }}
-  - --config=/etc/tandem/config/{{ .config }}
-  {{- end }}
-  - --name=$(POD_NAME)
-  - --http={{ $root.Values.bindAddress }}:8000
-  - --grpc={{ $root.Values.bindAddress }}:50051
-  - --model={{ include "tandem.model.folder" $root }}
-  - --served-model-name={{ include "tandem.model.servedName" $root }}
-  - --mode={{ include "tandem.mode" $root }}
-  - --discovery=kubernetes
-  - --kubernetes.namespace=$(POD_NAMESPACE)
-  - --kubernetes.selector={{ include "tandem.workerSelector" $root }}
-  - --kvstore={{ $root.Release.Name }}-kvstore.{{ $root.Release.Namespace }}.svc:50070
-  {{- with include "tandem.stores" $root }}
-  - --stores={{ . }}
-  {{- end }}
-  - --log-format={{ $root.Values.logFormat }}
-  - --drain-timeout-s={{ $root.Values.router.drainTimeoutSeconds }}
-  {{- with include "tandem.tlsArgs" $root | trim }}{{ . | nindent 2 }}{{ end }}
-  {{- if $root.Values.tls.edge.existingSecret }}
-  - --edge.tls.cert=/etc/tandem/edge-tls/tls.crt
-  - --edge.tls.key=/etc/tandem/edge-tls/tls.key
-  {{- end }}
-  {{- range $root.Values.router.extraArgs }}
-  - {{ . | quote }}
-  {{- end }}
+{{- if .config }}
+- --config=/etc/tandem/config/{{ .config }}
+{{- end }}
+- --name=$(POD_NAME)
+- --http={{ $root.Values.bindAddress }}:8000
+- --grpc={{ $root.Values.bindAddress }}:50051
+- --model={{ include "tandem.model.folder" $root }}
+- --served-model-name={{ include "tandem.model.servedName" $root }}
+- --mode={{ include "tandem.mode" $root }}
+- --discovery=kubernetes
+- --kubernetes.namespace=$(POD_NAMESPACE)
+- --kubernetes.selector={{ include "tandem.workerSelector" $root }}
+- --kvstore={{ $root.Release.Name }}-kvstore.{{ $root.Release.Namespace }}.svc:50070
+{{- with include "tandem.stores" $root }}
+- --stores={{ . }}
+{{- end }}
+- --log-format={{ $root.Values.logFormat }}
+- --drain-timeout-s={{ $root.Values.router.drainTimeoutSeconds }}
+{{- with include "tandem.tlsArgs" $root | trim }}{{ . | nindent 0 }}{{ end }}
+{{- if $root.Values.tls.edge.existingSecret }}
+- --edge.tls.cert=/etc/tandem/edge-tls/tls.crt
+- --edge.tls.key=/etc/tandem/edge-tls/tls.key
+{{- end }}
+{{- range $root.Values.router.extraArgs }}
+- {{ . | quote }}
+{{- end }}
 {{- end }}
 
 {{- define "tandem.router.env" -}}

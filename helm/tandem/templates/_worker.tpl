@@ -31,37 +31,35 @@ tandem-llm.io/nvlink-domain: {{ . | quote }}
 {{- if $config }}{{ $config | toYaml }}{{ end -}}
 {{- end }}
 
-{{- define "tandem.worker.command" -}}
-{{- $service := eq .pool.role "prefill" | ternary "prefill" "decode" -}}
-command: [python, -m, services.{{ $service }}]
-args:
-  {{- if .config }}
-  - --config=/etc/tandem/config/{{ .config }}
-  {{- end }}
-  - --name=$(POD_NAME)
-  - --bind={{ .root.Values.bindAddress }}:50061
-  - --metrics={{ .root.Values.bindAddress }}:9090
-  - --model={{ include "tandem.model.folder" .root }}
-  - --device={{ include "tandem.device" .pool }}
-  {{- with .pool.dtype }}
-  - --dtype={{ . }}
-  {{- end }}
-  {{- with .pool.kvDtype }}
-  - --kv-dtype={{ . }}
-  {{- end }}
-  {{- with .pool.blockSize }}
-  - --block-size={{ . }}
-  {{- end }}
-  - --kvstore={{ .root.Release.Name }}-kvstore.{{ .root.Release.Namespace }}.svc:50070
-  {{- with include "tandem.stores" .root }}
-  - --store={{ . }}
-  {{- end }}
-  - --log-format={{ .root.Values.logFormat }}
-  - --drain-timeout-s={{ .root.Values.worker.drainTimeoutSeconds }}
-  {{- with include "tandem.tlsArgs" .root | trim }}{{ . | nindent 2 }}{{ end }}
-  {{- range .pool.extraArgs }}
-  - {{ . | quote }}
-  {{- end }}
+{{/* Of the service, and of the preflight that checks what they need. Takes {root, pool, config}. */}}
+{{- define "tandem.worker.args" -}}
+{{- if .config }}
+- --config=/etc/tandem/config/{{ .config }}
+{{- end }}
+- --name=$(POD_NAME)
+- --bind={{ .root.Values.bindAddress }}:50061
+- --metrics={{ .root.Values.bindAddress }}:9090
+- --model={{ include "tandem.model.folder" .root }}
+- --device={{ include "tandem.device" .pool }}
+{{- with .pool.dtype }}
+- --dtype={{ . }}
+{{- end }}
+{{- with .pool.kvDtype }}
+- --kv-dtype={{ . }}
+{{- end }}
+{{- with .pool.blockSize }}
+- --block-size={{ . }}
+{{- end }}
+- --kvstore={{ .root.Release.Name }}-kvstore.{{ .root.Release.Namespace }}.svc:50070
+{{- with include "tandem.stores" .root }}
+- --store={{ . }}
+{{- end }}
+- --log-format={{ .root.Values.logFormat }}
+- --drain-timeout-s={{ .root.Values.worker.drainTimeoutSeconds }}
+{{- with include "tandem.tlsArgs" .root | trim }}{{ . | nindent 0 }}{{ end }}
+{{- range .pool.extraArgs }}
+- {{ . | quote }}
+{{- end }}
 {{- end }}
 
 {{- define "tandem.worker.resources" -}}

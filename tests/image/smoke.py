@@ -95,8 +95,12 @@ def check_service(release: Release, name: str, member: Member, *, has_preflight:
             lambda: release.is_running(member),
             lambda: release.logs(member),
         )
-        if not release.is_healthy(member):
-            raise NotAsItShouldBe(f"{name}: the image's HEALTHCHECK fails")
+        wait_for(
+            f"{name} does not pass the image's HEALTHCHECK",
+            lambda: release.is_healthy(member),
+            lambda: release.is_running(member),
+            lambda: release.logs(member),
+        )
     user, capabilities, root = release.execute(member, WRITE_EVERYWHERE).split()
     if (user, capabilities, root) != ("10001", "0", "ro"):
         raise NotAsItShouldBe(f"{name}: user {user}, capabilities {capabilities}, root {root}")

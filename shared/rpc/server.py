@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection
 
 from shared.address import Address
 from shared.errors import ConfigError
+from shared.rpc.tls import NamedCredentials
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 KEEPALIVE_MS = 2_000
@@ -77,6 +78,8 @@ class RpcServer:
         self._health: HealthServicer | None = None
         self.address = ""
         """host:port that the server listens on, once started."""
+        self.serving = False
+        """What the health service answers for the server as a whole."""
 
     async def start(self) -> None:
         """Binds and serves; raises ConfigError (field `bind`) when the port is taken or the host unknown."""
@@ -105,6 +108,7 @@ class RpcServer:
         """What the health service answers for the server as a whole and for each service."""
         if self._health is None:
             return
+        self.serving = serving
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", *self._service_names):
             await self._health.set(name, status)
@@ -119,6 +123,9 @@ class RpcServer:
 def channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
     """A client channel with the keepalive, limits and reconnect backoff that the servers expect; with `credentials` it
     speaks TLS alone."""
+    if isinstance(credentials, NamedCredentials):
+        expected = (("grpc.ssl_target_name_override", credentials.server_name),)
+        return grpc.aio.secure_channel(address, credentials, options=(*CHANNEL_OPTIONS, *expected))
     if credentials is not None:
         return grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)

@@ -46,3 +46,9 @@ def fail(check: str, text: str, fix: str) -> Finding:
 def failed(findings: Iterable[Finding]) -> bool:
     """Whether one of them has failed."""
     return any(finding.level is Level.FAIL for finding in findings)
+
+
+def worst(findings: Iterable[Finding]) -> Finding:
+    """The first of the worst level; there must be one."""
+    order = list(Level)
+    return max(findings, key=lambda finding: order.index(finding.level))

@@ -12,7 +12,7 @@ from services.kvstore.resp.command import Command
 from services.kvstore.resp.node import RedisConnection, RedisNode
 from services.kvstore.resp.open import redis_client
 from services.preflight.clock import check_skew
-from services.preflight.finding import Finding, fail, ok, warn
+from services.preflight.finding import Finding, fail, ok, warn, worst
 from shared.errors import ConfigError, StoreUnavailable
 
 CHECK = "redis"
@@ -59,9 +59,8 @@ async def _look(client: RedisClient, need: RedisNeed) -> list[Finding]:
     await client.check()
     nodes = await client.nodes()
     findings = [await _check_node(node, need.timeout_s) for node in nodes]
-    worst = max(findings, key=lambda finding: list(type(finding.level)).index(finding.level))
     skews = [check_skew(f"Redis at {node.endpoint}", *await _clock(node)) for node in nodes]
-    return [worst, max(skews, key=lambda finding: list(type(finding.level)).index(finding.level))]
+    return [worst(findings), worst(skews)]
 
 
 async def _check_node(node: RedisNode, timeout_s: float) -> Finding:

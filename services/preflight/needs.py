@@ -104,7 +104,7 @@ def _router(overrides: Overrides, flags: list[str]) -> Needs:
     return Needs(
         tokenizer=settings.model,
         redis=_redis(overrides),
-        ports=_given(http=settings.http, grpc=settings.grpc),
+        ports=_given(http=settings.http, grpc=settings.grpc, picker=settings.picker.bind),
     )
 
 

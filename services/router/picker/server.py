@@ -8,11 +8,13 @@ from collections.abc import Callable
 from services.router.edge.auth import ApiKeys
 from services.router.edge.scheduling import SchedulingHints
 from services.router.edge.settings import EdgeSettings
+from services.router.picker.certificate import self_signed_credentials
 from services.router.picker.endpoints import EndpointWatch
 from services.router.picker.ext_proc import LIVENESS, READINESS, SERVICE_NAME, ExternalProcessor
 from services.router.picker.picker import Picker
 from services.router.picker.probe import tls_context
 from services.router.picker.settings import PickerSettings
+from shared.errors import ConfigError
 from shared.rpc.server import RpcServer
 
 MESSAGE_SLACK_BYTES = 1 << 20
@@ -33,6 +35,8 @@ class PickerServer:
     ) -> None:
         """For the arguments see `Picker` and `ExternalProcessor`. Raises ConfigError."""
         settings.tls.check("picker.tls", mutual=False)
+        if settings.self_signed and settings.tls.enabled:
+            raise ConfigError("picker.self_signed and picker.tls exclude each other", field="picker.self_signed")
         self._watch = EndpointWatch.of(settings.endpoints, settings.probe_interval_s, tls_context(edge.tls))
         picker = Picker(self._watch, ApiKeys.of(edge), check_room, own_port, settings.max_endpoints)
         self._rpc = RpcServer(
@@ -41,7 +45,7 @@ class PickerServer:
             (SERVICE_NAME, READINESS),
             options=(("grpc.max_receive_message_length", edge.max_body_bytes + MESSAGE_SLACK_BYTES),),
             max_calls=edge.limits.max_grpc_calls,
-            credentials=settings.tls.server_credentials(),
+            credentials=self_signed_credentials() if settings.self_signed else settings.tls.server_credentials(),
         )
         self._ready: asyncio.Task[None] | None = None
 

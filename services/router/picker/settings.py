@@ -24,3 +24,6 @@ class PickerSettings(BaseModel):
     """Routers that a gateway is told: the first serves, the others are for its retries."""
     tls: Tls = Tls()
     """TLS of the picker. With a ca, gateways need certificates of their own."""
+    self_signed: bool = False
+    """TLS without `tls`: by a certificate that the router makes when it starts, for gateways that encrypt and do not
+    verify."""

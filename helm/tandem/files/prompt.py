@@ -28,7 +28,10 @@ def main() -> int:
     setting = os.environ.get
     try:
         answer = ask(
-            os.environ["TANDEM_URL"], os.environ["TANDEM_MODEL"], setting("TANDEM_API_KEY", ""), setting("TANDEM_CA", "")
+            os.environ["TANDEM_URL"],
+            os.environ["TANDEM_MODEL"],
+            setting("TANDEM_API_KEY", ""),
+            setting("TANDEM_CA", ""),
         )
     except urllib.error.HTTPError as error:
         print(f"{error.code}: {error.read().decode(errors='replace')}")

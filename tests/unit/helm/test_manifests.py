@@ -1,0 +1,189 @@
+"""What the rendered Pods, accounts and policies promise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.helm.charts import Helm, Manifest, Manifests
+
+MODELS = {
+    "/models/m": ("/models/m", None, "m"),
+    "pvc://claim/a/b": ("/model", {"persistentVolumeClaim": {"claimName": "claim", "readOnly": True}}, "b"),
+    "hf://org/name@v1": ("/model", {"emptyDir": {"sizeLimit": "40Gi"}}, "org/name"),
+    "s3://bucket/x/m": ("/model", {"emptyDir": {"sizeLimit": "40Gi"}}, "m"),
+    "oci://r.io/org/m:1#/sub": (
+        "/model/sub",
+        {"image": {"reference": "r.io/org/m:1", "pullPolicy": "IfNotPresent"}},
+        "m",
+    ),
+}
+
+
+def containers(manifests: Manifests) -> list[tuple[str, Manifest, Manifest]]:
+    """(name of the maker, Pod, container), init containers too."""
+    return [
+        (name, pod["spec"], container)
+        for name, pod in manifests.pods.items()
+        for container in (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"])
+    ]
+
+
+def flags(container: Manifest) -> dict[str, str]:
+    return dict(arg.removeprefix("--").split("=", 1) for arg in container["args"] if "=" in arg)
+
+
+def main_of(manifests: Manifests, name: str) -> Manifest:
+    container: Manifest = manifests.pods[name]["spec"]["containers"][0]
+    return container
+
+
+def test_no_container_is_root_or_writes_to_its_image(defaults: Manifests) -> None:
+    found = containers(defaults)
+    assert {name for name, _, _ in found} == {"router", "prefill", "decode", "kvstore", "redis", "test"}
+    for _, pod, container in found:
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["enableServiceLinks"] is False
+        security = container["securityContext"]
+        assert security["readOnlyRootFilesystem"] is True
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
+
+
+def test_only_the_router_may_ask_the_api_server_and_for_pods_alone(defaults: Manifests) -> None:
+    tokens = {name for name, pod in defaults.pods.items() if pod["spec"]["automountServiceAccountToken"]}
+    assert tokens == {"router"}
+    (role,) = defaults.of("Role")
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
+    assert defaults.of("ClusterRole") == []
+    (binding,) = defaults.of("RoleBinding")
+    assert [subject["name"] for subject in binding["subjects"]] == ["demo-router"]
+
+
+def test_a_grace_period_has_room_for_what_comes_before_the_end(helm: Helm) -> None:
+    manifests = helm.manifests(values={"worker": {"drainTimeoutSeconds": 200}, "router": {"drainTimeoutSeconds": 90}})
+    for name in ("router", "prefill", "decode"):
+        pod = manifests.pods[name]["spec"]
+        container = pod["containers"][0]
+        (_, before) = container["lifecycle"]["preStop"]["exec"]["command"]
+        assert pod["terminationGracePeriodSeconds"] > int(before) + int(flags(container)["drain-timeout-s"])
+
+
+def test_the_router_selects_the_workers_of_its_own_layout_alone(helm: Helm) -> None:
+    layouts = set()
+    for dtype in ("bf16", "fp16"):
+        pools = [{"name": "c", "role": "collocated", "replicas": 1, "dtype": dtype}]
+        manifests = helm.manifests(values={"pools": pools})
+        labels = manifests.pods["c"]["metadata"]["labels"]
+        selector = dict(
+            pair.split("=") for pair in flags(main_of(manifests, "router"))["kubernetes.selector"].split(",")
+        )
+        assert selector.items() <= labels.items()
+        layouts.add(selector["tandem-llm.io/layout"])
+        assert "tandem-llm.io/layout" not in manifests.one("Deployment", "c")["spec"]["selector"]["matchLabels"]
+    assert len(layouts) == 2
+
+
+def test_a_router_is_replaced_by_a_ready_one_and_a_worker_needs_no_further_gpu(defaults: Manifests) -> None:
+    router = defaults.one("Deployment", "router")["spec"]["strategy"]["rollingUpdate"]
+    worker = defaults.one("Deployment", "prefill")["spec"]["strategy"]["rollingUpdate"]
+    assert (router["maxSurge"], router["maxUnavailable"]) == (1, 0)
+    assert (worker["maxSurge"], worker["maxUnavailable"]) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("roles", "mode"),
+    [
+        (("prefill", "decode"), "disaggregated"),
+        (("collocated",), "collocated"),
+        (("prefill", "collocated"), "disaggregated"),
+    ],
+)
+def test_the_routers_mode_follows_from_the_roles(helm: Helm, roles: tuple[str, ...], mode: str) -> None:
+    pools = [{"name": f"a-{role}", "role": role, "replicas": 1} for role in roles]
+    manifests = helm.manifests(values={"pools": pools})
+    assert flags(main_of(manifests, "router"))["mode"] == mode
+    services = [main_of(manifests, f"a-{role}")["command"][-1] for role in roles]
+    assert services == [f"services.{'prefill' if role == 'prefill' else 'decode'}" for role in roles]
+    config = {name for each in manifests.of("ConfigMap") for name in each["data"]}
+    assert ("router.yaml" in config) == (roles == ("prefill", "collocated"))
+
+
+@pytest.mark.parametrize("uri", MODELS)
+def test_a_model_reaches_worker_and_router(helm: Helm, uri: str) -> None:
+    folder, volume, served = MODELS[uri]
+    fetched = uri.startswith(("hf", "s3"))
+    model: dict[str, Any] = {"uri": uri, **({"size": "40Gi", "secret": "s"} if fetched else {})}
+    if uri.startswith("s3"):
+        model["downloaderImage"] = "aws:1"
+    manifests = helm.manifests(values={"model": model})
+    assert flags(main_of(manifests, "router"))["served-model-name"] == served
+    for name in ("router", "prefill"):
+        pod = manifests.pods[name]["spec"]
+        assert flags(pod["containers"][0])["model"] == folder
+        volumes = {each["name"]: each for each in pod["volumes"]}
+        assert (volumes.get("model") is None) == (volume is None)
+        if volume is not None:
+            assert volume.items() <= volumes["model"].items()
+            (mount,) = (each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "model")
+            assert mount["readOnly"] is True
+            assert mount.get("subPath", "") == ("a/b" if uri.startswith("pvc") else "")
+        assert [each["name"] for each in pod["initContainers"]] == [*(["model"] if fetched else []), "preflight"]
+
+
+def test_the_preflight_looks_at_what_the_service_starts_with(defaults: Manifests) -> None:
+    for name in ("router", "prefill", "kvstore"):
+        pod = defaults.pods[name]["spec"]
+        preflight = pod["initContainers"][-1]
+        split = preflight["args"].index("--")
+        assert preflight["args"][split + 1 :] == pod["containers"][0]["args"]
+        assert preflight["env"] == pod["containers"][0]["env"]
+
+
+def test_rdma_brings_the_device_and_the_right_to_pin_memory(helm: Helm) -> None:
+    pool = {"name": "c", "role": "collocated", "replicas": 1, "rdma": {"resource": "rdma/hca", "count": 2}}
+    container = main_of(helm.manifests(values={"pools": [pool]}), "c")
+    assert container["resources"]["limits"] == {"rdma/hca": 2}
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+
+
+def test_store_nodes_have_names_that_stay(helm: Helm) -> None:
+    manifests = helm.manifests(values={"kvstore": {"replicas": 2, "hostMemory": "1Gi"}})
+    names = ("demo-kvstore-0", "demo-kvstore-1")
+    nodes = ",".join(f"{name}={name}.demo-kvstore-nodes.serving.svc:50070" for name in names)
+    assert flags(main_of(manifests, "prefill"))["store"] == nodes
+    assert flags(main_of(manifests, "router"))["stores"] == nodes
+    assert flags(main_of(manifests, "kvstore"))["host-bytes"] == str(1 << 30)
+
+
+def test_redis_is_reached_by_the_store_alone(defaults: Manifests) -> None:
+    policy = defaults.one("NetworkPolicy", "redis")["spec"]
+    (rule,) = policy["ingress"]
+    (peer,) = rule["from"]
+    assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "kvstore"
+
+
+def test_secrets_come_by_reference(helm: Helm) -> None:
+    manifests = helm.manifests(
+        values={
+            "redis": {"enabled": False, "external": {"existingSecret": "r", "caSecret": "ca"}},
+            "fleetKey": {"existingSecret": "f"},
+            "apiKeys": {"existingSecret": "k"},
+        }
+    )
+    found = {
+        (name, variable["name"]): variable["valueFrom"]["secretKeyRef"]
+        for name in ("router", "prefill", "kvstore")
+        for variable in main_of(manifests, name)["env"]
+        if "secretKeyRef" in variable.get("valueFrom", {})
+    }
+    assert found == {
+        ("router", "TANDEM_ROUTER_FLEET_KEY"): {"name": "f", "key": "fleet-key"},
+        ("router", "TANDEM_ROUTER_EDGE__API_KEYS"): {"name": "k", "key": "api-keys"},
+        ("prefill", "TANDEM_WORKER_FLEET_KEY"): {"name": "f", "key": "fleet-key"},
+        ("kvstore", "TANDEM_KVSTORE_FLEET_KEY"): {"name": "f", "key": "fleet-key"},
+        ("kvstore", "TANDEM_KVSTORE_REDIS_URL"): {"name": "r", "key": "url"},
+    }
+    assert manifests.of("Secret") == []

@@ -1,0 +1,168 @@
+"""Values that cannot work are refused before anything is installed, with the name of the value."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.unit.helm.charts import Helm, Refused
+
+PREFILL: dict[str, Any] = {"name": "p", "role": "prefill", "replicas": 1}
+DECODE: dict[str, Any] = {"name": "d", "role": "decode", "replicas": 1}
+GPU = {"limits": {"nvidia.com/gpu": 1}}
+
+
+def pools(*changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A prefill and a decode pool with changes, in that order; a third change is a pool by itself."""
+    made = [copy.deepcopy(PREFILL), copy.deepcopy(DECODE), {}][: max(2, len(changes))]
+    for pool, change in zip(made, changes, strict=False):
+        pool.update(change)
+    return {"pools": made}
+
+
+@dataclass(frozen=True)
+class Bad:
+    """Values, and what the message names."""
+
+    name: str
+    values: Mapping[str, Any]
+    says: tuple[str, ...]
+    kubernetes: str = field(default="1.34.0")
+
+
+BAD = [
+    # What the schema knows: typos, kinds, bounds.
+    Bad("a-typo-at-the-top", {"poools": []}, ("poools",)),
+    Bad("a-typo-in-a-pool", pools({"replica": 2}), ("pools.0", "replica")),
+    Bad("a-typo-in-the-router", {"router": {"replcas": 2}}, ("router", "replcas")),
+    Bad(
+        "a-typo-in-a-service-setting",
+        {"worker": {"config": {"max_model_length": 1}}},
+        ("worker.config", "max_model_length"),
+    ),
+    Bad(
+        "a-typo-in-a-nested-setting",
+        {"router": {"config": {"placement": {"prefx": 1}}}},
+        ("router.config.placement", "prefx"),
+    ),
+    Bad("a-setting-out-of-bounds", {"worker": {"config": {"gpu_memory": 1.5}}}, ("worker.config.gpu_memory",)),
+    Bad("a-setting-of-the-charts-own", {"worker": {"config": {"name": "x"}}}, ("worker.config", "name")),
+    Bad("an-unknown-role", pools({"role": "both"}), ("pools.0.role", "collocated")),
+    Bad("replicas-that-are-text", pools({"replicas": "two"}), ("pools.0.replicas", "integer")),
+    Bad("negative-replicas", pools({"replicas": -1}), ("pools.0.replicas",)),
+    Bad("a-pool-without-a-name", {"pools": [{"role": "collocated", "replicas": 1}]}, ("pools.0", "name")),
+    Bad("a-name-that-no-object-may-have", pools({"name": "Prefill_1"}), ("pools.0.name",)),
+    Bad("no-pools", {"pools": []}, ("pools",)),
+    Bad("an-unknown-dtype", pools({"dtype": "fp8"}), ("pools.0.dtype", "bf16")),
+    Bad("a-block-size-that-no-worker-has", pools({"blockSize": 48}), ("pools.0.blockSize",)),
+    Bad("a-uri-of-an-unknown-scheme", {"model": {"uri": "ftp://host/model"}}, ("model.uri",)),
+    Bad("a-size-without-a-unit-helm-knows", {"model": {"uri": "hf://a/b", "size": "40GB"}}, ("model.size",)),
+    Bad(
+        "a-redis-url-that-is-none",
+        {"redis": {"enabled": False, "external": {"url": "http://r"}}},
+        ("redis.external.url",),
+    ),
+    Bad("a-port-out-of-range", {"router": {"service": {"httpPort": 70000}}}, ("router.service.httpPort",)),
+    Bad("an-argument-with-a-space", pools({"extraArgs": ["--max-num-seqs 8"]}), ("pools.0.extraArgs.0",)),
+    # Values that moved: the schema names the new place.
+    Bad("replicas-of-other-charts", {"replicaCount": 2}, ("replicaCount", "moved to pools[].replicas")),
+    Bad(
+        "one-prefill-section",
+        {"prefill": {"replicas": 1}},
+        ("prefill", "moved to an entry of pools with role: prefill"),
+    ),
+    Bad("model-artifacts", {"modelArtifacts": {"uri": "hf://a/b"}}, ("modelArtifacts", "moved to model")),
+    Bad("the-url-beside-external", {"redis": {"url": "redis://r"}}, ("redis.url", "moved to redis.external.url")),
+    Bad("the-pools-type", pools({"type": "prefill"}), ("pools.0.type", "moved to role")),
+    # Contradictions, which the templates find.
+    Bad("two-pools-of-one-name", pools({}, {"name": "p"}), ("pools[1].name", "p is the name of another pool")),
+    Bad("a-pool-named-as-a-part", pools({"name": "router"}), ("pools[0].name", "another part")),
+    Bad("nobody-can-decode", {"pools": [PREFILL]}, ("pools: none can decode",)),
+    Bad("nobody-can-prefill", {"pools": [DECODE]}, ("pools: none can prefill",)),
+    Bad(
+        "decode-beside-collocated",
+        pools({}, {}, {"name": "c", "role": "collocated", "replicas": 1}),
+        ("pools: roles decode and collocated",),
+    ),
+    Bad(
+        "tensor-parallelism",
+        pools({}, {"parallelism": {"tensor": 2}}),
+        ("pools[1].parallelism.tensor: 2", "not supported yet"),
+    ),
+    Bad("expert-parallelism", pools({"parallelism": {"expert": 8}}), ("pools[0].parallelism.expert: 8",)),
+    Bad("quantised-weights", pools({"quantization": "fp8"}), ("pools[0].quantization: fp8",)),
+    Bad("unequal-dtypes", pools({"dtype": "bf16"}, {"dtype": "fp16"}), ("pools[1].dtype", "dtype=bf16", "dtype=fp16")),
+    Bad(
+        "unequal-kv-dtypes",
+        pools({}, {"config": {"kv_dtype": "bf16"}}),
+        ("pools[1].kvDtype", "kvDtype=auto", "kvDtype=bf16"),
+    ),
+    Bad(
+        "unequal-block-sizes",
+        pools({"blockSize": 32}, {"extraArgs": ["--block-size=64"]}),
+        ("pools[1].blockSize", "blockSize=32", "blockSize=64"),
+    ),
+    Bad("one-deterministic-pool", pools({"config": {"deterministic": True}}), ("pools[1].deterministic",)),
+    Bad(
+        "more-gpus-than-a-worker-uses",
+        pools({"resources": {"limits": {"nvidia.com/gpu": 8}}}),
+        ("pools[0].resources.limits", "raise replicas"),
+    ),
+    Bad(
+        "two-ways-to-a-gpu",
+        pools({"resources": GPU, "dra": {"deviceClassName": "gpu.nvidia.com"}}),
+        ("pools[0].dra", "choose one"),
+    ),
+    Bad("a-gpu-for-the-cpu", pools({"resources": GPU, "device": "cpu"}), ("pools[0].device",)),
+    Bad("a-flag-that-the-chart-sets", pools({"extraArgs": ["--name=x"]}), ("pools[0].extraArgs: --name",)),
+    Bad(
+        "claims-where-there-are-none",
+        pools({"dra": {"deviceClassName": "gpu.nvidia.com"}}),
+        ("pools[0].dra", "device plugin"),
+        "1.29.0",
+    ),
+    Bad("no-redis", {"redis": {"enabled": False}}, ("redis: set redis.enabled: true", "redis.external.url")),
+    Bad("two-redis", {"redis": {"external": {"url": "redis://r"}}}, ("redis.enabled: true", "redis.external")),
+    Bad(
+        "a-url-and-a-secret",
+        {"redis": {"enabled": False, "external": {"url": "redis://r", "existingSecret": "s"}}},
+        ("redis.external.existingSecret",),
+    ),
+    Bad("a-hub-model-without-a-size", {"model": {"uri": "hf://org/name"}}, ("model.size",)),
+    Bad(
+        "a-bucket-without-a-downloader", {"model": {"uri": "s3://bucket/m", "size": "1Gi"}}, ("model.downloaderImage",)
+    ),
+    Bad("a-size-for-a-claim", {"model": {"uri": "pvc://models/m", "size": "1Gi"}}, ("model.size", "pvc://models/m")),
+    Bad("an-image-volume-too-early", {"model": {"uri": "oci://r.io/m:1"}}, ("model.uri", "1.31"), "1.29.0"),
+    Bad(
+        "more-host-memory-than-the-limit",
+        {"kvstore": {"hostMemory": "8Gi", "resources": {"limits": {"memory": "8Gi"}}}},
+        ("kvstore.hostMemory", "8Gi"),
+    ),
+    Bad(
+        "a-maximum-below-the-minimum",
+        {"router": {"autoscaling": {"enabled": True, "minReplicas": 4, "maxReplicas": 2}}},
+        ("router.autoscaling.maxReplicas",),
+    ),
+]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
+def test_a_bad_value_is_refused_by_name(helm: Helm, bad: Bad) -> None:
+    with pytest.raises(Refused) as refused:
+        helm.render(values=bad.values, kubernetes=bad.kubernetes)
+    message = str(refused.value)
+    assert [part for part in bad.says if part not in message] == []
+
+
+def test_the_values_that_the_bad_ones_start_from_are_good(helm: Helm) -> None:
+    assert "demo-p" in helm.render(values=pools())
+
+
+def test_there_are_twenty_five_of_both_kinds() -> None:
+    by_schema = [bad for bad in BAD if not any(part.startswith(("pools[", "pools:")) for part in bad.says)]
+    assert len(by_schema) >= 25

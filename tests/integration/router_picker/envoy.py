@@ -30,6 +30,8 @@ def bootstrap(port: int, picker: str, routers: Sequence[str], body_mode: str) ->
         "grpc_service": {"envoy_grpc": {"cluster_name": "picker"}, "timeout": "60s"},
         "failure_mode_allow": False,
         "message_timeout": "60s",
+        # Without it Envoy drops the metadata that a processor sends.
+        "metadata_options": {"receiving_namespaces": {"untyped": ["envoy.lb"]}},
         "processing_mode": {
             "request_header_mode": "SEND",
             "response_header_mode": "SEND",

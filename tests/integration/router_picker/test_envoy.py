@@ -118,8 +118,11 @@ async def test_what_the_picker_refuses_envoy_answers_itself(cluster) -> None:
     running, picker, folder = cluster
     https = [router.http for router in running.routers]
     async with envoy(folder, free_ports(1)[0], picker, https, MODES[0]) as client:
-        response = await client.post("/v1/completions", content=b"x" * (9 << 20))
-        assert (response.status_code, response.json()["error"]["param"]) == (413, "body")
+        async with asyncio.timeout(DEADLINE_S):  # by hand: a client that still sends its body may miss the answer
+            reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: gateway\r\ncontent-length: 9437184\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
+            writer.close()
         running.children["decode-0"].kill()
         async with asyncio.timeout(DEADLINE_S):
             while True:  # a router refuses too, until the picker has seen that it is not ready

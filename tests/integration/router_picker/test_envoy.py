@@ -124,7 +124,10 @@ async def test_what_the_picker_refuses_envoy_answers_itself(cluster) -> None:
             assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
             writer.close()
         running.children["decode-0"].kill()
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(DEADLINE_S), httpx.AsyncClient() as direct:
+            for http in https:  # a prompt that came before would wait for the worker's return
+                while (await direct.get(f"http://{http}/readyz")).status_code == 200:
+                    await asyncio.sleep(0.02)
             while True:  # a router refuses too, until the picker has seen that it is not ready
                 response = await client.post("/v1/completions", json={"prompt": "x"})
                 if response.status_code == 503 and "router" in response.json()["error"]["message"]:

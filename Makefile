@@ -44,7 +44,7 @@ PREFIX_FLAGS = $(foreach name,TRACE REQUESTS WORKERS PARTS,$(if $(findstring com
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast test-gpu test-timing test-sweep test-k8s k8s-programs lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-memory loadtest chaos soak clean always wheel mutation fuzz bench-determinism
+.PHONY: help setup run test test-fast test-gpu test-timing test-sweep test-k8s k8s-programs lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-memory loadtest chaos soak clean test-image always wheel mutation fuzz bench-determinism
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ k8s-programs: $(BIN)/.packages
 test-gpu: setup  ## the tests that need a GPU; where torch, Triton and pytest are there already, run the command below by hand
 	$(PYTEST) -c tests/gpu/pytest.ini -m gpu tests/gpu $(ARGS)
 
+test-image: setup k8s-programs  ## does an image answer a prompt, as no root and on a read-only root? needs podman: IMAGE=tandem:0.1.0-cpu
+	$(BIN)/python -m tests.image.smoke "$(IMAGE)" $(ARGS)
+
 test-timing: setup  ## the tests that hold on a quiet machine only
 	$(PYTEST) -m timing $(ARGS)
 
@@ -81,6 +84,7 @@ lint: setup  ## formatting, lint, types, lock
 	$(BIN)/mypy
 	$(BIN)/python .ci/lock.py --check
 	$(BIN)/python .ci/reference.py --check
+	$(BIN)/python .ci/chart_schema.py --check
 
 format: setup  ## format, and fix what ruff can fix
 	$(BIN)/ruff format

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from shared.config import ServiceSettings
-from shared.rpc.tls import Tls
+from shared.rpc.tls import ServiceTls
 
 
 class TenantQuota(BaseModel):
@@ -32,7 +32,7 @@ class KVStoreSettings(ServiceSettings):
 
     bind: str = "127.0.0.1:50070"
     """host:port to serve on; port 0 = any free port."""
-    tls: Tls = Tls()
+    tls: ServiceTls = ServiceTls()
     """Mutual TLS of the gRPC calls between services: cert, key and ca, in all of them or in none. It does not cover the
     blocks, which travel over UCX: see fleet_key."""
     fleet_key: SecretStr = SecretStr("")

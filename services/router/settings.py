@@ -16,7 +16,7 @@ from services.router.picker.settings import PickerSettings
 from services.router.placement.settings import PlacementSettings
 from shared.config import ServiceSettings
 from shared.errors import ConfigError
-from shared.rpc.tls import Tls
+from shared.rpc.tls import ServiceTls
 
 
 class RouterSettings(ServiceSettings):
@@ -34,7 +34,7 @@ class RouterSettings(ServiceSettings):
     """host:port of the OpenAI API."""
     grpc: str = "127.0.0.1:50051"
     """host:port of the gRPC API."""
-    tls: Tls = Tls()
+    tls: ServiceTls = ServiceTls()
     """Mutual TLS of the gRPC calls to workers, KV store and store nodes: cert, key, ca; in all services or in none."""
     fleet_key: SecretStr = SecretStr("")
     """Secret of the fleet, the one of its workers and store nodes: with one they let nobody else flush caches. Best

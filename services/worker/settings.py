@@ -11,7 +11,7 @@ from pydantic_settings import SettingsConfigDict
 
 from shared.config import ServiceSettings
 from shared.identity import WorkerRole
-from shared.rpc.tls import Tls
+from shared.rpc.tls import ServiceTls
 
 MIN_CHUNK = 16
 CHUNK = 512
@@ -32,7 +32,7 @@ class WorkerSettings(ServiceSettings):
     """Name of the worker: unique in the cluster, and the same after a restart."""
     bind: str = "127.0.0.1:0"
     """host:port of the session server; port 0 = any free one."""
-    tls: Tls = Tls()
+    tls: ServiceTls = ServiceTls()
     """Mutual TLS of the gRPC calls between services: cert, key and ca, in all of them or in none. It does not cover the
     blocks, which travel over UCX: see fleet_key."""
     fleet_key: SecretStr = SecretStr("")

@@ -66,6 +66,30 @@ class Tls(BaseModel):
         return grpc.ssl_channel_credentials(self.ca.read_bytes(), self.key.read_bytes(), self.cert.read_bytes())
 
 
+class NamedCredentials(grpc.ChannelCredentials):  # type: ignore[misc]  # grpc has no types of its own
+    """Credentials of a channel to a service whose certificate has `server_name`, whatever its address is."""
+
+    def __init__(self, credentials: grpc.ChannelCredentials, server_name: str) -> None:
+        """The same credentials, with a name for `channel` to expect."""
+        super().__init__(credentials._credentials)
+        self.server_name = server_name
+
+
+class ServiceTls(Tls):
+    """Mutual TLS of one service with the others."""
+
+    server_name: str = ""
+    """Name that every service's certificate has, expected in place of the address by which it is reached, such as that of
+    a Pod. Empty = the address."""
+
+    def channel_credentials(self) -> grpc.ChannelCredentials | None:
+        """As `Tls`, with the name to expect."""
+        credentials = super().channel_credentials()
+        if credentials is None or not self.server_name:
+            return credentials
+        return NamedCredentials(credentials, self.server_name)
+
+
 def _reason(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
         return f"not a usable PEM file ({error.reason or error})"

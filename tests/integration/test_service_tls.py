@@ -17,7 +17,7 @@ from shared.identity import WorkerRole
 from shared.kv_index.client import KVStoreClient
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc, prefill_pb2, prefill_pb2_grpc, types_pb2
 from shared.rpc.server import RpcServer
-from shared.rpc.tls import Tls
+from shared.rpc.tls import ServiceTls, Tls
 from tests.tls_files import Authority
 
 DEADLINE_S = 60.0
@@ -103,6 +103,25 @@ async def test_clients_of_store_and_blocks_get_through_with_a_certificate_only(
         await store.close()
         await blocks.close()
     assert servicer.num_calls == 2
+
+
+async def test_a_service_is_known_by_its_name_where_addresses_are_not_known_beforehand(authority: Authority) -> None:
+    cert, key = authority.issue("pod", "DNS:tandem")
+    tls = ServiceTls(cert=cert, key=key, ca=authority.cert, server_name="tandem")
+    servicer = Answering()
+    server = RpcServer("127.0.0.1:0", servicer.register, (), credentials=tls.server_credentials())
+    await server.start()
+    for name, gets_through in (("tandem", True), ("", False), ("another", False)):
+        credentials = tls.model_copy(update={"server_name": name}).channel_credentials()
+        blocks = BlockClient(server.address, look_up_timeout_s=10 if gets_through else 1, credentials=credentials)
+        if gets_through:
+            assert await blocks.look_up([b"x" * 16]) == [True]
+        else:
+            with pytest.raises(StoreUnavailable):
+                await blocks.look_up([b"x" * 16])
+        await blocks.close()
+    await server.stop(0)
+    assert servicer.num_calls == 1
 
 
 async def test_a_routers_session_needs_its_certificate(

@@ -59,6 +59,9 @@ priorityClassName: {{ . }}
 - --tls.cert=/etc/tandem/tls/tls.crt
 - --tls.key=/etc/tandem/tls/tls.key
 - --tls.ca=/etc/tandem/tls/ca.crt
+{{- with .Values.tls.services.serverName }}
+- --tls.server-name={{ . }}
+{{- end }}
 {{- end }}
 {{- end }}
 

@@ -7,7 +7,8 @@ import datetime
 import grpc
 
 VALID_FOR = datetime.timedelta(days=3650)
-_NAME = "tandem-endpoint-picker"
+NAME = "tandem-endpoint-picker"
+"""The certificate's."""
 
 
 def self_signed_credentials() -> grpc.ServerCredentials:
@@ -17,7 +18,7 @@ def self_signed_credentials() -> grpc.ServerCredentials:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, _NAME)])
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, NAME)])
     now = datetime.datetime.now(datetime.UTC)
     certificate = (
         x509.CertificateBuilder()
@@ -27,7 +28,7 @@ def self_signed_credentials() -> grpc.ServerCredentials:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))  # for clocks behind ours
         .not_valid_after(now + VALID_FOR)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(_NAME)]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(NAME)]), critical=False)
         .sign(key, hashes.SHA256())
     )
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())

@@ -56,7 +56,7 @@ def test_only_the_router_may_ask_the_api_server_and_for_pods_alone(defaults: Man
     tokens = {name for name, pod in defaults.pods.items() if pod["spec"]["automountServiceAccountToken"]}
     assert tokens == {"router"}
     (role,) = defaults.of("Role")
-    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
     assert defaults.of("ClusterRole") == []
     (binding,) = defaults.of("RoleBinding")
     assert [subject["name"] for subject in binding["subjects"]] == ["demo-router"]

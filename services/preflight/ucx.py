@@ -19,8 +19,11 @@ RDMA = ("rc", "dc", "ud", "srd", "gga")
 SHARED_MEMORY = ("posix", "sysv", "cma", "xpmem", "knem")
 _REINSTALL = "use an image of this release; outside of images: make setup"
 _OTHER_TLS = "leave UCX_TLS unset, or add tcp and sm to it"
+LEAST_VERSION = (1, 19)
+"""What UCXX is built for."""
+_NEWER = "a system UCX of 1.19 or later, or none: without RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY the wheel's is taken"
 _WITH_VERBS = (
-    "an image whose system UCX is built with verbs, and RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true: the UCX in the "
+    "an image whose system UCX (1.19 to 1.21) is built with verbs, and RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true: the UCX in the "
     "Python wheel has no RDMA"
 )
 
@@ -55,6 +58,8 @@ def judge(ucx: Ucx, *, has_rdma_device: bool, rdma_required: bool) -> Finding:
         if name != "self"
     )
     text = f"UCX {ucx.version}: {shown or 'no transport'}"
+    if tuple(int(part) for part in ucx.version.split(".")[:2]) < LEAST_VERSION:
+        return fail(CHECK, f"{text}; too old for UCXX", _NEWER)
     if (has_rdma_device or rdma_required) and not ucx.rdma:
         problem = fail if rdma_required else warn
         return problem(CHECK, f"{text}; no RDMA transport", _WITH_VERBS)

@@ -25,6 +25,12 @@ def test_devices_are_listed_by_transport() -> None:
     assert Ucx("1.21.0", found).rdma == ["rc_mlx5"]
 
 
+def test_a_ucx_that_is_too_old_is_refused() -> None:
+    finding = judge(Ucx("1.18.1", {"tcp": ["eth0"], "rc_mlx5": ["a"]}), has_rdma_device=True, rdma_required=True)
+    assert finding.level is Level.FAIL
+    assert "1.19" in finding.fix
+
+
 @pytest.mark.parametrize(
     ("transports", "device", "required", "level", "says"),
     [

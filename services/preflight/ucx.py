@@ -23,8 +23,8 @@ LEAST_VERSION = (1, 19)
 """What UCXX is built for."""
 _NEWER = "a system UCX of 1.19 or later, or none: without RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY the wheel's is taken"
 _WITH_VERBS = (
-    "an image whose system UCX (1.19 to 1.21) is built with verbs, and RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true: the UCX in the "
-    "Python wheel has no RDMA"
+    "an image whose system UCX (1.19 to 1.21) is built with verbs, and RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true: the "
+    "UCX in the Python wheel has no RDMA"
 )
 
 

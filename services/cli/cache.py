@@ -14,12 +14,13 @@ from google.protobuf.message import Message
 from rich.console import Console
 
 from services.cli.cache_client import CacheClient
-from services.cli.cache_view import show, size
+from services.cli.cache_view import show
 from services.cli.failures import EXIT_FAILED
 from services.cli.generate import parse_token_ids
 from services.cli.options import DEFAULT_TARGET, ApiKey, Target, targets_of
 from shared.errors import InvalidRequest
 from shared.rpc.pb.tandem.v1 import cache_pb2
+from shared.sizes import size
 
 _PIPED_WIDTH = 240
 _NAME_LEN = 32

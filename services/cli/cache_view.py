@@ -8,18 +8,9 @@ from rich.console import Console
 from rich.table import Table
 
 from shared.rpc.pb.tandem.v1 import cache_pb2, kvstore_pb2
+from shared.sizes import size
 
 _TIERS = {kvstore_pb2.TIER_DEVICE: "pool", kvstore_pb2.TIER_HOST: "host", kvstore_pb2.TIER_DISK: "disk"}
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
-def size(num_bytes: float) -> str:
-    """`1.5 MiB`."""
-    unit = 0
-    while num_bytes >= 1024 and unit < len(_UNITS) - 1:
-        num_bytes /= 1024
-        unit += 1
-    return f"{num_bytes:.0f} {_UNITS[unit]}" if unit == 0 or num_bytes >= 100 else f"{num_bytes:.1f} {_UNITS[unit]}"
 
 
 def share(part: int, whole: int) -> str:

@@ -11,10 +11,10 @@ from google.protobuf.json_format import MessageToJson
 from rich.console import Console
 from rich.table import Table
 
-from services.cli.cache_view import size
 from services.cli.options import DEFAULT_TARGET, ApiKey, Target, targets_of
 from shared.rpc.convert import role_from_proto
 from shared.rpc.pb.tandem.v1 import inference_pb2
+from shared.sizes import size
 from tandem import AsyncTandemClient
 
 _PIPED_WIDTH = 200

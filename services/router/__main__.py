@@ -6,6 +6,7 @@ import gc
 import logging
 import sys
 import zlib
+from typing import TYPE_CHECKING
 
 import grpc.aio
 
@@ -21,6 +22,7 @@ from services.router.edge.grpc_api import InferenceServicer, server_options
 from services.router.edge.http.app import build_app
 from services.router.edge.http.server import HttpServer
 from services.router.edge.input_processor import InputProcessor
+from services.router.edge.scheduling import SchedulingHints
 from services.router.explanation import explanation
 from services.router.fleet_servicer import SERVICE_NAME as FLEET_SERVICE_NAME
 from services.router.fleet_servicer import FleetServicer
@@ -40,6 +42,9 @@ from shared.model.tokenizer import Tokenizer
 from shared.process import run_service
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from shared.rpc.server import RpcServer
+
+if TYPE_CHECKING:
+    from services.router.picker.server import PickerServer
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +74,7 @@ class RouterService:
         self._drain = Drain(self._dispatcher)
         input_processor = InputProcessor(self._drain, self._tokenizer, self._template, self._model_name, settings.edge)
         self.grpc = self._new_grpc_server(input_processor)
+        self.picker = self._new_picker()
         app = build_app(input_processor, settings.edge, self._metrics.page, self._status)
         self.http = HttpServer(settings.http, app, settings.edge.limits, settings.edge.tls)
 
@@ -132,6 +138,14 @@ class RouterService:
             credentials=edge.tls.server_credentials(),
         )
 
+    def _new_picker(self) -> PickerServer | None:
+        settings = self._settings
+        if not settings.picker.bind:
+            return None
+        from services.router.picker.server import PickerServer  # Envoy's messages are many modules
+
+        return PickerServer(settings.picker, settings.edge, self._check_room, self._http_port, self._metrics.picked)
+
     @property
     def address(self) -> str:
         """host:port of the HTTP API."""
@@ -140,7 +154,8 @@ class RouterService:
     @property
     def endpoints(self) -> dict[str, str]:
         """All addresses, for the launcher."""
-        return {"http": self.http.address, "grpc": self.grpc.address, "metrics": self.http.address}
+        endpoints = {"http": self.http.address, "grpc": self.grpc.address, "metrics": self.http.address}
+        return endpoints if self.picker is None else {**endpoints, "picker": self.picker.address}
 
     async def start(self) -> None:
         """Starts both servers and begins to connect to the workers; raises ConfigError where a port is taken."""
@@ -149,6 +164,8 @@ class RouterService:
         await self.grpc.set_serving(True)
         self._fleet.start()
         self._watch.start()
+        if self.picker is not None:
+            await self.picker.start()
         gc.collect()
         gc.freeze()  # what the start allocated stays: no later collection has to scan it
         self._metrics.watch_loop()
@@ -158,6 +175,8 @@ class RouterService:
         ends the sessions."""
         await self.grpc.set_serving(False)
         await self._drain.finish(self._settings.drain_timeout_s)
+        if self.picker is not None:
+            await self.picker.close()
         await self.http.stop()
         await self.grpc.stop()
         await self._watch.close()
@@ -181,6 +200,13 @@ class RouterService:
         now.not_ready_reason = self._drain.not_ready_reason()
         now.ready = not now.not_ready_reason
         return now
+
+    def _check_room(self, hints: SchedulingHints) -> None:
+        """See `Picker`."""
+        self._drain.check_room(hints.tenant, hints.priority, hints.ttft_timeout_s)
+
+    def _http_port(self) -> int:
+        return Address.parse(self.http.address, "http").port
 
     def _on_change(self) -> None:
         self._dispatcher.pump()

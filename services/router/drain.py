@@ -47,6 +47,10 @@ class Drain:
         """See `Core`."""
         return self._core.max_prompt_tokens()
 
+    def check_room(self, tenant: str, priority: int, ttft_timeout_s: float) -> None:
+        """See `Core`."""
+        self._core.check_room(tenant, priority, ttft_timeout_s)
+
     def not_ready_reason(self) -> str:
         """See `Core`."""
         return REASON if self.draining else self._core.not_ready_reason()

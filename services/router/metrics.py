@@ -34,7 +34,10 @@ PREFIX_TOKENS = counter(
 TOKENS = counter(
     "tandem_tokens_total", "Tokens of finished requests by kind; cached ones include fetched ones.", "kind"
 )
-METRICS = (TTFT, REQUESTS, RETRIES, PLACEMENTS, REFUSALS, PREFIX_TOKENS, TOKENS)
+PICKS = counter(
+    "tandem_picks_total", "Requests of gateways by the endpoint picker's answer: picked, or an error's code.", "outcome"
+)
+METRICS = (TTFT, REQUESTS, RETRIES, PLACEMENTS, REFUSALS, PREFIX_TOKENS, TOKENS, PICKS)
 """All metrics of a router; every sample also has the label gen_ai_response_model."""
 
 
@@ -81,6 +84,7 @@ class RouterMetrics:
         self._refusals = metrics.counter(REFUSALS)
         self._prefixes = metrics.counter(PREFIX_TOKENS)
         self._tokens = metrics.counter(TOKENS)
+        self._picks = metrics.counter(PICKS)
         for known, values in (
             (self._requests, ("finished", "cancelled")),
             (self._placements, [route.value for route in Route]),
@@ -149,6 +153,10 @@ class RouterMetrics:
     def placed(self, route: Route) -> None:
         """Workers were chosen: with a hand-off, or why without."""
         self._placements.add(1, route.value)
+
+    def picked(self, outcome: str) -> None:
+        """A gateway asked for an endpoint."""
+        self._picks.add(1, outcome)
 
     def page(self) -> bytes:
         """The Prometheus text format."""

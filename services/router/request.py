@@ -149,3 +149,8 @@ class Core(Protocol):
     def not_ready_reason(self) -> str:
         """Empty when a prompt can be served now; else a message about what is missing."""
         ...
+
+    def check_room(self, tenant: str, priority: int, ttft_timeout_s: float) -> None:
+        """Raises Overloaded where `submit` would refuse such a request now, however short its prompt; it changes
+        nothing. `ttft_timeout_s` as in Request."""
+        ...

@@ -12,6 +12,7 @@ from pydantic_settings import SettingsConfigDict
 from services.router.admission.settings import AdmissionSettings
 from services.router.dispatch.config import DispatchConfig
 from services.router.edge.settings import EdgeSettings
+from services.router.picker.settings import PickerSettings
 from services.router.placement.settings import PlacementSettings
 from shared.config import ServiceSettings
 from shared.errors import ConfigError
@@ -77,6 +78,8 @@ class RouterSettings(ServiceSettings):
     `suspect_after_s`. Seconds."""
     drain_timeout_s: float = Field(default=30.0, ge=0, le=3600)
     """Time for accepted requests to end after SIGTERM; meanwhile new ones are answered with 503. Seconds."""
+    picker: PickerSettings = PickerSettings()
+    """The endpoint picker for gateways."""
     edge: EdgeSettings = EdgeSettings()
     """The HTTP and gRPC servers: API keys, tenants, limits."""
 

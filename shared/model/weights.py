@@ -42,7 +42,7 @@ def load_weights(folder: Path, targets: Mapping[str, Tensor], on_progress: OnPro
             or of a wrong shape or dtype (`tensor`).
     """
     files = checkpoint_files(folder)
-    entries = _wanted(files, targets)
+    entries = match_entries(files, targets)
     tied_duplicate = TIED_NAME not in targets
     total_bytes = sum(entry.num_bytes for entry in entries.values())
     loaded_bytes = 0
@@ -104,8 +104,8 @@ def _sample_offsets(num_bytes: int) -> list[int]:
     return [0, (num_bytes - _SAMPLE_BYTES) // 2, num_bytes - _SAMPLE_BYTES]
 
 
-def _wanted(files: Iterable[SafetensorsFile], targets: Mapping[str, Tensor]) -> dict[str, TensorEntry]:
-    """The entry of each target, with every name, shape and dtype checked."""
+def match_entries(files: Iterable[SafetensorsFile], targets: Mapping[str, Tensor]) -> dict[str, TensorEntry]:
+    """The entry of each target, with every name, shape and dtype checked. Raises ModelLoadError, as `load_weights`."""
     found: dict[str, TensorEntry] = {}
     for file in files:
         for entry in file.entries:

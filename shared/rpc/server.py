@@ -113,6 +113,12 @@ class RpcServer:
         for name in ("", *self._service_names):
             await self._health.set(name, status)
 
+    async def set_health(self, name: str, *, serving: bool) -> None:
+        """What the health service answers for one name, which need not be a service's. After `start`."""
+        assert self._health is not None, "not started"
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._health.set(name, status)
+
     async def stop(self, grace_s: float = 1.0) -> None:
         """Refuses new calls at once, gives running ones `grace_s` seconds, then ends them."""
         if self._server is not None:

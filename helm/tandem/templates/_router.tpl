@@ -36,6 +36,7 @@
 - --edge.tls.cert=/etc/tandem/edge-tls/tls.crt
 - --edge.tls.key=/etc/tandem/edge-tls/tls.key
 {{- end }}
+{{- with include "tandem.gateway.args" $root | trim }}{{ . | nindent 0 }}{{ end }}
 {{- range $root.Values.router.extraArgs }}
 - {{ . | quote }}
 {{- end }}

@@ -23,7 +23,7 @@ from services.router.metrics import RouterMetrics
 from services.router.placement.decision import Choice, Decision, DecisionLog
 from services.router.placement.filters import GUEST_AFTER_S
 from services.router.placement.policy import Placement
-from services.router.placement.views import PlacementRequest
+from services.router.placement.views import PlacementRequest, Pool
 from services.router.request import Request
 from services.router.workers.fleet import Fleet
 from shared.errors import (
@@ -116,6 +116,16 @@ class Dispatcher:
     def not_ready_reason(self) -> str:
         """Empty when a prompt can be served now."""
         return self._fleet.not_ready_reason()
+
+    def check_room(self, tenant: str, priority: int, ttft_timeout_s: float) -> None:
+        """See `Core`: judged as a prompt of one token would be."""
+        self._queue.check()
+        target_s = ttft_timeout_s or self._config.ttft_target_s
+        if not self._queue or not target_s:
+            return
+        now = time.perf_counter()
+        item = QueueEntry("", num_tokens=1, arrived_s=now, deadline_s=now + target_s, priority=priority, tenant=tenant)
+        self._admission.enter(item, now, self._queue, self._prompt_pool, num_cached=0, strict=bool(ttft_timeout_s))
 
     @property
     def num_waiting(self) -> int:
@@ -264,13 +274,12 @@ class Dispatcher:
     def _enter(self, active: ActiveRequest, now: float, *, returning: bool) -> Estimate:
         """What is expected of the request in the queue; raises Overloaded where it would be late."""
         item = self._waiting(active)
-        pool = self._fleet.decode_pool if self._config.collocated else self._fleet.prefill_pool
         try:
             return self._admission.enter(
                 item,
                 now,
                 self._queue,
-                pool,
+                self._prompt_pool,
                 num_cached=active.num_tokens - item.num_tokens,
                 strict=bool(active.request.ttft_timeout_s),
                 first=returning,
@@ -278,6 +287,11 @@ class Dispatcher:
         except Overloaded:
             self._metrics.refused(waited=returning)
             raise
+
+    @property
+    def _prompt_pool(self) -> Pool:
+        """Who computes prompts."""
+        return self._fleet.decode_pool if self._config.collocated else self._fleet.prefill_pool
 
     def _waiting(self, active: ActiveRequest) -> QueueEntry:
         """What the queue knows of a request. Once a first token is out, its deadline is met or missed for good."""

@@ -61,6 +61,11 @@ class PeerAddress:
             raise TransferFailed("the peer's transfer address is damaged", field="transfer_address")
         return PeerAddress(host, pid, started, worker)
 
+    @staticmethod
+    def host_in(data: bytes) -> bytes:
+        """The host of an encoded address, unchecked; for messages to people. b"" where there is none."""
+        return data[9 : 9 + HOST_ID_BYTES] if len(data) > _HEADER.size else b""
+
 
 def this_host() -> bytes:
     """16 bytes, equal for processes that may share memory: same boot, same IPC, PID and network namespaces.

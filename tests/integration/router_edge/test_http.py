@@ -56,7 +56,13 @@ async def leave_in_the_middle(edge: Edge, body: dict[str, Any], read_until: byte
 
 async def test_probes_metrics_and_status(edge: Edge) -> None:
     assert (await edge.client.get("/healthz")).status_code == 200
-    assert (await edge.client.get("/readyz")).json() == {"ready": True, "reason": "", "degraded": []}
+    page = (await edge.client.get("/readyz")).json()
+    assert page == {
+        "ready": True,
+        "reason": "",
+        "degraded": [],
+        "load": {"waiting": 0, "running": 0, "queue_limit": 0},
+    }
     edge.core.reason = "no decode worker is connected"
     ready = await edge.client.get("/readyz")
     assert (ready.status_code, ready.json()["reason"]) == (503, "no decode worker is connected")

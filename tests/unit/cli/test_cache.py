@@ -11,7 +11,6 @@ from pathlib import Path
 import grpc
 import pytest
 
-from services.cli.cache_view import size
 from shared.errors import InvalidRequest, TandemError
 from shared.rpc.errors import ERROR_TRAILER, to_proto
 from shared.rpc.pb.tandem.v1 import cache_pb2, cache_pb2_grpc, kvstore_pb2
@@ -178,11 +177,3 @@ def test_what_cannot_be_pinned_is_said_in_a_line(tandem: RunTandem, cache: Scrip
     cache.error = InvalidRequest("the prefix takes 9 bytes, more than pins leave", field="prefix")
     result = tandem("cache", "pin", "x")
     assert (result.status, result.err) == (2, "tandem: the prefix takes 9 bytes, more than pins leave\n")
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (200 << 20, "200 MiB"), (1 << 50, "1024 TiB")],
-)
-def test_sizes_are_read_by_people(num_bytes: int, text: str) -> None:
-    assert size(num_bytes) == text

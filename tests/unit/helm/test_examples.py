@@ -18,7 +18,7 @@ def _parts(version: str) -> tuple[int, ...]:
 
 VERSIONS = sorted({".".join(version.split(".")[:2]) for version in utils.all_versions()}, key=_parts)
 VERSIONS = VERSIONS[VERSIONS.index("1.29") :]
-FOREIGN = ("monitoring.coreos.com/",)
+FOREIGN = ("monitoring.coreos.com/", "gateway.networking.k8s.io/", "inference.networking.k8s.io/")
 """APIs of other projects: no schema of theirs comes with Kubernetes."""
 
 EVERYTHING = {
@@ -36,7 +36,7 @@ EVERYTHING = {
             "replicas": 2,
             "rdma": {"resource": "rdma/hca", "count": 2},
             "resources": {"limits": {"nvidia.com/gpu": 1}},
-            "topology": {"zone": "z", "rack": "r", "nvlinkDomain": "n"},
+            "topology": {"zone": "z", "rack": "r", "nvlinkDomain": "d1"},
             "config": {"max_num_seqs": 8},
             "env": [{"name": "A", "value": "b"}],
         },
@@ -47,6 +47,7 @@ EVERYTHING = {
     "tls": {"edge": {"existingSecret": "edge"}, "services": {"existingSecret": "mutual"}},
     "apiKeys": {"existingSecret": "keys", "adminKey": "admin", "testKey": "test"},
     "fleetKey": {"existingSecret": "fleet"},
+    "gateway": {"enabled": True, "httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}]}},
     "metrics": {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}, "dashboard": {"enabled": True}},
 }
 """All that can be switched on at once."""

@@ -51,6 +51,13 @@ BAD = [
     ),
     Bad("a-setting-out-of-bounds", {"worker": {"config": {"gpu_memory": 1.5}}}, ("worker.config.gpu_memory",)),
     Bad("a-setting-of-the-charts-own", {"worker": {"config": {"name": "x"}}}, ("worker.config", "name")),
+    Bad("a-typo-in-the-gateway", {"gateway": {"enable": True}}, ("gateway", "enable")),
+    Bad("a-picker-on-the-port-of-an-api", {"gateway": {"port": 8000}}, ("gateway.port",)),
+    Bad(
+        "a-route-to-no-gateway",
+        {"gateway": {"enabled": True, "httpRoute": {"enabled": True}}},
+        ("gateway.httpRoute.parentRefs",),
+    ),
     Bad("an-unknown-role", pools({"role": "both"}), ("pools.0.role", "collocated")),
     Bad("replicas-that-are-text", pools({"replicas": "two"}), ("pools.0.replicas", "integer")),
     Bad("negative-replicas", pools({"replicas": -1}), ("pools.0.replicas",)),

@@ -10,7 +10,7 @@ import pytest
 from services.router.drain import REASON, Drain
 from services.router.request import Request
 from shared.engine.sampling_params import SamplingParams
-from shared.errors import Draining
+from shared.errors import Draining, Overloaded
 
 REQUEST = Request("r", (1, 2, 3), SamplingParams(seed=1, max_tokens=8))
 
@@ -28,6 +28,9 @@ class Scripted:
     def max_prompt_tokens(self) -> int:
         return 100
 
+    def check_room(self, tenant: str, priority: int, ttft_timeout_s: float) -> None:
+        raise Overloaded(f"{tenant} {priority} {ttft_timeout_s}")
+
     def not_ready_reason(self) -> str:
         return "" if self.num_active < 2 else "full"
 
@@ -39,6 +42,8 @@ def test_it_is_the_core_until_it_drains() -> None:
     assert (drain.max_prompt_tokens(), drain.not_ready_reason()) == (100, "")
     drain.submit(REQUEST)
     assert drain.not_ready_reason() == "full"
+    with pytest.raises(Overloaded, match=r"acme 3 0\.5"):
+        drain.check_room("acme", 3, 0.5)
 
 
 async def test_it_ends_with_the_last_request() -> None:

@@ -57,11 +57,14 @@ class Pages:
         return JSONResponse({"status": "ok"})
 
     async def readyz(self, _: Request) -> Response:
-        """200 when a prompt can be served now, else 503 with the reason; and what does not work as it should."""
+        """200 when a prompt can be served now, else 503 with the reason; what does not work as it should; and the load,
+        for endpoint pickers."""
         reason = self._input_processor.core.not_ready_reason()
-        degraded = list(self._status().degraded)
+        status = self._status()
+        load = {"waiting": status.queue_len, "running": status.num_running, "queue_limit": status.queue_limit}
         return JSONResponse(
-            {"ready": not reason, "reason": reason, "degraded": degraded}, status_code=503 if reason else 200
+            {"ready": not reason, "reason": reason, "degraded": list(status.degraded), "load": load},
+            status_code=503 if reason else 200,
         )
 
     async def metrics(self, _: Request) -> Response:

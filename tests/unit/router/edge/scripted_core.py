@@ -112,6 +112,9 @@ class ScriptedCore:
     def max_prompt_tokens(self) -> int:
         return self.limit
 
+    def check_room(self, tenant: str, priority: int, ttft_timeout_s: float) -> None:
+        return
+
     def not_ready_reason(self) -> str:
         return self.reason
 

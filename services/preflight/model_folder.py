@@ -1,0 +1,130 @@
+"""The model folder: can it be read, is it whole, does it fit."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.preflight.finding import Finding, fail, ok, warn
+from shared.errors import ModelLoadError
+from shared.kv.format import BYTES_PER_ELEMENT
+from shared.kv.layout import BlockLayout
+from shared.model.config import ModelConfig
+from shared.model.safetensors_files import checkpoint_files
+from shared.sizes import size
+
+CHECK = "model"
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_FIX = "see that the volume is mounted and complete; a download that was cut off has to be repeated"
+_LESS = "a larger device or memory limit, a dtype of 16 bits instead of fp32, or a smaller model"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineNeed:
+    """What a worker would load; the fields are its settings."""
+
+    model: Path
+    device: str
+    gpu_memory: float
+    dtype: str
+    kv_dtype: str
+    max_model_len: int
+    num_kv_blocks: int
+    block_size: int
+
+
+def check_weights(need: EngineNeed, memory_bytes: int | None) -> Finding:
+    """`memory_bytes`: what the engine may take; None = unknown, and the fit is not judged. Blocking: imports torch."""
+    if problem := _unreadable(need.model):
+        return problem
+    try:
+        config = ModelConfig.load(need.model)
+        num_elements = _num_elements(need.model, config)
+    except ModelLoadError as error:
+        return fail(CHECK, error.message, _FIX)
+    dtype = _dtype(need, config)
+    weight_bytes = num_elements * BYTES_PER_ELEMENT[dtype]
+    layout = _layout(need, config)
+    max_len = min(need.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
+    blocks = max(need.num_kv_blocks, 1)
+    text = (
+        f"{need.model}: {config.architecture}, {_count(num_elements)} parameters, {size(weight_bytes)} in {dtype}; "
+        f"KV {size(layout.block_bytes / need.block_size)} a token"
+    )
+    if memory_bytes is None:
+        return ok(CHECK, text)
+    left = memory_bytes - weight_bytes
+    text += f"; it may take {size(memory_bytes)}"
+    if left < blocks * layout.block_bytes:
+        return fail(CHECK, f"{text}, which the weights and {blocks} KV blocks do not fit into", _LESS)
+    tokens = left // layout.block_bytes * need.block_size
+    if tokens < max_len:
+        return warn(CHECK, f"{text}, which leaves room for sequences of {tokens} of {max_len} tokens", _LESS)
+    return ok(CHECK, f"{text}, room for {tokens} tokens")
+
+
+def check_tokenizer(folder: Path) -> Finding:
+    """What a router reads of it."""
+    from shared.model.chat_template import ChatTemplate
+    from shared.model.tokenizer import Tokenizer
+
+    if problem := _unreadable(folder):
+        return problem
+    try:
+        tokenizer = Tokenizer.load(folder)
+        ChatTemplate.load(folder, tokenizer.special_tokens)
+    except ModelLoadError as error:
+        return fail(CHECK, error.message, _FIX)
+    return ok(CHECK, f"{folder}: tokenizer of {tokenizer.vocab_size} tokens and chat template")
+
+
+def kv_bytes_per_token(need: EngineNeed) -> float:
+    """Of its KV. Raises ModelLoadError."""
+    return _layout(need, ModelConfig.load(need.model)).block_bytes / need.block_size
+
+
+def _unreadable(folder: Path) -> Finding | None:
+    try:
+        names = os.listdir(folder)
+        for name in names:
+            if (folder / name).is_file():
+                with (folder / name).open("rb") as file:
+                    file.read(1)
+    except OSError as error:
+        where = error.filename or folder
+        return fail(CHECK, f"{where} cannot be read by user {os.getuid()}: {error.strerror}", _FIX)
+    return None
+
+
+def _num_elements(folder: Path, config: ModelConfig) -> int:
+    """Of the tensors that the model needs, all of which are there. Raises ModelLoadError."""
+    import torch
+
+    from shared.model.parameters import DecoderParameters
+    from shared.model.weights import match_entries
+
+    parameters = DecoderParameters.allocate(config, torch.float32, "meta")
+    entries = match_entries(checkpoint_files(folder), parameters.checkpoint_views(config))
+    return sum(math.prod(entry.shape) for entry in entries.values())
+
+
+def _layout(need: EngineNeed, config: ModelConfig) -> BlockLayout:
+    kv_dtype = _dtype(need, config) if need.kv_dtype == "auto" else _DTYPES[need.kv_dtype]
+    return config.block_layout(need.block_size, kv_dtype)
+
+
+def _dtype(need: EngineNeed, config: ModelConfig) -> str:
+    """Torch's name of the largest that `auto` may choose: on a CPU a timing decides between fp32 and bf16."""
+    if need.dtype != "auto":
+        return _DTYPES[need.dtype]
+    return config.dtype if need.device != "cpu" else "float32"
+
+
+def _count(number: int) -> str:
+    """`8.0 billion`."""
+    for unit, name in ((10**9, "billion"), (10**6, "million")):
+        if number >= unit:
+            return f"{number / unit:.1f} {name}"
+    return str(number)

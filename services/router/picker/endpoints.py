@@ -1,0 +1,74 @@
+"""The routers, followed by name and by probes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Sequence
+
+from services.router.picker.policy import Endpoint
+from services.router.picker.probe import probe
+from shared.address import Address
+from shared.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+class EndpointWatch:
+    """Looks at all routers again and again. A name that cannot be resolved keeps the addresses that it last had."""
+
+    def __init__(self, addresses: Sequence[Address], interval_s: float, context: ssl.SSLContext | None) -> None:
+        """`context`: where the routers' HTTP APIs speak TLS."""
+        self._names = tuple(addresses)
+        self._interval_s = interval_s
+        self._context = context
+        self._resolved: dict[Address, list[Address]] = {}
+        self._unresolved: set[Address] = set()
+        self._task: asyncio.Task[None] | None = None
+        self.endpoints: list[Endpoint] = []
+        self.looked = asyncio.Event()
+        """Set once all routers have been probed."""
+
+    @classmethod
+    def of(cls, text: str, interval_s: float, context: ssl.SSLContext | None) -> EndpointWatch:
+        """`text`: host:port, comma-separated. Raises ConfigError (`picker.endpoints`)."""
+        entries = [part.strip() for part in text.split(",") if part.strip()]
+        if not entries:
+            raise ConfigError(
+                "picker.endpoints must name the routers' HTTP APIs where picker.bind is set", field="picker.endpoints"
+            )
+        return cls([Address.parse(entry, "picker.endpoints", min_port=1) for entry in entries], interval_s, context)
+
+    def start(self) -> None:
+        """Begins to look; returns at once."""
+        self._task = asyncio.create_task(self._run(), name="picker-endpoints")
+
+    async def close(self) -> None:
+        """Ends it; twice is fine."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _run(self) -> None:
+        while True:
+            addresses = dict.fromkeys([each for name in self._names for each in await self._resolve(name)])
+            found = await asyncio.gather(*(asyncio.to_thread(probe, address, self._context) for address in addresses))
+            self.endpoints = list(found)
+            self.looked.set()
+            await asyncio.sleep(self._interval_s)
+
+    async def _resolve(self, name: Address) -> list[Address]:
+        """All IP addresses of a name; those of the last time where it has none now."""
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(name.host, name.port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            if name not in self._unresolved:
+                logger.warning("the name %s of picker.endpoints cannot be resolved: %s", name.host, error)
+            self._unresolved.add(name)
+        else:
+            self._unresolved.discard(name)
+            self._resolved[name] = [Address(str(place[0]), name.port) for *_, place in found]
+        return self._resolved.get(name, [])

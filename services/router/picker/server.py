@@ -1,0 +1,76 @@
+"""The picker as the router runs it: the watch of the routers, and a gRPC server of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from services.router.edge.auth import ApiKeys
+from services.router.edge.scheduling import SchedulingHints
+from services.router.edge.settings import EdgeSettings
+from services.router.picker.certificate import self_signed_credentials
+from services.router.picker.endpoints import EndpointWatch
+from services.router.picker.ext_proc import LIVENESS, READINESS, SERVICE_NAME, ExternalProcessor
+from services.router.picker.picker import Picker
+from services.router.picker.probe import tls_context
+from services.router.picker.settings import PickerSettings
+from shared.errors import ConfigError
+from shared.rpc.server import RpcServer
+
+MESSAGE_SLACK_BYTES = 1 << 20
+"""Of a message beside the body: headers, metadata, attributes."""
+
+
+class PickerServer:
+    """`start()` returns once it serves; health says so once all routers have been looked at. `close()` twice is
+    fine."""
+
+    def __init__(
+        self,
+        settings: PickerSettings,
+        edge: EdgeSettings,
+        check_room: Callable[[SchedulingHints], None],
+        own_port: Callable[[], int],
+        count: Callable[[str], None],
+    ) -> None:
+        """For the arguments see `Picker` and `ExternalProcessor`. Raises ConfigError."""
+        settings.tls.check("picker.tls", mutual=False)
+        if settings.self_signed and settings.tls.enabled:
+            raise ConfigError("picker.self_signed and picker.tls exclude each other", field="picker.self_signed")
+        self._watch = EndpointWatch.of(settings.endpoints, settings.probe_interval_s, tls_context(edge.tls))
+        picker = Picker(self._watch, ApiKeys.of(edge), check_room, own_port, settings.max_endpoints)
+        self._rpc = RpcServer(
+            settings.bind,
+            ExternalProcessor(picker, edge.max_body_bytes, count).register,
+            (SERVICE_NAME, READINESS),
+            options=(("grpc.max_receive_message_length", edge.max_body_bytes + MESSAGE_SLACK_BYTES),),
+            max_calls=edge.limits.max_grpc_calls,
+            credentials=self_signed_credentials() if settings.self_signed else settings.tls.server_credentials(),
+        )
+        self._ready: asyncio.Task[None] | None = None
+
+    @property
+    def address(self) -> str:
+        """host:port, once started."""
+        return self._rpc.address
+
+    async def start(self) -> None:
+        """Raises ConfigError where the port is taken."""
+        await self._rpc.start()
+        await self._rpc.set_health(LIVENESS, serving=True)
+        self._watch.start()
+        self._ready = asyncio.create_task(self._serve_once_looked(), name="picker-ready")
+
+    async def close(self, grace_s: float = 1.0) -> None:
+        """Exchanges under way have `grace_s` seconds."""
+        if self._ready is not None:
+            self._ready.cancel()
+            await asyncio.gather(self._ready, return_exceptions=True)
+            self._ready = None
+        await self._rpc.set_serving(False)
+        await self._rpc.stop(grace_s)
+        await self._watch.close()
+
+    async def _serve_once_looked(self) -> None:
+        await self._watch.looked.wait()
+        await self._rpc.set_serving(True)

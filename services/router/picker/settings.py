@@ -1,0 +1,29 @@
+"""Settings of the endpoint picker, a part of the router's."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.rpc.tls import Tls
+
+
+class PickerSettings(BaseModel):
+    """For gateways that ask by Envoy's ext-proc protocol."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    bind: str = ""
+    """host:port on which gateways ask which router serves a request (Gateway API Inference Extension, ext-proc over
+    gRPC); empty = they do not."""
+    endpoints: str = ""
+    """The HTTP APIs of all routers, host:port, comma-separated. A name stands for all of its addresses, such as that of
+    a headless Service, and is resolved again before each probe."""
+    probe_interval_s: float = Field(default=1.0, ge=0.05, le=60)
+    """Time between two probes of the routers' /readyz. Seconds."""
+    max_endpoints: int = Field(default=3, ge=1, le=16)
+    """Routers that a gateway is told: the first serves, the others are for its retries."""
+    tls: Tls = Tls()
+    """TLS of the picker. With a ca, gateways need certificates of their own."""
+    self_signed: bool = False
+    """TLS without `tls`: by a certificate that the router makes when it starts, for gateways that encrypt and do not
+    verify."""

@@ -1,0 +1,1 @@
+"""Tests of the endpoint picker: real ext-proc streams, real router processes."""

@@ -1,0 +1,1 @@
+"""Tests of the endpoint picker's policy and messages."""

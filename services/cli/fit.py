@@ -98,9 +98,7 @@ def fit(
             console.print(f"\nwrote {values}: helm install tandem helm/tandem --values {values}", markup=False)
 
 
-def _load(
-    context: str, concurrency: str, prompt: str, output: str, ttft: str, tpot: str, rate: float | None
-) -> Load:
+def _load(context: str, concurrency: str, prompt: str, output: str, ttft: str, tpot: str, rate: float | None) -> Load:
     num_context = count_of(context, "context", _MAX_TOKENS, least=2)
     sequences = count_of(concurrency, "concurrency", _MAX_SEQUENCES)
     answer = count_of(output, "output", _MAX_TOKENS) if output else min(_DEFAULT_OUTPUT, num_context // 2)
@@ -144,9 +142,7 @@ def _uri(model: str) -> str:
 
 def _dtype(name: str, option: str) -> str:
     if name not in BYTES_PER_VALUE:
-        raise ConfigError(
-            f"--{option}: {name!r} is not one of {', '.join(BYTES_PER_VALUE)}", field=option, value=name
-        )
+        raise ConfigError(f"--{option}: {name!r} is not one of {', '.join(BYTES_PER_VALUE)}", field=option, value=name)
     return name
 
 

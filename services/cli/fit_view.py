@@ -77,11 +77,11 @@ def show(console: Console, fit: Fit, name: str) -> None:
         f"KV {kv / 1024:.0f} KiB a token in {hardware.kv_dtype} "
         f"(2 · {model.num_layers} layers · {model.num_kv_heads} heads · {model.head_dim}), "
         f"{kv * load.context / GIB:.1f} GiB for {load.context:,} tokens",
-        f"load: {load.concurrency} sequences at once, {load.rate:.3g} req/s, prompts of {load.prompt_len:,}, answers of "
-        f"{load.output_len:,} tokens; TTFT {load.ttft_s:g} s for {1 - load.late_share:.0%}, "
+        f"load: {load.concurrency} sequences at once, {load.rate:.3g} req/s, prompts of {load.prompt_len:,}, answers "
+        f"of {load.output_len:,} tokens; TTFT {load.ttft_s:g} s for {1 - load.late_share:.0%}, "
         f"TPOT {load.tpot_s * 1e3:g} ms",
-        f"by memory alone: {fit.floor} × {hardware.decode_name}, {fit.floor_mha} if every attention head had its own KV "
-        "(2 · L · H)",
+        f"by memory alone: {fit.floor} × {hardware.decode_name}, {fit.floor_mha} if every attention head had its "
+        "own KV (2 · L · H)",
     ]
     for line in lines:
         console.print(line, markup=False)

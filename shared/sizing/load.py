@@ -29,8 +29,7 @@ class Load:
     def __post_init__(self) -> None:
         if self.prompt_len + self.output_len > self.context:
             raise ConfigError(
-                f"--prompt {self.prompt_len} and --output {self.output_len} tokens do not fit "
-                f"--context {self.context}",
+                f"--prompt {self.prompt_len} and --output {self.output_len} tokens do not fit --context {self.context}",
                 field="context",
                 limit=self.prompt_len + self.output_len,
                 value=self.context,

@@ -91,7 +91,17 @@ def collocated_pool(model: ModelShape, load: Load, hardware: Hardware, max_gpus:
                 reason = f"chunks get {left:.0%} of a step of {load.tpot_s * 1e3:g} ms"
                 busy = load.rate * alone_s / workers
                 fits.append(
-                    _fit("collocated", name, workers, room, batch, [reason], ttft_s=alone_s, tpot_s=load.tpot_s, busy=busy)
+                    _fit(
+                        "collocated",
+                        name,
+                        workers,
+                        room,
+                        batch,
+                        [reason],
+                        ttft_s=alone_s,
+                        tpot_s=load.tpot_s,
+                        busy=busy,
+                    )
                 )
                 break
     return min(fits, key=lambda fit: (fit.gpus, fit.tensor), default=None)

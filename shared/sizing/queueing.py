@@ -35,9 +35,7 @@ def waits_longer(servers: int, offered: float, service_s: float, wait_s: float, 
     return share * math.exp(-2 * (servers - offered) * max(0.0, wait_s) / ((1 + variation) * service_s))
 
 
-def servers_needed(
-    offered: float, service_s: float, wait_s: float, late_share: float, variation: float = 1.0
-) -> int:
+def servers_needed(offered: float, service_s: float, wait_s: float, late_share: float, variation: float = 1.0) -> int:
     """The fewest servers at which at most `late_share` of the arrivals wait longer than `wait_s`; at least 1.
 
     Raises ValueError where `late_share` is not above 0, or `offered` is beyond MAX_SERVERS.

@@ -14,15 +14,15 @@ from loadtest.workloads.trace import TraceRequest
 class Day:
     """The day may be compressed: `length_s` is how long it lasts here."""
 
-    length_s: float = 6 * 3600.0
+    length_s: float = 3 * 3600.0
     mean_rate: float = 2.0
     """Requests/s."""
     swing: float = 0.7
     """The peak's rate is (1 + swing) times the mean, the night's (1 − swing) times."""
-    prompt_len: float = 8000.0
+    prompt_len: float = 10_000.0
     """Mean tokens; log-normal."""
-    output_len: float = 800.0
-    prompt_sigma: float = 0.8
+    output_len: float = 1500.0
+    prompt_sigma: float = 0.6
     output_sigma: float = 0.6
     max_prompt_len: int = 32_000
 

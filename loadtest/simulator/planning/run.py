@@ -9,7 +9,7 @@ from loadtest.simulator.clock import Clock
 from loadtest.simulator.decode_worker import DecodeWorker
 from loadtest.simulator.fleet import WorkerSpec, World
 from loadtest.simulator.outcome import Targets
-from loadtest.simulator.planning.counting_router import Counts, CountingRouter
+from loadtest.simulator.planning.counting_router import CountingRouter, Counts
 from loadtest.simulator.planning.elastic_pool import ElasticPool, Lifecycle
 from loadtest.simulator.prefill_worker import PrefillWorker
 from loadtest.simulator.prefix_index import PrefixIndex
@@ -31,7 +31,7 @@ class ElasticSetup:
     """GPUs of a worker."""
     targets: Targets
     tandem: TandemConfig = field(default_factory=TandemConfig)
-    life: Lifecycle = Lifecycle()
+    life: Lifecycle = field(default_factory=Lifecycle)
     tick_s: float = 10.0
     """Time between two decisions."""
     seed: int = 0
@@ -129,7 +129,7 @@ class Watch:
         """The fleet now, and what happened since the call before."""
         fleet, counts, last = self._fleet, self._fleet.router.counts, self._last
         busy_s = fleet.prefill.busy_s
-        ready = [worker for worker in fleet.decode.workers]
+        ready = fleet.decode.workers
         blocks = sum(worker.cache.num_blocks for worker in ready)
         seen = Observation(
             now_s=fleet.world.clock.now_s,

@@ -30,7 +30,7 @@ class PlannerConfig:
     """Sequences that a decode worker runs within the TPOT target; corrected by what is observed."""
     kv_share: float = 0.85
     """Share of a decode worker's blocks that may be in use."""
-    variation: float = 2.0
+    variation: float = 3.0
     """Squared coefficient of variation of the prompts' work."""
     smoothing_s: float = 90.0
     """Time constant of the measured request rate."""
@@ -45,6 +45,6 @@ class PlannerConfig:
     direction_s: float = 300.0
     """Least time between two changes of direction of a pool."""
     band: float = 0.08
-    """Spare demand that must fit before a pool shrinks."""
+    """Share of spare demand that must fit before a pool shrinks; half of it must be missing before it grows."""
     recover_s: float = 60.0
     """Time in which a queue that has built up should be worked off."""

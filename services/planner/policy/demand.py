@@ -18,8 +18,6 @@ class Demand:
 
     rate: float
     """Requests/s."""
-    growth: float
-    """The forecast rate over the present one."""
     prefill_load: float
     """Prefill workers kept busy."""
     prefill_s: float
@@ -40,8 +38,9 @@ class DemandModel:
         self._age_s = 0.0
         self._work_s = 0.0
         self._answered = 0.0
-        self._sequences: float | None = None
-        self._kv_workers = 0.0
+        self._arrived = 0.0
+        self._sequence_s = 0.0
+        self._kv_worker_s = 0.0
         self._last_s: float | None = None
 
     def observe(self, seen: Observation) -> Demand | None:
@@ -68,16 +67,14 @@ class DemandModel:
         keep = math.exp(-span_s / self._config.work_smoothing_s)
         self._work_s = keep * self._work_s + seen.prefill_busy_s
         self._answered = keep * self._answered + seen.num_answered
-        weight = max(1 - math.exp(-span_s / self._config.smoothing_s), span_s / self._age_s)
-        kv_workers = seen.decode_kv_share * max(1, seen.decode.num_ready)
-        if self._sequences is None:
-            self._sequences, self._kv_workers = seen.num_sequences, kv_workers
-        self._sequences += weight * (seen.num_sequences - self._sequences)
-        self._kv_workers += weight * (kv_workers - self._kv_workers)
+        # By arrival, not as they are: with fewer workers sequences stay longer, and a batch that grows by itself would
+        # be taken for load. A request's stay is learnt slowly, the rate fast.
+        self._arrived = keep * self._arrived + (seen.num_arrived or 0)
+        self._sequence_s = keep * self._sequence_s + seen.num_sequences * span_s
+        self._kv_worker_s = keep * self._kv_worker_s + seen.decode_kv_share * max(1, seen.decode.num_ready) * span_s
 
     def _forecast(self, queue_len: int) -> Demand:
         assert self._fast is not None
-        assert self._sequences is not None
         config, fast, slow = self._config, self._fast, self._slow
         moved = fast - slow
         # A Poisson process smoothed over τ has the variance rate / 2τ; arrivals in conversations vary more.
@@ -85,13 +82,11 @@ class DemandModel:
         rate = slow
         if abs(moved) > _SIGNIFICANT * noise:
             rate = max(0.0, fast + moved * (1 + config.start_s / config.smoothing_s))
-        growth = rate / fast if fast > 0 else 1.0
         prefill_s = self._work_s / self._answered if self._answered > 0 else 0.0
         return Demand(
             rate=rate,
-            growth=growth,
             prefill_load=rate * prefill_s + queue_len * prefill_s / config.recover_s,
             prefill_s=prefill_s,
-            sequences=self._sequences * max(1.0, growth),
-            workers_by_kv=self._kv_workers * max(1.0, growth),
+            sequences=rate * self._sequence_s / max(1.0, self._arrived),
+            workers_by_kv=rate * self._kv_worker_s / max(1.0, self._arrived),
         )

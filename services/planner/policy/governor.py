@@ -10,7 +10,7 @@ from services.planner.policy.config import PlannerConfig, PoolLimits
 class Governor:
     """The hysteresis of one pool.
 
-    Upwards it follows the need. Downwards it follows the largest of the needs, each with some spare demand, of the last
+    Upwards it follows the need, once a part of the band beyond the size. Downwards it follows the largest of the needs, each with some spare demand, of the last
     `down_window_s`. Two changes of direction are at least `direction_s` apart.
     """
 
@@ -21,10 +21,11 @@ class Governor:
         self._direction = 0
         self._turned_s: float | None = None
 
-    def propose(self, now_s: float, size: int, need: int, spare_need: int) -> tuple[int, str]:
+    def propose(self, now_s: float, size: int, firm_need: int, need: int, spare_need: int) -> tuple[int, str]:
         """The size to have, and what held it back (empty: nothing). Changes nothing until `moved`.
 
-        `need` is for the demand as it is, `spare_need` for the demand and the band on top.
+        `need` is for the demand as it is, `firm_need` for a little less, `spare_need` for the band on top: noise within
+        the band moves nothing.
         """
         window_s = self._config.down_window_s
         self._began_s = now_s if self._began_s is None else self._began_s
@@ -33,7 +34,7 @@ class Governor:
             self._spare_needs.popleft()
         need, spare_need = self._within(need), self._within(max(count for _, count in self._spare_needs))
         wanted, held = size, ""
-        if need > size:
+        if self._within(firm_need) > size:
             wanted = need
         elif spare_need < size:
             wanted = spare_need

@@ -19,7 +19,7 @@ _OTHER_LOAD = 0.25
 _MAX_CORRECTION = 2.0
 _MIN_SAMPLES = 100
 """Fewer requests than this tell nothing of a share."""
-_SIGNIFICANT = 2.0
+_SIGNIFICANT = 1.0
 """Standard deviations by which a share must be beyond its limit."""
 
 
@@ -83,7 +83,10 @@ class DecodeNeed:
         self._slow = self._finished = 0.0
 
     def observe(self, seen: Observation) -> None:
-        """Learns the capacity: lower where TPOT was missed at it, higher where more sequences still met it."""
+        """Learns the capacity: lower where TPOT was missed, back towards what was configured where it was met.
+
+        Never beyond that: with fewer workers each step is slower, so more sequences run, and a capacity learnt from
+        them would leave even fewer workers."""
         self._slow += seen.num_slow
         self._finished += seen.num_finished
         if self._finished < _MIN_SAMPLES:
@@ -94,7 +97,7 @@ class DecodeNeed:
         if missed:
             self.capacity += _LEARN * (max(1.0, min(self.capacity, batch) / _RAISE) - self.capacity)
         elif batch > self.capacity:
-            self.capacity += _LEARN * (batch - self.capacity)
+            self.capacity += _LEARN * (min(batch, self._config.decode_sequences) - self.capacity)
 
     def forget(self) -> None:
         """Drops samples that a cold worker may have spoilt."""

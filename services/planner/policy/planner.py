@@ -27,7 +27,10 @@ class Decision:
         return self.target != self.before
 
     def __str__(self) -> str:
-        sizes = (("prefill", self.before.prefill, self.target.prefill), ("decode", self.before.decode, self.target.decode))
+        sizes = (
+            ("prefill", self.before.prefill, self.target.prefill),
+            ("decode", self.before.decode, self.target.decode),
+        )
         moves = [f"{name} {now} → {then}" if now != then else f"{name} stays at {now}" for name, now, then in sizes]
         return f"{', '.join(moves)}: {self.reason}"
 
@@ -54,10 +57,12 @@ class Planner:
         wanted, reasons = self._wanted(seen.now_s, before, demand)
         allowed = self._allowed(seen.now_s, before, wanted)
         if allowed != wanted:
-            reasons.append(
-                f"wanted {wanted.prefill} + {wanted.decode}, the budget is {self._config.gpu_budget} GPUs"
-            )
+            reasons.append(f"wanted {wanted.prefill} + {wanted.decode}, the budget is {self._config.gpu_budget} GPUs")
         return self._decided(seen.now_s, before, allowed, "; ".join(reasons))
+
+    def refused(self, decision: Decision) -> None:
+        """The decision could not be carried out: the next one starts from the sizes before it."""
+        self._target = decision.before
 
     def _learn(self, seen: Observation, demand: Demand) -> None:
         if seen.prefill.num_cold or seen.decode.num_cold:
@@ -73,7 +78,8 @@ class Planner:
             self._governors, (self._prefill, self._decode), (before.prefill, before.decode), strict=True
         ):
             need = model.workers(demand)
-            wanted, held = governor.propose(now_s, size, need.workers, model.workers(demand, self._config.band).workers)
+            firm, spare = model.workers(demand, -self._config.band / 2), model.workers(demand, self._config.band)
+            wanted, held = governor.propose(now_s, size, firm.workers, need.workers, spare.workers)
             sizes.append(wanted)
             reasons.append(f"{need.reason}, {need.workers} needed{f' ({held})' if held else ''}")
         return Pair(*sizes), reasons

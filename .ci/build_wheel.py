@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 from shared.kernels.cpu.build import CannotBuild, prebuild, prebuilt_names  # noqa: E402 - the path is set only now
 
-CONTENT = ("services", "shared", "loadtest", "models/demo", "proto", "pyproject.toml", "README.md", "LICENSE")
+CONTENT = ("services", "shared", "tandem", "loadtest", "models/demo", "proto", "pyproject.toml", "README.md", "LICENSE")
 LIBRARIES = "shared/kernels/cpu/prebuilt"
 SYSTEM = frozenset(("libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libc.so.6", "ld-linux-x86-64.so.2"))
 """Libraries that every machine of a level has; another one would have to be in the wheel."""

@@ -65,7 +65,7 @@ class KVStoreServer:
         self._metrics.observe(METRICS, sources)
         if self._node is not None:
             self._metrics.observe(NODE_METRICS, self._node)
-        self._metrics_server = MetricsServer(settings.metrics, self._metrics.registry)
+        self._metrics_server = MetricsServer(settings.metrics, self._metrics.registry, self._not_ready_reason)
 
     @property
     def address(self) -> str:
@@ -147,6 +147,11 @@ class KVStoreServer:
         else:
             logger.warning("%s; calls are refused until it answers", error)
         await self._rpc.set_serving(error is None)
+
+    def _not_ready_reason(self) -> str:
+        if self._rpc.serving:
+            return ""
+        return "draining" if self._availability.available else "Redis does not answer"
 
 
 def _quotas(settings: KVStoreSettings) -> dict[Tier, Quotas]:

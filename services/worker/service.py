@@ -58,7 +58,7 @@ class WorkerService:
         settings = host.settings
         self._metrics = Metrics(f"tandem-{worker.role.name.lower()}", settings.name)
         self._metrics.observe(METRICS, WorkerSources(worker.load, host.engine.steps, host.transfer.counters))
-        self._metrics_server = MetricsServer(settings.metrics, self._metrics.registry)
+        self._metrics_server = MetricsServer(settings.metrics, self._metrics.registry, self._not_ready_reason)
         self.server: RpcServer
 
     @property
@@ -80,13 +80,13 @@ class WorkerService:
                 BlockServicer(self._connector.server, self._guard), server
             )
 
-        await self._metrics_server.start()
         self.server = RpcServer(
             self._host.settings.bind,
             register_all,
             (service_name, BLOCK_SERVICE_NAME),
             credentials=self._host.settings.tls.server_credentials(),
         )
+        await self._metrics_server.start()
         await self.server.start()
         await self.server.set_serving(True)
         self._watch = asyncio.create_task(self._end_with_engine())
@@ -109,6 +109,11 @@ class WorkerService:
         await self._host.close()
         self._metrics_server.close()
         self._metrics.close()
+
+    def _not_ready_reason(self) -> str:
+        if self.server.serving:
+            return ""
+        return "draining" if self._worker.load.draining else "starting"
 
     async def _end_with_engine(self) -> None:
         """Ends the process at once when its engine has died: routers see their sessions break."""

@@ -77,6 +77,8 @@ class RpcServer:
         self._health: HealthServicer | None = None
         self.address = ""
         """host:port that the server listens on, once started."""
+        self.serving = False
+        """What the health service answers for the server as a whole."""
 
     async def start(self) -> None:
         """Binds and serves; raises ConfigError (field `bind`) when the port is taken or the host unknown."""
@@ -105,6 +107,7 @@ class RpcServer:
         """What the health service answers for the server as a whole and for each service."""
         if self._health is None:
             return
+        self.serving = serving
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", *self._service_names):
             await self._health.set(name, status)

@@ -90,11 +90,11 @@ def test_two_sets_of_metrics_do_not_mix() -> None:
 async def test_a_process_without_http_serves_the_page_from_threads_of_its_own() -> None:
     metrics = Metrics("tandem-test")
     metrics.observe(OBSERVED, {"depth": 4, "moved": {}})
-    server = MetricsServer("127.0.0.1:0", metrics.registry)
+    server = MetricsServer("127.0.0.1:0", metrics.registry, lambda: "")
     await server.start()
     page = await asyncio.to_thread(get, server.address)
     assert samples(page)["tandem_depth_blocks"] == 4
-    taken = MetricsServer(server.address, metrics.registry)
+    taken = MetricsServer(server.address, metrics.registry, lambda: "")
     with pytest.raises(ConfigError, match="metrics") as error:
         await taken.start()
     assert error.value.field == "metrics"
@@ -116,11 +116,11 @@ def closed(address: str) -> None:
 
 async def test_no_address_means_no_server_and_a_bad_one_is_refused() -> None:
     metrics = Metrics("tandem-test")
-    server = MetricsServer("", metrics.registry)
+    server = MetricsServer("", metrics.registry, lambda: "")
     await server.start()
     assert server.address == ""
     server.close()
     for bad in ("9464", "host:", ":1", "host:70000"):
         with pytest.raises(ConfigError, match="host:port"):
-            MetricsServer(bad, metrics.registry)
+            MetricsServer(bad, metrics.registry, lambda: "")
     metrics.close()

@@ -1,0 +1,134 @@
+{{/* What the schema cannot say: contradictions between values. Each refusal begins with the value's path. */}}
+
+{{- define "tandem.checks" -}}
+{{- include "tandem.checks.pools" . -}}
+{{- include "tandem.checks.roles" . -}}
+{{- include "tandem.checks.layouts" . -}}
+{{- include "tandem.checks.redis" . -}}
+{{- include "tandem.checks.model" . -}}
+{{- include "tandem.checks.sizes" . -}}
+{{- end }}
+
+{{- define "tandem.checks.pools" -}}
+{{- $names := list -}}
+{{- range $i, $pool := .Values.pools -}}
+  {{- $at := printf "pools[%d]" $i -}}
+  {{- if has .name $names -}}
+    {{- fail (printf "%s.name: %s is the name of another pool too; each needs a name of its own" $at .name) -}}
+  {{- end -}}
+  {{- if has .name (list "router" "kvstore" "redis" "planner" "gateway" "nodes") -}}
+    {{- fail (printf "%s.name: %s is the name of another part of the release" $at .name) -}}
+  {{- end -}}
+  {{- $names = append $names .name -}}
+  {{- range $kind, $size := .parallelism -}}
+    {{- if gt (int $size) 1 -}}
+      {{- fail (printf "%s.parallelism.%s: %d: a worker runs on one GPU; more are not supported yet, set 1" $at $kind (int $size)) -}}
+    {{- end -}}
+  {{- end -}}
+  {{- if and .quantization (ne .quantization "none") -}}
+    {{- fail (printf "%s.quantization: %s: workers do not quantise weights yet; leave it out or set none" $at .quantization) -}}
+  {{- end -}}
+  {{- $device := include "tandem.device" . -}}
+  {{- $limits := dig "resources" "limits" dict . -}}
+  {{- if and (eq $device "cpu") (or .dra (hasKey $limits "nvidia.com/gpu") (hasKey $limits "amd.com/gpu")) -}}
+    {{- fail (printf "%s.device: cpu, but the pool asks for a GPU in resources.limits or dra" $at) -}}
+  {{- end -}}
+  {{- range $vendor := list "nvidia.com/gpu" "amd.com/gpu" -}}
+    {{- if gt (int (get $limits $vendor)) 1 -}}
+      {{- fail (printf "%s.resources.limits: %s: %s: a worker runs on one GPU; raise replicas instead" $at $vendor (toString (get $limits $vendor))) -}}
+    {{- end -}}
+    {{- if and $pool.dra (hasKey $limits $vendor) -}}
+      {{- fail (printf "%s.dra: the pool asks for a GPU in resources.limits (%s) too; choose one" $at $vendor) -}}
+    {{- end -}}
+  {{- end -}}
+  {{- range $flag := list "name" "bind" "model" "metrics" "kvstore" "store" "device" "drain-timeout-s" -}}
+    {{- if regexMatch (printf "(^| )--%s([= ]|$)" $flag) (join " " $pool.extraArgs) -}}
+      {{- fail (printf "%s.extraArgs: --%s is set by the chart" $at $flag) -}}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "tandem.checks.roles" -}}
+{{- $roles := list -}}
+{{- range .Values.pools }}{{ $roles = append $roles .role }}{{ end -}}
+{{- if not (or (has "prefill" $roles) (has "collocated" $roles)) -}}
+  {{- fail "pools: none can prefill; add one with role: prefill or collocated" -}}
+{{- end -}}
+{{- if not (or (has "decode" $roles) (has "collocated" $roles)) -}}
+  {{- fail "pools: none can decode; add one with role: decode or collocated" -}}
+{{- end -}}
+{{- if and (has "decode" $roles) (has "collocated" $roles) -}}
+  {{- fail "pools: roles decode and collocated exclude each other: a router lets all of its decode workers compute prompts, or none; make all of them one role" -}}
+{{- end -}}
+{{- end }}
+
+{{- define "tandem.checks.layouts" -}}
+{{- $first := include "tandem.layout" (dict "root" . "pool" (first .Values.pools)) -}}
+{{- range $i, $pool := .Values.pools -}}
+  {{- $layout := include "tandem.layout" (dict "root" $ "pool" .) -}}
+  {{- range $part := splitList "," $layout -}}
+    {{- if not (has $part (splitList "," $first)) -}}
+      {{- fail (printf "pools[%d].%s: pools that exchange blocks need one layout, but %s has %s and %s has %s" $i (first (splitList "=" $part)) $pool.name $layout (first $.Values.pools).name $first) -}}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "tandem.checks.redis" -}}
+{{- with .Values.redis -}}
+  {{- $external := or .external.url .external.existingSecret -}}
+  {{- if and .enabled $external -}}
+    {{- fail "redis.enabled: true, and redis.external is given too; set redis.enabled: false to use your own server" -}}
+  {{- end -}}
+  {{- if not (or .enabled $external) -}}
+    {{- fail "redis: set redis.enabled: true for a bundled server, or redis.external.url or redis.external.existingSecret for your own" -}}
+  {{- end -}}
+  {{- if and .external.url .external.existingSecret -}}
+    {{- fail "redis.external.existingSecret: redis.external.url is given too; choose one" -}}
+  {{- end -}}
+  {{- if and .enabled (or .external.cluster .external.caSecret) -}}
+    {{- fail "redis.external: cluster and caSecret say something about your own server, but redis.enabled is true" -}}
+  {{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "tandem.checks.model" -}}
+{{- $scheme := include "tandem.model.scheme" . -}}
+{{- $fetched := has $scheme (list "hf" "s3") -}}
+{{- with .Values.model -}}
+  {{- if and $fetched (not .size) -}}
+    {{- fail (printf "model.size: %s:// needs the room for the model's files, such as 40Gi" $scheme) -}}
+  {{- end -}}
+  {{- range $key := list "size" "storageClassName" "secret" -}}
+    {{- if and (not $fetched) (get $.Values.model $key) -}}
+      {{- fail (printf "model.%s: is for hf:// and s3:// alone; %s is not fetched into the Pod" $key $.Values.model.uri) -}}
+    {{- end -}}
+  {{- end -}}
+  {{- if and (eq $scheme "s3") (not .downloaderImage) -}}
+    {{- fail "model.downloaderImage: s3:// needs an image with the command aws; Tandem's own has none" -}}
+  {{- end -}}
+  {{- if and (ne $scheme "s3") .downloaderImage -}}
+    {{- fail "model.downloaderImage: is for s3:// alone" -}}
+  {{- end -}}
+{{- end -}}
+{{- if and (eq $scheme "oci") (semverCompare "<1.31-0" .Capabilities.KubeVersion.Version) -}}
+  {{- fail (printf "model.uri: oci:// needs Kubernetes 1.31 or later with image volumes; this is %s" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- end }}
+
+{{- define "tandem.checks.sizes" -}}
+{{- with .Values.kvstore.hostMemory -}}
+  {{- $host := include "tandem.bytes" (dict "value" . "field" "kvstore.hostMemory") | int64 -}}
+  {{- with dig "resources" "limits" "memory" "" $.Values.kvstore -}}
+    {{- if ge $host (include "tandem.bytes" (dict "value" . "field" "kvstore.resources.limits.memory") | int64) -}}
+      {{- fail (printf "kvstore.hostMemory: %s does not fit kvstore.resources.limits.memory: %s, which the process needs part of" $.Values.kvstore.hostMemory .) -}}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- with .Values.router.autoscaling -}}
+  {{- if and .enabled (lt (int .maxReplicas) (int .minReplicas)) -}}
+    {{- fail (printf "router.autoscaling.maxReplicas: %d is below minReplicas: %d" (int .maxReplicas) (int .minReplicas)) -}}
+  {{- end -}}
+{{- end -}}
+{{- end }}

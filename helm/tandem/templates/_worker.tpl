@@ -1,0 +1,113 @@
+{{/* A pool's Pods. Each takes {root, pool}. */}}
+
+{{- define "tandem.worker.labels" -}}
+{{- include "tandem.labels" (dict "root" .root "component" "worker" "pool" .pool) }}
+tandem-llm.io/role: {{ .pool.role }}
+{{- end }}
+
+{{/* Pods have no label of the chart's version: another chart alone replaces none. */}}
+{{- define "tandem.worker.podLabels" -}}
+{{- include "tandem.selector" (dict "root" .root "component" "worker" "pool" .pool) }}
+tandem-llm.io/role: {{ .pool.role }}
+{{- end }}
+
+{{/* Where the Pods stand, as the pool says; the router reads it from the Pods. */}}
+{{- define "tandem.worker.topology" -}}
+{{- with .pool.topology }}
+{{- with .zone }}
+topology.kubernetes.io/zone: {{ . | quote }}
+{{- end }}
+{{- with .rack }}
+tandem-llm.io/rack: {{ . | quote }}
+{{- end }}
+{{- with .nvlinkDomain }}
+tandem-llm.io/nvlink-domain: {{ . | quote }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "tandem.worker.config" -}}
+{{- $config := mergeOverwrite (deepCopy .root.Values.worker.config) (deepCopy (.pool.config | default dict)) -}}
+{{- if $config }}{{ $config | toYaml }}{{ end -}}
+{{- end }}
+
+{{/* Of the service, and of the preflight that checks what they need. Takes {root, pool, config}. */}}
+{{- define "tandem.worker.args" -}}
+{{- if .config }}
+- --config=/etc/tandem/config/{{ .config }}
+{{- end }}
+- --name=$(POD_NAME)
+- --bind={{ .root.Values.bindAddress }}:50061
+- --metrics={{ .root.Values.bindAddress }}:9090
+- --model={{ include "tandem.model.folder" .root }}
+- --device={{ include "tandem.device" .pool }}
+{{- with .pool.dtype }}
+- --dtype={{ . }}
+{{- end }}
+{{- with .pool.kvDtype }}
+- --kv-dtype={{ . }}
+{{- end }}
+{{- with .pool.blockSize }}
+- --block-size={{ . }}
+{{- end }}
+- --kvstore={{ .root.Release.Name }}-kvstore.{{ .root.Release.Namespace }}.svc:50070
+{{- with include "tandem.stores" .root }}
+- --store={{ . }}
+{{- end }}
+- --log-format={{ .root.Values.logFormat }}
+- --drain-timeout-s={{ .root.Values.worker.drainTimeoutSeconds }}
+{{- with include "tandem.tlsArgs" .root | trim }}{{ . | nindent 0 }}{{ end }}
+{{- range .pool.extraArgs }}
+- {{ . | quote }}
+{{- end }}
+{{- end }}
+
+{{- define "tandem.worker.resources" -}}
+{{- $resources := deepCopy (.pool.resources | default .root.Values.worker.resources) -}}
+{{- with .pool.rdma -}}
+{{- $_ := set $resources "limits" (merge (dict .resource (.count | default 1)) ($resources.limits | default dict)) -}}
+{{- end -}}
+{{- if .pool.dra -}}
+{{- $_ := set $resources "claims" (list (dict "name" "gpu")) -}}
+{{- end -}}
+{{- if $resources }}{{ toYaml $resources }}{{ else }}{}{{ end -}}
+{{- end }}
+
+{{- define "tandem.worker.env" -}}
+{{- include "tandem.env" (dict "root" .root "prefix" "WORKER") }}
+{{- range $name, $value := merge (.pool.ucx | default dict) .root.Values.worker.ucx }}
+- name: {{ $name }}
+  value: {{ $value | quote }}
+{{- end }}
+{{- with concat .root.Values.worker.env (.pool.env | default list) }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "tandem.worker.mounts" -}}
+{{- include "tandem.mounts" . }}
+- name: shm
+  mountPath: /dev/shm
+{{- include "tandem.model.mounts" .root }}
+{{- with concat .root.Values.worker.extraVolumeMounts (.pool.extraVolumeMounts | default list) }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* The pool's own affinity; for a decode pool the wish to stand near the prefill workers is added. */}}
+{{- define "tandem.worker.affinity" -}}
+{{- $affinity := deepCopy (.pool.affinity | default dict) -}}
+{{- if and (eq .pool.role "decode") (not $affinity.podAffinity) .root.Values.worker.nearKeys -}}
+{{- $selector := dict "app.kubernetes.io/instance" .root.Release.Name "app.kubernetes.io/component" "worker" "tandem-llm.io/role" "prefill" -}}
+{{- $terms := list -}}
+{{- range $i, $key := .root.Values.worker.nearKeys -}}
+{{- $term := dict "topologyKey" $key "labelSelector" (dict "matchLabels" $selector) -}}
+{{- $terms = append $terms (dict "weight" (max 1 (sub 100 (mul 20 $i))) "podAffinityTerm" $term) -}}
+{{- end -}}
+{{- $_ := set $affinity "podAffinity" (dict "preferredDuringSchedulingIgnoredDuringExecution" $terms) -}}
+{{- end -}}
+{{- if $affinity }}
+affinity:
+  {{- toYaml $affinity | nindent 2 }}
+{{- end }}
+{{- end }}

@@ -13,7 +13,7 @@ from kubernetes.aio.client import ApiClient
 from services.planner.cluster.pods import COMPONENT, DELETION_COST, DRAINED_SINCE, INSTANCE, VICTIM_COST, Pod, pod_of
 from shared.errors import ClusterForbids, ClusterUnavailable
 from shared.kubernetes.access import ClusterAccess
-from shared.kubernetes.pods import typed_errors
+from shared.kubernetes.failures import typed_errors
 
 Json = dict[str, Any]
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from services.cli.fit_values import values_yaml
+from services.cli.fit_values import not_yet, values_yaml
 from services.cli.fit_view import as_dict, memory_table, show
 from services.cli.quantities import count_of, seconds_of
 from shared.errors import ConfigError
@@ -95,6 +95,8 @@ def fit(
     else:
         show(console, found, model)
         if values is not None:
+            for line in not_yet(found):
+                console.print(f"warning: {line}", markup=False)
             console.print(f"\nwrote {values}: helm install tandem helm/tandem --values {values}", markup=False)
 
 

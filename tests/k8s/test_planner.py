@@ -69,7 +69,8 @@ class Router(fleet_pb2_grpc.FleetServiceServicer, inference_pb2_grpc.InferenceSe
         return aiohttp.web.Response(
             text=f'tandem_requests_total{{outcome="finished"}} {count}\n'
             f"# TYPE {name} histogram\n"
-            f'{name}_bucket{{le="1.0"}} {count}\n{name}_bucket{{le="+Inf"}} {count}\n{name}_sum 0\n{name}_count {count}\n'
+            f'{name}_bucket{{le="1.0"}} {count}\n{name}_bucket{{le="+Inf"}} {count}\n'
+            f"{name}_sum 0\n{name}_count {count}\n"
             f"tandem_engine_step_seconds_total {count * self.prefill_s}\n"
         )
 
@@ -307,7 +308,7 @@ async def test_an_api_server_that_is_away_changes_nothing_and_ends_nothing(relea
         await release.until(lambda: service.leads)
         await asyncio.to_thread(release.api.stop)
         async with asyncio.timeout(DEADLINE_S):
-            while service.leads or not service.state.num_failures:  # noqa: ASYNC110 - nothing tells of it
+            while service.leads or not service.state.num_failures:
                 await asyncio.sleep(0.05)
         await asyncio.to_thread(release.api.start)
         release.router.rate = 6.0

@@ -33,10 +33,14 @@ class Clairvoyant:
 class _Load:
     prefill_s: float = 0.0
     block_s: float = 0.0
+    sequence_s: float = 0.0
 
 
-def loads(trace: Sequence[TraceRequest], spec: WorkerSpec, window_s: float, tpot_s: float) -> list[tuple[float, float]]:
-    """(prefill workers kept busy, decode workers filled) in each window of the trace."""
+def loads(
+    trace: Sequence[TraceRequest], spec: WorkerSpec, window_s: float, tpot_s: float, sequences: float
+) -> list[tuple[float, float]]:
+    """(prefill workers kept busy, decode workers filled) in each window of the trace. A decode worker is full when its
+    blocks are in use, or with that many sequences; an answer's tokens take `tpot_s` each."""
     windows = [_Load() for _ in range(int(trace[-1].at_s // window_s) + 1)]
     known: set[int] = set()
     for request in trace:
@@ -51,7 +55,10 @@ def loads(trace: Sequence[TraceRequest], spec: WorkerSpec, window_s: float, tpot
         window.prefill_s += spec.times.chunk_s(request.num_prompt_tokens - held, held)
         blocks = -(-(request.num_prompt_tokens + request.num_output_tokens) // spec.block_size)
         _hold(windows, window_s, request.at_s, request.num_output_tokens * tpot_s, blocks)
-    return [(window.prefill_s / window_s, window.block_s / window_s / spec.num_blocks) for window in windows]
+    return [
+        (one.prefill_s / window_s, max(one.block_s / spec.num_blocks, one.sequence_s / sequences) / window_s)
+        for one in windows
+    ]
 
 
 def _hold(windows: list[_Load], window_s: float, from_s: float, for_s: float, blocks: int) -> None:
@@ -59,6 +66,7 @@ def _hold(windows: list[_Load], window_s: float, from_s: float, for_s: float, bl
     while from_s < end_s and (number := int(from_s // window_s)) < len(windows):
         until_s = min(end_s, (number + 1) * window_s)
         windows[number].block_s += (until_s - from_s) * blocks
+        windows[number].sequence_s += until_s - from_s
         from_s = until_s
 
 
@@ -79,13 +87,14 @@ def cheapest(
     setup: ElasticSetup,
     attainment: float,
     margins: Sequence[tuple[float, float]],
+    sequences: float,
     windows_s: Sequence[float] = (300.0,),
 ) -> Iterator[Clairvoyant]:
     """Schedules that attain the goal, each cheaper than the one before; the last one is the yardstick."""
     best = math.inf
     tried: set[tuple[tuple[float, Pair], ...]] = set()
     for window_s in windows_s:
-        windows = loads(trace, setup.worker, window_s, setup.targets.tpot_s / 2)
+        windows = loads(trace, setup.worker, window_s, setup.targets.tpot_s / 2, sequences)
         for prefill_margin, decode_margin in margins:
             plan = schedule(windows, window_s, prefill_margin, decode_margin)
             if tuple(plan) in tried:

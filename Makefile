@@ -44,7 +44,7 @@ PREFIX_FLAGS = $(foreach name,TRACE REQUESTS WORKERS PARTS,$(if $(findstring com
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast test-gpu test-timing test-sweep test-k8s k8s-programs lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-memory loadtest chaos soak clean test-image always wheel mutation fuzz bench-determinism
+.PHONY: help setup run test test-fast test-gpu test-timing test-sweep test-k8s k8s-programs lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-memory bench-planner loadtest chaos soak clean test-image always wheel mutation fuzz bench-determinism
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -138,6 +138,9 @@ bench-determinism: setup  ## how often answers depend on their batch or on a ret
 
 bench-prefix: setup  ## prefix hits of a fleet beside one ideal cache, and TTFT with the store: TRACE=path REQUESTS=n WORKERS="1 2 4" PARTS="index no-index store ttft" OUT=file
 	$(BIN)/python -m loadtest.bench prefix $(PREFIX_FLAGS) $(ARGS)
+
+bench-planner: setup  ## the planner in the simulator, on a compressed day or a trace, beside a clairvoyant schedule: TRACE=path OUT=file
+	$(BIN)/python -m loadtest.simulator.planning $(if $(TRACE),--trace "$(TRACE)" --begin "6 1",--day) $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
 
 chaos: setup  ## kill, stop, hang, drain and cut off each part under streams, about 2 hours: ONLY="decode SIGKILL, router" OUT=file CONTINUE=1 (keeps the rows in OUT)
 	$(BIN)/python -m loadtest.chaos $(if $(filter 1 true yes,$(CONTINUE)),--continue) $(if $(ONLY),--only "$(ONLY)") $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)

@@ -27,6 +27,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption  # n
 
 from services.cli.main import build_app  # noqa: E402
 from services.kvstore.settings import KVStoreSettings  # noqa: E402
+from services.planner.settings import PlannerSettings  # noqa: E402
 from services.router.settings import RouterSettings  # noqa: E402
 from services.worker.settings import WorkerSettings  # noqa: E402
 from shared.config import ServiceSettings  # noqa: E402
@@ -36,7 +37,7 @@ INTRODUCTION = """\
 
 Made by `python .ci/reference.py` from the code; `make lint` fails where it is stale. Do not edit it by hand.
 
-- [Router](#router), [worker](#worker), [KV store](#kv-store): the settings of each service
+- [Router](#router), [worker](#worker), [KV store](#kv-store), [planner](#planner): the settings of each service
 - [The `tandem` command](#the-tandem-command)
 - [`make` targets](#make-targets)
 
@@ -54,6 +55,7 @@ SERVICES: tuple[tuple[str, str, type[ServiceSettings]], ...] = (
     ("Router", "python -m services.router", RouterSettings),
     ("Worker", "python -m services.prefill` and `python -m services.decode", WorkerSettings),
     ("KV store", "python -m services.kvstore", KVStoreSettings),
+    ("Planner", "python -m services.planner", PlannerSettings),
 )
 
 BOUNDS = {

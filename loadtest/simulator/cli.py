@@ -15,9 +15,8 @@ from loadtest.figures import write
 from loadtest.simulator import report
 from loadtest.simulator.fleet import WorkerSpec
 from loadtest.simulator.outcome import Outcome, Targets
-from loadtest.simulator.shapes import H200, MODELS
 from loadtest.simulator.simulation import POLICIES, Setup, simulate
-from loadtest.simulator.step_time import measured, roofline
+from loadtest.simulator.step_time import measured
 from loadtest.simulator.tandem_router import TandemConfig
 from loadtest.workloads.mooncake import BLOCK_LEN, read_mooncake
 from loadtest.workloads.trace import TraceRequest, parse_slice, slice_requests
@@ -26,7 +25,10 @@ from services.router.placement.disaggregation import Thresholds
 from services.router.placement.policy import PlacementConfig
 from services.router.placement.scorers.registry import weights
 from shared.errors import ConfigError
+from shared.sizing.shapes import H200, LLAMA_3_8B, LLAMA_3_70B
+from shared.sizing.step_time import roofline
 
+MODELS = {"llama-3-70b": LLAMA_3_70B, "llama-3-8b": LLAMA_3_8B}
 BLOCK_SIZE = 16
 MEMORY_SHARE = 0.9
 """Share of a GPU's memory for weights and KV."""

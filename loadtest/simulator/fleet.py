@@ -8,7 +8,7 @@ from typing import Protocol
 from loadtest.simulator.clock import Clock
 from loadtest.simulator.prefix_cache import PrefixCache
 from loadtest.simulator.prefix_index import PrefixIndex
-from loadtest.simulator.step_time import StepTimes
+from shared.sizing.step_time import StepTimes
 
 
 @dataclass(frozen=True, slots=True)

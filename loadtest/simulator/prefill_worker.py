@@ -45,6 +45,8 @@ class PrefillWorker:
         self._num_queued_tokens = 0
         self._busy = False
         self._link_free_s = 0.0
+        self.busy_s = 0.0
+        """Time of its steps so far, the running one included."""
 
     def report(self) -> Report:
         """See `Reported`."""
@@ -72,7 +74,9 @@ class PrefillWorker:
             budget, chunks_s = self._add(item, budget, chunks_s, plan)
         self._busy = bool(plan)
         if plan:
-            self._clock.after(self._times.prefill_step_s(chunks_s), self._step_done, plan)
+            step_s = self._times.prefill_step_s(chunks_s)
+            self.busy_s += step_s
+            self._clock.after(step_s, self._step_done, plan)
 
     def _add(self, item: _Prompt, budget: int, chunks_s: float, plan: list[tuple[_Prompt, int]]) -> tuple[int, float]:
         count = min(budget, item.request.num_prompt_tokens - item.num_computed)

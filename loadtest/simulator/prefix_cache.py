@@ -98,6 +98,15 @@ class PrefixCache:
             else:
                 del self._sizes[run]
 
+    def clear(self) -> None:
+        """Evicts all that is not in use."""
+        for run in self._unused:
+            del self._sizes[run]
+            self._sealed.discard(run)
+            self._on_evicted(run)
+        self._unused.clear()
+        self._num_unused = 0
+
     def _run_blocks(self, index: int, num_prompt_tokens: int) -> int:
         num_tokens = min(self._run_len, num_prompt_tokens - index * self._run_len)
         return -(-num_tokens // self._block_size)

@@ -29,18 +29,34 @@ class SimRouter(ABC):
         self.predictor = TtftPredictor()
         self.prefill_pool, self.decode_pool = Pool(name), Pool(name)
         self._ledgers: dict[str, Ledger] = {}
-        for name, worker in prefills.items():
-            self._add_view(name, self.prefill_pool)
-            worker.reports.listen(self)
-        for name, decode in decodes.items():
-            self._add_view(name, self.decode_pool)
-            decode.reports.listen(self)
+        self._draining: set[str] = set()
+        for worker in (*prefills.values(), *decodes.values()):
+            self.add_worker(worker)
 
-    def _add_view(self, name: str, pool: Pool) -> None:
+    def add_worker(self, worker: PrefillWorker | DecodeWorker) -> None:
+        """A worker has connected; it is in `prefills` or `decodes`."""
         num_blocks = self.world.spec.num_blocks
-        view = WorkerView(name, num_blocks, num_blocks, 0, self.world.spec.max_num_seqs, 0)
-        self._ledgers[name] = Ledger(view)
-        pool.add(view)
+        view = WorkerView(worker.name, num_blocks, num_blocks, 0, self.world.spec.max_num_seqs, 0)
+        self._ledgers[worker.name] = Ledger(view)
+        (self.prefill_pool if isinstance(worker, PrefillWorker) else self.decode_pool).add(view)
+        worker.reports.listen(self)
+        self.changed()
+
+    def drain_worker(self, name: str) -> None:
+        """No new requests for this worker; those that it has go on."""
+        self._draining.add(name)
+        self._ledgers[name].view.accepting = False
+
+    def undrain_worker(self, name: str) -> None:
+        """Takes that back."""
+        self._draining.discard(name)
+        self._ledgers[name].view.accepting = True
+        self.changed()
+
+    def remove_worker(self, name: str) -> None:
+        """A drained worker has gone."""
+        self.prefill_pool.remove(name)
+        self.decode_pool.remove(name)
 
     @abstractmethod
     def submit(self, request: SimRequest) -> None:
@@ -53,7 +69,7 @@ class SimRouter(ABC):
     def on_report(self, worker: str, report: Report) -> None:
         """See `Listener`."""
         ledger = self._ledgers[worker]
-        ledger.view.accepting = True
+        ledger.view.accepting = worker not in self._draining
         ledger.report(
             num_free_blocks=report.num_free_blocks,
             num_requests=report.num_requests,

@@ -61,6 +61,8 @@ class TandemRouter(SimRouter):
     ) -> None:
         """The replica `number` of `num_routers`."""
         routers = [f"router-{other}" for other in range(num_routers)]
+        self._queue: AdmissionQueue[_Active] = AdmissionQueue(config.queue_limit, order=ORDERS[config.order])
+        self._again = False
         super().__init__(world, prefills, decodes, routers[number])
         if num_routers > 1:
             for pool in (self.prefill_pool, self.decode_pool):
@@ -69,10 +71,13 @@ class TandemRouter(SimRouter):
         self._config = config
         self._placement = Placement(config.placement, seed, self.predictor)
         self._admission = AdmissionController(self.predictor, config.late_idle_share, config.late_grace)
-        self._queue: AdmissionQueue[_Active] = AdmissionQueue(config.queue_limit, order=ORDERS[config.order])
-        self._again = False
         self.num_waiting_max = 0
         """Longest queue so far."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in its queue."""
+        return len(self._queue)
 
     def submit(self, request: SimRequest) -> None:
         """Refuses a request that is predicted to be late; else queues it until workers can start it."""

@@ -11,6 +11,7 @@ from services.cli.chat import chat
 from services.cli.drain import drain, undrain
 from services.cli.explain import explain
 from services.cli.failures import EXIT_INTERRUPTED, exit_status, report
+from services.cli.fit import fit
 from services.cli.generate import generate
 from services.cli.preflight import preflight
 from services.cli.status import status
@@ -35,6 +36,7 @@ def build_app() -> typer.Typer:
     app.command()(status)
     app.command()(explain)
     app.command()(preflight)
+    app.command()(fit)
     app.command()(drain)
     app.command()(undrain)
     app.add_typer(build_cache_app(), name="cache")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -21,6 +22,14 @@ TTFT = Metric(
     # The GenAI semantic conventions' advised boundaries.
     buckets=(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
 )
+TPOT = Metric(
+    Kind.HISTOGRAM,
+    "gen_ai.server.time_per_output_token",
+    "Mean time between a finished request's tokens after the first, as the router received them.",
+    unit="s",
+    # The GenAI semantic conventions' advised boundaries.
+    buckets=(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
+)
 REQUESTS = counter("tandem_requests_total", "Requests by outcome: finished, cancelled, or an error's code.", "outcome")
 RETRIES = counter("tandem_retries_total", "Requests placed again, by the code of the error that caused it.", "cause")
 PLACEMENTS = counter("tandem_placements_total", "Choices of workers: with a hand-off, or why without one.", "route")
@@ -37,7 +46,7 @@ TOKENS = counter(
 PICKS = counter(
     "tandem_picks_total", "Requests of gateways by the endpoint picker's answer: picked, or an error's code.", "outcome"
 )
-METRICS = (TTFT, REQUESTS, RETRIES, PLACEMENTS, REFUSALS, PREFIX_TOKENS, TOKENS, PICKS)
+METRICS = (TTFT, TPOT, REQUESTS, RETRIES, PLACEMENTS, REFUSALS, PREFIX_TOKENS, TOKENS, PICKS)
 """All metrics of a router; every sample also has the label gen_ai_response_model."""
 
 
@@ -78,6 +87,7 @@ class RouterMetrics:
         self._model = {"gen_ai.response.model": model_name}
         self._metrics = metrics = Metrics("tandem-router", name, self._model)
         self._ttft = metrics.histogram(TTFT)
+        self._tpot = metrics.histogram(TPOT)
         self._requests = metrics.counter(REQUESTS)
         self._retries = metrics.counter(RETRIES)
         self._placements = metrics.counter(PLACEMENTS)
@@ -105,6 +115,9 @@ class RouterMetrics:
         counts.num_prompt_tokens += num_prompt_tokens
         counts.num_cached_tokens += active.summary.num_cached_tokens
         self._ttft.record(active.summary.ttft.ttft_ms / 1e3, self._model)
+        num_further = len(active.produced) - active.num_resumed - 1
+        if num_further > 0 and active.timeline.first_token:
+            self._tpot.record((time.perf_counter() - active.timeline.first_token) / num_further, self._model)
         self._requests.add(1, "finished")
         for kind, count in (
             ("prompt", num_prompt_tokens),

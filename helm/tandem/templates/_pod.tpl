@@ -12,7 +12,7 @@
 {{- define "tandem.podStart" -}}
 {{- $root := .root -}}
 serviceAccountName: {{ include "tandem.name" . }}
-automountServiceAccountToken: {{ eq .component "router" }}
+automountServiceAccountToken: {{ has .component (list "router" "planner") }}
 enableServiceLinks: false  # its variables would look like settings
 securityContext:
   {{- mergeOverwrite (deepCopy $root.Values.podSecurityContext) (.override | default dict) | toYaml | nindent 2 }}

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from loadtest.simulator.fleet import WorkerSpec
 from loadtest.simulator.outcome import Targets
-from loadtest.simulator.shapes import H200, LLAMA_3_70B
 from loadtest.simulator.simulation import Setup
-from loadtest.simulator.step_time import roofline
 from loadtest.simulator.tandem_router import TandemConfig
 from loadtest.workloads.mooncake import read_mooncake
 from loadtest.workloads.trace import TraceRequest
 from services.router.placement.disaggregation import Thresholds
 from services.router.placement.policy import PlacementConfig
 from services.router.placement.scorers.registry import weights
+from shared.sizing.shapes import H200, LLAMA_3_70B
+from shared.sizing.step_time import roofline
 
 HEAD = Path(__file__).parents[4] / "loadtest" / "traces" / "mooncake_conversation_head.jsonl"
 

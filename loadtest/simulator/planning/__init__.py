@@ -1,0 +1,1 @@
+"""The planner's policy over a simulated fleet that grows and shrinks, beside a clairvoyant schedule."""

@@ -1,0 +1,174 @@
+"""`tandem fit`: how many GPUs a model needs for a load, before any of them is bought."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from services.cli.fit_values import not_yet, values_yaml
+from services.cli.fit_view import as_dict, memory_table, show
+from services.cli.quantities import count_of, seconds_of
+from shared.errors import ConfigError
+from shared.model.config import ModelConfig
+from shared.sizing.fit import fit as size_load
+from shared.sizing.load import Hardware, Load
+from shared.sizing.shapes import BYTES_PER_VALUE, GPUS, NAMED_MODELS, ModelShape, decoder, gpu_of
+
+_PIPED_WIDTH = 120
+_MAX_TOKENS = 10_000_000
+_MAX_SEQUENCES = 1_000_000
+_DEFAULT_OUTPUT = 500
+
+
+def fit(
+    model: Annotated[
+        str, typer.Argument(help=f"Model folder, its config.json, or one of {', '.join(NAMED_MODELS)} (Llama 3.1).")
+    ] = "",
+    gpu: Annotated[str, typer.Option("--gpu", help=f"GPU of both pools: {', '.join(GPUS)}.")] = "H200",
+    prefill_gpu: Annotated[str, typer.Option("--prefill-gpu", help="Another GPU for prefill workers.")] = "",
+    decode_gpu: Annotated[str, typer.Option("--decode-gpu", help="Another GPU for decode workers.")] = "",
+    context: Annotated[
+        str, typer.Option("--context", help="Longest sequence, prompt and answer: memory is kept for it. 128k, 8192.")
+    ] = "8k",
+    concurrency: Annotated[str, typer.Option("--concurrency", help="Sequences at once.")] = "32",
+    prompt: Annotated[str, typer.Option("--prompt", help="Mean prompt; default: an eighth of the context.")] = "",
+    output: Annotated[
+        str, typer.Option("--output", help=f"Mean answer; default: {_DEFAULT_OUTPUT}, at most half the context.")
+    ] = "",
+    ttft: Annotated[str, typer.Option("--ttft", help="Target for the time to the first token. 1s, 400ms.")] = "1s",
+    tpot: Annotated[str, typer.Option("--tpot", help="Target for the time per further token.")] = "40ms",
+    rate: Annotated[
+        float | None,
+        typer.Option("--rate", help="Requests/s; default: what keeps --concurrency busy if the targets are just met."),
+    ] = None,
+    weights: Annotated[str, typer.Option("--weights", help=f"Weights: {', '.join(BYTES_PER_VALUE)}.")] = "bf16",
+    kv_dtype: Annotated[str, typer.Option("--kv-dtype", help="KV, likewise.")] = "bf16",
+    max_tensor: Annotated[int, typer.Option("--max-tensor", help="Most GPUs that one worker may have.")] = 8,
+    memory_share: Annotated[
+        float, typer.Option("--memory-share", help="Share of a GPU's memory for weights and KV.")
+    ] = 0.9,
+    price: Annotated[float | None, typer.Option("--price", help="Price of a GPU and hour, for the cost.")] = None,
+    prefill_price: Annotated[float | None, typer.Option("--prefill-price", help="Of a prefill GPU.")] = None,
+    decode_price: Annotated[float | None, typer.Option("--decode-price", help="Of a decode GPU.")] = None,
+    values: Annotated[Path | None, typer.Option("--values", help="Write values for the chart to this file.")] = None,
+    uri: Annotated[str, typer.Option("--uri", help="model.uri in --values; default: the model's folder.")] = "",
+    table: Annotated[
+        bool, typer.Option("--table", help="GPUs by memory alone for all named models, with and without shared heads.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Say on how many GPUs a model serves a load within its targets, what that costs, and when one pool would do.
+
+    Memory: weights plus the KV of --concurrency sequences of --context tokens. Time: a roofline over the GPU's compute
+    and memory bandwidth, and the queue in front of the prefill pool. Exit status 2 and the reason where it cannot fit.
+    """
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+    if table:
+        memory = gpu_of(gpu, "gpu").memory_bytes
+        _print_json(memory_table(memory).rows) if as_json else console.print(memory_table(memory).render())
+        return
+    if not model:
+        raise ConfigError("name a model: a folder or one of " + ", ".join(NAMED_MODELS), field="model")
+    shape = _shape(model)
+    hardware = Hardware(
+        prefill_gpu=gpu_of(prefill_gpu or gpu, "prefill-gpu" if prefill_gpu else "gpu"),
+        decode_gpu=gpu_of(decode_gpu or gpu, "decode-gpu" if decode_gpu else "gpu"),
+        prefill_name=(prefill_gpu or gpu).upper(),
+        decode_name=(decode_gpu or gpu).upper(),
+        weights=_dtype(weights, "weights"),
+        kv_dtype=_dtype(kv_dtype, "kv-dtype"),
+        memory_share=_between(memory_share, "memory-share", 0.1, 1.0),
+        max_tensor=int(_between(max_tensor, "max-tensor", 1, 64)),
+        prefill_price=_price(prefill_price if prefill_price is not None else price, "prefill-price"),
+        decode_price=_price(decode_price if decode_price is not None else price, "decode-price"),
+    )
+    found = size_load(shape, _load(context, concurrency, prompt, output, ttft, tpot, rate), hardware)
+    if values is not None:
+        _write(values, values_yaml(found, uri or _uri(model)))
+    if as_json:
+        _print_json(as_dict(found, model))
+    else:
+        show(console, found, model)
+        if values is not None:
+            for line in not_yet(found):
+                console.print(f"warning: {line}", markup=False)
+            console.print(f"\nwrote {values}: helm install tandem helm/tandem --values {values}", markup=False)
+
+
+def _load(context: str, concurrency: str, prompt: str, output: str, ttft: str, tpot: str, rate: float | None) -> Load:
+    num_context = count_of(context, "context", _MAX_TOKENS, least=2)
+    sequences = count_of(concurrency, "concurrency", _MAX_SEQUENCES)
+    answer = count_of(output, "output", _MAX_TOKENS) if output else min(_DEFAULT_OUTPUT, num_context // 2)
+    asked = count_of(prompt, "prompt", _MAX_TOKENS) if prompt else max(1, num_context // 8)
+    ttft_s, tpot_s = seconds_of(ttft, "ttft", 3600.0), seconds_of(tpot, "tpot", 60.0)
+    if rate is None:
+        rate = Load.rate_of(sequences, answer, ttft_s, tpot_s)
+    return Load(num_context, sequences, asked, answer, ttft_s, tpot_s, _between(rate, "rate", 1e-6, 10_000.0))
+
+
+def _shape(model: str) -> ModelShape:
+    """Raises ConfigError (`model`) for what is neither a name nor a folder, ModelLoadError for a bad config.json."""
+    if model.lower() in NAMED_MODELS:
+        return NAMED_MODELS[model.lower()]
+    path = Path(model)
+    if not path.exists():
+        raise ConfigError(
+            f"{model} is neither a model folder nor one of {', '.join(NAMED_MODELS)}", field="model", value=model
+        )
+    config = ModelConfig.load(path.parent if path.is_file() else path)
+    return decoder(
+        layers=config.num_layers,
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        vocabulary=config.vocab_size,
+        positions=config.max_position_embeddings,
+        head_dim=config.head_dim,
+        tied=config.tie_word_embeddings,
+    )
+
+
+def _uri(model: str) -> str:
+    """The folder as an absolute path; empty for a named shape, which has no weights."""
+    if model.lower() in NAMED_MODELS:
+        return ""
+    path = Path(model).resolve()
+    return str(path.parent if path.is_file() else path)
+
+
+def _dtype(name: str, option: str) -> str:
+    if name not in BYTES_PER_VALUE:
+        raise ConfigError(f"--{option}: {name!r} is not one of {', '.join(BYTES_PER_VALUE)}", field=option, value=name)
+    return name
+
+
+def _price(value: float | None, option: str) -> float | None:
+    return None if value is None else _between(value, option, 0.0, 1e6)
+
+
+def _between(value: float, option: str, least: float, most: float) -> float:
+    if not least <= value <= most:  # also false for NaN
+        raise ConfigError(
+            f"--{option}: must be from {least:g} to {most:g}, got {value:g}",
+            field=option,
+            limit=most if value > most else least,
+            value=value,
+        )
+    return value
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"--values: cannot write {path}: {error.strerror}", field="values") from error
+
+
+def _print_json(content: object) -> None:
+    print(json.dumps(content, indent=2))

@@ -1,0 +1,59 @@
+"""The chart's values for what `tandem fit` found."""
+
+from __future__ import annotations
+
+import math
+
+import yaml
+
+from shared.sizing.fit import Fit
+from shared.sizing.load import PoolFit
+
+_QUANTIZED = ("fp8", "int8", "int4")
+_GPU_RESOURCE = {"MI300X": "amd.com/gpu"}
+
+
+def values_yaml(fit: Fit, uri: str) -> str:
+    """One pool where collocated serves the load better, else two. `uri` may be empty: then it is for the reader."""
+    pools = [fit.collocated] if fit.collocated_is_better and fit.collocated is not None else [fit.prefill, fit.decode]
+    model: dict[str, object] = {"uri": uri} if uri else {}
+    if uri.startswith(("hf://", "s3://")):  # what the Pods fetch needs room
+        model["size"] = f"{math.ceil(1.2 * 2 * fit.model.num_params / (1 << 30))}Gi"
+    content: dict[str, object] = {"model": model} if model else {}
+    content["pools"] = [_pool(pool, fit) for pool in pools]
+    head = ["# Written by `tandem fit`."]
+    if not uri:
+        head.append("# Set model.uri: hf://…, pvc://…, s3://… or /path.")
+    head += [f"# {line}" for line in not_yet(fit)]
+    return "\n".join(head) + "\n" + yaml.safe_dump(content, sort_keys=False)
+
+
+def not_yet(fit: Fit) -> list[str]:
+    """What of the fit the chart refuses today, and how to stay within it."""
+    pools = [fit.prefill, fit.decode]
+    found = []
+    if most := max((pool.tensor for pool in pools if pool.tensor > 1), default=0):
+        found.append(
+            f"workers run on one GPU yet, this has up to {most} each; the chart takes what --max-tensor 1 gives"
+        )
+    if fit.hardware.weights in _QUANTIZED:
+        found.append(
+            f"workers do not hold {fit.hardware.weights} weights yet; the chart takes what --weights bf16 gives"
+        )
+    return found
+
+
+def _pool(pool: PoolFit, fit: Fit) -> dict[str, object]:
+    weights = fit.hardware.weights
+    resource = _GPU_RESOURCE.get(pool.gpu, "nvidia.com/gpu")
+    entry: dict[str, object] = {
+        "name": pool.role,
+        "role": pool.role,
+        "replicas": pool.workers,
+        "parallelism": {"tensor": pool.tensor, "pipeline": 1, "expert": 1},
+        "resources": {"limits": {resource: pool.tensor}},
+        "dtype": "bf16" if weights in _QUANTIZED else weights,
+    }
+    if weights in _QUANTIZED:
+        entry["quantization"] = weights
+    return entry

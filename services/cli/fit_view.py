@@ -1,0 +1,201 @@
+"""How `tandem fit` shows its answer: tables for people, one object for scripts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from shared.sizing.fit import Cost, Fit
+from shared.sizing.load import PoolFit
+from shared.sizing.memory import GB, gpus_by_memory
+from shared.sizing.shapes import NAMED_MODELS
+
+GIB = 1 << 30
+PUBLISHED_LOADS = ((8000, 32), (128_000, 256))
+"""(context, sequences) of the table that is often cited for the cost of KV."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTable:
+    """GPUs by memory alone."""
+
+    memory_bytes: float
+    rows: list[dict[str, object]]
+
+    def render(self) -> Table:
+        """For a terminal."""
+        table = Table(
+            title=f"GPUs of {self.memory_bytes / GB:g} GB that hold 16-bit weights and KV if no byte is lost",
+            box=None, pad_edge=False, header_style="bold", title_justify="left",
+        )  # fmt: skip
+        table.add_column("model")
+        for header in ("weights", "context", "sequences", "MHA 2·L·H", "KV heads", "GPUs", "KV of 128k tokens"):
+            table.add_column(header, justify="right")
+        for row in self.rows:
+            table.add_row(
+                f"{row['model']}",
+                f"{row['weights_gb']} GB",
+                f"{row['context']:,}",
+                f"{row['sequences']}",
+                f"{row['gpus_mha']}",
+                f"{row['kv_heads']}",
+                f"{row['gpus']}",
+                f"{row['kv_gib_of_128k']} GiB",
+            )
+        return table
+
+
+def memory_table(memory_bytes: float) -> MemoryTable:
+    """The named models under the published loads: (weights + KV a token · context · sequences) / memory."""
+    rows: list[dict[str, object]] = []
+    for context, sequences in PUBLISHED_LOADS:
+        for name, model in NAMED_MODELS.items():
+            rows.append(
+                {
+                    "model": name,
+                    "weights_gb": round(model.weight_bytes / GB, 1),
+                    "context": context,
+                    "sequences": sequences,
+                    "gpus_mha": gpus_by_memory(model, context, sequences, memory_bytes, mha=True),
+                    "kv_heads": model.num_kv_heads,
+                    "gpus": gpus_by_memory(model, context, sequences, memory_bytes, mha=False),
+                    "kv_gib_of_128k": round(model.kv_bytes(model.num_kv_heads, "bf16") * 128_000 / GIB, 1),
+                }
+            )
+    return MemoryTable(memory_bytes, rows)
+
+
+def show(console: Console, fit: Fit, name: str) -> None:
+    """Everything, with the arithmetic."""
+    load, hardware, model = fit.load, fit.hardware, fit.model
+    kv = model.kv_bytes(model.num_kv_heads, hardware.kv_dtype)
+    weights = fit.prefill.weight_bytes * fit.prefill.tensor
+    lines = [
+        f"{name}: {model.num_params / 1e9:.3g} B parameters, {weights / GB:.3g} GB in {hardware.weights}; "
+        f"KV {kv / 1024:.0f} KiB a token in {hardware.kv_dtype} "
+        f"(2 · {model.num_layers} layers · {model.num_kv_heads} heads · {model.head_dim}), "
+        f"{kv * load.context / GIB:.1f} GiB for {load.context:,} tokens",
+        f"load: {load.concurrency} sequences at once, {load.rate:.3g} req/s, prompts of {load.prompt_len:,}, answers "
+        f"of {load.output_len:,} tokens; TTFT {load.ttft_s:g} s for {1 - load.late_share:.0%}, "
+        f"TPOT {load.tpot_s * 1e3:g} ms",
+        f"by memory alone: {fit.floor} × {hardware.decode_name}, {fit.floor_mha} if every attention head had its "
+        "own KV (2 · L · H)",
+    ]
+    for line in lines:
+        console.print(line, markup=False)
+    console.print()
+    console.print(_pool_table(fit))
+    console.print()
+    for line in _verdict(fit):
+        console.print(line, markup=False)
+
+
+def _pool_table(fit: Fit) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("pool")
+    for header in ("GPU", "workers", "GPUs each", "GPUs", "KV tokens", "seqs", "TTFT alone", "TPOT", "busy"):
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("sized by", overflow="fold")
+    for pool in (fit.prefill, fit.decode, *([fit.collocated] if fit.collocated is not None else [])):
+        table.add_row(*_cells(pool), end_section=pool is fit.decode)
+    return table
+
+
+def _cells(pool: PoolFit) -> list[str]:
+    return [
+        pool.role,
+        pool.gpu,
+        f"{pool.workers}",
+        f"{pool.tensor}",
+        f"{pool.gpus}",
+        f"{pool.kv_tokens:,}",
+        f"{pool.sequences}" if pool.role != "prefill" else "-",
+        f"{pool.ttft_s:.3g} s" if pool.ttft_s is not None else "-",
+        f"{pool.tpot_s * 1e3:.1f} ms" if pool.tpot_s is not None else "-",
+        f"{pool.busy:.0%}" if pool.busy is not None else "-",
+        "; ".join(pool.limits),
+    ]
+
+
+def _verdict(fit: Fit) -> list[str]:
+    prefill, decode = fit.ratio
+    lines = [f"prefill : decode = {prefill} : {decode} workers, {fit.gpus} GPUs in two pools"]
+    if fit.cost is not None:
+        lines.append(f"cost of two pools: {_cost(fit.cost)}")
+    if fit.collocated_cost is not None:
+        lines.append(f"cost of one pool: {_cost(fit.collocated_cost)}")
+    lines += warnings(fit)
+    lines.append(verdict(fit))
+    return lines
+
+
+def verdict(fit: Fit) -> str:
+    """One sentence: two pools or one."""
+    if fit.collocated is None:
+        return "disaggregated: workers that do both do not meet both targets, not even on four times as many GPUs"
+    one, two = f"{fit.collocated.gpus} GPUs", f"{fit.gpus}"
+    if fit.cost is not None and fit.collocated_cost is not None:
+        one, two = (
+            f"{fit.collocated.gpus} GPUs at {fit.collocated_cost.per_hour:.2f} an hour",
+            f"{fit.gpus} at {fit.cost.per_hour:.2f}",
+        )
+    if fit.collocated_is_better:
+        return f"collocated serves this load better: one pool meets the same targets with {one}, two pools take {two}"
+    return f"disaggregated: one pool would take {one}, two take {two}"
+
+
+def warnings(fit: Fit) -> list[str]:
+    """What the sizes do not say by themselves."""
+    found = []
+    kv_heads = fit.model.num_kv_heads
+    if max(fit.prefill.tensor, fit.decode.tensor) > kv_heads:
+        found.append(f"warning: {kv_heads} KV heads on more GPUs: several GPUs of a worker hold the same head's KV")
+    if fit.prefill.tensor != fit.decode.tensor:
+        found.append(
+            f"note: prefill workers have {fit.prefill.tensor} GPUs, decode workers {fit.decode.tensor}: blocks are "
+            "handed over in slices of heads"
+        )
+    if fit.transfer > 1:
+        found.append(
+            f"warning: the KV of the prompts is {fit.transfer:.1f} times what the prefill GPUs' network cards carry"
+        )
+    return found
+
+
+def as_dict(fit: Fit, name: str) -> dict[str, object]:
+    """The whole answer for scripts; bytes and seconds."""
+    cost, collocated_cost = fit.cost, fit.collocated_cost
+    return {
+        "model": {
+            "name": name,
+            "num_params": fit.model.num_params,
+            "weight_bytes": fit.prefill.weight_bytes * fit.prefill.tensor,
+            "kv_bytes_per_token": fit.model.kv_bytes(fit.model.num_kv_heads, fit.hardware.kv_dtype),
+        },
+        "load": asdict(fit.load),
+        "gpus_by_memory": {"mha": fit.floor_mha, "own_kv_heads": fit.floor},
+        "pools": [_pool(fit.prefill), _pool(fit.decode)],
+        "gpus": fit.gpus,
+        "ratio": {"prefill": fit.ratio[0], "decode": fit.ratio[1]},
+        "collocated": _pool(fit.collocated) if fit.collocated is not None else None,
+        "better": "collocated" if fit.collocated_is_better else "disaggregated",
+        "reason": verdict(fit),
+        "warnings": warnings(fit),
+        "cost": asdict(cost) if cost is not None else None,
+        "collocated_cost": asdict(collocated_cost) if collocated_cost is not None else None,
+    }
+
+
+def _pool(pool: PoolFit) -> dict[str, object]:
+    return {**asdict(pool), "gpus": pool.gpus}
+
+
+def _cost(cost: Cost) -> str:
+    parts = [f"{cost.per_hour:.2f} an hour", f"{cost.per_million_tokens:.3f} for a million tokens"]
+    if cost.per_million_prompt_tokens:
+        parts.append(
+            f"{cost.per_million_prompt_tokens:.3f} of prompts, {cost.per_million_output_tokens:.3f} of answers by pool"
+        )
+    return "; ".join(parts)

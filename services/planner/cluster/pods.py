@@ -1,0 +1,90 @@
+"""What the planner knows of the release's Pods and Deployments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+COMPONENT = "app.kubernetes.io/component"
+INSTANCE = "app.kubernetes.io/instance"
+POOL = "tandem-llm.io/pool"
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+"""Of the Pods of a ReplicaSet, those with the least are deleted first when it shrinks."""
+VICTIM_COST = "-1000"
+DRAINED_SINCE = "tandem-llm.io/draining-since"
+"""Seconds since the epoch at which a planner began to drain the Pod: a later leader goes on with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One Pod."""
+
+    name: str
+    component: str
+    pool: str
+    """Of a worker, else empty."""
+    ip: str
+    ports: Mapping[str, int]
+    """Container ports by name."""
+    ready_since_s: float | None
+    """Seconds since the epoch; None: not ready."""
+    ending: bool
+    drained_since_s: float | None
+
+    @property
+    def ready(self) -> bool:
+        """It serves, and is not being deleted."""
+        return self.ready_since_s is not None and not self.ending
+
+    @property
+    def victim(self) -> bool:
+        """A planner has chosen it to go."""
+        return self.drained_since_s is not None and not self.ending
+
+    def address(self, port: str) -> str:
+        """host:port, empty while it has none."""
+        if not self.ip or port not in self.ports:
+            return ""
+        host = f"[{self.ip}]" if ":" in self.ip else self.ip
+        return f"{host}:{self.ports[port]}"
+
+
+def pod_of(content: Mapping[str, Any]) -> Pod | None:
+    """From the API server's JSON; None for one that has ended, which holds nothing any more."""
+    meta, status = content["metadata"], content.get("status") or {}
+    if status.get("phase") in ("Succeeded", "Failed"):
+        return None
+    labels, notes = meta.get("labels") or {}, meta.get("annotations") or {}
+    ready = [one for one in status.get("conditions") or () if one["type"] == "Ready" and one["status"] == "True"]
+    containers = content["spec"]["containers"]
+    return Pod(
+        name=meta["name"],
+        component=labels.get(COMPONENT, ""),
+        pool=labels.get(POOL, ""),
+        ip=status.get("podIP") or "",
+        ports={
+            port["name"]: port["containerPort"]
+            for one in containers
+            for port in one.get("ports") or ()
+            if "name" in port
+        },
+        ready_since_s=_epoch_s(ready[0].get("lastTransitionTime")) if ready else None,
+        ending=bool(meta.get("deletionTimestamp")),
+        drained_since_s=_number(notes.get(DRAINED_SINCE)),
+    )
+
+
+def _epoch_s(text: str | None) -> float:
+    return datetime.fromisoformat(text).timestamp() if text else 0.0
+
+
+def _number(text: str | None) -> float | None:
+    """An annotation that somebody else has spoilt counts as drained long ago."""
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0

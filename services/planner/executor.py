@@ -1,0 +1,165 @@
+"""Carries decisions out: drains what is to go, shrinks, and grows only into what is free of the budget."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from services.planner.cluster.calls import ClusterCalls
+from services.planner.cluster.pods import Pod
+from services.planner.figures.sources import Sources
+from services.planner.policy.budget import Pair, replicas_now
+from services.planner.policy.config import PlannerConfig
+from services.planner.policy.observation import Observation, PoolCount
+from shared.rpc.pb.tandem.v1 import inference_pb2
+
+logger = logging.getLogger(__name__)
+
+
+class LeadershipLost(Exception):
+    """The Lease ran out between two calls: nothing more is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """One pool as it is and as it should be."""
+
+    name: str
+    count: PoolCount
+    target: int
+    pods: Sequence[Pod]
+
+
+class Executor:
+    """One step a tick, from the state that the cluster shows: a new leader goes on where the last one stopped.
+
+    Concurrency: one step at a time. Before each call that changes something `may_act` is asked.
+    """
+
+    def __init__(
+        self,
+        config: PlannerConfig,
+        pools: tuple[str, str],
+        drain_timeout_s: float,
+        calls: ClusterCalls,
+        sources: Sources,
+        may_act: Callable[[], bool],
+    ) -> None:
+        self._config, self._names, self._drain_timeout_s = config, pools, drain_timeout_s
+        self._calls, self._sources, self._may_act = calls, sources, may_act
+
+    async def check(self, target: Pair) -> None:
+        """Asks the server whether it would accept both sizes, and changes nothing. Raises what `ClusterCalls` does."""
+        for name, replicas in zip(self._names, (target.prefill, target.decode), strict=True):
+            await self._calls.scale(name, replicas, dry_run=True)
+
+    async def step(
+        self,
+        target: Pair,
+        seen: Observation,
+        pods: Sequence[Pod],
+        workers: Mapping[str, inference_pb2.WorkerStatus],
+        epoch_s: float,
+    ) -> None:
+        """Goes one step towards `target`. `workers`: by name, as a router sees them. Raises LeadershipLost, and what
+        `ClusterCalls` and `Sources` do: the next step starts from what was reached."""
+        pools = [
+            Pool(name, count, size, [pod for pod in pods if pod.component == "worker" and pod.pool == name])
+            for name, count, size in zip(
+                self._names, (seen.prefill, seen.decode), (target.prefill, target.decode), strict=True
+            )
+        ]
+        for pool in pools:
+            await self._shrink(pool, pods, workers, epoch_s)
+        grown = replicas_now(self._config, target, seen.prefill, seen.decode)
+        for pool, replicas in zip(pools, (grown.prefill, grown.decode), strict=True):
+            if replicas > pool.count.replicas:
+                self.ensure_leads()
+                await self._calls.scale(pool.name, replicas)
+                logger.info("pool %s: %d → %d replicas", pool.name, pool.count.replicas, replicas)
+
+    async def _shrink(
+        self, pool: Pool, pods: Sequence[Pod], workers: Mapping[str, inference_pb2.WorkerStatus], epoch_s: float
+    ) -> None:
+        surplus = max(0, pool.count.replicas - pool.target)
+        marked = [pod for pod in pool.pods if pod.victim]
+        await self._spare(marked[surplus:], pods, workers)
+        victims = marked[:surplus]
+        chosen = choose_victims(pool.pods, workers, surplus - len(victims))
+        for pod in chosen:
+            self.ensure_leads()
+            await self._calls.mark_victim(pod.name, epoch_s)
+        await self._drain([*victims, *chosen], pods, workers)
+        gone = surplus - len(victims) - len(chosen)  # replicas without a Pod: nothing to drain
+        gone += sum(self._may_go(pod, workers, epoch_s) for pod in victims)
+        if gone:
+            self.ensure_leads()
+            await self._calls.scale(pool.name, pool.count.replicas - gone)
+            logger.info("pool %s: %d → %d replicas", pool.name, pool.count.replicas, pool.count.replicas - gone)
+
+    async def _spare(
+        self, spared: Sequence[Pod], pods: Sequence[Pod], workers: Mapping[str, inference_pb2.WorkerStatus]
+    ) -> None:
+        """The load came back before they were gone."""
+        names = [pod.name for pod in spared if pod.name in workers and workers[pod.name].load.draining]
+        if names:
+            self.ensure_leads()
+            await self._sources.drain(pods, names, undo=True)
+        for pod in spared:
+            self.ensure_leads()
+            await self._calls.spare_victim(pod.name)
+            logger.info("worker %s stays after all", pod.name)
+
+    async def _drain(
+        self, victims: Sequence[Pod], pods: Sequence[Pod], workers: Mapping[str, inference_pb2.WorkerStatus]
+    ) -> None:
+        names = [
+            pod.name
+            for pod in victims
+            if pod.name in workers and workers[pod.name].connected and not workers[pod.name].load.draining
+        ]
+        if names:
+            self.ensure_leads()
+            await self._sources.drain(pods, names)
+            logger.info("draining %s", ", ".join(names))
+
+    def _may_go(self, pod: Pod, workers: Mapping[str, inference_pb2.WorkerStatus], epoch_s: float) -> bool:
+        """Whether it has nothing left to do, or has had its time. Of Pods marked in this very step none may."""
+        assert pod.drained_since_s is not None
+        if epoch_s - pod.drained_since_s > self._drain_timeout_s:
+            return True
+        worker = workers.get(pod.name)
+        if worker is None or not worker.connected:
+            return not pod.ready  # it never served; where it does, a router is about to say so
+        load = worker.load
+        return load.draining and not (load.num_running or load.num_waiting or load.num_queued_tokens)
+
+    def ensure_leads(self) -> None:
+        """Raises LeadershipLost."""
+        if not self._may_act():
+            raise LeadershipLost
+
+
+def choose_victims(pods: Sequence[Pod], workers: Mapping[str, inference_pb2.WorkerStatus], count: int) -> list[Pod]:
+    """The Pods that go with the least harm: those that do not serve yet, the newest first, then those with the fewest
+    sequences, then the newest, whose cache is smallest."""
+    if count <= 0:
+        return []
+
+    def harm(pod: Pod) -> tuple[bool, int, float]:
+        worker = workers.get(pod.name)
+        running = worker.load.num_running + worker.load.num_waiting if worker is not None else 0
+        return pod.ready, running, -(pod.ready_since_s or 0.0)
+
+    return sorted((pod for pod in pods if not pod.ending and not pod.victim), key=harm)[:count]
+
+
+def by_name(statuses: Sequence[inference_pb2.ClusterStatus]) -> dict[str, inference_pb2.WorkerStatus]:
+    """The workers by name, as the first router that is connected to each sees them."""
+    found: dict[str, inference_pb2.WorkerStatus] = {}
+    for status in statuses:
+        for worker in status.workers:
+            if worker.worker.name not in found or not found[worker.worker.name].connected:
+                found[worker.worker.name] = worker
+    return found

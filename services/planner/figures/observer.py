@@ -1,0 +1,132 @@
+"""From two readings of counters to one observation: differences, restarts of processes left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from services.planner.cluster.pods import Pod
+from services.planner.figures.page import Page, share_above
+from services.planner.figures.sources import RouterFigures
+from services.planner.policy.observation import Observation, PoolCount
+from shared.errors import Overloaded
+from shared.rpc.pb.tandem.v1 import types_pb2
+
+TTFT = "gen_ai_server_time_to_first_token_seconds"
+TPOT = "gen_ai_server_time_per_output_token_seconds"
+BUSY = "tandem_engine_step_seconds_total"
+
+Key = tuple[str, str, float]  # (process, what, histogram bound or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was read at one moment; None: it could not be."""
+
+    now_s: float
+    """Monotonic."""
+    epoch_s: float
+    pods: Sequence[Pod]
+    prefill_replicas: int
+    decode_replicas: int
+    routers: Sequence[RouterFigures] | None
+    prefill_pages: Mapping[str, Page] | None
+
+
+@dataclass(slots=True)
+class Observer:
+    """Keeps the counters of the reading before."""
+
+    pools: tuple[str, str]
+    """Names of the prefill and the decode pool."""
+    ttft_s: float
+    tpot_s: float
+    cold_start_s: float
+    _last: dict[Key, float] = field(default_factory=dict)
+    _in_flight: float | None = None
+
+    def observe(self, reading: Reading) -> Observation:
+        """What happened since the call before. Without routers only the sizes are known."""
+        prefill = self._count(reading, self.pools[0], reading.prefill_replicas)
+        decode = self._count(reading, self.pools[1], reading.decode_replicas)
+        if reading.routers is None or reading.prefill_pages is None or not reading.routers:
+            return Observation(reading.now_s, prefill, decode)
+        now = _counters(reading.routers, reading.prefill_pages)
+        grown = {key: self._growth(key, value) for key, value in now.items()}
+        first, self._last = not self._last, now
+        statuses = [router.status for router in reading.routers]
+        queue_len = sum(status.queue_len for status in statuses)
+        in_flight = queue_len + sum(status.num_running for status in statuses)
+        before, self._in_flight = self._in_flight, in_flight
+        if first or before is None:
+            return Observation(reading.now_s, prefill, decode)
+        outcomes = {key[1]: 0.0 for key in grown}
+        for key, value in grown.items():
+            outcomes[key[1]] += value if not key[1].startswith(("ttft", "tpot")) else 0.0
+        refused = outcomes.get(f"outcome {Overloaded.code}", 0.0)
+        ended = sum(value for name, value in outcomes.items() if name.startswith("outcome "))
+        late, answered = share_above(_buckets(grown, "ttft"), self.ttft_s)
+        slow, finished = share_above(_buckets(grown, "tpot"), self.tpot_s)
+        num_sequences, kv_share = _decode_use(statuses[0].workers)
+        return Observation(
+            now_s=reading.now_s,
+            prefill=prefill,
+            decode=decode,
+            num_arrived=max(0, round(ended + in_flight - before)),
+            num_answered=round(answered),
+            num_late=round(late + refused),
+            num_finished=round(finished),
+            num_slow=round(slow),
+            queue_len=queue_len,
+            prefill_busy_s=outcomes.get("busy", 0.0),
+            num_sequences=num_sequences,
+            decode_kv_share=kv_share,
+        )
+
+    def _growth(self, key: Key, value: float) -> float:
+        """Since the reading before; a counter that has fallen began anew, one not seen before tells nothing yet."""
+        last = self._last.get(key)
+        if last is None:
+            return 0.0
+        return value - last if value >= last else value
+
+    def _count(self, reading: Reading, pool: str, replicas: int) -> PoolCount:
+        pods = [pod for pod in reading.pods if pod.component == "worker" and pod.pool == pool]
+        alive = [pod for pod in pods if not pod.ending]
+        ready = [pod for pod in alive if pod.ready and not pod.victim]
+        return PoolCount(
+            replicas=replicas,
+            num_ready=len(ready),
+            num_ending=len(pods) - len(alive),
+            num_extra=max(0, len(alive) - replicas),
+            num_cold=sum(reading.epoch_s - (pod.ready_since_s or 0.0) < self.cold_start_s for pod in ready),
+        )
+
+
+def _counters(routers: Sequence[RouterFigures], prefill: Mapping[str, Page]) -> dict[Key, float]:
+    found: dict[Key, float] = {}
+    for router in routers:
+        for outcome, value in router.page.by_outcome.items():
+            found[router.name, f"outcome {outcome}", 0.0] = value
+        for what, name in (("ttft", TTFT), ("tpot", TPOT)):
+            for bound, value in router.page.buckets[name].items():
+                found[router.name, what, bound] = value
+    for worker, page in prefill.items():
+        found[worker, "busy", 0.0] = page.sums[BUSY]
+    return found
+
+
+def _buckets(grown: Mapping[Key, float], what: str) -> dict[float, float]:
+    buckets: dict[float, float] = {}
+    for (_, kind, bound), value in grown.items():
+        if kind == what:
+            buckets[bound] = buckets.get(bound, 0.0) + value
+    return buckets
+
+
+def _decode_use(workers: Sequence[object]) -> tuple[float, float]:
+    """(sequences, share of blocks in use) on the decode workers that a router sees; every router sees them all."""
+    loads = [one.load for one in workers if one.connected and one.role == types_pb2.WORKER_ROLE_DECODE]  # type: ignore[attr-defined]
+    total = sum(load.num_total_blocks for load in loads)
+    used = total - sum(load.num_free_blocks for load in loads)
+    return float(sum(load.num_running + load.num_waiting for load in loads)), used / total if total else 0.0

@@ -1,0 +1,116 @@
+"""Reads routers and workers over the network: their metrics pages, the routers' status, and drains."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import aiohttp
+import grpc.aio
+
+from services.planner.cluster.pods import Pod
+from services.planner.figures.page import Page
+from shared.errors import TandemError, WorkerLost
+from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2
+from tandem import AsyncTandemClient
+
+T = TypeVar("T")
+
+DRAIN_TIMEOUT_S = 15.0
+"""A router answers Drain once the workers have said that they do."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterFigures:
+    """One router's answers."""
+
+    name: str
+    page: Page
+    status: inference_pb2.ClusterStatus
+
+
+class Sources:
+    """One HTTP session and a gRPC channel a router. `close()` twice is fine.
+
+    Every call raises a TandemError where one of those asked does not answer: figures of a part of the fleet would look
+    like a smaller load.
+    """
+
+    def __init__(self, api_key: str, timeout_s: float) -> None:
+        self._api_key, self._timeout_s = api_key, timeout_s
+        self._session: aiohttp.ClientSession | None = None
+        self._clients: dict[str, AsyncTandemClient] = {}
+
+    async def close(self) -> None:
+        """Ends all connections."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+        clients, self._clients = self._clients, {}
+        for client in clients.values():
+            await client.close()
+
+    async def routers(self, pods: Sequence[Pod]) -> list[RouterFigures]:
+        """Of all ready routers."""
+        ready = [pod for pod in pods if pod.component == "router" and pod.ready]
+        return await asyncio.gather(*map(self._router, ready))
+
+    async def pages(self, pods: Sequence[Pod]) -> dict[str, Page]:
+        """The metrics pages of these Pods, by name."""
+        pages = await asyncio.gather(*(self._page(pod.address("metrics"), pod.name) for pod in pods))
+        return {pod.name: page for pod, page in zip(pods, pages, strict=True)}
+
+    async def drain(self, pods: Sequence[Pod], workers: Sequence[str], *, undo: bool = False) -> None:
+        """Asks a router to drain the workers, or to take that back; any one of them tells all the others."""
+        client = self._client([pod.address("grpc") for pod in pods if pod.component == "router" and pod.ready][:1])
+        request = fleet_pb2.DrainWorkersRequest(workers=workers)
+
+        def call(channel: grpc.aio.Channel) -> Awaitable[fleet_pb2.DrainedWorkers]:
+            stub = fleet_pb2_grpc.FleetServiceStub(channel)
+            method = stub.Undrain if undo else stub.Drain
+            return method(request, metadata=client.key, timeout=DRAIN_TIMEOUT_S)
+
+        await client.ask(call)
+
+    async def _router(self, pod: Pod) -> RouterFigures:
+        client = self._client([pod.address("grpc")])
+        page, status = await asyncio.gather(
+            self._page(pod.address("http"), pod.name), client.status(timeout_s=self._timeout_s)
+        )
+        return RouterFigures(pod.name, page, status)
+
+    def _client(self, addresses: Sequence[str]) -> AsyncTandemClient:
+        if not addresses or not addresses[0]:
+            raise WorkerLost("no router is ready")
+        address = addresses[0]
+        if address not in self._clients:
+            self._clients[address] = AsyncTandemClient([address], api_key=self._api_key)
+        return self._clients[address]
+
+    async def _page(self, address: str, name: str) -> Page:
+        if not address:
+            raise WorkerLost(f"Pod {name} has no address for its metrics")
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self._timeout_s))
+        return Page.parse(await _read(self._session, f"http://{address}/metrics", name))
+
+
+async def _read(session: aiohttp.ClientSession, url: str, name: str) -> str:
+    try:
+        async with session.get(url) as answer:
+            if answer.status != 200:
+                raise WorkerLost(f"{name} answers {answer.status} to {url}", status=answer.status)
+            return await answer.text()
+    except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError) as error:
+        raise WorkerLost(f"{name} does not answer at {url}: {error or type(error).__name__}") from error
+
+
+async def unless(call: Callable[[], Awaitable[T]], failed: Callable[[TandemError], None]) -> T | None:
+    """The call's result; None, and `failed` is told, where it raises a TandemError."""
+    try:
+        return await call()
+    except TandemError as error:
+        failed(error)
+        return None

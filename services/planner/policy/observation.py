@@ -1,0 +1,58 @@
+"""What the planner sees of the fleet at one moment, as plain numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCount:
+    """The workers of one pool.
+
+    0 ≤ num_cold ≤ num_ready. `replicas` is what was asked for; pods that end come on top of it.
+    """
+
+    replicas: int
+    num_ready: int
+    """Serving, not draining."""
+    num_ending: int = 0
+    """Pods that are being deleted but hold their GPUs still."""
+    num_extra: int = 0
+    """Pods beyond `replicas` that are not being deleted yet."""
+    num_cold: int = 0
+    """Of the ready ones, those that became so less than `cold_start_s` ago."""
+
+    @property
+    def num_held(self) -> int:
+        """Workers whose GPUs are taken, or will be without another decision."""
+        return self.replicas + self.num_extra + self.num_ending
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The fleet now, and what happened since the observation before (`Δ`). Times in seconds.
+
+    None: not known, for example because a router did not answer. Nothing is learnt from it then.
+    """
+
+    now_s: float
+    prefill: PoolCount
+    decode: PoolCount
+    num_arrived: int | None = None
+    """Δ requests that came, refused ones included."""
+    num_answered: int = 0
+    """Δ requests that got their first token."""
+    num_late: int = 0
+    """Δ requests whose first token came after the target, or that were refused for overload."""
+    num_finished: int = 0
+    """Δ requests that ended with a TPOT."""
+    num_slow: int = 0
+    """Δ of these, those above the TPOT target."""
+    queue_len: int = 0
+    """Requests that wait in the routers now."""
+    prefill_busy_s: float = 0.0
+    """Δ seconds in which prefill workers computed, summed over them."""
+    num_sequences: float = 0.0
+    """Sequences on decode workers now."""
+    decode_kv_share: float = 0.0
+    """Share of the ready decode workers' blocks that is in use now."""

@@ -1,0 +1,96 @@
+"""The load that hardware is sized for, and the hardware it may use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shared.errors import ConfigError
+from shared.sizing.shapes import H200, GpuShape, ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests and their targets. Raises ConfigError where they contradict each other."""
+
+    context: int
+    """Most tokens of a sequence, prompt and answer: memory is kept for that many."""
+    concurrency: int
+    """Sequences at once on decode workers."""
+    prompt_len: int
+    """Mean tokens; time is reckoned with it."""
+    output_len: int
+    ttft_s: float
+    tpot_s: float
+    rate: float
+    """Requests/s."""
+    late_share: float = 0.05
+    """Share of the requests that may miss the TTFT target."""
+
+    def __post_init__(self) -> None:
+        if self.prompt_len + self.output_len > self.context:
+            raise ConfigError(
+                f"--prompt {self.prompt_len} and --output {self.output_len} tokens do not fit --context {self.context}",
+                field="context",
+                limit=self.prompt_len + self.output_len,
+                value=self.context,
+            )
+
+    @staticmethod
+    def rate_of(concurrency: int, output_len: int, ttft_s: float, tpot_s: float) -> float:
+        """The requests/s that keep `concurrency` of them in the system where all just meet their targets (Little)."""
+        return concurrency / (ttft_s + output_len * tpot_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """GPUs of each pool, and how the model lies on them."""
+
+    prefill_gpu: GpuShape = H200
+    decode_gpu: GpuShape = H200
+    prefill_name: str = "H200"
+    decode_name: str = "H200"
+    weights: str = "bf16"
+    kv_dtype: str = "bf16"
+    memory_share: float = 0.9
+    """Share of a GPU's memory for weights and KV; the rest is for activations and the runtime."""
+    max_tensor: int = 8
+    """Most GPUs that one worker may have."""
+    prefill_price: float | None = None
+    """For one GPU and hour, in any currency."""
+    decode_price: float | None = None
+
+    def tensor_sizes(self, model: ModelShape) -> list[int]:
+        """Powers of two that divide the heads, up to `max_tensor`."""
+        return [1 << i for i in range(10) if 1 << i <= self.max_tensor and model.num_heads % (1 << i) == 0]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFit:
+    """One pool that carries the load."""
+
+    role: str
+    gpu: str
+    workers: int
+    tensor: int
+    """GPUs of a worker."""
+    weight_bytes: float
+    """On each GPU."""
+    kv_bytes_per_token: float
+    """On each GPU."""
+    kv_tokens: int
+    """Tokens whose KV one worker holds."""
+    sequences: int
+    """Most sequences on one worker."""
+    ttft_s: float | None = None
+    """Of the mean prompt on an idle worker."""
+    tpot_s: float | None = None
+    """At that many sequences."""
+    busy: float | None = None
+    """Share of the time in which a worker computes prompts."""
+    limits: list[str] = field(default_factory=list)
+    """What set the size."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the pool."""
+        return self.workers * self.tensor

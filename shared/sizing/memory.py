@@ -1,0 +1,81 @@
+"""Memory: weights plus KV must fit. All in bytes, GB = 10⁹, GiB = 2³⁰."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shared.errors import ConfigError
+from shared.sizing.load import Hardware
+from shared.sizing.shapes import BYTES_PER_VALUE, GpuShape, ModelShape
+
+GB = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What one worker of `tensor` GPUs holds."""
+
+    tensor: int
+    weight_bytes: float
+    """On each GPU."""
+    kv_bytes_per_token: float
+    """On each GPU."""
+    kv_tokens: int
+    """0 or less: the weights do not fit."""
+
+
+def room(model: ModelShape, gpu: GpuShape, tensor: int, hardware: Hardware) -> Room:
+    """weights / t + tokens · KV a token and GPU ≤ memory · share, solved for the tokens."""
+    weight_bytes = model.num_params * BYTES_PER_VALUE[hardware.weights] / tensor
+    kv_bytes = model.kv_bytes_per_gpu(tensor, hardware.kv_dtype)
+    free = gpu.memory_bytes * hardware.memory_share - weight_bytes
+    return Room(tensor, weight_bytes, kv_bytes, math.floor(free / kv_bytes))
+
+
+def rooms(model: ModelShape, gpu: GpuShape, name: str, context: int, hardware: Hardware) -> list[Room]:
+    """The sizes of a worker that hold the weights and one sequence of `context` tokens.
+
+    Raises ConfigError, which says what is too large for what.
+    """
+    found = [room(model, gpu, tensor, hardware) for tensor in hardware.tensor_sizes(model)]
+    fitting = [one for one in found if one.kv_tokens >= context]
+    if fitting:
+        return fitting
+    largest = found[-1]
+    usable = gpu.memory_bytes * hardware.memory_share * largest.tensor / GB
+    where = f"{largest.tensor} × {name} ({usable:.0f} GB usable at --memory-share {hardware.memory_share:g})"
+    weights = model.num_params * BYTES_PER_VALUE[hardware.weights] / GB
+    if largest.kv_tokens < 1:
+        raise ConfigError(
+            f"{weights:.0f} GB of {hardware.weights} weights do not fit {where}: use narrower --weights, a larger "
+            "--gpu or a larger --max-tensor",
+            field="max_tensor",
+            limit=hardware.max_tensor,
+        )
+    raise ConfigError(
+        f"beside {weights:.0f} GB of {hardware.weights} weights, {where} hold the {hardware.kv_dtype} KV of "
+        f"{largest.kv_tokens} tokens, less than --context {context}",
+        field="context",
+        limit=largest.kv_tokens,
+        value=context,
+    )
+
+
+def gpus_by_memory(
+    model: ModelShape,
+    context: int,
+    sequences: int,
+    memory_bytes: float,
+    *,
+    mha: bool,
+    weights: str = "bf16",
+    kv_dtype: str = "bf16",
+) -> int:
+    """GPUs that hold weights and KV if not a byte is lost: (weights + KV a token · context · sequences) / memory.
+
+    `mha`: as if each attention head had K and V of its own, 2 · layers · hidden values a token.
+    """
+    heads = model.num_heads if mha else model.num_kv_heads
+    kv_bytes = model.kv_bytes(heads, kv_dtype) * context * sequences
+    return math.ceil((model.num_params * BYTES_PER_VALUE[weights] + kv_bytes) / memory_bytes)

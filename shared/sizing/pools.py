@@ -1,0 +1,143 @@
+"""The smallest pool of each kind that carries a load within its targets."""
+
+from __future__ import annotations
+
+import math
+
+from shared.errors import ConfigError
+from shared.sizing.load import Hardware, Load, PoolFit
+from shared.sizing.memory import Room, rooms
+from shared.sizing.queueing import servers_needed, waits_longer
+from shared.sizing.shapes import GpuShape, ModelShape
+from shared.sizing.step_time import StepTimes, roofline
+
+VARIATION = 1.0
+"""Of the prompts' lengths around their mean: squared coefficient, as of an exponential distribution."""
+
+
+def prefill_pool(model: ModelShape, load: Load, hardware: Hardware) -> PoolFit:
+    """The fewest GPUs whose queue is short enough for TTFT. Raises ConfigError where no worker is fast enough."""
+    gpu, name = hardware.prefill_gpu, hardware.prefill_name
+    fits: list[PoolFit] = []
+    fastest_s = math.inf
+    for room in rooms(model, gpu, name, load.context, hardware):
+        alone_s = _prompt_s(_times(model, gpu, room, hardware), load.prompt_len)
+        fastest_s = min(fastest_s, alone_s)
+        if alone_s > load.ttft_s:
+            continue
+        offered = load.rate * alone_s
+        workers = servers_needed(offered, alone_s, load.ttft_s - alone_s, load.late_share, VARIATION)
+        reason = f"{load.rate:.3g} req/s × {alone_s:.3g} s keep {offered:.2f} workers busy"
+        fits.append(_fit("prefill", name, workers, room, 1, [reason], ttft_s=alone_s, busy=offered / workers))
+    if not fits:
+        raise ConfigError(
+            f"a prompt of {load.prompt_len} tokens takes {fastest_s:.3g} s alone on the largest worker of "
+            f"{hardware.max_tensor} × {name}, --ttft is {load.ttft_s:g} s: more workers do not help",
+            field="ttft",
+            limit=round(fastest_s, 3),
+            value=load.ttft_s,
+        )
+    return min(fits, key=lambda fit: (fit.gpus, fit.tensor))
+
+
+def decode_pool(model: ModelShape, load: Load, hardware: Hardware) -> PoolFit:
+    """The fewest GPUs that hold all sequences within TPOT. Raises ConfigError where not even one is fast enough."""
+    gpu, name = hardware.decode_gpu, hardware.decode_name
+    fits: list[PoolFit] = []
+    fastest_s = math.inf
+    for room in rooms(model, gpu, name, load.context, hardware):
+        times = _times(model, gpu, room, hardware)
+        fastest_s = min(fastest_s, _step_s(times, load, 1))
+        by_memory, by_time = room.kv_tokens // load.context, _largest_batch(times, load)
+        batch = min(by_memory, by_time)
+        if batch < 1:
+            continue
+        workers = -(-load.concurrency // batch)
+        per_worker = -(-load.concurrency // workers)
+        reason = (
+            f"TPOT allows {by_time} sequences a worker"
+            if by_time < by_memory
+            else f"memory holds {by_memory} sequences of {load.context} tokens a worker"
+        )
+        fits.append(_fit("decode", name, workers, room, per_worker, [reason], tpot_s=_step_s(times, load, per_worker)))
+    if not fits:
+        raise ConfigError(
+            f"one sequence alone takes {fastest_s * 1e3:.3g} ms a token on the largest worker of "
+            f"{hardware.max_tensor} × {name}, --tpot is {load.tpot_s * 1e3:g} ms: more workers do not help",
+            field="tpot",
+            limit=round(fastest_s, 4),
+            value=load.tpot_s,
+        )
+    return min(fits, key=lambda fit: (fit.gpus, fit.tensor))
+
+
+def collocated_pool(model: ModelShape, load: Load, hardware: Hardware, max_gpus: int) -> PoolFit | None:
+    """The fewest GPUs of workers that do both, None where none up to `max_gpus` meet the targets.
+
+    While a prompt is computed a step may take as long as TPOT allows: its chunk gets what the batch leaves of it.
+    """
+    gpu, name = hardware.decode_gpu, hardware.decode_name
+    fits: list[PoolFit] = []
+    for room in rooms(model, gpu, name, load.context, hardware):
+        times = _times(model, gpu, room, hardware)
+        for workers in range(1, max_gpus // room.tensor + 1):
+            batch = -(-load.concurrency // workers)
+            left = 1 - _step_s(times, load, batch) / load.tpot_s
+            if batch * load.context > room.kv_tokens or left <= 0:
+                continue
+            alone_s = _prompt_s(times, load.prompt_len) / left
+            late = waits_longer(workers, load.rate * alone_s, alone_s, load.ttft_s - alone_s, VARIATION)
+            if alone_s <= load.ttft_s and late <= load.late_share:
+                reason = f"chunks get {left:.0%} of a step of {load.tpot_s * 1e3:g} ms"
+                busy = load.rate * alone_s / workers
+                fits.append(
+                    _fit(
+                        "collocated",
+                        name,
+                        workers,
+                        room,
+                        batch,
+                        [reason],
+                        ttft_s=alone_s,
+                        tpot_s=load.tpot_s,
+                        busy=busy,
+                    )
+                )
+                break
+    return min(fits, key=lambda fit: (fit.gpus, fit.tensor), default=None)
+
+
+def _times(model: ModelShape, gpu: GpuShape, room: Room, hardware: Hardware) -> StepTimes:
+    return roofline(model, gpu, room.tensor, hardware.weights, hardware.kv_dtype)
+
+
+def _prompt_s(times: StepTimes, num_tokens: int) -> float:
+    return times.prefill_step_s(times.chunk_s(num_tokens, 0))
+
+
+def _step_s(times: StepTimes, load: Load, batch: int) -> float:
+    """A decode step of `batch` sequences, each half way through its answer."""
+    return times.decode_step_s(batch, batch * (load.prompt_len + load.output_len // 2))
+
+
+def _largest_batch(times: StepTimes, load: Load) -> int:
+    each_s = times.sequence_s + (load.prompt_len + load.output_len // 2) * times.kv_s
+    return max(0, math.floor((load.tpot_s - times.decode_fixed_s) / each_s))
+
+
+def _fit(
+    role: str,
+    gpu: str,
+    workers: int,
+    room: Room,
+    sequences: int,
+    limits: list[str],
+    *,
+    ttft_s: float | None = None,
+    tpot_s: float | None = None,
+    busy: float | None = None,
+) -> PoolFit:
+    return PoolFit(
+        role, gpu, workers, room.tensor, room.weight_bytes, room.kv_bytes_per_token, room.kv_tokens, sequences,
+        ttft_s, tpot_s, busy, limits,
+    )  # fmt: skip

@@ -1,0 +1,87 @@
+"""`tandem fit` reads sizes as people write them, refuses with the option's name, and prints what it found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from services.cli.quantities import count_of, seconds_of
+from shared.errors import ConfigError
+from tests.unit.cli.conftest import RunTandem
+
+DEMO = Path(__file__).parents[3] / "models" / "demo"
+
+
+def test_quantities():
+    assert [count_of(text, "context", 10**7) for text in ("128k", "128Ki", "8000", "1.5k", " 2M ")] == [
+        128_000, 131_072, 8000, 1500, 2_000_000,
+    ]  # fmt: skip
+    assert [seconds_of(text, "ttft", 3600) for text in ("1s", "40ms", "2min", "0.5")] == [1.0, 0.04, 120.0, 0.5]
+
+
+@pytest.mark.parametrize("text", ["", "k", "-1", "1.5", "12q", "1e9", "0", "99999999999", "nan"])
+def test_bad_sizes_name_the_option_and_the_limit(text):
+    with pytest.raises(ConfigError, match="--context") as refused:
+        count_of(text, "context", 10**7)
+    assert refused.value.field == "context"
+
+
+@pytest.mark.parametrize("text", ["", "ms", "0s", "-1s", "5h", "1e9", "9999min"])
+def test_bad_times_name_the_option_and_the_limit(text):
+    with pytest.raises(ConfigError, match="--tpot") as refused:
+        seconds_of(text, "tpot", 60)
+    assert refused.value.field == "tpot"
+
+
+def test_the_answer_as_json(tandem: RunTandem):
+    done = tandem("fit", "70b", "--context", "128k", "--concurrency", "256", "--price", "3", "--json")
+    assert done.status == 0, done.err
+    found = json.loads(done.out)
+    assert found["gpus_by_memory"] == {"mha": 611, "own_kv_heads": 78}
+    assert {pool["role"] for pool in found["pools"]} == {"prefill", "decode"}
+    assert found["gpus"] == sum(pool["gpus"] for pool in found["pools"])
+    assert found["cost"]["per_hour"] == 3 * found["gpus"]
+    assert found["better"] in found["reason"]
+
+
+def test_the_published_table(tandem: RunTandem):
+    done = tandem("fit", "--table", "--gpu", "h100", "--json")
+    rows = json.loads(done.out)
+    assert [row["gpus_mha"] for row in rows] == [2, 11, 37, 215, 1076, 3393]
+    assert [row["kv_gib_of_128k"] for row in rows[:3]] == [15.6, 39.1, 61.5]
+
+
+def test_values_for_the_chart_of_a_model_folder(tandem: RunTandem, tmp_path: Path):
+    values = tmp_path / "values.yaml"
+    done = tandem(
+        "fit", str(DEMO), "--context", "512", "--concurrency", "200k", "--rate", "5000", "--values", str(values)
+    )
+    assert done.status == 0, done.err
+    content = yaml.safe_load(values.read_text())
+    assert content["model"]["uri"] == str(DEMO)
+    for pool in content["pools"]:
+        assert set(pool) <= {"name", "role", "replicas", "parallelism", "resources", "dtype", "quantization"}
+        assert pool["resources"]["limits"]["nvidia.com/gpu"] == pool["parallelism"]["tensor"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nothing-there"], "neither a model folder"),
+        (["8b", "--gpu", "TPU"], "no GPU 'TPU'"),
+        (["8b", "--weights", "fp3"], "--weights: 'fp3' is not one of"),
+        (["8b", "--ttft", "soon"], "--ttft: expected a time"),
+        (["8b", "--rate", "nan"], "--rate: must be from"),
+        (["8b", "--memory-share", "1.5"], "--memory-share: must be from 0.1 to 1, got 1.5"),
+        (["405b", "--gpu", "H100"], "812 GB of bf16 weights do not fit 8 × H100"),
+        (["8b", "--values", "/nowhere/values.yaml"], "--values: cannot write /nowhere/values.yaml"),
+        ([], "name a model"),
+    ],
+)
+def test_refusals_name_the_option_and_exit_with_2(tandem: RunTandem, arguments: list[str], says: str):
+    done = tandem("fit", *arguments)
+    assert done.status == 2
+    assert says in done.err

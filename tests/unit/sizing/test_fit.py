@@ -1,0 +1,134 @@
+"""The fit calculator's arithmetic: published figures, inequalities that must hold, refusals with their reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.errors import ConfigError
+from shared.sizing.fit import fit
+from shared.sizing.load import Hardware, Load
+from shared.sizing.memory import gpus_by_memory, room
+from shared.sizing.queueing import erlang_c, servers_needed, waits_longer
+from shared.sizing.shapes import GPUS, H200, LLAMA_3_8B, LLAMA_3_70B, NAMED_MODELS
+
+LOAD = Load(context=8000, concurrency=256, prompt_len=4000, output_len=500, ttft_s=1.0, tpot_s=0.04, rate=12.0)
+
+
+@pytest.mark.parametrize(
+    ("context", "sequences", "expected"), [(8000, 32, [2, 11, 37]), (128_000, 256, [215, 1076, 3393])]
+)
+def test_the_published_table_of_80_gb_gpus_with_kv_for_every_head(context, sequences, expected):
+    found = [gpus_by_memory(model, context, sequences, 80e9, mha=True) for model in NAMED_MODELS.values()]
+    assert found == expected
+
+
+def test_kv_of_128k_tokens_with_shared_heads():
+    gib = [model.kv_bytes(model.num_kv_heads, "bf16") * 128_000 / (1 << 30) for model in NAMED_MODELS.values()]
+    assert [round(one, 1) for one in gib] == [15.6, 39.1, 61.5]
+
+
+def test_parameters_are_counted_as_published():
+    assert [model.num_params for model in NAMED_MODELS.values()] == [8_030_261_248, 70_553_706_496, 405_853_388_800]
+
+
+def test_more_gpus_than_kv_heads_hold_the_same_head_several_times():
+    eight, sixteen = (LLAMA_3_70B.kv_bytes_per_gpu(tensor, "bf16") for tensor in (8, 16))
+    assert eight == sixteen == LLAMA_3_70B.kv_bytes(1, "bf16")
+
+
+def test_erlang_c_as_tabulated():
+    assert erlang_c(1, 0.5) == pytest.approx(0.5)
+    assert erlang_c(2, 1.0) == pytest.approx(1 / 3)
+    assert erlang_c(10, 8.0) == pytest.approx(0.409, abs=1e-3)
+    assert erlang_c(3, 3.0) == 1.0
+
+
+@given(st.floats(0.01, 200), st.floats(0.01, 10), st.floats(0, 10), st.floats(0.01, 0.5))
+@settings(max_examples=60, deadline=None)
+def test_the_servers_needed_are_enough_and_one_less_is_not(offered, service_s, wait_s, late_share):
+    servers = servers_needed(offered, service_s, wait_s, late_share)
+    assert servers > offered
+    assert waits_longer(servers, offered, service_s, wait_s) <= late_share
+    if servers > 1:
+        assert waits_longer(servers - 1, offered, service_s, wait_s) > late_share or servers - 1 <= offered
+
+
+@given(
+    st.sampled_from(list(NAMED_MODELS)),
+    st.sampled_from(["H100", "H200", "B200", "MI300X"]),
+    st.integers(512, 100_000),
+    st.integers(1, 2000),
+    st.sampled_from(["bf16", "fp8", "int4"]),
+    st.sampled_from(["bf16", "fp8"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_what_is_said_to_fit_does_fit(name, gpu, context, concurrency, weights, kv_dtype):
+    load = replace(LOAD, context=context, prompt_len=context // 4, output_len=context // 4, concurrency=concurrency)
+    hardware = Hardware(GPUS[gpu], GPUS[gpu], gpu, gpu, weights=weights, kv_dtype=kv_dtype, max_tensor=16)
+    try:
+        found = fit(NAMED_MODELS[name], load, hardware)
+    except ConfigError:
+        return
+    for pool in (found.decode, found.collocated):
+        if pool is None:
+            continue
+        assert pool.workers * pool.sequences >= concurrency
+        used = pool.weight_bytes + pool.sequences * context * pool.kv_bytes_per_token
+        assert used <= GPUS[gpu].memory_bytes * hardware.memory_share
+        assert pool.tpot_s is not None
+        assert pool.tpot_s <= load.tpot_s + 1e-9
+    assert found.prefill.ttft_s is not None
+    assert found.prefill.ttft_s <= load.ttft_s
+    assert found.prefill.busy is not None
+    assert found.prefill.busy < 1
+    assert found.floor <= found.gpus or found.floor == 1
+    assert found.floor <= found.floor_mha
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "hardware", "field", "says"),
+    [
+        ("405b", {}, {"max_tensor": 4}, "max_tensor", "812 GB of bf16 weights do not fit 4 × H200"),
+        ("70b", {"context": 120_000}, {"max_tensor": 2, "memory_share": 0.55}, "context", "less than --context 120000"),
+        ("70b", {"ttft_s": 0.01}, {}, "ttft", "more workers do not help"),
+        ("70b", {"tpot_s": 0.001}, {}, "tpot", "more workers do not help"),
+        ("8b", {"context": 140_000}, {}, "context", "beyond the model's 131072 positions"),
+    ],
+)
+def test_what_cannot_fit_is_refused_with_the_reason(model, changes, hardware, field, says):
+    with pytest.raises(ConfigError, match=says) as refused:
+        fit(NAMED_MODELS[model], replace(LOAD, **changes), Hardware(**hardware))
+    assert refused.value.field == field
+
+
+def test_lengths_that_contradict_the_context_are_refused():
+    with pytest.raises(ConfigError) as refused:
+        replace(LOAD, prompt_len=7900)
+    assert refused.value.field == "context"
+
+
+def test_one_pool_is_said_to_be_better_where_two_waste_a_gpu():
+    little = replace(LOAD, concurrency=4, rate=0.2)
+    found = fit(LLAMA_3_8B, little, Hardware(prefill_price=2.0, decode_price=2.0))
+    assert found.collocated is not None
+    assert (found.gpus, found.collocated.gpus, found.collocated_is_better) == (2, 1, True)
+
+
+def test_cost_is_hours_over_tokens():
+    found = fit(LLAMA_3_70B, LOAD, Hardware(prefill_price=3.0, decode_price=2.0))
+    assert found.cost is not None
+    hourly = 3.0 * found.prefill.gpus + 2.0 * found.decode.gpus
+    assert found.cost.per_hour == hourly
+    tokens = LOAD.rate * 3600 * (LOAD.prompt_len + LOAD.output_len)
+    assert found.cost.per_million_tokens == pytest.approx(hourly / tokens * 1e6)
+    assert fit(LLAMA_3_70B, LOAD, Hardware()).cost is None
+
+
+def test_narrow_weights_leave_more_room_for_kv():
+    wide = room(LLAMA_3_70B, H200, 2, Hardware())
+    narrow = room(LLAMA_3_70B, H200, 2, Hardware(weights="fp8"))
+    assert narrow.kv_tokens > wide.kv_tokens > 0

@@ -18,6 +18,8 @@
     │   └── WorkerDied        503  … because its process ended
     ├── Quarantined           422  the request was present when two workers died
     ├── StoreUnavailable      503  the index or a tier does not answer
+    ├── ClusterUnavailable    503  the Kubernetes API server does not answer, or not as it should
+    │   └── ClusterForbids    503  … it refuses the call: RBAC or the token
     ├── ModelLoadError        500  the model folder cannot be served (start-up)
     ├── ConfigError           500  a setting is out of bounds (start-up)
     ├── NumericalFault        500  the model gave NaN or infinite numbers for this request
@@ -204,6 +206,20 @@ class StoreUnavailable(TandemError):
     grpc_code = "UNAVAILABLE"
     http_status = 503
     code = "store_unavailable"
+
+
+class ClusterUnavailable(TandemError):
+    """The Kubernetes API server does not answer, or not as it should. Requests are served without it."""
+
+    grpc_code = "UNAVAILABLE"
+    http_status = 503
+    code = "cluster_unavailable"
+
+
+class ClusterForbids(ClusterUnavailable):
+    """The Kubernetes API server refuses the call: the service account lacks a right, or its token is not valid."""
+
+    code = "cluster_forbids"
 
 
 class ModelLoadError(TandemError):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from services.router.admission.settings import AdmissionSettings
@@ -16,6 +16,21 @@ from services.router.placement.settings import PlacementSettings
 from shared.config import ServiceSettings
 from shared.errors import ConfigError
 from shared.rpc.tls import Tls
+
+
+class KubernetesSettings(BaseModel):
+    """Which Pods are workers, and how the API server is reached."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    selector: str = ""
+    """Label selector of the workers' Pods; needed with `discovery` kubernetes. Such as
+    `app.kubernetes.io/instance=tandem,app.kubernetes.io/component=worker`."""
+    namespace: str = ""
+    """Their namespace; empty = the router's own."""
+    kubeconfig: Path | None = None
+    """File with the API server's address and a user, for a router outside the cluster; unset = the service account of
+    the router's Pod, which has to be allowed to list and watch Pods in the namespace."""
 
 
 class RouterSettings(ServiceSettings):
@@ -49,6 +64,13 @@ class RouterSettings(ServiceSettings):
     workers_file: Path | None = None
     """YAML file that names the workers, in place of `prefill`, `decode` and `labels`; followed while the router runs.
     `workers: [{name, role: prefill | decode, address: host:port, label: zone/rack}]`."""
+    discovery: Literal["list", "kubernetes"] = "list"
+    """list: workers are named in `prefill` and `decode`, or in `workers_file`. kubernetes: they are the ready Pods that
+    `kubernetes.selector` names. A Pod's name is the worker's; its label tandem-llm.io/role is prefill, decode or
+    collocated, its container port `session` the worker's port; where it stands is read from its labels
+    topology.kubernetes.io/zone, tandem-llm.io/rack and tandem-llm.io/nvlink-domain."""
+    kubernetes: KubernetesSettings = KubernetesSettings()
+    """The Pods."""
     kvstore: str = ""
     """host:port of the KV store; empty = prompts are placed without an index."""
     stores: str = ""

@@ -79,11 +79,17 @@ def test_a_file_names_the_workers(mode):
         (["--workers-file", "w.yaml", "--decode", "d0=h:1"], "decode"),
         (["--workers-file", "w.yaml", "--prefill", "p0=h:1"], "prefill"),
         (["--workers-file", "w.yaml", "--labels", "d0=z"], "labels"),
+        (["--discovery", "kubernetes"], "kubernetes.selector"),
+        (["--discovery", "kubernetes", "--kubernetes.selector", "a=b", "--decode", "d0=h:1"], "decode"),
+        (["--discovery", "kubernetes", "--kubernetes.selector", "a=b", "--labels", "d0=z"], "labels"),
+        (["--discovery", "kubernetes", "--kubernetes.selector", "a=b", "--workers-file", "w.yaml"], "workers_file"),
+        (["--discovery", "kubernetes", "--kubernetes.selector", "a=b"], "kubernetes.kubeconfig"),
+        (["--decode", "d0=h:1", "--prefill", "p0=h:1", "--kubernetes.selector", "a=b"], "kubernetes.selector"),
     ],
 )
 def test_workers_that_cannot_be_are_refused_by_the_name_of_the_setting(flags, field):
     with pytest.raises(ConfigError) as wrong:
         discovery_of(load_settings(RouterSettings, ["--model", "m", *flags]))
     assert wrong.value.field == field
-    if "--workers-file" in flags:
+    if "--workers-file" in flags and "--discovery" not in flags:
         assert "workers_file" in wrong.value.message

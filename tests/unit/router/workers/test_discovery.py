@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,11 +16,15 @@ from services.router.workers.discovery import DiscoveredWorker, Discovery, Stati
 from services.router.workers.file_discovery import FileDiscovery, parse_workers
 from shared.errors import ConfigError
 from shared.identity import WorkerRole
-
-DEADLINE_S = 60.0
-P0 = DiscoveredWorker("p0", WorkerRole.PREFILL, "h:1", ("z", "r"))
-D0 = DiscoveredWorker("d0", WorkerRole.DECODE, "h:2")
-D1 = DiscoveredWorker("d1", WorkerRole.DECODE, "[::1]:3", ("z",))
+from tests.unit.router.workers.discovery_contract import (
+    D0,
+    D1,
+    P0,
+    Make,
+    follow,
+    test_nothing_is_read_before_the_start_and_close_twice_is_fine,  # noqa: F401  # run here
+    test_the_view_is_there_soon_after_the_start_in_the_order_of_the_source,  # noqa: F401
+)
 
 
 def content(workers: Sequence[DiscoveredWorker]) -> bytes:
@@ -39,13 +42,8 @@ def put(path: Path, text: bytes) -> None:
     beside.replace(path)
 
 
-Make = Callable[[Sequence[DiscoveredWorker]], Discovery]
-
-
 @pytest.fixture(params=["static", "file"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    """Makes the discovery under test over these workers."""
-
     def made(workers: Sequence[DiscoveredWorker]) -> Discovery:
         if request.param == "static":
             return StaticDiscovery(workers)
@@ -53,53 +51,6 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
         return FileDiscovery(tmp_path / "workers.yaml", interval_s=0.01)
 
     return made
-
-
-class Followed:
-    """A started discovery, and the views at its calls of `on_change`."""
-
-    def __init__(self, discovery: Discovery) -> None:
-        self.discovery = discovery
-        self.views: list[tuple[DiscoveredWorker, ...]] = []
-
-    def on_change(self) -> None:
-        self.views.append(self.discovery.workers)
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not condition():
-                await asyncio.sleep(0.005)
-
-
-@asynccontextmanager
-async def follow(discovery: Discovery) -> AsyncIterator[Followed]:
-    followed = Followed(discovery)
-    discovery.start(followed.on_change)
-    try:
-        yield followed
-    finally:
-        await discovery.close()
-
-
-# --- every discovery
-
-
-@pytest.mark.parametrize("workers", [(), (P0,), (P0, D0, D1)])
-async def test_the_view_is_there_soon_after_the_start_in_the_order_of_the_source(make, workers):
-    async with follow(make(workers)) as followed:
-        await followed.until(lambda: followed.discovery.workers == workers and not followed.discovery.failure)
-        assert followed.views in ([], [workers])
-
-
-async def test_nothing_is_read_before_the_start_and_close_twice_is_fine(make):
-    discovery = make((P0,))
-    await discovery.close()
-    await discovery.close()
-    async with follow(make((D0,))) as followed:
-        await followed.until(lambda: followed.discovery.workers == (D0,))
-        await followed.discovery.close()
-        await followed.discovery.close()
-        assert followed.discovery.workers == (D0,)
 
 
 # --- the fixed list

@@ -1,0 +1,58 @@
+"""A worker as its Pod describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from services.router.workers.discovery import DiscoveredWorker
+from shared.address import Address
+from shared.errors import ConfigError
+from shared.identity import WorkerRole
+
+ROLE_LABEL = "tandem-llm.io/role"
+PORT = "session"
+"""Name of the container port that the worker serves sessions on."""
+TOPOLOGY_LABELS = ("topology.kubernetes.io/zone", "tandem-llm.io/rack", "tandem-llm.io/nvlink-domain")
+"""Where it stands, widest first."""
+ROLES = {"prefill": WorkerRole.PREFILL, "decode": WorkerRole.DECODE, "collocated": WorkerRole.DECODE}
+"""A collocated worker is a decode worker that prefills too."""
+
+
+def worker_of(pod: Mapping[str, Any], *, collocated: bool = False) -> DiscoveredWorker | None:
+    """The worker, named as the Pod; None while the Pod is not ready or is being deleted.
+
+    Raises ConfigError for a ready Pod whose labels or ports do not say what they should. `collocated`: a prefill worker
+    is wrong.
+    """
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    address = status.get("podIP")
+    if metadata.get("deletionTimestamp") or not address or not _is_ready(status):
+        return None
+    labels = metadata.get("labels") or {}
+    role = labels.get(ROLE_LABEL, "")
+    if role not in ROLES:
+        raise ConfigError(f"label {ROLE_LABEL} is {role!r}, not one of {', '.join(ROLES)}", field=ROLE_LABEL)
+    if collocated and ROLES[role] is WorkerRole.PREFILL:
+        raise ConfigError("it is a prefill worker: in collocated mode the decode workers prefill", field=ROLE_LABEL)
+    return DiscoveredWorker(metadata["name"], ROLES[role], str(Address(address, _port(pod))), _place(labels))
+
+
+def _is_ready(status: Mapping[str, Any]) -> bool:
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or ())
+
+
+def _port(pod: Mapping[str, Any]) -> int:
+    for container in pod["spec"]["containers"]:
+        for port in container.get("ports") or ():
+            if port.get("name") == PORT:
+                return int(port["containerPort"])
+    raise ConfigError(f"no container has a port named {PORT!r}", field="ports")
+
+
+def _place(labels: Mapping[str, str]) -> tuple[str, ...]:
+    """A part that is not known between two that are is empty, so that the narrower ones still count."""
+    parts = [labels.get(label, "") for label in TOPOLOGY_LABELS]
+    while parts and not parts[-1]:
+        parts.pop()
+    return tuple(parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import secrets
 from collections.abc import Iterator
 
 import pytest
@@ -41,7 +42,7 @@ def release(api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> 
     """Installed, with one prefill and two decode workers."""
     folder = tmp_path_factory.mktemp("kubelet")
     (folder / "values.yaml").write_text(yaml.safe_dump(VALUES))
-    namespace = "release"
+    namespace = f"release-{secrets.token_hex(4)}"
     api_server.request("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
     data = {key: base64.b64encode(value.encode()).decode() for key, value in SECRET.items()}
     secret = {"metadata": {"name": "keys"}, "data": data}

@@ -34,21 +34,6 @@ class KubernetesSettings(BaseModel):
     the router's Pod, which has to be allowed to list and watch Pods in the namespace."""
 
 
-class KubernetesSettings(BaseModel):
-    """Which Pods are workers, and how the API server is reached."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    selector: str = ""
-    """Label selector of the workers' Pods; needed with `discovery` kubernetes. Such as
-    `app.kubernetes.io/instance=tandem,app.kubernetes.io/component=worker`."""
-    namespace: str = ""
-    """Their namespace; empty = the router's own."""
-    kubeconfig: Path | None = None
-    """File with the API server's address and a user, for a router outside the cluster; unset = the service account of
-    the router's Pod, which has to be allowed to list and watch Pods in the namespace."""
-
-
 class RouterSettings(ServiceSettings):
     """One router replica. The environment prefix is TANDEM_ROUTER_."""
 

@@ -48,7 +48,9 @@ class PlannerService:
         self.state = PlannerState()
         self._metrics = Metrics("tandem-planner", self.identity)
         self._metrics.observe(METRICS, self.state)
-        self._server = MetricsServer(settings.metrics, self._metrics.registry, lambda: "")  # who waits for the Lease is ready
+        self._server = MetricsServer(
+            settings.metrics, self._metrics.registry, lambda: ""
+        )  # who waits for the Lease is ready
         self._sources = Sources(settings.api_key.get_secret_value(), settings.timeout_s)
         self._failure = ""
         self._stack = contextlib.AsyncExitStack()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -113,17 +113,16 @@ class ClusterCalls:
     async def _call(self, method: str, path: str, body: object = None, query: Mapping[str, str] | None = None) -> Json:
         kind = _MERGE_PATCH if method == "PATCH" else "application/json"
         with typed_errors():
-            request: Awaitable[Any] = self._api.call_api(
-                path, method, {}, list((query or {}).items()),
-                {"Accept": "application/json", "Content-Type": kind},
-                body=body, auth_settings=["BearerToken"], _preload_content=False, _request_timeout=self._timeout_s,
+            call = await self._api.param_serialize(
+                method, path, query_params=list((query or {}).items()), body=body,
+                header_params={"Accept": "application/json", "Content-Type": kind}, auth_settings=["BearerToken"],
             )  # fmt: skip
-            response = await request
-            async with response:
+            answer = await self._api.call_api(*call, _request_timeout=self._timeout_s, _preload_content=False)
+            async with answer.response as response:
                 content = await response.read()
             if 200 <= response.status < 300:
-                answer: Json = json.loads(content)
-                return answer
+                parsed: Json = json.loads(content)
+                return parsed
         raise _failure(method, path, response.status, content)
 
 

@@ -10,8 +10,8 @@ from services.planner.policy.config import PlannerConfig, PoolLimits
 class Governor:
     """The hysteresis of one pool.
 
-    Upwards it follows the need, once a part of the band beyond the size. Downwards it follows the largest of the needs, each with some spare demand, of the last
-    `down_window_s`. Two changes of direction are at least `direction_s` apart.
+    Upwards it follows the need, once a part of the band beyond the size. Downwards it follows the largest of the needs,
+    each with some spare demand, of the last `down_window_s`. Two changes of direction are at least `direction_s` apart.
     """
 
     def __init__(self, config: PlannerConfig, limits: PoolLimits) -> None:

@@ -1,0 +1,124 @@
+"""From pages and statuses to observations; which Pods go first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from services.planner.cluster.pods import DRAINED_SINCE, Pod, pod_of
+from services.planner.executor import choose_victims
+from services.planner.figures.observer import Observer, Reading
+from services.planner.figures.page import Page, share_above
+from services.planner.figures.sources import RouterFigures
+from shared.errors import Internal
+from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
+
+PAGE = """\
+# TYPE tandem_requests_total counter
+tandem_requests_total{{outcome="finished"}} {finished}
+tandem_requests_total{{outcome="overloaded"}} {refused}
+# TYPE gen_ai_server_time_to_first_token_seconds histogram
+gen_ai_server_time_to_first_token_seconds_bucket{{le="0.5"}} {early}
+gen_ai_server_time_to_first_token_seconds_bucket{{le="1.0"}} {finished}
+gen_ai_server_time_to_first_token_seconds_bucket{{le="+Inf"}} {finished}
+gen_ai_server_time_to_first_token_seconds_sum 1
+gen_ai_server_time_to_first_token_seconds_count {finished}
+tandem_engine_step_seconds_total {busy}
+"""
+
+
+def page(finished: float, early: float, refused: float = 0.0, busy: float = 0.0) -> Page:
+    return Page.parse(PAGE.format(finished=finished, early=early, refused=refused, busy=busy))
+
+
+def pod(name: str, pool: str = "prefill", ready_since_s: float | None = 0.0, **more) -> Pod:
+    return Pod(
+        name,
+        "worker",
+        pool,
+        "10.0.0.1",
+        {"metrics": 9090},
+        ready_since_s,
+        **{"ending": False, "drained_since_s": None, **more},
+    )
+
+
+def reading(now_s: float, router: Page, worker: Page, running: int = 0) -> Reading:
+    status = inference_pb2.ClusterStatus(num_running=running, queue_len=2)
+    load = types_pb2.Load(num_running=6, num_total_blocks=100, num_free_blocks=25)
+    status.workers.add(role=types_pb2.WORKER_ROLE_DECODE, connected=True, load=load)
+    pods = [pod("p-0"), pod("p-1", ready_since_s=995.0), pod("p-2", ready_since_s=None), pod("d-0", "decode")]
+    return Reading(now_s, 1000.0, pods, 3, 1, [RouterFigures("router", router, status)], {"p-0": worker})
+
+
+def test_counters_become_differences_and_a_restart_begins_anew():
+    observer = Observer(("prefill", "decode"), ttft_s=0.5, tpot_s=0.05, cold_start_s=60.0)
+    first = observer.observe(reading(0.0, page(100, 90), page(0, 0, busy=50.0)))
+    assert first.num_arrived is None
+    seen = observer.observe(reading(10.0, page(140, 120, refused=3), page(0, 0, busy=58.0), running=5))
+    assert seen.num_arrived == 40 + 3 + 5
+    assert (seen.num_answered, seen.num_late) == (40, 10 + 3)
+    assert seen.prefill_busy_s == pytest.approx(8.0)
+    assert (seen.queue_len, seen.num_sequences, seen.decode_kv_share) == (2, 6.0, 0.75)
+    assert (seen.prefill.num_ready, seen.prefill.num_cold, seen.prefill.replicas) == (2, 1, 3)
+    restarted = observer.observe(reading(20.0, page(7, 7), page(0, 0, busy=2.0), running=5))
+    assert restarted.num_arrived == 7
+    assert restarted.prefill_busy_s == pytest.approx(2.0)
+
+
+def test_without_a_router_only_the_sizes_are_known():
+    observer = Observer(("prefill", "decode"), 0.5, 0.05, 60.0)
+    observer.observe(reading(0.0, page(1, 1), page(0, 0)))
+    seen = observer.observe(replace(reading(10.0, page(9, 9), page(0, 0)), routers=None))
+    assert (seen.num_arrived, seen.prefill.replicas) == (None, 3)
+
+
+def test_the_share_above_a_limit_is_interpolated_between_bounds():
+    buckets = {0.5: 50.0, 1.0: 90.0, float("inf"): 100.0}
+    assert share_above(buckets, 1.0) == (10.0, 100.0)
+    assert share_above(buckets, 0.75) == (30.0, 100.0)
+    assert share_above(buckets, 2.0) == (10.0, 100.0)
+    assert share_above({}, 1.0) == (0.0, 0.0)
+
+
+def test_what_is_no_metrics_page_is_a_typed_error():
+    with pytest.raises(Internal, match="not a page"):
+        Page.parse("<html> 12 {")
+
+
+def test_victims_are_first_who_does_not_serve_then_who_runs_least_then_the_newest():
+    pods = [
+        pod("busy", ready_since_s=1.0),
+        pod("old", ready_since_s=1.0),
+        pod("new", ready_since_s=9.0),
+        pod("starting", ready_since_s=None),
+        pod("ending", ready_since_s=1.0, ending=True),
+        pod("marked", ready_since_s=1.0, drained_since_s=5.0),
+    ]
+    running = {"busy": 5, "old": 1, "new": 1}
+    workers = {
+        name: inference_pb2.WorkerStatus(load=types_pb2.Load(num_running=count)) for name, count in running.items()
+    }
+    chosen = [one.name for one in choose_victims(pods, workers, 4)]
+    assert chosen == ["starting", "new", "old", "busy"]
+    assert choose_victims(pods, workers, 0) == []
+
+
+def test_a_pod_is_read_from_the_servers_json():
+    content = {
+        "metadata": {
+            "name": "demo-prefill-1",
+            "labels": {"app.kubernetes.io/component": "worker", "tandem-llm.io/pool": "prefill"},
+            "annotations": {DRAINED_SINCE: "not a number"},
+        },
+        "spec": {"containers": [{"ports": [{"name": "metrics", "containerPort": 9090}]}]},
+        "status": {
+            "podIP": "fd00::1",
+            "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "1970-01-01T00:01:40Z"}],
+        },
+    }
+    read = pod_of(content)
+    assert read is not None
+    assert (read.ready_since_s, read.drained_since_s, read.address("metrics")) == (100.0, 0.0, "[fd00::1]:9090")
+    assert pod_of({**content, "status": {"phase": "Succeeded"}}) is None

@@ -30,7 +30,8 @@ class SimRouter(ABC):
         self.prefill_pool, self.decode_pool = Pool(name), Pool(name)
         self._ledgers: dict[str, Ledger] = {}
         self._draining: set[str] = set()
-        for worker in (*prefills.values(), *decodes.values()):
+        workers: list[PrefillWorker | DecodeWorker] = [*prefills.values(), *decodes.values()]
+        for worker in workers:
             self.add_worker(worker)
 
     def add_worker(self, worker: PrefillWorker | DecodeWorker) -> None:

@@ -66,12 +66,12 @@ class Tls(BaseModel):
         return grpc.ssl_channel_credentials(self.ca.read_bytes(), self.key.read_bytes(), self.cert.read_bytes())
 
 
-class NamedCredentials(grpc.ChannelCredentials):  # type: ignore[misc]  # grpc has no types of its own
+class NamedCredentials(grpc.ChannelCredentials):
     """Credentials of a channel to a service whose certificate has `server_name`, whatever its address is."""
 
     def __init__(self, credentials: grpc.ChannelCredentials, server_name: str) -> None:
         """The same credentials, with a name for `channel` to expect."""
-        super().__init__(credentials._credentials)
+        super().__init__(credentials._credentials)  # type: ignore[attr-defined]  # which its types do not name
         self.server_name = server_name
 
 
@@ -79,8 +79,8 @@ class ServiceTls(Tls):
     """Mutual TLS of one service with the others."""
 
     server_name: str = ""
-    """Name that every service's certificate has, expected in place of the address by which it is reached, such as that of
-    a Pod. Empty = the address."""
+    """Name that every service's certificate has, expected in place of the address by which it is reached, such as that
+    of a Pod. Empty = the address."""
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
         """As `Tls`, with the name to expect."""

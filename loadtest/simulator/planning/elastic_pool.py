@@ -53,8 +53,9 @@ class ElasticPool(Generic[W]):
     def __init__(
         self, world: World, make: Callable[[World, str], W], letter: str, serving: dict[str, W], life: Lifecycle
     ) -> None:
-        self._world, self._make, self._letter, self._life = world, make, letter, life
-        self._serving = serving
+        self._world, self._letter, self._life = world, letter, life
+        self._make: Callable[[World, str], W] = make
+        self._serving: dict[str, W] = serving
         self._members: dict[str, _Member[W]] = {}
         self._num_made = 0
         self._gone_busy_s = 0.0

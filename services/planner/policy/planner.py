@@ -74,9 +74,8 @@ class Planner:
 
     def _wanted(self, now_s: float, before: Pair, demand: Demand) -> tuple[Pair, list[str]]:
         sizes, reasons = [], []
-        for governor, model, size in zip(
-            self._governors, (self._prefill, self._decode), (before.prefill, before.decode), strict=True
-        ):
+        models: tuple[PrefillNeed | DecodeNeed, ...] = (self._prefill, self._decode)
+        for governor, model, size in zip(self._governors, models, (before.prefill, before.decode), strict=True):
             need = model.workers(demand)
             firm, spare = model.workers(demand, -self._config.band / 2), model.workers(demand, self._config.band)
             wanted, held = governor.propose(now_s, size, firm.workers, need.workers, spare.workers)

@@ -23,11 +23,7 @@ from tests.k8s.kubelet import Kubelet
 from tests.k8s.programs import ROOT, find
 
 CHART = ROOT / "helm" / "tandem"
-<<<<<<< HEAD
-DEADLINE_S = 240.0  # services start one after the other on a small machine
-=======
 DEADLINE_S = 600.0  # services start one after the other on a small machine
->>>>>>> discovery
 NAME = "demo"
 KEY = "a-key-of-the-test"
 

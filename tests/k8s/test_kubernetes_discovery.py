@@ -15,10 +15,7 @@ from services.router.workers.kubernetes_discovery import KubernetesDiscovery
 from shared.errors import ClusterForbids, ClusterUnavailable
 from shared.kubernetes.access import ClusterAccess
 from shared.kubernetes.backoff import Backoff
-<<<<<<< HEAD
-=======
 from shared.kubernetes.pods import Expired, Pods
->>>>>>> discovery
 from tests.k8s.api_server import ApiServer
 from tests.k8s.pods import SELECTOR, PodFolder, manifest, status
 from tests.unit.router.workers.discovery_contract import (
@@ -125,11 +122,7 @@ async def test_a_pod_that_says_no_role_is_left_out_named_and_logged_once(pods, d
         assert not discovery.failure
 
 
-<<<<<<< HEAD
-async def test_lots_of_pods_come_in_pages_and_a_page_that_expires_is_asked_for_anew(api_server, pods, access):
-=======
 async def test_lots_of_pods_come_in_pages(api_server, pods, access):
->>>>>>> discovery
     many = tuple(replace(D0, name=f"d{number:03}", address=f"10.1.0.{number}:50061") for number in range(60))
     await pods.add(*many)
     discovery = KubernetesDiscovery(access, SELECTOR, page=7, backoff=QUICK)
@@ -137,15 +130,6 @@ async def test_lots_of_pods_come_in_pages(api_server, pods, access):
         await followed.until(lambda: followed.views == [many])
     first = await pods.call("GET", "?limit=7")
     assert first["metadata"]["remainingItemCount"] == 53
-<<<<<<< HEAD
-    expiring = KubernetesDiscovery(access, SELECTOR, page=1, backoff=QUICK)
-    async with follow(expiring) as followed:
-        # Sixty calls: these fall in between them, and the server forgets what the pages go on from.
-        for _ in range(3):
-            await asyncio.to_thread(api_server.compact)
-        await followed.until(lambda: followed.discovery.workers == many)
-        assert followed.views == [many]
-=======
 
 
 async def test_a_page_that_the_server_has_forgotten_is_no_part_of_a_list(api_server, pods, access):
@@ -164,7 +148,6 @@ async def test_a_page_that_the_server_has_forgotten_is_no_part_of_a_list(api_ser
             await listed.list(page=1)
         found, _ = await listed.list(page=3)
         assert [pod["metadata"]["name"] for pod in found] == ["d0", "d1", "p0"]
->>>>>>> discovery
 
 
 async def test_the_last_view_stays_while_the_server_is_away_and_what_changed_is_seen_after(

@@ -30,10 +30,10 @@ VALUES = {
     "router": {"config": {"queue_limit": 64}, "preStopSleepSeconds": 1, "drainTimeoutSeconds": 5},
     "kvstore": {"hostMemory": "64Mi"},
     "preflight": {"enabled": False},  # its own tests run it; here it doubles the time
-    "apiKeys": {"existingSecret": "keys"},
+    "apiKeys": {"existingSecret": "keys", "testKey": "test-key"},
     "fleetKey": {"existingSecret": "keys"},
 }  # fmt: skip
-SECRET = {"api-keys": f'["{KEY}"]', "fleet-key": "sixteen bytes or more"}
+SECRET = {"api-keys": f'["{KEY}"]', "test-key": KEY, "fleet-key": "sixteen bytes or more"}
 PROMPT = [20 + (place * 37) % 2000 for place in range(75)]
 
 
@@ -129,7 +129,9 @@ def test_an_upgrade_and_a_rollback_change_the_workers_and_not_the_answers(releas
 def test_nothing_is_left_after_an_uninstall(release: Release):
     release.helm("uninstall", NAME)
     core = f"/api/v1/namespaces/{release.namespace}"
-    release.until(lambda: not release.api_server.request("GET", f"{core}/pods")["items"], "the end of all Pods")
+    # The Pod of `helm test` stays, as helm keeps what hooks made.
+    others = "?labelSelector=app.kubernetes.io/component!=test"
+    release.until(lambda: not release.api_server.request("GET", f"{core}/pods{others}")["items"], "the end of all Pods")
     for kind in ("services", "serviceaccounts", "configmaps"):
         items = release.api_server.request("GET", f"{core}/{kind}")["items"]
         assert not [item["metadata"]["name"] for item in items if item["metadata"]["name"].startswith(NAME)]

@@ -4,12 +4,14 @@ them: the test is their kubelet."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import aiohttp.web
 import grpc.aio
@@ -140,27 +142,33 @@ class Release:
         """What kubelets do: Pods get an address and become ready, those that are deleted go."""
         items = self.api.request("GET", self.pods)["items"]
         self.max_pods = max(self.max_pods, sum("tandem-llm.io/pool" in one["metadata"]["labels"] for one in items))
+        for gone in self.router.workers.keys() - {pod["metadata"]["name"] for pod in items}:
+            del self.router.workers[gone]
         for pod in items:
-            name = pod["metadata"]["name"]
-            if pod["metadata"].get("deletionTimestamp"):
-                self.router.workers.pop(name, None)
-                self.api.request("DELETE", f"{self.pods}/{name}", {"gracePeriodSeconds": 0})
-            elif not pod["status"].get("podIP"):
-                now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 3600))
-                status = {
-                    "phase": "Running",
-                    "podIP": "127.0.0.1",
-                    "podIPs": [{"ip": "127.0.0.1"}],
-                    "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": now}],
-                }
-                self.api.request("PATCH", f"{self.pods}/{name}/status", {"status": status})
-                pool = pod["metadata"]["labels"].get("tandem-llm.io/pool")
-                if pool is not None:
-                    role = types_pb2.WORKER_ROLE_PREFILL if pool == "prefill" else types_pb2.WORKER_ROLE_DECODE
-                    load = types_pb2.Load(num_total_blocks=100, num_free_blocks=90)
-                    self.router.workers[name] = inference_pb2.WorkerStatus(
-                        worker=types_pb2.WorkerId(name=name), role=role, connected=True, load=load
-                    )
+            with contextlib.suppress(HTTPError):  # 404: a Pod that no node has goes at once, also since it was listed
+                self._work_on(pod)
+
+    def _work_on(self, pod: dict[str, Any]) -> None:
+        name = pod["metadata"]["name"]
+        if pod["metadata"].get("deletionTimestamp"):
+            self.router.workers.pop(name, None)
+            self.api.request("DELETE", f"{self.pods}/{name}", {"gracePeriodSeconds": 0})
+        elif not pod["status"].get("podIP"):
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 3600))
+            status = {
+                "phase": "Running",
+                "podIP": "127.0.0.1",
+                "podIPs": [{"ip": "127.0.0.1"}],
+                "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": now}],
+            }
+            self.api.request("PATCH", f"{self.pods}/{name}/status", {"status": status})
+            pool = pod["metadata"]["labels"].get("tandem-llm.io/pool")
+            if pool is not None:
+                role = types_pb2.WORKER_ROLE_PREFILL if pool == "prefill" else types_pb2.WORKER_ROLE_DECODE
+                load = types_pb2.Load(num_total_blocks=100, num_free_blocks=90)
+                self.router.workers[name] = inference_pb2.WorkerStatus(
+                    worker=types_pb2.WorkerId(name=name), role=role, connected=True, load=load
+                )
 
     def replicas(self, pool: str) -> int:
         return int(self.api.request("GET", f"{self.deployments}/demo-{pool}")["spec"]["replicas"])

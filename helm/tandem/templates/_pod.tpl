@@ -127,5 +127,5 @@ httpGet:
 {{- end }}
 
 {{- define "tandem.policyVersion" -}}
-{{- if .Capabilities.APIVersions.Has "policy/v1" -}}policy/v1{{- else -}}policy/v1beta1{{- end -}}
+{{- if semverCompare ">=1.21-0" .Capabilities.KubeVersion.Version -}}policy/v1{{- else -}}policy/v1beta1{{- end -}}
 {{- end }}

@@ -100,6 +100,7 @@ class RouterMetrics:
             (self._placements, [route.value for route in Route]),
             (self._refusals, ("arrival", "waited")),
             (self._retries, (WorkerLost.code, TransferFailed.code)),
+            (self._picks, ("picked",)),
         ):
             for value in values:
                 known.add(0, value)  # a series that begins above 0 gives a wrong first rate

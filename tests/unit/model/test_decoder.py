@@ -222,7 +222,7 @@ def test_the_last_feed_forward_block_sees_the_wanted_rows_alone(tmp_path: Path, 
     config = decoder.config
     counting = CountingKernels()
     decoder.kernels = counting
-    for mlp in decoder._mlp:
+    for mlp in decoder.pieces._mlp:
         mlp._kernels = counting
     pools = [torch.zeros(2, config.num_layers, 2, config.num_kv_heads, 8, config.head_dim) for _ in range(2)]
 

@@ -107,7 +107,7 @@ def test_a_steady_rise_is_met_before_it_has_come():
     rates = [2.0] * 30 + [2.0 + 0.1 * number for number in range(100)]
     planner, blind = Planner(CONFIG), Planner(replace(CONFIG, start_s=0.0))
     seeing, late = (play(one, rates, Pair(3, 2)) for one in (planner, blind))
-    for size in (6, 7, 8):
+    for size in (5, 6, 7):
         first = [next(at for at, one in changes if one.target.prefill >= size) for changes in (seeing, late)]
         assert first[0] < first[1]
 

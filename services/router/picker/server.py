@@ -57,6 +57,8 @@ class PickerServer:
     async def start(self) -> None:
         """Raises ConfigError where the port is taken."""
         await self._rpc.start()
+        # Without it readiness would be a name that is not known until the first look is over.
+        await self._rpc.set_serving(False)
         await self._rpc.set_health(LIVENESS, serving=True)
         self._watch.start()
         self._ready = asyncio.create_task(self._serve_once_looked(), name="picker-ready")

@@ -3,10 +3,12 @@
 // AMX) or avx512-bf16 (without AMX).
 //
 // Linux can make CPUID fault for a thread and for the threads that it starts (arch_prctl, ARCH_SET_CPUID). The fault's
-// handler runs the instruction itself, clears bits in its answer and goes on behind it. What was chosen before this
-// library's constructor keeps its choice: glibc's string functions.
+// handler runs the instruction itself, clears bits in its answer and goes on behind it. Handlers that others install for
+// SIGSEGV are kept behind it, for all other faults. What was chosen before this library's constructor keeps its choice:
+// glibc's string functions.
 #define _GNU_SOURCE
 #include <cpuid.h>
+#include <dlfcn.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +32,26 @@ enum {
     LEAF13_AMX = 3u << 17,
 };
 
-static int hides_avx512, hides_bf16;
+static int hides_avx512, hides_bf16, is_hiding;
+static struct sigaction behind;  // what others want to be called for a fault
+
+static int real_sigaction(int number, const struct sigaction *action, struct sigaction *before) {
+    static int (*next)(int, const struct sigaction *, struct sigaction *);
+    if (next == NULL) next = (int (*)(int, const struct sigaction *, struct sigaction *))dlsym(RTLD_NEXT, "sigaction");
+    return next(number, action, before);
+}
+
+int sigaction(int number, const struct sigaction *action, struct sigaction *before) {
+    if (number != SIGSEGV || !is_hiding) return real_sigaction(number, action, before);
+    if (before != NULL) *before = behind;
+    if (action != NULL) behind = *action;
+    return 0;
+}
+
+sighandler_t signal(int number, sighandler_t handler) {
+    struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART}, before;
+    return sigaction(number, &action, &before) == 0 ? before.sa_handler : SIG_ERR;
+}
 
 static void narrow(unsigned leaf, unsigned subleaf, unsigned out[4]) {
     if (leaf == 7 && subleaf == 0) {
@@ -50,12 +71,18 @@ static void narrow(unsigned leaf, unsigned subleaf, unsigned out[4]) {
     }
 }
 
-static void on_fault(int signal_number, siginfo_t *info, void *context) {
-    (void)info;
+static void on_fault(int number, siginfo_t *info, void *context) {
     greg_t *registers = ((ucontext_t *)context)->uc_mcontext.gregs;
     const unsigned char *code = (const unsigned char *)registers[REG_RIP];
     if (code == NULL || code[0] != 0x0f || code[1] != 0xa2) {
-        signal(signal_number, SIG_DFL);  // a fault of its own: it comes again, and ends the process
+        if (behind.sa_flags & SA_SIGINFO) {
+            behind.sa_sigaction(number, info, context);
+        } else if (behind.sa_handler != SIG_DFL && behind.sa_handler != SIG_IGN) {
+            behind.sa_handler(number);
+        } else {
+            struct sigaction none = {.sa_handler = SIG_DFL};
+            real_sigaction(number, &none, NULL);  // the fault comes again, and ends the process
+        }
         return;
     }
     unsigned leaf = registers[REG_RAX], subleaf = registers[REG_RCX], out[4];
@@ -73,6 +100,7 @@ __attribute__((constructor)) static void begin(void) {
     hides_avx512 = strcmp(set, "avx2") == 0;
     hides_bf16 = strcmp(set, "avx512-bf16") != 0;
     struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_NODEFER};
-    sigaction(SIGSEGV, &action, NULL);
+    real_sigaction(SIGSEGV, &action, &behind);
+    is_hiding = 1;
     if (syscall(SYS_arch_prctl, ARCH_SET_CPUID, 0) != 0) _exit(70);
 }

@@ -30,8 +30,8 @@ from shared.child_process import ChildProcess
 from shared.cores.policy import share_machine
 from shared.cores.quota import read_quota
 from shared.cores.topology import read_topology
-from shared.errors import ModelLoadError
 from shared.identity import WorkerRole
+from shared.model.folder import check_model_folder
 from shared.process_events import Progress
 
 if TYPE_CHECKING:
@@ -89,10 +89,11 @@ class LocalCluster:
     async def start(self) -> None:
         """Starts everything; where that fails or is cancelled, stops what had started and raises.
 
-        Raises ModelLoadError or ConfigError for a folder or an address that cannot be used, before any process
-        starts; else the error of the first process that could not start (see `ChildProcess.ready`).
+        Raises ModelLoadError or ConfigError for a folder, a setting or an address that cannot be used, before any
+        process starts; else the error of the first process that could not start (see `ChildProcess.ready`).
         """
         self._check()
+        await asyncio.to_thread(self._commands.check)
         try:
             await self._start()
         except BaseException:
@@ -148,10 +149,7 @@ class LocalCluster:
         return [self._changes.get_nowait() for _ in range(self._changes.qsize())]
 
     def _check(self) -> None:
-        model = self.spec.model
-        if not (model / "config.json").is_file():
-            missing = "has no config.json" if model.is_dir() else "does not exist"
-            raise ModelLoadError(f"model folder {model} {missing}", field="model", value=str(model))
+        check_model_folder(self.spec.model)
         for router in self.spec.routers:
             check_free(router.http, "http")
             check_free(router.grpc, "grpc")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from services.local.devices import ON_CPU, DeviceShare, share_devices
@@ -13,6 +13,9 @@ from shared.cores.policy import CoreShare
 from shared.cores.topology import format_cpu_list
 from shared.identity import WorkerRole
 from shared.kv.encryption import NO_ENCRYPTION
+
+_SOME_ADDRESS = "127.0.0.1:1"
+"""In commands that are checked and not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,9 @@ class WorkerPlan:
 
 class ServiceCommands(Protocol):
     """Turns a place in the cluster into a command; tests put scripted processes in the services' places."""
+
+    def check(self) -> None:
+        """Raises ConfigError or ModelLoadError for what a service would refuse, before any starts. Blocking."""
 
     def kvstore(self, bind: str, redis_url: str) -> Sequence[str]:
         """The KV store on `bind`, its index in `redis_url`; it is the first store node where there are any."""
@@ -56,6 +62,22 @@ class TandemCommands:
         encryption = spec.block_encryption
         self._encryption_flags = {"block_encryption": encryption} if encryption != NO_ENCRYPTION else {}
         self._log_flags = {"log_format": spec.log_format} if spec.log_format != "text" else {}
+
+    def check(self) -> None:
+        """See ServiceCommands."""
+        # Imported here: only who starts a cluster needs the settings of all services.
+        from services.local.checks import check_model, check_settings
+
+        plans = plan_workers(self._spec, [CoreShare((), 1)] * (self._spec.num_prefill + self._spec.num_decode))
+        workers: dict[WorkerRole, dict[str, str]] = {}
+        for plan in plans:
+            workers.setdefault(plan.role, {})[plan.name] = _SOME_ADDRESS
+        check_settings(
+            kvstore=self.kvstore(_SOME_ADDRESS, "unix:///index"),
+            worker=self.worker(replace(plans[-1], address=_SOME_ADDRESS), _SOME_ADDRESS),
+            router=self.router(workers, _SOME_ADDRESS),
+        )
+        check_model(self._spec.model)
 
     def kvstore(self, bind: str, redis_url: str) -> Sequence[str]:
         """See ServiceCommands."""

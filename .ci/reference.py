@@ -160,6 +160,8 @@ def commands_of(command: TyperGroup | TyperCommand, name: str) -> Iterator[tuple
         yield name, command
         return
     for child, below in command.commands.items():
+        if getattr(below, "hidden", False):
+            continue
         assert isinstance(below, TyperGroup | TyperCommand)
         yield from commands_of(below, f"{name} {child}")
 

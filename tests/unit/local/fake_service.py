@@ -26,7 +26,7 @@ def emit(**fields: object) -> None:
 
 def on_term(*_: object) -> None:
     note("stop")
-    if behaviour != "stubborn":
+    if not behaviour.startswith("stubborn"):
         sys.exit(0)
 
 
@@ -65,7 +65,7 @@ if behaviour == "noisy":
     print("x" * 2_000_000, flush=True)
 if behaviour == "leaves a child":
     subprocess.Popen(["/bin/sleep", "60"])
-if behaviour.startswith("router"):
+if behaviour.startswith("router") or behaviour == "stubborn router":
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Readyz)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     emit(event="ready", address="127.0.0.1:1", http=f"127.0.0.1:{server.server_port}", grpc="127.0.0.1:2")

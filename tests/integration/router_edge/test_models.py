@@ -131,6 +131,7 @@ async def test_a_clients_limits_hold_over_all_models(door):
 async def test_readiness_and_the_list_of_models(door):
     listed = (await door.client.get("/v1/models", headers=KEY)).json()["data"]
     assert [(entry["id"], entry.get("root")) for entry in listed] == [("a", None), ("alpha", "a"), ("b/c", None)]
+    assert (await door.client.get("/v1/models/", headers=KEY)).json()["data"] == listed
     assert (await door.client.get("/v1/models/b/c", headers=KEY)).json()["id"] == "b/c"
     assert (await door.client.get("/v1/models/x", headers=KEY)).status_code == 404
     door.cores["a"].reason = "no decode worker is ready"

@@ -45,12 +45,14 @@ class Pages:
         return JSONResponse({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
-        """`GET /v1/models/{model}`."""
+        """`GET /v1/models/{model}`; with no name behind the slash, all of them."""
         self._keys.check(request.headers.get("authorization"))
         name = request.path_params["model"]
+        if not name:
+            return await self.models(request)
         model = self._catalog.find(name)
         model.check_model(name)
-        return JSONResponse(self._model(name or model.model_name, model))
+        return JSONResponse(self._model(name, model))
 
     async def openapi(self, _: Request) -> Response:
         """`GET /openapi.json`."""

@@ -129,7 +129,8 @@ class LocalCluster:
         not ended within _HURRY_S is killed."""
         for router in self.spec.routers:
             if router.name in self._parts:
-                self._parts[router.name].child.send_signal(signal.SIGTERM)
+                # Another signal than `stop` sends: two of one kind may arrive as one.
+                self._parts[router.name].child.send_signal(signal.SIGINT)
         asyncio.get_running_loop().call_later(_HURRY_S, self.kill)
 
     @property

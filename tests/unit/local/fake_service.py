@@ -45,6 +45,7 @@ class Readyz(http.server.BaseHTTPRequestHandler):
 
 
 signal.signal(signal.SIGTERM, on_term)
+signal.signal(signal.SIGINT, on_term)
 note("start")
 with open(f"{journal}.pids", "a") as file:
     file.write(f"{name} {os.getpid()}\n")
@@ -82,4 +83,4 @@ if behaviour == "answers":
         else:
             emit(event="answer", value=[os.environ["GREETING"], request])
 while True:
-    time.sleep(60)
+    time.sleep(0.05)  # a signal that reaches another thread wakes this one no earlier

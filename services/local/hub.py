@@ -96,8 +96,8 @@ def _why(model: HubModel, endpoint: str, error: Exception) -> str:
         return f"{endpoint} does not accept the token for {model.repo}: {token}"
     if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
         return (
-            f"{model} is not in the cache as a whole, and {endpoint} cannot be reached: fetch it where there is a "
-            "network, or name a model folder"
+            f"there is no folder {model} here, {model.repo} is not in the cache as a whole, and {endpoint} cannot be "
+            "reached: fetch it where there is a network, or name a model folder"
         )
     kind = f"{type(error).__name__}: " if not isinstance(error, OSError) or not error.strerror else ""
     return f"fetching {model} from {endpoint} broke off ({kind}{error}): once more goes on where it stopped"

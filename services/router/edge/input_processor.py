@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from services.router.edge.catalog import ModelNames
 from services.router.edge.output_processor import INLINE_TOKENS, output_processor
 from services.router.edge.output_stream import OutputStream
 from services.router.edge.prompt_tokenizer import (
@@ -25,7 +26,7 @@ from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenancy import chain_salt
 from services.router.request import Core, Request, Resume
 from shared.engine.sampling_params import SamplingParams
-from shared.errors import InvalidRequest, NotFound, PromptTooLong, WorkerLost, brief
+from shared.errors import InvalidRequest, PromptTooLong, WorkerLost
 from shared.model.chat_template import ChatTemplate
 from shared.model.tokenizer import Tokenizer
 
@@ -72,23 +73,23 @@ class InputProcessor:
         chat_template: ChatTemplate,
         model_name: str,
         settings: EdgeSettings,
+        *,
+        names: ModelNames | None = None,
+        rates: RateLimits | None = None,
     ) -> None:
+        """`names`: `model_name` and what else clients may call it; `rates`: shared with other models' processors."""
         self.core = core
         self.tokenizer = tokenizer
         self.model_name = model_name
+        self.names = names or ModelNames(model_name)
         self._prompts = PromptTokenizer(tokenizer, chat_template, settings.limits)
         self._settings = settings
-        self.rates = RateLimits(settings)
+        self.rates = rates or RateLimits(settings)
         """Shared by all APIs."""
 
     def check_model(self, model: str) -> None:
-        """Passes for the served model's name and for no name; raises NotFound (`model`)."""
-        if model and model != self.model_name:
-            raise NotFound(
-                f"the model {brief(model, 100)!r} is not served here; {self.model_name!r} is",
-                field="model",
-                value=brief(model, 100),
-            )
+        """Passes for the served model's names and for no name; raises NotFound (`model`)."""
+        self.names.check(model)
 
     async def prepare(
         self,

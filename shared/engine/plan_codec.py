@@ -20,9 +20,10 @@ from typing import TypeVar
 
 from shared.engine.plan import BlockCopy, NoToken, PlannedSequence, SampledToken, SampleSpec, StepPlan, StepResult
 from shared.engine.sampling_params import SamplingParams
+from shared.engine.structured_output import StructuredOutput, StructureKind
 from shared.errors import InvalidRequest, ModelMismatch, TransferFailed
 
-VERSION = 1
+VERSION = 2
 """Of both messages: changes with every change of their layout. Both ends must have the same one."""
 
 _HEADER = struct.Struct("<4sHxxIII")  # magic, version, three counts
@@ -30,8 +31,9 @@ _PLAN, _RESULT = b"TPLN", b"TRES"
 _ROW_LEN = 13
 _NONE = -1
 _AS_BEFORE = -1  # in place of the length of the sampling settings
-_PARAMS = struct.Struct("<6dQqqqqBBH")
+_PARAMS = struct.Struct("<6dQqqqqBBHHbx")
 _HAS_SEED, _IGNORE_EOS = 1, 2
+_STRUCTURES = tuple(StructureKind)  # their places are their numbers; -1 = free text
 _NO_LOGPROB, _NO_TOKEN, _NO_TOKEN_SOURCE = -1, -2, -3  # in place of the number of alternatives
 
 T = TypeVar("T")
@@ -184,6 +186,8 @@ def _decode_result(reader: _Reader) -> StepResult:
 
 def _pack_params(params: SamplingParams) -> bytes:
     flags = (_HAS_SEED if params.seed is not None else 0) | (_IGNORE_EOS if params.ignore_eos else 0)
+    structure = params.structured_output
+    choices = structure.choices if structure else ()
     fixed = _PARAMS.pack(
         params.temperature,
         params.top_p,
@@ -199,8 +203,10 @@ def _pack_params(params: SamplingParams) -> bytes:
         flags,
         len(params.stop),
         len(params.stop_token_ids),
+        len(choices),
+        -1 if structure is None else _STRUCTURES.index(structure.kind),
     )
-    texts = [text.encode() for text in params.stop]
+    texts = [text.encode() for text in (*params.stop, *choices, *([structure.text] if structure else []))]
     return b"".join(
         (fixed, _to_bytes("q", params.stop_token_ids), _to_bytes("q", [len(text) for text in texts]), *texts)
     )
@@ -208,7 +214,10 @@ def _pack_params(params: SamplingParams) -> bytes:
 
 def _parse_params(packed: bytes) -> SamplingParams:
     values = _PARAMS.unpack_from(packed)
-    seed, top_k, max_tokens, min_tokens, logprobs, flags, num_texts, num_ids = values[6:]
+    seed, top_k, max_tokens, min_tokens, logprobs, flags, num_stops, num_ids, num_choices, kind = values[6:]
+    if not -1 <= kind < len(_STRUCTURES):
+        raise ValueError(f"a structure of kind {kind}")
+    num_texts = num_stops + num_choices + (kind >= 0)
     at = _PARAMS.size + 8 * (num_ids + num_texts)
     numbers = _from_bytes("q", packed[_PARAMS.size : at])
     texts = []
@@ -227,10 +236,13 @@ def _parse_params(packed: bytes) -> SamplingParams:
         seed=seed if flags & _HAS_SEED else None,
         max_tokens=None if max_tokens < 0 else max_tokens,
         min_tokens=min_tokens,
-        stop=tuple(texts),
+        stop=tuple(texts[:num_stops]),
         stop_token_ids=tuple(numbers[:num_ids]),
         ignore_eos=bool(flags & _IGNORE_EOS),
         logprobs=None if logprobs < 0 else logprobs,
+        structured_output=None
+        if kind < 0
+        else StructuredOutput(_STRUCTURES[kind], texts[-1], tuple(texts[num_stops : num_stops + num_choices])),
     )
 
 

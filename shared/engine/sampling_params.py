@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from shared.engine.structured_output import StructuredOutput
 from shared.errors import InvalidRequest
 
 MAX_STOP_STRINGS = 16
@@ -42,6 +43,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None  # number of alternatives; 0 = the chosen token only
+    structured_output: StructuredOutput | None = None  # what the answer must match; None = free text
 
     def __post_init__(self) -> None:
         for name in (

@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from shared.engine.plan import BlockCopy, NoToken, PlannedSequence, SampledToken, SampleSpec, StepPlan, StepResult
 from shared.engine.sampling_params import SamplingParams
+from shared.engine.structured_output import StructuredOutput, StructureKind
 from shared.errors import InvalidRequest, ModelMismatch, TransferFailed
 
 VERSION = 2
@@ -31,8 +32,9 @@ _PLAN, _RESULT = b"TPLN", b"TRES"
 _ROW_LEN = 13
 _NONE = -1
 _AS_BEFORE = -1  # in place of the length of the sampling settings
-_PARAMS = struct.Struct("<6dQqqqqBBHHH")
+_PARAMS = struct.Struct("<6dQqqqqBBHHHHbx")
 _HAS_SEED, _IGNORE_EOS = 1, 2
+_STRUCTURES = tuple(StructureKind)  # their places are their numbers; -1 = free text
 _NO_LOGPROB, _NO_TOKEN, _NO_TOKEN_SOURCE = -1, -2, -3  # in place of the number of alternatives
 
 T = TypeVar("T")
@@ -184,8 +186,10 @@ def _decode_result(reader: _Reader) -> StepResult:
 
 
 def _pack_params(params: SamplingParams) -> bytes:
-    texts = [text.encode() for text in params.stop]
     flags = (_HAS_SEED if params.seed is not None else 0) | (_IGNORE_EOS if params.ignore_eos else 0)
+    structure = params.structured_output
+    choices = structure.choices if structure else ()
+    texts = [text.encode() for text in (*params.stop, *choices, *([structure.text] if structure else []))]
     fixed = _PARAMS.pack(
         params.temperature,
         params.top_p,
@@ -203,6 +207,8 @@ def _pack_params(params: SamplingParams) -> bytes:
         len(params.stop_token_ids),
         len(params.logit_bias),
         len(params.bad_sequences),
+        len(choices),
+        -1 if structure is None else _STRUCTURES.index(structure.kind),
     )
     biased = [token_id for token_id, _ in params.logit_bias]
     lengths = [len(text) for text in texts] + [len(bad) for bad in params.bad_sequences]
@@ -213,7 +219,11 @@ def _pack_params(params: SamplingParams) -> bytes:
 
 def _parse_params(packed: bytes) -> SamplingParams:
     values = _PARAMS.unpack_from(packed)
-    seed, top_k, max_tokens, min_tokens, logprobs, flags, num_texts, num_ids, num_biased, num_bad = values[6:]
+    seed, top_k, max_tokens, min_tokens, logprobs, flags = values[6:12]
+    num_stops, num_ids, num_biased, num_bad, num_choices, kind = values[12:]
+    if not -1 <= kind < len(_STRUCTURES):
+        raise ValueError(f"a structure of kind {kind}")
+    num_texts = num_stops + num_choices + (kind >= 0)
     num_numbers = num_ids + num_biased + num_texts + num_bad
     at = _PARAMS.size + 8 * num_numbers
     numbers = _from_bytes("q", packed[_PARAMS.size : at])
@@ -240,12 +250,15 @@ def _parse_params(packed: bytes) -> SamplingParams:
         seed=seed if flags & _HAS_SEED else None,
         max_tokens=None if max_tokens < 0 else max_tokens,
         min_tokens=min_tokens,
-        stop=tuple(texts),
+        stop=tuple(texts[:num_stops]),
         stop_token_ids=tuple(stop_token_ids),
         ignore_eos=bool(flags & _IGNORE_EOS),
         logprobs=None if logprobs < 0 else logprobs,
         logit_bias=tuple(zip(biased, biases, strict=True)),
         bad_sequences=bad_sequences,
+        structured_output=None
+        if kind < 0
+        else StructuredOutput(_STRUCTURES[kind], texts[-1], tuple(texts[num_stops : num_stops + num_choices])),
     )
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from shared.engine.structured_output import StructuredOutput
 from shared.errors import InvalidRequest
 
 MAX_STOP_STRINGS = 16
@@ -49,6 +50,7 @@ class SamplingParams:
     logprobs: int | None = None  # number of alternatives; 0 = the chosen token only
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit), by token id
     bad_sequences: tuple[tuple[int, ...], ...] = ()  # token ids; the last of each is never chosen behind the others
+    structured_output: StructuredOutput | None = None  # what the answer must match; None = free text
 
     def __post_init__(self) -> None:
         for name in (

@@ -12,12 +12,22 @@ from hypothesis import strategies as st
 from shared.engine.plan import BlockCopy, NoToken, PlannedSequence, SampledToken, SampleSpec, StepPlan, StepResult
 from shared.engine.plan_codec import VERSION, PlanDecoder, PlanEncoder, decode_result, encode_result
 from shared.engine.sampling_params import SamplingParams
+from shared.engine.structured_output import StructuredOutput, StructureKind
 from shared.errors import ModelMismatch, TransferFailed
 
 ints = st.integers(0, 2**31 - 1)
 lists = st.lists(ints, max_size=5).map(tuple)
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 floats = st.floats(allow_nan=False)
+filled = st.text(st.characters(exclude_categories=["Cs", "Z", "Cc"]), min_size=1, max_size=12)
+structures = st.one_of(
+    st.builds(StructuredOutput, st.sampled_from([k for k in StructureKind if k is not StructureKind.CHOICE]), filled),
+    st.builds(
+        StructuredOutput,
+        st.just(StructureKind.CHOICE),
+        choices=st.lists(filled, min_size=1, max_size=4).map(tuple),
+    ),
+)
 params = st.builds(
     SamplingParams,
     temperature=st.floats(0, 100),
@@ -36,6 +46,7 @@ params = st.builds(
     logprobs=st.none() | st.integers(0, 20),
     logit_bias=st.lists(st.tuples(ints, st.floats(-100, 100)), max_size=3).map(tuple),
     bad_sequences=st.lists(st.lists(ints, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
+    structured_output=st.none() | structures,
 )
 specs = st.builds(SampleSpec, params, ints, lists, lists, lists)
 sequences = st.builds(PlannedSequence, names, lists, ints, lists, ints, st.none() | specs, st.none() | ints)

@@ -17,6 +17,7 @@ from services.router.cache.watch import CacheWatch
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.drain import Drain
+from services.router.edge.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from services.router.edge.grpc_api import SERVICE_NAME as INFERENCE_SERVICE_NAME
 from services.router.edge.grpc_api import InferenceServicer, server_options
 from services.router.edge.http.app import build_app
@@ -60,6 +61,7 @@ class RouterService:
         settings.edge.tls.check("edge.tls", mutual=False)
         self._tokenizer = Tokenizer.load(settings.model)
         self._template = ChatTemplate.load(settings.model, self._tokenizer.special_tokens)
+        self._defaults = GenerationDefaults.load(settings.model) if settings.edge.generation_defaults else NO_DEFAULTS
         self._model_name = settings.served_model_name or settings.model.resolve().name
         self._credentials = settings.tls.channel_credentials()
         self._token = token_of(FleetKey.of(settings.fleet_key.get_secret_value()))
@@ -72,7 +74,9 @@ class RouterService:
         self._lookup = PrefixLookup(self._store, self._fleet)
         self._dispatcher = self._new_dispatcher()
         self._drain = Drain(self._dispatcher)
-        input_processor = InputProcessor(self._drain, self._tokenizer, self._template, self._model_name, settings.edge)
+        input_processor = InputProcessor(
+            self._drain, self._tokenizer, self._template, self._model_name, settings.edge, self._defaults
+        )
         self.grpc = self._new_grpc_server(input_processor)
         self.picker = self._new_picker()
         app = build_app(input_processor, settings.edge, self._metrics.page, self._status)

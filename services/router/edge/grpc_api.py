@@ -10,7 +10,17 @@ from typing import Any
 import grpc.aio
 
 from services.router.edge.auth import ApiKeys
-from services.router.edge.input_processor import CallInfo, ChatPrompt, InputProcessor, Prompt, TextPrompt, TokensPrompt
+from services.router.edge.bad_words import MAX_BAD_WORDS
+from services.router.edge.generation_defaults import GenerationDefaults
+from services.router.edge.input_processor import (
+    CallInfo,
+    ChatPrompt,
+    InputProcessor,
+    Prompt,
+    PromptOptions,
+    TextPrompt,
+    TokensPrompt,
+)
 from services.router.edge.limits import LimitSettings
 from services.router.edge.output_processor import OutputDelta, OutputFinish
 from services.router.edge.scheduling import scheduling_hints
@@ -20,7 +30,7 @@ from services.router.edge.write_watch import WriteWatch
 from services.router.request import Request, RequestSummary, Resume
 from shared.engine.sampling_params import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams
 from shared.errors import DeadlineExceeded, Internal, InvalidRequest, TandemError
-from shared.rpc.convert import finish_reason_to_proto
+from shared.rpc.convert import finish_reason_to_proto, structure_from_proto
 from shared.rpc.errors import abort
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from shared.telemetry.logs import request_log
@@ -31,7 +41,10 @@ SERVICE_NAME = "tandem.v1.InferenceService"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-_MAX_LIST_LEN = {"stop": MAX_STOP_STRINGS, "stop_token_ids": MAX_STOP_TOKEN_IDS}
+_MAX_LIST_LEN = {"stop": MAX_STOP_STRINGS, "stop_token_ids": MAX_STOP_TOKEN_IDS, "bad_words": MAX_BAD_WORDS}
+
+_OWN_FORMS = ("logit_bias", "bad_words", "bad_sequences", "structured_output")
+"""Sampling fields that are no plain values."""
 
 _TRACE_KEYS = ("traceparent", "tracestate")
 
@@ -115,7 +128,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             cache_salt=request.cache_salt,
         )
         prompt = _prompt(request, self._input_processor.core.max_prompt_tokens())
-        prepared = await self._input_processor.prepare(prompt, sampling_params(request.sampling), info)
+        prepared = await self._input_processor.prepare(
+            prompt,
+            sampling_params(request.sampling, self._input_processor.defaults),
+            info,
+            options=PromptOptions(bad_words=tuple(request.sampling.bad_words)),
+        )
         if request.HasField("resume"):
             seed = request.sampling.seed if request.sampling.HasField("seed") else None
             prepared = await self._input_processor.resumed(prepared, _resume(request.resume), seed)
@@ -132,14 +150,21 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 account.charge(outputs.num_output_tokens)
 
 
-def sampling_params(message: types_pb2.SamplingParams) -> SamplingParams:
+def sampling_params(message: types_pb2.SamplingParams, defaults: GenerationDefaults) -> SamplingParams:
     """The wire's sampling fields, absent ones at their defaults; raises InvalidRequest naming the field."""
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = dict(defaults.given)
     for field, value in message.ListFields():
         limit = _MAX_LIST_LEN.get(field.name)
         if limit is not None and len(value) > limit:
             raise InvalidRequest(f"{field.name} has more than {limit} entries", field=field.name, limit=limit)
+        if field.name in _OWN_FORMS:
+            continue
         given[field.name] = tuple(value) if field.name in ("stop", "stop_token_ids") else value
+    given["logit_bias"] = tuple(sorted(message.logit_bias.items()))
+    if message.bad_sequences:
+        raise InvalidRequest("bad_sequences is between router and workers: send bad_words", field="bad_sequences")
+    if message.HasField("structured_output"):
+        given["structured_output"] = structure_from_proto(message.structured_output)
     return SamplingParams(**given)
 
 

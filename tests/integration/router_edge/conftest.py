@@ -18,7 +18,7 @@ from services.router.edge.grpc_api import SERVICE_NAME, InferenceServicer, serve
 from services.router.edge.http.app import build_app
 from services.router.edge.http.server import HttpServer
 from services.router.edge.settings import EdgeSettings
-from services.router.request import Request
+from services.router.request import FinishReason, Request
 from shared.model.tokenizer import Tokenizer
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
 from shared.rpc.server import RpcServer, channel
@@ -56,6 +56,10 @@ class Edge:
             logprobs=request.sampling.logprobs,
             **options,  # type: ignore[arg-type]
         )
+
+    def stops_with(self, text: str) -> None:
+        """As `says`; the model ends its answer."""
+        self.says(text, finish=FinishReason.STOP)
 
     @property
     def grpc(self) -> inference_pb2_grpc.InferenceServiceAsyncStub:

@@ -45,7 +45,7 @@ def _operation(path: str, method: str, operation: Mapping[str, Any], schemas: Ma
         required = set(schema.get("required", ()))
         rows = "".join(
             f"<tr><td><code>{escape(field)}</code>{' *' if field in required else ''}</td>"
-            f"<td>{escape(_type(what))}</td></tr>"
+            f"<td>{escape(type_in_words(what))}</td></tr>"
             for field, what in schema.get("properties", {}).items()
         )
     table = f"<table><tr><th>field (* = needed)</th><th>type</th></tr>{rows}</table>" if rows else ""
@@ -55,14 +55,14 @@ def _operation(path: str, method: str, operation: Mapping[str, Any], schemas: Ma
     )
 
 
-def _type(what: Mapping[str, Any]) -> str:
+def type_in_words(what: Mapping[str, Any]) -> str:
     """A schema in a few words."""
     if "anyOf" in what:
-        return " or ".join(dict.fromkeys(_type(kind) for kind in what["anyOf"] if kind.get("type") != "null"))
+        return " or ".join(dict.fromkeys(type_in_words(kind) for kind in what["anyOf"] if kind.get("type") != "null"))
     if "$ref" in what:
         return str(what["$ref"]).rpartition("/")[2]
     if "enum" in what:
         return ", ".join(map(json.dumps, what["enum"]))
     if what.get("type") == "array":
-        return f"list of {_type(what.get('items', {}))}"
+        return f"list of {type_in_words(what.get('items', {}))}"
     return str(what.get("type", "anything"))

@@ -33,8 +33,10 @@ _TRACE_HEADERS = ("traceparent", "tracestate")
 class Dialect(Protocol):
     """One of the request shapes."""
 
-    errors: ErrorShape
-    """How it tells of errors."""
+    @property
+    def errors(self) -> ErrorShape:
+        """How it tells of errors."""
+        ...
 
     def parse(self, body: bytes) -> ParsedRequest:
         """Raises InvalidRequest naming the field."""

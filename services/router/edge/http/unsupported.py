@@ -66,6 +66,18 @@ STREAM_OPTION_FIELDS: Mapping[str, tuple[object, ...]] = {
 }
 
 
+HINTS: Mapping[str, str] = {
+    "include_obfuscation": "events are not padded",
+    "metadata": "a label of the client's; nothing is stored",
+    "prompt_cache_key": "prefixes are found without it; `cache_salt` keeps them apart",
+    "prompt_cache_retention": "prefixes are kept as long as there is room",
+    "safety_identifier": "nothing is reported about users",
+    "store": "answers are not stored, whatever it says",
+    "user": "nothing is reported about users",
+}
+"""Fields that are taken and change nothing, and why."""
+
+
 def refuse_unsupported(
     given: Mapping[str, object] | None, known: Mapping[str, tuple[object, ...]], prefix: str = ""
 ) -> None:

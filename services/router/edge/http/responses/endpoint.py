@@ -13,7 +13,7 @@ from services.router.edge.http.chat import Chat, ParsedChat
 from services.router.edge.http.errors import OpenAIErrors
 from services.router.edge.http.responses.inner import NAMES, chat_request
 from services.router.edge.http.responses.items import OutputItems
-from services.router.edge.http.responses.schemas import ResponseRequest, parse_response
+from services.router.edge.http.responses.schemas import ResponseRequest, ToolName, parse_response
 from services.router.edge.output_processor import OutputDelta, OutputFinish
 from services.router.request import FinishReason, Request
 
@@ -128,7 +128,7 @@ class ResponseWriter:
             "store": False,
             "temperature": sampling.temperature,
             "text": text,
-            "tool_choice": choice.model_dump() if hasattr(choice, "model_dump") else choice or "auto",
+            "tool_choice": choice.model_dump() if isinstance(choice, ToolName) else choice or "auto",
             "tools": given.get("tools", []),
             "top_p": sampling.top_p,
             "truncation": request.truncation or "disabled",

@@ -29,6 +29,7 @@ from services.router.fleet_servicer import SERVICE_NAME as FLEET_SERVICE_NAME
 from services.router.fleet_servicer import FleetServicer
 from services.router.metrics import RouterMetrics
 from services.router.placement.policy import Placement
+from services.router.request_info import request_info
 from services.router.settings import RouterSettings
 from services.router.status import cluster_status
 from services.router.workers.configured import discovery_of
@@ -115,6 +116,7 @@ class RouterService:
             edge,
             self._status,
             lambda request_id: explanation(self._dispatcher.decisions, request_id),
+            lambda request_id: request_info(self._dispatcher.active(request_id), request_id),
             self._settings.name,
         )
         cache = CacheServicer(

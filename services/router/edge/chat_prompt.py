@@ -40,7 +40,7 @@ class ChatPrompt:
     @property
     def num_chars(self) -> int:
         """Characters of all that the client wrote."""
-        return sum(map(_num_chars, (self.messages, self.tools, self.variables)))
+        return _num_chars(self.messages) + _num_chars(self.tools) + _num_chars(self.variables)
 
 
 def rendered(template: ChatTemplate, prompt: ChatPrompt) -> str:

@@ -80,6 +80,11 @@ def explain(request_id: str) -> inference_pb2.Explanation:
     return inference_pb2.Explanation(request_id=request_id)
 
 
+def info(request_id: str) -> inference_pb2.RequestInfo:
+    """A router that has every request."""
+    return inference_pb2.RequestInfo(request_id=request_id, state="decoding")
+
+
 def cluster_status() -> inference_pb2.ClusterStatus:
     return inference_pb2.ClusterStatus(router_name="router-0", model_name=MODEL, ready=True, num_finished=3)
 
@@ -111,7 +116,7 @@ async def start_edge(edge_tokenizer: Tokenizer) -> AsyncIterator[StartEdge]:
             http = HttpServer("127.0.0.1:0", app, options.limits, options.tls)
             await http.start()
             stack.push_async_callback(http.stop, 0)
-            servicer = InferenceServicer(input_processor, options, cluster_status, explain)
+            servicer = InferenceServicer(input_processor, options, cluster_status, explain, info)
             rpc = RpcServer(
                 "127.0.0.1:0",
                 servicer.register,

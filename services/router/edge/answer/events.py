@@ -20,14 +20,14 @@ class Reasoning(NamedTuple):
 class CallBegun(NamedTuple):
     """A tool call; its arguments follow."""
 
-    index: int  # among the answer's calls, from 0
+    call: int  # index among the answer's calls, from 0
     name: str
 
 
 class CallArguments(NamedTuple):
     """More of a call's arguments, which are JSON text."""
 
-    index: int
+    call: int
     text: str
 
 
@@ -93,6 +93,6 @@ class Events:
     def _join(self, event: Content | Reasoning | CallArguments) -> None:
         last = self._found[-1] if self._found else None
         if type(last) is type(event):
-            self._found[-1] = last._replace(text=last.text + event.text)  # type: ignore[union-attr]
+            self._found[-1] = last._replace(text=last.text + event.text)
         else:
             self._found.append(event)

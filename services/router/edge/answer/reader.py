@@ -72,7 +72,7 @@ class AnswerReader:
         if self._scanner is None:
             return
         try:
-            self._scanner.send(character)  # type: ignore[arg-type]  # what it was started with was None
+            self._scanner.send(character)
         except StopIteration as stop:
             self._begin_next()
             if isinstance(stop.value, str):

@@ -60,7 +60,7 @@ def read(
         if isinstance(event, Content | Reasoning) and type(last) is type(event):
             joined[-1] = event._replace(text=last.text + event.text)  # type: ignore[union-attr]
         elif isinstance(event, CallArguments) and isinstance(last, CallArguments):
-            assert last.index == event.index
+            assert last.call == event.call
             joined[-1] = event._replace(text=last.text + event.text)
         else:
             joined.append(event)

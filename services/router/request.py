@@ -91,6 +91,9 @@ class TokenDelta(NamedTuple):
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token id if requested
     finish_reason: FinishReason | None = None
+    prompt_logprobs: tuple[
+        TokenLogprobs, ...
+    ] = ()  # on the first delta if requested: of the prompt's second token and on
 
 
 @dataclass(slots=True)

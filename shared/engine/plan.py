@@ -35,6 +35,8 @@ class PlannedSequence(NamedTuple):
     num_prompt_tokens: int
     sample: SampleSpec | None  # set where the step reaches the sequence's last token
     pending: int | None = None  # index among the tokens sampled by the step before
+    targets: tuple[int, ...] = ()  # prompt tokens behind the first ones of these, whose log-probabilities are asked for
+    num_alternatives: int = 0  # likeliest tokens beside each target
 
     @property
     def end(self) -> int:
@@ -86,6 +88,7 @@ class NoToken:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Tokens of the planned sequences that had a SampleSpec, in plan order."""
+    """Tokens of the planned sequences that had a SampleSpec, in plan order; of those with targets, these."""
 
     sampled: tuple[SampledToken | NoToken, ...]
+    targets: tuple[tuple[SampledToken, ...], ...] = ()

@@ -48,6 +48,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None  # number of alternatives; 0 = the chosen token only
+    prompt_logprobs: int | None = None  # the same for each token of the prompt, but the first
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit), by token id
     bad_sequences: tuple[tuple[int, ...], ...] = ()  # token ids; the last of each is never chosen behind the others
     structured_output: StructuredOutput | None = None  # what the answer must match; None = free text
@@ -97,6 +98,12 @@ class SamplingParams:
             self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
             "logprobs",
             self.logprobs,
+            f"between 0 and {MAX_LOGPROBS}",
+        )
+        _check(
+            self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= MAX_LOGPROBS,
+            "prompt_logprobs",
+            self.prompt_logprobs,
             f"between 0 and {MAX_LOGPROBS}",
         )
         if self.logit_bias or self.bad_sequences:

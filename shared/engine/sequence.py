@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from shared.engine.finish_reason import FinishReason
+from shared.engine.plan import SampledToken
 from shared.engine.sampling_params import SamplingParams
 
 
@@ -65,6 +66,7 @@ class EngineSequence:
     num_arrived_blocks: int = 0  # full blocks that were computed elsewhere and handed over, from the first on
     num_shipped_blocks: int = 0  # blocks below this index were handed to the shipper
     started: bool = False  # was scheduled at least once
+    prompt_logprobs: dict[int, SampledToken] = field(default_factory=dict)  # by position, where they are asked for
     has_penalties: bool = field(init=False)  # as its sampling settings say
 
     def __post_init__(self) -> None:
@@ -135,6 +137,20 @@ class EngineSequence:
         if len(self.block_table) != len(self.block_ids):
             self.block_table = tuple(self.block_ids)
         return self.block_table
+
+    def targets(self, start: int, count: int) -> tuple[tuple[int, ...], int]:
+        """The prompt tokens whose log-probabilities come of computing `count` tokens from `start` on, where they are
+        asked for, and how many alternatives beside each."""
+        num_alternatives = self.sampling.prompt_logprobs
+        if num_alternatives is None or start + 1 >= self.num_prompt_tokens:
+            return (), 0
+        return tuple(self.token_ids[start + 1 : min(start + count + 1, self.num_prompt_tokens)]), num_alternatives
+
+    def take_prompt_logprobs(self) -> tuple[SampledToken, ...]:
+        """What was found of the prompt's tokens from the second one on; fewer than these where a prefix was not
+        computed here."""
+        found, self.prompt_logprobs = self.prompt_logprobs, {}
+        return tuple(found[position] for position in sorted(found))
 
     def finish_reason(self) -> FinishReason | None:
         """Set where the newest token ends the sequence; the router looks for stop strings."""

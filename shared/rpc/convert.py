@@ -25,6 +25,7 @@ _OptionalName = Literal[
     "seed",
     "max_tokens",
     "logprobs",
+    "prompt_logprobs",
 ]
 _OPTIONAL: tuple[_OptionalName, ...] = get_args(_OptionalName)
 

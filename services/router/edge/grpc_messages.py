@@ -97,6 +97,11 @@ def response_of(
             logprob=entry.logprob,
             top=[types_pb2.TokenLogprob(token_id=t, logprob=value) for t, value in entry.top],
         )
+    for entry in delta.prompt_logprobs:
+        response.prompt_logprobs.add(
+            logprob=entry.logprob,
+            top=[types_pb2.TokenLogprob(token_id=t, logprob=value) for t, value in entry.top],
+        )
     if delta.finish is not None:
         _add_finish(response, delta.finish)
     return response

@@ -172,7 +172,7 @@ class InputProcessor:
             prompt_token_ids=token_ids,
             sampling=sampling.resolved(seed=secrets.randbits(DRAWN_SEED_BITS), max_tokens=max_tokens),
             tenant=info.scheduling.tenant,
-            salt=chain_salt(self._settings.tenants, info.scheduling.tenant, info.cache_salt),
+            salt=self._salt(info, sampling),
             arrived_at=info.arrived_at,
             timeout_s=min(limits, default=0.0),
             trace=dict(info.trace),
@@ -181,6 +181,12 @@ class InputProcessor:
             ttft_timeout_s=info.scheduling.ttft_timeout_s,
             text=options.text,
         )
+
+    def _salt(self, info: CallInfo, sampling: SamplingParams) -> str:
+        """Where the prompt's log-probabilities are asked for, all of it has to be computed: its blocks are no prefix of
+        any other's, nor another's of them."""
+        salt = chain_salt(self._settings.tenants, info.scheduling.tenant, info.cache_salt)
+        return salt if sampling.prompt_logprobs is None else f"{salt}\0prompt={secrets.token_hex(8)}"
 
     async def token_ids(self, prompt: Prompt) -> tuple[int, ...]:
         """The prompt's token ids, as a request with it would have them; raises what `prepare` does for a prompt."""

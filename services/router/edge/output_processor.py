@@ -52,6 +52,7 @@ class OutputDelta(NamedTuple):
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()  # as many as token_ids where asked for
     finish: OutputFinish | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # on the first delta where asked for: from the second token on
 
 
 async def output_processor(request: Request, tokenizer: Tokenizer) -> OutputProcessor:
@@ -102,6 +103,8 @@ class OutputProcessor:
         """The delta as text. `finish` without the delta's own finish reason means that a stop string ended the answer:
         the request still runs and must be ended. Raises Cancelled where the cluster cancelled the request."""
         output = self._process(delta)
+        if delta.prompt_logprobs:
+            output = output._replace(prompt_logprobs=delta.prompt_logprobs)
         if not self._owed and not self._surplus:
             return output
         text, self._owed = self._owed + output.text, ""

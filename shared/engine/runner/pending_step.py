@@ -8,6 +8,7 @@ from torch import Tensor
 
 from shared.engine.plan import SampleSpec, StepResult
 from shared.engine.runner.device_link import DeviceLink
+from shared.engine.runner.prompt_logprobs import PendingTargets
 from shared.engine.runner.sampler import TopLogprobs, describe
 
 
@@ -21,9 +22,11 @@ class PendingStep:
         specs: Sequence[SampleSpec],
         link: DeviceLink,
         source: Callable[[int], str | None],
+        targets: PendingTargets | None = None,
     ) -> None:
         """Queues the copies. `source(row)` says where a row's numbers broke; asked only for rows without a token."""
         self._specs = specs
+        self._targets = targets
         self._source = source
         self._tokens = link.fetch(tokens)
         self._logprobs = logprobs and TopLogprobs(*(link.fetch(part) for part in vars(logprobs).values()))
@@ -32,4 +35,5 @@ class PendingStep:
     def result(self) -> StepResult:
         """Waits until the step is done."""
         self._wait()
-        return StepResult(describe(self._tokens.tolist(), self._logprobs, self._specs, self._source))
+        sampled = describe(self._tokens.tolist(), self._logprobs, self._specs, self._source)
+        return StepResult(sampled, self._targets.result() if self._targets is not None else ())

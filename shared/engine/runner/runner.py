@@ -20,6 +20,7 @@ from shared.engine.runner.numerics import NumericsProbe
 from shared.engine.runner.pending_step import PendingStep
 from shared.engine.runner.piecewise import PiecewiseSteps
 from shared.engine.runner.pool_memory import allocate_pool
+from shared.engine.runner.prompt_logprobs import PendingTargets, split
 from shared.engine.runner.sampler import TopLogprobs, is_plain, resample, sample
 from shared.engine.runner.static_decode import StaticDecode
 from shared.engine.runner.warm_up import warm_up_plans
@@ -154,6 +155,7 @@ class Runner:
         if plan.copies:
             assert self._arena is not None, "The plan has host copies but no host arena is configured."
             self._arena.run(plan.copies)
+        targets: PendingTargets | None = None
         if not items:
             nothing = torch.empty(0, dtype=torch.int64, device=self._link.device)
             return PendingStep(nothing, None, (), self._link, _unknown)
@@ -161,11 +163,11 @@ class Runner:
             logits, tokens = self._static.run(plan)
             resample(tokens, logits, specs, [row for row, spec in enumerate(specs) if not is_plain(spec)], ops, send)
         else:
-            logits = self._forward(items)
+            logits, targets = split(self._forward(items), items, self._link)
             tokens = sample(logits, specs, ops, send)
             self._remember(tokens)
         return PendingStep(
-            tokens, TopLogprobs.of(logits, tokens, specs, send), specs, self._link, self._source_of(items)
+            tokens, TopLogprobs.of(logits, tokens, specs, send), specs, self._link, self._source_of(items), targets
         )
 
     def checksums(self, block_ids: list[int]) -> list[int]:
@@ -173,7 +175,7 @@ class Runner:
         return self._sums.of(block_ids)
 
     def _forward(self, items: tuple[PlannedSequence, ...]) -> Tensor:
-        """[num_sampling, vocab_size] fp32: logits of the sequences that sample, from any mix of chunks and decodes."""
+        """[num_logits, vocab_size] fp32: those of `logit_rows`, from any mix of chunks and decodes."""
         inputs = self._inputs.of(items)
         if inputs.pending is not None:
             assert self._sampled is not None

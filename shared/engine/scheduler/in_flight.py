@@ -68,6 +68,7 @@ class StepsInFlight:
             sequence.num_prompt_tokens,
             _sample_spec(sequence) if count == sequence.num_unplanned_tokens else None,
             self._steps[-1].rows[sequence.sequence_id] if is_pending else None,
+            *sequence.targets(start, count),
         )
 
 

@@ -35,6 +35,9 @@ from shared.errors import NumericalFault, Overloaded
 from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.pool import BlockPool
 
+MAX_STEP_TARGETS = 256
+"""Prompt tokens of a step whose logits are all kept, for their log-probabilities: each takes the vocabulary in fp32."""
+
 
 class Scheduler:
     """Decides each step; owns the sequences and the pool. Not thread-safe: the engine thread alone calls it."""
@@ -157,9 +160,11 @@ class Scheduler:
         sequences = self._in_flight.complete(plan)
         tokens: list[NewToken] = []
         blocks: list[OutgoingBlock] = []
-        sampled = iter(result.sampled)
+        sampled, targets = iter(result.sampled), iter(result.targets)
         for item, sequence in zip(plan.sequences, sequences, strict=True):
             token = next(sampled) if item.sample is not None else None
+            if item.targets:
+                sequence.prompt_logprobs.update(enumerate(next(targets), item.start + 1))
             if sequence.status is Status.FINISHED:  # ended or aborted while the step ran
                 self._free_if_complete(sequence)
                 continue
@@ -179,7 +184,7 @@ class Scheduler:
             sequence.token_ids.append(token.token_id)
             sequence.check()
             finish_reason = sequence.finish_reason()
-            tokens.append(NewToken(item.sequence_id, token, finish_reason))
+            tokens.append(NewToken(item.sequence_id, token, finish_reason, sequence.take_prompt_logprobs()))
             if finish_reason is not None or sequence.goal is Goal.FIRST_TOKEN:
                 self._admission.ended(sequence)
                 self._retire(sequence)
@@ -308,6 +313,7 @@ class Scheduler:
     def _plan_prompts(self, ready: Sequence[EngineSequence], planned: dict[str, PlannedSequence], budget: int) -> bool:
         """Chunks of prompts, those that start included; False as in `_plan_decodes`."""
         running = [s for s in ready if s.status is Status.RUNNING]
+        num_targets_left = MAX_STEP_TARGETS
         may_start = True
         for sequence in self._order.sort(running, tuple(self._sequences.waiting), self._clock()):
             if budget == 0:
@@ -320,6 +326,11 @@ class Scheduler:
                     continue
             self._skip_cached(sequence)
             count = min(budget, sequence.num_unplanned_tokens, self._tables.tokens_before_found(sequence, budget))
+            if sequence.sampling.prompt_logprobs is not None:
+                count = min(count, num_targets_left)
+                num_targets_left -= count
+                if not count:
+                    continue
             if self._in_flight and not self._tables.grow(sequence, count):
                 # Copies that were decided must be done before anything else happens to their blocks.
                 return self._swap.has_copies

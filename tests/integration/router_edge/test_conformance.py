@@ -53,6 +53,7 @@ WORKS: dict[str, Any] = {
     "parallel_tool_calls": False,
     "presence_penalty": 0.5,
     "priority": -3,
+    "prompt_logprobs": 1,
     "prompt_cache_key": "k",
     "prompt_cache_retention": "24h",
     "reasoning_effort": "none",

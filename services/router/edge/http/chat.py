@@ -13,7 +13,7 @@ from services.router.edge.http.chat_messages import tool_use
 from services.router.edge.http.chat_writers import ChatBody, ChatStream
 from services.router.edge.http.errors import OpenAIErrors
 from services.router.edge.http.forced_calls import calls_structure
-from services.router.edge.http.logprobs import chat_logprobs
+from services.router.edge.http.logprobs import chat_logprobs, prompt_logprobs
 from services.router.edge.http.parsed_request import ParsedRequest
 from services.router.edge.http.schemas import ChatRequest, parse_chat
 from services.router.edge.input_processor import ChatPrompt, PromptOptions
@@ -51,6 +51,7 @@ class Chat:
         use = tool_use(tools, request.tool_choice, request.parallel_tool_calls)
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
         sampling = request.sampling_params(request.max_answer_tokens, logprobs, self._defaults)
+        sampling = replace(sampling, prompt_logprobs=request.prompt_logprobs)
         if use is not None and use.is_forced:
             sampling = replace(sampling, structured_output=calls_structure(tools, use))
         prompt = ChatPrompt(
@@ -81,6 +82,10 @@ class Chat:
     def answers(self, plan: Sequence[Request], tools: ToolUse | None) -> list[AnswerParts]:
         """Where the parts of each choice's answer go."""
         return answer_parts(plan, tools, self._formats, self._tokenizer)
+
+    def prompt_logprobs(self, request: Request, delta: OutputDelta) -> list[dict[str, object] | None]:
+        """`prompt_logprobs` of an answer's first delta."""
+        return prompt_logprobs(self._tokenizer, request.prompt_token_ids, delta.prompt_logprobs)
 
     def logprobs(self, delta: OutputDelta) -> list[object]:
         """`logprobs.content` of a delta."""

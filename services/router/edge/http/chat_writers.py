@@ -32,6 +32,10 @@ class ChatDialect(Protocol):
         """`logprobs.content` of a delta."""
         ...
 
+    def prompt_logprobs(self, request: Request, delta: OutputDelta) -> list[dict[str, object] | None]:
+        """`prompt_logprobs` of an answer's first delta."""
+        ...
+
 
 class ChatStream:
     """A chat completion as server-sent events."""
@@ -147,12 +151,15 @@ class ChatBody:
         self._logprobs: list[list[object]] = [[] for _ in plan]
         self._token_ids: list[list[int]] = [[] for _ in plan]
         self._ends: list[dict[str, object]] = [{} for _ in plan]
+        self._prompt_logprobs: list[dict[str, object] | None] = []
         self._totals = Totals(plan, len(plan))
 
     def add(self, index: int, delta: OutputDelta) -> None:
         """Takes a delta."""
         self._answers[index].add(delta)
         self._token_ids[index] += delta.token_ids
+        if delta.prompt_logprobs and not self._prompt_logprobs:
+            self._prompt_logprobs = self._dialect.prompt_logprobs(self._plan[index], delta)
         if self._request.logprobs:
             self._logprobs[index] += self._dialect.logprobs(delta)
         if delta.finish is not None:
@@ -172,6 +179,8 @@ class ChatBody:
         }
         if self._request.return_token_ids:
             response["prompt_token_ids"] = self._plan[0].prompt_token_ids
+        if self._request.prompt_logprobs is not None:
+            response["prompt_logprobs"] = self._prompt_logprobs or [None]
         return json.dumps(response).encode()
 
     def _choice(self, index: int) -> dict[str, object]:

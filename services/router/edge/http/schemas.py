@@ -120,6 +120,7 @@ class CommonRequest(SamplingFields):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     truncate_prompt_tokens: int | None = Field(default=None, ge=-1)
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     user: str | None = None
     cache_salt: str | None = Field(default=None, min_length=1)
@@ -142,6 +143,8 @@ class CommonRequest(SamplingFields):
             raise InvalidRequest(
                 "truncate_prompt_tokens must be at least 1, or -1 for as many as fit", field="truncate_prompt_tokens"
             )
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest("prompt_logprobs do not go with stream", field="prompt_logprobs")
         if self.resume is not None and not self.stream:
             raise InvalidRequest("resume needs stream to be true", field="resume")
         if self.stream_options is not None:
@@ -169,6 +172,18 @@ class CompletionRequest(CommonRequest):
     prompt: str | TokenIdList | StringList | TokenIdLists
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
+
+    @property
+    def asks_of_prompt(self) -> bool:
+        """Whether the answer says something of the prompt itself."""
+        return bool(self.echo) or self.prompt_logprobs is not None
+
+    @property
+    def wanted_prompt_logprobs(self) -> int | None:
+        """Alternatives for each token of the prompt; with `echo` the prompt is a part of what `logprobs` describes."""
+        if self.echo and self.logprobs is not None:
+            return max(self.logprobs, self.prompt_logprobs or 0)
+        return self.prompt_logprobs
 
 
 class ChatRequest(CommonRequest):
@@ -211,8 +226,10 @@ def parse_completion(body: bytes) -> CompletionRequest:
     """Raises InvalidRequest naming the field."""
     request = parse_body(CompletionRequest, body)
     request.check_supported(COMPLETION_FIELDS)
-    if request.echo and request.logprobs is not None:
-        raise InvalidRequest("echo with logprobs is not supported: prompt tokens have none here", field="echo")
+    if request.max_tokens == 0 and not request.asks_of_prompt:
+        raise InvalidRequest(
+            "max_tokens must be at least 1, or 0 with echo or prompt_logprobs", field="max_tokens", limit=1
+        )
     return request
 
 

@@ -20,7 +20,6 @@ _COMMON: Mapping[str, tuple[object, ...]] = {
     "kv_transfer_params": (),
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
-    "prompt_logprobs": (),
     "response_format": ({"type": "text"},),
     "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),

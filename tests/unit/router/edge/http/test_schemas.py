@@ -88,7 +88,7 @@ def test_a_wrong_message_is_refused_with_its_place(messages: object, place: str)
         ("best_of", 2),
         ("suffix", "x"),
         ("response_format", {"type": "json_object"}),
-        ("prompt_logprobs", 1),
+        ("prompt_logprobs", 21),
         ("truncate_prompt_tokens", 0),
         ("truncate_prompt_tokens", -2),
         ("use_beam_search", True),
@@ -163,10 +163,18 @@ def test_of_two_limits_of_the_answer_the_smaller_holds() -> None:
     assert caught.value.field == "max_completion_tokens"
 
 
-def test_echo_with_logprobs_is_refused() -> None:
+def test_an_answer_of_no_tokens_needs_something_to_say_of_the_prompt(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        parse_completion(completion(echo=True, logprobs=0))
-    assert caught.value.field == "echo"
+        parse_completion(completion(max_tokens=0))
+    assert caught.value.field == "max_tokens"
+    call = Completions(tokenizer, "m").parse(completion(max_tokens=0, echo=True, logprobs=2, prompt_logprobs=3))
+    assert (call.sampling.max_tokens, call.sampling.logprobs, call.sampling.prompt_logprobs) == (1, 2, 3)
+
+
+def test_prompt_logprobs_do_not_go_with_a_stream() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_chat(chat(prompt_logprobs=1, stream=True))
+    assert caught.value.field == "prompt_logprobs"
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b'{"prompt": "a"', b"\xff", b'{"prompt": "\\ud800"}', b"[" * 10**5])

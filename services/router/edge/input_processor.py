@@ -22,12 +22,14 @@ from services.router.edge.prompt_tokenizer import (
 from services.router.edge.rate_limits import RateLimits
 from services.router.edge.scheduling import SchedulingHints
 from services.router.edge.settings import EdgeSettings
+from services.router.edge.structure_check import StructureCheck
 from services.router.edge.tenancy import chain_salt
 from services.router.request import Core, Request, Resume
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest, NotFound, PromptTooLong, WorkerLost, brief
 from shared.model.chat_template import ChatTemplate
 from shared.model.tokenizer import Tokenizer
+from shared.structure.compiler import StructureCompiler
 
 __all__ = ["CallInfo", "ChatPrompt", "InputProcessor", "Prompt", "TextPrompt", "TokensPrompt", "checked_request_id"]
 
@@ -72,11 +74,14 @@ class InputProcessor:
         chat_template: ChatTemplate,
         model_name: str,
         settings: EdgeSettings,
+        structures: StructureCompiler,
     ) -> None:
+        """`structures`: for the model's vocabulary."""
         self.core = core
         self.tokenizer = tokenizer
         self.model_name = model_name
         self._prompts = PromptTokenizer(tokenizer, chat_template, settings.limits)
+        self._structures = StructureCheck(structures, settings.structured_output)
         self._settings = settings
         self.rates = RateLimits(settings)
         """Shared by all APIs."""
@@ -100,12 +105,13 @@ class InputProcessor:
         """The request that `start` takes, with seed and max_tokens set.
 
         Without `sampling.max_tokens` the answer may be as long as the context allows, or `default_max_tokens`
-        where that is less. Raises NotFound, InvalidRequest, PromptTooLong, and WorkerLost while no worker is
-        connected whose limit is known.
+        where that is less. Raises NotFound, InvalidRequest, PromptTooLong, Overloaded where too many structures wait
+        to be compiled, and WorkerLost while no worker is connected whose limit is known.
         """
         self.check_model(info.model)
         request_id = checked_request_id(info.request_id)
         self._prompts.check_token_ids("stop_token_ids", sampling.stop_token_ids)
+        await self._structures.check(sampling.structured_output)
         context_len = self._context_len()
         token_ids = await self._prompts.token_ids(prompt, context_len)
         prompt_field = "messages" if isinstance(prompt, ChatPrompt) else "prompt"

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from services.router.edge.http.structure_fields import StructureFields
 from services.router.edge.http.unsupported import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
@@ -60,7 +61,7 @@ class ResumeBody(BaseModel):
     choices: Annotated[list[ResumedChoice], Field(fail_fast=True, min_length=1)]
 
 
-class CommonRequest(BaseModel):
+class CommonRequest(StructureFields):
     """Fields that both endpoints share."""
 
     model_config = _STRICT
@@ -140,6 +141,7 @@ class CommonRequest(BaseModel):
             logprobs=logprobs,
             stop=stop,
             stop_token_ids=tuple(self.stop_token_ids or ()),
+            structured_output=self.structured_output(),
         )
 
 

@@ -40,10 +40,12 @@ from shared.block_service.store_nodes import StoreNodes
 from shared.kv.fleet_key import FleetKey, token_of
 from shared.kv_index.client import KVStoreClient
 from shared.model.chat_template import ChatTemplate
+from shared.model.config import ModelConfig
 from shared.model.tokenizer import Tokenizer
 from shared.process import run_service
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from shared.rpc.server import RpcServer
+from shared.structure.compiler import StructureCompiler
 
 if TYPE_CHECKING:
     from services.router.picker.server import PickerServer
@@ -75,8 +77,10 @@ class RouterService:
         self._lookup = PrefixLookup(self._store, self._fleet)
         self._dispatcher = self._new_dispatcher()
         self._drain = Drain(self._dispatcher)
+        structures = StructureCompiler(lambda: self._tokenizer, ModelConfig.load(settings.model).eos_token_ids)
+        structures.start(self._tokenizer.vocab_size)
         input_processor = InputProcessor(
-            self._drain, self._tokenizer, self._template, self._model_name, settings.edge, self._defaults
+            self._drain, self._tokenizer, self._template, self._model_name, settings.edge, structures, self._defaults
         )
         self.grpc = self._new_grpc_server(input_processor)
         self.picker = self._new_picker()

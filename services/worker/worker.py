@@ -27,6 +27,7 @@ from shared.engine.messages import (
     SequenceEnded,
 )
 from shared.engine.sequence import EngineSequence, Goal
+from shared.engine.structured_output import StructuredOutput
 from shared.errors import InvalidRequest, Overloaded, PromptTooLong, TandemError
 from shared.identity import WorkerRole
 from shared.kv.fleet_key import encryption_of
@@ -231,7 +232,8 @@ class Worker(ABC, Generic[CommandT, EventT]):
         receiver: bytes = b"",
         tenant: str = "",
     ) -> EngineSequence:
-        """A sequence from a command's fields. Raises PromptTooLong, InvalidRequest, Overloaded (draining)."""
+        """A sequence from a command's fields. Raises PromptTooLong, InvalidRequest, Overloaded (draining, or too many
+        structures wait to be compiled)."""
         if self.load.draining:
             raise Overloaded(f"worker {self.host.settings.name} is draining")
         model = self.host.model
@@ -265,6 +267,8 @@ class Worker(ABC, Generic[CommandT, EventT]):
                 field="max_tokens",
                 limit=model.max_model_len,
             )
+        if params.structured_output is not None:
+            self._prepare(params.structured_output)
         return EngineSequence(
             sequence_id=sequence_id,
             token_ids=token_ids,
@@ -278,6 +282,13 @@ class Worker(ABC, Generic[CommandT, EventT]):
             receiver=receiver,
             tenant=tenant,
         )
+
+    def _prepare(self, structure: StructuredOutput) -> None:
+        """Has a structure compiled while the prompt is computed. Raises InvalidRequest where it is known not to be
+        compiled: no router lets it pass."""
+        compiled = self.host.structures.prepare(structure)
+        if compiled.done():
+            compiled.result()
 
 
 def _request_id(command: Any) -> str:

@@ -35,7 +35,7 @@ _AS_BEFORE = -1  # in place of the length of the sampling settings
 _PARAMS = struct.Struct("<6dQqqqqBBHHHHbb")
 _HAS_SEED, _IGNORE_EOS = 1, 2
 _STRUCTURES = tuple(StructureKind)  # their places are their numbers; -1 = free text
-_NO_LOGPROB, _NO_TOKEN, _NO_TOKEN_SOURCE = -1, -2, -3  # in place of the number of alternatives
+_NO_LOGPROB, _NO_TOKEN, _NO_TOKEN_SOURCE, _NO_TOKEN_STRUCTURE = -1, -2, -3, -4  # in place of the number of alternatives
 
 T = TypeVar("T")
 
@@ -155,9 +155,13 @@ def encode_result(result: StepResult) -> bytes:
     sources: list[bytes] = []
     for token in result.sampled:
         if isinstance(token, NoToken):
-            source = b"" if token.source is None else token.source.encode()
-            rows += (len(source), _NO_TOKEN if token.source is None else _NO_TOKEN_SOURCE)
-            sources.append(source)
+            kind, reason = _NO_TOKEN, ""
+            if token.structure is not None:
+                kind, reason = _NO_TOKEN_STRUCTURE, token.structure
+            elif token.source is not None:
+                kind, reason = _NO_TOKEN_SOURCE, token.source
+            sources.append(reason.encode())
+            rows += (len(sources[-1]), kind)
         elif token.logprob is None:
             rows += (token.token_id, _NO_LOGPROB)
         else:
@@ -194,6 +198,8 @@ def _decode_result(reader: _Reader) -> StepResult:
             sampled.append(NoToken())
         elif kind == _NO_TOKEN_SOURCE:
             sampled.append(NoToken(reader.bytes(first).decode()))
+        elif kind == _NO_TOKEN_STRUCTURE:
+            sampled.append(NoToken(structure=reader.bytes(first).decode()))
         elif kind == _NO_LOGPROB:
             sampled.append(SampledToken(first))
         else:

@@ -67,6 +67,7 @@ class EngineSequence:
     num_shipped_blocks: int = 0  # blocks below this index were handed to the shipper
     started: bool = False  # was scheduled at least once
     prompt_logprobs: dict[int, SampledToken] = field(default_factory=dict)  # by position, where they are asked for
+    sampled_in_plan: int = 0  # number of the last plan that samples for it; 0 = none
     has_penalties: bool = field(init=False)  # as its sampling settings say
 
     def __post_init__(self) -> None:
@@ -157,9 +158,13 @@ class EngineSequence:
         sampling = self.sampling
         num_tokens = len(self.token_ids)
         num_output = num_tokens - self.num_prompt_tokens
-        if num_output >= max(1, sampling.min_tokens):
-            newest = self.token_ids[-1]
-            if newest in sampling.stop_token_ids or (not sampling.ignore_eos and newest in self.eos_token_ids):
+        if num_output:
+            newest, may_end = self.token_ids[-1], num_output >= sampling.min_tokens
+            if may_end and newest in sampling.stop_token_ids:
+                return FinishReason.STOP
+            # A structure allows an end token only where the answer is complete, and nothing can follow it.
+            is_structured = sampling.structured_output is not None
+            if newest in self.eos_token_ids and (is_structured or (may_end and not sampling.ignore_eos)):
                 return FinishReason.STOP
         max_tokens = sampling.max_tokens
         assert max_tokens is not None
@@ -168,11 +173,12 @@ class EngineSequence:
         return None
 
     def banned_token_ids(self) -> tuple[int, ...]:
-        """Tokens that must not be sampled next: the ends, until min_tokens is reached."""
+        """Tokens that must not be sampled next: the ends, until min_tokens is reached. A structure that allows nothing
+        else comes before them."""
         min_tokens = self.sampling.min_tokens
         if not min_tokens or self.num_output_tokens + self.num_in_flight_samples >= min_tokens:
             return ()
         ends = set(self.sampling.stop_token_ids)
-        if not self.sampling.ignore_eos:
+        if not self.sampling.ignore_eos or self.sampling.structured_output is not None:
             ends |= self.eos_token_ids
         return tuple(sorted(ends))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from shared.errors import InvalidRequest
@@ -35,24 +35,26 @@ class StructuredOutput:
     kind: StructureKind
     text: str = ""
     choices: tuple[str, ...] = ()
+    source: str = field(default="", compare=False)
+    """The request's field that it came in, for error messages; empty: that of its kind."""
 
     def __post_init__(self) -> None:
-        field = self.kind.value
+        name = self.source or self.kind.value
         if self.kind is StructureKind.CHOICE:
             if not 0 < len(self.choices) <= MAX_CHOICES:
                 raise InvalidRequest(
-                    f"{field} must hold 1 to {MAX_CHOICES} texts, got {len(self.choices)}",
-                    field=field,
+                    f"{name} must hold 1 to {MAX_CHOICES} texts, got {len(self.choices)}",
+                    field=name,
                     limit=MAX_CHOICES,
                 )
             if not all(self.choices):
-                raise InvalidRequest(f"{field} must hold no empty text", field=field, limit="at least 1 character each")
+                raise InvalidRequest(f"{name} must hold no empty text", field=name, limit="at least 1 character each")
         elif self.kind is not StructureKind.JSON_OBJECT and not self.text.strip():
-            raise InvalidRequest(f"{field} must not be empty", field=field, limit="at least 1 character")
+            raise InvalidRequest(f"{name} must not be empty", field=name, limit="at least 1 character")
         if self.num_bytes > MAX_STRUCTURE_BYTES:
             raise InvalidRequest(
-                f"{field} must take at most {MAX_STRUCTURE_BYTES} bytes, got {self.num_bytes}",
-                field=field,
+                f"{name} must take at most {MAX_STRUCTURE_BYTES} bytes, got {self.num_bytes}",
+                field=name,
                 limit=MAX_STRUCTURE_BYTES,
             )
 

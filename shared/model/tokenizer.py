@@ -136,6 +136,10 @@ class Tokenizer:
         # Some vocabularies drop the first token's space: decode the token twice and take the second.
         return self._backend.decode([token_id, token_id], skip_special_tokens=False)[len(once) :]
 
+    def to_json(self) -> str:
+        """The vocabulary as a `tokenizer.json`, with the tokens that `tokenizer_config.json` adds."""
+        return self._backend.to_str()
+
     def _role_id(self, role: str) -> int | None:
         text = self._special_tokens.get(role)
         return None if text is None else self._backend.token_to_id(text)

@@ -25,12 +25,14 @@ from services.router.edge.prompt_tokenizer import (
 from services.router.edge.rate_limits import RateLimits
 from services.router.edge.scheduling import SchedulingHints
 from services.router.edge.settings import EdgeSettings
+from services.router.edge.structure_check import StructureCheck
 from services.router.edge.tenancy import chain_salt
 from services.router.request import PLAIN_TEXT, Core, Request, Resume, TextOptions
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest, NotFound, PromptTooLong, WorkerLost, brief
 from shared.model.chat_template import ChatTemplate
 from shared.model.tokenizer import Tokenizer
+from shared.structure.compiler import StructureCompiler
 
 __all__ = [
     "CallInfo",
@@ -103,9 +105,11 @@ class InputProcessor:
         chat_template: ChatTemplate,
         model_name: str,
         settings: EdgeSettings,
+        structures: StructureCompiler,
         defaults: GenerationDefaults = NO_DEFAULTS,
     ) -> None:
-        """`defaults`: what a request takes that does not say how to sample."""
+        """`structures`: for the model's vocabulary; `defaults`: what a request takes that does not say how to
+        sample."""
         self.core = core
         self.defaults = defaults
         self.formats = AnswerFormats.of(chat_template, settings.tool_call_parser, settings.reasoning_parser)
@@ -113,6 +117,7 @@ class InputProcessor:
         self.tokenizer = tokenizer
         self.model_name = model_name
         self._prompts = PromptTokenizer(tokenizer, chat_template, settings.limits)
+        self._structures = StructureCheck(structures, settings.structured_output)
         self._settings = settings
         self.rates = RateLimits(settings)
         """Shared by all APIs."""
@@ -137,8 +142,8 @@ class InputProcessor:
         """The request that `start` takes, with seed and max_tokens set.
 
         Without `sampling.max_tokens` the answer may be as long as the context allows, or `default_max_tokens`
-        where that is less. Raises NotFound, InvalidRequest, PromptTooLong, and WorkerLost while no worker is
-        connected whose limit is known.
+        where that is less. Raises NotFound, InvalidRequest, PromptTooLong, Overloaded where too many structures wait
+        to be compiled, and WorkerLost while no worker is connected whose limit is known.
         """
         self.check_model(info.model)
         request_id = checked_request_id(info.request_id)
@@ -147,6 +152,7 @@ class InputProcessor:
         check_bad_words(options.bad_words)
         if options.bad_words:
             sampling = replace(sampling, bad_sequences=self._prompts.bad_sequences(options.bad_words))
+        await self._structures.check(sampling.structured_output)
         context_len = self.context_len()
         num_room = context_len - (sampling.max_tokens or 1)
         if isinstance(prompt, TokensPrompt):

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from services.router.edge.answer.families import CallFormatName, ReasoningName
 from services.router.edge.key_digest import key_digest
 from services.router.edge.limits import LimitSettings
+from shared.engine.structured_output import MAX_STRUCTURE_BYTES
 from shared.rpc.tls import Tls
 
 ApiKey = Annotated[
@@ -37,6 +38,18 @@ class TenantSettings(BaseModel):
     share: TenantName | None = None
     """Tenants that name the same share prefixes with each other; none = with nobody. Who shares can tell by the time
     to a first token what others have sent."""
+
+
+class StructureSettings(BaseModel):
+    """What a schema, expression or grammar for structured output may take."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    max_bytes: int = Field(default=65_536, ge=256, le=MAX_STRUCTURE_BYTES)
+    """Longest schema, expression or grammar, or all choices together, bytes of UTF-8."""
+
+    compile_timeout_ms: int = Field(default=2000, ge=10, le=60_000)
+    """Longest time for which a request waits until its structure is compiled, milliseconds."""
 
 
 class EdgeSettings(BaseModel):
@@ -81,6 +94,9 @@ class EdgeSettings(BaseModel):
     cors_origins: tuple[Annotated[str, StringConstraints(min_length=1, max_length=256)], ...] = ()
     """Web pages of these origins (`https://app.example.com`, or `*` for all) may call the HTTP API from a browser; none
     = no CORS headers are sent."""
+
+    structured_output: StructureSettings = StructureSettings()
+    """What a request's `response_format` and its like may take."""
 
     limits: LimitSettings = LimitSettings()
     """What one client may send, hold and be sent."""

@@ -31,7 +31,7 @@ from shared.engine.scheduler.sequence_table import SequenceTable
 from shared.engine.scheduler.step_time import BatchLimit
 from shared.engine.scheduler.unsent_blocks import UnsentBlocks
 from shared.engine.sequence import EngineSequence, Goal, Status
-from shared.errors import NumericalFault, Overloaded
+from shared.errors import InvalidRequest, NumericalFault, Overloaded, TandemError
 from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.pool import BlockPool
 
@@ -150,8 +150,9 @@ class Scheduler:
 
     def apply(self, plan: StepPlan, result: StepResult, step_s: float | None = None) -> StepOutput:
         """Takes the result of the oldest step in flight: lengths move on, full blocks are sealed, ended sequences
-        leave. A sequence that no token could be chosen for fails (`take_failed`), and its blocks leave the prefix
-        cache: the cause may lie in any of them. `step_s`: how long the step took, in seconds, where that was measured.
+        leave. A sequence that no token could be chosen for fails (`take_failed`). If its numbers broke, its blocks
+        leave the prefix cache: the cause may lie in any of them. `step_s`: how long the step took, in seconds, where
+        that was measured.
         """
         if plan.is_empty:
             return StepOutput()
@@ -169,8 +170,9 @@ class Scheduler:
                 self._free_if_complete(sequence)
                 continue
             if isinstance(token, NoToken):
-                self._failed.append(SequenceFailed(item.sequence_id, _numerical_fault(sequence.num_tokens, token)))
-                self.pool.forget(sequence.block_ids)
+                self._failed.append(SequenceFailed(item.sequence_id, _fault(sequence.num_tokens, token)))
+                if token.structure is None:
+                    self.pool.forget(sequence.block_ids)
                 self._retire(sequence)
                 continue
             sequence.num_computed_tokens = item.end
@@ -382,8 +384,14 @@ class Scheduler:
             self._tables.free(sequence)
 
 
-def _numerical_fault(position: int, token: NoToken) -> NumericalFault:
+def _fault(position: int, token: NoToken) -> TandemError:
     """`position`: index in the sequence of the token that could not be chosen."""
+    if token.structure is not None:
+        return InvalidRequest(
+            f"structured_output cannot be followed beyond token {position}: {token.structure}",
+            field="structured_output",
+            position=position,
+        )
     where = f", first in its {token.source}" if token.source else ""
     return NumericalFault(
         f"the model gave NaN or infinite numbers for token {position}{where}: nothing can be chosen",

@@ -59,6 +59,7 @@ tokens = st.one_of(
     ints.map(SampledToken),
     st.builds(SampledToken, ints, floats, st.lists(st.tuples(ints, floats), max_size=4).map(tuple)),
     st.builds(NoToken, st.none() | names),
+    st.builds(NoToken, structure=names),
 )
 targets = st.builds(SampledToken, ints, floats, st.lists(st.tuples(ints, floats), max_size=4).map(tuple))
 results = st.builds(

@@ -19,6 +19,7 @@ from services.router.edge.http.schemas import ChatRequest, parse_chat
 from services.router.edge.input_processor import ChatPrompt, PromptOptions
 from services.router.edge.output_processor import OutputDelta
 from services.router.request import Request
+from shared.errors import InvalidRequest
 from shared.model.tokenizer import Tokenizer
 
 PLAIN = AnswerFormats(CALL_FORMATS["hermes"], reasoning=None)
@@ -53,6 +54,9 @@ class Chat:
         sampling = request.sampling_params(request.max_answer_tokens, logprobs, self._defaults)
         sampling = replace(sampling, prompt_logprobs=request.prompt_logprobs)
         if use is not None and use.is_forced:
+            if sampling.structured_output is not None:
+                field = sampling.structured_output.source
+                raise InvalidRequest(f"{field} excludes tool_choice: an answer cannot match both", field=field)
             sampling = replace(sampling, structured_output=calls_structure(tools, use))
         prompt = ChatPrompt(
             [message.for_template(f"messages[{i}]") for i, message in enumerate(request.messages)],

@@ -21,7 +21,7 @@ def calls_structure(tools: Sequence[Tool], use: ToolUse) -> StructuredOutput:
         schema = function.parameters or _ANYTHING
     else:
         schema = _list_of_calls(tools, use.max_calls)
-    return StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False))
+    return StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False), source="tools")
 
 
 def _list_of_calls(tools: Sequence[Tool], max_calls: int | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from services.router.edge.generation_defaults import GenerationDefaults
 from services.router.edge.http.chat_messages import Message, Tool, ToolChoice
+from services.router.edge.http.structure_fields import StructureFields
 from services.router.edge.http.unsupported import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
@@ -68,7 +69,7 @@ class ResumeBody(BaseModel):
     choices: Annotated[list[ResumedChoice], Field(fail_fast=True, min_length=1)]
 
 
-class SamplingFields(BaseModel):
+class SamplingFields(StructureFields):
     """How tokens are chosen: fields that all endpoints for answers share."""
 
     model_config = STRICT
@@ -104,6 +105,7 @@ class SamplingFields(BaseModel):
             stop=stop,
             stop_token_ids=tuple(self.stop_token_ids or ()),
             logit_bias=_biases(self.logit_bias or {}),
+            structured_output=self.structured_output(),
         )
 
 

@@ -13,17 +13,12 @@ from shared.errors import InvalidRequest
 _COMMON: Mapping[str, tuple[object, ...]] = {
     "allowed_token_ids": ([],),
     "best_of": (1,),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "kv_transfer_params": (),
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
-    "response_format": ({"type": "text"},),
     "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
-    "structured_outputs": (),
+    "structural_tag": (),
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
 }

@@ -87,7 +87,7 @@ def test_a_wrong_message_is_refused_with_its_place(messages: object, place: str)
     [
         ("best_of", 2),
         ("suffix", "x"),
-        ("response_format", {"type": "json_object"}),
+        ("structural_tag", "{}"),
         ("prompt_logprobs", 21),
         ("truncate_prompt_tokens", 0),
         ("truncate_prompt_tokens", -2),
@@ -104,7 +104,6 @@ def test_a_known_field_that_completions_do_not_honour_is_refused(field: str, val
     ("field", "value"),
     [
         ("functions", [{}]),
-        ("response_format", {"type": "json_schema", "json_schema": {}}),
         ("modalities", ["text", "audio"]),
         ("reasoning_effort", "very"),
         ("metadata", {"a": 1}),

@@ -251,6 +251,8 @@ class Worker(ABC, Generic[CommandT, EventT]):
             )
         _check_ids("prompt", token_ids, vocab_size)
         _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+        _check_ids("logit_bias", [token_id for token_id, _ in params.logit_bias], vocab_size)
+        _check_ids("bad_sequences", [token_id for bad in params.bad_sequences for token_id in bad], vocab_size)
         if any(index * model.layout.block_size >= len(token_ids) for index in ship_blocks):
             raise InvalidRequest(
                 f"needed_blocks names block {max(ship_blocks)} of {len(token_ids)} tokens", field="needed_blocks"

@@ -16,6 +16,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import TypeVar
 
 from shared.engine.plan import BlockCopy, NoToken, PlannedSequence, SampledToken, SampleSpec, StepPlan, StepResult
@@ -31,7 +32,7 @@ _PLAN, _RESULT = b"TPLN", b"TRES"
 _ROW_LEN = 13
 _NONE = -1
 _AS_BEFORE = -1  # in place of the length of the sampling settings
-_PARAMS = struct.Struct("<6dQqqqqBBHHbx")
+_PARAMS = struct.Struct("<6dQqqqqBBHHHHbx")
 _HAS_SEED, _IGNORE_EOS = 1, 2
 _STRUCTURES = tuple(StructureKind)  # their places are their numbers; -1 = free text
 _NO_LOGPROB, _NO_TOKEN, _NO_TOKEN_SOURCE, _NO_TOKEN_STRUCTURE = -1, -2, -3, -4  # in place of the number of alternatives
@@ -194,6 +195,7 @@ def _pack_params(params: SamplingParams) -> bytes:
     flags = (_HAS_SEED if params.seed is not None else 0) | (_IGNORE_EOS if params.ignore_eos else 0)
     structure = params.structured_output
     choices = structure.choices if structure else ()
+    texts = [text.encode() for text in (*params.stop, *choices, *([structure.text] if structure else []))]
     fixed = _PARAMS.pack(
         params.temperature,
         params.top_p,
@@ -209,27 +211,39 @@ def _pack_params(params: SamplingParams) -> bytes:
         flags,
         len(params.stop),
         len(params.stop_token_ids),
+        len(params.logit_bias),
+        len(params.bad_sequences),
         len(choices),
         -1 if structure is None else _STRUCTURES.index(structure.kind),
     )
-    texts = [text.encode() for text in (*params.stop, *choices, *([structure.text] if structure else []))]
-    return b"".join(
-        (fixed, _to_bytes("q", params.stop_token_ids), _to_bytes("q", [len(text) for text in texts]), *texts)
-    )
+    biased = [token_id for token_id, _ in params.logit_bias]
+    lengths = [len(text) for text in texts] + [len(bad) for bad in params.bad_sequences]
+    bad = [token_id for sequence in params.bad_sequences for token_id in sequence]
+    integers = _to_bytes("q", [*params.stop_token_ids, *biased, *lengths, *bad])
+    return b"".join((fixed, integers, _to_bytes("d", [bias for _, bias in params.logit_bias]), *texts))
 
 
 def _parse_params(packed: bytes) -> SamplingParams:
     values = _PARAMS.unpack_from(packed)
-    seed, top_k, max_tokens, min_tokens, logprobs, flags, num_stops, num_ids, num_choices, kind = values[6:]
+    seed, top_k, max_tokens, min_tokens, logprobs, flags = values[6:12]
+    num_stops, num_ids, num_biased, num_bad, num_choices, kind = values[12:]
     if not -1 <= kind < len(_STRUCTURES):
         raise ValueError(f"a structure of kind {kind}")
     num_texts = num_stops + num_choices + (kind >= 0)
-    at = _PARAMS.size + 8 * (num_ids + num_texts)
+    num_numbers = num_ids + num_biased + num_texts + num_bad
+    at = _PARAMS.size + 8 * num_numbers
     numbers = _from_bytes("q", packed[_PARAMS.size : at])
+    stop_token_ids, biased = numbers[:num_ids], numbers[num_ids : num_ids + num_biased]
+    text_lens, bad_lens = numbers[num_ids + num_biased :][:num_texts], numbers[num_numbers - num_bad :]
+    end = at + 8 * sum(bad_lens)
+    bad_ids = iter(_from_bytes("q", packed[at:end]))
+    bad_sequences = tuple(tuple(islice(bad_ids, length)) for length in bad_lens)
+    at, end = end, end + 8 * num_biased
+    biases = _floats(packed[at:end])
     texts = []
-    for length in numbers[num_ids:]:
-        texts.append(packed[at : at + length].decode())
-        at += length
+    for length in text_lens:
+        texts.append(packed[end : end + length].decode())
+        end += length
     temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty = values[:6]
     return SamplingParams(
         temperature=temperature,
@@ -243,9 +257,11 @@ def _parse_params(packed: bytes) -> SamplingParams:
         max_tokens=None if max_tokens < 0 else max_tokens,
         min_tokens=min_tokens,
         stop=tuple(texts[:num_stops]),
-        stop_token_ids=tuple(numbers[:num_ids]),
+        stop_token_ids=tuple(stop_token_ids),
         ignore_eos=bool(flags & _IGNORE_EOS),
         logprobs=None if logprobs < 0 else logprobs,
+        logit_bias=tuple(zip(biased, biases, strict=True)),
+        bad_sequences=bad_sequences,
         structured_output=None
         if kind < 0
         else StructuredOutput(_STRUCTURES[kind], texts[-1], tuple(texts[num_stops : num_stops + num_choices])),
@@ -278,11 +294,7 @@ class _Reader:
 
     def floats(self, count: int) -> list[float]:
         """The next 64-bit floats."""
-        values = array("d")
-        values.frombytes(self.bytes(8 * count))
-        if sys.byteorder == "big":
-            values.byteswap()
-        return values.tolist()
+        return _floats(self.bytes(8 * count))
 
     def bytes(self, count: int) -> bytes:
         """The next bytes behind the integers."""
@@ -314,6 +326,14 @@ def _to_bytes(kind: str, values: Iterable[int] | Iterable[float]) -> bytes:
     if sys.byteorder == "big":
         packed.byteswap()
     return packed.tobytes()
+
+
+def _floats(data: bytes) -> list[float]:
+    values = array("d")
+    values.frombytes(data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tolist()
 
 
 def _from_bytes(kind: str, data: bytes) -> list[int]:

@@ -77,6 +77,8 @@ def sampling_from_proto(message: types_pb2.SamplingParams) -> SamplingParams:
         stop=tuple(message.stop),
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        bad_sequences=tuple(tuple(bad.token_ids) for bad in message.bad_sequences),
         structured_output=structure_from_proto(message.structured_output)
         if message.HasField("structured_output")
         else None,
@@ -91,6 +93,8 @@ def sampling_to_proto(params: SamplingParams) -> types_pb2.SamplingParams:
         min_tokens=params.min_tokens,
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
+        logit_bias=dict(params.logit_bias),
+        bad_sequences=[types_pb2.BadSequence(token_ids=bad) for bad in params.bad_sequences],
         structured_output=structure_to_proto(params.structured_output) if params.structured_output else None,
     )
 

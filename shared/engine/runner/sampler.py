@@ -52,7 +52,7 @@ class TopLogprobs:
 def is_plain(spec: SampleSpec) -> bool:
     """True where the row's logits are sampled from as they are."""
     params = spec.params
-    return not spec.banned_token_ids and not params.has_penalties and params.structured_output is None
+    return not spec.banned_token_ids and not params.changes_logits and params.structured_output is None
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ def describe(
 
 def _modify(row: Tensor, spec: SampleSpec, send: Send) -> None:
     """Changes row [vocab_size] in place. Repetition (CTRL, Keskar et al. 2019) counts prompt and output, presence and
-    frequency (OpenAI) the output alone."""
+    frequency (OpenAI) the output alone. A bias is added behind them; what is banned stays banned."""
     params = spec.params
     if params.repetition_penalty != 1.0:
         seen = send(torch.tensor(sorted({*spec.prompt_token_ids, *spec.output_token_ids})))
@@ -181,5 +181,10 @@ def _modify(row: Tensor, spec: SampleSpec, send: Send) -> None:
         counts = torch.tensor(list(counted.values()), dtype=row.dtype)
         penalties = params.presence_penalty + params.frequency_penalty * counts
         row.index_add_(0, send(torch.tensor(list(counted))), send(penalties), alpha=-1)
-    if spec.banned_token_ids and params.structured_output is None:  # a structure's mask leaves them out
-        row.index_fill_(0, send(torch.tensor(spec.banned_token_ids)), float("-inf"))
+    if params.logit_bias:
+        token_ids, biases = zip(*params.logit_bias, strict=True)
+        row.index_add_(0, send(torch.tensor(token_ids)), send(torch.tensor(biases, dtype=row.dtype)))
+    if params.structured_output is None:  # whose mask leaves them out
+        banned = [*spec.banned_token_ids, *params.bad_token_ids(spec.output_token_ids)]
+        if banned:
+            row.index_fill_(0, send(torch.tensor(banned)), float("-inf"))

@@ -44,6 +44,8 @@ params = st.builds(
     stop_token_ids=st.lists(st.integers(0, 2**32 - 1), max_size=3).map(tuple),
     ignore_eos=st.booleans(),
     logprobs=st.none() | st.integers(0, 20),
+    logit_bias=st.lists(st.tuples(ints, st.floats(-100, 100)), max_size=3).map(tuple),
+    bad_sequences=st.lists(st.lists(ints, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
     structured_output=st.none() | structures,
 )
 specs = st.builds(SampleSpec, params, ints, lists, lists, lists)

@@ -17,6 +17,7 @@ from services.router.cache.watch import CacheWatch
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.drain import Drain
+from services.router.edge.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from services.router.edge.grpc_api import SERVICE_NAME as INFERENCE_SERVICE_NAME
 from services.router.edge.grpc_api import InferenceServicer, server_options
 from services.router.edge.http.app import build_app
@@ -28,6 +29,7 @@ from services.router.fleet_servicer import SERVICE_NAME as FLEET_SERVICE_NAME
 from services.router.fleet_servicer import FleetServicer
 from services.router.metrics import RouterMetrics
 from services.router.placement.policy import Placement
+from services.router.request_info import request_info
 from services.router.settings import RouterSettings
 from services.router.status import cluster_status
 from services.router.workers.configured import discovery_of
@@ -62,6 +64,7 @@ class RouterService:
         settings.edge.tls.check("edge.tls", mutual=False)
         self._tokenizer = Tokenizer.load(settings.model)
         self._template = ChatTemplate.load(settings.model, self._tokenizer.special_tokens)
+        self._defaults = GenerationDefaults.load(settings.model) if settings.edge.generation_defaults else NO_DEFAULTS
         self._model_name = settings.served_model_name or settings.model.resolve().name
         self._credentials = settings.tls.channel_credentials()
         self._token = token_of(FleetKey.of(settings.fleet_key.get_secret_value()))
@@ -77,7 +80,7 @@ class RouterService:
         structures = StructureCompiler(lambda: self._tokenizer, ModelConfig.load(settings.model).eos_token_ids)
         structures.start(self._tokenizer.vocab_size)
         input_processor = InputProcessor(
-            self._drain, self._tokenizer, self._template, self._model_name, settings.edge, structures
+            self._drain, self._tokenizer, self._template, self._model_name, settings.edge, structures, self._defaults
         )
         self.grpc = self._new_grpc_server(input_processor)
         self.picker = self._new_picker()
@@ -117,6 +120,7 @@ class RouterService:
             edge,
             self._status,
             lambda request_id: explanation(self._dispatcher.decisions, request_id),
+            lambda request_id: request_info(self._dispatcher.active(request_id), request_id),
             self._settings.name,
         )
         cache = CacheServicer(

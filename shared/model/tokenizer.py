@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 import tokenizers
@@ -115,9 +116,11 @@ class Tokenizer:
         """Text of token ids; invalid UTF-8 becomes U+FFFD, ids outside the vocabulary are dropped."""
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
-    def stream(self, skip_special_tokens: bool = True) -> Detokenizer:
-        """A decoder for one answer's ids as they arrive."""
+    def stream(self, skip_special_tokens: bool = True, kept: AbstractSet[str] = frozenset()) -> Detokenizer:
+        """A decoder for one answer's ids as they arrive; special tokens whose text is in `kept` are not skipped."""
         skipped = self._special_ids if skip_special_tokens else frozenset()
+        if kept:
+            skipped -= {number for text in kept if (number := self._backend.token_to_id(text)) is not None}
         if self._byte_of_char is not None:
             return ByteDetokenizer(lambda number: b"" if number in skipped else self._token_bytes(number))
         return ContextDetokenizer(

@@ -120,7 +120,13 @@ async def serve(settings: EdgeSettings) -> None:
 
     processor = make_input_processor(core, tokenizer, settings)  # type: ignore[arg-type]
     http = HttpServer("127.0.0.1:0", build_app(processor, settings, metrics, status), settings.limits)
-    servicer = InferenceServicer(processor, settings, status, lambda name: inference_pb2.Explanation(request_id=name))
+    servicer = InferenceServicer(
+        processor,
+        settings,
+        status,
+        lambda name: inference_pb2.Explanation(request_id=name),
+        lambda name: inference_pb2.RequestInfo(request_id=name),
+    )
     rpc = RpcServer(
         "127.0.0.1:0",
         servicer.register,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from services.router.edge.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from services.router.edge.http.envelope import (
     DONE,
     ChunkSuffix,
@@ -16,10 +17,11 @@ from services.router.edge.http.envelope import (
     start_member,
     tandem_member,
 )
+from services.router.edge.http.errors import OpenAIErrors
 from services.router.edge.http.logprobs import CompletionLogprobs
 from services.router.edge.http.parsed_request import ParsedRequest
 from services.router.edge.http.schemas import CompletionRequest, parse_completion
-from services.router.edge.input_processor import Prompt, TextPrompt, TokensPrompt
+from services.router.edge.input_processor import Prompt, PromptOptions, TextPrompt, TokensPrompt
 from services.router.edge.output_processor import OutputDelta
 from services.router.request import Request
 from shared.errors import InvalidRequest
@@ -32,9 +34,12 @@ _KIND = "text_completion"
 class Completions:
     """The endpoint's dialect."""
 
-    def __init__(self, tokenizer: Tokenizer, model_name: str) -> None:
+    errors = OpenAIErrors()
+
+    def __init__(self, tokenizer: Tokenizer, model_name: str, defaults: GenerationDefaults = NO_DEFAULTS) -> None:
         self._tokenizer = tokenizer
         self.model_name = model_name
+        self._defaults = defaults
 
     def parse(self, body: bytes) -> ParsedCompletion:
         """Raises InvalidRequest naming the field."""
@@ -43,8 +48,10 @@ class Completions:
         return ParsedCompletion(
             prompts=prompts,
             n=request.n or 1,
-            sampling=request.sampling_params(request.max_tokens, request.logprobs),
+            sampling=request.sampling_params(request.max_tokens, request.logprobs, self._defaults),
             default_max_tokens=_DEFAULT_MAX_TOKENS,
+            options=PromptOptions(request.truncate_prompt_tokens, tuple(request.bad_words or ()), request.text_options),
+            priority=request.priority,
             model=request.model or "",
             cache_salt=request.cache_salt or "",
             request_id=request.request_id or "",

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from services.router.edge.generation_defaults import NO_DEFAULTS
 from services.router.edge.http.schemas import CommonRequest, parse_chat, parse_completion
 from shared.engine.structured_output import StructuredOutput, StructureKind
 from shared.errors import InvalidRequest
@@ -73,7 +74,7 @@ def requests(**fields: object) -> list[CommonRequest]:
 )
 def test_each_field_gives_its_structure(fields: dict, kind: StructureKind, text: object, source: str) -> None:
     for request in requests(**fields):
-        structure = request.sampling_params(None, None).structured_output
+        structure = request.sampling_params(None, None, NO_DEFAULTS).structured_output
         assert structure is not None
         assert (structure.kind, structure.source) == (kind, source)
         if kind is SCHEMA:
@@ -89,7 +90,7 @@ def test_each_field_gives_its_structure(fields: dict, kind: StructureKind, text:
 def test_choices(fields: dict) -> None:
     for request in requests(**fields):
         expected = StructuredOutput(StructureKind.CHOICE, choices=("yes", "no"))
-        assert request.sampling_params(None, None).structured_output == expected
+        assert request.sampling_params(None, None, NO_DEFAULTS).structured_output == expected
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_choices(fields: dict) -> None:
 )
 def test_free_text(fields: dict) -> None:
     for request in requests(**fields):
-        assert request.sampling_params(None, None).structured_output is None
+        assert request.sampling_params(None, None, NO_DEFAULTS).structured_output is None
 
 
 @pytest.mark.parametrize(
@@ -136,5 +137,5 @@ def test_a_wrong_structure_is_refused_with_its_field(fields: dict, field: str) -
         (parse_completion, {"prompt": "a"}),
     ):
         with pytest.raises(InvalidRequest) as refused:
-            parse(json.dumps({**prompt, **fields}).encode()).sampling_params(None, None)
+            parse(json.dumps({**prompt, **fields}).encode()).sampling_params(None, None, NO_DEFAULTS)
         assert refused.value.field == field

@@ -184,8 +184,7 @@ def _modify(row: Tensor, spec: SampleSpec, send: Send) -> None:
     if params.logit_bias:
         token_ids, biases = zip(*params.logit_bias, strict=True)
         row.index_add_(0, send(torch.tensor(token_ids)), send(torch.tensor(biases, dtype=row.dtype)))
-    banned = params.bad_token_ids(spec.output_token_ids)
-    if params.structured_output is None:  # a structure's mask leaves them out
-        banned += spec.banned_token_ids
-    if banned:
-        row.index_fill_(0, send(torch.tensor(banned)), float("-inf"))
+    if params.structured_output is None:  # whose mask leaves them out
+        banned = [*spec.banned_token_ids, *params.bad_token_ids(spec.output_token_ids)]
+        if banned:
+            row.index_fill_(0, send(torch.tensor(banned)), float("-inf"))

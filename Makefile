@@ -91,6 +91,7 @@ lint: setup  ## formatting, lint, types, lock
 	$(BIN)/mypy
 	$(BIN)/python .ci/lock.py --check
 	$(BIN)/python .ci/reference.py --check
+	$(BIN)/python .ci/api_reference.py --check
 	$(BIN)/python .ci/chart_schema.py --check
 
 format: setup  ## format, and fix what ruff can fix

@@ -328,6 +328,7 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             logprobs = logprobs_to_proto(token.token)
             if logprobs is not None:
                 message.logprobs.append(logprobs)
+            message.prompt_logprobs.extend(filter(None, map(logprobs_to_proto, token.prompt_logprobs)))
             if not item.reported:
                 self._report_first(item, message)
             if token.finish_reason is not None:

@@ -252,6 +252,7 @@ class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
             num_peer_tokens=min(item.fetch.num_peer_tokens, num_fetched),
             prefill_queue_ms=(item.scheduled_at - item.queued_at) * 1e3,
             prefill_compute_ms=computing_s * 1e3,
+            prompt_logprobs=filter(None, map(logprobs_to_proto, token.prompt_logprobs)),
         )
         item.log.debug("request %s has its first token", item.request_id)
         item.session.send(prefill_pb2.PrefillEvent(first_token=prefill_pb2.FirstToken(tokens=tokens)))

@@ -24,6 +24,7 @@ from services.router.edge.scheduling import SchedulingHints
 from services.router.explanation import explanation
 from services.router.fleet_servicer import SERVICE_NAME as FLEET_SERVICE_NAME
 from services.router.fleet_servicer import FleetServicer
+from services.router.request_info import request_info
 from services.router.served_model import ServedModel, Surroundings
 from services.router.settings import RouterSettings
 from services.router.status import joined_status
@@ -85,7 +86,9 @@ class RouterService:
         edge = self._settings.edge
         catalog = Catalog([model.edge for model in self._models])
         servicers = {
-            model.name: InferenceServicer(model.edge, edge, self._status, self._explain, self._settings.name)
+            model.name: InferenceServicer(
+                model.edge, catalog, edge, self._status, self._explain, self._request_info, self._settings.name
+            )
             for model in self._models
         }
         inference = ModelServicer(lambda name: servicers[catalog.find(name).model_name])
@@ -179,6 +182,11 @@ class RouterService:
         """Whichever model it was for; raises NotFound."""
         logs = [model.dispatcher.decisions for model in self._models]
         return explanation(next((log for log in logs if log.of(request_id)), logs[0]), request_id)
+
+    def _request_info(self, request_id: str) -> inference_pb2.RequestInfo:
+        """The same; raises NotFound."""
+        found = (model.dispatcher.active(request_id) for model in self._models)
+        return request_info(next((active for active in found if active is not None), None), request_id)
 
     def _metrics_page(self) -> bytes:
         registries = [model.metrics.registry for model in self._models]

@@ -20,6 +20,20 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How an answer's tokens become text."""
+
+    skip_special_tokens: bool = True
+    include_stop: bool = False
+    """The stop string that ends an answer, or the text of the client's stop token, is part of it."""
+    kept_special: frozenset[str] = frozenset()
+    """Special tokens that are text all the same: marks by which the edge finds tool calls and reasoning."""
+
+
+PLAIN_TEXT = TextOptions()
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One validated client request, tokenized, with sampling resolved (seed and max_tokens set)."""
 
@@ -35,6 +49,7 @@ class Request:
     salt: str = ""  # root of its hash chain: only prompts with the same salt share blocks; empty = the tenant's name
     ttft_timeout_s: float = 0.0  # seconds from arrival to the first token; 0 = the router's target
     resume: Resume | None = None  # set: the answer goes on behind these tokens, and takes over a running id
+    text: TextOptions = PLAIN_TEXT
 
     @property
     def chain_salt(self) -> str:
@@ -76,6 +91,9 @@ class TokenDelta(NamedTuple):
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token id if requested
     finish_reason: FinishReason | None = None
+    prompt_logprobs: tuple[
+        TokenLogprobs, ...
+    ] = ()  # on the first delta if requested: of the prompt's second token and on
 
 
 @dataclass(slots=True)

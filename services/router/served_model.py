@@ -12,6 +12,7 @@ from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.drain import Drain
 from services.router.edge.catalog import ModelNames
+from services.router.edge.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from services.router.edge.input_processor import InputProcessor
 from services.router.edge.rate_limits import RateLimits
 from services.router.metrics import RouterMetrics
@@ -23,9 +24,11 @@ from services.router.workers.fleet import Fleet
 from services.router.workers.liveness import LivenessLimits
 from shared.kv_index.client import KVStoreClient
 from shared.model.chat_template import ChatTemplate
+from shared.model.config import ModelConfig
 from shared.model.texts_digest import texts_digest
 from shared.model.tokenizer import Tokenizer
 from shared.rpc.pb.tandem.v1 import inference_pb2
+from shared.structure.compiler import StructureCompiler
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,9 @@ class ServedModel:
         discovery = discovery_of(settings)
         tokenizer = Tokenizer.load(settings.model)
         template = ChatTemplate.load(settings.model, tokenizer.special_tokens)
+        defaults = GenerationDefaults.load(settings.model) if settings.edge.generation_defaults else NO_DEFAULTS
+        structures = StructureCompiler(lambda: tokenizer, ModelConfig.load(settings.model).eos_token_ids)
+        structures.start(tokenizer.vocab_size)
         tenants = {"default", *settings.edge.tenants, *settings.admission.tenant_weights}
         self.metrics = RouterMetrics(self.name, sorted(tenants), settings.name)
         self.fleet = Fleet(
@@ -76,6 +82,8 @@ class ServedModel:
             template,
             self.name,
             settings.edge,
+            structures,
+            defaults,
             names=ModelNames(self.name, settings.aliases, beside),
             rates=around.rates,
         )

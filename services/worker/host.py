@@ -38,7 +38,9 @@ from shared.model.arithmetic import arithmetic_digest
 from shared.model.config import ModelConfig
 from shared.model.decoder import Decoder
 from shared.model.texts_digest import texts_digest
+from shared.model.tokenizer import Tokenizer
 from shared.model.weights import fingerprint
+from shared.structure.compiler import StructureCompiler
 
 AUTO_POOL_SEQUENCES = 32
 """With num_kv_blocks = 0, the pool is sized for this many sequences of full length …"""
@@ -88,6 +90,8 @@ class EngineHost:
         self.transfer: KVTransfer = UcxTransfer(fleet_key=self.fleet_key, bind_gpu=_gpu_binding(settings))
         self.engine: Engine
         self.model: LoadedModel
+        self.structures: StructureCompiler
+        """For structured output; as `model`, there once it is started."""
 
     async def start(self, on_event: Callable[[Event], None], on_progress: Callable[[float, str], None]) -> None:
         """Loads the model and starts the engine thread and the transfer plane.
@@ -106,8 +110,12 @@ class EngineHost:
             self.fleet_key.use(await asyncio.to_thread(fastest_sum))
         await self.transfer.start()
         pool = BlockPool(self.model.num_blocks, self.model.layout.block_size)
+        checkpoint = self.model.decoder.config
         config = scheduler_config(self.settings, self.model.num_host_blocks)
-        runner = await asyncio.to_thread(_start_runner, self.settings, self.model)
+        self.structures = StructureCompiler(
+            lambda: Tokenizer.load(self.settings.model), checkpoint.eos_token_ids, checkpoint.vocab_size
+        )
+        runner = await asyncio.to_thread(_start_runner, self.settings, self.model, self.structures)
 
         def emit(event: Event) -> None:
             loop.call_soon_threadsafe(on_event, event)
@@ -251,7 +259,7 @@ def _gpu_binding(settings: WorkerSettings) -> Callable[[], None] | None:
     return partial(torch.cuda.set_device, torch.device(settings.device).index or 0)
 
 
-def _start_runner(settings: WorkerSettings, model: LoadedModel) -> Runner:
+def _start_runner(settings: WorkerSettings, model: LoadedModel, structures: StructureCompiler) -> Runner:
     """The runner, ready for its first step. Blocking. Raises ConfigError, and as `self_test`."""
     config = RunnerConfig(
         settings.max_num_seqs,
@@ -262,7 +270,8 @@ def _start_runner(settings: WorkerSettings, model: LoadedModel) -> Runner:
         num_host_blocks=model.num_host_blocks,
         debug_numerics=settings.debug_numerics,
     )
-    runner = Runner(model.decoder, model.layout, model.num_blocks, config)
+    structures.start(model.decoder.config.vocab_size)
+    runner = Runner(model.decoder, model.layout, model.num_blocks, config, structures=structures)
     with torch.inference_mode():
         runner.start()
     self_test(runner, model.layout.block_size, model.decoder.config.vocab_size)

@@ -27,6 +27,7 @@ from shared.engine.messages import (
     SequenceEnded,
 )
 from shared.engine.sequence import EngineSequence, Goal
+from shared.engine.structured_output import StructuredOutput
 from shared.errors import InvalidRequest, Overloaded, PromptTooLong, TandemError
 from shared.identity import WorkerRole
 from shared.kv.fleet_key import encryption_of
@@ -232,7 +233,8 @@ class Worker(ABC, Generic[CommandT, EventT]):
         receiver: bytes = b"",
         tenant: str = "",
     ) -> EngineSequence:
-        """A sequence from a command's fields. Raises PromptTooLong, InvalidRequest, Overloaded (draining)."""
+        """A sequence from a command's fields. Raises PromptTooLong, InvalidRequest, Overloaded (draining, or too many
+        structures wait to be compiled)."""
         if self.load.draining:
             raise Overloaded(f"worker {self.host.settings.name} is draining")
         model = self.host.model
@@ -250,6 +252,8 @@ class Worker(ABC, Generic[CommandT, EventT]):
             )
         _check_ids("prompt", token_ids, vocab_size)
         _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+        _check_ids("logit_bias", [token_id for token_id, _ in params.logit_bias], vocab_size)
+        _check_ids("bad_sequences", [token_id for bad in params.bad_sequences for token_id in bad], vocab_size)
         if any(index * model.layout.block_size >= len(token_ids) for index in ship_blocks):
             raise InvalidRequest(
                 f"needed_blocks names block {max(ship_blocks)} of {len(token_ids)} tokens", field="needed_blocks"
@@ -264,6 +268,8 @@ class Worker(ABC, Generic[CommandT, EventT]):
                 field="max_tokens",
                 limit=model.max_model_len,
             )
+        if params.structured_output is not None:
+            self._prepare(params.structured_output)
         return EngineSequence(
             sequence_id=sequence_id,
             token_ids=token_ids,
@@ -277,6 +283,13 @@ class Worker(ABC, Generic[CommandT, EventT]):
             receiver=receiver,
             tenant=tenant,
         )
+
+    def _prepare(self, structure: StructuredOutput) -> None:
+        """Has a structure compiled while the prompt is computed. Raises InvalidRequest where it is known not to be
+        compiled: no router lets it pass."""
+        compiled = self.host.structures.prepare(structure)
+        if compiled.done():
+            compiled.result()
 
 
 def _request_id(command: Any) -> str:

@@ -167,6 +167,7 @@ class NewToken(NamedTuple):
     sequence_id: str
     token: SampledToken
     finish_reason: FinishReason | None  # set where it ends the sequence
+    prompt_logprobs: tuple[SampledToken, ...] = ()  # with the first token, where they are asked for
 
 
 @dataclass(frozen=True, slots=True)

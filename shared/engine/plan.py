@@ -10,13 +10,20 @@ from typing import NamedTuple
 
 from shared.engine.sampling_params import SamplingParams
 
+STRUCTURE_MEMORY_PLANS = 8
+"""A runner keeps the state of a structured answer for so many plans after the last one that sampled for it."""
+
 
 class SampleSpec(NamedTuple):
-    """How to choose one token from one row of logits."""
+    """How to choose one token from one row of logits.
+
+    `output_token_ids` are the tokens known so far. They are given where penalties need them, and for a structured
+    answer that none of the last STRUCTURE_MEMORY_PLANS plans sampled for: its state is made anew from them.
+    """
 
     params: SamplingParams
     position: int  # index of the token to be produced, in the sequence
-    prompt_token_ids: tuple[int, ...] = ()  # these two only where penalties need them
+    prompt_token_ids: tuple[int, ...] = ()  # only where penalties need them
     output_token_ids: tuple[int, ...] = ()
     banned_token_ids: tuple[int, ...] = ()
 
@@ -35,6 +42,8 @@ class PlannedSequence(NamedTuple):
     num_prompt_tokens: int
     sample: SampleSpec | None  # set where the step reaches the sequence's last token
     pending: int | None = None  # index among the tokens sampled by the step before
+    targets: tuple[int, ...] = ()  # prompt tokens behind the first ones of these, whose log-probabilities are asked for
+    num_alternatives: int = 0  # likeliest tokens beside each target
 
     @property
     def end(self) -> int:
@@ -79,13 +88,15 @@ class SampledToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NoToken:
-    """Nothing could be chosen from a row: its logits held NaN or +inf, or nothing finite."""
+    """Nothing could be chosen from a row: its logits held NaN or +inf, or nothing finite, or its structure failed."""
 
     source: str | None = None  # the first part of the model that gave such numbers, where the runner looks for it
+    structure: str | None = None  # why no token goes on with a structured answer
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Tokens of the planned sequences that had a SampleSpec, in plan order."""
+    """Tokens of the planned sequences that had a SampleSpec, in plan order; of those with targets, these."""
 
     sampled: tuple[SampledToken | NoToken, ...]
+    targets: tuple[tuple[SampledToken, ...], ...] = ()

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from shared.engine.structured_output import StructuredOutput
 from shared.errors import InvalidRequest
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LEN = 256
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+"""Tokens with a bias of their own."""
+MAX_BAD_SEQUENCES = 1024
+"""Token sequences that must not be completed."""
 GREEDY_BELOW = 1e-5
 """Temperatures below this mean 0: logits divided by less may leave the range of fp32."""
 
@@ -42,6 +48,10 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None  # number of alternatives; 0 = the chosen token only
+    prompt_logprobs: int | None = None  # the same for each token of the prompt, but the first
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit), by token id
+    bad_sequences: tuple[tuple[int, ...], ...] = ()  # token ids; the last of each is never chosen behind the others
+    structured_output: StructuredOutput | None = None  # what the answer must match; None = free text
 
     def __post_init__(self) -> None:
         for name in (
@@ -90,6 +100,23 @@ class SamplingParams:
             self.logprobs,
             f"between 0 and {MAX_LOGPROBS}",
         )
+        _check(
+            self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= MAX_LOGPROBS,
+            "prompt_logprobs",
+            self.prompt_logprobs,
+            f"between 0 and {MAX_LOGPROBS}",
+        )
+        if self.logit_bias or self.bad_sequences:
+            self._check_changed_logits()
+
+    def _check_changed_logits(self) -> None:
+        limit = f"at most {MAX_LOGIT_BIAS} tokens"
+        _check(len(self.logit_bias) <= MAX_LOGIT_BIAS, "logit_bias", len(self.logit_bias), limit)
+        for _, bias in self.logit_bias:
+            _check(-100.0 <= bias <= 100.0, "logit_bias", bias, "between -100 and 100")
+        num_bad = len(self.bad_sequences)
+        _check(num_bad <= MAX_BAD_SEQUENCES, "bad_words", num_bad, f"at most {MAX_BAD_SEQUENCES} token sequences")
+        _check(all(self.bad_sequences), "bad_words", "", "at least one token each")
 
     @property
     def is_greedy(self) -> bool:
@@ -99,7 +126,25 @@ class SamplingParams:
     @property
     def has_penalties(self) -> bool:
         """True where earlier tokens change the logits."""
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or any(len(bad) > 1 for bad in self.bad_sequences)
+        )
+
+    @property
+    def changes_logits(self) -> bool:
+        """True where tokens are not chosen from the model's logits as they are."""
+        return self.has_penalties or bool(self.logit_bias) or bool(self.bad_sequences)
+
+    def bad_token_ids(self, output_token_ids: Sequence[int]) -> list[int]:
+        """Tokens that would complete a bad sequence behind this output."""
+        return [
+            bad[-1]
+            for bad in self.bad_sequences
+            if len(bad) == 1 or tuple(output_token_ids[1 - len(bad) :]) == bad[:-1]
+        ]
 
     def resolved(self, *, seed: int, max_tokens: int) -> SamplingParams:
         """Fills in `seed` and `max_tokens` where the client left them open; raises where min_tokens then breaks."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from shared.engine.finish_reason import FinishReason
+from shared.engine.plan import SampledToken
 from shared.engine.sampling_params import SamplingParams
 
 
@@ -65,6 +66,8 @@ class EngineSequence:
     num_arrived_blocks: int = 0  # full blocks that were computed elsewhere and handed over, from the first on
     num_shipped_blocks: int = 0  # blocks below this index were handed to the shipper
     started: bool = False  # was scheduled at least once
+    prompt_logprobs: dict[int, SampledToken] = field(default_factory=dict)  # by position, where they are asked for
+    sampled_in_plan: int = 0  # number of the last plan that samples for it; 0 = none
     has_penalties: bool = field(init=False)  # as its sampling settings say
 
     def __post_init__(self) -> None:
@@ -136,14 +139,32 @@ class EngineSequence:
             self.block_table = tuple(self.block_ids)
         return self.block_table
 
+    def targets(self, start: int, count: int) -> tuple[tuple[int, ...], int]:
+        """The prompt tokens whose log-probabilities come of computing `count` tokens from `start` on, where they are
+        asked for, and how many alternatives beside each."""
+        num_alternatives = self.sampling.prompt_logprobs
+        if num_alternatives is None or start + 1 >= self.num_prompt_tokens:
+            return (), 0
+        return tuple(self.token_ids[start + 1 : min(start + count + 1, self.num_prompt_tokens)]), num_alternatives
+
+    def take_prompt_logprobs(self) -> tuple[SampledToken, ...]:
+        """What was found of the prompt's tokens from the second one on; fewer than these where a prefix was not
+        computed here."""
+        found, self.prompt_logprobs = self.prompt_logprobs, {}
+        return tuple(found[position] for position in sorted(found))
+
     def finish_reason(self) -> FinishReason | None:
         """Set where the newest token ends the sequence; the router looks for stop strings."""
         sampling = self.sampling
         num_tokens = len(self.token_ids)
         num_output = num_tokens - self.num_prompt_tokens
-        if num_output >= max(1, sampling.min_tokens):
-            newest = self.token_ids[-1]
-            if newest in sampling.stop_token_ids or (not sampling.ignore_eos and newest in self.eos_token_ids):
+        if num_output:
+            newest, may_end = self.token_ids[-1], num_output >= sampling.min_tokens
+            if may_end and newest in sampling.stop_token_ids:
+                return FinishReason.STOP
+            # A structure allows an end token only where the answer is complete, and nothing can follow it.
+            is_structured = sampling.structured_output is not None
+            if newest in self.eos_token_ids and (is_structured or (may_end and not sampling.ignore_eos)):
                 return FinishReason.STOP
         max_tokens = sampling.max_tokens
         assert max_tokens is not None
@@ -152,11 +173,12 @@ class EngineSequence:
         return None
 
     def banned_token_ids(self) -> tuple[int, ...]:
-        """Tokens that must not be sampled next: the ends, until min_tokens is reached."""
+        """Tokens that must not be sampled next: the ends, until min_tokens is reached. A structure that allows nothing
+        else comes before them."""
         min_tokens = self.sampling.min_tokens
         if not min_tokens or self.num_output_tokens + self.num_in_flight_samples >= min_tokens:
             return ()
         ends = set(self.sampling.stop_token_ids)
-        if not self.sampling.ignore_eos:
+        if not self.sampling.ignore_eos or self.sampling.structured_output is not None:
             ends |= self.eos_token_ids
         return tuple(sorted(ends))

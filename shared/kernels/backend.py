@@ -300,6 +300,17 @@ class SamplingOps(Protocol):
         """
         ...
 
+    def mask_tokens(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
+        """Set the logits of tokens that are not allowed to -inf; those of all other tokens stay as they are.
+
+        Args:
+            logits: [num_rows, vocab_size] fp32, contiguous, changed in place.
+            masks: [num_masks, num_words] int32, contiguous, num_words at least vocab_size / 32 rounded up; bit i % 32
+                of word i // 32 is set where token id i is allowed.
+            rows: [num_masks] int64, the row that each mask is for, no two equal.
+        """
+        ...
+
 
 class Kernels(DecoderOps, BlockOps, SamplingOps, Protocol):
     """A backend whole."""

@@ -8,6 +8,7 @@ from shared.kernels.blocks import reference as blocks
 from shared.kernels.linear import make_plain_linear
 from shared.kernels.rmsnorm import reference as rmsnorm
 from shared.kernels.rotary import reference as rotary
+from shared.kernels.sampling import mask_reference as masking
 from shared.kernels.sampling import reference as sampling
 
 
@@ -26,3 +27,4 @@ class TorchKernels:
     scatter_blocks = staticmethod(blocks.scatter_blocks)
     block_checksums = staticmethod(blocks.block_checksums)
     sample_tokens = staticmethod(sampling.sample_tokens)
+    mask_tokens = staticmethod(masking.mask_tokens)

@@ -10,6 +10,7 @@ from shared.kernels.matmul.launch import make_rowwise_linear
 from shared.kernels.rmsnorm import launch as rmsnorm
 from shared.kernels.rotary import launch as rotary
 from shared.kernels.sampling import launch as sampling
+from shared.kernels.sampling import mask_launch as masking
 
 
 class TritonKernels:
@@ -27,6 +28,7 @@ class TritonKernels:
     scatter_blocks = staticmethod(blocks.scatter_blocks)
     block_checksums = staticmethod(blocks.block_checksums)
     sample_tokens = staticmethod(sampling.sample_tokens)
+    mask_tokens = staticmethod(masking.mask_tokens)
 
 
 class DeterministicTritonKernels(TritonKernels):

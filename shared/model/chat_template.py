@@ -16,9 +16,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from shared.errors import InvalidRequest, ModelLoadError
 from shared.model.json_fields import read_json_object
+from shared.model.template_traits import JsonValue, TemplateTraits
 from shared.model.tokenizer_settings import CONFIG_FILE
 
-JsonValue = str | int | float | bool | None | Sequence["JsonValue"] | Mapping[str, "JsonValue"]
 Message = Mapping[str, JsonValue]
 
 TEMPLATE_FILE = "chat_template.jinja"
@@ -27,7 +27,6 @@ DEFAULT_TEMPLATE = "default"
 TOOL_TEMPLATE = "tool_use"
 
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
-_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplate:
@@ -45,6 +44,8 @@ class ChatTemplate:
         """
         environment = _environment()
         self._special_tokens = dict(special_tokens)
+        self._sources = dict(sources)
+        self._traits = {name: TemplateTraits.of(source) for name, source in sources.items()}
         self._templates: dict[str, jinja2.Template] = {}
         for name, source in sources.items():
             try:
@@ -69,6 +70,15 @@ class ChatTemplate:
         """Whether the model has a chat template at all."""
         return bool(self._templates)
 
+    @property
+    def knows_tools(self) -> bool:
+        """Whether a template shows tools to the model."""
+        return TOOL_TEMPLATE in self._templates or any(traits.knows_tools for traits in self._traits.values())
+
+    def mentions(self, text: str) -> bool:
+        """Whether a template's source has this text."""
+        return any(text in source for source in self._sources.values())
+
     def render(
         self,
         messages: Sequence[Message],
@@ -80,8 +90,8 @@ class ChatTemplate:
         """The prompt of a conversation, to be encoded with `add_special_tokens=False`.
 
         Args:
-            messages: objects with `role` and `content`, and other fields that the template reads; null fields count
-                as absent.
+            messages: objects with `role` and `content`, and other fields that the template reads; `TemplateTraits`
+                fits them to its habits.
             add_generation_prompt: whether to append the header of the assistant's answer.
             tools: JSON schemas of functions, handed to the template.
             variables: further names the template may read; they override special tokens.
@@ -90,46 +100,37 @@ class ChatTemplate:
             InvalidRequest: the model has no template, or the template refuses the messages; `field` is
                 `messages` (or `chat_template_kwargs` for a reserved name in `variables`).
         """
-        template = self._template_for(tools)
+        name = self._name_for(tools)
         if not messages:
             raise InvalidRequest("messages must hold at least one message", field="messages")
-        for name in variables or {}:
-            if name in _RESERVED:
-                raise InvalidRequest(f"chat_template_kwargs may not set {name}", field="chat_template_kwargs")
+        for variable in variables or {}:
+            if variable in _RESERVED:
+                raise InvalidRequest(f"chat_template_kwargs may not set {variable}", field="chat_template_kwargs")
         values = {
             **self._special_tokens,
             **(variables or {}),
-            "messages": [_normalised(message) for message in messages],
+            "messages": [self._traits[name].fit(message) for message in messages],
             "tools": tools,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return template.render(values)
+            return self._templates[name].render(values)
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"messages do not fit the chat template: {error}", field="messages") from error
         except Exception as error:  # a template raises any Python error on unexpected content
             kind = type(error).__name__
             raise InvalidRequest(f"messages do not fit the chat template: {kind}: {error}", field="messages") from error
 
-    def _template_for(self, tools: object) -> jinja2.Template:
-        template = self._templates.get(TOOL_TEMPLATE) if tools is not None else None
-        template = template or self._templates.get(DEFAULT_TEMPLATE)
-        if template is not None:
-            return template
+    def _name_for(self, tools: object) -> str:
+        if tools is not None and TOOL_TEMPLATE in self._templates:
+            return TOOL_TEMPLATE
+        if DEFAULT_TEMPLATE in self._templates:
+            return DEFAULT_TEMPLATE
         if self._templates:
             names = ", ".join(sorted(self._templates))
             raise InvalidRequest(f"this model has no default chat template, only {names}", field="messages")
         raise InvalidRequest("this model has no chat template: send a prompt instead", field="messages")
-
-
-def _normalised(message: Message) -> dict[str, JsonValue]:
-    """Drops null fields, and gives the reasoning of an earlier turn under every name that templates use."""
-    present: dict[str, JsonValue] = {name: value for name, value in message.items() if value is not None}
-    for name in _REASONING_NAMES:
-        if name in present:
-            return {"thinking": present[name], **present, "reasoning_content": present[name]}
-    return present
 
 
 def _template_files(folder: Path) -> dict[str, str]:

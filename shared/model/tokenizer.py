@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 import tokenizers
@@ -118,9 +119,11 @@ class Tokenizer:
         """Text of token ids; invalid UTF-8 becomes U+FFFD, ids outside the vocabulary are dropped."""
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
-    def stream(self, skip_special_tokens: bool = True) -> Detokenizer:
-        """A decoder for one answer's ids as they arrive."""
+    def stream(self, skip_special_tokens: bool = True, kept: AbstractSet[str] = frozenset()) -> Detokenizer:
+        """A decoder for one answer's ids as they arrive; special tokens whose text is in `kept` are not skipped."""
         skipped = self._special_ids if skip_special_tokens else frozenset()
+        if kept:
+            skipped -= {number for text in kept if (number := self._backend.token_to_id(text)) is not None}
         if self._byte_of_char is not None:
             return ByteDetokenizer(lambda number: b"" if number in skipped else self._token_bytes(number))
         return ContextDetokenizer(
@@ -135,6 +138,10 @@ class Tokenizer:
             return once
         # Some vocabularies drop the first token's space: decode the token twice and take the second.
         return self._backend.decode([token_id, token_id], skip_special_tokens=False)[len(once) :]
+
+    def to_json(self) -> str:
+        """The vocabulary as a `tokenizer.json`, with the tokens that `tokenizer_config.json` adds."""
+        return self._backend.to_str()
 
     def _role_id(self, role: str) -> int | None:
         text = self._special_tokens.get(role)

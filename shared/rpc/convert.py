@@ -7,6 +7,8 @@ from typing import Literal, get_args
 from shared.engine.finish_reason import FinishReason
 from shared.engine.plan import SampledToken
 from shared.engine.sampling_params import SamplingParams
+from shared.engine.structured_output import StructuredOutput, StructureKind
+from shared.errors import InvalidRequest
 from shared.identity import WorkerRole
 from shared.kv.format import KVFormat
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout
@@ -23,6 +25,7 @@ _OptionalName = Literal[
     "seed",
     "max_tokens",
     "logprobs",
+    "prompt_logprobs",
 ]
 _OPTIONAL: tuple[_OptionalName, ...] = get_args(_OptionalName)
 
@@ -75,6 +78,11 @@ def sampling_from_proto(message: types_pb2.SamplingParams) -> SamplingParams:
         stop=tuple(message.stop),
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        bad_sequences=tuple(tuple(bad.token_ids) for bad in message.bad_sequences),
+        structured_output=structure_from_proto(message.structured_output)
+        if message.HasField("structured_output")
+        else None,
     )
 
 
@@ -86,7 +94,33 @@ def sampling_to_proto(params: SamplingParams) -> types_pb2.SamplingParams:
         min_tokens=params.min_tokens,
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
+        logit_bias=dict(params.logit_bias),
+        bad_sequences=[types_pb2.BadSequence(token_ids=bad) for bad in params.bad_sequences],
+        structured_output=structure_to_proto(params.structured_output) if params.structured_output else None,
     )
+
+
+def structure_from_proto(message: types_pb2.StructuredOutput) -> StructuredOutput:
+    """Raises InvalidRequest where none is given, and naming the field that is out of bounds."""
+    name = message.WhichOneof("kind")
+    if name is None or (name == "json_object" and not message.json_object):
+        kinds = ", ".join(kind.value for kind in StructureKind)
+        raise InvalidRequest(f"structured_output must hold one of {kinds}", field="structured_output", limit=kinds)
+    kind = StructureKind(name)
+    if kind is StructureKind.CHOICE:
+        return StructuredOutput(kind, choices=tuple(message.choice.values))
+    return StructuredOutput(kind, "" if kind is StructureKind.JSON_OBJECT else getattr(message, name))
+
+
+def structure_to_proto(structure: StructuredOutput) -> types_pb2.StructuredOutput:
+    """Inverse of `structure_from_proto`."""
+    if structure.kind is StructureKind.JSON_OBJECT:
+        return types_pb2.StructuredOutput(json_object=True)
+    if structure.kind is StructureKind.CHOICE:
+        return types_pb2.StructuredOutput(choice=types_pb2.StructuredOutput.Choices(values=structure.choices))
+    message = types_pb2.StructuredOutput()
+    setattr(message, structure.kind.value, structure.text)
+    return message
 
 
 def layout_to_proto(layout: BlockLayout) -> types_pb2.BlockLayout:

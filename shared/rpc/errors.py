@@ -9,6 +9,8 @@ from typing import NoReturn, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf import duration_pb2
+from google.rpc import error_details_pb2, status_pb2
 
 from shared.errors import DeadlineExceeded, Internal, Overloaded, TandemError, WorkerLost, brief_bytes, error_classes
 from shared.rpc.pb.tandem.v1 import types_pb2
@@ -17,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+STATUS_TRAILER = "grpc-status-details-bin"
+"""Trailing metadata key of gRPC's rich error model: a serialized google.rpc.Status."""
+STATUS_DOMAIN = "tandem"
 ERROR_TRAILER = "tandem-error-bin"
 """Trailing metadata key that carries a serialized tandem.v1.Error beside the gRPC status."""
 
@@ -25,7 +30,7 @@ MAX_TEXT_BYTES = 400
 base64 in the trailer."""
 MAX_DETAIL_BYTES = 100
 """Of one detail's value."""
-MAX_DETAILS_BYTES = 800
+MAX_DETAILS_BYTES = 500
 """Of all details, keys included. The trailers stay below 4 KiB, half of what gRPC's clients accept by default."""
 
 
@@ -69,6 +74,28 @@ def in_trailers(error: BaseException) -> types_pb2.Error:
     return message
 
 
+def rich_status(message: types_pb2.Error, cls: type[TandemError], code: int) -> status_pb2.Status:
+    """An error that `in_trailers` made, for clients that know gRPC's rich error model alone: ErrorInfo with the class's
+    code, BadRequest with the field at fault, RetryInfo with when to come back."""
+    status = status_pb2.Status(code=code, message=message.message)
+    known = {name: brief_bytes(message.details[name], 40) for name in ("limit", "value") if name in message.details}
+    status.details.add().Pack(
+        error_details_pb2.ErrorInfo(reason=cls.code.upper(), domain=STATUS_DOMAIN, metadata=known)
+    )
+    field = message.details.get("field")
+    if field:
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=brief_bytes(field, 40), description=brief_bytes(message.message, 100)
+        )
+        status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    retry_after_s = message.details.get("retry_after_s")
+    if retry_after_s:
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(round(float(retry_after_s) * 1000))
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    return status
+
+
 async def answer(work: Awaitable[T], context: grpc.aio.ServicerContext) -> T:  # type: ignore[type-arg]
     """The result of `work`; ends the call with a typed error if it raised. gRPC's own answer to an exception would be
     its whole text in the status."""
@@ -85,11 +112,15 @@ async def abort(context: grpc.aio.ServicerContext, error: BaseException) -> NoRe
     """Ends a call with the error's status code, its message and the typed error as trailer."""
     message = in_trailers(error)
     cls = error_classes()[message.kind]
-    trailers: list[tuple[str, str | bytes]] = [(ERROR_TRAILER, message.SerializeToString())]
+    code = getattr(grpc.StatusCode, cls.grpc_code)
+    trailers: list[tuple[str, str | bytes]] = [
+        (ERROR_TRAILER, message.SerializeToString()),
+        (STATUS_TRAILER, rich_status(message, cls, code.value[0]).SerializeToString()),
+    ]
     retry_after_s = error.details.get("retry_after_s") if isinstance(error, TandemError) else None
     if isinstance(retry_after_s, float):
         trailers.append(("retry-after", str(math.ceil(retry_after_s))))
-    await context.abort(getattr(grpc.StatusCode, cls.grpc_code), message.message, tuple(trailers))
+    await context.abort(code, message.message, tuple(trailers))
     raise AssertionError("abort returned")
 
 

@@ -124,6 +124,39 @@ async def test_greedy_tokens_are_those_of_transformers_also_from_the_cache(clust
         assert await cluster.tokens(prompt, max_tokens=NUM_TOKENS, ignore_eos=True) == expected
 
 
+async def test_a_prompts_log_probabilities_are_those_of_transformers_also_where_its_prefix_is_cached(
+    cluster: Running,
+):
+    from transformers import AutoModelForCausalLM
+
+    prompt = prompt_of(300, salt=11)  # more than a step's share of such tokens
+    await cluster.tokens(prompt, max_tokens=2)
+    theirs = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    for _ in range(2):
+        answer = await cluster.complete(prompt, max_tokens=0, echo=True, logprobs=1, prompt_logprobs=3)
+        (choice,) = answer["choices"]
+        found = choice["logprobs"]
+        assert found["token_logprobs"][0] is None
+        assert len(found["tokens"]) == len(prompt)  # and nothing of the token that was computed for their sake
+        wanted = [expected[i, token].item() for i, token in enumerate(prompt[1:])]
+        assert found["token_logprobs"][1:] == pytest.approx(wanted, abs=2e-3)
+        tops = [max(entry.values(), key=lambda value: value["logprob"]) for entry in choice["prompt_logprobs"][1:]]
+        assert [top["logprob"] for top in tops] == pytest.approx(expected[:-1].max(-1).values.tolist(), abs=2e-3)
+        assert (answer["usage"]["completion_tokens"], choice["finish_reason"]) == (0, "length")
+        assert "".join(found["tokens"]) == choice["text"]
+
+
+async def test_biased_and_forbidden_tokens_are_chosen_and_not_chosen_by_the_workers(cluster: Running):
+    prompt = prompt_of(40, salt=12)
+    plain = await cluster.tokens(prompt, max_tokens=6, ignore_eos=True)
+    assert await cluster.tokens(prompt, max_tokens=6, ignore_eos=True, logit_bias={"77": 100}) == [77] * 6
+    word = (await cluster.http.post("/detokenize", json={"tokens": plain[:1]})).json()["prompt"]
+    without = await cluster.tokens(prompt, max_tokens=6, ignore_eos=True, bad_words=[word])
+    assert without[0] != plain[0]
+
+
 async def test_the_official_openai_client_streams_a_chat(cluster: Running):
     client = openai.AsyncOpenAI(base_url=f"http://{cluster.cluster.http}/v1", api_key="none")
     try:

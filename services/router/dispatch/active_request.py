@@ -122,14 +122,16 @@ class ActiveRequest:
     def emit(self, tokens: types_pb2.SequenceTokens) -> None:
         """Passes new tokens on to the client; what a slow client has not taken yet goes in one message."""
         token_ids = tuple(tokens.token_ids)
+        prompt = _logprobs(tokens.prompt_logprobs) if tokens.prompt_logprobs and not self.produced else ()
         self.produced.extend(token_ids)
         finish = finish_reason_from_proto(tokens.finish_reason)
-        logprobs = _logprobs(tokens) if tokens.logprobs else ()
+        logprobs = _logprobs(tokens.logprobs) if tokens.logprobs else ()
         waiting = self._pending
         if waiting is None:
-            self._pending = TokenDelta(token_ids, logprobs, finish)
+            self._pending = TokenDelta(token_ids, logprobs, finish, prompt)
         else:
-            self._pending = TokenDelta(waiting.token_ids + token_ids, waiting.logprobs + logprobs, finish)
+            joined = waiting.logprobs + logprobs
+            self._pending = TokenDelta(waiting.token_ids + token_ids, joined, finish, waiting.prompt_logprobs)
         if finish is None:
             self._wake_reader()
         else:
@@ -213,7 +215,7 @@ class ActiveRequest:
             self._has_begun = True
 
 
-def _logprobs(tokens: types_pb2.SequenceTokens) -> tuple[TokenLogprobs, ...]:
+def _logprobs(entries: Iterable[types_pb2.PositionLogprobs]) -> tuple[TokenLogprobs, ...]:
     return tuple(
-        TokenLogprobs(item.logprob, tuple((top.token_id, top.logprob) for top in item.top)) for item in tokens.logprobs
+        TokenLogprobs(item.logprob, tuple((top.token_id, top.logprob) for top in item.top)) for item in entries
     )

@@ -57,6 +57,9 @@ class Attempt:
         self._prefill = prefill
         self._computing: PrefillLink | DecodeLink = prefill or decode
         self._sampling = sampling_to_proto(active.request.sampling)
+        self._salt = active.request.chain_salt
+        if self._request.sampling.prompt_logprobs is not None:
+            self._salt += f"\0attempt={active.wire_id}"  # what an earlier attempt left is no prefix: all is computed
         self._token_ids: Iterable[int] = active.token_ids
         self._predictor = predictor
         self._placed_at = time.perf_counter()
@@ -149,7 +152,7 @@ class Attempt:
                 request_id=self._active.wire_id,
                 num_prompt_tokens=request.num_prompt_tokens,
                 sampling=self._sampling,
-                salt=request.chain_salt,
+                salt=self._salt,
                 tenant=request.tenant,
                 prefill_here=self._prefill is None,
                 trace=request.trace,
@@ -175,7 +178,7 @@ class Attempt:
                 request_id=self._sender_id,
                 num_prompt_tokens=request.num_prompt_tokens,
                 sampling=self._sampling,
-                salt=request.chain_salt,
+                salt=self._salt,
                 tenant=request.tenant,
                 ticket=reserved.ticket,
                 transfer_address=decode.welcome.transfer_address,
@@ -235,7 +238,8 @@ class Attempt:
             return
         prefill.close(self._sender_id)  # everything had arrived before the loss
         if self._active.state is RequestState.RESERVED:
-            if self._request.sampling.logprobs is not None:
+            sampling = self._request.sampling
+            if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
                 raise WorkerLost("the prefill worker was lost with the first token's log-probabilities")
             self._reassigning = False
             self._active.move(RequestEvent.FIRST_TOKEN)
@@ -327,12 +331,24 @@ class Attempt:
     def _on_first_token(self, tokens: types_pb2.SequenceTokens) -> None:
         """This attempt's first token: the prompt is no longer queued where it was computed, and its cost is known."""
         active, now = self._active, time.perf_counter()
+        self._check_prompt_logprobs(tokens)
         self._computing.computed(self._sender_id)
         if self._num_senders == 1:
             self._learn(tokens, now)
         if len(active.produced) == active.num_resumed:
             active.on_first_token(tokens, now)
         active.emit(tokens)
+
+    def _check_prompt_logprobs(self, tokens: types_pb2.SequenceTokens) -> None:
+        """Raises TransferFailed where a part of the prompt was not computed by who sends its first token."""
+        request = self._request
+        if request.sampling.prompt_logprobs is None or self._active.produced:
+            return
+        if len(tokens.prompt_logprobs) != request.num_prompt_tokens - 1:
+            raise TransferFailed(
+                f"{self._computing.name} has computed only {len(tokens.prompt_logprobs)} of the prompt's "
+                f"{request.num_prompt_tokens - 1} log-probabilities"
+            )
 
     def _learn(self, tokens: types_pb2.SequenceTokens, now: float) -> None:
         on_worker_s = (tokens.prefill_queue_ms + tokens.prefill_compute_ms) / 1e3

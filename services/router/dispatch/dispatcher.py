@@ -132,6 +132,10 @@ class Dispatcher:
         """Requests in the admission queue."""
         return len(self._queue)
 
+    def active(self, request_id: str) -> ActiveRequest | None:
+        """The request of that id that waits or runs here."""
+        return self._active.get(request_id)
+
     @property
     def num_active(self) -> int:
         """Requests accepted and not ended, those waiting included."""

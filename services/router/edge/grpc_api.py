@@ -4,53 +4,64 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 import grpc.aio
 
 from services.router.edge.auth import ApiKeys
-from services.router.edge.input_processor import CallInfo, ChatPrompt, InputProcessor, Prompt, TextPrompt, TokensPrompt
+from services.router.edge.catalog import Catalog
+from services.router.edge.grpc_messages import (
+    Context,
+    metadata_of,
+    prompt_of,
+    response_of,
+    resume_of,
+    sampling_params,
+    start_of,
+    trace_of,
+)
+from services.router.edge.input_processor import CallInfo, InputProcessor, PromptOptions, TextPrompt
 from services.router.edge.limits import LimitSettings
-from services.router.edge.output_processor import OutputDelta, OutputFinish
 from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.unary_call import answer_client
 from services.router.edge.write_watch import WriteWatch
-from services.router.request import Request, RequestSummary, Resume
-from shared.engine.sampling_params import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams
+from services.router.request import Request
 from shared.errors import DeadlineExceeded, Internal, InvalidRequest, TandemError
-from shared.rpc.convert import finish_reason_to_proto
 from shared.rpc.errors import abort
-from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
 from shared.telemetry.logs import request_log
 
 logger = logging.getLogger(__name__)
 
 SERVICE_NAME = "tandem.v1.InferenceService"
 
-Context = grpc.aio.ServicerContext[Any, Any]
-
-_MAX_LIST_LEN = {"stop": MAX_STOP_STRINGS, "stop_token_ids": MAX_STOP_TOKEN_IDS}
-
-_TRACE_KEYS = ("traceparent", "tracestate")
+Write = Callable[[int, inference_pb2.GenerateResponse], Awaitable[None]]
+"""Sends a message of the request of that index."""
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
-    """Serves `Generate` and `GetStatus`; a call that its client ends frees everything in the cluster."""
+    """What clients call; a call that its client ends frees everything in the cluster."""
 
     def __init__(
         self,
         input_processor: InputProcessor,
+        catalog: Catalog,
         settings: EdgeSettings,
         status: Callable[[], inference_pb2.ClusterStatus],
         explain: Callable[[str], inference_pb2.Explanation],
+        request_info: Callable[[str], inference_pb2.RequestInfo],
         router_name: str = "",
     ) -> None:
-        """`explain` raises NotFound for a request that it does not know."""
+        """Serves the model of `input_processor`, which is one of `catalog`. `explain` and `request_info` raise NotFound
+        for a request that they do not know."""
         self._router_name = router_name
         self._explain = explain
+        self._request_info = request_info
+        self._max_choices = settings.max_choices
         self._input_processor = input_processor
+        self._catalog = catalog
         self._keys = ApiKeys.of(settings)
         self._status = status
         self._write_timeout_s = settings.limits.write_timeout_s
@@ -63,16 +74,42 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> None:
         """Streams one answer; errors become a status with the typed error as trailer."""
+
+        async def write(_index: int, response: inference_pb2.GenerateResponse) -> None:
+            await context.write(response)
+
+        await self._stream([request], context, write)
+
+    async def GenerateBatch(  # type: ignore[override]  # noqa: N802  # as above
+        self, request: inference_pb2.GenerateBatchRequest, context: Context
+    ) -> None:
+        """Streams several answers, mixed as they come; errors likewise."""
+
+        async def write(index: int, response: inference_pb2.GenerateResponse) -> None:
+            await context.write(inference_pb2.GenerateBatchResponse(index=index, response=response))
+
+        await self._stream(request.requests, context, write, is_batch=True)
+
+    async def _stream(
+        self,
+        requests: Sequence[inference_pb2.GenerateRequest],
+        context: Context,
+        write: Write,
+        *,
+        is_batch: bool = False,
+    ) -> None:
         arrived_at = time.perf_counter()
         error: TandemError
         try:
-            await self._generate(request, context, arrived_at)
+            if is_batch:
+                self._check_batch(requests)
+            await self._generate(requests, context, arrived_at, write)
             return
         except TandemError as known:
             error = known
         except Exception as unknown:
-            log = request_log(logger, request.request_id, _trace(_metadata(context)))
-            log.exception("request %s failed", request.request_id)
+            request_id = requests[0].request_id if requests else ""
+            request_log(logger, request_id, trace_of(metadata_of(context))).exception("request %s failed", request_id)
             error = Internal(f"internal error ({type(unknown).__name__})")
         await abort(context, error)
 
@@ -88,15 +125,71 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Why a request went where it went."""
         return await answer_client(self._keys.check, self._explained, request, context)
 
+    async def Tokenize(  # noqa: N802
+        self, request: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        """Token ids of a text or a conversation."""
+        return await answer_client(self._keys.check, self._tokenize, request, context)
+
+    async def Detokenize(  # noqa: N802
+        self, request: inference_pb2.DetokenizeRequest, context: Context
+    ) -> inference_pb2.DetokenizeResponse:
+        """Text of token ids."""
+        return await answer_client(self._keys.check, self._detokenize, request, context)
+
+    async def ListModels(  # noqa: N802
+        self, request: inference_pb2.ListModelsRequest, context: Context
+    ) -> inference_pb2.ListModelsResponse:
+        """The served models."""
+        return await answer_client(self._keys.check, self._list_models, request, context)
+
+    async def GetRequest(  # noqa: N802
+        self, request: inference_pb2.GetRequestRequest, context: Context
+    ) -> inference_pb2.RequestInfo:
+        """Where a request stands."""
+        return await answer_client(self._keys.check, self._get_request, request, context)
+
     async def _get_status(self, _request: inference_pb2.GetStatusRequest) -> inference_pb2.ClusterStatus:
         return self._status()
 
     async def _explained(self, request: inference_pb2.ExplainRequest) -> inference_pb2.Explanation:
         return self._explain(request.request_id)
 
-    async def _generate(self, request: inference_pb2.GenerateRequest, context: Context, arrived_at: float) -> None:
+    async def _get_request(self, request: inference_pb2.GetRequestRequest) -> inference_pb2.RequestInfo:
+        return self._request_info(request.request_id)
+
+    async def _list_models(self, _request: inference_pb2.ListModelsRequest) -> inference_pb2.ListModelsResponse:
+        return inference_pb2.ListModelsResponse(
+            models=[
+                inference_pb2.Model(id=name, max_model_len=model.core.max_prompt_tokens())
+                for name, model in self._catalog.entries()
+            ]
+        )
+
+    async def _tokenize(self, request: inference_pb2.TokenizeRequest) -> inference_pb2.TokenizeResponse:
+        processor = self._input_processor
+        processor.check_model(request.model)
+        max_len = processor.core.max_prompt_tokens()
+        asked = inference_pb2.GenerateRequest()
+        if request.WhichOneof("prompt") == "chat":
+            asked.chat.CopyFrom(request.chat)
+        elif request.WhichOneof("prompt") == "text":
+            asked.text = request.text
+        prompt = prompt_of(asked, max_len)
+        if isinstance(prompt, TextPrompt) and request.HasField("add_special_tokens"):
+            prompt = replace(prompt, add_special_tokens=request.add_special_tokens)
+        token_ids = await processor.token_ids(prompt)
+        return inference_pb2.TokenizeResponse(token_ids=token_ids, max_model_len=max_len)
+
+    async def _detokenize(self, request: inference_pb2.DetokenizeRequest) -> inference_pb2.DetokenizeResponse:
+        self._input_processor.check_model(request.model)
+        return inference_pb2.DetokenizeResponse(text=self._input_processor.detokenize(request.token_ids, "token_ids"))
+
+    async def _generate(
+        self, requests: Sequence[inference_pb2.GenerateRequest], context: Context, arrived_at: float, write: Write
+    ) -> None:
         """One coroutine, no generator: a cancelled call unwinds all of it at once."""
-        metadata = _metadata(context)
+        metadata = metadata_of(context)
         tenant = self._keys.check(metadata.get("authorization"))
         hints = scheduling_hints(metadata, tenant)
         account = self._input_processor.rates.begin(
@@ -105,51 +198,48 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         time_left = context.time_remaining()
         if time_left is not None and time_left <= 0:
             raise DeadlineExceeded("the call's deadline passed before it began")
-        info = CallInfo(
-            model=request.model,
-            request_id=request.request_id,
-            arrived_at=arrived_at,
-            timeout_s=time_left or 0.0,
-            trace=_trace(metadata),
-            scheduling=hints,
-            cache_salt=request.cache_salt,
-        )
-        prompt = _prompt(request, self._input_processor.core.max_prompt_tokens())
-        prepared = await self._input_processor.prepare(prompt, sampling_params(request.sampling), info)
-        if request.HasField("resume"):
-            seed = request.sampling.seed if request.sampling.HasField("seed") else None
-            prepared = await self._input_processor.resumed(prepared, _resume(request.resume), seed)
-        account.charge(prepared.num_input_tokens)
-        start: inference_pb2.Start | None = _start(prepared, self._router_name)
-        async with WriteWatch(self._write_timeout_s) as watch, self._input_processor.start([prepared]) as outputs:
+        call = CallInfo(arrived_at=arrived_at, timeout_s=time_left or 0.0, trace=trace_of(metadata), scheduling=hints)
+        plan = [await self._prepared(request, call) for request in requests]
+        account.charge(sum(request.num_input_tokens for request in plan))
+        starts: dict[int, inference_pb2.Start] = {i: start_of(item, self._router_name) for i, item in enumerate(plan)}
+        async with WriteWatch(self._write_timeout_s) as watch, self._input_processor.start(plan) as outputs:
             try:
-                async for _, delta in outputs:
+                async for index, delta in outputs:
                     watch.begin()
-                    await context.write(_response(prepared.request_id, delta, start))
-                    start = None
+                    await write(index, response_of(plan[index].request_id, delta, starts.pop(index, None)))
                     watch.end()
             finally:
                 account.charge(outputs.num_output_tokens)
 
+    async def _prepared(self, request: inference_pb2.GenerateRequest, call: CallInfo) -> Request:
+        processor = self._input_processor
+        prepared = await processor.prepare(
+            prompt_of(request, processor.core.max_prompt_tokens()),
+            sampling_params(request.sampling, processor.defaults),
+            replace(call, model=request.model, request_id=request.request_id, cache_salt=request.cache_salt),
+            options=PromptOptions(bad_words=tuple(request.sampling.bad_words)),
+        )
+        if not request.HasField("resume"):
+            return prepared
+        seed = request.sampling.seed if request.sampling.HasField("seed") else None
+        return await processor.resumed(prepared, resume_of(request.resume), seed)
 
-def sampling_params(message: types_pb2.SamplingParams) -> SamplingParams:
-    """The wire's sampling fields, absent ones at their defaults; raises InvalidRequest naming the field."""
-    given: dict[str, Any] = {}
-    for field, value in message.ListFields():
-        limit = _MAX_LIST_LEN.get(field.name)
-        if limit is not None and len(value) > limit:
-            raise InvalidRequest(f"{field.name} has more than {limit} entries", field=field.name, limit=limit)
-        given[field.name] = tuple(value) if field.name in ("stop", "stop_token_ids") else value
-    return SamplingParams(**given)
-
-
-def _trace(metadata: dict[str, str]) -> dict[str, str]:
-    """The call's W3C trace context."""
-    return {key: metadata[key] for key in _TRACE_KEYS if key in metadata}
-
-
-def _metadata(context: Context) -> dict[str, str]:
-    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+    def _check_batch(self, requests: Sequence[inference_pb2.GenerateRequest]) -> None:
+        limit = self._max_choices
+        if not 0 < len(requests) <= limit:
+            raise InvalidRequest(
+                f"requests must have 1 to {limit} entries, got {len(requests)}",
+                field="requests",
+                limit=limit,
+                value=len(requests),
+            )
+        if any(request.HasField("resume") for request in requests):
+            raise InvalidRequest("requests: an answer that is resumed has a call of its own", field="requests")
+        if len({self._catalog.find(request.model) for request in requests}) > 1:
+            raise InvalidRequest("requests: they name several models, a batch is of one", field="requests")
+        named = [request.request_id for request in requests if request.request_id]
+        if len(set(named)) < len(named):
+            raise InvalidRequest("requests: two have the same request_id", field="requests")
 
 
 def server_options(limits: LimitSettings) -> tuple[tuple[str, int], ...]:
@@ -159,72 +249,4 @@ def server_options(limits: LimitSettings) -> tuple[tuple[str, int], ...]:
         ("grpc.max_concurrent_streams", limits.max_grpc_streams),
         ("grpc.max_metadata_size", limits.max_header_bytes),
         ("grpc.absolute_max_metadata_size", limits.max_header_bytes),
-    )
-
-
-def _prompt(request: inference_pb2.GenerateRequest, max_messages: int) -> Prompt:
-    """Of more messages than `max_messages` one too many is taken: enough to refuse them."""
-    kind = request.WhichOneof("prompt")
-    if kind == "text":
-        return TextPrompt(request.text)
-    if kind == "tokens":
-        return TokensPrompt(request.tokens.ids)
-    if kind == "chat":
-        return ChatPrompt([{"role": m.role, "content": m.content} for m in request.chat.messages[: max_messages + 1]])
-    raise InvalidRequest("prompt is missing: set text, tokens or chat", field="prompt")
-
-
-def _resume(message: inference_pb2.Resume) -> Resume:
-    return Resume(tuple(message.token_ids), message.num_chars if message.HasField("num_chars") else None)
-
-
-def _start(request: Request, router_name: str) -> inference_pb2.Start:
-    seed, max_tokens = request.sampling.seed, request.sampling.max_tokens
-    assert seed is not None, "the input processor resolves it"
-    assert max_tokens is not None, "likewise"
-    return inference_pb2.Start(
-        seed=seed,
-        max_tokens=max_tokens,
-        timeout_s=request.timeout_s,
-        router=router_name,
-    )
-
-
-def _response(request_id: str, delta: OutputDelta, start: inference_pb2.Start | None) -> inference_pb2.GenerateResponse:
-    response = inference_pb2.GenerateResponse(
-        request_id=request_id, text=delta.text, token_ids=delta.token_ids, start=start
-    )
-    for entry in delta.logprobs:
-        response.logprobs.add(
-            logprob=entry.logprob,
-            top=[types_pb2.TokenLogprob(token_id=t, logprob=value) for t, value in entry.top],
-        )
-    if delta.finish is not None:
-        _add_finish(response, delta.finish)
-    return response
-
-
-def _add_finish(response: inference_pb2.GenerateResponse, finish: OutputFinish) -> None:
-    response.finish_reason = finish_reason_to_proto(finish.reason)
-    response.usage.num_prompt_tokens = finish.usage.num_prompt_tokens
-    response.usage.num_output_tokens = finish.usage.num_output_tokens
-    response.usage.num_cached_tokens = finish.usage.num_cached_tokens
-    response.ttft.CopyFrom(_ttft(finish.summary))
-    response.prefill_worker = finish.summary.prefill_worker
-    response.decode_worker = finish.summary.decode_worker
-
-
-def _ttft(summary: RequestSummary) -> types_pb2.TtftSplit:
-    split = summary.ttft
-    return types_pb2.TtftSplit(
-        queue_ms=split.queue_ms,
-        placement_ms=split.placement_ms,
-        reserve_ms=split.reserve_ms,
-        prefix_fetch_ms=split.prefix_fetch_ms,
-        prefill_queue_ms=split.prefill_queue_ms,
-        prefill_compute_ms=split.prefill_compute_ms,
-        return_ms=split.return_ms,
-        ttft_ms=split.ttft_ms,
-        ship_exposed_ms=split.ship_exposed_ms,
-        first_decode_step_ms=split.first_decode_step_ms,
     )

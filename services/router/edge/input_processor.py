@@ -9,11 +9,14 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from services.router.edge.answer.families import AnswerFormats
+from services.router.edge.bad_words import check_bad_words
 from services.router.edge.catalog import ModelNames
+from services.router.edge.chat_prompt import ChatPrompt
+from services.router.edge.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from services.router.edge.output_processor import INLINE_TOKENS, output_processor
 from services.router.edge.output_stream import OutputStream
 from services.router.edge.prompt_tokenizer import (
-    ChatPrompt,
     Prompt,
     PromptTokenizer,
     TextPrompt,
@@ -23,14 +26,25 @@ from services.router.edge.prompt_tokenizer import (
 from services.router.edge.rate_limits import RateLimits
 from services.router.edge.scheduling import SchedulingHints
 from services.router.edge.settings import EdgeSettings
+from services.router.edge.structure_check import StructureCheck
 from services.router.edge.tenancy import chain_salt
-from services.router.request import Core, Request, Resume
+from services.router.request import PLAIN_TEXT, Core, Request, Resume, TextOptions
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest, PromptTooLong, WorkerLost
 from shared.model.chat_template import ChatTemplate
 from shared.model.tokenizer import Tokenizer
+from shared.structure.compiler import StructureCompiler
 
-__all__ = ["CallInfo", "ChatPrompt", "InputProcessor", "Prompt", "TextPrompt", "TokensPrompt", "checked_request_id"]
+__all__ = [
+    "CallInfo",
+    "ChatPrompt",
+    "InputProcessor",
+    "Prompt",
+    "PromptOptions",
+    "TextPrompt",
+    "TokensPrompt",
+    "checked_request_id",
+]
 
 MAX_REQUEST_ID_LEN = 128
 DRAWN_SEED_BITS = 53
@@ -50,6 +64,18 @@ class CallInfo:
     cache_salt: str = ""  # the client's own; prefixes are shared only with requests of the same one
 
 
+@dataclass(frozen=True, slots=True)
+class PromptOptions:
+    """What a request says about its prompt and the text of its answer."""
+
+    truncate_to: int | None = None  # only the prompt's last tokens are kept; -1: as many as leave room for the answer
+    bad_words: tuple[str, ...] = ()  # that the answer must not have
+    text: TextOptions = PLAIN_TEXT
+
+
+DEFAULT_OPTIONS = PromptOptions()
+
+
 def checked_request_id(request_id: str) -> str:
     """The client's id, or a drawn one when empty; raises InvalidRequest (`request_id`)."""
     if not request_id:
@@ -63,6 +89,13 @@ def checked_request_id(request_id: str) -> str:
     return request_id
 
 
+def _truncated(token_ids: Sequence[int], truncate_to: int | None, num_room: int) -> Sequence[int]:
+    """The last `truncate_to` tokens; -1: the last `num_room`."""
+    if truncate_to is None:
+        return token_ids
+    return token_ids[-max(1, num_room if truncate_to == -1 else truncate_to) :]
+
+
 class InputProcessor:
     """Validates and tokenizes prompts, and starts them in the core. Stateless; any number at once."""
 
@@ -73,16 +106,24 @@ class InputProcessor:
         chat_template: ChatTemplate,
         model_name: str,
         settings: EdgeSettings,
+        structures: StructureCompiler,
+        defaults: GenerationDefaults = NO_DEFAULTS,
         *,
         names: ModelNames | None = None,
         rates: RateLimits | None = None,
     ) -> None:
-        """`names`: `model_name` and what else clients may call it; `rates`: shared with other models' processors."""
+        """`structures`: for the model's vocabulary; `defaults`: what a request takes that does not say how to
+        sample; `names`: `model_name` and what else clients may call it; `rates`: shared with other models'
+        processors."""
         self.core = core
+        self.defaults = defaults
+        self.formats = AnswerFormats.of(chat_template, settings.tool_call_parser, settings.reasoning_parser)
+        """How the model writes its answers."""
         self.tokenizer = tokenizer
         self.model_name = model_name
         self.names = names or ModelNames(model_name)
         self._prompts = PromptTokenizer(tokenizer, chat_template, settings.limits)
+        self._structures = StructureCheck(structures, settings.structured_output)
         self._settings = settings
         self.rates = rates or RateLimits(settings)
         """Shared by all APIs."""
@@ -97,18 +138,28 @@ class InputProcessor:
         sampling: SamplingParams,
         info: CallInfo,
         default_max_tokens: int | None = None,
+        options: PromptOptions = DEFAULT_OPTIONS,
     ) -> Request:
         """The request that `start` takes, with seed and max_tokens set.
 
         Without `sampling.max_tokens` the answer may be as long as the context allows, or `default_max_tokens`
-        where that is less. Raises NotFound, InvalidRequest, PromptTooLong, and WorkerLost while no worker is
-        connected whose limit is known.
+        where that is less. Raises NotFound, InvalidRequest, PromptTooLong, Overloaded where too many structures wait
+        to be compiled, and WorkerLost while no worker is connected whose limit is known.
         """
         self.check_model(info.model)
         request_id = checked_request_id(info.request_id)
         self._prompts.check_token_ids("stop_token_ids", sampling.stop_token_ids)
-        context_len = self._context_len()
+        self._prompts.check_token_ids("logit_bias", [token_id for token_id, _ in sampling.logit_bias])
+        check_bad_words(options.bad_words)
+        if options.bad_words:
+            sampling = replace(sampling, bad_sequences=self._prompts.bad_sequences(options.bad_words))
+        await self._structures.check(sampling.structured_output)
+        context_len = self.context_len()
+        num_room = context_len - (sampling.max_tokens or 1)
+        if isinstance(prompt, TokensPrompt):
+            prompt = TokensPrompt(_truncated(prompt.token_ids, options.truncate_to, num_room))
         token_ids = await self._prompts.token_ids(prompt, context_len)
+        token_ids = tuple(_truncated(token_ids, options.truncate_to, num_room))
         prompt_field = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
         check_num_tokens(len(token_ids), context_len, prompt_field)
         num_left = context_len - len(token_ids)
@@ -128,14 +179,25 @@ class InputProcessor:
             prompt_token_ids=token_ids,
             sampling=sampling.resolved(seed=secrets.randbits(DRAWN_SEED_BITS), max_tokens=max_tokens),
             tenant=info.scheduling.tenant,
-            salt=chain_salt(self._settings.tenants, info.scheduling.tenant, info.cache_salt),
+            salt=self._salt(info, sampling),
             arrived_at=info.arrived_at,
             timeout_s=min(limits, default=0.0),
             trace=dict(info.trace),
             priority=info.scheduling.priority,
             session=info.scheduling.session,
             ttft_timeout_s=info.scheduling.ttft_timeout_s,
+            text=options.text,
         )
+
+    def _salt(self, info: CallInfo, sampling: SamplingParams) -> str:
+        """Where the prompt's log-probabilities are asked for, all of it has to be computed: its blocks are no prefix of
+        any other's, nor another's of them."""
+        salt = chain_salt(self._settings.tenants, info.scheduling.tenant, info.cache_salt)
+        return salt if sampling.prompt_logprobs is None else f"{salt}\0prompt={secrets.token_hex(8)}"
+
+    async def token_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        """The prompt's token ids, as a request with it would have them; raises what `prepare` does for a prompt."""
+        return await self._prompts.token_ids(prompt, self.context_len())
 
     async def resumed(self, request: Request, resume: Resume, seed: int | None) -> Request:
         """A prepared request whose answer goes on behind what the client has; `seed` is the answer's own.
@@ -161,13 +223,13 @@ class InputProcessor:
         if not request.is_complete:
             await output_processor(request, self.tokenizer)  # raises for a stop string
         if len(token_ids) <= INLINE_TOKENS:
-            self._check_num_chars(resume)
+            self._check_num_chars(resume, request.text)
         else:
-            await asyncio.to_thread(self._check_num_chars, resume)
+            await asyncio.to_thread(self._check_num_chars, resume, request.text)
         return request
 
-    def _check_num_chars(self, resume: Resume) -> None:
-        detokenizer = self.tokenizer.stream()
+    def _check_num_chars(self, resume: Resume, text: TextOptions) -> None:
+        detokenizer = self.tokenizer.stream(text.skip_special_tokens, text.kept_special)
         limit = len(detokenizer.push(resume.token_ids) + detokenizer.flush())
         if resume.num_chars is not None and not 0 <= resume.num_chars <= limit:
             raise InvalidRequest(
@@ -177,12 +239,18 @@ class InputProcessor:
                 value=resume.num_chars,
             )
 
+    def detokenize(self, token_ids: Sequence[int], field: str) -> str:
+        """Text of token ids, special ones included; raises InvalidRequest (`field`) for an id outside the
+        vocabulary."""
+        self._prompts.check_token_ids(field, token_ids)
+        return self.tokenizer.decode(token_ids, skip_special_tokens=False)
+
     def start(self, requests: Sequence[Request]) -> OutputStream:
         """The answers to prepared requests; entering the stream submits them."""
         return OutputStream(self.core, requests, self.tokenizer)
 
-    def _context_len(self) -> int:
-        """Tokens of prompt and answer that fit in all."""
+    def context_len(self) -> int:
+        """Tokens of prompt and answer that fit in all; raises WorkerLost while no worker is connected."""
         limit = self.core.max_prompt_tokens()
         if limit == 0:
             reason = self.core.not_ready_reason() or "no worker is connected"

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import grpc.aio
 
-from services.router.edge.grpc_api import Context, InferenceServicer
+from services.router.edge.grpc_api import InferenceServicer
+from services.router.edge.grpc_messages import Context
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
 
 
@@ -26,6 +27,37 @@ class ModelServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> None:
         """By the request's model."""
         await self._servicer_of(request.model).Generate(request, context)
+
+    async def GenerateBatch(  # type: ignore[override]  # noqa: N802  # likewise
+        self, request: inference_pb2.GenerateBatchRequest, context: Context
+    ) -> None:
+        """By the first request's model; its servicer refuses a batch with others."""
+        name = request.requests[0].model if request.requests else ""
+        await self._servicer_of(name).GenerateBatch(request, context)
+
+    async def Tokenize(  # noqa: N802
+        self, request: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        """By the request's model."""
+        return await self._servicer_of(request.model).Tokenize(request, context)
+
+    async def Detokenize(  # noqa: N802
+        self, request: inference_pb2.DetokenizeRequest, context: Context
+    ) -> inference_pb2.DetokenizeResponse:
+        """By the request's model."""
+        return await self._servicer_of(request.model).Detokenize(request, context)
+
+    async def ListModels(  # noqa: N802
+        self, request: inference_pb2.ListModelsRequest, context: Context
+    ) -> inference_pb2.ListModelsResponse:
+        """All of them."""
+        return await self._servicer_of("").ListModels(request, context)
+
+    async def GetRequest(  # noqa: N802
+        self, request: inference_pb2.GetRequestRequest, context: Context
+    ) -> inference_pb2.RequestInfo:
+        """Whichever model it is for."""
+        return await self._servicer_of("").GetRequest(request, context)
 
     async def GetStatus(  # noqa: N802
         self, request: inference_pb2.GetStatusRequest, context: Context

@@ -52,14 +52,16 @@ class OutputDelta(NamedTuple):
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()  # as many as token_ids where asked for
     finish: OutputFinish | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # on the first delta where asked for: from the second token on
 
 
 async def output_processor(request: Request, tokenizer: Tokenizer) -> OutputProcessor:
     """One for the request; a long resumed answer is replayed beside the event loop, which serves others meanwhile.
     Raises like the class."""
+    detokenizer = tokenizer.stream(request.text.skip_special_tokens, request.text.kept_special)
     if len(request.resumed_token_ids) <= INLINE_TOKENS:
-        return OutputProcessor(request, tokenizer.stream())
-    return await asyncio.to_thread(lambda: OutputProcessor(request, tokenizer.stream()))
+        return OutputProcessor(request, detokenizer)
+    return await asyncio.to_thread(OutputProcessor, request, detokenizer)
 
 
 class OutputProcessor:
@@ -72,6 +74,7 @@ class OutputProcessor:
         """Read when the answer ends; the running request's is put here."""
         self._detokenizer = detokenizer
         self._stops = StopStrings(request.sampling.stop) if request.sampling.stop else None
+        self._includes_stop = request.text.include_stop
         self._num_output_tokens = 0
         self._owed, self._surplus = "", 0  # of the resumed text: what the client lacks, or has beyond it in characters
         if request.resume is not None:
@@ -100,6 +103,8 @@ class OutputProcessor:
         """The delta as text. `finish` without the delta's own finish reason means that a stop string ended the answer:
         the request still runs and must be ended. Raises Cancelled where the cluster cancelled the request."""
         output = self._process(delta)
+        if delta.prompt_logprobs:
+            output = output._replace(prompt_logprobs=delta.prompt_logprobs)
         if not self._owed and not self._surplus:
             return output
         text, self._owed = self._owed + output.text, ""
@@ -112,6 +117,8 @@ class OutputProcessor:
             raise Cancelled(f"request {self._request.request_id} was cancelled in the cluster")
         # A worker's STOP comes with the end token that caused it: counted, but no text.
         num_visible = len(delta.token_ids) - (delta.finish_reason is FinishReason.STOP)
+        if self._includes_stop and num_visible < len(delta.token_ids):
+            num_visible += delta.token_ids[-1] in self._request.sampling.stop_token_ids
         visible = delta.token_ids[: max(num_visible, 0)]
         if self._stops is not None:
             return self._process_with_stops(delta, visible, self._stops)
@@ -147,7 +154,7 @@ class OutputProcessor:
     def _stopped(self, text: str, delta: TokenDelta, num_tokens: int, stop: str) -> OutputDelta:
         """The last delta where a stop string ended the answer; later tokens of the delta are dropped."""
         return OutputDelta(
-            text,
+            text + stop if self._includes_stop else text,
             delta.token_ids[:num_tokens],
             delta.logprobs[:num_tokens],
             self._finish(FinishReason.STOP, stop),

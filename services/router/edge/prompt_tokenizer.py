@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from services.router.edge.chat_prompt import ChatPrompt, rendered
 from services.router.edge.limits import LimitSettings
 from shared.errors import InvalidRequest, PromptTooLong
 from shared.model.chat_template import ChatTemplate
@@ -20,9 +21,10 @@ _INLINE_TEXT_LEN = 4096
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """A plain text, tokenized with the model's special tokens."""
+    """A plain text, tokenized with the tokens that the model expects around it."""
 
     text: str
+    add_special_tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +32,6 @@ class TokensPrompt:
     """Token ids, taken as they are."""
 
     token_ids: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """Messages with `role` and `content` (text), rendered with the model's chat template."""
-
-    messages: Sequence[Mapping[str, str]]
 
 
 Prompt = TextPrompt | TokensPrompt | ChatPrompt
@@ -104,6 +99,12 @@ class PromptTokenizer:
                 value=wrong,
             )
 
+    def bad_sequences(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Token ids that spell each word at the beginning of a text and behind a space."""
+        spellings = (text for word in words for text in (word.strip(), " " + word.strip()))
+        encoded = (tuple(self.tokenizer.encode(text, add_special_tokens=False)) for text in spellings)
+        return tuple(dict.fromkeys(token_ids for token_ids in encoded if token_ids))
+
     def _checked_ids(self, token_ids: Sequence[int], context_len: int) -> tuple[int, ...]:
         if not token_ids:
             raise InvalidRequest("prompt must not be empty", field="prompt", limit="at least 1 token")
@@ -120,7 +121,7 @@ class PromptTokenizer:
                 limit=context_len,
                 value=len(prompt.messages),
             )
-        num_chars = sum(len(text) for message in prompt.messages for text in message.values())
+        num_chars = prompt.num_chars
         self._check_len("messages", num_chars, context_len)
         return num_chars
 
@@ -137,11 +138,11 @@ class PromptTokenizer:
 
     def _encode(self, prompt: TextPrompt | ChatPrompt, context_len: int) -> tuple[int, ...]:
         if isinstance(prompt, TextPrompt):
-            return tuple(self.tokenizer.encode(prompt.text))
-        rendered = self._chat_template.render(prompt.messages)
-        self._check_len("messages", len(rendered), context_len)  # a template may repeat what it was given
+            return tuple(self.tokenizer.encode(prompt.text, prompt.add_special_tokens))
+        text = rendered(self._chat_template, prompt)
+        self._check_len("messages", len(text), context_len)  # a template may repeat what it was given
         # The template writes the special tokens itself.
-        token_ids = tuple(self.tokenizer.encode(rendered, add_special_tokens=False))
+        token_ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
         if not token_ids:
             raise InvalidRequest("messages render to an empty prompt", field="messages")
         return token_ids

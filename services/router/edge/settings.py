@@ -6,8 +6,10 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
+from services.router.edge.answer.families import CallFormatName, ReasoningName
 from services.router.edge.key_digest import key_digest
 from services.router.edge.limits import LimitSettings
+from shared.engine.structured_output import MAX_STRUCTURE_BYTES
 from shared.rpc.tls import Tls
 
 ApiKey = Annotated[
@@ -38,6 +40,18 @@ class TenantSettings(BaseModel):
     to a first token what others have sent."""
 
 
+class StructureSettings(BaseModel):
+    """What a schema, expression or grammar for structured output may take."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    max_bytes: int = Field(default=65_536, ge=256, le=MAX_STRUCTURE_BYTES)
+    """Longest schema, expression or grammar, or all choices together, bytes of UTF-8."""
+
+    compile_timeout_ms: int = Field(default=2000, ge=10, le=60_000)
+    """Longest time for which a request waits until its structure is compiled, milliseconds."""
+
+
 class EdgeSettings(BaseModel):
     """What the HTTP and gRPC front doors let in."""
 
@@ -65,6 +79,24 @@ class EdgeSettings(BaseModel):
 
     request_timeout_s: float = Field(default=0.0, ge=0.0, le=86400.0)
     """Deadline of a whole request, seconds; 0 = none. A gRPC client's own, shorter deadline wins."""
+
+    tool_call_parser: CallFormatName = "auto"
+    """How the model writes tool calls; `auto`: its chat template tells."""
+
+    reasoning_parser: ReasoningName = "auto"
+    """Marks around a model's reasoning, which becomes `reasoning_content`: `think` = <think>…</think>, `mistral` =
+    [THINK]…[/THINK]; `auto`: those that its chat template has, if any."""
+
+    generation_defaults: bool = True
+    """Requests that do not say take temperature, top_p, top_k, min_p and repetition_penalty from the model's
+    `generation_config.json`."""
+
+    cors_origins: tuple[Annotated[str, StringConstraints(min_length=1, max_length=256)], ...] = ()
+    """Web pages of these origins (`https://app.example.com`, or `*` for all) may call the HTTP API from a browser; none
+    = no CORS headers are sent."""
+
+    structured_output: StructureSettings = StructureSettings()
+    """What a request's `response_format` and its like may take."""
 
     limits: LimitSettings = LimitSettings()
     """What one client may send, hold and be sent."""

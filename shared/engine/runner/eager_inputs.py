@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shared.engine.plan import PlannedSequence
 from shared.engine.runner.device_link import DeviceLink
+from shared.engine.runner.prompt_logprobs import logit_rows
 from shared.kernels.batch import FEW_TOKENS, AttentionBatch, step_positions
 
 
@@ -22,7 +23,7 @@ class StepInputs:
     token_ids: Tensor  # [num_tokens] int64, 0 where a token is pending
     positions: Tensor  # [num_tokens] int64
     batch: AttentionBatch
-    logit_rows: Tensor  # [num_sampling] int64, each sampling sequence's last token
+    logit_rows: Tensor  # [num_logits] int64, each sampling sequence's last token and those before targets, rising
     rope_lengths: Tensor | None  # [num_tokens] int64, where asked for
     pending: tuple[Tensor, Tensor] | None  # (rows of token_ids, rows of the tokens sampled before), int64
 
@@ -44,7 +45,7 @@ class EagerInputs:
         ends = list(accumulate(query_lens))
         batch = AttentionBatch.from_lists(query_lens, kv_lens, self._arrays(items), self._block_size)
         positions = step_positions(query_lens, kv_lens)
-        rows = [end - 1 for end, item in zip(ends, items, strict=True) if item.sample is not None]
+        rows = logit_rows(items)
         arrays = {
             "token_ids": _joined(items, batch.num_tokens),
             "positions": positions,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from torch import Tensor
 
 from shared.engine.plan import SampleSpec, StepResult
 from shared.engine.runner.device_link import DeviceLink
+from shared.engine.runner.prompt_logprobs import PendingTargets
 from shared.engine.runner.sampler import TopLogprobs, describe
 
 
@@ -21,15 +23,28 @@ class PendingStep:
         specs: Sequence[SampleSpec],
         link: DeviceLink,
         source: Callable[[int], str | None],
+        faults: Mapping[int, str] = MappingProxyType({}),
+        targets: PendingTargets | None = None,
     ) -> None:
-        """Queues the copies. `source(row)` says where a row's numbers broke; asked only for rows without a token."""
+        """Queues the copies. `source(row)` says where a row's numbers broke; asked only for rows without a token.
+        `faults`: the rows whose structure failed, and why; their tokens mean nothing."""
         self._specs = specs
+        self._targets = targets
         self._source = source
+        self._faults = faults
         self._tokens = link.fetch(tokens)
         self._logprobs = logprobs and TopLogprobs(*(link.fetch(part) for part in vars(logprobs).values()))
         self._wait = link.mark()
+        self._values: list[int] | None = None
 
     def result(self) -> StepResult:
         """Waits until the step is done."""
-        self._wait()
-        return StepResult(describe(self._tokens.tolist(), self._logprobs, self._specs, self._source))
+        sampled = describe(self.tokens(), self._logprobs, self._specs, self._source, self._faults)
+        return StepResult(sampled, self._targets.result() if self._targets is not None else ())
+
+    def tokens(self) -> list[int]:
+        """The chosen tokens, -1 where there is none; waits until the step is done."""
+        if self._values is None:
+            self._wait()
+            self._values = self._tokens.tolist()
+        return self._values

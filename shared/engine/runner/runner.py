@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -20,11 +20,14 @@ from shared.engine.runner.numerics import NumericsProbe
 from shared.engine.runner.pending_step import PendingStep
 from shared.engine.runner.piecewise import PiecewiseSteps
 from shared.engine.runner.pool_memory import allocate_pool
+from shared.engine.runner.prompt_logprobs import PendingTargets, split
 from shared.engine.runner.sampler import TopLogprobs, is_plain, resample, sample
 from shared.engine.runner.static_decode import StaticDecode
+from shared.engine.runner.structure_masks import StructureMasks
 from shared.engine.runner.warm_up import warm_up_plans
 from shared.kv.layout import BlockLayout
 from shared.model.decoder import Decoder
+from shared.structure.compiler import StructureCompiler
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +67,10 @@ class Runner:
         num_blocks: int,
         config: RunnerConfig = RunnerConfig(),
         link: DeviceLink | None = None,
+        structures: StructureCompiler | None = None,
     ) -> None:
         """Allocates the pool: num_blocks * layout.block_bytes bytes on the model's device. `link`: by default that to
-        the model's device.
+        the model's device. `structures`: without it, plans have no structured output.
 
         Raises ConfigError where they do not fit; it says how many would. Host memory for preempted sequences likewise.
         """
@@ -108,6 +112,8 @@ class Runner:
             )
             self._sampled = self._static.sampled
         self._sums = BlockSums(layout, self.kv_blocks, decoder.kernels, link)
+        self._masks = None if structures is None else StructureMasks(structures, link)
+        self._last: PendingStep | None = None
 
     @property
     def is_async(self) -> bool:
@@ -154,26 +160,38 @@ class Runner:
         if plan.copies:
             assert self._arena is not None, "The plan has host copies but no host arena is configured."
             self._arena.run(plan.copies)
+        targets: PendingTargets | None = None
+        masks = None if self._masks is None else self._masks.begin(items, self._sampled_before())
         if not items:
             nothing = torch.empty(0, dtype=torch.int64, device=self._link.device)
-            return PendingStep(nothing, None, (), self._link, _unknown)
+            self._last = PendingStep(nothing, None, (), self._link, _unknown)
+            return self._last
         if self._static is not None and self._static.takes(plan):
             logits, tokens = self._static.run(plan)
-            resample(tokens, logits, specs, [row for row, spec in enumerate(specs) if not is_plain(spec)], ops, send)
+            row_masks = None if masks is None else masks.row_masks()
+            rows = [row for row, spec in enumerate(specs) if not is_plain(spec)]
+            resample(tokens, logits, specs, rows, ops, send, row_masks)
         else:
-            logits = self._forward(items)
-            tokens = sample(logits, specs, ops, send)
+            logits, targets = split(self._forward(items), items, self._link)
+            row_masks = None if masks is None else masks.row_masks()
+            tokens = sample(logits, specs, ops, send, row_masks)
             self._remember(tokens)
-        return PendingStep(
-            tokens, TopLogprobs.of(logits, tokens, specs, send), specs, self._link, self._source_of(items)
-        )
+        logprobs = TopLogprobs.of(logits, tokens, specs, send)
+        faults = {} if row_masks is None else row_masks.faults
+        self._last = PendingStep(tokens, logprobs, specs, self._link, self._source_of(items), faults, targets)
+        return self._last
+
+    def _sampled_before(self) -> Callable[[], Sequence[int]]:
+        """The tokens of the step launched before, read once they are asked for."""
+        last = self._last
+        return last.tokens if last is not None else tuple
 
     def checksums(self, block_ids: list[int]) -> list[int]:
         """Checksums of these blocks as they are now; no step in flight may write to them."""
         return self._sums.of(block_ids)
 
     def _forward(self, items: tuple[PlannedSequence, ...]) -> Tensor:
-        """[num_sampling, vocab_size] fp32: logits of the sequences that sample, from any mix of chunks and decodes."""
+        """[num_logits, vocab_size] fp32: those of `logit_rows`, from any mix of chunks and decodes."""
         inputs = self._inputs.of(items)
         if inputs.pending is not None:
             assert self._sampled is not None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -15,6 +16,15 @@ from shared.kernels.sampling.rows import SamplingRows
 
 Send = Callable[[Tensor], Tensor]
 """Brings a host tensor to the device of the logits."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowMasks:
+    """The tokens that some rows may choose from."""
+
+    rows: Sequence[int]
+    words: Tensor  # [len(rows), num_words] int32 on the device, as `SamplingOps.mask_tokens` takes them
+    faults: Mapping[int, str]  # rows whose structure failed, and why
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +51,8 @@ class TopLogprobs:
 
 def is_plain(spec: SampleSpec) -> bool:
     """True where the row's logits are sampled from as they are."""
-    return not spec.banned_token_ids and not spec.params.has_penalties
+    params = spec.params
+    return not spec.banned_token_ids and not params.changes_logits and params.structured_output is None
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -51,38 +62,66 @@ def argmax(logits: Tensor) -> Tensor:
     return torch.where(logits.gather(1, tokens[:, None])[:, 0].isfinite(), tokens, -1)
 
 
-def sample(logits: Tensor, specs: Sequence[SampleSpec], ops: SamplingOps, send: Send) -> Tensor:
+def sample(
+    logits: Tensor, specs: Sequence[SampleSpec], ops: SamplingOps, send: Send, masks: RowMasks | None = None
+) -> Tensor:
     """One token a row: [num_rows] int64 on the logits' device, -1 where nothing can be chosen.
 
-    logits: [num_rows, vocab_size] float32, left unchanged; specs: as many as rows.
+    logits: [num_rows, vocab_size] float32, left unchanged; specs: as many as rows; masks: of the structured rows.
     """
     assert logits.dim() == 2, f"logits {tuple(logits.shape)}"
     assert logits.dtype == torch.float32, f"logits are {logits.dtype}"
     assert logits.shape[0] == len(specs), f"{logits.shape[0]} rows for {len(specs)} specs"
     tokens = argmax(logits)
-    resample(
-        tokens, logits, specs, [i for i, s in enumerate(specs) if not (s.params.is_greedy and is_plain(s))], ops, send
-    )
+    rows = [i for i, s in enumerate(specs) if not (s.params.is_greedy and is_plain(s))]
+    resample(tokens, logits, specs, rows, ops, send, masks)
     return tokens
 
 
 def resample(
-    tokens: Tensor, logits: Tensor, specs: Sequence[SampleSpec], rows: Sequence[int], ops: SamplingOps, send: Send
+    tokens: Tensor,
+    logits: Tensor,
+    specs: Sequence[SampleSpec],
+    rows: Sequence[int],
+    ops: SamplingOps,
+    send: Send,
+    masks: RowMasks | None = None,
 ) -> None:
     """Choose again for some rows, in place, as their specs say in full.
 
-    tokens: [num_rows] int64; logits: [num_rows, vocab_size] float32, left unchanged. The order is vLLM's: banned
-    tokens and penalties, temperature, min-p, top-k, top-p.
+    tokens: [num_rows] int64, -1 where a row's numbers broke; logits: [num_rows, vocab_size] float32, left unchanged;
+    masks: of rows among these. The order is vLLM's: banned tokens and penalties, structure, temperature, min-p, top-k,
+    top-p.
     """
     if not rows:
         return
-    index = send(torch.tensor(list(rows)))
-    chosen_specs = [specs[row] for row in rows]
-    part = logits.index_select(0, index)
-    for row, spec in zip(part, chosen_specs, strict=True):
-        if not is_plain(spec):
-            _modify(row, spec, send)
-    tokens.index_copy_(0, index, ops.sample_tokens(part, sampling_rows(chosen_specs, send)))
+    # The likeliest tokens need no sort, which is how the CPU samples.
+    for greedy in (True, False):
+        group = [row for row in rows if specs[row].params.is_greedy is greedy]
+        if not group:
+            continue
+        index = send(torch.tensor(group))
+        chosen_specs = [specs[row] for row in group]
+        part = logits.index_select(0, index)
+        for row, spec in zip(part, chosen_specs, strict=True):
+            if not is_plain(spec):
+                _modify(row, spec, send)
+        _mask(part, group, masks, ops, send)
+        chosen = argmax(part) if greedy else ops.sample_tokens(part, sampling_rows(chosen_specs, send))
+        # A NaN is a fault also where it was a token that is not allowed.
+        tokens.index_copy_(0, index, torch.where(tokens.index_select(0, index) < 0, -1, chosen))
+
+
+def _mask(part: Tensor, group: Sequence[int], masks: RowMasks | None, ops: SamplingOps, send: Send) -> None:
+    """Leaves the rows of `group`, [len(group), vocab_size], only the tokens that their masks allow."""
+    if masks is None:
+        return
+    places = {row: place for place, row in enumerate(group)}
+    pairs = [(places[row], at) for at, row in enumerate(masks.rows) if row in places]
+    if pairs:
+        rows, at = (list(column) for column in zip(*pairs, strict=True))
+        words = masks.words if len(at) == len(masks.rows) else masks.words.index_select(0, send(torch.tensor(at)))
+        ops.mask_tokens(part, words, send(torch.tensor(rows)))
 
 
 def sampling_rows(specs: Sequence[SampleSpec], send: Send) -> SamplingRows:
@@ -104,17 +143,25 @@ def describe(
     logprobs: TopLogprobs | None,
     specs: Sequence[SampleSpec],
     source: Callable[[int], str | None],
+    faults: Mapping[int, str] = MappingProxyType({}),
 ) -> tuple[SampledToken | NoToken, ...]:
-    """The result of a step from host values; `source(row)` says where a row's numbers broke."""
+    """The result of a step from host values; `source(row)` says where a row's numbers broke, `faults` which rows'
+    structures failed."""
+
+    def none(row: int) -> NoToken:
+        return NoToken(structure=faults[row]) if row in faults else NoToken(source(row))
+
     if logprobs is None:
-        return tuple(SampledToken(token) if token >= 0 else NoToken(source(row)) for row, token in enumerate(tokens))
+        return tuple(
+            SampledToken(token) if token >= 0 and row not in faults else none(row) for row, token in enumerate(tokens)
+        )
     given = zip(*(part.tolist() for part in vars(logprobs).values()), strict=True)
     result: list[SampledToken | NoToken] = []
     for row, (token, spec) in enumerate(zip(tokens, specs, strict=True)):
         asked = spec.params.logprobs
         logprob, values, ids = next(given) if asked is not None else (None, [], [])
-        if token < 0:
-            result.append(NoToken(source(row)))
+        if token < 0 or row in faults:
+            result.append(none(row))
         else:
             result.append(SampledToken(token, logprob, tuple(zip(ids[:asked], values[:asked], strict=True))))
     return tuple(result)
@@ -122,7 +169,7 @@ def describe(
 
 def _modify(row: Tensor, spec: SampleSpec, send: Send) -> None:
     """Changes row [vocab_size] in place. Repetition (CTRL, Keskar et al. 2019) counts prompt and output, presence and
-    frequency (OpenAI) the output alone."""
+    frequency (OpenAI) the output alone. A bias is added behind them; what is banned stays banned."""
     params = spec.params
     if params.repetition_penalty != 1.0:
         seen = send(torch.tensor(sorted({*spec.prompt_token_ids, *spec.output_token_ids})))
@@ -134,5 +181,10 @@ def _modify(row: Tensor, spec: SampleSpec, send: Send) -> None:
         counts = torch.tensor(list(counted.values()), dtype=row.dtype)
         penalties = params.presence_penalty + params.frequency_penalty * counts
         row.index_add_(0, send(torch.tensor(list(counted))), send(penalties), alpha=-1)
-    if spec.banned_token_ids:
-        row.index_fill_(0, send(torch.tensor(spec.banned_token_ids)), float("-inf"))
+    if params.logit_bias:
+        token_ids, biases = zip(*params.logit_bias, strict=True)
+        row.index_add_(0, send(torch.tensor(token_ids)), send(torch.tensor(biases, dtype=row.dtype)))
+    if params.structured_output is None:  # whose mask leaves them out
+        banned = [*spec.banned_token_ids, *params.bad_token_ids(spec.output_token_ids)]
+        if banned:
+            row.index_fill_(0, send(torch.tensor(banned)), float("-inf"))

@@ -62,7 +62,7 @@ class StaticDecode:
             return False
         width = self._tables.width
         for item in plan.sequences:
-            if item.sample is None or len(item.token_ids) != 1 or len(item.block_ids) > width:
+            if item.sample is None or len(item.token_ids) != 1 or item.targets or len(item.block_ids) > width:
                 return False
         return True
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.engine.plan import BlockCopy, PlannedSequence, SampleSpec, StepPlan
+from shared.engine.plan import STRUCTURE_MEMORY_PLANS, BlockCopy, PlannedSequence, SampleSpec, StepPlan
 from shared.engine.sequence import EngineSequence
 
 MAX_IN_FLIGHT = 2
@@ -25,6 +25,7 @@ class StepsInFlight:
 
     def __init__(self) -> None:
         self._steps: deque[_Step] = deque()
+        self._num_plans = 0  # since start, those in flight included
 
     def __len__(self) -> int:
         """Steps planned and not completed."""
@@ -39,9 +40,12 @@ class StepsInFlight:
         if plan.is_empty:
             return plan
         assert len(self) < MAX_IN_FLIGHT
+        self._num_plans += 1
         for item, sequence in zip(items, sequences, strict=True):
             sequence.num_in_flight_tokens += len(item.token_ids)
-            sequence.num_in_flight_samples += item.sample is not None
+            if item.sample is not None:
+                sequence.num_in_flight_samples += 1
+                sequence.sampled_in_plan = self._num_plans
         sampling = [item.sequence_id for item in items if item.sample is not None]
         self._steps.append(_Step(plan, tuple(sequences), {name: row for row, name in enumerate(sampling)}))
         return plan
@@ -66,18 +70,21 @@ class StepsInFlight:
             start,
             sequence.table(),
             sequence.num_prompt_tokens,
-            _sample_spec(sequence) if count == sequence.num_unplanned_tokens else None,
+            self._sample_spec(sequence) if count == sequence.num_unplanned_tokens else None,
             self._steps[-1].rows[sequence.sequence_id] if is_pending else None,
+            *sequence.targets(start, count),
         )
 
-
-def _sample_spec(sequence: EngineSequence) -> SampleSpec:
-    position = len(sequence.token_ids) + sequence.num_in_flight_samples
-    banned = sequence.banned_token_ids()
-    if not sequence.has_penalties:
-        return SampleSpec(sequence.sampling, position, (), (), banned)
-    prompt, output = (
-        sequence.token_ids[: sequence.num_prompt_tokens],
-        sequence.token_ids[sequence.num_prompt_tokens :],
-    )
-    return SampleSpec(sequence.sampling, position, tuple(prompt), tuple(output), banned)
+    def _sample_spec(self, sequence: EngineSequence) -> SampleSpec:
+        position = len(sequence.token_ids) + sequence.num_in_flight_samples
+        banned = sequence.banned_token_ids()
+        prompt: tuple[int, ...] = ()
+        output: tuple[int, ...] = ()
+        if sequence.has_penalties:
+            prompt = tuple(sequence.token_ids[: sequence.num_prompt_tokens])
+        is_forgotten = self._num_plans + 1 - sequence.sampled_in_plan > STRUCTURE_MEMORY_PLANS
+        never_sampled = sequence.sampled_in_plan == 0
+        is_structured = sequence.sampling.structured_output is not None
+        if sequence.has_penalties or (is_structured and (is_forgotten or never_sampled)):
+            output = tuple(sequence.token_ids[sequence.num_prompt_tokens :])
+        return SampleSpec(sequence.sampling, position, prompt, output, banned)

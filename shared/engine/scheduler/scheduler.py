@@ -31,9 +31,12 @@ from shared.engine.scheduler.sequence_table import SequenceTable
 from shared.engine.scheduler.step_time import BatchLimit
 from shared.engine.scheduler.unsent_blocks import UnsentBlocks
 from shared.engine.sequence import EngineSequence, Goal, Status
-from shared.errors import NumericalFault, Overloaded
+from shared.errors import InvalidRequest, NumericalFault, Overloaded, TandemError
 from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.pool import BlockPool
+
+MAX_STEP_TARGETS = 256
+"""Prompt tokens of a step whose logits are all kept, for their log-probabilities: each takes the vocabulary in fp32."""
 
 
 class Scheduler:
@@ -147,8 +150,9 @@ class Scheduler:
 
     def apply(self, plan: StepPlan, result: StepResult, step_s: float | None = None) -> StepOutput:
         """Takes the result of the oldest step in flight: lengths move on, full blocks are sealed, ended sequences
-        leave. A sequence that no token could be chosen for fails (`take_failed`), and its blocks leave the prefix
-        cache: the cause may lie in any of them. `step_s`: how long the step took, in seconds, where that was measured.
+        leave. A sequence that no token could be chosen for fails (`take_failed`). If its numbers broke, its blocks
+        leave the prefix cache: the cause may lie in any of them. `step_s`: how long the step took, in seconds, where
+        that was measured.
         """
         if plan.is_empty:
             return StepOutput()
@@ -157,15 +161,18 @@ class Scheduler:
         sequences = self._in_flight.complete(plan)
         tokens: list[NewToken] = []
         blocks: list[OutgoingBlock] = []
-        sampled = iter(result.sampled)
+        sampled, targets = iter(result.sampled), iter(result.targets)
         for item, sequence in zip(plan.sequences, sequences, strict=True):
             token = next(sampled) if item.sample is not None else None
+            if item.targets:
+                sequence.prompt_logprobs.update(enumerate(next(targets), item.start + 1))
             if sequence.status is Status.FINISHED:  # ended or aborted while the step ran
                 self._free_if_complete(sequence)
                 continue
             if isinstance(token, NoToken):
-                self._failed.append(SequenceFailed(item.sequence_id, _numerical_fault(sequence.num_tokens, token)))
-                self.pool.forget(sequence.block_ids)
+                self._failed.append(SequenceFailed(item.sequence_id, _fault(sequence.num_tokens, token)))
+                if token.structure is None:
+                    self.pool.forget(sequence.block_ids)
                 self._retire(sequence)
                 continue
             sequence.num_computed_tokens = item.end
@@ -179,7 +186,7 @@ class Scheduler:
             sequence.token_ids.append(token.token_id)
             sequence.check()
             finish_reason = sequence.finish_reason()
-            tokens.append(NewToken(item.sequence_id, token, finish_reason))
+            tokens.append(NewToken(item.sequence_id, token, finish_reason, sequence.take_prompt_logprobs()))
             if finish_reason is not None or sequence.goal is Goal.FIRST_TOKEN:
                 self._admission.ended(sequence)
                 self._retire(sequence)
@@ -308,6 +315,7 @@ class Scheduler:
     def _plan_prompts(self, ready: Sequence[EngineSequence], planned: dict[str, PlannedSequence], budget: int) -> bool:
         """Chunks of prompts, those that start included; False as in `_plan_decodes`."""
         running = [s for s in ready if s.status is Status.RUNNING]
+        num_targets_left = MAX_STEP_TARGETS
         may_start = True
         for sequence in self._order.sort(running, tuple(self._sequences.waiting), self._clock()):
             if budget == 0:
@@ -320,6 +328,11 @@ class Scheduler:
                     continue
             self._skip_cached(sequence)
             count = min(budget, sequence.num_unplanned_tokens, self._tables.tokens_before_found(sequence, budget))
+            if sequence.sampling.prompt_logprobs is not None:
+                count = min(count, num_targets_left)
+                num_targets_left -= count
+                if not count:
+                    continue
             if self._in_flight and not self._tables.grow(sequence, count):
                 # Copies that were decided must be done before anything else happens to their blocks.
                 return self._swap.has_copies
@@ -371,8 +384,14 @@ class Scheduler:
             self._tables.free(sequence)
 
 
-def _numerical_fault(position: int, token: NoToken) -> NumericalFault:
+def _fault(position: int, token: NoToken) -> TandemError:
     """`position`: index in the sequence of the token that could not be chosen."""
+    if token.structure is not None:
+        return InvalidRequest(
+            f"structured_output cannot be followed beyond token {position}: {token.structure}",
+            field="structured_output",
+            position=position,
+        )
     where = f", first in its {token.source}" if token.source else ""
     return NumericalFault(
         f"the model gave NaN or infinite numbers for token {position}{where}: nothing can be chosen",

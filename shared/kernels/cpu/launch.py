@@ -23,6 +23,7 @@ from shared.kernels.cpu.packing import LANES, fits_panels, is_bf16
 from shared.kernels.linear import PlainLinear
 from shared.kernels.rmsnorm import reference as rmsnorm
 from shared.kernels.rotary import reference as rotary
+from shared.kernels.sampling.mask_reference import check_mask_tokens
 
 
 def load(path: Path) -> ctypes.CDLL:
@@ -41,10 +42,11 @@ def load(path: Path) -> ctypes.CDLL:
     library.tandem_silu_mul.argtypes = [p, p, n, n, c_int]
     library.tandem_rotate_and_write.argtypes = [p, p, p, p, p, p, p, p, p, p, c_float, p, p, c_int, c_int]
     library.tandem_paged_attention.argtypes = [p, p, p, p, p, p, c_float, p, c_int, c_int]
+    library.tandem_mask_tokens.argtypes = [p, p, p, n, n, n]
     library.tandem_layers.argtypes = [p, p, p, p, c_float, c_float]
     for name in (
         "pack_linear", "plan_tight", "tighten", "linear", "rms_norm", "silu_mul", "rotate_and_write",
-        "paged_attention", "layers",
+        "paged_attention", "mask_tokens", "layers",
     ):  # fmt: skip
         getattr(library, f"tandem_{name}").restype = None
     return library
@@ -212,6 +214,13 @@ class CpuOps:
             is_bf16(kv_blocks),
         )
         return out
+
+    def mask_tokens(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
+        """See `SamplingOps`."""
+        check_mask_tokens(logits, masks, rows)
+        self.library.tandem_mask_tokens(
+            logits.data_ptr(), masks.data_ptr(), rows.data_ptr(), masks.shape[0], logits.shape[1], masks.shape[1]
+        )
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

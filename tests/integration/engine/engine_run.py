@@ -28,6 +28,7 @@ from shared.engine.sequence import EngineSequence, Goal
 from shared.kernels.registry import AUTO
 from shared.kv.pool import BlockPool
 from shared.model.decoder import Decoder
+from shared.structure.compiler import StructureCompiler
 
 DEADLINE_S = 60
 BLOCK_SIZE = 16
@@ -51,9 +52,12 @@ class EngineRun:
         kv_dtype: str = "float32",
         dtype: torch.dtype = torch.float32,
         deterministic: bool = False,
+        structures: StructureCompiler | None = None,
+        eos: frozenset[int] = frozenset(),
         **policy,
     ) -> None:
-        """`recording`: where plans and results are written; `policy`: further fields of the scheduler's config."""
+        """`recording`: where plans and results are written; `eos`: what ends an answer; `policy`: further fields of the
+        scheduler's config."""
         self.decoder = Decoder.load(folder, dtype, device, kernels=kernels, deterministic=deterministic)
         model = self.decoder.config
         config = config or RunnerConfig(max_num_seqs=MAX_NUM_SEQS)
@@ -61,7 +65,8 @@ class EngineRun:
         self.layout = model.block_layout(BLOCK_SIZE, kv_dtype)
         self.pool = BlockPool(num_blocks, BLOCK_SIZE)
         self.scheduler = Scheduler(self.pool, SchedulerConfig(config.max_num_seqs, max_num_batched_tokens, **policy))
-        self.runner = Runner(self.decoder, self.layout, num_blocks, config)
+        self.runner = Runner(self.decoder, self.layout, num_blocks, config, structures=structures)
+        self.eos = eos
         with torch.inference_mode():
             self.runner.start()
         self.events: queue.Queue = queue.Queue()
@@ -78,7 +83,7 @@ class EngineRun:
         params = SamplingParams(**{"temperature": 0.0, "seed": 0, "max_tokens": max_tokens, **sampling})
         return EngineSequence(
             f"s{self.names}", list(token_ids), len(token_ids), params, b"root-of-a-model!", goal,
-            len(token_ids) + max_tokens, frozenset(), ship,
+            len(token_ids) + max_tokens, self.eos, ship,
         )  # fmt: skip
 
     def next(self, *kinds):

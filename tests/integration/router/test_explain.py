@@ -5,10 +5,12 @@ from __future__ import annotations
 import grpc.aio
 import pytest
 
+from services.router.edge.catalog import Catalog
 from services.router.edge.grpc_api import SERVICE_NAME, InferenceServicer
 from services.router.edge.settings import EdgeSettings
 from services.router.explanation import explanation
 from services.router.placement.decision import Candidate, Choice, Decision, DecisionLog
+from services.router.request_info import request_info
 from shared.errors import NotFound, Unauthenticated
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from shared.rpc.server import RpcServer
@@ -20,7 +22,12 @@ async def test_a_client_asks_why_and_an_unknown_request_is_said_to_be_unknown():
     candidate = Candidate("p0", 0.75, (("queue", 0.5), ("prefix", 1.0)), 100, 50, 2, 64)
     log.note(Decision("r", 1, 128, 0.25, Choice("d0", "p0", predicted_ttft_s=0.5, prefills=(candidate,))))
     servicer = InferenceServicer(
-        None, EdgeSettings(api_keys=("key",)), inference_pb2.ClusterStatus, lambda name: explanation(log, name)
+        None,
+        Catalog([]),
+        EdgeSettings(api_keys=("key",)),
+        inference_pb2.ClusterStatus,
+        lambda name: explanation(log, name),
+        lambda name: request_info(None, name),
     )
 
     def register(server: grpc.aio.Server) -> None:

@@ -14,11 +14,12 @@ import openai
 import pytest
 import uvloop
 
+from services.router.edge.catalog import Catalog
 from services.router.edge.grpc_api import SERVICE_NAME, InferenceServicer, server_options
 from services.router.edge.http.app import build_app
 from services.router.edge.http.server import HttpServer
 from services.router.edge.settings import EdgeSettings
-from services.router.request import Request
+from services.router.request import FinishReason, Request
 from shared.model.tokenizer import Tokenizer
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
 from shared.rpc.server import RpcServer, channel
@@ -57,6 +58,10 @@ class Edge:
             **options,  # type: ignore[arg-type]
         )
 
+    def stops_with(self, text: str) -> None:
+        """As `says`; the model ends its answer."""
+        self.says(text, finish=FinishReason.STOP)
+
     @property
     def grpc(self) -> inference_pb2_grpc.InferenceServiceAsyncStub:
         """A stub on the gRPC API."""
@@ -74,6 +79,11 @@ StartEdge = Callable[..., Awaitable[Edge]]
 def explain(request_id: str) -> inference_pb2.Explanation:
     """A router that remembers every request."""
     return inference_pb2.Explanation(request_id=request_id)
+
+
+def info(request_id: str) -> inference_pb2.RequestInfo:
+    """A router that has every request."""
+    return inference_pb2.RequestInfo(request_id=request_id, state="decoding")
 
 
 def cluster_status() -> inference_pb2.ClusterStatus:
@@ -107,7 +117,9 @@ async def start_edge(edge_tokenizer: Tokenizer) -> AsyncIterator[StartEdge]:
             http = HttpServer("127.0.0.1:0", app, options.limits, options.tls)
             await http.start()
             stack.push_async_callback(http.stop, 0)
-            servicer = InferenceServicer(input_processor, options, cluster_status, explain)
+            servicer = InferenceServicer(
+                input_processor, Catalog([input_processor]), options, cluster_status, explain, info
+            )
             rpc = RpcServer(
                 "127.0.0.1:0",
                 servicer.register,

@@ -138,3 +138,63 @@ async def test_status_and_keys(start_edge: StartEdge) -> None:
     assert edge.core.requests[0].trace == {"traceparent": "00-1-2-01"}
     status = await edge.grpc.GetStatus(inference_pb2.GetStatusRequest(), metadata=known)
     assert status.router_name == "router-0"
+
+
+async def test_a_batch_answers_each_request_under_its_index(edge: Edge) -> None:
+    edge.says("ab cd")
+    batch = inference_pb2.GenerateBatchRequest(requests=[text_request("one"), text_request("two", request_id="mine")])
+    texts, starts = ["", ""], [0, 0]
+    async for part in edge.grpc.GenerateBatch(batch):
+        texts[part.index] += part.response.text
+        starts[part.index] += part.response.HasField("start")
+    assert (texts, starts) == (["ab cd", "ab cd"], [1, 1])
+    prompts = [edge.tokenizer.decode(request.prompt_token_ids) for request in edge.core.requests]
+    assert prompts == ["one", "two"]
+    assert edge.core.requests[1].request_id == "mine"
+
+
+async def test_a_batch_is_checked_as_a_whole_before_any_of_it_starts(edge: Edge) -> None:
+    twice = [text_request(request_id="a"), text_request(request_id="a")]
+    resumed = text_request()
+    resumed.resume.SetInParent()
+    for requests, field in (
+        ([], "requests"),
+        (twice, "requests"),
+        ([text_request()] * 129, "requests"),
+        ([resumed], "requests"),
+        ([text_request(), text_request("")], "prompt"),
+    ):
+        code, error = await failure(edge.grpc.GenerateBatch(inference_pb2.GenerateBatchRequest(requests=requests)))
+        assert (code, error.field) == (grpc.StatusCode.INVALID_ARGUMENT, field)
+    assert not edge.core.requests
+
+
+async def test_tokens_models_and_requests(edge: Edge) -> None:
+    tokens = await edge.grpc.Tokenize(inference_pb2.TokenizeRequest(text="hi"))
+    assert list(tokens.token_ids) == edge.tokenizer.encode("hi")
+    assert tokens.max_model_len == 100
+    bare = await edge.grpc.Tokenize(inference_pb2.TokenizeRequest(text="hi", add_special_tokens=False))
+    assert list(bare.token_ids) == list(tokens.token_ids)[1:]
+    text = await edge.grpc.Detokenize(inference_pb2.DetokenizeRequest(token_ids=tokens.token_ids))
+    assert text.text == "<|bos|>hi"
+    (model,) = (await edge.grpc.ListModels(inference_pb2.ListModelsRequest())).models
+    assert (model.id, model.max_model_len) == (MODEL, 100)
+    assert (await edge.grpc.GetRequest(inference_pb2.GetRequestRequest(request_id="r"))).state == "decoding"
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await edge.grpc.Detokenize(inference_pb2.DetokenizeRequest(token_ids=[2**31]))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_biases_bad_words_and_structures_reach_the_core(edge: Edge) -> None:
+    edge.says("x")
+    sampling = types_pb2.SamplingParams(logit_bias={7: -1.5}, bad_words=["no"])
+    sampling.structured_output.choice.values.append("yes")
+    _ = [r async for r in edge.grpc.Generate(text_request(sampling=sampling))]
+    got = edge.core.requests[0].sampling
+    assert got.logit_bias == ((7, -1.5),)
+    assert tuple(edge.tokenizer.encode("no", add_special_tokens=False)) in got.bad_sequences
+    assert got.structured_output is not None
+    code, error = await failure(
+        edge.grpc.Generate(text_request(sampling=types_pb2.SamplingParams(logit_bias={2**31: 1})))
+    )
+    assert (code, error.field) == (grpc.StatusCode.INVALID_ARGUMENT, "logit_bias")

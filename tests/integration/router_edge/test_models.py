@@ -22,6 +22,7 @@ from services.router.edge.rate_limits import RateLimits
 from services.router.edge.settings import EdgeSettings
 from shared.model.chat_template import ChatTemplate
 from shared.rpc.pb.tandem.v1 import inference_pb2
+from shared.structure.compiler import StructureCompiler
 from tests.integration.router_edge.conftest import DEADLINE_S, cluster_status
 from tests.unit.router.edge.scripted_core import TEMPLATE, ScriptedCore, byte_tokenizer, text_steps
 
@@ -78,7 +79,10 @@ async def door(tmp_path: Path) -> AsyncIterator[Door]:
     for name, aliases, beside in (("a", ("alpha",), ("b/c",)), ("b/c", (), ("a",))):
         cores[name] = ScriptedCore(lambda _, name=name: text_steps(tokenizer, f"I am {name}"))
         names = ModelNames(name, aliases, beside)
-        processors.append(InputProcessor(cores[name], tokenizer, template, name, settings, names=names, rates=rates))
+        structures = StructureCompiler(lambda: tokenizer, (tokenizer.eos_token_id,))
+        processors.append(
+            InputProcessor(cores[name], tokenizer, template, name, settings, structures, names=names, rates=rates)
+        )
     app = build_models_app(Catalog(processors), settings, lambda: b"", cluster_status)
     async with AsyncExitStack() as stack:
         http = HttpServer("127.0.0.1:0", app, settings.limits, settings.tls)

@@ -12,12 +12,22 @@ from hypothesis import strategies as st
 from shared.engine.plan import BlockCopy, NoToken, PlannedSequence, SampledToken, SampleSpec, StepPlan, StepResult
 from shared.engine.plan_codec import VERSION, PlanDecoder, PlanEncoder, decode_result, encode_result
 from shared.engine.sampling_params import SamplingParams
+from shared.engine.structured_output import StructuredOutput, StructureKind
 from shared.errors import ModelMismatch, TransferFailed
 
 ints = st.integers(0, 2**31 - 1)
 lists = st.lists(ints, max_size=5).map(tuple)
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 floats = st.floats(allow_nan=False)
+filled = st.text(st.characters(exclude_categories=["Cs", "Z", "Cc"]), min_size=1, max_size=12)
+structures = st.one_of(
+    st.builds(StructuredOutput, st.sampled_from([k for k in StructureKind if k is not StructureKind.CHOICE]), filled),
+    st.builds(
+        StructuredOutput,
+        st.just(StructureKind.CHOICE),
+        choices=st.lists(filled, min_size=1, max_size=4).map(tuple),
+    ),
+)
 params = st.builds(
     SamplingParams,
     temperature=st.floats(0, 100),
@@ -34,17 +44,29 @@ params = st.builds(
     stop_token_ids=st.lists(st.integers(0, 2**32 - 1), max_size=3).map(tuple),
     ignore_eos=st.booleans(),
     logprobs=st.none() | st.integers(0, 20),
+    prompt_logprobs=st.none() | st.integers(0, 20),
+    logit_bias=st.lists(st.tuples(ints, st.floats(-100, 100)), max_size=3).map(tuple),
+    bad_sequences=st.lists(st.lists(ints, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
+    structured_output=st.none() | structures,
 )
 specs = st.builds(SampleSpec, params, ints, lists, lists, lists)
-sequences = st.builds(PlannedSequence, names, lists, ints, lists, ints, st.none() | specs, st.none() | ints)
+sequences = st.builds(
+    PlannedSequence, names, lists, ints, lists, ints, st.none() | specs, st.none() | ints, lists, st.integers(0, 20)
+)
 copies = st.builds(BlockCopy, ints, ints, st.booleans())
 plans = st.builds(StepPlan, st.lists(sequences, max_size=4).map(tuple), st.lists(copies, max_size=3).map(tuple))
 tokens = st.one_of(
     ints.map(SampledToken),
     st.builds(SampledToken, ints, floats, st.lists(st.tuples(ints, floats), max_size=4).map(tuple)),
     st.builds(NoToken, st.none() | names),
+    st.builds(NoToken, structure=names),
 )
-results = st.builds(StepResult, st.lists(tokens, max_size=5).map(tuple))
+targets = st.builds(SampledToken, ints, floats, st.lists(st.tuples(ints, floats), max_size=4).map(tuple))
+results = st.builds(
+    StepResult,
+    st.lists(tokens, max_size=5).map(tuple),
+    st.lists(st.lists(targets, max_size=3).map(tuple), max_size=3).map(tuple),
+)
 
 
 @given(st.lists(plans, max_size=3))
@@ -88,7 +110,7 @@ def test_a_running_batch_costs_a_row_a_sequence_whatever_its_context(num_context
         data = encoder.encode(decodes(step, num_context_blocks))
         assert decoder.decode(data) == decodes(step, num_context_blocks)
         sizes.append(len(data))
-    assert max(sizes[1:]) < 64 * 60 + 64
+    assert max(sizes[1:]) < 64 * 68 + 64
 
 
 def test_a_sequence_that_was_preempted_or_left_out_is_sent_whole_again() -> None:

@@ -328,6 +328,29 @@ def check_banned_tokens_are_never_drawn(device: str = "cpu") -> None:
     assert set(triton_kernels().sample_tokens(logits, rows).tolist()) == set(allowed)
 
 
+def check_masks(num_rows: int, vocab_size: int, num_masks: int, seed: int, kernels: Any, device: str = "cpu") -> None:
+    """Bit for bit what the bits of the masks say, over rows in any order; words of all, of none and of some tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    num_words = -(-vocab_size // 32) + seed % 2
+    masks = torch.randint(-(2**31), 2**31, (num_masks, num_words), generator=generator, dtype=torch.int32)
+    kinds = torch.randint(0, 3, (num_masks, num_words), generator=generator)
+    masks = torch.where(kinds == 0, 0, torch.where(kinds == 1, -1, masks)).to(device)
+    logits = torch.randn(num_rows, vocab_size, generator=generator).to(device)
+    logits[:, 0] = float("nan")
+    rows = torch.randperm(num_rows, generator=generator)[:num_masks].to(device)
+    expected = logits.clone()
+    for mask, row in zip(masks.tolist(), rows.tolist(), strict=True):
+        for token in range(vocab_size):
+            if not mask[token // 32] >> token % 32 & 1:
+                expected[row, token] = float("-inf")
+    kernels.mask_tokens(logits, masks, rows)
+    assert torch.equal(logits.nan_to_num(7.0), expected.nan_to_num(7.0))
+
+
+def check_triton_masks(num_rows: int, vocab_size: int, num_masks: int, seed: int, device: str = "cpu") -> None:
+    check_masks(num_rows, vocab_size, num_masks, seed, triton_kernels(), device)
+
+
 def check_wrong_arguments_are_refused(device: str = "cpu") -> None:
     """The launchers assert what a kernel would read past or misread."""
     kernels = triton_kernels()
@@ -361,6 +384,10 @@ def check_wrong_arguments_are_refused(device: str = "cpu") -> None:
         lambda: kernels.block_checksums(pool.transpose(0, 3), slots[:1]),
         lambda: kernels.sample_tokens(x.half(), SamplingCase(4, 16, 0, device=device).rows),
         lambda: kernels.sample_tokens(x, SamplingCase(3, 16, 0, device=device).rows),
+        lambda: kernels.mask_tokens(x, torch.zeros(4, 0, dtype=torch.int32, device=device), slots),
+        lambda: kernels.mask_tokens(x, torch.zeros(4, 1, dtype=torch.int64, device=device), slots),
+        lambda: kernels.mask_tokens(x, torch.zeros(3, 1, dtype=torch.int32, device=device), slots),
+        lambda: kernels.mask_tokens(x.t(), torch.zeros(4, 1, dtype=torch.int32, device=device), slots),
     ]
     for index, call in enumerate(wrong):
         try:

@@ -264,5 +264,6 @@ def compile_the_rest(dtype: torch.dtype, arch: str = "sm_90") -> list[Compiled]:
         kernels.block_checksums(pool, ids)
         rows = SamplingRows.from_lists([1.0], [0], [1.0], [0.0], [1], [2])
         kernels.sample_tokens(torch.zeros(1, 128_256), rows)
+        kernels.mask_tokens(torch.zeros(1, 128_256), torch.zeros(1, 4008, dtype=torch.int32), torch.tensor([0]))
 
     return collect(calls, TARGETS[arch])

@@ -13,6 +13,7 @@ from shared.kernels.cpu.launch import num_threads_function
 from shared.kernels.torch_backend import TorchKernels
 
 from .attention_case import LAYER, AttentionCase
+from .checks import check_masks
 from .cpu_case import DTYPES, close, random
 from .isas import ISAS, needs_library
 
@@ -140,3 +141,12 @@ def test_threads_do_not_change_a_result(cpu):
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*results)
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("num_rows", "vocab_size", "num_masks"), [(4, 100, 3), (1, 1, 1), (3, 70_001, 2), (3, 64, 0), (5, 33, 5)]
+)
+def test_masks(cpu, num_rows, vocab_size, num_masks):
+    check_masks(num_rows, vocab_size, num_masks, vocab_size, cpu)
+    check_masks(num_rows, vocab_size, num_masks, vocab_size + 1, REFERENCE)

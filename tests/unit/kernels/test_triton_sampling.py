@@ -46,6 +46,11 @@ def test_banned_tokens_are_never_drawn(interpreted: Run) -> None:
     interpreted(checks.check_banned_tokens_are_never_drawn)
 
 
+@pytest.mark.parametrize(("num_rows", "vocab_size", "num_masks"), [(4, 100, 3), (1, 1, 1), (2, 5000, 2), (3, 64, 0)])
+def test_masks_leave_the_allowed_tokens(interpreted: Run, num_rows: int, vocab_size: int, num_masks: int) -> None:
+    interpreted(checks.check_triton_masks, num_rows, vocab_size, num_masks, vocab_size)
+
+
 def test_random_numbers_equal_the_engines(interpreted: Run) -> None:
     choose = random.Random(0)
     pairs = [(choose.getrandbits(64), choose.getrandbits(40)) for _ in range(20)]

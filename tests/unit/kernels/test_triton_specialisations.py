@@ -40,6 +40,8 @@ def run_step(query_lens: list[int], kv_lens: list[int], table_width: int, shift:
         torch.zeros(rows, VOCAB),
         SamplingRows.from_lists([1.0] * rows, [5] * rows, [0.9] * rows, [0.1] * rows, range(rows), range(rows)),
     )
+    masks = torch.zeros(rows, -(-VOCAB // 32) + shift, dtype=torch.int32)
+    kernels.mask_tokens(torch.zeros(rows, VOCAB), masks, torch.arange(rows + shift)[shift:] - shift)
     ids = torch.zeros(rows + shift, dtype=torch.int64)[shift:]
     kernels.scatter_blocks(kernels.gather_blocks(pool, ids), pool, ids)
     kernels.block_checksums(pool, ids)

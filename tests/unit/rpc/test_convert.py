@@ -5,8 +5,18 @@ from __future__ import annotations
 import pytest
 
 from shared.engine.finish_reason import FinishReason
+from shared.engine.sampling_params import SamplingParams
+from shared.engine.structured_output import MAX_CHOICES, MAX_STRUCTURE_BYTES, StructuredOutput, StructureKind
+from shared.errors import InvalidRequest
 from shared.identity import WorkerRole
-from shared.rpc.convert import finish_reason_from_proto, finish_reason_to_proto, role_from_proto, role_to_proto
+from shared.rpc.convert import (
+    finish_reason_from_proto,
+    finish_reason_to_proto,
+    role_from_proto,
+    role_to_proto,
+    sampling_from_proto,
+    sampling_to_proto,
+)
 from shared.rpc.pb.tandem.v1 import types_pb2
 
 
@@ -24,3 +34,40 @@ def test_every_finish_reason_has_a_number_of_its_own_and_comes_back():
     numbers = [finish_reason_to_proto(reason) for reason in reasons]
     assert sorted(numbers) == sorted(types_pb2.FinishReason.values())
     assert [finish_reason_from_proto(number) for number in numbers] == list(reasons)
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        StructuredOutput(StructureKind.JSON_OBJECT),
+        StructuredOutput(StructureKind.JSON_SCHEMA, '{"type": "object"}'),
+        StructuredOutput(StructureKind.REGEX, "[0-9]+ °C"),
+        StructuredOutput(StructureKind.CHOICE, choices=("yes", "no")),
+        StructuredOutput(StructureKind.GRAMMAR, 'start: "a"+'),
+    ],
+    ids=lambda structure: structure.kind.value,
+)
+def test_every_structure_comes_back(structure):
+    message = sampling_to_proto(SamplingParams(structured_output=structure))
+    assert sampling_from_proto(message).structured_output == structure
+    assert message.structured_output.WhichOneof("kind") == structure.kind.value
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (types_pb2.StructuredOutput(), "structured_output"),
+        (types_pb2.StructuredOutput(json_object=False), "structured_output"),
+        (types_pb2.StructuredOutput(json_schema=""), "json_schema"),
+        (types_pb2.StructuredOutput(regex=" "), "regex"),
+        (types_pb2.StructuredOutput(grammar="x" * (MAX_STRUCTURE_BYTES + 1)), "grammar"),
+        (types_pb2.StructuredOutput(choice={}), "choice"),
+        (types_pb2.StructuredOutput(choice={"values": ["a", ""]}), "choice"),
+        (types_pb2.StructuredOutput(choice={"values": ["a"] * (MAX_CHOICES + 1)}), "choice"),
+    ],
+)
+def test_a_structure_out_of_bounds_is_refused_with_its_field(message, field):
+    with pytest.raises(InvalidRequest) as refused:
+        sampling_from_proto(types_pb2.SamplingParams(structured_output=message))
+    assert refused.value.field == field
+    assert refused.value.details["limit"]

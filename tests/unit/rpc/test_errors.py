@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 
 import pytest
+from google.rpc import error_details_pb2, status_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import InvalidRequest, Overloaded, TandemError, TransferFailed, brief_bytes
 from shared.kv.handoff.receiving import MemoryLost
-from shared.rpc.errors import ERROR_TRAILER, abort, answer, from_proto, in_trailers, to_proto
+from shared.rpc.errors import ERROR_TRAILER, STATUS_TRAILER, abort, answer, from_proto, in_trailers, to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
 
 DEFAULT_LIMIT_BYTES = 8 * 1024
@@ -33,6 +34,19 @@ class Context:
         return text + sum(len(base64.b64encode(value)) + 64 for value in trailers)
 
     @property
+    def status(self) -> status_pb2.Status:
+        return status_pb2.Status.FromString(dict(self.trailers)[STATUS_TRAILER])
+
+    def detail(self, kind):
+        """The one detail of that kind; None where there is none."""
+        found = [detail for detail in self.status.details if detail.Is(kind.DESCRIPTOR)]
+        if not found:
+            return None
+        (packed,), unpacked = found, kind()
+        packed.Unpack(unpacked)
+        return unpacked
+
+    @property
     def error(self) -> TandemError:
         return from_proto(types_pb2.Error.FromString(dict(self.trailers)[ERROR_TRAILER]))
 
@@ -51,6 +65,19 @@ async def test_whatever_an_error_quotes_fits_the_trailers(char, details, length)
     assert context.num_bytes < DEFAULT_LIMIT_BYTES // 2
     assert isinstance(context.error, InvalidRequest)
     assert context.error.field == "prompt"
+
+
+async def test_clients_of_the_rich_error_model_find_reason_field_and_when_to_come_back():
+    wrong = await aborted(InvalidRequest("top_p must be in (0, 1], got 0", field="top_p", limit="(0, 1]"))
+    assert (wrong.status.code, wrong.status.message) == (3, wrong.details)
+    info = wrong.detail(error_details_pb2.ErrorInfo)
+    assert (info.reason, info.domain, dict(info.metadata)) == ("INVALID_VALUE", "tandem", {"limit": "(0, 1]"})
+    (violation,) = wrong.detail(error_details_pb2.BadRequest).field_violations
+    assert violation.field == "top_p"
+    assert wrong.detail(error_details_pb2.RetryInfo) is None
+    full = await aborted(Overloaded("full", retry_after_s=2.5))
+    assert full.detail(error_details_pb2.RetryInfo).retry_delay.ToMilliseconds() == 2500
+    assert full.detail(error_details_pb2.BadRequest) is None
 
 
 async def test_a_bugs_text_fits_too():

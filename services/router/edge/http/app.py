@@ -6,16 +6,22 @@ from collections.abc import Callable
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from services.router.edge.auth import ApiKeys
 from services.router.edge.catalog import Catalog
+from services.router.edge.http.anthropic.endpoint import Messages
 from services.router.edge.http.chat import Chat
 from services.router.edge.http.completions import Completions
-from services.router.edge.http.endpoint import InferenceEndpoint
+from services.router.edge.http.endpoint import Dialect, InferenceEndpoint
 from services.router.edge.http.model_switch import ModelSwitch
 from services.router.edge.http.pages import Pages, on_error, on_http_exception
+from services.router.edge.http.request_ids import RequestIds
+from services.router.edge.http.responses.endpoint import Responses
+from services.router.edge.http.tokenization import Tokenization
 from services.router.edge.input_processor import InputProcessor
 from services.router.edge.settings import EdgeSettings
 from shared.errors import TandemError
@@ -32,32 +38,41 @@ def build_app(
     """The ASGI application of one model; `metrics` gives Prometheus text, `status` the cluster's state. `catalog`: all
     models, for the pages that list them, where there are several."""
     keys = ApiKeys.of(settings)
-    completions = Completions(input_processor.tokenizer, input_processor.model_name)
-    chat = Chat(input_processor.tokenizer, input_processor.model_name)
+    tokenizer, model_name, defaults = input_processor.tokenizer, input_processor.model_name, input_processor.defaults
+    chat = Chat(tokenizer, model_name, input_processor.formats, defaults)
+    messages = Messages(chat)
+    dialects: dict[str, Dialect] = {
+        "/v1/completions": Completions(tokenizer, model_name, defaults),
+        "/v1/chat/completions": chat,
+        "/v1/responses": Responses(chat),
+        "/v1/messages": messages,
+    }
+    tokens = Tokenization(input_processor, keys, settings, messages)
     pages = Pages(catalog or Catalog([input_processor]), keys, metrics, status)
     return Starlette(
         routes=[
-            Route(
-                "/v1/completions",
-                InferenceEndpoint(input_processor, completions, keys, settings),
-                methods=["POST"],
-                name="completions",
+            *(
+                Route(path, InferenceEndpoint(input_processor, dialect, keys, settings), methods=["POST"], name=path)
+                for path, dialect in dialects.items()
             ),
-            Route(
-                "/v1/chat/completions",
-                InferenceEndpoint(input_processor, chat, keys, settings),
-                methods=["POST"],
-                name="chat_completions",
-            ),
+            Route("/v1/messages/count_tokens", tokens.count_tokens, methods=["POST"]),
+            Route("/tokenize", tokens.tokenize, methods=["POST"]),
+            Route("/detokenize", tokens.detokenize, methods=["POST"]),
             Route("/v1/models", pages.models),
+            Route("/v1/models/", pages.models),
             Route("/v1/models/{model:path}", pages.model),
+            Route("/version", pages.version),
+            Route("/", pages.root),
+            Route("/docs", pages.docs),
             Route("/openapi.json", pages.openapi),
             Route("/healthz", pages.healthz),
             Route("/health", pages.healthz),  # vLLM's name
+            Route("/ping", pages.healthz, methods=["GET", "POST"]),  # SageMaker's
             Route("/readyz", pages.readyz),
             Route("/metrics", pages.metrics),
             Route("/status", pages.status),
         ],
+        middleware=_middleware(settings),
         exception_handlers={
             HTTPException: on_http_exception,
             TandemError: on_error,
@@ -81,3 +96,17 @@ def build_models_app(
         return apps[catalog.find(name).model_name]
 
     return ModelSwitch(app_of, ApiKeys.of(settings), settings.max_body_bytes)
+
+
+def _middleware(settings: EdgeSettings) -> list[Middleware]:
+    ids = Middleware(RequestIds)
+    if not settings.cors_origins:
+        return [ids]
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=list(settings.cors_origins),
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "retry-after"],
+    )
+    return [ids, cors]

@@ -2,47 +2,77 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from services.router.edge.http.envelope import (
-    DONE,
-    ChunkSuffix,
-    Envelope,
-    Totals,
-    choice_end,
-    start_member,
-    tandem_member,
-)
-from services.router.edge.http.logprobs import chat_logprobs
+from services.router.edge.answer.families import CALL_FORMATS, AnswerFormats
+from services.router.edge.answer.reader import ToolUse
+from services.router.edge.generation_defaults import NO_DEFAULTS, GenerationDefaults
+from services.router.edge.http.answer_parts import AnswerParts, answer_parts, kept_special
+from services.router.edge.http.chat_messages import tool_use
+from services.router.edge.http.chat_writers import ChatBody, ChatStream
+from services.router.edge.http.errors import OpenAIErrors
+from services.router.edge.http.forced_calls import calls_structure
+from services.router.edge.http.logprobs import chat_logprobs, prompt_logprobs
 from services.router.edge.http.parsed_request import ParsedRequest
 from services.router.edge.http.schemas import ChatRequest, parse_chat
-from services.router.edge.input_processor import ChatPrompt
+from services.router.edge.input_processor import ChatPrompt, PromptOptions
 from services.router.edge.output_processor import OutputDelta
 from services.router.request import Request
+from shared.errors import InvalidRequest
 from shared.model.tokenizer import Tokenizer
+
+PLAIN = AnswerFormats(CALL_FORMATS["hermes"], reasoning=None)
 
 
 class Chat:
     """The endpoint's dialect."""
 
-    def __init__(self, tokenizer: Tokenizer, model_name: str) -> None:
+    errors = OpenAIErrors()
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        model_name: str,
+        formats: AnswerFormats = PLAIN,
+        defaults: GenerationDefaults = NO_DEFAULTS,
+    ) -> None:
         self._tokenizer = tokenizer
         self.model_name = model_name
+        self._formats = formats
+        self._defaults = defaults
 
     def parse(self, body: bytes) -> ParsedChat:
         """Raises InvalidRequest naming the field."""
-        request = parse_chat(body)
-        max_tokens = request.max_completion_tokens
-        if max_tokens is None:
-            max_tokens = request.max_tokens
+        return self.parsed(parse_chat(body))
+
+    def parsed(self, request: ChatRequest) -> ParsedChat:
+        """A body that was checked; raises InvalidRequest naming the field."""
+        tools = request.tools or []
+        use = tool_use(tools, request.tool_choice, request.parallel_tool_calls)
+        logprobs = (request.top_logprobs or 0) if request.logprobs else None
+        sampling = request.sampling_params(request.max_answer_tokens, logprobs, self._defaults)
+        sampling = replace(sampling, prompt_logprobs=request.prompt_logprobs)
+        if use is not None and use.is_forced:
+            if sampling.structured_output is not None:
+                field = sampling.structured_output.source
+                raise InvalidRequest(f"{field} excludes tool_choice: an answer cannot match both", field=field)
+            sampling = replace(sampling, structured_output=calls_structure(tools, use))
+        prompt = ChatPrompt(
+            [message.for_template(f"messages[{i}]") for i, message in enumerate(request.messages)],
+            tools=[tool.for_template() for tool in tools] if use is not None else [],
+            variables=request.chat_template_kwargs or {},
+            reasoning_effort=request.reasoning_effort,
+            verbosity=request.verbosity,
+        )
+        text = replace(request.text_options, kept_special=kept_special(use, self._formats))
         return ParsedChat(
-            prompts=[ChatPrompt([message.for_template() for message in request.messages])],
+            prompts=[prompt],
             n=request.n or 1,
-            sampling=request.sampling_params(max_tokens, (request.top_logprobs or 0) if request.logprobs else None),
+            sampling=sampling,
             default_max_tokens=None,
+            options=PromptOptions(request.truncate_prompt_tokens, tuple(request.bad_words or ()), text),
+            priority=request.priority,
             model=request.model or "",
             cache_salt=request.cache_salt or "",
             request_id=request.request_id or "",
@@ -50,7 +80,16 @@ class Chat:
             resumed=request.resumed_choices,
             dialect=self,
             body=request,
+            tools=use,
         )
+
+    def answers(self, plan: Sequence[Request], tools: ToolUse | None) -> list[AnswerParts]:
+        """Where the parts of each choice's answer go."""
+        return answer_parts(plan, tools, self._formats, self._tokenizer)
+
+    def prompt_logprobs(self, request: Request, delta: OutputDelta) -> list[dict[str, object] | None]:
+        """`prompt_logprobs` of an answer's first delta."""
+        return prompt_logprobs(self._tokenizer, request.prompt_token_ids, delta.prompt_logprobs)
 
     def logprobs(self, delta: OutputDelta) -> list[object]:
         """`logprobs.content` of a delta."""
@@ -63,118 +102,12 @@ class ParsedChat(ParsedRequest):
 
     dialect: Chat
     body: ChatRequest
+    tools: ToolUse | None
 
     def stream_writer(self, plan: Sequence[Request], request_id: str) -> ChatStream:
         """See `ParsedRequest`."""
-        return ChatStream(self.dialect, self.body, plan, request_id)
+        return ChatStream(self.dialect, self.body, plan, request_id, self.dialect.answers(plan, self.tools))
 
     def body_writer(self, plan: Sequence[Request], request_id: str) -> ChatBody:
         """See `ParsedRequest`."""
-        return ChatBody(self.dialect, self.body, plan, request_id)
-
-
-class ChatStream:
-    """A chat completion as server-sent events."""
-
-    def __init__(self, dialect: Chat, request: ChatRequest, plan: Sequence[Request], request_id: str) -> None:
-        self._dialect = dialect
-        self._request = request
-        self._plan = plan
-        self._totals = Totals(plan, len(plan))
-        self._envelope = Envelope(f"chatcmpl-{request_id}", "chat.completion.chunk", dialect.model_name)
-        self._suffixes = ChunkSuffix(plan, include_usage=request.include_usage, continuous=request.continuous_usage)
-        self._detailed = bool(request.return_token_ids) or bool(request.logprobs)
-        self._begun = [False] * len(plan)
-        self._before = [f'{self._envelope.head}{{"index": {i}, "delta": {{"content": ' for i in range(len(plan))]
-        self._behind = '}, "logprobs": null, "finish_reason": null}]'
-
-    def events(self, index: int, delta: OutputDelta) -> bytes:
-        """One event, or none for text that is still held back; the role comes before a choice's first."""
-        opening = b""
-        if not self._begun[index]:
-            self._begun[index] = True
-            opening = self._opening(index)
-        suffix = self._suffixes.next(index, len(delta.token_ids))
-        if not self._detailed and delta.finish is None:
-            if not delta.text:
-                return opening
-            return opening + f"{self._before[index]}{json.dumps(delta.text)}{self._behind}{suffix}".encode()
-        choice: dict[str, object] = {
-            "index": index,
-            "delta": {"content": delta.text} if delta.text else {},
-            "logprobs": {"content": self._dialect.logprobs(delta), "refusal": None} if self._request.logprobs else None,
-            **choice_end(delta.finish),
-        }
-        if self._request.return_token_ids:
-            choice["token_ids"] = delta.token_ids
-        if delta.finish is None:
-            return opening + self._envelope.chunk(choice, suffix)
-        self._totals.add(index, delta.finish)
-        return opening + self._envelope.chunk(choice, suffix, tandem_member(delta.finish.summary))
-
-    def closing(self) -> bytes:
-        """The usage chunk where asked for, and [DONE]."""
-        if not self._request.include_usage:
-            return DONE
-        return self._envelope.usage_chunk(self._totals.usage(), self._totals.extension()) + DONE
-
-    def _opening(self, index: int) -> bytes:
-        suffix = self._suffixes.next(index)
-        choice = {
-            "index": index,
-            "delta": {"role": "assistant", "content": ""},
-            "logprobs": None,
-            "finish_reason": None,
-        }
-        extra = start_member(self._plan[index])
-        if self._request.return_token_ids:
-            extra["prompt_token_ids"] = self._plan[index].prompt_token_ids
-        return self._envelope.chunk(choice, suffix, extra)
-
-
-class ChatBody:
-    """A chat completion as one JSON body."""
-
-    def __init__(self, dialect: Chat, request: ChatRequest, plan: Sequence[Request], request_id: str) -> None:
-        self._dialect = dialect
-        self._request = request
-        self._plan = plan
-        self._id = f"chatcmpl-{request_id}"
-        self._texts: list[list[str]] = [[] for _ in plan]
-        self._logprobs: list[list[object]] = [[] for _ in plan]
-        self._token_ids: list[list[int]] = [[] for _ in plan]
-        self._ends: list[dict[str, object]] = [{} for _ in plan]
-        self._totals = Totals(plan, len(plan))
-
-    def add(self, index: int, delta: OutputDelta) -> None:
-        """Takes a delta."""
-        self._texts[index].append(delta.text)
-        self._token_ids[index] += delta.token_ids
-        if self._request.logprobs:
-            self._logprobs[index] += self._dialect.logprobs(delta)
-        if delta.finish is not None:
-            self._totals.add(index, delta.finish)
-            self._ends[index] = choice_end(delta.finish)
-
-    def body(self) -> bytes:
-        """OpenAI's `chat.completion` object."""
-        response: dict[str, object] = {
-            "id": self._id,
-            "object": "chat.completion",
-            "created": int(time.time()),
-            "model": self._dialect.model_name,
-            "choices": [self._choice(index) for index in range(len(self._plan))],
-            "usage": self._totals.usage(),
-            **self._totals.extension(),
-        }
-        if self._request.return_token_ids:
-            response["prompt_token_ids"] = self._plan[0].prompt_token_ids
-        return json.dumps(response).encode()
-
-    def _choice(self, index: int) -> dict[str, object]:
-        message = {"role": "assistant", "content": "".join(self._texts[index]), "refusal": None}
-        logprobs = {"content": self._logprobs[index], "refusal": None} if self._request.logprobs else None
-        choice = {"index": index, "message": message, "logprobs": logprobs, **self._ends[index]}
-        if self._request.return_token_ids:
-            choice["token_ids"] = self._token_ids[index]
-        return {**choice, **self._totals.choice_extension(index)}
+        return ChatBody(self.dialect, self.body, plan, request_id, self.dialect.answers(plan, self.tools))

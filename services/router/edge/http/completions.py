@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from services.router.edge.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from services.router.edge.http.envelope import (
     DONE,
     ChunkSuffix,
@@ -16,12 +17,14 @@ from services.router.edge.http.envelope import (
     start_member,
     tandem_member,
 )
-from services.router.edge.http.logprobs import CompletionLogprobs
+from services.router.edge.http.errors import OpenAIErrors
+from services.router.edge.http.logprobs import CompletionLogprobs, prompt_logprobs
 from services.router.edge.http.parsed_request import ParsedRequest
 from services.router.edge.http.schemas import CompletionRequest, parse_completion
-from services.router.edge.input_processor import Prompt, TextPrompt, TokensPrompt
+from services.router.edge.input_processor import Prompt, PromptOptions, TextPrompt, TokensPrompt
 from services.router.edge.output_processor import OutputDelta
-from services.router.request import Request
+from services.router.request import FinishReason, Request, TokenLogprobs
+from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest
 from shared.model.tokenizer import Tokenizer
 
@@ -32,9 +35,12 @@ _KIND = "text_completion"
 class Completions:
     """The endpoint's dialect."""
 
-    def __init__(self, tokenizer: Tokenizer, model_name: str) -> None:
+    errors = OpenAIErrors()
+
+    def __init__(self, tokenizer: Tokenizer, model_name: str, defaults: GenerationDefaults = NO_DEFAULTS) -> None:
         self._tokenizer = tokenizer
         self.model_name = model_name
+        self._defaults = defaults
 
     def parse(self, body: bytes) -> ParsedCompletion:
         """Raises InvalidRequest naming the field."""
@@ -43,8 +49,10 @@ class Completions:
         return ParsedCompletion(
             prompts=prompts,
             n=request.n or 1,
-            sampling=request.sampling_params(request.max_tokens, request.logprobs),
+            sampling=self._sampling(request),
             default_max_tokens=_DEFAULT_MAX_TOKENS,
+            options=PromptOptions(request.truncate_prompt_tokens, tuple(request.bad_words or ()), request.text_options),
+            priority=request.priority,
             model=request.model or "",
             cache_salt=request.cache_salt or "",
             request_id=request.request_id or "",
@@ -53,6 +61,17 @@ class Completions:
             dialect=self,
             body=request,
         )
+
+    def _sampling(self, request: CompletionRequest) -> SamplingParams:
+        """Of an answer of no tokens one is computed: it comes with what the prompt's tokens are like."""
+        sampling = request.sampling_params(request.max_tokens or None, request.logprobs, self._defaults)
+        if request.max_tokens == 0:
+            sampling = replace(sampling, max_tokens=1)
+        return replace(sampling, prompt_logprobs=request.wanted_prompt_logprobs)
+
+    def prompt_logprobs(self, request: Request, delta: OutputDelta) -> list[dict[str, object] | None]:
+        """`prompt_logprobs` of an answer's first delta."""
+        return prompt_logprobs(self._tokenizer, request.prompt_token_ids, delta.prompt_logprobs)
 
     def echoes(self, request: CompletionRequest, plan: Sequence[Request]) -> list[str]:
         """The text each choice begins with."""
@@ -110,6 +129,7 @@ class CompletionStream:
 
     def events(self, index: int, delta: OutputDelta) -> bytes:
         """One event, or none for text that is still held back."""
+        delta = _kept(self._request, delta)
         suffix = self._suffixes.next(index, len(delta.token_ids))
         if self._begun[index] and not self._detailed and delta.finish is None:
             if not delta.text:
@@ -125,7 +145,7 @@ class CompletionStream:
             if self._request.return_token_ids:
                 choice["prompt_token_ids"] = self._plan[index].prompt_token_ids
         choice["text"] = text
-        choice["logprobs"] = self._logprobs[index].part(delta.token_ids, delta.logprobs) if self._logprobs else None
+        choice["logprobs"] = self._described(index, delta) if self._logprobs else None
         if self._request.return_token_ids:
             choice["token_ids"] = delta.token_ids
         choice.update(choice_end(delta.finish))
@@ -133,6 +153,9 @@ class CompletionStream:
             return self._envelope.chunk(choice, suffix, extra)
         self._totals.add(index, delta.finish)
         return self._envelope.chunk(choice, suffix, tandem_member(delta.finish.summary, extra))
+
+    def _described(self, index: int, delta: OutputDelta) -> dict[str, list[object]]:
+        return _described(self._logprobs[index], self._request, self._plan[index], delta)
 
     def closing(self) -> bytes:
         """The usage chunk where asked for, and [DONE]."""
@@ -147,6 +170,7 @@ class CompletionBody:
     def __init__(
         self, dialect: Completions, request: CompletionRequest, plan: Sequence[Request], request_id: str
     ) -> None:
+        self._dialect = dialect
         self._request = request
         self._plan = plan
         self._model_name = dialect.model_name
@@ -155,16 +179,21 @@ class CompletionBody:
         self._logprobs = dialect.logprobs(request, plan)
         self._token_ids: list[list[int]] = [[] for _ in plan]
         self._parts: list[dict[str, list[object]]] = [{} for _ in plan]
+        self._prompt_logprobs: list[list[dict[str, object] | None]] = [[None] for _ in plan]
         self._ends: list[dict[str, object]] = [{} for _ in plan]
         self._totals = Totals(plan, request.n or 1)
 
     def add(self, index: int, delta: OutputDelta) -> None:
         """Takes a delta."""
+        delta = _kept(self._request, delta)
         self._texts[index].append(delta.text)
         self._token_ids[index] += delta.token_ids
         if self._logprobs:
-            for name, values in self._logprobs[index].part(delta.token_ids, delta.logprobs).items():
+            described = _described(self._logprobs[index], self._request, self._plan[index], delta)
+            for name, values in described.items():
                 self._parts[index].setdefault(name, []).extend(values)
+        if delta.prompt_logprobs and self._request.prompt_logprobs is not None:
+            self._prompt_logprobs[index] = self._dialect.prompt_logprobs(self._plan[index], delta)
         if delta.finish is not None:
             self._totals.add(index, delta.finish)
             self._ends[index] = choice_end(delta.finish)
@@ -192,7 +221,31 @@ class CompletionBody:
         if self._request.return_token_ids:
             choice["token_ids"] = self._token_ids[index]
             choice["prompt_token_ids"] = self._plan[index].prompt_token_ids
+        if self._request.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = self._prompt_logprobs[index]
         return {**choice, **self._totals.choice_extension(index)}
+
+
+def _kept(request: CompletionRequest, delta: OutputDelta) -> OutputDelta:
+    """A delta without the token that was computed for the prompt's sake, where no answer was asked for."""
+    if request.max_tokens != 0:
+        return delta
+    finish = delta.finish
+    if finish is not None:
+        finish = replace(finish, reason=FinishReason.LENGTH, usage=replace(finish.usage, num_output_tokens=0))
+    return OutputDelta("", (), (), finish, delta.prompt_logprobs)
+
+
+def _described(
+    builder: CompletionLogprobs, request: CompletionRequest, begun: Request, delta: OutputDelta
+) -> dict[str, list[object]]:
+    """`logprobs` of a delta; an echoed prompt's come with the first one."""
+    if not request.echo or not delta.prompt_logprobs:
+        return builder.part(delta.token_ids, delta.logprobs)
+    cut = [TokenLogprobs(entry.logprob, entry.top[: request.logprobs]) for entry in delta.prompt_logprobs]
+    prompt = builder.prompt(begun.prompt_token_ids, cut)
+    answer = builder.part(delta.token_ids, delta.logprobs)
+    return {name: [*values, *answer[name]] for name, values in prompt.items()}
 
 
 def _prompts(request: CompletionRequest) -> list[Prompt]:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from starlette.datastructures import Headers
 from starlette.types import Receive, Send
 
-from services.router.edge.http.errors import error_headers, error_json
+from services.router.edge.http.errors import ErrorShape, error_headers
 from shared.errors import Cancelled, InvalidRequest, TandemError
 
 
@@ -42,8 +42,9 @@ async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes
 class Reply:
     """What goes back to the client: one JSON body, or an event stream."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, errors: ErrorShape) -> None:
         self._send = send
+        self._errors = errors
         self.request_id = request_id
         self.streaming = False
         """Whether the head of an event stream is out: from then on an error can only be an event."""
@@ -82,12 +83,12 @@ class Reply:
         if self.done:
             return
         if self.streaming:
-            await self.events(b"data: " + error_json(error) + b"\n\n", last=True)
+            await self.events(self._errors.event(error), last=True)
         else:
             headers = error_headers(error)
             if status == 413:  # the rest of the body is dropped, and nothing can come behind it
                 headers = [*headers, (b"connection", b"close")]
-            await self.json(error_json(error), status or error.http_status, headers)
+            await self.json(self._errors.body(error), status or error.http_status, headers)
 
 
 @contextlib.asynccontextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from starlette.datastructures import Headers
@@ -12,7 +13,8 @@ from starlette.types import Receive, Scope, Send
 
 from services.router.edge.auth import ApiKeys
 from services.router.edge.http.connection import BodyTooLargeError, Reply, ended_by_disconnect, read_body
-from services.router.edge.http.errors import as_tandem_error
+from services.router.edge.http.credentials import credentials
+from services.router.edge.http.errors import ErrorShape, as_tandem_error
 from services.router.edge.http.json_size import check_json_size
 from services.router.edge.http.parsed_request import BodyWriter, ParsedRequest, StreamWriter
 from services.router.edge.http.schemas import ResumedChoice
@@ -29,7 +31,12 @@ _TRACE_HEADERS = ("traceparent", "tracestate")
 
 
 class Dialect(Protocol):
-    """One of OpenAI's request shapes."""
+    """One of the request shapes."""
+
+    @property
+    def errors(self) -> ErrorShape:
+        """How it tells of errors."""
+        ...
 
     def parse(self, body: bytes) -> ParsedRequest:
         """Raises InvalidRequest naming the field."""
@@ -51,14 +58,13 @@ class InferenceEndpoint:
         """Serves one request. Never raises for what a client or the cluster did."""
         arrived_at = time.perf_counter()
         headers = Headers(scope=scope)
-        reply = Reply(send, checked_request_id(""))
+        reply = Reply(send, checked_request_id(""), self._dialect.errors)
         try:
             reply.request_id = checked_request_id(headers.get("x-request-id", ""))
-            tenant = self._keys.check(headers.get("authorization"))
+            key = credentials(headers)
+            tenant = self._keys.check(key)
             hints = scheduling_hints(headers, tenant)
-            account = self._input_processor.rates.begin(
-                self._keys.account(headers.get("authorization"), hints.tenant), hints.tenant
-            )
+            account = self._input_processor.rates.begin(self._keys.account(key, hints.tenant), hints.tenant)
             body = await read_body(receive, headers, self._settings.max_body_bytes)
             await check_json_size(body, self._settings.limits, self._input_processor.core.max_prompt_tokens())
             parsed = self._dialect.parse(body)
@@ -68,7 +74,7 @@ class InferenceEndpoint:
                 request_id=reply.request_id,
                 arrived_at=arrived_at,
                 trace={name: headers[name] for name in _TRACE_HEADERS if name in headers},
-                scheduling=hints,
+                scheduling=hints if parsed.priority is None else replace(hints, priority=-parsed.priority),
                 cache_salt=parsed.cache_salt,
             )
             async with ended_by_disconnect(receive, reply):
@@ -105,7 +111,9 @@ class InferenceEndpoint:
                 value=num_choices,
             )
         prepared = [
-            await self._input_processor.prepare(prompt, parsed.sampling, info, parsed.default_max_tokens)
+            await self._input_processor.prepare(
+                prompt, parsed.sampling, info, parsed.default_max_tokens, parsed.options
+            )
             for prompt in parsed.prompts
         ]
         plan = sub_requests(prepared, parsed.n)

@@ -1,15 +1,47 @@
-"""Errors in OpenAI's shape, as whole responses and as events of a stream."""
+"""Errors as whole responses and as events of a stream, in OpenAI's shape unless an endpoint has another."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
+from collections.abc import Mapping
+from typing import Protocol
 
 from shared.errors import Internal, TandemError, brief
 from shared.telemetry.logs import request_log
 
 logger = logging.getLogger(__name__)
+
+MAX_MESSAGE_LEN = 1000
+
+
+class ErrorShape(Protocol):
+    """How an endpoint tells of errors."""
+
+    def body(self, error: TandemError) -> bytes:
+        """A whole response's JSON."""
+        ...
+
+    def event(self, error: TandemError) -> bytes:
+        """The last event of a stream."""
+        ...
+
+
+class OpenAIErrors:
+    """`{"error": {message, type, param, code}}`, as a body and as an event."""
+
+    def __init__(self, names: Mapping[str, str] | None = None) -> None:
+        """`names`: fields that the endpoint calls otherwise than the chat request that it becomes."""
+        self._names = names or {}
+
+    def body(self, error: TandemError) -> bytes:
+        """See `ErrorShape`."""
+        return error_json(error, names=self._names)
+
+    def event(self, error: TandemError) -> bytes:
+        """See `ErrorShape`."""
+        return b"data: " + self.body(error) + b"\n\n"
 
 
 def as_tandem_error(error: Exception, request_id: str) -> TandemError:
@@ -20,14 +52,21 @@ def as_tandem_error(error: Exception, request_id: str) -> TandemError:
     return Internal(f"internal error ({type(error).__name__}) while serving request {request_id}")
 
 
-def error_json(error: TandemError, code: str | None = None) -> bytes:
+def renamed(error: TandemError, names: Mapping[str, str]) -> tuple[str, str | None]:
+    """An error's message and field in an endpoint's own words."""
+    message, field = brief(error.message, max_len=MAX_MESSAGE_LEN), error.field
+    for theirs, ours in names.items():
+        if field is not None and (field == theirs or field.startswith((f"{theirs}[", f"{theirs}."))):
+            field = ours + field[len(theirs) :]
+            message = message.replace(theirs, ours)
+            break
+    return message, field
+
+
+def error_json(error: TandemError, code: str | None = None, names: Mapping[str, str] | None = None) -> bytes:
     """`{"error": {message, type, param, code}}`; `code` replaces the class's own."""
-    body = {
-        "message": brief(error.message, max_len=1000),
-        "type": error.error_type,
-        "param": error.field,
-        "code": code or error.code,
-    }
+    message, field = renamed(error, names or {})
+    body = {"message": message, "type": error.error_type, "param": field, "code": code or error.code}
     return json.dumps({"error": body}).encode()
 
 

@@ -42,6 +42,38 @@ class CompletionLogprobs:
             self._offset += len(token)
         return part
 
+    def prompt(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, list[object]]:
+        """The lists for an echoed prompt: nothing comes before its first token, which has none."""
+        token, offset = self._tokenizer.token_text(token_ids[0]), self._offset
+        self._offset += len(token)
+        part = self.part(token_ids[1:], logprobs)
+        part["text_offset"].insert(0, offset)
+        part["token_logprobs"].insert(0, None)
+        part["tokens"].insert(0, token)
+        part["top_logprobs"].insert(0, None)
+        return part
+
+
+def prompt_logprobs(
+    tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
+) -> list[dict[str, object] | None]:
+    """vLLM's `prompt_logprobs`: for each token of the prompt but the first, it and the likeliest by their ids."""
+    found: list[dict[str, object] | None] = [None]
+    for token_id, entry in zip(token_ids[1:], logprobs, strict=True):
+        ranks = {t: rank for rank, (t, _) in enumerate(entry.top, 1)}
+        values = {token_id: entry.logprob, **dict(entry.top)}
+        found.append(
+            {
+                str(t): {
+                    "logprob": max(value, _FLOOR),
+                    "rank": ranks.get(t),
+                    "decoded_token": tokenizer.token_text(t),
+                }
+                for t, value in values.items()
+            }
+        )
+    return found
+
 
 def chat_logprobs(tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[object]:
     """`logprobs.content` for some tokens."""

@@ -11,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.router.edge.auth import ApiKeys
+from services.router.edge.http.credentials import credentials
 from shared.errors import Unauthenticated
 
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|"|[{}\[\]:]', re.DOTALL)
@@ -38,7 +39,7 @@ class ModelSwitch:
     def _may_read(self, headers: Headers) -> bool:
         """Nothing is read for those who will be refused anyway."""
         try:
-            self._keys.check(headers.get("authorization"))
+            self._keys.check(credentials(headers))
         except Unauthenticated:
             return False
         length = headers.get("content-length", "")

@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from services.router.edge.http.anthropic.schemas import CountRequest, MessagesRequest
+from services.router.edge.http.responses.schemas import ResponseRequest
 from services.router.edge.http.schemas import ChatRequest, CompletionRequest
+from services.router.edge.http.tokenization import DetokenizeRequest, TokenizeRequest
 
 _REFERENCE = "#/components/schemas/"
 _ERROR = {
@@ -27,6 +30,16 @@ _ERROR = {
         }
     },
 }
+_STREAMED = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+_POSTS: Mapping[str, tuple[type[BaseModel], str]] = {
+    "/v1/completions": (CompletionRequest, "Completes prompts"),
+    "/v1/chat/completions": (ChatRequest, "Answers a conversation"),
+    "/v1/responses": (ResponseRequest, "Answers a conversation, as OpenAI's responses"),
+    "/v1/messages": (MessagesRequest, "Answers a conversation, as Anthropic's messages"),
+    "/v1/messages/count_tokens": (CountRequest, "Counts the tokens of a conversation"),
+    "/tokenize": (TokenizeRequest, "Token ids of a prompt or a conversation"),
+    "/detokenize": (DetokenizeRequest, "Text of token ids"),
+}
 _STATUSES = {
     "400": "the request breaks a limit, which the message names",
     "401": "no API key, or an unknown one",
@@ -41,19 +54,20 @@ _STATUSES = {
 }
 
 
-def openapi_document(model_name: str) -> bytes:
-    """JSON of the document (OpenAPI 3.1)."""
+def openapi_document(model_name: str, version: str) -> bytes:
+    """JSON of the document (OpenAPI 3.1); `version` is Tandem's."""
+    schemas: list[type[BaseModel]] = [schema for schema, _ in _POSTS.values()]
     _, definitions = models_json_schema(
-        [(CompletionRequest, "validation"), (ChatRequest, "validation")], ref_template=_REFERENCE + "{model}"
+        [(schema, "validation") for schema in schemas], ref_template=_REFERENCE + "{model}"
     )
     document = {
         "openapi": "3.1.0",
-        "info": {"title": f"Tandem: {model_name}", "version": "1"},
+        "info": {"title": f"Tandem: {model_name}", "version": version},
         "paths": {
-            "/v1/completions": _inference(CompletionRequest, "Completes prompts"),
-            "/v1/chat/completions": _inference(ChatRequest, "Answers a conversation"),
+            **{path: _post(schema, summary, path in _STREAMED) for path, (schema, summary) in _POSTS.items()},
             "/v1/models": _page("The served model"),
             "/v1/models/{model}": _page("One model", ("model",)),
+            "/version": _page("Tandem's version"),
             "/healthz": _page("The process answers"),
             "/readyz": _page("Whether a prompt can be served now"),
             "/status": _page("The cluster as this router sees it"),
@@ -68,14 +82,15 @@ def openapi_document(model_name: str) -> bytes:
     return json.dumps(document).encode()
 
 
-def _inference(schema: type[BaseModel], summary: str) -> Mapping[str, object]:
+def _post(schema: type[BaseModel], summary: str, is_streamed: bool) -> Mapping[str, object]:
     body = {"application/json": {"schema": {"$ref": _REFERENCE + schema.__name__}}}
-    answer: dict[str, object] = {"application/json": {}, "text/event-stream": {}}
+    answer: dict[str, object] = {"application/json": {}, **({"text/event-stream": {}} if is_streamed else {})}
+    description = "one body, or events with `stream`" if is_streamed else summary
     return {
         "post": {
             "summary": summary,
             "requestBody": {"required": True, "content": body},
-            "responses": {"200": {"description": "one body, or events with `stream`", "content": answer}, **_errors()},
+            "responses": {"200": {"description": description, "content": answer}, **_errors()},
         }
     }
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import time
 from collections.abc import Callable, Mapping
 
 from google.protobuf.json_format import MessageToDict
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from services.router.edge.auth import ApiKeys
 from services.router.edge.catalog import Catalog
+from services.router.edge.http.credentials import credentials
+from services.router.edge.http.docs_page import docs_page
 from services.router.edge.http.errors import as_tandem_error, error_headers, error_json
 from services.router.edge.http.openapi import openapi_document
 from services.router.edge.input_processor import InputProcessor
@@ -36,23 +39,35 @@ class Pages:
         self._metrics = metrics
         self._status = status
         self._created = int(time.time())
-        self._openapi = openapi_document(catalog.first.model_name)
+        self._version = importlib.metadata.version("tandem-llm")
+        self._openapi = openapi_document(catalog.first.model_name, self._version)
+        self._docs = docs_page(self._openapi)
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`."""
-        self._keys.check(request.headers.get("authorization"))
+        self._keys.check(credentials(request.headers))
         data = [self._model(name, model) for name, model in self._catalog.entries()]
         return JSONResponse({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
-        """`GET /v1/models/{model}`; with no name behind the slash, all of them."""
-        self._keys.check(request.headers.get("authorization"))
+        """`GET /v1/models/{model}`."""
+        self._keys.check(credentials(request.headers))
         name = request.path_params["model"]
-        if not name:
-            return await self.models(request)
         model = self._catalog.find(name)
         model.check_model(name)
         return JSONResponse(self._model(name, model))
+
+    async def version(self, _: Request) -> Response:
+        """`GET /version`."""
+        return JSONResponse({"version": self._version})
+
+    async def root(self, _: Request) -> Response:
+        """`GET /` leads to the page about the API."""
+        return RedirectResponse("docs")
+
+    async def docs(self, _: Request) -> Response:
+        """`GET /docs`."""
+        return Response(self._docs, media_type="text/html")
 
     async def openapi(self, _: Request) -> Response:
         """`GET /openapi.json`."""
@@ -79,7 +94,7 @@ class Pages:
 
     async def status(self, request: Request) -> Response:
         """The cluster's state as protobuf's JSON, all fields present (64-bit numbers are strings there)."""
-        self._keys.check(request.headers.get("authorization"))
+        self._keys.check(credentials(request.headers))
         return JSONResponse(
             MessageToDict(self._status(), preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.router.edge.http.schemas import ResumedChoice
-from services.router.edge.input_processor import Prompt
+from services.router.edge.input_processor import Prompt, PromptOptions
 from services.router.edge.output_processor import OutputDelta
 from services.router.request import Request
 from shared.engine.sampling_params import SamplingParams
@@ -46,6 +46,8 @@ class ParsedRequest(ABC):
     n: int  # answers a prompt
     sampling: SamplingParams
     default_max_tokens: int | None
+    options: PromptOptions
+    priority: int | None  # vLLM's: lower goes first; None: the header's
     model: str
     cache_salt: str  # empty: none
     request_id: str  # empty: the header's, or drawn

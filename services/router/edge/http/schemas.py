@@ -6,36 +6,45 @@ Every field may be null, which means absent. Bounds of sampling fields are Sampl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from services.router.edge.generation_defaults import GenerationDefaults
+from services.router.edge.http.chat_messages import Message, Tool, ToolChoice
+from services.router.edge.http.structure_fields import StructureFields
 from services.router.edge.http.unsupported import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
-    MESSAGE_FIELDS,
     STREAM_OPTION_FIELDS,
     refuse_unsupported,
 )
+from services.router.edge.http.validation import STRICT, StringList, TokenIdList, TokenIdLists, parse_body
+from services.router.edge.scheduling import MAX_PRIORITY
+from services.router.request import TextOptions
 from shared.engine.sampling_params import MAX_LOGPROBS, SamplingParams
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, brief
 
 MAX_N = 128
-MAX_JSON_DEPTH = 201
-"""The parser's own limit."""
+MAX_METADATA = 16
 
-# One wrong element is enough: a list of a million of them must not become a million error objects.
-TokenIdList = Annotated[list[int], Field(fail_fast=True)]
-StringList = Annotated[list[str], Field(fail_fast=True)]
-TokenIdLists = Annotated[list[TokenIdList], Field(fail_fast=True)]
-
-_STRICT = ConfigDict(strict=True, extra="allow", frozen=True)
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "ignore_eos",
+)
 
 
 class StreamOptions(BaseModel):
     """`stream_options`."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -60,17 +69,11 @@ class ResumeBody(BaseModel):
     choices: Annotated[list[ResumedChoice], Field(fail_fast=True, min_length=1)]
 
 
-class CommonRequest(BaseModel):
-    """Fields that both endpoints share."""
+class SamplingFields(StructureFields):
+    """How tokens are chosen: fields that all endpoints for answers share."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
-    model: str | None = None
-    request_id: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: int | None = Field(default=None, ge=1, le=MAX_N)
-    max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -83,7 +86,44 @@ class CommonRequest(BaseModel):
     ignore_eos: bool | None = None
     stop: str | StringList | None = None
     stop_token_ids: TokenIdList | None = None
+    logit_bias: dict[str, float] | None = None
+    bad_words: StringList | None = None
+
+    def sampling_params(
+        self, max_tokens: int | None, logprobs: int | None, defaults: GenerationDefaults
+    ) -> SamplingParams:
+        """As the core's value object, with the model's defaults; raises InvalidRequest naming the field."""
+        given: dict[str, Any] = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
+        if self.top_k == -1:  # vLLM's other way to say "off"
+            given["top_k"] = 0
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return SamplingParams(
+            **{**defaults.given, **given},
+            seed=None if self.seed == -1 else self.seed,  # vLLM's way to say "any"
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            stop=stop,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            logit_bias=_biases(self.logit_bias or {}),
+            structured_output=self.structured_output(),
+        )
+
+
+class CommonRequest(SamplingFields):
+    """Fields that both endpoints share."""
+
+    model: str | None = None
+    request_id: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(default=None, ge=1, le=MAX_N)
+    max_tokens: int | None = None
     return_token_ids: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    truncate_prompt_tokens: int | None = Field(default=None, ge=-1)
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     user: str | None = None
     cache_salt: str | None = Field(default=None, min_length=1)
     resume: ResumeBody | None = None
@@ -101,6 +141,12 @@ class CommonRequest(BaseModel):
     def check_supported(self, known: Mapping[str, tuple[object, ...]]) -> None:
         """Raises InvalidRequest for what we know and do not do."""
         refuse_unsupported(self.model_extra, known)
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidRequest(
+                "truncate_prompt_tokens must be at least 1, or -1 for as many as fit", field="truncate_prompt_tokens"
+            )
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest("prompt_logprobs do not go with stream", field="prompt_logprobs")
         if self.resume is not None and not self.stream:
             raise InvalidRequest("resume needs stream to be true", field="resume")
         if self.stream_options is not None:
@@ -116,31 +162,10 @@ class CommonRequest(BaseModel):
         """What the client has of each choice; empty for a request that begins."""
         return tuple(self.resume.choices) if self.resume is not None else ()
 
-    def sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """The sampling fields as the core's value object; raises InvalidRequest naming the field."""
-        names = (
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "repetition_penalty",
-            "presence_penalty",
-            "frequency_penalty",
-            "seed",
-            "min_tokens",
-            "ignore_eos",
-        )
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        if self.top_k == -1:  # vLLM's other way to say "off"
-            given["top_k"] = 0
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return SamplingParams(
-            **given,
-            max_tokens=max_tokens,
-            logprobs=logprobs,
-            stop=stop,
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-        )
+    @property
+    def text_options(self) -> TextOptions:
+        """How tokens become text."""
+        return TextOptions(self.skip_special_tokens is not False, bool(self.include_stop_str_in_output))
 
 
 class CompletionRequest(CommonRequest):
@@ -150,31 +175,17 @@ class CompletionRequest(CommonRequest):
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
 
+    @property
+    def asks_of_prompt(self) -> bool:
+        """Whether the answer says something of the prompt itself."""
+        return bool(self.echo) or self.prompt_logprobs is not None
 
-class TextPart(BaseModel):
-    """One part of a message's content; only text is served."""
-
-    model_config = _STRICT
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(BaseModel):
-    """One chat message."""
-
-    model_config = _STRICT
-
-    role: str = Field(min_length=1)
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
-    name: str | None = None
-
-    def for_template(self) -> dict[str, str]:
-        """What the chat template sees; text parts stand on lines of their own."""
-        parts = self.content
-        text = parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
-        message = {"role": self.role, "content": text}
-        return message if self.name is None else {**message, "name": self.name}
+    @property
+    def wanted_prompt_logprobs(self) -> int | None:
+        """Alternatives for each token of the prompt; with `echo` the prompt is a part of what `logprobs` describes."""
+        if self.echo and self.logprobs is not None:
+            return max(self.logprobs, self.prompt_logprobs or 0)
+        return self.prompt_logprobs
 
 
 class ChatRequest(CommonRequest):
@@ -184,68 +195,55 @@ class ChatRequest(CommonRequest):
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    include_reasoning: bool | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA)] | None = None
+    store: bool | None = None
+
+    @property
+    def max_answer_tokens(self) -> int | None:
+        """Of both fields the smaller one."""
+        limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
+        return min(limits, default=None)
 
 
-R = TypeVar("R", bound=CommonRequest)
-
-
-def _parse(cls: type[R], body: bytes) -> R:
-    try:
-        return cls.model_validate_json(body)
-    except ValidationError as error:
-        raise _explained(error) from None
-
-
-def _explained(error: ValidationError) -> InvalidRequest:
-    """The first field at fault, with everything that its type would have allowed."""
-    problems = error.errors(include_url=False, include_context=False, include_input=False)
-    first = problems[0]
-    if first["type"] == "json_invalid":
-        if "recursion limit" in first["msg"]:
-            return InvalidRequest(
-                f"the body is not valid JSON here: it is nested deeper than {MAX_JSON_DEPTH} levels",
-                field="body",
-                limit=MAX_JSON_DEPTH,
+def _biases(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    """By token id, as the core takes them."""
+    biases: dict[int, float] = {}
+    for key, bias in given.items():
+        if not key.isascii() or not key.isdecimal() or len(key) > 10:
+            raise InvalidRequest(
+                f"logit_bias must have token ids as its keys, got {brief(key, 40)!r}", field="logit_bias"
             )
-        return InvalidRequest(f"the body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}")
-    if not first["loc"]:
-        return InvalidRequest("the body must be a JSON object")
-    field = str(first["loc"][0])
-    if first["type"] == "missing" and len(first["loc"]) == 1:
-        return InvalidRequest(f"{field} is missing", field=field)
-    same = [problem for problem in problems if problem["loc"][0] == field]
-    reasons = dict.fromkeys(f"{_place(p['loc'])}: {p['msg'][:1].lower()}{p['msg'][1:]}" for p in same)
-    return InvalidRequest("; or ".join(reasons), field=field)
-
-
-def _place(loc: tuple[int | str, ...]) -> str:
-    """`messages[0].content` from a location, without the names of the union members tried."""
-    place = str(loc[0])
-    for part in loc[1:]:
-        if isinstance(part, int):
-            place += f"[{part}]"
-        elif part.isidentifier() and part not in ("str", "int"):
-            place += f".{part}"
-    return place
+        biases[int(key)] = bias
+    return tuple(sorted(biases.items()))
 
 
 def parse_completion(body: bytes) -> CompletionRequest:
     """Raises InvalidRequest naming the field."""
-    request = _parse(CompletionRequest, body)
+    request = parse_body(CompletionRequest, body)
     request.check_supported(COMPLETION_FIELDS)
-    if request.echo and request.logprobs is not None:
-        raise InvalidRequest("echo with logprobs is not supported: prompt tokens have none here", field="echo")
+    if request.max_tokens == 0 and not request.asks_of_prompt:
+        raise InvalidRequest(
+            "max_tokens must be at least 1, or 0 with echo or prompt_logprobs", field="max_tokens", limit=1
+        )
     return request
 
 
 def parse_chat(body: bytes) -> ChatRequest:
     """Raises InvalidRequest naming the field."""
-    request = _parse(ChatRequest, body)
+    request = parse_body(ChatRequest, body)
+    check_chat(request)
+    return request
+
+
+def check_chat(request: ChatRequest) -> None:
+    """Raises InvalidRequest for what is not served, or does not go together."""
     request.check_supported(CHAT_FIELDS)
-    for i, message in enumerate(request.messages):
-        refuse_unsupported(message.model_extra, MESSAGE_FIELDS, f"messages[{i}].")
-    if None not in (request.max_tokens, request.max_completion_tokens):
-        raise InvalidRequest("max_tokens and max_completion_tokens exclude each other", field="max_tokens")
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", field="top_logprobs")
-    return request

@@ -12,25 +12,13 @@ from shared.errors import InvalidRequest
 
 _COMMON: Mapping[str, tuple[object, ...]] = {
     "allowed_token_ids": ([],),
-    "bad_words": ([],),
     "best_of": (1,),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "include_stop_str_in_output": (False,),
     "kv_transfer_params": (),
     "length_penalty": (1, 1.0),
-    "logit_bias": ({},),
     "logits_processors": ([],),
-    "priority": (0,),
-    "prompt_logprobs": (),
-    "response_format": ({"type": "text"},),
     "return_tokens_as_token_ids": (False,),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "structured_outputs": (),
-    "truncate_prompt_tokens": (),
+    "structural_tag": (),
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
 }
@@ -48,41 +36,40 @@ CHAT_FIELDS: Mapping[str, tuple[object, ...]] = {
     "add_special_tokens": (False,),
     "audio": (),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "metadata": ({},),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "moderation": (),
-    "parallel_tool_calls": (True, False),  # says how tools are called, and there are none
     "prediction": (),
-    "reasoning_effort": ("none",),
     "service_tier": ("auto", "default"),
-    "store": (False,),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "verbosity": (),
     "web_search_options": (),
 }
 
 MESSAGE_FIELDS: Mapping[str, tuple[object, ...]] = {
     "audio": (),
     "function_call": (),
-    "reasoning": (),
-    "reasoning_content": (),
-    "refusal": (),
     "thinking": (),
-    "tool_call_id": (),
-    "tool_calls": ([],),
 }
 
 STREAM_OPTION_FIELDS: Mapping[str, tuple[object, ...]] = {
     "include_obfuscation": (False,),
 }
+
+
+HINTS: Mapping[str, str] = {
+    "include_obfuscation": "events are not padded",
+    "metadata": "a label of the client's; nothing is stored",
+    "prompt_cache_key": "prefixes are found without it; `cache_salt` keeps them apart",
+    "prompt_cache_retention": "prefixes are kept as long as there is room",
+    "safety_identifier": "nothing is reported about users",
+    "store": "answers are not stored, whatever it says",
+    "user": "nothing is reported about users",
+}
+"""Fields that are taken and change nothing, and why."""
 
 
 def refuse_unsupported(

@@ -26,6 +26,9 @@ void tandem_rotate_and_write(
 void tandem_paged_attention(
     const void* query, const void* blocks, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens,
     void* out, float scale, const int64_t* sizes, int is_bf16, int kv_is_bf16);
+void tandem_mask_tokens(
+    float* logits, const uint32_t* masks, const int64_t* rows, int64_t num_masks, int64_t vocab_size,
+    int64_t num_words);
 void tandem_multilinear(const uint64_t* words, const uint64_t* keys, int64_t n, uint64_t* out);
 struct Layer;
 struct Sizes;

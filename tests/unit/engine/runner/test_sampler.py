@@ -116,3 +116,26 @@ def test_logprobs_are_of_the_unmodified_logits_and_the_input_is_left_alone():
     assert [i for i, _ in token.top] == [0, 1]
     assert torch.equal(row, before)
     assert sample(row, [spec(temperature=0)])[0].logprob is None
+
+
+def test_a_bias_is_added_and_does_not_bring_back_what_is_banned():
+    row = logits(0.5, 0.3, 0.2)
+    assert drawn(row, 20, logit_bias=((2, 50.0),)) == {2: 20}
+    assert drawn(row, 20, logit_bias=((0, -100.0), (1, -100.0))) == {2: 20}
+    biased = spec(banned=(2,), temperature=0, logit_bias=((1, 10.0), (2, 100.0)))
+    assert sample(row, [biased])[0].token_id == 1
+
+
+@pytest.mark.parametrize(
+    ("bad", "output", "expected"),
+    [
+        (((0,),), (), 1),  # never
+        (((5, 0),), (5,), 1),  # not behind 5
+        (((5, 0),), (4,), 0),
+        (((4, 5, 0),), (5,), 0),  # only half of what comes before it
+        (((4, 5, 0), (1,)), (4, 5), 2),
+    ],
+)
+def test_the_last_token_of_a_bad_sequence_is_not_chosen_behind_the_others(bad, output, expected):
+    constrained = spec(output=output, temperature=0, bad_sequences=bad)
+    assert sample(logits(0.5, 0.3, 0.2), [constrained])[0].token_id == expected

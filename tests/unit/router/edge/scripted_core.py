@@ -15,6 +15,7 @@ from services.router.edge.settings import EdgeSettings
 from services.router.request import FinishReason, Request, RequestSummary, TokenDelta, TokenLogprobs, TtftSplit
 from shared.model.chat_template import ChatTemplate
 from shared.model.tokenizer import Tokenizer
+from shared.structure.compiler import StructureCompiler
 
 MODEL = "acme/tiny"
 BOS, EOS = "<|bos|>", "<|eos|>"
@@ -129,7 +130,9 @@ def make_input_processor(
 ) -> InputProcessor:
     """An input processor over the scripted core."""
     template = ChatTemplate({"default": TEMPLATE}, tokenizer.special_tokens)
-    return InputProcessor(core, tokenizer, template, MODEL, settings or EdgeSettings())
+    assert tokenizer.eos_token_id is not None
+    structures = StructureCompiler(lambda: tokenizer, (tokenizer.eos_token_id,))
+    return InputProcessor(core, tokenizer, template, MODEL, settings or EdgeSettings(), structures)
 
 
 def text_steps(

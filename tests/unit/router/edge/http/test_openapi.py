@@ -10,7 +10,7 @@ from services.router.edge.http.schemas import ChatRequest, CompletionRequest
 
 
 def test_it_has_every_field_of_both_requests_and_no_open_reference() -> None:
-    raw = openapi_document("acme/tiny").decode()
+    raw = openapi_document("acme/tiny", "1.2.3").decode()
     document = json.loads(raw)
     schemas = document["components"]["schemas"]
     for schema in (CompletionRequest, ChatRequest):

@@ -1,0 +1,102 @@
+"""Writes docs/api.md: every field of every endpoint of the HTTP API, and whether it works or is refused.
+
+    python .ci/api_reference.py           write the page
+    python .ci/api_reference.py --check   fail where the page is stale (part of `make lint`)
+
+The page is made from the schemas that parse the requests; a test sends every field once and compares.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "api.md"
+sys.path.insert(0, str(ROOT))
+
+from pydantic import BaseModel  # noqa: E402 - the project's folder stands on the path only now
+
+from services.router.edge.http.anthropic.schemas import MESSAGES_FIELDS, CountRequest, MessagesRequest  # noqa: E402
+from services.router.edge.http.docs_page import type_in_words  # noqa: E402
+from services.router.edge.http.responses.schemas import RESPONSE_FIELDS, ResponseRequest  # noqa: E402
+from services.router.edge.http.schemas import ChatRequest, CompletionRequest  # noqa: E402
+from services.router.edge.http.tokenization import DetokenizeRequest, TokenizeRequest  # noqa: E402
+from services.router.edge.http.unsupported import CHAT_FIELDS, COMPLETION_FIELDS, HINTS  # noqa: E402
+
+INTRODUCTION = """\
+# HTTP API
+
+Made by `python .ci/api_reference.py` from the schemas that parse the requests; `make lint` fails where it is stale, and
+a test sends every field once and compares. Do not edit it by hand.
+
+Every body may have fields that are named nowhere here: they are ignored, as OpenAI's own servers do. A field of these
+APIs that is not served is refused by its name (400), never dropped, unless its value asks for nothing.
+
+| path | |
+| --- | --- |
+| `POST /v1/completions`, `/v1/chat/completions`, `/v1/responses` | OpenAI's, and so are their errors |
+| `POST /v1/messages`, `/v1/messages/count_tokens` | Anthropic's, its errors and its `x-api-key` header included |
+| `POST /tokenize`, `/detokenize` | vLLM's |
+| `GET /v1/models`, `/v1/models/{model}` | the served models |
+| `GET /version`, `/docs`, `/openapi.json` | what this is, for people and for programs |
+| `GET /healthz`, `/health`, `/ping`, `/readyz`, `/metrics`, `/status` | for operators |
+
+How tools and reasoning are found in an answer is a matter of the model: see
+[tools and reasoning](guides/clients.md#tools-and-reasoning).
+"""
+
+ENDPOINTS: tuple[tuple[str, type[BaseModel], Mapping[str, tuple[object, ...]]], ...] = (
+    ("/v1/completions", CompletionRequest, COMPLETION_FIELDS),
+    ("/v1/chat/completions", ChatRequest, CHAT_FIELDS),
+    ("/v1/responses", ResponseRequest, RESPONSE_FIELDS),
+    ("/v1/messages", MessagesRequest, MESSAGES_FIELDS),
+    ("/v1/messages/count_tokens", CountRequest, MESSAGES_FIELDS),
+    ("/tokenize", TokenizeRequest, {}),
+    ("/detokenize", DetokenizeRequest, {}),
+)
+
+_OPENAI_HINTS = ("prompt_cache_key", "prompt_cache_retention", "safety_identifier")
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION]
+    for path, schema, refused in ENDPOINTS:
+        parts.append(
+            f"## POST {path}\n\n| field | | |\n| --- | --- | --- |\n" + "\n".join(_rows(schema, refused)) + "\n"
+        )
+    return "\n".join(parts)
+
+
+def _rows(schema: type[BaseModel], refused: Mapping[str, tuple[object, ...]]) -> Iterator[str]:
+    document = schema.model_json_schema()
+    required = set(document.get("required", ()))
+    known: dict[str, Any] = document["properties"]
+    hints = _OPENAI_HINTS if schema in (ChatRequest, ResponseRequest) else ()
+    for name in sorted({*known, *refused, *hints}):
+        if name in HINTS:
+            yield f"| `{name}` | no effect | {HINTS[name]} |"
+        elif name in known:
+            words = type_in_words(known[name]).replace("|", "\\|")
+            yield f"| `{name}` | works | {words}{', required' if name in required else ''} |"
+        else:
+            harmless = ", ".join(f"`{json.dumps(value)}`" for value in refused[name])
+            yield f"| `{name}` | refused | {f'but for {harmless}' if harmless else ''} |"
+
+
+def main() -> None:
+    """See the module."""
+    text = page()
+    if "--check" in sys.argv[1:]:
+        if not PAGE.is_file() or PAGE.read_text() != text:
+            sys.exit(f"{PAGE.relative_to(ROOT)} is stale: run python .ci/api_reference.py")
+        return
+    PAGE.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Structured output: schemas, and what following them costs."""

@@ -1,0 +1,83 @@
+"""Which family's format a model writes, by its chat template or by a setting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from services.router.edge.answer.events import Events
+from services.router.edge.answer.formats import deepseek, hermes, llama_json, mistral, pythonic
+from services.router.edge.answer.reasoning import ReasoningMarks
+from services.router.edge.answer.scan import Scanner
+from shared.model.chat_template import ChatTemplate
+
+CallFormatName = Literal["auto", "hermes", "llama3_json", "pythonic", "mistral", "deepseek"]
+ReasoningName = Literal["auto", "none", "think", "mistral"]
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """How a family writes tool calls."""
+
+    calls: Callable[[Events, Callable[[str], bool]], Scanner[None]]
+    """Reads a whole answer; its second argument says whether a name is one of the request's tools."""
+    special: tuple[str, ...]
+    """Marks that may be special tokens of the vocabulary: they must stay in the text."""
+    short_ids: bool = False
+    """Its template takes ids of nine letters and digits alone."""
+
+
+CALL_FORMATS: Mapping[str, CallFormat] = {
+    "hermes": CallFormat(hermes.calls, hermes.SPECIAL),
+    "llama3_json": CallFormat(llama_json.calls, llama_json.SPECIAL),
+    "pythonic": CallFormat(pythonic.calls, pythonic.SPECIAL),
+    "mistral": CallFormat(mistral.calls, mistral.SPECIAL, short_ids=True),
+    "deepseek": CallFormat(deepseek.calls, deepseek.SPECIAL),
+}
+
+REASONING: Mapping[str, ReasoningMarks] = {
+    "think": ReasoningMarks("<think>", "</think>"),
+    "mistral": ReasoningMarks("[THINK]", "[/THINK]"),
+}
+
+# What only one family's template has, the most telling first.
+_SIGNS = (
+    (mistral.MARK, "mistral"),
+    (deepseek.CALLS, "deepseek"),
+    (hermes.BEGIN, "hermes"),
+    ("func_name1(params_name1", "pythonic"),
+    (pythonic.TAG, "pythonic"),
+    ("<|start_header_id|>", "llama3_json"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormats:
+    """How one model writes its answers."""
+
+    calls: CallFormat
+    reasoning: ReasoningMarks | None  # None: its answers have none
+
+    @classmethod
+    def of(cls, template: ChatTemplate, calls: CallFormatName, reasoning: ReasoningName) -> AnswerFormats:
+        """By the settings, where these leave it open by the template."""
+        return cls(call_format(template, calls), reasoning_marks(template, reasoning))
+
+
+def call_format(template: ChatTemplate, setting: CallFormatName) -> CallFormat:
+    """The setting's, or what the template tells; Hermes' where it tells nothing, as in our own words for tools."""
+    if setting != "auto":
+        return CALL_FORMATS[setting]
+    if template.knows_tools:
+        for sign, name in _SIGNS:
+            if template.mentions(sign):
+                return CALL_FORMATS[name]
+    return CALL_FORMATS["hermes"]
+
+
+def reasoning_marks(template: ChatTemplate, setting: ReasoningName) -> ReasoningMarks | None:
+    """The setting's, or those that the template mentions; None where answers have no reasoning."""
+    if setting != "auto":
+        return REASONING.get(setting)
+    return next((marks for marks in REASONING.values() if template.mentions(marks.end)), None)

@@ -1,0 +1,52 @@
+"""DeepSeek: calls between marks, of V3 and R1 with `function`, the name and a fenced JSON object, of V3.1 with the name
+and the object alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from services.router.edge.answer.events import Events
+from services.router.edge.answer.scan import MAX_NAME_LEN, NoCallError, Scanner, Tape, through, value
+
+CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+SPECIAL = (CALLS, CALLS_END, CALL, SEPARATOR, CALL_END)
+
+
+def calls(events: Events, _is_tool: Callable[[str], bool]) -> Scanner[None]:
+    """The whole answer. What stands between and behind calls is dropped: there is nothing but marks."""
+    if not (yield from through(CALLS, events.content)):
+        return
+    while (yield from through(CALL, lambda _: None)):
+        tape = Tape(CALL)
+        try:
+            yield from _call(events, tape)
+        except NoCallError:
+            events.content(tape.text)
+            return
+
+
+def _call(events: Events, tape: Tape) -> Scanner[None]:
+    before = yield from _until(SEPARATOR, tape)
+    behind = ""
+    while not behind.endswith("{"):
+        character = yield from tape.next()
+        behind += character
+        if not character or len(behind) > MAX_NAME_LEN:
+            raise NoCallError
+    # V3 writes a type before the name and a fence behind it; V3.1 has the name where V3 has the type.
+    name = behind[:-1].replace("```json", "").strip() or before.strip()
+    if not name:
+        raise NoCallError
+    events.begin_call(name)
+    yield from value("{", tape, events.arguments)
+
+
+def _until(mark: str, tape: Tape) -> Scanner[str]:
+    read = ""
+    while not read.endswith(mark):
+        character = yield from tape.next()
+        read += character
+        if not character or len(read) > MAX_NAME_LEN + len(mark):
+            raise NoCallError
+    return read[: -len(mark)]

@@ -1,0 +1,25 @@
+"""Hermes and Qwen: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as often as there are calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from services.router.edge.answer.events import Events
+from services.router.edge.answer.scan import NoCallError, Scanner, Tape, call_object, through
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+SPECIAL = (BEGIN, END)
+
+
+def calls(events: Events, _is_tool: Callable[[str], bool]) -> Scanner[None]:
+    """The whole answer. Whatever name a call has is passed on: the marks leave no doubt that it is one."""
+    while (yield from through(BEGIN, events.content)):
+        tape = Tape(BEGIN)
+        try:
+            if (yield from tape.next_solid()) != "{":
+                raise NoCallError
+            yield from call_object(events, tape, lambda _: True)
+            if not (yield from through(END, lambda _: None)):
+                return
+        except NoCallError:
+            events.content(tape.text)

@@ -1,0 +1,34 @@
+"""Llama 3: `{"name": …, "parameters": {…}}` as the whole answer, several with `;` between them, or behind
+`<|python_tag|>`. Nothing marks a call but its shape, so only objects that name a tool count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from services.router.edge.answer.events import Events
+from services.router.edge.answer.scan import NoCallError, Scanner, Tape, call_object, rest
+
+TAG = "<|python_tag|>"
+SPECIAL = (TAG,)
+
+
+def calls(events: Events, is_tool: Callable[[str], bool]) -> Scanner[None]:
+    """The whole answer."""
+    tape = Tape()
+    try:
+        character = yield from tape.next_solid()
+        if character == "<":
+            for expected in TAG[1:]:
+                if (yield from tape.next()) != expected:
+                    raise NoCallError
+            character = yield from tape.next_solid()
+        while character == "{":
+            yield from call_object(events, tape, is_tool)
+            tape = Tape()
+            character = yield from tape.next_solid()
+            if character == ";":
+                character = yield from tape.next_solid()
+    except NoCallError:
+        pass
+    events.content(tape.text)
+    yield from rest(events.content)

@@ -1,0 +1,51 @@
+"""Mistral: `[TOOL_CALLS] [{"name": …, "arguments": {…}}, …]`, and since version 11 of its tokenizer
+`[TOOL_CALLS]name[ARGS]{…}`, as often as there are calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from services.router.edge.answer.events import Events
+from services.router.edge.answer.scan import MAX_NAME_LEN, NoCallError, Scanner, Tape, call_object, through, value
+
+MARK, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+SPECIAL = (MARK, ARGS, CALL_ID)
+
+
+def calls(events: Events, _is_tool: Callable[[str], bool]) -> Scanner[None]:
+    """The whole answer."""
+    while (yield from through(MARK, events.content)):
+        tape = Tape(MARK)
+        try:
+            character = yield from tape.next_solid()
+            if character == "[":
+                yield from _list(events, tape)
+            else:
+                yield from _named(events, tape, character)
+        except NoCallError:
+            events.content(tape.text)
+
+
+def _list(events: Events, tape: Tape) -> Scanner[None]:
+    character = yield from tape.next_solid()
+    while character == "{":
+        yield from call_object(events, tape, lambda _: True)
+        character = yield from tape.next_solid()
+        if character != ",":
+            return
+        character = yield from tape.next_solid()
+    raise NoCallError
+
+
+def _named(events: Events, tape: Tape, character: str) -> Scanner[None]:
+    read = ""
+    while character != "{":
+        read += character
+        if not character or len(read) > MAX_NAME_LEN + len(CALL_ID) + len(ARGS):
+            raise NoCallError
+        character = yield from tape.next()
+    name = read.partition(ARGS)[0].partition(CALL_ID)[0].strip()
+    if not name or any(sign.isspace() for sign in name):
+        raise NoCallError
+    events.begin_call(name)
+    yield from value(character, tape, events.arguments)

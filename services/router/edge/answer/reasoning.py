@@ -1,0 +1,52 @@
+"""Reasoning that a model writes between two marks before its answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.router.edge.answer.events import Events
+from services.router.edge.answer.scan import Scanner, through
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningMarks:
+    """What a model puts around its reasoning."""
+
+    begin: str
+    end: str
+
+
+def reasoning(marks: ReasoningMarks, events: Events, is_open: bool) -> Scanner[str]:
+    """The reasoning at the beginning of an answer, if there is any; returns what was read of the text behind it.
+
+    `is_open`: the prompt ended with the mark that begins it. Blanks around the reasoning are dropped.
+    """
+    blanks = ""
+    if not is_open:
+        read = ""
+        while marks.begin.startswith(read.lstrip()) and read.lstrip() != marks.begin:
+            character = yield
+            if not character:
+                return read
+            read += character
+        if read.lstrip() != marks.begin:
+            return read
+    begun = False
+
+    def write(text: str) -> None:
+        nonlocal blanks, begun
+        text = blanks + text
+        if not begun:
+            text = text.lstrip()
+        kept = text.rstrip()
+        blanks = text[len(kept) :]
+        if kept:
+            begun = True
+            events.reasoning(kept)
+
+    if not (yield from through(marks.end, write)):
+        return ""
+    while True:
+        character = yield
+        if not character.isspace():
+            return character

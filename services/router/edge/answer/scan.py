@@ -1,0 +1,183 @@
+"""Reading an answer one character at a time, so that how its text was cut into pieces cannot matter.
+
+A scanner is a generator that is sent characters and at last "" for the end. Scanners call each other by `yield from`;
+one that has to look a character ahead returns it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+from services.router.edge.answer.events import Events
+
+T = TypeVar("T")
+Scanner = Generator[None, str, T]
+"""A parser of a part of the text, which returns T."""
+
+MAX_NAME_LEN = 256
+"""Of a tool; a longer one is no call."""
+
+
+class NoCallError(Exception):
+    """What looked like a call is none: its text is content."""
+
+
+class Tape:
+    """Keeps what was read since it was made, for the case that it is no call."""
+
+    def __init__(self, text: str = "") -> None:
+        self._read = [text]
+
+    def next(self) -> Scanner[str]:
+        """The next character; "" at the end."""
+        character = yield
+        self._read.append(character)
+        return character
+
+    def next_solid(self) -> Scanner[str]:
+        """The next character that is no blank."""
+        while True:
+            character = yield from self.next()
+            if not character.isspace():
+                return character
+
+    @property
+    def text(self) -> str:
+        """All that was read."""
+        return "".join(self._read)
+
+
+def through(mark: str, write: Callable[[str], None]) -> Scanner[bool]:
+    """Writes text until `mark` is complete, which is not written. False where the text ended first, all written."""
+    table = [0] * (len(mark) + 1)
+    length = 0
+    for i in range(1, len(mark)):
+        while length and mark[i] != mark[length]:
+            length = table[length]
+        length += mark[i] == mark[length]
+        table[i + 1] = length
+    state = 0
+    while True:
+        character = yield
+        if not character:
+            write(mark[:state])
+            return False
+        before = state
+        while state and mark[state] != character:
+            state = table[state]
+        if mark[state] == character:
+            state += 1
+            write(mark[: before + 1 - state])
+        else:
+            write(mark[:before] + character)
+        if state == len(mark):
+            return True
+
+
+def rest(write: Callable[[str], None]) -> Scanner[None]:
+    """Writes all that follows."""
+    while character := (yield):
+        write(character)
+
+
+def string(tape: Tape) -> Scanner[str]:
+    """A JSON string behind its quotation mark. Raises NoCallError."""
+    raw = ['"']
+    while True:
+        character = yield from tape.next()
+        raw.append(character)
+        if character == "\\":
+            raw.append((yield from tape.next()))
+        elif character == '"':
+            try:
+                text = json.loads("".join(raw))
+            except ValueError:
+                raise NoCallError from None
+            assert isinstance(text, str)
+            return text
+        elif not character:
+            raise NoCallError
+
+
+def value(first: str, tape: Tape, write: Callable[[str], None]) -> Scanner[str | None]:
+    """A JSON value from its `first` character on, written as it comes. Returns the character behind a bare number or
+    word, which tells its end; None where the value tells its own; "" where the text ended in it."""
+    depth, in_string = 0, False
+    character = first
+    while character:
+        if in_string:
+            if character == "\\":
+                write(character)
+                character = yield from tape.next()
+            elif character == '"':
+                in_string = False
+        elif character == '"':
+            in_string = True
+        elif character in "{[":
+            depth += 1
+        elif character in "}]":
+            if depth == 0:
+                return character
+            depth -= 1
+        elif depth == 0 and (character == "," or character.isspace()):
+            return character
+        if character:
+            write(character)
+        if depth == 0 and not in_string and character in '"}]':
+            return None
+        character = yield from tape.next()
+    return ""
+
+
+def call_object(events: Events, tape: Tape, is_tool: Callable[[str], bool]) -> Scanner[None]:
+    """`{"name": …, "arguments": {…}}` behind its brace; `parameters` is another name for arguments. Raises NoCallError
+    where no call begins; one that has begun is read to its end."""
+    held: list[str] = []
+    begun = written = False
+
+    def write(text: str) -> None:
+        nonlocal written
+        written = True
+        if begun:
+            events.arguments(text)
+        else:
+            held.append(text)
+
+    character = yield from tape.next_solid()
+    while character == '"':
+        key = yield from string(tape)
+        if (yield from tape.next_solid()) != ":":
+            break
+        character = yield from tape.next_solid()
+        behind: str | None = None
+        if key == "name" and character == '"' and not begun:
+            name = yield from string(tape)
+            if not is_tool(name) or not 0 < len(name) <= MAX_NAME_LEN:
+                raise NoCallError
+            events.begin_call(name)
+            begun = True
+            if held:
+                events.arguments("".join(held))
+        elif key in ("arguments", "parameters") and not written:
+            if character == '"':
+                write((yield from string(tape)))  # JSON within a string
+            elif character == "{":
+                behind = yield from value(character, tape, write)
+            else:
+                behind = yield from value(character, tape, lambda _: None)
+        elif character in ("", ",", "}"):
+            break
+        else:
+            behind = yield from value(character, tape, lambda _: None)
+        if behind is None or behind.isspace():
+            behind = yield from tape.next_solid()
+        if behind != ",":
+            character = behind
+            break
+        character = yield from tape.next_solid()
+    if not begun:
+        raise NoCallError
+    if character == "}" and not written:
+        events.arguments("{}")

@@ -1,0 +1,127 @@
+"""The body of `POST /v1/messages`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from services.router.edge.http.unsupported import refuse_unsupported
+from services.router.edge.http.validation import STRICT, StringList, parse_body
+from shared.errors import InvalidRequest
+
+MESSAGES_FIELDS: dict[str, tuple[object, ...]] = {
+    "container": (),
+    "context_management": (),
+    "inference_geo": (),
+    "mcp_servers": ([],),
+    "output_config": ({},),
+    "output_format": (),
+    "service_tier": ("auto", "standard_only"),
+}
+"""Fields that are refused unless they ask for nothing."""
+
+Blocks = Annotated[list["Block"], Field(fail_fast=True)]
+
+
+class Block(BaseModel):
+    """A block of content: text, thinking, a call or its result. `cache_control` is a hint: prefixes are always kept."""
+
+    model_config = STRICT
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | Blocks | None = None
+    is_error: bool | None = None
+    cache_control: dict[str, Any] | None = None
+
+
+class MessageParam(BaseModel):
+    """One message."""
+
+    model_config = STRICT
+
+    role: Literal["user", "assistant", "system"]
+    content: str | Blocks
+
+
+class AnthropicTool(BaseModel):
+    """One of `tools`."""
+
+    model_config = STRICT
+
+    name: str
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class AnthropicChoice(BaseModel):
+    """`tool_choice`."""
+
+    model_config = STRICT
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(BaseModel):
+    """`thinking`. How long the model thinks is its own affair: the budget is not enforced."""
+
+    model_config = STRICT
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(default=None, ge=1)
+    display: str | None = None
+
+
+class CountRequest(BaseModel):
+    """The body of `POST /v1/messages/count_tokens`, and what all of these have."""
+
+    model_config = STRICT
+
+    model: str | None = None
+    messages: Annotated[list[MessageParam], Field(fail_fast=True, min_length=1)]
+    system: str | Blocks | None = None
+    tools: Annotated[list[AnthropicTool], Field(fail_fast=True)] | None = None
+    tool_choice: AnthropicChoice | None = None
+    thinking: Thinking | None = None
+
+
+class MessagesRequest(CountRequest):
+    """The body."""
+
+    max_tokens: int = Field(ge=1)
+    stop_sequences: StringList | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    metadata: dict[str, Any] | None = None
+
+
+def parse_messages(body: bytes) -> MessagesRequest:
+    """Raises InvalidRequest naming the field."""
+    request = parse_body(MessagesRequest, body)
+    _check(request)
+    return request
+
+
+def parse_count(body: bytes) -> CountRequest:
+    """Raises InvalidRequest naming the field."""
+    request = parse_body(CountRequest, body)
+    _check(request)
+    return request
+
+
+def _check(request: CountRequest) -> None:
+    refuse_unsupported(request.model_extra, MESSAGES_FIELDS)
+    choice = request.tool_choice
+    if choice is not None and (choice.type == "tool") != (choice.name is not None):
+        raise InvalidRequest("tool_choice.name goes with type 'tool', and must be there", field="tool_choice")

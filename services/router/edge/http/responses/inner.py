@@ -1,0 +1,112 @@
+"""A response's body to the chat request that it becomes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from services.router.edge.http.chat_messages import ContentPart
+from services.router.edge.http.responses.schemas import InputItem, ResponseRequest, ResponseTool, TextFormat, ToolName
+from services.router.edge.http.schemas import ChatRequest, check_chat
+from services.router.edge.http.validation import explained
+from shared.errors import InvalidRequest, brief
+
+NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
+NAMES |= {"response_format": "text.format", "reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity"}
+"""What the chat request calls otherwise."""
+
+
+def chat_request(request: ResponseRequest) -> ChatRequest:
+    """Raises InvalidRequest naming the field, some in the chat's words: see `NAMES`."""
+    fields: dict[str, Any] = {
+        "messages": _messages(request),
+        "max_completion_tokens": request.max_output_tokens,
+        "tools": [_tool(tool, i) for i, tool in enumerate(request.tools or ())],
+        "reasoning_effort": request.reasoning.effort if request.reasoning else None,
+        "verbosity": request.text.verbosity if request.text else None,
+        "truncate_prompt_tokens": -1 if request.truncation == "auto" else None,
+    }
+    for name in ("model", "temperature", "top_p", "parallel_tool_calls", "stream", "metadata", "user"):
+        fields[name] = getattr(request, name)
+    choice = request.tool_choice
+    fields["tool_choice"] = (
+        {"type": "function", "function": {"name": choice.name}} if isinstance(choice, ToolName) else choice
+    )
+    if request.wants_logprobs:
+        fields |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
+    if request.text is not None and request.text.format is not None:
+        fields["response_format"] = _format(request.text.format)
+    try:
+        chat = ChatRequest.model_validate({name: value for name, value in fields.items() if value is not None})
+    except ValidationError as error:
+        raise explained(error) from None
+    check_chat(chat)
+    return chat
+
+
+def _messages(request: ResponseRequest) -> list[dict[str, Any]]:
+    """The conversation; neighbouring calls are one message, and reasoning goes with what follows it."""
+    messages: list[dict[str, Any]] = []
+    if request.instructions is not None:
+        messages.append({"role": "system", "content": request.instructions})
+    if isinstance(request.input, str):
+        return [*messages, {"role": "user", "content": request.input}]
+    thoughts = ""
+    for i, item in enumerate(request.input):
+        place = f"input[{i}]"
+        if item.type == "reasoning":
+            thoughts = "".join(part.text or "" for part in item.content or () if not isinstance(part, str))
+            continue
+        message = _message(item, place)
+        if message["role"] == "assistant" and thoughts:
+            message["reasoning_content"] = thoughts
+        thoughts = ""
+        last = messages[-1] if messages else {}
+        if "tool_calls" in message and last.get("role") == "assistant":
+            last["tool_calls"] = [*last.get("tool_calls", ()), *message["tool_calls"]]
+        else:
+            messages.append(message)
+    return messages
+
+
+def _message(item: InputItem, place: str) -> dict[str, Any]:
+    if item.type == "message":
+        if item.role is None or item.content is None:
+            missing = "role" if item.role is None else "content"
+            raise InvalidRequest(f"{place}.{missing} is missing", field="input")
+        return {"role": item.role, "content": _text(item.content, f"{place}.content")}
+    if item.type == "function_call":
+        if item.name is None or item.call_id is None:
+            missing = "name" if item.name is None else "call_id"
+            raise InvalidRequest(f"{place}.{missing} is missing", field="input")
+        function = {"name": item.name, "arguments": item.arguments or "{}"}
+        return {"role": "assistant", "tool_calls": [{"id": item.call_id, "type": "function", "function": function}]}
+    if item.type == "function_call_output":
+        if item.call_id is None or item.output is None:
+            missing = "call_id" if item.call_id is None else "output"
+            raise InvalidRequest(f"{place}.{missing} is missing", field="input")
+        return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output, f"{place}.output")}
+    raise InvalidRequest(f"{place}.type {brief(item.type, 40)!r} is not served here", field="input")
+
+
+def _text(content: str | list[Any], place: str) -> str:
+    if isinstance(content, str):
+        return content
+    parts = [part if isinstance(part, ContentPart) else ContentPart(type=part.type, text=part.text) for part in content]
+    return "\n".join(part.spoken(f"{place}[{i}]") for i, part in enumerate(parts))
+
+
+def _tool(tool: ResponseTool, index: int) -> dict[str, Any]:
+    if tool.type == "function" and tool.name is None:
+        raise InvalidRequest(f"tools[{index}].name is missing", field="tools")
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": tool.type, "function": function if tool.type == "function" else None}
+
+
+def _format(given: TextFormat) -> dict[str, Any]:
+    """As the chat's `response_format`, where the schema stands a level deeper."""
+    if given.type != "json_schema":
+        return {"type": given.type}
+    schema = {"name": given.name or "answer", "schema": given.schema_, "strict": given.strict}
+    return {"type": "json_schema", "json_schema": {name: value for name, value in schema.items() if value is not None}}

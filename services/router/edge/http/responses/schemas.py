@@ -1,0 +1,149 @@
+"""The body of `POST /v1/responses`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from services.router.edge.http.chat_messages import ContentPart
+from services.router.edge.http.schemas import MAX_METADATA
+from services.router.edge.http.unsupported import refuse_unsupported
+from services.router.edge.http.validation import STRICT, parse_body
+from shared.engine.sampling_params import MAX_LOGPROBS
+from shared.errors import InvalidRequest
+
+RESPONSE_FIELDS: dict[str, tuple[object, ...]] = {
+    "background": (False,),
+    "context_management": (),
+    "conversation": (),
+    "max_tool_calls": (),
+    "moderation": (),
+    "previous_response_id": (),
+    "prompt": (),
+    "service_tier": ("auto", "default"),
+}
+"""Fields that are refused unless they ask for nothing. Answers are not kept, so that nothing can refer to one."""
+
+_INCLUDED = ("message.output_text.logprobs", "reasoning.encrypted_content")
+Parts = Annotated[list[ContentPart], Field(fail_fast=True)]
+
+
+class ReasoningPart(BaseModel):
+    """A part of an earlier answer's reasoning."""
+
+    model_config = STRICT
+
+    type: str
+    text: str = ""
+
+
+class InputItem(BaseModel):
+    """One of `input`: a message, a call, a call's answer or reasoning of an earlier answer."""
+
+    model_config = STRICT
+
+    type: str = "message"
+    role: str | None = None
+    content: str | list[ContentPart | ReasoningPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | Parts | None = None
+
+
+class ResponseTool(BaseModel):
+    """One of `tools`, whose function stands in the tool itself."""
+
+    model_config = STRICT
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolName(BaseModel):
+    """The tool that must be called."""
+
+    model_config = STRICT
+
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(BaseModel):
+    """`text.format`."""
+
+    model_config = STRICT
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TextSettings(BaseModel):
+    """`text`."""
+
+    model_config = STRICT
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningSettings(BaseModel):
+    """`reasoning`."""
+
+    model_config = STRICT
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class ResponseRequest(BaseModel):
+    """The body."""
+
+    model_config = STRICT
+
+    model: str | None = None
+    input: str | Annotated[list[InputItem], Field(fail_fast=True, min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    tools: Annotated[list[ResponseTool], Field(fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolName | None = None
+    parallel_tool_calls: bool | None = None
+    stream: bool | None = None
+    text: TextSettings | None = None
+    reasoning: ReasoningSettings | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    include: list[str] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA)] | None = None
+    store: bool | None = None
+    user: str | None = None
+    stream_options: dict[str, Any] | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the text comes with log-probabilities."""
+        return _INCLUDED[0] in (self.include or ()) or bool(self.top_logprobs)
+
+
+def parse_response(body: bytes) -> ResponseRequest:
+    """Raises InvalidRequest naming the field."""
+    request = parse_body(ResponseRequest, body)
+    refuse_unsupported(request.model_extra, RESPONSE_FIELDS)
+    for name in request.include or ():
+        if name not in _INCLUDED:
+            raise InvalidRequest(f"include: {name[:80]!r} is not served here", field="include")
+    summary = request.reasoning and (request.reasoning.summary or request.reasoning.generate_summary)
+    if summary not in (None, "auto"):
+        raise InvalidRequest("reasoning.summary is not served here: reasoning comes whole", field="reasoning.summary")
+    refuse_unsupported(request.stream_options, {"include_obfuscation": (False,)}, "stream_options.")
+    return request

@@ -1,0 +1,127 @@
+"""`POST /tokenize`, `/detokenize` in vLLM's shapes, and Anthropic's `/v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from services.router.edge.auth import ApiKeys
+from services.router.edge.http.anthropic.endpoint import Messages
+from services.router.edge.http.chat_messages import Message, Tool
+from services.router.edge.http.connection import BodyTooLargeError, read_body
+from services.router.edge.http.credentials import credentials
+from services.router.edge.http.errors import as_tandem_error, error_headers
+from services.router.edge.http.json_size import check_json_size
+from services.router.edge.http.validation import STRICT, TokenIdList, parse_body
+from services.router.edge.input_processor import ChatPrompt, InputProcessor, Prompt, TextPrompt
+from services.router.edge.settings import EdgeSettings
+from shared.errors import InvalidRequest
+
+T = TypeVar("T", bound=BaseModel)
+
+
+class TokenizeRequest(BaseModel):
+    """The body of `POST /tokenize`: a prompt or messages."""
+
+    model_config = STRICT
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+    def as_prompt(self) -> Prompt:
+        """What is to be tokenized; raises InvalidRequest."""
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidRequest("either prompt or messages must be there", field="prompt")
+        if self.prompt is not None:
+            return TextPrompt(self.prompt, self.add_special_tokens is not False)
+        if self.add_special_tokens:
+            raise InvalidRequest("add_special_tokens: the chat template writes them itself", field="add_special_tokens")
+        for i, tool in enumerate(self.tools or ()):
+            tool.checked(f"tools[{i}]")
+        return ChatPrompt(
+            [message.for_template(f"messages[{i}]") for i, message in enumerate(self.messages or ())],
+            tools=[tool.for_template() for tool in self.tools or ()],
+            variables=self.chat_template_kwargs or {},
+        )
+
+
+class DetokenizeRequest(BaseModel):
+    """The body of `POST /detokenize`."""
+
+    model_config = STRICT
+
+    model: str | None = None
+    tokens: TokenIdList
+
+
+class Tokenization:
+    """Handlers of the three. They ask for an API key as answers do; their bodies have the same bounds."""
+
+    def __init__(
+        self, input_processor: InputProcessor, keys: ApiKeys, settings: EdgeSettings, messages: Messages
+    ) -> None:
+        self._input_processor = input_processor
+        self._keys = keys
+        self._settings = settings
+        self._messages = messages
+
+    async def tokenize(self, request: Request) -> Response:
+        """`POST /tokenize`."""
+        return await self._answer(request, self._tokenize)
+
+    async def detokenize(self, request: Request) -> Response:
+        """`POST /detokenize`."""
+        return await self._answer(request, self._detokenize)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """`POST /v1/messages/count_tokens`."""
+        try:
+            return JSONResponse(await self._count(await self._body(request)))
+        except Exception as error:
+            known = error.error if isinstance(error, BodyTooLargeError) else as_tandem_error(error, request.url.path)
+            status = 413 if isinstance(error, BodyTooLargeError) else known.http_status
+            headers = {name.decode(): value.decode() for name, value in error_headers(known)}
+            return Response(self._messages.errors.body(known), status, headers, "application/json")
+
+    async def _answer(self, request: Request, work: Callable[[bytes], Awaitable[Mapping[str, object]]]) -> Response:
+        try:
+            return JSONResponse(await work(await self._body(request)))
+        except BodyTooLargeError as error:
+            raise error.error from None
+
+    async def _body(self, request: Request) -> bytes:
+        self._keys.check(credentials(request.headers))
+        body = await read_body(request.receive, request.headers, self._settings.max_body_bytes)
+        await check_json_size(body, self._settings.limits, self._input_processor.core.max_prompt_tokens())
+        return body
+
+    async def _tokenize(self, body: bytes) -> Mapping[str, object]:
+        asked = parse_body(TokenizeRequest, body)
+        self._input_processor.check_model(asked.model or "")
+        token_ids = await self._input_processor.token_ids(asked.as_prompt())
+        tokenizer = self._input_processor.tokenizer
+        return {
+            "count": len(token_ids),
+            "max_model_len": self._input_processor.core.max_prompt_tokens(),
+            "tokens": token_ids,
+            "token_strs": [tokenizer.token_text(t) for t in token_ids] if asked.return_token_strs else None,
+        }
+
+    async def _detokenize(self, body: bytes) -> Mapping[str, object]:
+        asked = parse_body(DetokenizeRequest, body)
+        self._input_processor.check_model(asked.model or "")
+        return {"prompt": self._input_processor.detokenize(asked.tokens, "tokens")}
+
+    async def _count(self, body: bytes) -> Mapping[str, object]:
+        call = self._messages.parse_count(body)
+        self._input_processor.check_model(call.model)
+        return {"input_tokens": len(await self._input_processor.token_ids(call.prompts[0]))}

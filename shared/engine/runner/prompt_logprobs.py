@@ -1,0 +1,73 @@
+"""Log-probabilities of prompt tokens: each token's, given those before it, from the step that computes these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shared.engine.plan import PlannedSequence, SampledToken
+from shared.engine.runner.device_link import DeviceLink
+
+
+def logit_rows(items: Sequence[PlannedSequence]) -> list[int]:
+    """Rows of the step's tokens whose logits are wanted, rising: those that tell of targets, and each sampling
+    sequence's last."""
+    rows: list[int] = []
+    end = 0
+    for item in items:
+        begin, end = end, end + len(item.token_ids)
+        if item.targets:
+            rows += range(begin, begin + len(item.targets))
+        if item.sample is not None:
+            rows.append(end - 1)
+    return rows
+
+
+def split(logits: Tensor, items: Sequence[PlannedSequence], link: DeviceLink) -> tuple[Tensor, PendingTargets | None]:
+    """Of `logits` [num_logits, vocab_size] of `logit_rows`: those to sample from, and what the others tell."""
+    if not any(item.targets for item in items):
+        return logits, None
+    is_sampled = [flag for item in items for flag in [False] * len(item.targets) + [True] * (item.sample is not None)]
+    sampled = link.send(torch.tensor([row for row, flag in enumerate(is_sampled) if flag], dtype=torch.int64))
+    others = link.send(torch.tensor([row for row, flag in enumerate(is_sampled) if not flag]))
+    return logits.index_select(0, sampled), PendingTargets.of(logits.index_select(0, others), items, link)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PendingTargets:
+    """Values on their way to the host."""
+
+    items: tuple[PlannedSequence, ...]  # those with targets
+    chosen: Tensor  # [num_targets] fp32
+    values: Tensor  # [num_targets, most] fp32, falling
+    ids: Tensor  # [num_targets, most] int64
+
+    @classmethod
+    def of(cls, logits: Tensor, items: Sequence[PlannedSequence], link: DeviceLink) -> PendingTargets:
+        """Of `logits` [num_targets, vocab_size], a row for each target."""
+        asking = tuple(item for item in items if item.targets)
+        targets = link.send(torch.tensor([token_id for item in asking for token_id in item.targets]))
+        logprobs = torch.log_softmax(logits, dim=-1)
+        most = min(max(item.num_alternatives for item in asking), logits.shape[1])
+        values, ids = logprobs.topk(most)
+        chosen = logprobs.gather(1, targets[:, None])[:, 0]
+        return cls(asking, link.fetch(chosen), link.fetch(values), link.fetch(ids))
+
+    def result(self) -> tuple[tuple[SampledToken, ...], ...]:
+        """For each sequence with targets one entry a target; the step is done."""
+        rows = zip(self.chosen.tolist(), self.values.tolist(), self.ids.tolist(), strict=True)
+        return tuple(
+            tuple(
+                _entry(token_id, next(rows), item.num_alternatives)
+                for token_id in item.targets
+            )
+            for item in self.items
+        )  # fmt: skip
+
+
+def _entry(token_id: int, row: tuple[float, list[float], list[int]], count: int) -> SampledToken:
+    logprob, values, ids = row
+    return SampledToken(token_id, logprob, tuple(zip(ids[:count], values[:count], strict=True)))

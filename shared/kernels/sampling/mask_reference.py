@@ -1,0 +1,28 @@
+"""Masks in plain torch: the definition that the kernels are held to."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def check_mask_tokens(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
+    """Assert what `SamplingOps.mask_tokens` asks of its arguments."""
+    assert logits.dim() == masks.dim() == 2
+    assert rows.shape == (masks.shape[0],), f"{tuple(rows.shape)} rows for {masks.shape[0]} masks"
+    assert masks.shape[1] * 32 >= logits.shape[1], f"{masks.shape[1]} words for {logits.shape[1]} tokens"
+    assert logits.dtype == torch.float32
+    assert masks.dtype == torch.int32
+    assert rows.dtype == torch.int64
+    assert logits.is_contiguous()
+    assert masks.is_contiguous()
+    assert logits.device == masks.device == rows.device
+
+
+def mask_tokens(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
+    """`SamplingOps.mask_tokens`."""
+    check_mask_tokens(logits, masks, rows)
+    bits = torch.arange(32, dtype=torch.int32, device=logits.device)
+    allowed = ((masks[:, :, None] >> bits) & 1).bool().flatten(1)[:, : logits.shape[1]]
+    kept = logits.index_select(0, rows).masked_fill_(~allowed, float("-inf"))
+    logits.index_copy_(0, rows, kept)

@@ -1,0 +1,1 @@
+"""Structured output: grammars compiled for a model's vocabulary, and which tokens may come next."""

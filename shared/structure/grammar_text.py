@@ -1,0 +1,65 @@
+"""A structure in llguidance's own language. Texts in, text out: nothing is compiled here."""
+
+from __future__ import annotations
+
+import json
+
+from shared.engine.structured_output import StructuredOutput, StructureKind
+
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+"""Between the parts of a JSON text, where a schema does not say otherwise. Bounded: a model that likes whitespace would
+else write it to the end of its answer."""
+
+_WHITESPACE_OPTIONS = ("whitespace_pattern", "whitespace_flexible")
+_META = frozenset(r"\.+*?()|[]{}^$#&-~")
+
+
+def grammar_text(structure: StructuredOutput) -> str:
+    """What `llguidance.LLMatcher` takes. Raises ValueError with the reason for a text that is no schema or grammar."""
+    from llguidance import LLMatcher
+
+    match structure.kind:
+        case StructureKind.JSON_OBJECT:
+            return _json('{"type": "object"}')
+        case StructureKind.JSON_SCHEMA:
+            return _json(structure.text)
+        case StructureKind.REGEX:
+            return LLMatcher.grammar_from_regex(structure.text)
+        case StructureKind.CHOICE:
+            return LLMatcher.grammar_from_regex("|".join(map(_literal, structure.choices)))
+        case StructureKind.GRAMMAR:
+            return LLMatcher.grammar_from_lark(_lark(structure.text))
+
+
+def _json(text: str) -> str:
+    from llguidance import LLMatcher
+
+    try:
+        schema = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    if not isinstance(schema, dict):
+        raise ValueError("a schema is a JSON object")
+    own = schema.get("x-guidance")
+    says_whitespace = isinstance(own, dict) and not own.keys().isdisjoint(_WHITESPACE_OPTIONS)
+    # A schema may choose its whitespace itself; that keywords are ignored, nobody may choose.
+    defaults = {} if says_whitespace else {"whitespace_pattern": WHITESPACE}
+    return LLMatcher.grammar_from_json_schema(schema, defaults, {"lenient": False})  # type: ignore[arg-type]
+
+
+def _literal(text: str) -> str:
+    """An expression that matches this text alone."""
+    return "".join(f"\\{char}" if char in _META else char for char in text)
+
+
+def _lark(grammar: str) -> str:
+    if "::=" not in grammar:
+        return grammar
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return any_to_lark(grammar)
+    except Exception as error:  # the converter raises plain Exception for a rule that does not exist
+        raise ValueError(str(error)) from error

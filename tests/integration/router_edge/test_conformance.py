@@ -1,0 +1,145 @@
+"""The reference of the HTTP API against the API: every documented field is sent once."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.router_edge.conftest import Edge
+
+PAGE = Path(__file__).parents[3] / "docs" / "api.md"
+
+SCHEMA = {"type": "object", "properties": {}}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/chat/completions": CHAT,
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": {**CHAT, "max_tokens": 5},
+    "/v1/messages/count_tokens": CHAT,
+    "/tokenize": {"prompt": "hi"},
+    "/detokenize": {"tokens": [5]},
+}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+FLAT_TOOL = {"type": "function", "name": "f", "parameters": SCHEMA}
+ANTHROPIC_TOOL = {"name": "f", "input_schema": SCHEMA}
+
+# A value that asks for something, for each field that works; in a tuple with what the field needs beside it.
+WORKS: dict[str, Any] = {
+    "add_special_tokens": False,
+    "bad_words": ["no"],
+    "cache_salt": "s",
+    "chat_template_kwargs": {"enable_thinking": False},
+    "echo": True,
+    "frequency_penalty": 0.5,
+    "guided_choice": ["yes", "no"],
+    "guided_grammar": 'start: "yes" | "no"',
+    "guided_json": SCHEMA,
+    "guided_regex": "a+",
+    "guided_whitespace_pattern": (" ?", {"guided_json": SCHEMA}),
+    "ignore_eos": True,
+    "include": ["message.output_text.logprobs"],
+    "include_reasoning": False,
+    "include_stop_str_in_output": True,
+    "instructions": "Be brief.",
+    "logit_bias": {"5": 1.5},
+    "logprobs": 2,
+    "max_completion_tokens": 5,
+    "max_output_tokens": 5,
+    "max_tokens": 5,
+    "metadata": {"a": "b"},
+    "min_p": 0.1,
+    "min_tokens": 1,
+    "model": "acme/tiny",
+    "n": 2,
+    "parallel_tool_calls": False,
+    "presence_penalty": 0.5,
+    "priority": -3,
+    "prompt_logprobs": 1,
+    "prompt_cache_key": "k",
+    "prompt_cache_retention": "24h",
+    "reasoning_effort": "none",
+    "repetition_penalty": 1.1,
+    "request_id": "mine",
+    "response_format": {"type": "json_object"},
+    "resume": ({"choices": [{"token_ids": [70], "seed": 1}]}, {"stream": True}),
+    "return_token_ids": True,
+    "return_token_strs": True,
+    "safety_identifier": "u",
+    "seed": -1,
+    "skip_special_tokens": False,
+    "stop": ["x"],
+    "stop_sequences": ["x"],
+    "stop_token_ids": [7],
+    "store": True,
+    "stream": True,
+    "stream_options": ({"include_usage": True}, {"stream": True}),
+    "structured_outputs": {"regex": "a+"},
+    "system": "Be brief.",
+    "temperature": 0.5,
+    "thinking": {"type": "enabled", "budget_tokens": 1024},
+    "top_k": 5,
+    "top_logprobs": (2, {"logprobs": True}),
+    "top_p": 0.5,
+    "truncate_prompt_tokens": 2,
+    "truncation": "auto",
+    "user": "u",
+    "verbosity": "medium",
+}
+OF_ONE_PATH: dict[tuple[str, str], Any] = {
+    ("/v1/chat/completions", "logprobs"): True,
+    ("/v1/chat/completions", "tools"): [TOOL],
+    ("/v1/chat/completions", "tool_choice"): ("auto", {"tools": [TOOL]}),
+    ("/v1/responses", "tools"): [FLAT_TOOL],
+    ("/v1/responses", "tool_choice"): ({"type": "function", "name": "f"}, {"tools": [FLAT_TOOL]}),
+    ("/v1/responses", "stream_options"): {"include_obfuscation": False},
+    ("/v1/responses", "top_logprobs"): 2,
+    ("/v1/responses", "text"): {"format": {"type": "text"}},
+    ("/v1/responses", "reasoning"): {"effort": "none", "summary": "auto"},
+    ("/v1/messages", "tools"): [ANTHROPIC_TOOL],
+    ("/v1/messages", "tool_choice"): ({"type": "any"}, {"tools": [ANTHROPIC_TOOL]}),
+    ("/v1/messages/count_tokens", "tools"): [ANTHROPIC_TOOL],
+    ("/v1/messages/count_tokens", "tool_choice"): ({"type": "any"}, {"tools": [ANTHROPIC_TOOL]}),
+    ("/tokenize", "messages"): (CHAT["messages"], {"prompt": None}),
+    ("/tokenize", "tools"): ([TOOL], {"prompt": None, **CHAT}),
+    ("/tokenize", "chat_template_kwargs"): ({"a": 1}, {"prompt": None, **CHAT}),
+}
+
+
+def documented() -> list[tuple[str, str, str]]:
+    """(path, field, what the page says of it)."""
+    rows = []
+    for part in PAGE.read_text().split("\n## POST ")[1:]:
+        path = part.partition("\n")[0]
+        rows += [(path, name, said) for name, said in re.findall(r"^\| `(\w+)` \| ([\w ]+) \|", part, re.MULTILINE)]
+    return rows
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_every_documented_field_does_what_the_reference_says(edge: Edge, path: str) -> None:
+    rows = [(name, said) for at, name, said in documented() if at == path]
+    assert len(rows) >= 2
+    edge.core.limit = 2000
+    edge.says("hello")
+    differing = []
+    for name, said in rows:
+        body = BODIES[path]
+        if said == "refused":
+            body = {**body, name: ["surely not", {"harmless": 0}]}
+        elif name not in body:
+            value = OF_ONE_PATH.get((path, name), WORKS.get(name))
+            assert value is not None, f"{path}: no example for {name}"
+            value, beside = value if isinstance(value, tuple) else (value, {})
+            body = {**body, **beside, name: value}
+        answer = await edge.client.post(path, json=body)
+        refused = answer.status_code == 400 and name in answer.json()["error"]["message"]
+        if refused != (said == "refused") or (answer.status_code == 200) == refused:
+            differing.append((name, said, answer.status_code, answer.text[:200]))
+    assert not differing
+
+
+def test_the_reference_has_every_endpoint_that_takes_a_body() -> None:
+    assert list(dict.fromkeys(path for path, _, _ in documented())) == list(BODIES)

@@ -1,0 +1,113 @@
+"""Tools and reasoning over HTTP: chat completions, whole and streamed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.router_edge.conftest import Edge, StartEdge
+
+CHAT = "/v1/chat/completions"
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+ASK = {"messages": [{"role": "user", "content": "hi"}], "tools": [TOOL]}
+CALLS = (
+    'Let me see.\n<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>\n'
+    '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+)
+THOUGHT = "<think>\nhm\n</think>\n\nYes."
+
+
+@pytest.fixture
+async def edge(start_edge: StartEdge) -> Edge:
+    edge = await start_edge(reasoning_parser="think")
+    edge.core.limit = 2000
+    return edge
+
+
+def chunks(answer: httpx.Response) -> list[dict[str, Any]]:
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+async def test_calls_stand_in_the_message_with_ids_of_their_own(edge: Edge) -> None:
+    edge.stops_with(CALLS)
+    choice = (await edge.client.post(CHAT, json=ASK)).json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    message = choice["message"]
+    assert message["content"] == "Let me see."
+    assert [call["function"] for call in message["tool_calls"]] == [
+        {"name": "weather", "arguments": '{"city": "Rome"}'},
+        {"name": "weather", "arguments": '{"city": "Oslo"}'},
+    ]
+    assert len({call["id"] for call in message["tool_calls"]}) == 2
+    (prompt,) = [edge.tokenizer.decode(r.prompt_token_ids) for r in edge.core.requests]
+    assert '{"name": "weather"' in prompt  # the template has no tools: they stand in a system message
+    assert prompt.index("<system>") < prompt.index("<user>hi")
+
+
+async def test_arguments_are_streamed_as_they_come(edge: Edge) -> None:
+    edge.stops_with(CALLS)
+    events = chunks(await edge.client.post(CHAT, json={**ASK, "stream": True, "parallel_tool_calls": False}))
+    deltas = [event["choices"][0]["delta"] for event in events]
+    parts = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert parts[0]["function"] == {"name": "weather", "arguments": ""}
+    assert parts[0]["id"].startswith("call_")
+    assert "".join(part["function"]["arguments"] for part in parts) == '{"city": "Rome"}'  # the second call is dropped
+    assert len(parts) > 4
+    assert "".join(delta.get("content") or "" for delta in deltas) == "Let me see."
+    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_reasoning_is_apart_from_the_answer(edge: Edge) -> None:
+    edge.stops_with(THOUGHT)
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    message = (await edge.client.post(CHAT, json=body)).json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hm", "Yes.")
+    events = chunks(await edge.client.post(CHAT, json={**body, "stream": True}))
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "hm"
+    assert "".join(delta.get("content") or "" for delta in deltas) == "Yes."
+    quiet = (await edge.client.post(CHAT, json={**body, "include_reasoning": False})).json()["choices"][0]["message"]
+    assert "reasoning_content" not in quiet
+
+
+async def test_a_forced_call_is_what_the_grammar_lets_the_model_write(edge: Edge) -> None:
+    choice = {"type": "function", "function": {"name": "weather"}}
+    edge.stops_with('{"city": "Rome"}')
+    answer = await edge.client.post(CHAT, json={**ASK, "tool_choice": choice})
+    (call,) = answer.json()["choices"][0]["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
+    structure = edge.core.requests[0].sampling.structured_output
+    assert structure is not None
+    assert json.loads(structure.text) == {"type": "object"}
+    edge.stops_with('[{"name": "weather", "parameters": {}}]')
+    required = (await edge.client.post(CHAT, json={**ASK, "tool_choice": "required"})).json()["choices"][0]
+    assert required["finish_reason"] == "tool_calls"
+    assert required["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": "{}"}
+
+
+async def test_a_tool_that_does_not_exist_is_a_400_that_names_the_field(edge: Edge) -> None:
+    choice = {"type": "function", "function": {"name": "wether"}}
+    answer = await edge.client.post(CHAT, json={**ASK, "tool_choice": choice})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tool_choice")
+    assert "'wether'" in answer.json()["error"]["message"]
+
+
+async def test_an_answer_with_tools_goes_on_behind_its_tokens(edge: Edge) -> None:
+    edge.stops_with(CALLS)
+    token_ids = edge.tokenizer.encode(CALLS, add_special_tokens=False)
+    cut = len(token_ids) // 2
+    had = edge.tokenizer.decode(token_ids[:cut])
+    edge.stops_with(CALLS[len(had) :])
+    body = {**ASK, "stream": True, "temperature": 0, "resume": {"choices": [{"token_ids": token_ids[:cut]}]}}
+    events = chunks(await edge.client.post(CHAT, json=body))
+    calls = [part for event in events for part in event["choices"][0]["delta"].get("tool_calls", ())]
+    arguments = [part["function"]["arguments"] for part in calls if part["index"] == 1]
+    assert "".join(arguments) == '{"city": "Oslo"}'
+    body["resume"] = {"choices": [{"token_ids": token_ids[:cut], "num_chars": 1}]}
+    refused = await edge.client.post(CHAT, json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "resume.num_chars")

@@ -1,0 +1,180 @@
+"""Answers as models of each family write them, and the same answers cut in every way."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.router.edge.answer.events import CallArguments, CallBegun, Content, Event, Reasoning
+from services.router.edge.answer.families import CALL_FORMATS, REASONING
+from services.router.edge.answer.formats import deepseek
+from services.router.edge.answer.reader import AnswerReader, ToolUse
+
+TOOLS = ToolUse(frozenset({"weather", "time"}))
+ROME = '{"city": "Rome", "days": [1, 2], "note": "a } \\" ] b"}'
+DEEPSEEK_V3 = (
+    f"{deepseek.CALLS}{deepseek.CALL}function{deepseek.SEPARATOR}weather\n```json\n{ROME}\n```{deepseek.CALL_END}\n"
+    f"{deepseek.CALL}function{deepseek.SEPARATOR}time\n```json\n{{}}\n```{deepseek.CALL_END}{deepseek.CALLS_END}"
+)
+DEEPSEEK_V31 = (
+    f"{deepseek.CALLS}{deepseek.CALL}weather{deepseek.SEPARATOR}{ROME}{deepseek.CALL_END}"
+    f"{deepseek.CALL}time{deepseek.SEPARATOR}{{}}{deepseek.CALL_END}{deepseek.CALLS_END}"
+)
+HERMES = (
+    f'<tool_call>\n{{"name": "weather", "arguments": {ROME}}}\n</tool_call>\n'
+    '<tool_call>\n{"arguments": {}, "name": "time"}\n</tool_call>'
+)
+BOTH_CALLS = {
+    "hermes": [HERMES],
+    "llama3_json": [
+        f'{{"name": "weather", "parameters": {ROME}}}; {{"name": "time", "parameters": {{}}}}',
+        f'<|python_tag|>{{"type": "function", "name": "weather", "parameters": {ROME}}}\n{{"name": "time"}}',
+    ],
+    "mistral": [
+        f'[TOOL_CALLS] [{{"name": "weather", "arguments": {ROME}}}, {{"name": "time", "arguments": {{}}}}]',
+        f"[TOOL_CALLS]weather[CALL_ID]abc123def[ARGS]{ROME}[TOOL_CALLS]time{{}}",
+    ],
+    "deepseek": [DEEPSEEK_V3, DEEPSEEK_V31],
+    "pythonic": [
+        "[weather(city='Rome', days=[1, 2], note='a } \" ] b'), time()]",
+        '<|python_start|>[weather(city="Rome", days=[1, 2], note=\'a } " ] b\'),time()]<|python_end|>',
+    ],
+}
+CASES = [(name, text) for name, texts in BOTH_CALLS.items() for text in texts]
+OPEN = REASONING["think"]
+
+
+def read(
+    name: str, *pieces: str, tools: ToolUse | None = TOOLS, thinks: bool = False, is_open: bool = False
+) -> list[Event]:
+    """All events, each kind joined, so that what counts is what was found and not when."""
+    reader = AnswerReader(tools, CALL_FORMATS[name], OPEN if thinks else None, is_open=is_open)
+    events = [event for piece in pieces for event in reader.push(piece)] + reader.flush()
+    joined: list[Event] = []
+    for event in events:
+        last = joined[-1] if joined else None
+        if isinstance(event, Content | Reasoning) and type(last) is type(event):
+            joined[-1] = event._replace(text=last.text + event.text)  # type: ignore[union-attr]
+        elif isinstance(event, CallArguments) and isinstance(last, CallArguments):
+            assert last.call == event.call
+            joined[-1] = event._replace(text=last.text + event.text)
+        else:
+            joined.append(event)
+    return joined
+
+
+@pytest.mark.parametrize(("name", "text"), CASES)
+def test_two_calls_of_each_format(name: str, text: str) -> None:
+    begun, arguments, begun_next, arguments_next = read(name, text)
+    assert (begun, begun_next) == (CallBegun(0, "weather"), CallBegun(1, "time"))
+    assert isinstance(arguments, CallArguments)
+    assert json.loads(arguments.text) == json.loads(ROME)
+    assert arguments_next == CallArguments(1, "{}")
+
+
+@pytest.mark.parametrize("name", ["hermes", "mistral", "deepseek"])
+def test_text_before_calls_is_content_without_the_blanks_between(name: str) -> None:
+    events = read(name, "I will look.\n\n" + BOTH_CALLS[name][0])
+    assert events[0] == Content("I will look.")
+    assert events[1] == CallBegun(0, "weather")
+
+
+PROSE = [
+    "",
+    " ",
+    "Hello, world.\n",
+    '{"answer": 5}',
+    '{"name": "Bob", "age": 3}',
+    '{"name": 5}',
+    "[1, 2, 3]",
+    "[weather",
+    "[unknown(a=1)]",
+    "[weather(1)]",
+    "<tool_call>",
+    "<tool_call>\nnot json\n</tool_call> and on",
+    "a < b, <tool_cal> and [TOOL_CALL]",
+    "[TOOL_CALLS] nothing",
+    f"{deepseek.CALL} alone",
+    "<|python_tag|>print(1)",
+    '{"name": "weather", "x": "\\ud83d"',
+]
+
+
+@pytest.mark.parametrize("text", PROSE)
+@pytest.mark.parametrize("name", sorted(set(CALL_FORMATS)))
+def test_what_is_no_call_is_content_to_the_last_character(name: str, text: str) -> None:
+    events = read(name, text)
+    if name == "llama3_json" and text.startswith('{"name": "weather"'):
+        assert events[0] == CallBegun(0, "weather")  # it began like one
+        return
+    assert events == ([Content(text)] if text else [])
+
+
+def test_hermes_passes_on_a_call_of_an_unknown_name_and_one_that_is_cut_off() -> None:
+    events = read("hermes", '<tool_call>{"name": "other", "arguments": {"a": 1')
+    assert events == [CallBegun(0, "other"), CallArguments(0, '{"a": 1')]
+
+
+def test_arguments_that_come_as_a_string_are_the_json_within() -> None:
+    events = read("hermes", '<tool_call>{"name": "time", "arguments": "{\\"a\\": \\"ü\\"}"}</tool_call>')
+    assert events == [CallBegun(0, "time"), CallArguments(0, '{"a": "ü"}')]
+
+
+def test_calls_beyond_the_allowed_ones_are_dropped() -> None:
+    events = read("hermes", HERMES, tools=ToolUse(TOOLS.names, max_calls=1))
+    assert [event for event in events if isinstance(event, CallBegun)] == [CallBegun(0, "weather")]
+    assert isinstance(events[-1], CallArguments)
+    assert json.loads(events[-1].text) == json.loads(ROME)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open", "expected"),
+    [
+        ("<think>\nhm, so\n</think>\n\nYes.", False, [Reasoning("hm, so"), Content("Yes.")]),
+        ("hm, so\n</think>\n\nYes.\n", True, [Reasoning("hm, so"), Content("Yes.\n")]),
+        ("<think>\n\n</think>\n\nYes.", False, [Content("Yes.")]),
+        ("Yes. </think>", False, [Content("Yes. </think>")]),
+        ("hm", True, [Reasoning("hm")]),
+        ("<thin", False, [Content("<thin")]),
+        ("<think>hm</thin", False, [Reasoning("hm</thin")]),
+    ],
+)
+def test_reasoning_comes_before_the_answer(text: str, is_open: bool, expected: list[Event]) -> None:
+    assert read("hermes", text, tools=None, thinks=True, is_open=is_open) == expected
+
+
+def test_reasoning_and_then_calls() -> None:
+    events = read("hermes", "<think>which?</think>\n\n" + HERMES, thinks=True)
+    assert events[:2] == [Reasoning("which?"), CallBegun(0, "weather")]
+
+
+def test_forced_calls_are_json_and_nothing_else() -> None:
+    named = ToolUse(TOOLS.names, named="weather", max_calls=1)
+    assert read("mistral", ROME, tools=named, thinks=True) == [CallBegun(0, "weather"), CallArguments(0, ROME)]
+    listed = f'[{{"name": "weather", "parameters": {ROME}}}, {{"name": "time", "parameters": {{}}}}]'
+    events = read("mistral", listed, tools=ToolUse(TOOLS.names, required=True))
+    assert events[0] == CallBegun(0, "weather")
+    assert events[2:] == [CallBegun(1, "time"), CallArguments(1, "{}")]
+
+
+MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"]
+CUT_OFF = ['{"name": "weather", "parameters": ', "[weather(a=1)", "word "]
+pieces = st.sampled_from([HERMES, DEEPSEEK_V3, ROME, *MARKS, *CUT_OFF, *']{}["\\\n;,'])
+
+
+@given(
+    st.sampled_from(sorted(CALL_FORMATS)),
+    st.lists(pieces, max_size=8).map("".join) | st.sampled_from([text for _, text in CASES]),
+    st.booleans(),
+    st.lists(st.integers(0, 200), max_size=12),
+)
+def test_however_the_text_is_cut_the_same_is_found(name: str, text: str, thinks: bool, cuts: list[int]) -> None:
+    whole = read(name, text, thinks=thinks)
+    places = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
+    parts = [text[a:b] for a, b in pairwise(places)]
+    assert read(name, *parts, thinks=thinks) == whole
+    assert read(name, *text, thinks=thinks) == whole

@@ -1,0 +1,28 @@
+"""The demo model's vocabulary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shared.model.config import ModelConfig
+from shared.model.tokenizer import Tokenizer
+from shared.structure.compiler import StructureCompiler
+
+DEMO = Path(__file__).parents[3] / "models" / "demo"
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(DEMO)
+
+
+@pytest.fixture(scope="session")
+def eos_token_ids() -> tuple[int, ...]:
+    return ModelConfig.load(DEMO).eos_token_ids
+
+
+@pytest.fixture(scope="session")
+def compiler(tokenizer: Tokenizer, eos_token_ids: tuple[int, ...]) -> StructureCompiler:
+    return StructureCompiler(lambda: tokenizer, eos_token_ids, vocab_size=tokenizer.vocab_size + 70)

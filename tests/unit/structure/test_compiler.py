@@ -1,0 +1,151 @@
+"""What compiles, what each structure allows, and what a refusal says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shared.engine.structured_output import StructuredOutput, StructureKind
+from shared.errors import InvalidRequest
+from shared.model.tokenizer import Tokenizer
+from shared.structure import compiler as compiler_module
+from shared.structure.compiler import StructureCompiler
+
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}, "y": {"type": ["integer", "null"]}},
+    "required": ["x", "y"],
+    "additionalProperties": False,
+}
+
+
+def schema(value: object) -> StructuredOutput:
+    return StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps(value))
+
+
+def accepts(compiler: StructureCompiler, tokenizer: Tokenizer, structure: StructuredOutput, text: str) -> bool:
+    """Whether a text is a whole answer."""
+    matcher = compiler.compile(structure).deep_copy()
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("structure", "good", "bad"),
+    [
+        (
+            StructuredOutput(StructureKind.JSON_OBJECT),
+            ["{}", '{"a": [1, {"b": null}]}', '{\n  "a": "ü"\n}'],
+            ["[]", "1", "{", '{"a": 1} '],
+        ),
+        (
+            schema(POINT),
+            ['{"x":1,"y":null}', '{"x": -3, "y": 4}', '{\n\t"x": 1,\n\t"y": 2\n}'],
+            ['{"x": 1}', '{"y": 1, "x": 1}', '{"x": 1, "y": 2, "z": 3}', '{"x": 1.5, "y": 1}'],
+        ),
+        (
+            schema({**POINT, "x-guidance": {"whitespace_flexible": False}}),
+            ['{"x":1,"y":2}'],
+            ['{"x": 1,"y":2}', ' {"x":1,"y":2}'],
+        ),
+        (schema({**POINT, "additionalProperties": True}), ['{"x": 1, "y": 2, "z": 3}'], ['{"x": 1, "z": 3}']),
+        (StructuredOutput(StructureKind.JSON_SCHEMA, "true"), ["1", '"a"', "[null]"], ["a", ""]),
+        (
+            StructuredOutput(StructureKind.REGEX, r"(\d{3}-)?\d{4} °[CF]"),
+            ["1234 °C", "555-1234 °F"],
+            ["x1234 °C", "1234 °Cx", "1234"],
+        ),
+        (
+            StructuredOutput(
+                StructureKind.CHOICE, choices=("yes", "yes, but", "a.c", 'new\nline "q" \\', "(ü|日本)*/")
+            ),
+            ["yes", "yes, but", "a.c", 'new\nline "q" \\', "(ü|日本)*/"],
+            ["no", "abc", "ye", "ü", "yes,"],
+        ),
+        (
+            StructuredOutput(
+                StructureKind.GRAMMAR, 'start: greeting " " NAME\ngreeting: "Hi" | "Bye"\nNAME: /[A-Z][a-z]+/'
+            ),
+            ["Hi Bob", "Bye Eve"],
+            ["Hi bob", "Hello Bob"],
+        ),
+        (
+            StructuredOutput(StructureKind.GRAMMAR, 'root ::= "yes" | "no" rest\nrest ::= "!" rest | "."'),
+            ["yes", "no!!."],
+            ["no", "yes."],
+        ),
+    ],
+)
+def test_whole_answers_are_those_of_the_structure(compiler, tokenizer, structure, good, bad):
+    assert [text for text in good if not accepts(compiler, tokenizer, structure, text)] == []
+    assert [text for text in bad if accepts(compiler, tokenizer, structure, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("structure", "reason"),
+    [
+        (schema({"type": "object", "not": {}}), "not"),
+        (schema({"type": "array", "uniqueItems": True, "x-guidance": {"lenient": True}}), "uniqueItems"),
+        (schema({"type": "objekt"}), "objekt"),
+        (schema({"type": "string", "format": "no-such"}), "no-such"),
+        (schema({"$ref": "https://example.com/schema.json"}), "example.com"),
+        (schema({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}), "nothing satisfies it"),
+        (schema([]), "a schema is a JSON object"),
+        (StructuredOutput(StructureKind.JSON_SCHEMA, "{"), "Expecting property name"),
+        (StructuredOutput(StructureKind.JSON_SCHEMA, "[" * 60_000), "nested too deeply"),
+        (StructuredOutput(StructureKind.JSON_SCHEMA, '{"const": "\\ud800"}'), "ud800"),
+        (StructuredOutput(StructureKind.REGEX, "(a|b"), "unclosed group"),
+        (StructuredOutput(StructureKind.REGEX, "(?=a)b"), "look-around"),
+        (StructuredOutput(StructureKind.REGEX, "\ud800"), "surrogate"),
+        (StructuredOutput(StructureKind.GRAMMAR, "start: missing"), "missing"),
+        (StructuredOutput(StructureKind.GRAMMAR, "root ::= missing"), "missing"),
+        (StructuredOutput(StructureKind.GRAMMAR, 'root ::= "open'), "end of input"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_with_the_reason(compiler, structure, reason):
+    for _ in range(2):  # the second time from memory
+        with pytest.raises(InvalidRequest) as refused:
+            compiler.compile(structure)
+        assert refused.value.field == structure.kind.value
+        assert reason in refused.value.message
+        assert len(refused.value.message) < 700
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(((((a{1,90}){1,90}){1,90}){1,90}){1,90})",
+        "(.*a){300}[^b]{2000}",
+        "|".join(f".{{{n}}}x{n}" for n in range(900)),
+    ],
+)
+def test_an_expression_that_explodes_ends_within_its_limits(compiler, text):
+    """Refused, or followed: either way soon. The limits are of work, not of time: no busy machine is their cause."""
+    future = compiler.prepare(StructuredOutput(StructureKind.REGEX, text))
+    refusal = future.exception(timeout=60)
+    if refusal is None:
+        assert future.result().deep_copy().compute_bitmask()
+    else:
+        assert isinstance(refusal, InvalidRequest)
+
+
+def test_each_structure_is_compiled_once(compiler):
+    first = compiler.prepare(schema({"const": 1}))
+    assert compiler.prepare(StructuredOutput(StructureKind.JSON_SCHEMA, '{"const": 1}', source="guided_json")) is first
+
+
+def test_only_the_last_ones_are_kept(tokenizer, eos_token_ids, monkeypatch):
+    monkeypatch.setattr(compiler_module, "MAX_COMPILED", 2)
+    compiler = StructureCompiler(lambda: tokenizer, eos_token_ids)
+    first, second, third = (schema({"const": n}) for n in range(3))
+    kept = [compiler.prepare(each) for each in (first, second)]
+    assert compiler.prepare(first) is kept[0]
+    compiler.prepare(third)
+    assert compiler.prepare(first) is kept[0]
+    assert compiler.prepare(second) is not kept[1]
+
+
+def test_a_model_without_an_end_token_is_refused(tokenizer):
+    with pytest.raises(InvalidRequest, match="no end token"):
+        StructureCompiler(lambda: tokenizer, ()).compile(schema({}))

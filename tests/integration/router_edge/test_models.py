@@ -9,10 +9,12 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc.aio
 import httpx
 import pytest
 
 from services.router.edge.catalog import Catalog, ModelNames
+from services.router.edge.grpc_api import SERVICE_NAME, InferenceServicer
 from services.router.edge.http.app import build_models_app
 from services.router.edge.http.model_switch import model_in
 from services.router.edge.http.server import HttpServer
@@ -21,10 +23,17 @@ from services.router.edge.model_servicer import ModelServicer
 from services.router.edge.rate_limits import RateLimits
 from services.router.edge.settings import EdgeSettings
 from shared.model.chat_template import ChatTemplate
-from shared.rpc.pb.tandem.v1 import inference_pb2
+from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
+from shared.rpc.server import RpcServer, channel
 from shared.structure.compiler import StructureCompiler
 from tests.integration.router_edge.conftest import DEADLINE_S, cluster_status
-from tests.unit.router.edge.scripted_core import TEMPLATE, ScriptedCore, byte_tokenizer, text_steps
+from tests.unit.router.edge.scripted_core import (
+    TEMPLATE,
+    ScriptedCore,
+    byte_tokenizer,
+    make_input_processor,
+    text_steps,
+)
 
 SLOW = {"api_keys": ("slow",), "requests_per_minute": 1}
 SETTINGS = {"max_body_bytes": 4096, "api_keys": ("k",), "tenants": {"slow": SLOW}}
@@ -144,3 +153,35 @@ async def test_readiness_and_the_list_of_models(door):
     door.cores["b/c"].reason = "draining"
     page = await door.client.get("/readyz")
     assert (page.status_code, page.json()["reason"]) == (503, "a: no decode worker is ready; b/c: draining")
+
+
+async def test_over_grpc_all_models_are_listed_and_a_batch_is_of_one(tmp_path: Path) -> None:
+    settings = EdgeSettings()
+    tokenizer = byte_tokenizer(tmp_path)
+    cores = [ScriptedCore(lambda _: text_steps(tokenizer, "hello")) for _ in range(2)]
+    first, second = (make_input_processor(core, tokenizer, settings) for core in cores)
+    first.names, second.names = ModelNames("a", ("alpha",), ("b",)), ModelNames("b", (), ("a",))
+    catalog = Catalog([first, second])
+    servicers = {
+        id(each): InferenceServicer(each, catalog, settings, cluster_status, None, None) for each in (first, second)
+    }
+    switch = ModelServicer(lambda name: servicers[id(catalog.find(name))])
+    server = RpcServer("127.0.0.1:0", switch.register, (SERVICE_NAME,))
+    await server.start()
+    try:
+        async with channel(server.address) as link:
+            stub = inference_pb2_grpc.InferenceServiceStub(link)
+            listed = await stub.ListModels(inference_pb2.ListModelsRequest(), timeout=DEADLINE_S)
+            assert [model.id for model in listed.models] == ["a", "alpha", "b"]
+            same = [inference_pb2.GenerateRequest(model=name, text="x") for name in ("alpha", "a")]
+            async for _ in stub.GenerateBatch(inference_pb2.GenerateBatchRequest(requests=same), timeout=DEADLINE_S):
+                pass
+            assert [len(core.requests) for core in cores] == [2, 0]
+            mixed = [inference_pb2.GenerateRequest(model=name, text="x") for name in ("b", "a")]
+            with pytest.raises(grpc.aio.AioRpcError, match="several models"):
+                await stub.GenerateBatch(inference_pb2.GenerateBatchRequest(requests=mixed), timeout=DEADLINE_S).read()
+            asked = inference_pb2.TokenizeRequest(model="c", text="x")
+            with pytest.raises(grpc.aio.AioRpcError, match="'a', 'b' are"):
+                await stub.Tokenize(asked, timeout=DEADLINE_S)
+    finally:
+        await server.stop()

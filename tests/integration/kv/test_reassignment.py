@@ -13,7 +13,7 @@ from shared.errors import TransferFailed
 from shared.kv.handoff.arrival_check import ArrivalCheck
 from shared.kv.handoff.receive_handoff import HandoffReceiver, ReceivedHandoff, SenderLeft
 from shared.kv.transfer import KVTransfer
-from tests.integration.kv.conftest import DEADLINE_S, FAR_HOST, FarProcess, Sides
+from tests.integration.kv.conftest import BY_NETWORK, DEADLINE_S, FAR_HOST, FarProcess, Sides
 from tests.integration.kv.far_side import BLOCK_BYTES, FIRST_TOKEN, NUM_TOKENS, UNTOUCHED, content
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(30)]
@@ -43,7 +43,8 @@ class Reservation:
 @pytest.fixture
 async def second(doomed: Sides) -> AsyncIterator[Sides]:
     """Another sender, on the host of the doomed one."""
-    process = FarProcess(FAR_HOST if doomed.near._host_id != _this_host() else None)
+    far = doomed.near._host_id != _this_host()
+    process = FarProcess(FAR_HOST, environment=BY_NETWORK) if far else FarProcess(None)
     try:
         async with process.connected() as far:
             yield Sides(doomed.near, far, bytes.fromhex(await far("address")), process)

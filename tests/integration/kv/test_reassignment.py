@@ -11,7 +11,7 @@ import pytest
 
 from shared.errors import TransferFailed
 from shared.kv.handoff.receive_handoff import ReceivedHandoff, SenderLeft
-from tests.integration.kv.conftest import DEADLINE_S, FAR_HOST, FarProcess, Sides
+from tests.integration.kv.conftest import BY_NETWORK, DEADLINE_S, FAR_HOST, FarProcess, Sides
 from tests.integration.kv.far_side import BLOCK_BYTES, FIRST_TOKEN, UNTOUCHED
 from tests.integration.kv.reservation import LATE, NUM_BLOCKS, Reservation, ship
 
@@ -21,7 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(30)]
 @pytest.fixture
 async def second(doomed: Sides) -> AsyncIterator[Sides]:
     """Another sender, on the host of the doomed one."""
-    process = FarProcess(FAR_HOST if doomed.near._host_id != _this_host() else None)
+    far = doomed.near._host_id != _this_host()
+    process = FarProcess(FAR_HOST, environment=BY_NETWORK) if far else FarProcess(None)
     try:
         async with process.connected() as far:
             yield Sides(doomed.near, far, bytes.fromhex(await far("address")), process)

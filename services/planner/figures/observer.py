@@ -74,9 +74,11 @@ class Observer:
             decode=decode,
             num_arrived=max(0, round(ended + in_flight - before)),
             num_answered=round(answered),
+            ttft_sum_s=outcomes.get("seconds to first", 0.0),
             num_late=round(late + refused),
             num_finished=round(finished),
             num_slow=round(slow),
+            tpot_sum_s=outcomes.get("seconds a token", 0.0),
             queue_len=queue_len,
             prefill_busy_s=outcomes.get("busy", 0.0),
             num_sequences=num_sequences,
@@ -108,6 +110,8 @@ def _counters(routers: Sequence[RouterFigures], prefill: Mapping[str, Page]) -> 
     for router in routers:
         for outcome, value in router.page.by_outcome.items():
             found[router.name, f"outcome {outcome}", 0.0] = value
+        found[router.name, "seconds a token", 0.0] = router.page.sums[f"{TPOT}_sum"]
+        found[router.name, "seconds to first", 0.0] = router.page.sums[f"{TTFT}_sum"]
         for what, name in (("ttft", TTFT), ("tpot", TPOT)):
             for bound, value in router.page.buckets[name].items():
                 found[router.name, what, bound] = value

@@ -7,7 +7,6 @@ reads the environment after that. A bad value is a ConfigError that names the se
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -75,7 +74,7 @@ def load_settings(cls: type[S], argv: Sequence[str] | None = None) -> S:
 
     Raises ConfigError naming the setting, and as `check_variables`; `--help` prints all of them and exits with 0.
     """
-    check_variables((cls,), os.environ)
+    check_variables((cls,))
     arguments = list(sys.argv[1:] if argv is None else argv)
     from_file = _with_new_keys(cls, _read_yaml(_take_config_flag(arguments)))
     arguments = _with_new_flags(cls, arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
@@ -34,10 +35,12 @@ _LINK_URL = re.compile(r"^(tcp|udp|sctp)://")
 """… and how the values of its other variables begin, `…_PORT` and `…_PORT_80_TCP`."""
 
 
-def check_variables(classes: Iterable[type[BaseSettings]], environment: Mapping[str, str]) -> None:
+def check_variables(classes: Iterable[type[BaseSettings]], environment: Mapping[str, str] | None = None) -> None:
     """Raises ConfigError for a `TANDEM_*` variable that is none of these classes' settings, no other service's and none
-    of `OTHER_VARIABLES`; the error names the nearest known one. An empty value does not excuse a wrong name."""
+    of `OTHER_VARIABLES`; the error names the nearest known one. An empty value does not excuse a wrong name.
+    `environment`: the process's own where None."""
     classes = tuple(classes)
+    environment = os.environ if environment is None else environment
     own = tuple(str(cls.model_config.get("env_prefix", "")) for cls in classes)
     foreign = tuple(prefix for prefix in SERVICE_PREFIXES if prefix not in own)
     known, open_ended = set(OTHER_VARIABLES), set[str]()

@@ -20,6 +20,7 @@ from services.cli.generate import generate
 from services.cli.preflight import preflight
 from services.cli.status import status
 from services.cli.up import up
+from shared.environment import check_variables
 from shared.errors import TandemError
 
 DISTRIBUTION = "tandem-llm"
@@ -79,6 +80,7 @@ def main() -> None:
     """Runs the command line; exits 0, 2 for what the caller must change, 130 on Ctrl-C, else 1."""
     command = typer.main.get_command(build_app())
     try:
+        check_variables(())
         command(prog_name="tandem")
     except TandemError as error:
         report(error, flags_of(command, sys.argv[1:]))

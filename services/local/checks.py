@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +18,7 @@ def check_settings(*, router: Sequence[str], worker: Sequence[str], kvstore: Seq
 
     Raises ConfigError naming the setting or the variable.
     """
-    check_variables((RouterSettings, WorkerSettings, KVStoreSettings), os.environ)
+    check_variables((RouterSettings, WorkerSettings, KVStoreSettings))
     load_settings(KVStoreSettings, _flags(kvstore))
     load_settings(WorkerSettings, _flags(worker))
     settings = load_settings(RouterSettings, _flags(router))

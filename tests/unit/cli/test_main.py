@@ -58,6 +58,13 @@ def test_a_local_settings_flag_is_named(tandem: RunTandem) -> None:
     assert "(--num-kv-blocks)" in result.err
 
 
+def test_a_misspelt_variable_of_the_commands_own(tandem: RunTandem, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_APIKEY", "k")
+    result = tandem("status")
+    assert (result.status, result.out) == (2, "")
+    assert result.err == "tandem: environment variable TANDEM_APIKEY is no setting: did you mean TANDEM_API_KEY?\n"
+
+
 def test_a_folder_that_cannot_be_written_gets_a_sentence(tandem: RunTandem, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     free = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0")

@@ -11,6 +11,8 @@ from services.router.edge.http.chat_messages import Tool
 from shared.engine.structured_output import StructuredOutput, StructureKind
 
 _ANYTHING: dict[str, Any] = {"type": "object"}
+_COMPACT = {"whitespace_flexible": False}
+"""llguidance's own field: nobody reads a call's blanks, and a weak model may write nothing else."""
 
 
 def calls_structure(tools: Sequence[Tool], use: ToolUse) -> StructuredOutput:
@@ -21,6 +23,7 @@ def calls_structure(tools: Sequence[Tool], use: ToolUse) -> StructuredOutput:
         schema = function.parameters or _ANYTHING
     else:
         schema = _list_of_calls(tools, use.max_calls)
+    schema = {**schema, "x-guidance": _COMPACT}
     return StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False), source="tools")
 
 

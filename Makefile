@@ -75,9 +75,9 @@ test-image: setup k8s-programs  ## does an image answer a prompt, as no root and
 test-clients: setup .venv-clients/.packages  ## the clients that people have (OpenAI, Anthropic, LangChain, LiteLLM) against a cluster; they get .venv-clients of their own
 	$(BIN)/python -m tests.clients $(abspath .venv-clients/bin/python) $(ARGS)
 
-.venv-clients/.packages: tests/clients/requirements.txt
-	python3 -m venv .venv-clients
-	.venv-clients/bin/python -m pip --disable-pip-version-check install --quiet -r $<
+.venv-clients/.packages: tests/clients/requirements.txt $(BIN)/.packages
+	$(BIN)/python -m venv --without-pip .venv-clients
+	$(BIN)/uv pip install --quiet --python .venv-clients/bin/python -r $<
 	@touch $@
 
 test-timing: setup  ## the tests that hold on a quiet machine only

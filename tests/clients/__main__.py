@@ -30,15 +30,27 @@ def main() -> int:
         cluster = subprocess.Popen(
             [str(tandem), "up", "--no-example", "--http", http, "--grpc", grpc, "--num-kv-blocks", "1024"],
             cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.DEVNULL,
         )
         try:
             _wait(cluster, f"http://{http}/readyz")
-            checks = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, *arguments]
+            checks = [
+                python,
+                "-m",
+                "pytest",
+                "-q",
+                "-p",
+                "no:cacheprovider",
+                "--noconftest",
+                "-c",
+                os.devnull,
+                *arguments,
+            ]
             return subprocess.run(
                 [*checks, str(Path(__file__).parent / "checks.py")],
                 cwd=folder,
-                env={**os.environ, "TANDEM_CLIENTS_URL": f"http://{http}"},
+                env={**os.environ, "TANDEM_CLIENTS_URL": f"http://{http}", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
                 check=False,
             ).returncode
         finally:

@@ -8,6 +8,7 @@ from typing import Any
 
 from services.router.edge.answer.reader import ToolUse
 from services.router.edge.http.chat_messages import Tool
+from services.router.edge.http.structure_fields import closed
 from shared.engine.structured_output import StructuredOutput, StructureKind
 
 _ANYTHING: dict[str, Any] = {"type": "object"}
@@ -23,7 +24,8 @@ def calls_structure(tools: Sequence[Tool], use: ToolUse) -> StructuredOutput:
         schema = function.parameters or _ANYTHING
     else:
         schema = _list_of_calls(tools, use.max_calls)
-    schema = {**schema, "x-guidance": _COMPACT}
+    # A function has the arguments that it names: a weak model that may write others does not come to an end.
+    schema = {**closed(schema), "x-guidance": _COMPACT}
     return StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False), source="tools")
 
 

@@ -44,7 +44,7 @@ PREFIX_FLAGS = $(foreach name,TRACE REQUESTS WORKERS PARTS,$(if $(findstring com
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast test-gpu test-timing test-sweep test-k8s k8s-programs lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-memory bench-planner loadtest chaos soak clean test-image always wheel mutation fuzz bench-determinism
+.PHONY: help setup run test test-fast test-gpu test-clients test-timing test-sweep test-k8s k8s-programs lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-memory bench-planner loadtest chaos soak clean test-image always wheel mutation fuzz bench-determinism
 
 ##@ Use
 help:  ## list the targets
@@ -78,6 +78,14 @@ test-gpu: setup  ## the tests that need a GPU; where torch, Triton and pytest ar
 
 test-image: setup k8s-programs  ## does an image answer a prompt, as no root and on a read-only root? needs podman: IMAGE=tandem:0.1.0-cpu
 	$(BIN)/python -m tests.image.smoke "$(IMAGE)" $(ARGS)
+
+test-clients: setup .venv-clients/.packages  ## the clients that people have (OpenAI, Anthropic, LangChain, LiteLLM) against a cluster; they get .venv-clients of their own
+	$(BIN)/python -m tests.clients $(abspath .venv-clients/bin/python) $(ARGS)
+
+.venv-clients/.packages: tests/clients/requirements.txt $(BIN)/.packages
+	$(BIN)/python -m venv --without-pip .venv-clients
+	$(BIN)/uv pip install --quiet --python .venv-clients/bin/python -r $<
+	@touch $@
 
 test-timing: setup  ## the tests that hold on a quiet machine only
 	$(PYTEST) -m timing $(ARGS)

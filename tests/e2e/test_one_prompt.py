@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -146,6 +147,34 @@ async def test_a_prompts_log_probabilities_are_those_of_transformers_also_where_
         assert [top["logprob"] for top in tops] == pytest.approx(expected[:-1].max(-1).values.tolist(), abs=2e-3)
         assert (answer["usage"]["completion_tokens"], choice["finish_reason"]) == (0, "length")
         assert "".join(found["tokens"]) == choice["text"]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "describe"}}])
+async def test_a_forced_call_matches_its_schema_also_on_anthropics_endpoint(cluster: Running, choice):
+    schema = {
+        "type": "object",
+        "properties": {"kind": {"enum": ["boat", "tower"]}, "large": {"type": "boolean"}},
+        "required": ["kind", "large"],
+        "additionalProperties": False,
+    }
+    messages = [{"role": "user", "content": "Name a thing."}]
+    tool = {"type": "function", "function": {"name": "describe", "parameters": schema}}
+    body = {"messages": messages, "tools": [tool], "tool_choice": choice, "parallel_tool_calls": False}
+    answer = (await cluster.http.post("/v1/chat/completions", json={**body, "max_tokens": 200})).json()["choices"][0]
+    assert answer["finish_reason"] == "tool_calls"
+    (call,) = answer["message"]["tool_calls"]
+    arguments = json.loads(call["function"]["arguments"])
+    assert call["function"]["name"] == "describe"
+    assert arguments["kind"] in ("boat", "tower")
+    assert isinstance(arguments["large"], bool)
+    theirs = {
+        "max_tokens": 200,
+        "messages": messages,
+        "tools": [{"name": "describe", "input_schema": schema}],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+    }
+    (block,) = (await cluster.http.post("/v1/messages", json=theirs)).json()["content"]
+    assert (block["type"], block["input"].keys()) == ("tool_use", {"kind", "large"})
 
 
 async def test_biased_and_forbidden_tokens_are_chosen_and_not_chosen_by_the_workers(cluster: Running):

@@ -83,7 +83,7 @@ async def test_a_forced_call_is_what_the_grammar_lets_the_model_write(edge: Edge
     assert call["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
     structure = edge.core.requests[0].sampling.structured_output
     assert structure is not None
-    assert json.loads(structure.text) == {"type": "object"}
+    assert json.loads(structure.text)["type"] == "object"
     edge.stops_with('[{"name": "weather", "parameters": {}}]')
     required = (await edge.client.post(CHAT, json={**ASK, "tool_choice": "required"})).json()["choices"][0]
     assert required["finish_reason"] == "tool_calls"

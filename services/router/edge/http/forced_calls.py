@@ -8,9 +8,12 @@ from typing import Any
 
 from services.router.edge.answer.reader import ToolUse
 from services.router.edge.http.chat_messages import Tool
+from services.router.edge.http.structure_fields import closed
 from shared.engine.structured_output import StructuredOutput, StructureKind
 
 _ANYTHING: dict[str, Any] = {"type": "object"}
+_COMPACT = {"whitespace_flexible": False}
+"""llguidance's own field: nobody reads a call's blanks, and a weak model may write nothing else."""
 
 
 def calls_structure(tools: Sequence[Tool], use: ToolUse) -> StructuredOutput:
@@ -21,6 +24,8 @@ def calls_structure(tools: Sequence[Tool], use: ToolUse) -> StructuredOutput:
         schema = function.parameters or _ANYTHING
     else:
         schema = _list_of_calls(tools, use.max_calls)
+    # A function has the arguments that it names: a weak model that may write others does not come to an end.
+    schema = {**closed(schema), "x-guidance": _COMPACT}
     return StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False), source="tools")
 
 

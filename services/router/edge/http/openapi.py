@@ -40,6 +40,18 @@ _POSTS: Mapping[str, tuple[type[BaseModel], str]] = {
     "/tokenize": (TokenizeRequest, "Token ids of a prompt or a conversation"),
     "/detokenize": (DetokenizeRequest, "Text of token ids"),
 }
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+    },
+}
 _STATUSES = {
     "400": "the request breaks a limit, which the message names",
     "401": "no API key, or an unknown one",
@@ -64,7 +76,7 @@ def openapi_document(model_name: str, version: str) -> bytes:
         "openapi": "3.1.0",
         "info": {"title": f"Tandem: {model_name}", "version": version},
         "paths": {
-            **{path: _post(schema, summary, path in _STREAMED) for path, (schema, summary) in _POSTS.items()},
+            **{path: _post(path, schema, summary) for path, (schema, summary) in _POSTS.items()},
             "/v1/models": _page("The served model"),
             "/v1/models/{model}": _page("One model", ("model",)),
             "/version": _page("Tandem's version"),
@@ -74,7 +86,7 @@ def openapi_document(model_name: str, version: str) -> bytes:
             "/metrics": _page("Prometheus text", media_type="text/plain"),
         },
         "components": {
-            "schemas": {**definitions["$defs"], "Error": _ERROR},
+            "schemas": {**definitions["$defs"], "Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}, {}],
@@ -82,7 +94,9 @@ def openapi_document(model_name: str, version: str) -> bytes:
     return json.dumps(document).encode()
 
 
-def _post(schema: type[BaseModel], summary: str, is_streamed: bool) -> Mapping[str, object]:
+def _post(path: str, schema: type[BaseModel], summary: str) -> Mapping[str, object]:
+    is_streamed = path in _STREAMED
+    errors = "AnthropicError" if path.startswith("/v1/messages") else "Error"
     body = {"application/json": {"schema": {"$ref": _REFERENCE + schema.__name__}}}
     answer: dict[str, object] = {"application/json": {}, **({"text/event-stream": {}} if is_streamed else {})}
     description = "one body, or events with `stream`" if is_streamed else summary
@@ -90,7 +104,7 @@ def _post(schema: type[BaseModel], summary: str, is_streamed: bool) -> Mapping[s
         "post": {
             "summary": summary,
             "requestBody": {"required": True, "content": body},
-            "responses": {"200": {"description": description, "content": answer}, **_errors()},
+            "responses": {"200": {"description": description, "content": answer}, **_errors(errors)},
         }
     }
 
@@ -107,6 +121,6 @@ def _page(summary: str, parameters: tuple[str, ...] = (), media_type: str = "app
     }
 
 
-def _errors() -> Mapping[str, object]:
-    content = {"application/json": {"schema": {"$ref": _REFERENCE + "Error"}}}
+def _errors(schema: str = "Error") -> Mapping[str, object]:
+    content = {"application/json": {"schema": {"$ref": _REFERENCE + schema}}}
     return {status: {"description": why, "content": content} for status, why in _STATUSES.items()}

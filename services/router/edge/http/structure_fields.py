@@ -157,22 +157,22 @@ def _schema(given: Schema, field: str, options: _Options | None = None) -> Struc
         if not isinstance(schema, dict):
             raise InvalidRequest(f"{field} must be a JSON object", field=field)
     if options.closed:
-        schema = _closed(schema)
+        schema = closed(schema)
     if options.guidance:
         schema = {**schema, "x-guidance": {**_object(schema.get("x-guidance")), **options.guidance}}
     return StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False), source=field)
 
 
-def _closed(schema: Any) -> Any:
+def closed(schema: Any) -> Any:
     """The schema in which objects with named properties have no others, where it does not say so itself."""
     if isinstance(schema, list):
-        return [_closed(part) for part in schema]
+        return [closed(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = {name: _closed(part) for name, part in schema.items()}
-    if "additionalProperties" not in closed and ("properties" in closed or "patternProperties" in closed):
-        closed["additionalProperties"] = False
-    return closed
+    parts = {name: closed(part) for name, part in schema.items()}
+    if "additionalProperties" not in parts and ("properties" in parts or "patternProperties" in parts):
+        parts["additionalProperties"] = False
+    return parts
 
 
 def _object(value: object) -> dict[str, object]:

@@ -107,7 +107,12 @@ def test_a_named_tool_holds_the_answer_to_its_parameters(tokenizer: Tokenizer) -
     choice = {"type": "function", "function": {"name": "weather"}}
     structure = parse(tokenizer, tools=[TIME, WEATHER], tool_choice=choice).sampling.structured_output
     assert structure is not None
-    assert (structure.kind, json.loads(structure.text)) == (StructureKind.JSON_SCHEMA, PARAMETERS)
+    assert structure.kind is StructureKind.JSON_SCHEMA
+    assert json.loads(structure.text) == {
+        **PARAMETERS,
+        "additionalProperties": False,
+        "x-guidance": {"whitespace_flexible": False},
+    }
 
 
 def test_required_tools_hold_the_answer_to_a_list_of_calls_whose_definitions_stay_apart(tokenizer: Tokenizer) -> None:

@@ -1,0 +1,82 @@
+"""Starts a cluster as a person would, and runs the checks in the clients' own environment against it.
+
+    python -m tests.clients PYTHON [pytest arguments]
+
+PYTHON has the packages of requirements.txt. The checks know the cluster by TANDEM_CLIENTS_URL alone.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 120.0
+
+
+def main() -> int:
+    """The checks' exit status."""
+    python, *arguments = sys.argv[1:]
+    http, grpc = (f"127.0.0.1:{_free_port()}" for _ in range(2))
+    tandem = Path(sys.executable).parent / "tandem"
+    with tempfile.TemporaryDirectory() as folder:
+        cluster = subprocess.Popen(
+            [str(tandem), "up", "--no-example", "--http", http, "--grpc", grpc, "--num-kv-blocks", "1024"],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.DEVNULL,
+        )
+        try:
+            _wait(cluster, f"http://{http}/readyz")
+            checks = [
+                python,
+                "-m",
+                "pytest",
+                "-q",
+                "-p",
+                "no:cacheprovider",
+                "--noconftest",
+                "-c",
+                os.devnull,
+                *arguments,
+            ]
+            return subprocess.run(
+                [*checks, str(Path(__file__).parent / "checks.py")],
+                cwd=folder,
+                env={**os.environ, "TANDEM_CLIENTS_URL": f"http://{http}", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+                check=False,
+            ).returncode
+        finally:
+            cluster.terminate()
+            cluster.wait(DEADLINE_S)
+
+
+def _wait(cluster: subprocess.Popen[bytes], url: str) -> None:
+    """Until the cluster is ready; raises SystemExit where it ends or takes too long."""
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        if cluster.poll() is not None:
+            raise SystemExit(f"tandem up ended with status {cluster.returncode}")
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    raise SystemExit(f"the cluster was not ready after {DEADLINE_S:.0f} s")
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+if __name__ == "__main__":
+    sys.exit(main())

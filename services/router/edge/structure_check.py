@@ -6,7 +6,7 @@ import asyncio
 
 from services.router.edge.settings import StructureSettings
 from shared.engine.structured_output import StructuredOutput
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, Overloaded
 from shared.structure.compiler import StructureCompiler
 
 
@@ -19,7 +19,8 @@ class StructureCheck:
 
     async def check(self, structure: StructuredOutput | None) -> None:
         """Raises InvalidRequest naming the request's field, with the limit or llguidance's reason; Overloaded where too
-        many wait to be compiled."""
+        many wait to be compiled, or this one takes too long: what one may cost is limited, so that the machine is busy,
+        and a later request finds it compiled."""
         if structure is None:
             return
         field, limits = structure.source or structure.kind.value, self._settings
@@ -35,8 +36,8 @@ class StructureCheck:
             await asyncio.wait_for(asyncio.shield(compiled), limits.compile_timeout_ms / 1e3)
         except TimeoutError:
             compiled.add_done_callback(lambda future: future.cancelled() or future.exception())
-            raise InvalidRequest(
-                f"{field} takes longer than {limits.compile_timeout_ms} ms to compile",
+            raise Overloaded(
+                f"{field} is not compiled after {limits.compile_timeout_ms} ms",
                 field=field,
                 limit=limits.compile_timeout_ms,
             ) from None

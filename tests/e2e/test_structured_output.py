@@ -1,0 +1,137 @@
+"""Structured answers of a real cluster: valid, and exact when their decode worker is killed in mid-answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+
+import jsonschema
+import pytest
+
+from shared.rpc.pb.tandem.v1 import types_pb2
+from tests.e2e.running import DEADLINE_S, Running, running
+
+pytestmark = pytest.mark.slow
+
+WORDS = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string", "minLength": 5, "maxLength": 20},
+        "lines": {
+            "type": "array",
+            "items": {"type": "string", "minLength": 8, "maxLength": 16},
+            "minItems": 16,
+            "maxItems": 20,
+        },
+        "number": {"type": "integer", "minimum": 1000, "maximum": 99999},
+    },
+    "required": ["title", "lines", "number"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_pattern": " "},
+}
+NUM_STREAMS = 4
+PROMPT = "Once upon a time"
+
+
+def body(number: int) -> dict:
+    return {
+        "prompt": f"{PROMPT}, {number} years ago",
+        "max_tokens": 1000,
+        "temperature": 0 if number == 0 else 0.9,
+        "seed": number,
+        "guided_json": WORDS,
+        "return_token_ids": True,
+    }
+
+
+class Stream:
+    """One client's stream."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.text = ""
+        self.finish_reason: str | None = None
+        self.error: object = None
+
+    async def run(self, cluster: Running) -> None:
+        async with cluster.http.stream("POST", "/v1/completions", json={**body(self.number), "stream": True}) as answer:
+            async for line in answer.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                event = json.loads(line.removeprefix("data: "))
+                self.error = self.error or event.get("error")
+                for choice in event.get("choices", ()):
+                    self.text += choice["text"]
+                    self.finish_reason = choice["finish_reason"] or self.finish_reason
+
+
+async def refused(cluster: Running, **fields: object) -> dict:
+    answer = await cluster.http.post("/v1/completions", json={"prompt": "a", **fields})
+    assert answer.status_code == 400, answer.text
+    return answer.json()["error"]
+
+
+async def test_structured_answers_outlive_their_decode_worker(tmp_path):
+    async with running(tmp_path, num_prefill=1, num_decode=2, num_kv_blocks=1100) as cluster:
+        await every_kind_is_followed(cluster)
+        await what_cannot_be_compiled_is_refused(cluster)
+        answers = await asyncio.gather(*(cluster.complete(**body(n)) for n in range(NUM_STREAMS)))
+        expected = [answer["choices"][0] for answer in answers]
+        for choice in expected:
+            assert choice["finish_reason"] == "stop"
+            jsonschema.validate(json.loads(choice["text"]), WORDS)
+
+        streams = [Stream(number) for number in range(NUM_STREAMS)]
+        tasks = [asyncio.create_task(stream.run(cluster)) for stream in streams]
+        async with asyncio.timeout(DEADLINE_S):
+            while any(len(stream.text) < 40 for stream in streams):
+                await asyncio.sleep(0.01)
+        busy = max((await cluster.status()).workers, key=lambda w: (w.worker.name.startswith("decode"), w.num_requests))
+        assert busy.num_requests > 0
+        os.kill(cluster.cluster.children[busy.worker.name].pid, signal.SIGKILL)
+        assert any(stream.finish_reason is None for stream in streams), "all had ended before"
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.gather(*tasks)
+        assert [(stream.error, stream.text) for stream in streams] == [(None, choice["text"]) for choice in expected]
+        assert {stream.finish_reason for stream in streams} == {"stop"}
+
+
+async def every_kind_is_followed(cluster: Running) -> None:
+    """Over HTTP and gRPC, several choices at once, cut by max_tokens, with logprobs and stop strings."""
+    both = await cluster.complete("Is it? ", guided_choice=["yes", "no"], n=2, temperature=1, max_tokens=9, logprobs=1)
+    assert {choice["text"] for choice in both["choices"]} <= {"yes", "no"}
+    assert [choice["finish_reason"] for choice in both["choices"]] == ["stop", "stop"]
+    cut = await cluster.complete("Count: ", structured_outputs={"regex": "(12)+"}, max_tokens=5, min_tokens=5)
+    assert (cut["choices"][0]["finish_reason"], set(cut["choices"][0]["text"])) == ("length", {"1", "2"})
+    stopped = await cluster.complete("A", guided_grammar='root ::= "one;two"', stop=";", max_tokens=20)
+    assert stopped["choices"][0]["text"] == "one"
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
+    chat = await cluster.http.post(
+        "/v1/chat/completions",
+        json={
+            "messages": [{"role": "user", "content": "Well?"}],
+            "response_format": {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}},
+            "max_tokens": 200,
+        },
+    )
+    assert isinstance(json.loads(chat.json()["choices"][0]["message"]["content"])["ok"], bool)
+    structure = types_pb2.StructuredOutput(choice={"values": ["left", "right"]})
+    replies = await cluster.generate([20, 30, 40], structured_output=structure, max_tokens=9)
+    assert "".join(reply.text for reply in replies) in ("left", "right")
+
+
+async def what_cannot_be_compiled_is_refused(cluster: Running) -> None:
+    schema = {"type": "json_schema", "json_schema": {"schema": {"type": "array", "uniqueItems": True}}}
+    error = await refused(cluster, response_format=schema)
+    assert error["param"] == "response_format.json_schema.schema"
+    assert "uniqueItems" in error["message"]
+    assert (await refused(cluster, guided_regex="(a"))["param"] == "guided_regex"
+    assert (await refused(cluster, guided_regex="a" * 70_000))["param"] == "guided_regex"
+    assert (await refused(cluster, guided_regex="a", guided_choice=["b"]))["param"] == "guided_choice"

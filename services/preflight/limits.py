@@ -17,7 +17,7 @@ from shared.sizes import size
 
 SHM_CHECK, DISK_CHECK, PORT_CHECK = "shm", "disk", "ports"
 SHM_LEAST_BYTES = 16 << 20
-"""UCX takes 4.2 MiB for each process of a host that opens it, and more for each peer there."""
+"""UCX takes 4.2 MiB for each process that opens it, whether it uses it or not."""
 SHM_GOOD_BYTES = 256 << 20
 _MORE_SHM = (
     "mount an emptyDir with medium: Memory at /dev/shm (the chart's pools[].shmSize), or --shm-size with podman and "
@@ -26,7 +26,7 @@ _MORE_SHM = (
 
 
 def check_shm(machine: Machine) -> Finding:
-    """UCX's shared memory between processes of one host."""
+    """The shared memory that UCX opens."""
     folder = machine.path("/dev/shm")
     try:
         room = os.statvfs(folder)
@@ -39,7 +39,7 @@ def check_shm(machine: Machine) -> Finding:
     if free < SHM_LEAST_BYTES:
         return fail(SHM_CHECK, f"{text}: UCX cannot open its shared memory", _MORE_SHM)
     if free < SHM_GOOD_BYTES:
-        return warn(SHM_CHECK, f"{text}: enough for some ten peers of the same host", _MORE_SHM)
+        return warn(SHM_CHECK, f"{text}: enough for some ten processes", _MORE_SHM)
     return ok(SHM_CHECK, text)
 
 

@@ -67,4 +67,4 @@ async def test_a_process_survives_peers_that_are_killed_at_any_moment() -> None:
     finally:
         os.killpg(peers.pid, signal.SIGKILL)
         await peers.wait()
-        process.end(killed=False)
+        process.end(killed=False, quiet=False)  # UCX may say that peers are gone

@@ -12,7 +12,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # Further flags for what a target calls, such as make test ARGS="-k transfer".
 ARGS   ?=
 
-# What make run hands to tandem up: the settings given on make's command line; tandem up knows the defaults.
+# What make run hands to tandem serve: the settings given on make's command line; tandem serve knows the defaults.
 SETTINGS = MODEL PREFILL DECODE ROUTERS DTYPE KV_DTYPE DEVICE GPU_MEMORY HTTP GRPC MODE
 UP_FLAGS = $(foreach name,$(SETTINGS),$(if $(findstring command,$(origin $(name))),\
 	--$(shell echo $(name) | tr A-Z_ a-z-) "$($(name))")) $(if $(filter 1 true yes,$(DETERMINISTIC)),--deterministic)
@@ -46,14 +46,21 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help setup run test test-fast test-gpu test-clients test-timing test-sweep test-k8s k8s-programs lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-memory bench-planner loadtest chaos soak clean test-image always wheel mutation fuzz bench-determinism
 
+##@ Use
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^##@ / { printf "%s%s\n", sep, substr($$0, 5); sep = "\n" } \
+		/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(BIN)/.project shared/rpc/pb/__init__.py $(BIN)/.kernels  ## install everything into .venv (done by the others when needed); WHEEL=path takes its C++ kernels and needs no g++
 
-run: setup  ## serve a model here; settings: MODEL=path PREFILL=n DECODE=n ROUTERS=n DTYPE=bf16 KV_DTYPE=bf16 DEVICE=cuda:0,1 GPU_MEMORY=0.9 HTTP=host:port GRPC=host:port MODE=collocated DETERMINISTIC=1
-	@exec $(BIN)/tandem up $(UP_FLAGS) $(ARGS)
+run: setup  ## serve a model here; settings: MODEL=folder|ORG/NAME PREFILL=n DECODE=n ROUTERS=n DTYPE=bf16 KV_DTYPE=bf16 DEVICE=cuda:0,1 GPU_MEMORY=0.9 HTTP=host:port GRPC=host:port MODE=collocated DETERMINISTIC=1
+	@exec $(BIN)/tandem serve $(UP_FLAGS) $(ARGS)
 
+clean:  ## remove what was made here, except .venv
+	rm -rf .tandem .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist out tandem_llm.egg-info shared/rpc/pb
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+##@ Develop
 test: setup $(if $(KUBERNETES),k8s-programs)  ## all tests that need no GPU; those of test-k8s too where its programs are
 	$(PYTEST) $(SPREAD) -m "not gpu and not timing and not sweep $(if $(KUBERNETES),,and not k8s)" $(ARGS)
 
@@ -164,10 +171,6 @@ mutation: setup  ## sow small faults into the core's parts, one at a time; does 
 fuzz: setup  ## hostile and random input against the HTTP and gRPC edge, sessions and block messages: CASES=100000 OUT=file
 	$(BIN)/python -m tests.fuzz $(foreach name,CASES OUT,$(if $(findstring command,$(origin $(name))),\
 		--$(shell echo $(name) | tr A-Z a-z) "$($(name))")) $(ARGS)
-
-clean:  ## remove what was made here, except .venv
-	rm -rf .tandem .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist out tandem_llm.egg-info shared/rpc/pb
-	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 # --- what setup is made of: each step leaves a file, and is done again when what it depends on changes ---
 

@@ -35,6 +35,8 @@ LOCK = ROOT / "requirements.lock"
 MACHINES = ("x86_64", "aarch64")
 ON_LINUX = "sys_platform == 'linux'"
 """The marker of `environments` in pyproject.toml: uv adds it to every line, the lock's header says it once."""
+GLIBC = "manylinux_2_31"
+"""The oldest that all packages have wheels for; llguidance asks for the most."""
 CUDA_LIBRARIES = ("cuda-", "nvidia-")
 """Beginnings of the names of the packages that a CUDA build of torch asks for."""
 
@@ -140,7 +142,7 @@ def check_wheels(declared: Declared, lock: Path) -> None:
             for machine in MACHINES:
                 _uv(
                     "install", "--dry-run", "--no-deps", "--only-binary", ":all:", "--target", folder,
-                    "--python-version", python, "--python-platform", f"{machine}-unknown-linux-gnu",
+                    "--python-version", python, "--python-platform", f"{machine}-{GLIBC}",
                     "--requirement", str(lock),
                 )  # fmt: skip
 

@@ -46,7 +46,8 @@ Made by `python .ci/reference.py` from the code; `make lint` fails where it is s
 Each service is a process with settings of its own. A flag goes before the environment, that before a YAML file given
 with `--config FILE`, that before the default. In the file a dot in a setting's name is a level: `admission.order` is
 `order` under `admission`. A setting that is a mapping takes JSON as flag and in the environment. A value out of bounds
-stops the start with the setting's name; so does a flag or a name in the file that does not exist.
+stops the start with the setting's name; so does a flag or a name in the file that does not exist, and a `TANDEM_*`
+variable that is none, with the nearest name that is one.
 
 `tandem up` and `make run` start all services, which inherit the environment: `TANDEM_ROUTER_QUEUE_LIMIT=64 make run`.
 """
@@ -159,6 +160,8 @@ def commands_of(command: TyperGroup | TyperCommand, name: str) -> Iterator[tuple
         yield name, command
         return
     for child, below in command.commands.items():
+        if getattr(below, "hidden", False):
+            continue
         assert isinstance(below, TyperGroup | TyperCommand)
         yield from commands_of(below, f"{name} {child}")
 

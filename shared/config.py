@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
+from shared.environment import check_variables
 from shared.errors import ConfigError
 from shared.telemetry.logs import LogFormat, LogLevel
 
@@ -71,8 +72,9 @@ S = TypeVar("S", bound=ServiceSettings)
 def load_settings(cls: type[S], argv: Sequence[str] | None = None) -> S:
     """Builds `cls` from `argv` (default: the process's), the environment and `--config FILE` (YAML).
 
-    Raises ConfigError naming the setting; `--help` prints all of them and exits with 0.
+    Raises ConfigError naming the setting, and as `check_variables`; `--help` prints all of them and exits with 0.
     """
+    check_variables((cls,))
     arguments = list(sys.argv[1:] if argv is None else argv)
     from_file = _with_new_keys(cls, _read_yaml(_take_config_flag(arguments)))
     arguments = _with_new_flags(cls, arguments)

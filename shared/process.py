@@ -19,7 +19,7 @@ import json
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import uvloop
 
@@ -47,6 +47,14 @@ class Service(Protocol):
 
     async def close(self) -> None:
         """Drains and frees everything; called once."""
+
+
+@runtime_checkable
+class HurriedService(Service, Protocol):
+    """A service whose drain can be cut short."""
+
+    def hurry(self) -> None:
+        """While `close()` runs: it waits for no request any more. What runs ends with an error that its client sees."""
 
 
 def ready_event(address: str, endpoints: Mapping[str, str]) -> None:
@@ -81,7 +89,8 @@ def run_process(service: str, start: Callable[[], Awaitable[Service]]) -> int:
     """Runs one service until SIGTERM or SIGINT and returns the process's exit status.
 
     `service` is its name in the log. `start` returns the service once it serves; it runs on the event loop and is
-    cancelled when a signal comes first. A second signal ends the process without waiting for the drain.
+    cancelled when a signal comes first. A second signal ends the process without waiting for the drain: that of a
+    `HurriedService` by cutting the drain short, and only a third one at once.
     """
     set_up_logs(service)  # for what happens before the settings are known
     try:
@@ -102,16 +111,21 @@ async def _serve(start: Callable[[], Awaitable[Service]]) -> int:
     this_task = asyncio.current_task()
     assert this_task is not None
     stop = asyncio.Event()
-    starting = True
+    service: Service | None = None
 
     def on_signal(signal_number: int) -> None:
-        logger.info("%s: draining", signal.Signals(signal_number).name)
+        hurried = stop.is_set()
+        logger.info("%s: %s", signal.Signals(signal_number).name, "no time to drain" if hurried else "draining")
+        stop.set()
+        if service is None:
+            this_task.cancel()
+        if isinstance(service, HurriedService):
+            if not hurried:
+                return  # one more signal is ours
+            service.hurry()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
-        stop.set()
-        if starting:
-            this_task.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
@@ -121,7 +135,6 @@ async def _serve(start: Callable[[], Awaitable[Service]]) -> int:
         if stop.is_set():
             return 0
         raise
-    starting = False
     ready_event(service.address, service.endpoints)
     await stop.wait()
     await service.close()

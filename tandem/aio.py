@@ -42,6 +42,7 @@ class AsyncTandemClient:
         self.key = key_metadata(api_key)
         """The metadata that every call carries."""
         self._credentials = tls.credentials() if tls is not None else None
+        self._options = tls.channel_options if tls is not None else CHANNEL_OPTIONS
         self._retry_for_s = retry_for_s
         self._channels: dict[str, grpc.aio.Channel] = {}
 
@@ -102,7 +103,7 @@ class AsyncTandemClient:
             if self._credentials is None:
                 opened = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
             else:
-                opened = grpc.aio.secure_channel(target, self._credentials, options=CHANNEL_OPTIONS)
+                opened = grpc.aio.secure_channel(target, self._credentials, options=self._options)
             self._channels[target] = opened
         return opened
 

@@ -46,6 +46,7 @@ class TandemClient:
         self._targets = Targets(targets, self._rng)
         self._key = key_metadata(api_key)
         self._credentials = tls.credentials() if tls is not None else None
+        self._options = tls.channel_options if tls is not None else CHANNEL_OPTIONS
         self._retry_for_s = retry_for_s
         self._lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
@@ -111,7 +112,7 @@ class TandemClient:
                 if self._credentials is None:
                     opened = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
                 else:
-                    opened = grpc.secure_channel(target, self._credentials, options=CHANNEL_OPTIONS)
+                    opened = grpc.secure_channel(target, self._credentials, options=self._options)
                 self._channels[target] = opened
             return inference_pb2_grpc.InferenceServiceStub(opened)
 

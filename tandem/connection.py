@@ -38,6 +38,14 @@ class ClientTls:
     """The client's own certificate, where the routers ask for one, and …"""
     key: Path | None = None
     """… its private key."""
+    server_name: str = ""
+    """Name that the routers' certificates have, expected in place of the address; empty = the address."""
+
+    @property
+    def channel_options(self) -> tuple[tuple[str, str | int], ...]:
+        """CHANNEL_OPTIONS, with the name to expect."""
+        named = (("grpc.ssl_target_name_override", self.server_name),) if self.server_name else ()
+        return (*CHANNEL_OPTIONS, *named)
 
     def credentials(self) -> grpc.ChannelCredentials:
         """For channels. Raises ConfigError (`tls`) for a file that cannot be read, or a certificate without a key."""

@@ -20,7 +20,7 @@ class RouterLost(WorkerLost):
 
 def nothing_listens(targets: Sequence[str]) -> RouterLost:
     """No router has ever answered: more likely a wrong address than a fault."""
-    return RouterLost(f"nothing listens at {', '.join(targets)}: start a cluster with `tandem up`")
+    return RouterLost(f"nothing listens at {', '.join(targets)}: start a cluster with `tandem serve`")
 
 
 def typed(error: grpc.RpcError, target: str, *, answered: bool) -> TandemError:

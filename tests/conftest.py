@@ -21,11 +21,11 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "tandem")
 
 # `TANDEM_CPU_ISA=avx2 make test` is a test on a processor that has no more: workers read it as their setting, and what
-# runs in the test's own process does not find the other features. An emulated set comes first of all that there are.
+# runs in the test's own process does not find the other features. An emulated set is the first that `auto` tries.
 _wanted = os.environ.get("TANDEM_CPU_ISA", "auto")
 _emulated = {each.name: each for each in isa.emulated(isa.processor_features())}
 if _wanted in _emulated:
-    build.BUILT = isa.BUILT = (_emulated[_wanted], *isa.BUILT)
+    build.AUTO_ORDER = (_emulated[_wanted], *isa.BUILT)
 elif _wanted != "auto":
     _of_all = {need for each in isa.BUILT for need in each.needs}
     _kept = {need for each in isa.BUILT if each.name == _wanted for need in each.needs}

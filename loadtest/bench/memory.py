@@ -31,7 +31,8 @@ from loadtest.markdown import table
 from loadtest.records import Reply
 from loadtest.workloads.tokens import Span, TokenSource
 from services.local.cluster import LocalCluster
-from services.local.spec import ClusterSpec, Dtype
+from services.local.model_pools import Dtype
+from services.local.spec import ClusterSpec
 from shared.errors import Internal
 from shared.kernels.cpu import isa
 

@@ -19,6 +19,8 @@ from shared.errors import ConfigError
 
 _FOLDER = Path("/run/netns")
 _FIRST_PORT = 7000
+_NO_COPIES = "UCX_TLS=^cma"
+"""Keeps UCX from reading another part's memory, which no network carries."""
 _OUTER = "TANDEM_CHAOS_OUTER_NETWORK"
 """Variable that names the namespace from which this process was started again."""
 
@@ -76,7 +78,7 @@ class Network:
     def command(self, part: str, command: Sequence[str]) -> Sequence[str]:
         """See `Places`."""
         self.address(part)
-        return [str(shutil.which("nsenter")), f"--net={_FOLDER / part}", "--", *command]
+        return [str(shutil.which("nsenter")), f"--net={_FOLDER / part}", "--", "env", _NO_COPIES, *command]
 
     def address(self, part: str) -> str:
         """The part's IP address; makes its namespace at the first call."""

@@ -22,18 +22,19 @@ def chat(
     max_tokens: MaxTokens = 512,
     temperature: Temperature = 0.8,
     top_p: TopP = 0.95,
+    model: Annotated[str, typer.Option(help="Served name; empty = the first model.")] = "",
     target: Target = DEFAULT_TARGET,
     api_key: ApiKey = "",
 ) -> None:
     """Talk with the model; the conversation's prefix stays cached in the cluster."""
-    sampling = Options(temperature=temperature, top_p=top_p, max_tokens=max(max_tokens, 0))
+    sampling = Options(model=model, temperature=temperature, top_p=top_p, max_tokens=max(max_tokens, 0))
     with TandemClient(targets_of(target), api_key=api_key) as client:
         status = client.status()  # a wrong address fails before the first question
         interactive = sys.stdin.isatty()
         if interactive:
             with suppress(ImportError):
                 import readline  # noqa: F401 - line editing and history for input()
-            print(f"{status.model_name} at {target}. {_HELP}.")
+            print(f"{model or status.model_name} at {target}. {_HELP}.")
         _converse(client, sampling, system, interactive)
 
 

@@ -14,6 +14,7 @@ from services.cli.progress_view import ProgressView
 from services.cli.split_view import print_summary
 from services.local.cluster import LocalCluster
 from services.local.commands import ServiceCommands
+from services.local.model_pools import ModelPools
 from services.local.spec import ClusterSpec
 from services.local.supervisor import Died, Restarted
 from shared.errors import TandemError, WorkerLost
@@ -37,9 +38,11 @@ class Foreground:
         self._view = ProgressView(console)
         self._cluster = LocalCluster(spec, on_progress=self._view.update, commands=commands)
         self._stop = asyncio.Event()
+        self._hurried = False
 
     async def run(self) -> int:
-        """The command's exit status: 0 after a stop that was asked for, 130 where it came before the start ended.
+        """The command's exit status: 0 after a stop that was asked for, 130 where it came before the start ended, or
+        once more while answers ran.
 
         Raises the TandemError that kept the cluster from starting, or ended it.
         """
@@ -53,27 +56,35 @@ class Foreground:
                 loop.remove_signal_handler(number)
 
     async def _run(self) -> int:
-        started_at = time.perf_counter()
         try:
-            with self._view:
-                if not await self._until_stop(self._cluster.start()):
-                    return EXIT_INTERRUPTED
-            self._announce(time.perf_counter() - started_at)
-            if not self._example or await self._until_stop(self._stream_example()):
-                self._print("Serving. Ctrl-C stops the cluster.")
-                await self._until_stop(self._watch())
-            return 0
+            status = await self._serve()
         finally:
             await self._cluster.stop()
             if self._stop.is_set():
                 self._print("stopped")
+        return EXIT_INTERRUPTED if self._hurried else status
+
+    async def _serve(self) -> int:
+        started_at = time.perf_counter()
+        with self._view:
+            if not await self._until_stop(self._cluster.start()):
+                return EXIT_INTERRUPTED
+        self._announce(time.perf_counter() - started_at)
+        if not self._example or await self._until_stop(self._stream_example()):
+            self._print("Serving. Ctrl-C stops the cluster.")
+            await self._until_stop(self._watch())
+        return 0
 
     def _on_signal(self) -> None:
-        if self._stop.is_set():
+        if self._hurried:
             self._cluster.kill()
-            return
-        self._stop.set()
-        self._print("\nstopping; once more kills")
+        elif self._stop.is_set():
+            self._hurried = True
+            self._cluster.hurry()
+            self._print("ending what runs; once more kills")
+        else:
+            self._stop.set()
+            self._print("\nstopping when the running answers end; once more ends them now")
 
     async def _until_stop(self, work: Coroutine[None, None, None]) -> bool:
         """Runs `work`; False where a signal came first and it was cancelled."""
@@ -92,13 +103,13 @@ class Foreground:
 
     def _announce(self, took_s: float) -> None:
         spec, cluster = self._spec, self._cluster
-        pools = f"{spec.num_prefill} prefill + {spec.num_decode} decode"
-        workers = pools if spec.mode == "disaggregated" else f"{spec.num_decode} decode, collocated"
-        self._print(f"Tandem serves {spec.model_name} after {took_s:.1f} s: {workers}")
+        served = ", ".join(pools.name for pools in spec.pools)
+        workers = "; ".join(map(_pools_text, spec.pools))
+        self._print(f"Tandem serves {served} after {took_s:.1f} s: {workers}")
         for router in cluster.routers:
             self._print(f"  OpenAI API  http://{router.http}/v1")
             self._print(f"  gRPC        {router.grpc} (tandem.v1.InferenceService)")
-        self._print(f"  logs        {spec.log_dir}/")
+        self._print(f"  logs        {cluster.spec.log_dir}/")
 
     async def _stream_example(self) -> None:
         """One answer, streamed the way a client sees it; a failure is shown and the cluster goes on."""
@@ -142,3 +153,9 @@ class Foreground:
     def _write(self, text: str) -> None:
         self._console.file.write(text)
         self._console.file.flush()
+
+
+def _pools_text(pools: ModelPools) -> str:
+    if pools.mode == "collocated":
+        return f"{pools.num_decode} decode, collocated"
+    return f"{pools.num_prefill} prefill + {pools.num_decode} decode"

@@ -42,12 +42,15 @@ def generate(
     raw: Annotated[bool, typer.Option("--raw", help="Plain completion: no chat template.")] = False,
     token_ids: Annotated[bool, typer.Option("--token-ids", help="The prompt is token ids, such as 1,15,9.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end instead of text.")] = False,
-    model: Annotated[str, typer.Option(help="Served name; empty = the model served.")] = "",
+    model: Annotated[str, typer.Option(help="Served name; empty = the first model.")] = "",
     target: Target = DEFAULT_TARGET,
     api_key: ApiKey = "",
     retry_for: RetryFor = DEFAULT_RETRY_FOR_S,
 ) -> None:
-    """Stream an answer to stdout; timings go to stderr. A lost router costs a pause where others can be asked."""
+    """Stream an answer to stdout; timings and the request's id go to stderr.
+
+    A lost router costs a pause where others can be asked.
+    """
     options = Options(
         model=model,
         temperature=temperature,
@@ -68,6 +71,8 @@ def generate(
         finally:
             if answer.text and not as_json:
                 print(flush=True)
+            if answer.token_ids and not as_json:
+                print(f"request {answer.request_id}", file=sys.stderr)
     if as_json:
         print(answer_json(answer))
     else:

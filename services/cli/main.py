@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Annotated
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from services.cli.cache import build_cache_app
 from services.cli.chat import chat
@@ -16,7 +20,10 @@ from services.cli.generate import generate
 from services.cli.preflight import preflight
 from services.cli.status import status
 from services.cli.up import up
+from shared.environment import check_variables
 from shared.errors import TandemError
+
+DISTRIBUTION = "tandem-llm"
 
 
 def build_app() -> typer.Typer:
@@ -25,12 +32,13 @@ def build_app() -> typer.Typer:
         name="tandem",
         help="A disaggregated LLM serving cluster: start one, talk to one.",
         no_args_is_help=True,
-        add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.command()(up)
+    app.callback()(_options)
+    app.command("serve")(up)
+    app.command("up", hidden=True)(up)
     app.command()(generate)
     app.command()(chat)
     app.command()(status)
@@ -43,12 +51,39 @@ def build_app() -> typer.Typer:
     return app
 
 
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=lambda on: on and _version())
+    ] = False,
+) -> None:
+    pass
+
+
+def _version() -> None:
+    print(f"tandem {metadata.version(DISTRIBUTION)}")
+    raise typer.Exit
+
+
+def flags_of(command: object, arguments: Sequence[str]) -> set[str]:
+    """The flags of the command that the arguments name."""
+    names = iter([argument for argument in arguments if not argument.startswith("-")])
+    while isinstance(command, TyperGroup):
+        command = command.commands.get(next(names, ""))
+    return (
+        {flag for parameter in command.params for flag in parameter.opts}
+        if isinstance(command, TyperCommand)
+        else set()
+    )
+
+
 def main() -> None:
     """Runs the command line; exits 0, 2 for what the caller must change, 130 on Ctrl-C, else 1."""
+    command = typer.main.get_command(build_app())
     try:
-        build_app()()
+        check_variables(())
+        command(prog_name="tandem")
     except TandemError as error:
-        report(error)
+        report(error, flags_of(command, sys.argv[1:]))
         sys.exit(exit_status(error))
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)

@@ -41,8 +41,11 @@ def status(
 def summary_lines(cluster: inference_pb2.ClusterStatus) -> list[str]:
     """Summary lines for the whole cluster."""
     state = "ready" if cluster.ready else f"not ready: {cluster.not_ready_reason}"
+    served = [f"{cluster.model_name}, {cluster.mode}, {state}"]
+    if cluster.models:
+        served = [f"{len(cluster.models)} models, {state}", *map(_model_line, cluster.models)]
     lines = [
-        f"{cluster.model_name}, {cluster.mode}, {state}",
+        *served,
         f"queue {cluster.queue_len} of {cluster.queue_limit}, running {cluster.num_running}, "
         f"finished {cluster.num_finished}, failed {cluster.num_failed}",
         f"prefix hits {_share(cluster.num_cached_tokens, cluster.num_prompt_tokens)} "
@@ -54,15 +57,22 @@ def summary_lines(cluster: inference_pb2.ClusterStatus) -> list[str]:
     return lines
 
 
+def _model_line(model: inference_pb2.ModelStatus) -> str:
+    names = f"{model.name} ({', '.join(model.aliases)})" if model.aliases else model.name
+    state = "ready" if model.ready else f"not ready: {model.not_ready_reason}"
+    return f"  {names}, {model.mode}, {state}, queue {model.queue_len}, running {model.num_running}"
+
+
 def worker_table(cluster: inference_pb2.ClusterStatus) -> Table:
     """One row a worker: sequences running and waiting, prompt tokens to compute, free blocks, prefix hits, memory of
-    the process and of its KV pool, and what computes."""
+    the process and of its KV pool, what computes, and the model where there are several."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for header in ("worker", "role", "address", "state"):
         table.add_column(header, no_wrap=True)
     for header in ("run", "wait", "queued", "free blocks", "hits", "resident", "pool"):
         table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("kernels", no_wrap=True)
+    for header in ("kernels", *(("model",) if cluster.models else ())):
+        table.add_column(header, no_wrap=True)
     for worker in cluster.workers:
         load = worker.load
         figures = (
@@ -80,7 +90,8 @@ def worker_table(cluster: inference_pb2.ClusterStatus) -> Table:
             role_from_proto(worker.role),
             worker.address,
             _state(worker),
-            *(figures if worker.connected else ()),
+            *(figures if worker.connected else ("",) * len(figures)),
+            *((worker.model,) if cluster.models else ()),
         )
     return table
 

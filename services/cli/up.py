@@ -1,8 +1,10 @@
-"""`tandem up`: a whole cluster on this machine until Ctrl-C."""
+"""`tandem serve`, also known as `tandem up`: a whole cluster on this machine until Ctrl-C."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,15 +12,45 @@ import typer
 from rich.console import Console
 
 from services.cli.foreground import Foreground
-from services.local.spec import DEFAULT_GRPC, DEFAULT_HTTP, DEMO_MODEL, ClusterSpec, Dtype, KVDtype, Mode, PrefixFetch
+from services.local.cluster_file import OF_A_MODEL, ClusterFile
+from services.local.hub import fetch, hub_model
+from services.local.model_pools import Dtype, KVDtype, Mode, ModelPools
+from services.local.spec import (
+    DEFAULT_GRPC,
+    DEFAULT_HTTP,
+    DEMO_MODEL,
+    STATE_DIR,
+    ClusterSpec,
+    PrefixFetch,
+)
+from shared.errors import ConfigError
 from shared.kv.encryption import Encryption
 from shared.telemetry.logs import LogFormat
 
 
+def _read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """The file's options become the command's defaults."""
+    if path is not None:
+        known = {str(parameter.name) for parameter in context.command.params} - {"config"}
+        content = ClusterFile.read(path, known)
+        context.default_map = {**(context.default_map or {}), **content.options}
+        context.obj = content.models
+    return path
+
+
 def up(
-    model: Annotated[
-        Path | None, typer.Option(help="Model folder in Hugging Face layout; the demo model by default.")
+    context: typer.Context,
+    config: Annotated[  # noqa: ARG001 - its callback reads it
+        Path | None,
+        typer.Option(
+            help="YAML file with these options, and with `models` where there are several.",
+            is_eager=True,
+            callback=_read_config,
+        ),
     ] = None,
+    model: Annotated[
+        str, typer.Option(help="Model folder, or ORG/NAME[@REVISION] at the Hugging Face Hub; empty = the demo model.")
+    ] = "",
     prefill: Annotated[int | None, typer.Option(help="Prefill workers; 1 by default, none in collocated mode.")] = None,
     decode: Annotated[int, typer.Option(help="Decode workers.")] = 1,
     routers: Annotated[int, typer.Option(help="Routers, each further one on the next port of --http and --grpc.")] = 1,
@@ -44,14 +76,22 @@ def up(
     store_disk_bytes: Annotated[int, typer.Option(help="Most that it holds; 0 = none.")] = 0,
     prefix_fetch: Annotated[PrefixFetch, typer.Option(help="Known prefixes: fetched or computed.")] = "auto",
     log_format: Annotated[LogFormat, typer.Option(help="Of the logs in .tandem/logs: text or JSON lines.")] = "text",
+    state_dir: Annotated[
+        Path, typer.Option(help="Folder of the logs; a second cluster takes the folder 2 in it.")
+    ] = STATE_DIR,
     restart: Annotated[bool, typer.Option(help="Start a process that dies again.")] = True,
     example: Annotated[bool, typer.Option(help="Stream one example answer at the start.")] = True,
 ) -> None:
-    """Start a cluster on this machine; Ctrl-C stops it."""
+    """Start a cluster on this machine; Ctrl-C stops it. `tandem up` is the same."""
     if prefill is None:
         prefill = 0 if mode == "collocated" else 1
+    models = [entry.pools(find_model, is_first=not number) for number, entry in enumerate(context.obj or ())]
+    if models and (given := [name for name in sorted(OF_A_MODEL) if _is_given(context, name)]):
+        flag = f"--{given[0].replace('_', '-')}"
+        raise ConfigError(f"{flag} is for one model, and the file of --config names its models", field=given[0])
+    folder, name = find_model(model) if not models else (models[0].model, "")
     spec = ClusterSpec(
-        model=model if model is not None else DEMO_MODEL,
+        model=folder,
         num_prefill=prefill,
         num_decode=decode,
         num_routers=routers,
@@ -64,7 +104,7 @@ def up(
         gpu_memory=gpu_memory,
         http=http,
         grpc=grpc,
-        served_model_name=served_model_name,
+        served_model_name=served_model_name or name,
         num_kv_blocks=num_kv_blocks,
         max_model_len=max_model_len,
         store_nodes=store_nodes,
@@ -73,6 +113,42 @@ def up(
         store_disk_bytes=store_disk_bytes,
         prefix_fetch=prefix_fetch,
         log_format=log_format,
+        state_dir=state_dir,
         restart=restart,
     )
+    if models:
+        spec = _with_models(spec, models)
     raise typer.Exit(asyncio.run(Foreground(spec, Console(highlight=False), example=example).run()))
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _with_models(spec: ClusterSpec, models: Sequence[ModelPools]) -> ClusterSpec:
+    """The first model is the spec's own."""
+    first, *further = models
+    return replace(
+        spec,
+        model=first.model,
+        served_model_name=first.name,
+        aliases=first.aliases,
+        num_prefill=first.num_prefill,
+        num_decode=first.num_decode,
+        mode=first.mode,
+        dtype=first.dtype,
+        kv_dtype=first.kv_dtype,
+        num_kv_blocks=first.num_kv_blocks,
+        max_model_len=first.max_model_len,
+        further=tuple(further),
+    )
+
+
+def find_model(model: str) -> tuple[Path, str]:
+    """(folder, what clients call it: empty = the folder's name), fetched where it is at the Hub. Raises ModelLoadError,
+    ConfigError."""
+    if not model:
+        return DEMO_MODEL, ""
+    at_hub = hub_model(model)
+    return (Path(model), "") if at_hub is None else (fetch(at_hub), at_hub.repo)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -25,13 +26,14 @@ from services.local.parts import IndexPart, ServicePart
 from services.local.places import INDEX, Places, ThisHost
 from services.local.readiness import wait_until_serving
 from services.local.spec import ClusterSpec, RouterPlace
+from services.local.state_folder import StateFolder, unwritable
 from services.local.supervisor import Change, Supervisor
 from shared.child_process import ChildProcess
 from shared.cores.policy import share_machine
 from shared.cores.quota import read_quota
 from shared.cores.topology import read_topology
-from shared.errors import ModelLoadError
 from shared.identity import WorkerRole
+from shared.model.folder import check_model_folder
 from shared.process_events import Progress
 
 if TYPE_CHECKING:
@@ -41,6 +43,9 @@ ProgressCallback = Callable[[str, Progress], None]
 
 _GIVE_UP_TIMEOUT_S = 2.0
 """How long a process may take to end when the start failed, seconds: it has no requests to drain."""
+
+_HURRY_S = 5.0
+"""For routers to tell their clients that an answer ends early, seconds."""
 
 
 class LocalCluster:
@@ -63,6 +68,7 @@ class LocalCluster:
         """`on_progress(process name, progress)` is called on the event loop, with fraction 1 once it is ready. Closes
         the `places` when it stops."""
         self.spec = spec
+        """With the state folder that it got, once started."""
         self.routers: tuple[RouterPlace, ...] = ()
         """Where each router serves, once started."""
         self._commands = commands if commands is not None else TandemCommands(spec)
@@ -76,6 +82,7 @@ class LocalCluster:
         self._changes: asyncio.Queue[Change] = asyncio.Queue()
         self._supervisor = Supervisor(self._on_change, restart=spec.restart, hang_timeout_s=spec.hang_timeout_s)
         self._stopping: asyncio.Task[None] | None = None
+        self._state: StateFolder | None = None
 
     async def __aenter__(self) -> LocalCluster:
         await self.start()
@@ -89,10 +96,13 @@ class LocalCluster:
     async def start(self) -> None:
         """Starts everything; where that fails or is cancelled, stops what had started and raises.
 
-        Raises ModelLoadError or ConfigError for a folder or an address that cannot be used, before any process
-        starts; else the error of the first process that could not start (see `ChildProcess.ready`).
+        Raises ModelLoadError or ConfigError for a folder, a setting or an address that cannot be used, before any
+        process starts; else the error of the first process that could not start (see `ChildProcess.ready`).
         """
         self._check()
+        await asyncio.to_thread(self._commands.check)
+        self._state = StateFolder.claim(self.spec.state_dir)
+        self.spec = replace(self.spec, state_dir=self._state.path)
         try:
             await self._start()
         except BaseException:
@@ -113,6 +123,15 @@ class LocalCluster:
         """SIGKILL to every child at once; `stop()` then returns without waiting for a drain."""
         for child in self.children.values():
             child.kill()
+
+    def hurry(self) -> None:
+        """While `stop()` runs: the routers end running answers at once, with an error that their clients see; what has
+        not ended within _HURRY_S is killed."""
+        for router in self.spec.routers:
+            if router.name in self._parts:
+                # Another signal than `stop` sends: two of one kind may arrive as one.
+                self._parts[router.name].child.send_signal(signal.SIGINT)
+        asyncio.get_running_loop().call_later(_HURRY_S, self.kill)
 
     @property
     def children(self) -> dict[str, ChildProcess]:
@@ -148,10 +167,8 @@ class LocalCluster:
         return [self._changes.get_nowait() for _ in range(self._changes.qsize())]
 
     def _check(self) -> None:
-        model = self.spec.model
-        if not (model / "config.json").is_file():
-            missing = "has no config.json" if model.is_dir() else "does not exist"
-            raise ModelLoadError(f"model folder {model} {missing}", field="model", value=str(model))
+        for pools in self.spec.pools:
+            check_model_folder(pools.model)
         for router in self.spec.routers:
             check_free(router.http, "http")
             check_free(router.grpc, "grpc")
@@ -161,9 +178,12 @@ class LocalCluster:
         from services.kvstore.embedded import EmbeddedValkey
 
         log_dir = self.spec.log_dir
-        log_dir.mkdir(parents=True, exist_ok=True)
-        for own_log in (self._log_path, log_dir / "valkey.log"):
-            own_log.write_bytes(b"")
+        try:
+            log_dir.mkdir(parents=True, exist_ok=True)
+            for own_log in (self._log_path, log_dir / "valkey.log"):
+                own_log.write_bytes(b"")
+        except OSError as error:
+            raise unwritable(log_dir, error) from error
         self._index = EmbeddedValkey(
             log_path=log_dir / "valkey.log",
             bind=self._places.reserve_index(),
@@ -182,8 +202,7 @@ class LocalCluster:
         self._supervisor.start((IndexPart(self._index), *self._parts.values()))
 
     def _plan_workers(self, stores: str) -> list[WorkerPlan]:
-        num_workers = self.spec.num_prefill + self.spec.num_decode
-        shares = share_machine(read_topology(), os.sched_getaffinity(0), read_quota(), num_workers)
+        shares = share_machine(read_topology(), os.sched_getaffinity(0), read_quota(), self.spec.num_workers)
         plans = plan_workers(self.spec, shares)
         return [replace(plan, stores=stores, address=self._places.reserve(plan.name)) for plan in plans]
 
@@ -266,6 +285,8 @@ class LocalCluster:
         if self._index is not None:
             await self._index.stop()
         self._places.close()
+        if self._state is not None:
+            self._state.release()
 
 
 def _ignore(name: str, progress: Progress) -> None:

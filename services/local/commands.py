@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from services.local.devices import ON_CPU, DeviceShare, share_devices
+from services.local.model_pools import ModelPools
 from services.local.spec import ClusterSpec
 from shared.cores.policy import CoreShare
 from shared.cores.topology import format_cpu_list
 from shared.identity import WorkerRole
 from shared.kv.encryption import NO_ENCRYPTION
+
+_SOME_ADDRESS = "127.0.0.1:1"
+"""In commands that are checked and not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +32,15 @@ class WorkerPlan:
     share: DeviceShare = ON_CPU
     address: str = "127.0.0.1:0"
     """host:port that it serves on; port 0 = any free one."""
+    pools: ModelPools | None = None
+    """Of its model; None = of the spec's first."""
 
 
 class ServiceCommands(Protocol):
     """Turns a place in the cluster into a command; tests put scripted processes in the services' places."""
+
+    def check(self) -> None:
+        """Raises ConfigError or ModelLoadError for what a service would refuse, before any starts. Blocking."""
 
     def kvstore(self, bind: str, redis_url: str) -> Sequence[str]:
         """The KV store on `bind`, its index in `redis_url`; it is the first store node where there are any."""
@@ -57,6 +67,23 @@ class TandemCommands:
         self._encryption_flags = {"block_encryption": encryption} if encryption != NO_ENCRYPTION else {}
         self._log_flags = {"log_format": spec.log_format} if spec.log_format != "text" else {}
 
+    def check(self) -> None:
+        """See ServiceCommands."""
+        # Imported here: only who starts a cluster needs the settings of all services.
+        from services.local.checks import check_model, check_settings
+
+        plans = plan_workers(self._spec, [CoreShare((), 1)] * self._spec.num_workers)
+        workers: dict[WorkerRole, dict[str, str]] = {}
+        for plan in plans:
+            workers.setdefault(plan.role, {})[plan.name] = _SOME_ADDRESS
+        check_settings(
+            kvstore=self.kvstore(_SOME_ADDRESS, "unix:///index"),
+            worker=self.worker(replace(plans[-1], address=_SOME_ADDRESS), _SOME_ADDRESS),
+            router=self.router(workers, _SOME_ADDRESS),
+        )
+        for pools in self._spec.pools:
+            check_model(pools.model)
+
     def kvstore(self, bind: str, redis_url: str) -> Sequence[str]:
         """See ServiceCommands."""
         return self.store_node(0, bind, redis_url)
@@ -76,23 +103,24 @@ class TandemCommands:
     def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
         """See ServiceCommands."""
         spec = self._spec
+        pools = plan.pools or spec.pools[0]
         modes = {"deterministic": True} if spec.deterministic else {}  # else the environment may say so
         gpu_flags = {} if plan.share == ON_CPU else {"gpu_memory": plan.share.gpu_memory}
         return _module(
             plan.role,
             name=plan.name,
             bind=plan.address,
-            model=spec.model,
-            dtype=spec.dtype,
-            kv_dtype=spec.kv_dtype,
+            model=pools.model,
+            dtype=pools.dtype,
+            kv_dtype=pools.kv_dtype,
             device=plan.share.device,
             num_threads=plan.cores.num_threads,
             cpu_affinity=format_cpu_list(plan.cores.cpus),
             kvstore=kvstore,
             store=plan.stores,
             prefix_fetch=spec.prefix_fetch,
-            num_kv_blocks=spec.num_kv_blocks,
-            max_model_len=spec.max_model_len,
+            num_kv_blocks=pools.num_kv_blocks,
+            max_model_len=pools.max_model_len,
             **modes,
             **gpu_flags,
             **self._encryption_flags,
@@ -104,11 +132,10 @@ class TandemCommands:
     ) -> Sequence[str]:
         """See ServiceCommands."""
         spec = self._spec
-        lists = {
-            role: ",".join(f"{name}={address}" for name, address in addresses.items())
-            for role, addresses in workers.items()
-            if addresses
-        }
+        first, *further = spec.pools
+        names: dict[str, str] = {"aliases": json.dumps(first.aliases)} if first.aliases else {}
+        if further:
+            names["models"] = json.dumps({pools.name: _model_settings(pools, workers) for pools in further})
         return _module(
             "router",
             name=f"router-{number}",
@@ -119,9 +146,30 @@ class TandemCommands:
             mode=spec.mode,
             kvstore=kvstore,
             stores=stores,
-            **lists,
+            **_lists(first, workers),
+            **names,
             **self._log_flags,
         )
+
+
+def _lists(pools: ModelPools, workers: Mapping[WorkerRole, Mapping[str, str]]) -> dict[str, str]:
+    """The settings `prefill` and `decode` of a model, of those of its workers that are there."""
+    own = {name for _, name in pools.workers}
+    lists = {
+        str(role): ",".join(f"{name}={address}" for name, address in addresses.items() if name in own)
+        for role, addresses in workers.items()
+    }
+    return {role: named for role, named in lists.items() if named}
+
+
+def _model_settings(pools: ModelPools, workers: Mapping[WorkerRole, Mapping[str, str]]) -> dict[str, object]:
+    """A further model's part of the router's setting `models`."""
+    return {
+        "model": str(pools.model),
+        "aliases": pools.aliases,
+        "mode": pools.mode,
+        **_lists(pools, workers),
+    }
 
 
 def with_flags(command: Sequence[str], **values: str) -> list[str]:
@@ -134,14 +182,13 @@ def with_flags(command: Sequence[str], **values: str) -> list[str]:
 
 
 def plan_workers(spec: ClusterSpec, shares: Sequence[CoreShare]) -> list[WorkerPlan]:
-    """All workers by name (`prefill-0`, `decode-0`, …), prefill first; `shares` are their cores in that order. GPUs
-    are dealt in the same order."""
-    names: list[tuple[WorkerRole, str]] = [(WorkerRole.PREFILL, f"prefill-{i}") for i in range(spec.num_prefill)]
-    names += [(WorkerRole.DECODE, f"decode-{i}") for i in range(spec.num_decode)]
+    """All workers by name (`prefill-0`, `decode-0`, …), one model after another, prefill first; `shares` are their
+    cores in that order. GPUs are dealt in the same order."""
+    names = [(role, name, pools) for pools in spec.pools for role, name in pools.workers]
     devices = share_devices(spec.devices, len(names), spec.gpu_memory)
     return [
-        WorkerPlan(role, name, cores, share=share)
-        for (role, name), cores, share in zip(names, shares, devices, strict=True)
+        WorkerPlan(role, name, cores, share=share, pools=pools)
+        for (role, name, pools), cores, share in zip(names, shares, devices, strict=True)
     ]
 
 

@@ -39,7 +39,7 @@ async def wait_until_serving(router: ChildProcess, http: str, timeout_s: float) 
 
 
 async def _not_ready_reason(http: str) -> str:
-    """Empty when prompts are served."""
+    """Empty when prompts are served, to every model."""
     server = Address.parse(http, "http")
     try:
         reader, writer = await asyncio.open_connection(server.host, server.port)
@@ -50,9 +50,10 @@ async def _not_ready_reason(http: str) -> str:
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     finally:
         writer.close()
-    if head.split(b" ", 2)[1:2] == [b"200"]:
-        return ""
     try:
-        return str(json.loads(body)["reason"])
-    except (ValueError, KeyError, TypeError):
+        page = json.loads(body)
+        if head.split(b" ", 2)[1:2] == [b"200"]:
+            return next((f"{name}: {why}" for name, why in page.get("models", {}).items() if why), "")
+        return str(page["reason"])
+    except (ValueError, KeyError, TypeError, AttributeError):
         return "no reason given"

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
 from services.local.devices import CPU, parse_devices
+from services.local.model_pools import MAX_WORKERS, Dtype, KVDtype, Mode, ModelPools, check_range
 from shared.address import MAX_PORT, Address
 from shared.errors import ConfigError
 from shared.kv.encryption import Encryption
 from shared.telemetry.logs import LogFormat
 
-Mode = Literal["disaggregated", "collocated"]
-Dtype = Literal["auto", "fp32", "bf16", "fp16"]
-KVDtype = Literal["auto", "fp32", "bf16"]
 PrefixFetch = Literal["auto", "always", "never"]
 
 DEFAULT_HTTP = "127.0.0.1:8000"
 DEFAULT_GRPC = "127.0.0.1:50051"
+STATE_DIR = Path(".tandem")
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "demo"
 """Of the checkout or of the installed wheel."""
-MAX_WORKERS = 64
-"""Most workers of one role on one machine."""
 MAX_ROUTERS = 16
 """Most routers on one machine."""
 
@@ -70,6 +68,10 @@ class ClusterSpec:
     """host:port of tandem.v1.InferenceService; port 0 = any free one."""
     served_model_name: str = ""
     """What clients call the model; empty = the folder's name."""
+    aliases: tuple[str, ...] = ()
+    """Further names that clients may use for it."""
+    further: tuple[ModelPools, ...] = ()
+    """More models behind the same routers, each with workers of its own."""
     num_kv_blocks: int = 0
     """Blocks in each worker's KV pool; 0 = from free memory."""
     max_model_len: int = 0
@@ -90,8 +92,8 @@ class ClusterSpec:
     """Whether a process that dies is started again, and one that hangs is killed for that."""
     hang_timeout_s: float = 30.0
     """A process that answered probes and has not for this long hangs; a shorter stall is only a pause. Seconds."""
-    state_dir: Path = Path(".tandem")
-    """Holds logs/."""
+    state_dir: Path = STATE_DIR
+    """Holds logs/. Where another cluster has it, the next one takes the folder 2 in it, the one after that 3, …"""
     start_timeout_s: float = 600.0
     """How long one process may take until it is ready, seconds."""
     stop_timeout_s: float = 40.0
@@ -99,33 +101,58 @@ class ClusterSpec:
 
     def __post_init__(self) -> None:
         for name, value, allowed in (
-            ("mode", self.mode, get_args(Mode)),
-            ("dtype", self.dtype, get_args(Dtype)),
-            ("kv_dtype", self.kv_dtype, get_args(KVDtype)),
             ("block_encryption", self.block_encryption, get_args(Encryption)),
             ("prefix_fetch", self.prefix_fetch, get_args(PrefixFetch)),
             ("log_format", self.log_format, get_args(LogFormat)),
         ):
             if value not in allowed:
                 raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {value!r}", field=name)
-        fewest = 0 if self.mode == "collocated" else 1
-        most = 0 if self.mode == "collocated" else MAX_WORKERS
-        _check_range("prefill", self.num_prefill, fewest, most, f" in {self.mode} mode")
-        _check_range("decode", self.num_decode, 1, MAX_WORKERS)
-        _check_range("routers", self.num_routers, 1, MAX_ROUTERS)
-        _check_range("num_kv_blocks", self.num_kv_blocks, 0, 2**31 - 1)
-        _check_range("max_model_len", self.max_model_len, 0, 2**31 - 1)
+        self._check_models()
+        check_range("routers", self.num_routers, 1, MAX_ROUTERS)
         num_gpus = sum(device != CPU for device in self.devices)
-        if num_gpus > (num_workers := self.num_prefill + self.num_decode):
-            raise ConfigError(f"device names {num_gpus} GPUs for {num_workers} workers", field="device")
+        if num_gpus > self.num_workers:
+            raise ConfigError(f"device names {num_gpus} GPUs for {self.num_workers} workers", field="device")
         if not 0 < self.gpu_memory <= 1:
             raise ConfigError(f"gpu_memory must be above 0 and at most 1, got {self.gpu_memory}", field="gpu_memory")
-        _check_range("store_nodes", self.store_nodes, 1, MAX_WORKERS)
-        _check_range("store_host_bytes", self.store_host_bytes, 0, 2**63 - 1)
-        _check_range("store_disk_bytes", self.store_disk_bytes, 0, 2**63 - 1)
+        check_range("store_nodes", self.store_nodes, 1, MAX_WORKERS)
+        check_range("store_host_bytes", self.store_host_bytes, 0, 2**63 - 1)
+        check_range("store_disk_bytes", self.store_disk_bytes, 0, 2**63 - 1)
         if self.store_disk_bytes and self.store_disk_folder is None:
             raise ConfigError("store_disk_bytes is set, but no store_disk_folder", field="store_disk_folder")
         self._check_routers()
+
+    @property
+    def pools(self) -> tuple[ModelPools, ...]:
+        """Each model and its workers, the one of this spec's own fields first."""
+        first = ModelPools(
+            self.model_name,
+            self.model,
+            self.aliases,
+            self.num_prefill,
+            self.num_decode,
+            self.mode,
+            self.dtype,
+            self.kv_dtype,
+            self.num_kv_blocks,
+            self.max_model_len,
+        )
+        return (first, *self.further)
+
+    @property
+    def num_workers(self) -> int:
+        """Of all models."""
+        return sum(len(pools.workers) for pools in self.pools)
+
+    def _check_models(self) -> None:
+        workers = Counter(name for pools in self.pools for _, name in pools.workers)
+        names = Counter(name for pools in self.pools for name in (pools.name, *pools.aliases))
+        if twice := [name for name, count in (names + workers).items() if max(names[name], workers[name]) > 1]:
+            raise ConfigError(f"models: {twice[0]!r} stands for two models or workers", field="models", value=twice[0])
+        if self.further and self.has_store:
+            raise ConfigError(
+                "store_host_bytes, store_disk_bytes: store nodes keep the blocks of one model, and there are several",
+                field="store_host_bytes" if self.store_host_bytes else "store_disk_bytes",
+            )
 
     @property
     def routers(self) -> tuple[RouterPlace, ...]:
@@ -177,9 +204,3 @@ def _next_port(address: str, field: str, offset: int) -> str:
     if asked.port + offset > MAX_PORT:
         raise ConfigError(f"{field}: port {asked.port + offset} is above {MAX_PORT}", field=field, limit=MAX_PORT)
     return str(replace(asked, port=asked.port + offset))
-
-
-def _check_range(field: str, value: int, low: int, high: int, where: str = "") -> None:
-    if not low <= value <= high:
-        limit = f"{low}" if low == high else f"between {low} and {high}"
-        raise ConfigError(f"{field} must be {limit}{where}, got {value}", field=field, value=value)

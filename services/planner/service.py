@@ -51,7 +51,7 @@ class PlannerService:
         self._server = MetricsServer(
             settings.metrics, self._metrics.registry, lambda: ""
         )  # who waits for the Lease is ready
-        self._sources = Sources(settings.api_key.get_secret_value(), settings.timeout_s)
+        self._sources = Sources(settings.api_key.get_secret_value(), settings.timeout_s, settings.router_tls.client())
         self._failure = ""
         self._stack = contextlib.AsyncExitStack()
         self._leadership: Leadership | None = None

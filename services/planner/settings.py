@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,6 +12,7 @@ from pydantic_settings import SettingsConfigDict
 from services.planner.policy.config import PlannerConfig, PoolLimits
 from shared.config import ServiceSettings
 from shared.errors import ConfigError
+from tandem import ClientTls
 
 
 class PoolSettings(BaseModel):
@@ -31,6 +33,28 @@ class PoolSettings(BaseModel):
     def limits(self) -> PoolLimits:
         """For the policy."""
         return PoolLimits(self.min_workers, self.max_workers, self.gpus_per_worker)
+
+
+class RouterTlsSettings(BaseModel):
+    """TLS to the routers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    ca: Path | None = None
+    """Authority in PEM that signed the certificate of the routers' APIs (their edge.tls); none = they have no TLS."""
+    server_name: str = ""
+    """Name that this certificate has, expected in place of a router's address, which is its Pod's. Empty = the
+    address."""
+
+    def client(self) -> ClientTls | None:
+        """For connections; None without TLS. Raises ConfigError where the file is no authority's certificate."""
+        if self.ca is None:
+            return None
+        try:
+            ssl.create_default_context(cafile=str(self.ca))
+        except OSError as error:
+            raise ConfigError(f"setting router_tls.ca: {self.ca}: {error}", field="router_tls.ca") from error
+        return ClientTls(ca=self.ca, server_name=self.server_name)
 
 
 class PlannerSettings(ServiceSettings):
@@ -54,6 +78,8 @@ class PlannerSettings(ServiceSettings):
     api_key: SecretStr = SecretStr("")
     """Admin API key of the routers, by which the planner reads their status and drains workers. Best given by the
     environment. Empty = none, where routers ask for none."""
+    router_tls: RouterTlsSettings = RouterTlsSettings()
+    """TLS to the routers."""
     dry_run: bool = False
     """Decide, log and count, but change nothing."""
     interval_s: float = Field(default=10.0, ge=0.05, le=300)
@@ -85,7 +111,7 @@ class PlannerSettings(ServiceSettings):
     """Time from the decision to a worker that serves: how far the forecast looks. Seconds."""
     cold_start_s: float = Field(default=60.0, ge=0, le=7200)
     """Nothing is learnt from latencies while a worker has served for less than this. Seconds."""
-    down_window_s: float = Field(default=300.0, ge=0, le=86_400)
+    down_window_s: float = Field(default=180.0, ge=0, le=86_400)
     """A pool shrinks only to the largest size that it needed during this time. Seconds."""
     direction_s: float = Field(default=300.0, ge=0, le=86_400)
     """Least time between two changes of direction of a pool. Seconds."""

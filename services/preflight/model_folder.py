@@ -12,6 +12,7 @@ from shared.errors import ModelLoadError
 from shared.kv.format import BYTES_PER_ELEMENT
 from shared.kv.layout import BlockLayout
 from shared.model.config import ModelConfig
+from shared.model.folder import check_folder
 from shared.model.safetensors_files import checkpoint_files
 from shared.sizes import size
 
@@ -86,6 +87,11 @@ def kv_bytes_per_token(need: EngineNeed) -> float:
 
 
 def _unreadable(folder: Path) -> Finding | None:
+    if folder.is_file():
+        try:
+            check_folder(folder)
+        except ModelLoadError as error:
+            return fail(CHECK, error.message, _FIX)
     try:
         names = os.listdir(folder)
         for name in names:

@@ -16,9 +16,9 @@ CHECK = "ucx"
 TIMEOUT_S = 60.0
 RDMA = ("rc", "dc", "ud", "srd", "gga")
 """UCX's transports over RDMA devices begin with these: rc_mlx5, dc_mlx5, rc_verbs, ud_verbs, srd, …"""
-SHARED_MEMORY = ("posix", "sysv", "cma", "xpmem", "knem")
 _REINSTALL = "use an image of this release; outside of images: make setup"
 _OTHER_TLS = "leave UCX_TLS unset, or add tcp and sm to it"
+_WITH_CMA = f"{_OTHER_TLS}; let processes of one user read each other's memory (kernel.yama.ptrace_scope of 0 or 1)"
 LEAST_VERSION = (1, 19)
 """What UCXX is built for."""
 _NEWER = "a system UCX of 1.19 or later, or none: without RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY the wheel's is taken"
@@ -65,8 +65,8 @@ def judge(ucx: Ucx, *, has_rdma_device: bool, rdma_required: bool) -> Finding:
         return problem(CHECK, f"{text}; no RDMA transport", _WITH_VERBS)
     if "tcp" not in ucx.resources and not ucx.rdma:
         return fail(CHECK, f"{text}; nothing that reaches another host", _OTHER_TLS)
-    if not any(name in ucx.resources for name in SHARED_MEMORY):
-        return warn(CHECK, f"{text}; no shared memory between processes of one host", _OTHER_TLS)
+    if "cma" not in ucx.resources:
+        return warn(CHECK, f"{text}; no CMA: blocks between processes of one host take the network", _WITH_CMA)
     return ok(CHECK, text)
 
 

@@ -2,50 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import sys
-import zlib
 from typing import TYPE_CHECKING
 
 import grpc.aio
 
-from services.router.cache.prefix import PrefixReader
 from services.router.cache.servicer import SERVICE_NAME as CACHE_SERVICE_NAME
 from services.router.cache.servicer import CacheServicer
 from services.router.cache.watch import CacheWatch
-from services.router.dispatch.dispatcher import Dispatcher
-from services.router.dispatch.prefix_lookup import PrefixLookup
-from services.router.drain import Drain
-from services.router.edge.generation_defaults import NO_DEFAULTS, GenerationDefaults
+from services.router.edge.catalog import Catalog
 from services.router.edge.grpc_api import SERVICE_NAME as INFERENCE_SERVICE_NAME
 from services.router.edge.grpc_api import InferenceServicer, server_options
-from services.router.edge.http.app import build_app
+from services.router.edge.http.app import build_models_app
 from services.router.edge.http.server import HttpServer
-from services.router.edge.input_processor import InputProcessor
+from services.router.edge.model_servicer import ModelServicer
+from services.router.edge.rate_limits import RateLimits
 from services.router.edge.scheduling import SchedulingHints
 from services.router.explanation import explanation
 from services.router.fleet_servicer import SERVICE_NAME as FLEET_SERVICE_NAME
 from services.router.fleet_servicer import FleetServicer
-from services.router.metrics import RouterMetrics
-from services.router.placement.policy import Placement
 from services.router.request_info import request_info
+from services.router.served_model import ServedModel, Surroundings
 from services.router.settings import RouterSettings
-from services.router.status import cluster_status
-from services.router.workers.configured import discovery_of
-from services.router.workers.fleet import Fleet
-from services.router.workers.liveness import LivenessLimits
+from services.router.status import joined_status
 from shared.address import Address, parse_named
 from shared.block_service.store_nodes import StoreNodes
+from shared.errors import TandemError
 from shared.kv.fleet_key import FleetKey, token_of
 from shared.kv_index.client import KVStoreClient
-from shared.model.chat_template import ChatTemplate
-from shared.model.config import ModelConfig
-from shared.model.tokenizer import Tokenizer
 from shared.process import run_service
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from shared.rpc.server import RpcServer
-from shared.structure.compiler import StructureCompiler
+from shared.telemetry.joined_page import joined_page
 
 if TYPE_CHECKING:
     from services.router.picker.server import PickerServer
@@ -54,50 +45,24 @@ logger = logging.getLogger(__name__)
 
 
 class RouterService:
-    """Implements `shared.process.Service`."""
+    """Implements `shared.process.HurriedService`."""
 
     def __init__(self, settings: RouterSettings) -> None:
-        """Reads tokenizer and template and composes the parts; raises ConfigError, ModelLoadError."""
+        """Reads tokenizers and templates and composes the parts; raises ConfigError, ModelLoadError."""
         self._settings = settings
-        self._discovery = discovery_of(settings)
         settings.tls.check("tls", mutual=True)
         settings.edge.tls.check("edge.tls", mutual=False)
-        self._tokenizer = Tokenizer.load(settings.model)
-        self._template = ChatTemplate.load(settings.model, self._tokenizer.special_tokens)
-        self._defaults = GenerationDefaults.load(settings.model) if settings.edge.generation_defaults else NO_DEFAULTS
-        self._model_name = settings.served_model_name or settings.model.resolve().name
         self._credentials = settings.tls.channel_credentials()
         self._token = token_of(FleetKey.of(settings.fleet_key.get_secret_value()))
-        tenants = {"default", *settings.edge.tenants, *settings.admission.tenant_weights}
-        self._metrics = RouterMetrics(self._model_name, sorted(tenants), settings.name)
-        self._fleet = self._new_fleet()
         self._store = self._new_store_client()
         self._stores = StoreNodes(parse_named(settings.stores, "stores", unnamed=True), self._credentials, self._token)
         self._watch = CacheWatch(self._store, self._stores)
-        self._lookup = PrefixLookup(self._store, self._fleet)
-        self._dispatcher = self._new_dispatcher()
-        self._drain = Drain(self._dispatcher)
-        structures = StructureCompiler(lambda: self._tokenizer, ModelConfig.load(settings.model).eos_token_ids)
-        structures.start(self._tokenizer.vocab_size)
-        input_processor = InputProcessor(
-            self._drain, self._tokenizer, self._template, self._model_name, settings.edge, structures, self._defaults
-        )
-        self.grpc = self._new_grpc_server(input_processor)
+        self._models = self._new_models()
+        self.grpc = self._new_grpc_server()
         self.picker = self._new_picker()
-        app = build_app(input_processor, settings.edge, self._metrics.page, self._status)
+        catalog = Catalog([model.edge for model in self._models])
+        app = build_models_app(catalog, settings.edge, self._metrics_page, self._status)
         self.http = HttpServer(settings.http, app, settings.edge.limits, settings.edge.tls)
-
-    def _new_fleet(self) -> Fleet:
-        settings = self._settings
-        return Fleet(
-            settings.name,
-            self._discovery,
-            self._on_change,
-            collocated=settings.mode == "collocated",
-            limits=LivenessLimits(settings.suspect_after_s, settings.give_up_after_s),
-            credentials=self._credentials,
-            token=self._token,
-        )
 
     def _new_store_client(self) -> KVStoreClient | None:
         if not self._settings.kvstore:
@@ -105,35 +70,41 @@ class RouterService:
         address = Address.parse(self._settings.kvstore, "kvstore", min_port=1)
         return KVStoreClient(str(address), credentials=self._credentials)
 
-    def _new_dispatcher(self) -> Dispatcher:
-        settings = self._settings
-        placement = Placement(
-            settings.placement.config(settings.max_queued_tokens), seed=zlib.crc32(settings.name.encode())
+    def _new_models(self) -> tuple[ServedModel, ...]:
+        every = self._settings.each_model()
+        around = Surroundings(self._store, RateLimits(self._settings.edge), self._credentials, self._token)
+        names = [each.model_name for each in every]
+        models = tuple(
+            ServedModel(each, tuple(name for name in names if name != each.model_name), around) for each in every
         )
-        return Dispatcher(self._fleet, placement, self._lookup, self._metrics, settings.dispatch_config())
+        for model in models[1:]:
+            model.metrics.tenants = models[0].metrics.tenants  # a tenant's sums are over all models
+        return models
 
-    def _new_grpc_server(self, input_processor: InputProcessor) -> RpcServer:
+    def _new_grpc_server(self) -> RpcServer:
         """The server of all gRPC services, those of operators included."""
         edge = self._settings.edge
-        inference = InferenceServicer(
-            input_processor,
-            edge,
-            self._status,
-            lambda request_id: explanation(self._dispatcher.decisions, request_id),
-            lambda request_id: request_info(self._dispatcher.active(request_id), request_id),
-            self._settings.name,
-        )
+        catalog = Catalog([model.edge for model in self._models])
+        servicers = {
+            model.name: InferenceServicer(
+                model.edge, catalog, edge, self._status, self._explain, self._request_info, self._settings.name
+            )
+            for model in self._models
+        }
+        inference = ModelServicer(lambda name: servicers[catalog.find(name).model_name])
+        first, *others = self._models
         cache = CacheServicer(
-            self._fleet,
+            first.fleet,
             self._store,
             self._stores,
-            PrefixReader(self._tokenizer, self._template),
-            self._metrics.tenants,
+            first.reader,
+            first.metrics.tenants,
             edge,
             self._credentials,
             self._token,
+            [model.fleet for model in others],
         )
-        fleet = FleetServicer(self._fleet, edge)
+        fleet = FleetServicer([model.fleet for model in self._models], edge)
 
         def register(server: grpc.aio.Server) -> None:
             for servicer in (inference, cache, fleet):
@@ -154,7 +125,8 @@ class RouterService:
             return None
         from services.router.picker.server import PickerServer  # Envoy's messages are many modules
 
-        return PickerServer(settings.picker, settings.edge, self._check_room, self._http_port, self._metrics.picked)
+        count = self._models[0].metrics.picked
+        return PickerServer(settings.picker, settings.edge, self._check_room, self._http_port, count)
 
     @property
     def address(self) -> str:
@@ -172,54 +144,68 @@ class RouterService:
         await self.http.start()
         await self.grpc.start()
         await self.grpc.set_serving(True)
-        self._fleet.start()
+        for model in self._models:
+            model.fleet.start()
         self._watch.start()
         if self.picker is not None:
             await self.picker.start()
         gc.collect()
         gc.freeze()  # what the start allocated stays: no later collection has to scan it
-        self._metrics.watch_loop()
+        self._models[0].metrics.watch_loop()
 
     async def close(self) -> None:
         """Finishes the requests that it has within drain_timeout_s and refuses others; then stops both servers, and
         ends the sessions."""
         await self.grpc.set_serving(False)
-        await self._drain.finish(self._settings.drain_timeout_s)
+        await asyncio.gather(*(model.drain.finish(self._settings.drain_timeout_s) for model in self._models))
         if self.picker is not None:
             await self.picker.close()
         await self.http.stop()
         await self.grpc.stop()
         await self._watch.close()
-        await self._fleet.close()
+        for model in self._models:
+            await model.close()
         await self._stores.close()
         if self._store is not None:
             await self._store.close()
-        self._metrics.close()
+
+    def hurry(self) -> None:
+        """See `HurriedService`."""
+        for model in self._models:
+            model.drain.hurry()
 
     def _status(self) -> inference_pb2.ClusterStatus:
         """The cluster as this router sees it."""
-        now = cluster_status(
-            self._settings,
-            self._model_name,
-            self._fleet,
-            self._dispatcher,
-            self._lookup,
-            self._metrics,
-            self._watch.failures,
-        )
-        now.not_ready_reason = self._drain.not_ready_reason()
-        now.ready = not now.not_ready_reason
-        return now
+        return joined_status(self._models, self._watch.failures)
+
+    def _explain(self, request_id: str) -> inference_pb2.Explanation:
+        """Whichever model it was for; raises NotFound."""
+        logs = [model.dispatcher.decisions for model in self._models]
+        return explanation(next((log for log in logs if log.of(request_id)), logs[0]), request_id)
+
+    def _request_info(self, request_id: str) -> inference_pb2.RequestInfo:
+        """The same; raises NotFound."""
+        found = (model.dispatcher.active(request_id) for model in self._models)
+        return request_info(next((active for active in found if active is not None), None), request_id)
+
+    def _metrics_page(self) -> bytes:
+        registries = [model.metrics.registry for model in self._models]
+        return self._models[0].metrics.page() if len(registries) == 1 else joined_page(registries)
 
     def _check_room(self, hints: SchedulingHints) -> None:
-        """See `Picker`."""
-        self._drain.check_room(hints.tenant, hints.priority, hints.ttft_timeout_s)
+        """See `Picker`. It knows no model: there is room where any has some."""
+        refused: TandemError | None = None
+        for model in self._models:
+            try:
+                model.drain.check_room(hints.tenant, hints.priority, hints.ttft_timeout_s)
+                return
+            except TandemError as error:
+                refused = refused or error
+        assert refused is not None
+        raise refused
 
     def _http_port(self) -> int:
         return Address.parse(self.http.address, "http").port
-
-    def _on_change(self) -> None:
-        self._dispatcher.pump()
 
 
 async def start(settings: RouterSettings) -> RouterService:

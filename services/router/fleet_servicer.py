@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import grpc.aio
@@ -29,9 +30,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):
     """Drains workers for an administrator, and takes that back. Every call needs an admin API key."""
 
-    def __init__(self, fleet: Fleet, settings: EdgeSettings) -> None:
-        """Does not close the fleet."""
-        self._fleet = fleet
+    def __init__(self, fleets: Sequence[Fleet], settings: EdgeSettings) -> None:
+        """`fleets`: each model's workers, names unique over all of them. Does not close them."""
+        self._fleets = fleets
         self._keys = ApiKeys.of(settings)
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -67,7 +68,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):
         """The links of these workers, all connected. Raises before any is told anything."""
         if not names:
             raise InvalidRequest("workers must name at least one worker", field="workers", limit=1)
-        links = {link.name: link for link in self._fleet.links}
+        links = {link.name: link for fleet in self._fleets for link in fleet.links}
         unknown = [name for name in names if name not in links]
         if unknown:
             raise NotFound(f"there is no worker {unknown[0]!r}", field="workers", value=unknown[0])

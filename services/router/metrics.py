@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from prometheus_client import CollectorRegistry
+
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.placement.disaggregation import Route
 from services.router.request import Request, RequestSummary
@@ -171,6 +173,11 @@ class RouterMetrics:
     def picked(self, outcome: str) -> None:
         """A gateway asked for an endpoint."""
         self._picks.add(1, outcome)
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """What the page is made of."""
+        return self._metrics.registry
 
     def page(self) -> bytes:
         """The Prometheus text format."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints
 from pydantic_settings import SettingsConfigDict
 
 from services.router.admission.settings import AdmissionSettings
@@ -34,6 +34,32 @@ class KubernetesSettings(BaseModel):
     the router's Pod, which has to be allowed to list and watch Pods in the namespace."""
 
 
+ModelName = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")]
+
+
+class ModelSettings(BaseModel):
+    """One more model behind the router, with workers of its own. What is not here holds for all models."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    model: Path
+    """Model folder; the router reads its tokenizer and chat template."""
+    aliases: tuple[ModelName, ...] = ()
+    """Further names that clients may use for it."""
+    mode: Literal["disaggregated", "collocated"] = "disaggregated"
+    """As the router's own `mode`."""
+    prefill: str = ""
+    """Its prefill workers, name=host:port, comma-separated."""
+    decode: str = ""
+    """Its decode workers, likewise."""
+    workers_file: Path | None = None
+    """YAML file that names its workers, in place of both; see the router's `workers_file`."""
+    labels: str = ""
+    """Topology of its workers; see the router's `labels`."""
+    selector: str = ""
+    """Label selector of its workers' Pods, with `discovery` kubernetes."""
+
+
 class RouterSettings(ServiceSettings):
     """One router replica. The environment prefix is TANDEM_ROUTER_."""
 
@@ -58,6 +84,12 @@ class RouterSettings(ServiceSettings):
     """Model folder; the router reads its tokenizer and chat template."""
     served_model_name: str = ""
     """The name that clients ask for; empty = the folder's name."""
+    aliases: tuple[ModelName, ...] = ()
+    """Further names that clients may use for it."""
+    models: dict[ModelName, ModelSettings] = Field(default_factory=dict)
+    """More models, by the name that clients ask for. Each has its own workers, queue and placement; limits, tenants and
+    the index are shared. A request without a name gets the model of `model`. Store nodes keep the blocks of one model
+    alone: they are not for a router of several."""
     prefill: str = ""
     """Prefill workers, name=host:port, comma-separated."""
     decode: str = ""
@@ -104,6 +136,30 @@ class RouterSettings(ServiceSettings):
     """The endpoint picker for gateways."""
     edge: EdgeSettings = EdgeSettings()
     """The HTTP and gRPC servers: API keys, tenants, limits."""
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model of `model`."""
+        return self.served_model_name or self.model.resolve().name
+
+    def each_model(self) -> tuple[RouterSettings, ...]:
+        """The settings as each model sees them, this one's first. Raises ConfigError (`models`) where a name stands
+        for two models, or `stores` is set beside several."""
+        if self.models and self.stores:
+            raise ConfigError("stores: store nodes keep the blocks of one model, and models names more", field="stores")
+        every = [self.model_copy(update={"models": {}}), *(self._of(*entry) for entry in self.models.items())]
+        taken: set[str] = set()
+        for each in every:
+            for name in (each.model_name, *each.aliases):
+                if name in taken:
+                    raise ConfigError(f"models: {name!r} is the name of two models", field="models", value=name)
+                taken.add(name)
+        return tuple(every)
+
+    def _of(self, name: str, model: ModelSettings) -> RouterSettings:
+        own = model.model_dump(exclude={"selector"})
+        kubernetes = self.kubernetes.model_copy(update={"selector": model.selector})
+        return self.model_copy(update={**own, "served_model_name": name, "kubernetes": kubernetes, "models": {}})
 
     def dispatch_config(self) -> DispatchConfig:
         """What the dispatcher takes of these settings."""

@@ -37,6 +37,7 @@ from shared.kv.ucx import UcxTransfer
 from shared.model.arithmetic import arithmetic_digest
 from shared.model.config import ModelConfig
 from shared.model.decoder import Decoder
+from shared.model.texts_digest import texts_digest
 from shared.model.tokenizer import Tokenizer
 from shared.model.weights import fingerprint
 from shared.structure.compiler import StructureCompiler
@@ -67,6 +68,8 @@ class LoadedModel:
     num_host_blocks: int
     max_model_len: int
     name: str
+    texts_digest: str
+    """As `shared.model.texts_digest` of its folder."""
 
     @property
     def fingerprint(self) -> str:
@@ -160,6 +163,7 @@ def load_model(settings: WorkerSettings, on_progress: Callable[[int, int], None]
         # One block stays aside, so that a sequence of full length can also grow by its next token.
         max_model_len=min(wanted_len, (num_blocks - 1) * layout.block_size),
         name=Path(settings.model).resolve().name,
+        texts_digest=texts_digest(settings.model),
     )
 
 

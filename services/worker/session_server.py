@@ -33,6 +33,8 @@ HELLO_TIMEOUT_S = 10.0
 """For a stream's first command."""
 LAST_WRITE_TIMEOUT_S = 2.0
 """For the message that is on its way out when a session ends."""
+STREAM_OVER = (grpc.aio.UsageError, grpc.aio.InternalError)
+"""What gRPC raises for a read or write on a stream that the router has left."""
 
 CommandT = TypeVar("CommandT")
 EventT = TypeVar("EventT")
@@ -82,7 +84,7 @@ class SessionServer(Generic[CommandT, EventT]):
                 task.cancel()
             results = await asyncio.gather(*ends, return_exceptions=True)
             for result in results:
-                if isinstance(result, Exception) and not isinstance(result, grpc.aio.UsageError):
+                if isinstance(result, Exception) and not isinstance(result, STREAM_OVER):
                     logger.error("session %d ended by an error", session.session_id, exc_info=result)
             reason = f": {session.end_reason}" if session.end_reason else ""
             logger.info("router %s gone (session %d)%s", session.router_name, session.session_id, reason)

@@ -141,6 +141,7 @@ class Worker(ABC, Generic[CommandT, EventT]):
             dtype=str(model.decoder.dtype).removeprefix("torch."),
             pool_bytes=model.num_blocks * model.layout.block_bytes,
             block_encryption=encryption_of(host.fleet_key),
+            texts_digest=model.texts_digest,
         )
 
     def take(self, session: Session[EventT], command: CommandT) -> None:

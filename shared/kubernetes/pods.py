@@ -10,9 +10,8 @@ from typing import Any
 
 from kubernetes.aio.client import ApiClient, CoreV1Api
 
-from shared.errors import ClusterForbids, ClusterUnavailable
 from shared.kubernetes.access import ClusterAccess
-from shared.kubernetes.failures import typed_errors
+from shared.kubernetes.failures import refusal, typed_errors
 
 LIST_TIMEOUT_S = 30.0
 SLACK_S = 15.0
@@ -107,11 +106,4 @@ def _check(status: int, content: bytes) -> None:
         return
     if status == 410:
         raise Expired
-    try:
-        answer = json.loads(content)
-        said = str(answer.get("object", answer)["message"])
-    except (ValueError, KeyError, TypeError, AttributeError):
-        said = content[:200].decode(errors="replace")
-    if status in (401, 403):
-        raise ClusterForbids(f"the Kubernetes API server forbids it: {said}", status=status)
-    raise ClusterUnavailable(f"the Kubernetes API server answers {status}: {said}", status=status)
+    raise refusal(status, content)

@@ -2,7 +2,7 @@
 
 Almost universal: for any two different blocks of one size, chosen without knowledge of the keys, the hashes are equal
 for at most one of the 2^64 values of some key, so with a probability of at most 2^-64 (Carter and Wegman, "Universal
-classes of hash functions", 1979). It is no MAC by itself: a sum tells about its keys. `HandoffSeal` passes it through a
+classes of hash functions", 1979). It is no MAC by itself: a sum tells about its keys. `TagSeal` passes it through a
 keyed BLAKE2b, of which alone others see the result.
 """
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.errors import ModelLoadError
 from shared.kv.format import KVFormat
 from shared.kv.layout import BlockLayout
+from shared.model.folder import CONFIG_FILE, check_model_folder
 from shared.model.json_fields import JsonFields, read_json_object
 from shared.model.rope_config import RopeConfig
 
@@ -59,11 +59,10 @@ class ModelConfig:
         """Read `config.json` and, if present, `generation_config.json`.
 
         Raises:
-            ModelLoadError: folder or file missing, or content that `parse` refuses.
+            ModelLoadError: `check_model_folder`'s, or content that `parse` refuses.
         """
-        if not folder.is_dir():
-            raise ModelLoadError(f"model folder {folder} does not exist", field="model")
-        config = read_json_object(folder / "config.json")
+        check_model_folder(folder)
+        config = read_json_object(folder / CONFIG_FILE)
         generation_file = folder / "generation_config.json"
         generation = read_json_object(generation_file) if generation_file.is_file() else {}
         return cls.parse(config, generation)

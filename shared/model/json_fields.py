@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shared.errors import ModelLoadError
+from shared.model.folder import check_is_content
 
 
 def read_json_object(path: Path) -> dict[str, object]:
@@ -15,6 +16,7 @@ def read_json_object(path: Path) -> dict[str, object]:
     Raises:
         ModelLoadError: the file is missing, not JSON, or not an object; `file` names it.
     """
+    check_is_content(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.errors import ModelLoadError
+from shared.model.folder import check_is_content, other_weights
 from shared.model.json_fields import read_json_object
 
 SINGLE_FILE = "model.safetensors"
@@ -63,7 +64,9 @@ def checkpoint_files(folder: Path) -> list[SafetensorsFile]:
     if (folder / SINGLE_FILE).is_file():
         return [read_header(folder / SINGLE_FILE)]
     if not (folder / INDEX_FILE).is_file():
-        raise ModelLoadError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}", field="model")
+        raise ModelLoadError(
+            f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}{other_weights(folder)}", field="model"
+        )
     weight_map = read_json_object(folder / INDEX_FILE).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ModelLoadError(
@@ -84,8 +87,9 @@ def read_header(path: Path) -> SafetensorsFile:
     """Read and check one file's header against the file's size.
 
     Raises:
-        ModelLoadError: the file is corrupt or truncated; `file` names it.
+        ModelLoadError: the file is corrupt or truncated, or a Git LFS pointer; `file` names it.
     """
+    check_is_content(path)
     try:
         num_bytes = path.stat().st_size
         with path.open("rb") as file:

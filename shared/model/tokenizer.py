@@ -11,6 +11,7 @@ import tokenizers
 
 from shared.errors import InvalidRequest, ModelLoadError
 from shared.model.detokenizer import ByteDetokenizer, ContextDetokenizer, Detokenizer
+from shared.model.folder import check_folder, check_is_content
 from shared.model.tokenizer_settings import TokenizerSettings
 
 __all__ = ["Detokenizer", "Tokenizer"]
@@ -40,12 +41,14 @@ class Tokenizer:
         """Read a model folder.
 
         Raises:
-            ModelLoadError: `tokenizer.json` is missing or corrupt, or `tokenizer_config.json` is; `file`
-                names it.
+            ModelLoadError: there is no such folder (`field`); `tokenizer.json` is missing or corrupt, or
+                `tokenizer_config.json` is (`file`).
         """
+        check_folder(folder)
         path = folder / TOKENIZER_FILE
         if not path.is_file():
             raise ModelLoadError(f"{TOKENIZER_FILE} is missing from {folder}", file=TOKENIZER_FILE)
+        check_is_content(path)
         settings = TokenizerSettings.load(folder)
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))

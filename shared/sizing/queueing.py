@@ -35,6 +35,13 @@ def waits_longer(servers: int, offered: float, service_s: float, wait_s: float, 
     return share * math.exp(-2 * (servers - offered) * max(0.0, wait_s) / ((1 + variation) * service_s))
 
 
+def mean_wait_s(servers: int, offered: float, service_s: float, variation: float = 1.0) -> float:
+    """Mean wait of all arrivals by the same scaling; infinite where the servers cannot keep up."""
+    if offered >= servers:
+        return math.inf
+    return erlang_c(servers, offered) * service_s * (1 + variation) / (2 * (servers - offered))
+
+
 def servers_needed(offered: float, service_s: float, wait_s: float, late_share: float, variation: float = 1.0) -> int:
     """The fewest servers at which at most `late_share` of the arrivals wait longer than `wait_s`; at least 1.
 

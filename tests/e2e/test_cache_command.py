@@ -98,7 +98,8 @@ async def test_a_key_speaks_for_its_tenant_alone_and_the_cache_needs_an_admins(t
         response = await run.http.post("/v1/completions", json={"prompt": tokens}, headers={"x-tenant": "other"})
         assert (response.status_code, response.json()["error"]["param"]) == (401, "x-tenant")
         status, _, err = await tandem(run, "stats", "--api-key", "k-keyed")
-        assert (status, err) == (1, "tandem: this needs an admin key\n")
+        said = "tandem: this needs an admin key: give it with --api-key, or in TANDEM_API_KEY\n"
+        assert (status, err) == (2, said)
         status, out, _ = await tandem(run, "stats", "--api-key", "k-admin")
         assert status == 0
         assert "keyed" in out

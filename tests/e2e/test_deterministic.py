@@ -89,15 +89,20 @@ class Unequal(TandemCommands):
 
 @pytest.mark.skipif(not {"avx2", "avx512"} <= set(ISAS), reason="this processor has one of the two at most")
 async def test_workers_with_avx2_and_avx512_serve_together(tmp_path: Path) -> None:
-    spec = ClusterSpec(model=DEMO, http="127.0.0.1:0", grpc="127.0.0.1:0", state_dir=tmp_path, **MODE)
+    unequal = await answer_with(tmp_path / "unequal", {"decode-0": "avx2", "prefill-0": "avx512"})
+    assert unequal == await answer_with(tmp_path / "equal", {"decode-0": "avx512", "prefill-0": "avx512"})
+
+
+async def answer_with(state_dir: Path, sets: dict[str, str]) -> Answer:
+    """Of workers that compute with these instruction sets."""
+    spec = ClusterSpec(model=DEMO, http="127.0.0.1:0", grpc="127.0.0.1:0", state_dir=state_dir, **MODE)
     commands = Unequal(spec)
-    commands.flags = {"decode-0": ("--cpu-isa", "avx2"), "prefill-0": ("--cpu-isa", "avx512")}
+    commands.flags = {name: ("--cpu-isa", isa) for name, isa in sets.items()}
     async with LocalCluster(spec, commands=commands) as cluster:
         run = Running(cluster)
         try:
             found = await stream(run, 5, Answer())
             assert not (await run.status()).degraded
+            return found
         finally:
             await run.close()
-    async with running(tmp_path / "equal", **MODE) as equal:
-        assert await stream(equal, 5, Answer()) == found

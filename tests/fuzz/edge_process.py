@@ -22,6 +22,7 @@ from urllib.request import urlopen
 import psutil
 import uvloop
 
+from services.router.edge.catalog import Catalog
 from services.router.edge.grpc_api import SERVICE_NAME, InferenceServicer, server_options
 from services.router.edge.http.app import build_app
 from services.router.edge.http.server import HttpServer
@@ -122,6 +123,7 @@ async def serve(settings: EdgeSettings) -> None:
     http = HttpServer("127.0.0.1:0", build_app(processor, settings, metrics, status), settings.limits)
     servicer = InferenceServicer(
         processor,
+        Catalog([processor]),
         settings,
         status,
         lambda name: inference_pb2.Explanation(request_id=name),

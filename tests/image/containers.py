@@ -92,7 +92,7 @@ class Release:
     def stop(self, member: Member) -> int:
         """SIGTERM, and the status with which the service ended."""
         name = self._name(member.name)
-        podman("stop", "--time", str(member.pod["terminationGracePeriodSeconds"]), name)
+        podman("stop", "--time", str(member.pod.get("terminationGracePeriodSeconds", 30)), name)
         return int(podman("inspect", "--format", "{{.State.ExitCode}}", name).stdout)
 
     def _name(self, member: str) -> str:

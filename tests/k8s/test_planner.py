@@ -20,16 +20,10 @@ import pytest
 from services.planner.service import PlannerService
 from services.planner.settings import PlannerSettings
 from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
+from tests.k8s.accounts import planner_rules
 from tests.k8s.api_server import ApiServer
 
 DEADLINE_S = 120.0
-RULES = [
-    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "patch"]},
-    {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
-    {"apiGroups": ["apps"], "resources": ["deployments/scale"], "verbs": ["get", "patch"]},
-    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]},
-]
-"""What the chart grants the planner."""
 
 
 class Router(fleet_pb2_grpc.FleetServiceServicer, inference_pb2_grpc.InferenceServiceServicer):
@@ -72,7 +66,7 @@ class Router(fleet_pb2_grpc.FleetServiceServicer, inference_pb2_grpc.InferenceSe
             text=f'tandem_requests_total{{outcome="finished"}} {count}\n'
             f"# TYPE {name} histogram\n"
             f'{name}_bucket{{le="1.0"}} {count}\n{name}_bucket{{le="+Inf"}} {count}\n'
-            f"{name}_sum 0\n{name}_count {count}\n"
+            f"{name}_sum {count}\n{name}_count {count}\n"
             f"tandem_engine_step_seconds_total {count * self.prefill_s}\n"
         )
 
@@ -229,7 +223,7 @@ async def planner(release: Release, token: str, identity: str = "one", **changes
 
 
 async def test_it_scales_both_ways_with_the_charts_rights_drains_first_and_says_why(release: Release):
-    token = await asyncio.to_thread(release.allow, RULES)
+    token = await asyncio.to_thread(release.allow, planner_rules())
     router = release.router
     async with planner(release, token):
         router.rate = 6.0
@@ -289,8 +283,9 @@ async def test_of_two_planners_one_leads_and_the_other_follows_it(release: Relea
 
 async def test_a_forbidden_call_is_typed_counted_and_logged_once(release: Release, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO)
-    rules = [rule for rule in RULES if rule["resources"] != ["deployments/scale"]]
-    rules.append({"apiGroups": ["apps"], "resources": ["deployments/scale"], "verbs": ["get"]})
+    rules = [
+        {**rule, "verbs": ["get"]} if rule["resources"] == ["deployments/scale"] else rule for rule in planner_rules()
+    ]
     token = await asyncio.to_thread(release.allow, rules)
     async with planner(release, token) as service:
         release.router.rate = 6.0

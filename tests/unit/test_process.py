@@ -33,6 +33,15 @@ class Service:
         if self.case == "hang":
             await asyncio.Event().wait()
 
+class HurriedService(Service):
+    hurried = asyncio.Event()
+    async def close(self):
+        await super().close()
+        await self.hurried.wait()
+        progress_event(1.0, "hurried")
+    def hurry(self):
+        self.hurried.set()
+
 async def start(settings):
     progress_event(0.12345, "größer")
     logging.getLogger("chatty").debug("starts")
@@ -42,7 +51,7 @@ async def start(settings):
         raise KeyError("oops")
     if settings.case == "slow":
         await asyncio.Event().wait()
-    return Service(settings.case)
+    return HurriedService("wait") if settings.case == "hurry" else Service(settings.case)
 
 sys.exit(run_service("tandem-test", Settings, start))
 """
@@ -67,6 +76,16 @@ async def rest(process: Process) -> tuple[list[Any], str]:
     async with asyncio.timeout(60):
         out, err = await process.communicate()
     return [json.loads(line) for line in out.splitlines()], err.decode()
+
+
+async def test_a_second_signal_cuts_a_drain_short_where_the_service_can() -> None:
+    process = await start("hurry")
+    assert [await next_event(process), await next_event(process)] == [PROGRESS, READY]
+    process.send_signal(signal.SIGTERM)
+    assert await next_event(process) == CLOSED
+    process.send_signal(signal.SIGTERM)
+    assert (await rest(process))[0] == [{"event": "progress", "fraction": 1.0, "text": "hurried"}]
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

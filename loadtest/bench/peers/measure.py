@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -15,6 +15,7 @@ import torch
 import typer
 
 from loadtest.bench.peers.adapter import random_prompt
+from loadtest.bench.peers.hidden_isa import CannotHide, environment
 from loadtest.bench.peers.install import install, python
 from loadtest.bench.peers.turns import CannotRun, Case, EngineProcess, Measured, take_turns
 from loadtest.bench.shapes import SHAPES, checkpoint
@@ -39,7 +40,7 @@ def main(
     rounds: Annotated[int, typer.Option()] = 5,
     threads: Annotated[int, typer.Option()] = 2,
     cpu_isa: Annotated[
-        str, typer.Option(help=f"widest instruction set: {', '.join(ISAS)}; the peers' libraries obey it in part")
+        str, typer.Option(help=f"widest instruction set: {', '.join(ISAS)}; hidden from the peers too")
     ] = "auto",
     out: Out = None,
 ) -> None:
@@ -51,7 +52,11 @@ def main(
     wanted = names(peers, "peers", PEERS)
     torch.set_num_threads(threads)
     folder = checkpoint(model)
-    results, reasons = asyncio.run(compare(model, folder, venvs, wanted, cases, rounds, threads, cpu_isa))
+    try:
+        hidden = environment(cpu_isa, folder.parent.parent / "peers")
+    except CannotHide as error:
+        raise typer.BadParameter(str(error), param_hint="--cpu-isa") from None
+    results, reasons = asyncio.run(compare(model, folder, venvs, wanted, cases, rounds, threads, cpu_isa, hidden))
     print(f"\n{model} in bf16, on {machine()}\n\n{table(results)}\n")
     for name, reason in reasons.items():
         print(f"{name} gives no figures: {reason}")
@@ -68,8 +73,10 @@ async def compare(
     rounds: int,
     threads: int,
     cpu_isa: str = "auto",
+    hidden: Mapping[str, str] | None = None,
 ) -> tuple[list[Result], dict[str, str]]:
-    """Installs missing peers and measures all engines; returns the results, and engine → why it has none."""
+    """Installs missing peers and measures all engines; returns the results, and engine → why it has none. All
+    engines' environments get what is `hidden`."""
     refused = install(venvs, {PEERS[name] for name in peers})
     running, reasons = [], {}
     async with contextlib.AsyncExitStack() as stack:
@@ -81,7 +88,7 @@ async def compare(
             interpreter = Path(sys.executable) if venv is None else python(venvs, venv).absolute()
             scratch = folder.parent.parent / "peers" / model
             process = await stack.enter_async_context(
-                EngineProcess(name, interpreter, folder, scratch, threads, cpu_isa)
+                EngineProcess(name, interpreter, folder, scratch, threads, cpu_isa, hidden)
             )
             try:
                 await process.start()

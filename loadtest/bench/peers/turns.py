@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +31,14 @@ class EngineProcess:
     """One engine's process. `start` returns when the model is loaded."""
 
     def __init__(
-        self, name: str, python: Path, folder: Path, scratch: Path, num_threads: int, cpu_isa: str = "auto"
+        self,
+        name: str,
+        python: Path,
+        folder: Path,
+        scratch: Path,
+        num_threads: int,
+        cpu_isa: str = "auto",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """`python` is the interpreter of the engine's venv; its log is `scratch`/`name`.log."""
         self.name = name
@@ -39,7 +46,7 @@ class EngineProcess:
         command = [
             str(python), "-m", "loadtest.bench.peers.worker", name, str(folder), str(scratch), str(num_threads), cpu_isa
         ]  # fmt: skip
-        self._child = ChildProcess(name, command, scratch / f"{name}.log", takes_requests=True)
+        self._child = ChildProcess(name, command, scratch / f"{name}.log", environment=environment, takes_requests=True)
 
     async def start(self) -> None:
         """Raises CannotRun, with the engine's own reason."""

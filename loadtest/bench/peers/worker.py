@@ -21,14 +21,6 @@ CLASSES = {
 """Module in this folder → its class."""
 
 
-ISA_VARIABLES = {
-    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "DNNL_MAX_CPU_ISA": "AVX2"},
-    "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI", "DNNL_MAX_CPU_ISA": "AVX512_CORE_VNNI"},
-    "avx512-bf16": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "DNNL_MAX_CPU_ISA": "AVX512_CORE_BF16"},
-}
-"""What holds torch's and oneDNN's kernels to an instruction set. OpenVINO's and vLLM's own kernels do not obey it."""
-
-
 def answer(adapter: EngineAdapter, task: dict[str, Any]) -> Any:
     """The result of a task: a description, seconds, or logits."""
     match task["op"]:
@@ -48,7 +40,6 @@ def main() -> None:
     """Arguments: module, checkpoint, scratch folder, threads, instruction set. Emits a ready event, then an answer
     event a task."""
     module, folder, scratch, num_threads, cpu_isa = sys.argv[1:]
-    os.environ.update(ISA_VARIABLES.get(cpu_isa, {}))
     out = _own_stdout()
     try:
         loaded = importlib.import_module(f"loadtest.bench.peers.{module}")

@@ -15,9 +15,11 @@ class Counts:
 
     num_arrived: int = 0
     num_answered: int = 0
+    ttft_sum_s: float = 0.0
     num_late: int = 0
     num_finished: int = 0
     num_slow: int = 0
+    tpot_sum_s: float = 0.0
 
 
 class CountingRouter(TandemRouter):
@@ -38,9 +40,11 @@ class CountingRouter(TandemRouter):
     def _on_first_token(self, request: SimRequest, on_worker_s: float) -> None:
         super()._on_first_token(request, on_worker_s)
         self.counts.num_answered += 1
+        self.counts.ttft_sum_s += request.ttft_s
         self.counts.num_late += request.ttft_s > self.targets.ttft_s
 
     def _on_done(self, request: SimRequest) -> None:
         super()._on_done(request)
         self.counts.num_finished += 1
+        self.counts.tpot_sum_s += request.tpot_s
         self.counts.num_slow += request.tpot_s > self.targets.tpot_s

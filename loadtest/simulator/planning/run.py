@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from loadtest.simulator.clock import Clock
 from loadtest.simulator.decode_worker import DecodeWorker
@@ -52,6 +54,25 @@ class ElasticOutcome:
     """Those that changed a size; none for a schedule."""
     max_gpus: int
     """Most GPUs held at any look."""
+
+    @property
+    def shortest_turn_s(self) -> float:
+        """Least time between two changes of direction of a pool, seconds; infinite where there are no two."""
+        return min(_shortest_turn_s(self.prefill_changes), _shortest_turn_s(self.decode_changes))
+
+    def num_changes(self, from_s: float = 0.0) -> int:
+        """Changes of size of both pools, after that time."""
+        changes = (*self.prefill_changes[1:], *self.decode_changes[1:])
+        return sum(at_s >= from_s for at_s, _ in changes)
+
+
+def _shortest_turn_s(changes: Sequence[tuple[float, int]]) -> float:
+    shortest, turned_s, was_up = math.inf, -math.inf, None
+    for (_, before), (at_s, after) in pairwise(changes):
+        if was_up is not None and (after > before) != was_up:
+            shortest, turned_s = min(shortest, at_s - turned_s), at_s
+        was_up = after > before
+    return shortest
 
 
 class Fleet:
@@ -137,18 +158,18 @@ class Watch:
             decode=fleet.decode.count,
             num_arrived=counts.num_arrived - last.num_arrived,
             num_answered=counts.num_answered - last.num_answered,
+            ttft_sum_s=counts.ttft_sum_s - last.ttft_sum_s,
             num_late=counts.num_late - last.num_late,
             num_finished=counts.num_finished - last.num_finished,
             num_slow=counts.num_slow - last.num_slow,
+            tpot_sum_s=counts.tpot_sum_s - last.tpot_sum_s,
             queue_len=fleet.router.num_waiting,
             prefill_busy_s=busy_s - self._last_busy_s,
             num_sequences=sum(worker.num_requests for worker in ready),
             decode_kv_share=sum(worker.cache.num_used for worker in ready) / max(1, blocks),
         )
         self._last_busy_s = busy_s
-        self._last = Counts(
-            counts.num_arrived, counts.num_answered, counts.num_late, counts.num_finished, counts.num_slow
-        )
+        self._last = replace(counts)
         return seen
 
 

@@ -11,9 +11,9 @@ from typing import Any
 from kubernetes.aio.client import ApiClient
 
 from services.planner.cluster.pods import COMPONENT, DELETION_COST, DRAINED_SINCE, INSTANCE, VICTIM_COST, Pod, pod_of
-from shared.errors import ClusterForbids, ClusterUnavailable
+from shared.errors import ClusterUnavailable
 from shared.kubernetes.access import ClusterAccess
-from shared.kubernetes.failures import typed_errors
+from shared.kubernetes.failures import refusal, status_message, typed_errors
 
 Json = dict[str, Any]
 
@@ -134,14 +134,8 @@ async def cluster_calls(access: ClusterAccess, release: str, timeout_s: float) -
 
 
 def _failure(method: str, path: str, status: int, content: bytes) -> Exception:
-    try:
-        said = str(json.loads(content)["message"])
-    except (ValueError, KeyError, TypeError):
-        said = content[:200].decode(errors="replace")
-    if status in (401, 403):
-        return ClusterForbids(f"the Kubernetes API server forbids it: {said}", status=status)
     if status == 404:
-        return Absent(f"the Kubernetes API server does not know it: {said}", status=status)
+        return Absent(f"the Kubernetes API server does not know it: {status_message(content)}", status=status)
     if status == 409:
-        return Conflict(said)
-    return ClusterUnavailable(f"the Kubernetes API server answers {status} to {method} {path}: {said}", status=status)
+        return Conflict(status_message(content))
+    return refusal(status, content, f"{method} {path}")

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from shared.address import Address
+from shared.kubernetes.pod_fields import named_ports, ready_condition
+
 COMPONENT = "app.kubernetes.io/component"
 INSTANCE = "app.kubernetes.io/instance"
 POOL = "tandem-llm.io/pool"
@@ -47,8 +50,7 @@ class Pod:
         """host:port, empty while it has none."""
         if not self.ip or port not in self.ports:
             return ""
-        host = f"[{self.ip}]" if ":" in self.ip else self.ip
-        return f"{host}:{self.ports[port]}"
+        return str(Address(self.ip, self.ports[port]))
 
 
 def pod_of(content: Mapping[str, Any]) -> Pod | None:
@@ -57,20 +59,14 @@ def pod_of(content: Mapping[str, Any]) -> Pod | None:
     if status.get("phase") in ("Succeeded", "Failed"):
         return None
     labels, notes = meta.get("labels") or {}, meta.get("annotations") or {}
-    ready = [one for one in status.get("conditions") or () if one["type"] == "Ready" and one["status"] == "True"]
-    containers = content["spec"]["containers"]
+    ready = ready_condition(content)
     return Pod(
         name=meta["name"],
         component=labels.get(COMPONENT, ""),
         pool=labels.get(POOL, ""),
         ip=status.get("podIP") or "",
-        ports={
-            port["name"]: port["containerPort"]
-            for one in containers
-            for port in one.get("ports") or ()
-            if "name" in port
-        },
-        ready_since_s=_epoch_s(ready[0].get("lastTransitionTime")) if ready else None,
+        ports=named_ports(content),
+        ready_since_s=_epoch_s(ready.get("lastTransitionTime")) if ready is not None else None,
         ending=bool(meta.get("deletionTimestamp")),
         drained_since_s=_number(notes.get(DRAINED_SINCE)),
     )

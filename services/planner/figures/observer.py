@@ -10,7 +10,7 @@ from services.planner.figures.page import Page, share_above
 from services.planner.figures.sources import RouterFigures
 from services.planner.policy.observation import Observation, PoolCount
 from shared.errors import Overloaded
-from shared.rpc.pb.tandem.v1 import types_pb2
+from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 
 TTFT = "gen_ai_server_time_to_first_token_seconds"
 TPOT = "gen_ai_server_time_per_output_token_seconds"
@@ -67,16 +67,18 @@ class Observer:
         ended = sum(value for name, value in outcomes.items() if name.startswith("outcome "))
         late, answered = share_above(_buckets(grown, "ttft"), self.ttft_s)
         slow, finished = share_above(_buckets(grown, "tpot"), self.tpot_s)
-        num_sequences, kv_share = _decode_use(statuses[0].workers)
+        num_sequences, kv_share = _decode_use(statuses[0])
         return Observation(
             now_s=reading.now_s,
             prefill=prefill,
             decode=decode,
             num_arrived=max(0, round(ended + in_flight - before)),
             num_answered=round(answered),
+            ttft_sum_s=outcomes.get("seconds to first", 0.0),
             num_late=round(late + refused),
             num_finished=round(finished),
             num_slow=round(slow),
+            tpot_sum_s=outcomes.get("seconds a token", 0.0),
             queue_len=queue_len,
             prefill_busy_s=outcomes.get("busy", 0.0),
             num_sequences=num_sequences,
@@ -108,6 +110,8 @@ def _counters(routers: Sequence[RouterFigures], prefill: Mapping[str, Page]) -> 
     for router in routers:
         for outcome, value in router.page.by_outcome.items():
             found[router.name, f"outcome {outcome}", 0.0] = value
+        found[router.name, "seconds a token", 0.0] = router.page.sums[f"{TPOT}_sum"]
+        found[router.name, "seconds to first", 0.0] = router.page.sums[f"{TTFT}_sum"]
         for what, name in (("ttft", TTFT), ("tpot", TPOT)):
             for bound, value in router.page.buckets[name].items():
                 found[router.name, what, bound] = value
@@ -124,9 +128,9 @@ def _buckets(grown: Mapping[Key, float], what: str) -> dict[float, float]:
     return buckets
 
 
-def _decode_use(workers: Sequence[object]) -> tuple[float, float]:
+def _decode_use(status: inference_pb2.ClusterStatus) -> tuple[float, float]:
     """(sequences, share of blocks in use) on the decode workers that a router sees; every router sees them all."""
-    loads = [one.load for one in workers if one.connected and one.role == types_pb2.WORKER_ROLE_DECODE]  # type: ignore[attr-defined]
+    loads = [one.load for one in status.workers if one.connected and one.role == types_pb2.WORKER_ROLE_DECODE]
     total = sum(load.num_total_blocks for load in loads)
     used = total - sum(load.num_free_blocks for load in loads)
     return float(sum(load.num_running + load.num_waiting for load in loads)), used / total if total else 0.0

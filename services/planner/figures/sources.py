@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -14,7 +15,7 @@ from services.planner.cluster.pods import Pod
 from services.planner.figures.page import Page
 from shared.errors import TandemError, WorkerLost
 from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2
-from tandem import AsyncTandemClient
+from tandem import AsyncTandemClient, ClientTls
 
 T = TypeVar("T")
 
@@ -38,8 +39,10 @@ class Sources:
     like a smaller load.
     """
 
-    def __init__(self, api_key: str, timeout_s: float) -> None:
-        self._api_key, self._timeout_s = api_key, timeout_s
+    def __init__(self, api_key: str, timeout_s: float, tls: ClientTls | None = None) -> None:
+        """`tls`: of the routers; workers' metrics are plain. Raises ConfigError."""
+        self._api_key, self._timeout_s, self._tls = api_key, timeout_s, tls
+        self._trust = ssl.create_default_context(cafile=str(tls.ca)) if tls is not None else None
         self._session: aiohttp.ClientSession | None = None
         self._clients: dict[str, AsyncTandemClient] = {}
 
@@ -59,7 +62,7 @@ class Sources:
 
     async def pages(self, pods: Sequence[Pod]) -> dict[str, Page]:
         """The metrics pages of these Pods, by name."""
-        pages = await asyncio.gather(*(self._page(pod.address("metrics"), pod.name) for pod in pods))
+        pages = await asyncio.gather(*(self._page("http", pod.address("metrics"), pod.name) for pod in pods))
         return {pod.name: page for pod, page in zip(pods, pages, strict=True)}
 
     async def drain(self, pods: Sequence[Pod], workers: Sequence[str], *, undo: bool = False) -> None:
@@ -77,7 +80,8 @@ class Sources:
     async def _router(self, pod: Pod) -> RouterFigures:
         client = self._client([pod.address("grpc")])
         page, status = await asyncio.gather(
-            self._page(pod.address("http"), pod.name), client.status(timeout_s=self._timeout_s)
+            self._page("https" if self._tls else "http", pod.address("http"), pod.name),
+            client.status(timeout_s=self._timeout_s),
         )
         return RouterFigures(pod.name, page, status)
 
@@ -86,25 +90,23 @@ class Sources:
             raise WorkerLost("no router is ready")
         address = addresses[0]
         if address not in self._clients:
-            self._clients[address] = AsyncTandemClient([address], api_key=self._api_key)
+            self._clients[address] = AsyncTandemClient([address], api_key=self._api_key, tls=self._tls)
         return self._clients[address]
 
-    async def _page(self, address: str, name: str) -> Page:
+    async def _page(self, scheme: str, address: str, name: str) -> Page:
         if not address:
             raise WorkerLost(f"Pod {name} has no address for its metrics")
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self._timeout_s))
-        return Page.parse(await _read(self._session, f"http://{address}/metrics", name))
-
-
-async def _read(session: aiohttp.ClientSession, url: str, name: str) -> str:
-    try:
-        async with session.get(url) as answer:
-            if answer.status != 200:
-                raise WorkerLost(f"{name} answers {answer.status} to {url}", status=answer.status)
-            return await answer.text()
-    except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError) as error:
-        raise WorkerLost(f"{name} does not answer at {url}: {error or type(error).__name__}") from error
+        url = f"{scheme}://{address}/metrics"
+        expected = self._tls.server_name or None if self._tls is not None else None
+        try:
+            async with self._session.get(url, ssl=self._trust or True, server_hostname=expected) as answer:
+                if answer.status != 200:
+                    raise WorkerLost(f"{name} answers {answer.status} to {url}", status=answer.status)
+                return Page.parse(await answer.text())
+        except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError) as error:
+            raise WorkerLost(f"{name} does not answer at {url}: {error or type(error).__name__}") from error
 
 
 async def unless(call: Callable[[], Awaitable[T]], failed: Callable[[TandemError], None]) -> T | None:

@@ -18,12 +18,16 @@ class Demand:
 
     rate: float
     """Requests/s."""
+    rate_now: float
+    """Requests/s as they come now, without a forecast."""
     prefill_load: float
     """Prefill workers kept busy."""
     prefill_s: float
     """Seconds of a prefill worker for one request, on average."""
     sequences: float
-    """Sequences on decode workers."""
+    """Sequences on decode workers, if they stay as long as those of the last minutes."""
+    tpot_s: float
+    """Mean TPOT of those; 0: none has ended."""
     workers_by_kv: float
     """Decode workers whose blocks hold them."""
 
@@ -41,6 +45,7 @@ class DemandModel:
         self._arrived = 0.0
         self._sequence_s = 0.0
         self._kv_worker_s = 0.0
+        self._tpot_s = self._finished = 0.0
         self._last_s: float | None = None
 
     def observe(self, seen: Observation) -> Demand | None:
@@ -72,6 +77,8 @@ class DemandModel:
         self._arrived = keep * self._arrived + (seen.num_arrived or 0)
         self._sequence_s = keep * self._sequence_s + seen.num_sequences * span_s
         self._kv_worker_s = keep * self._kv_worker_s + seen.decode_kv_share * max(1, seen.decode.num_ready) * span_s
+        self._tpot_s = keep * self._tpot_s + seen.tpot_sum_s
+        self._finished = keep * self._finished + seen.num_finished
 
     def _forecast(self, queue_len: int) -> Demand:
         assert self._fast is not None
@@ -85,8 +92,10 @@ class DemandModel:
         prefill_s = self._work_s / self._answered if self._answered > 0 else 0.0
         return Demand(
             rate=rate,
+            rate_now=fast,
             prefill_load=rate * prefill_s + queue_len * prefill_s / config.recover_s,
             prefill_s=prefill_s,
             sequences=rate * self._sequence_s / max(1.0, self._arrived),
+            tpot_s=self._tpot_s / self._finished if self._finished > 0 else 0.0,
             workers_by_kv=rate * self._kv_worker_s / max(1.0, self._arrived),
         )

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from services.planner.policy.config import PlannerConfig
 from services.planner.policy.demand import Demand
 from services.planner.policy.observation import Observation
+from services.planner.policy.pace import DecodePace
+from services.planner.policy.variation import PromptVariation
 from shared.sizing.queueing import servers_needed
 
 _RAISE = 1.1
@@ -17,10 +19,16 @@ _LEARN = 0.2
 _OTHER_LOAD = 0.25
 """A correction is looked at again once the rate has moved by this share."""
 _MAX_CORRECTION = 2.0
+_AT_THE_EDGE = 2.0
+"""A size that just suffices may miss the goal by this factor: workers are whole and the load moves, so that most of the
+time fewer are late. Where too many are all the same, the correction grows."""
+_PEAK_S = 300.0
+"""Time constant in which a large batch is forgotten: requests that were in it end."""
 _MIN_SAMPLES = 100
 """Fewer requests than this tell nothing of a share."""
-_SIGNIFICANT = 1.0
-"""Standard deviations by which a share must be beyond its limit."""
+_JUDGED_S = 120.0
+_SIGNIFICANT, _OBVIOUS = 0.5, 4.0
+"""Standard deviations by which a share must be beyond its limit after `_JUDGED_S`, and before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +44,21 @@ class PrefillNeed:
 
     def __init__(self, config: PlannerConfig) -> None:
         self._config = config
+        self._variation = PromptVariation(config)
         self.correction = 1.0
         self._corrected_rate = 0.0
-        self._late = self._answered = 0.0
+        self._late = MissedShare(1 - config.attainment)
         self._quiet_until_s = -math.inf
+        self._last_s: float | None = None
 
     def observe(self, seen: Observation, demand: Demand) -> None:
         """Learns from a tick in which no worker was cold."""
+        self._observe_waits(seen, demand)
         if self.correction > 1 and abs(demand.rate / max(self._corrected_rate, 1e-9) - 1) > _OTHER_LOAD:
             self.correction, self._corrected_rate = max(1.0, self.correction / _RAISE), demand.rate
-        self._late += seen.num_late
-        self._answered += seen.num_answered
-        if self._answered < _MIN_SAMPLES or seen.now_s < self._quiet_until_s:
-            return
-        missed = _too_many(self._late, self._answered, 1 - self._config.attainment)
-        self._late = self._answered = 0.0
-        if missed:
+        if seen.now_s < self._quiet_until_s:
+            self._late.forget()
+        elif self._late.observe(seen.now_s, seen.num_late, seen.num_slow, seen.num_answered):
             self.correction = min(_MAX_CORRECTION, self.correction * _RAISE)
             self._corrected_rate = demand.rate
             # What this brings is seen once a worker has started and the late requests of before are gone.
@@ -59,7 +66,7 @@ class PrefillNeed:
 
     def forget(self) -> None:
         """Drops samples that a cold worker may have spoilt."""
-        self._late = self._answered = 0.0
+        self._late.forget()
 
     def workers(self, demand: Demand, spare: float = 0.0) -> Need:
         """For the demand plus a share `spare` of it."""
@@ -67,53 +74,114 @@ class PrefillNeed:
         load = demand.prefill_load * self.correction * (1 + spare)
         # The prompt's own time is part of its TTFT; long ones take more than the mean.
         wait_s = max(0.1 * config.ttft_s, config.ttft_s - 2 * demand.prefill_s)
-        count = servers_needed(load, demand.prefill_s, wait_s, 1 - config.attainment, config.variation)
+        late = min(0.5, _AT_THE_EDGE * (1 - config.attainment))
+        count = servers_needed(load, demand.prefill_s, wait_s, late, self._variation.value)
         return Need(
-            count, f"{demand.rate:.2f} req/s keep {load:.2f} prefill workers busy (correction {self.correction:.2f})"
+            count,
+            f"{demand.rate:.2f} req/s keep {load:.2f} prefill workers busy "
+            f"(correction {self.correction:.2f}, variation {self._variation.value:.1f})",
         )
+
+    def _observe_waits(self, seen: Observation, demand: Demand) -> None:
+        span_s, self._last_s = _span_s(self._last_s, seen.now_s), seen.now_s
+        waited_s = seen.ttft_sum_s - seen.num_answered * demand.prefill_s
+        load = demand.rate_now * demand.prefill_s
+        self._variation.observe(waited_s, seen.num_answered, seen.prefill.num_ready, load, demand.prefill_s, span_s)
 
 
 class DecodeNeed:
-    """Sequences over a worker's capacity, and blocks in use over its blocks; the larger of both."""
+    """Sequences over a worker's capacity: what its TPOT allows, or its blocks, whichever is less.
+
+    In a larger batch each step is slower and sequences stay longer. So the demand is that of workers filled to their
+    capacity: a pool that is half empty and so answers fast is not taken for one with less to do, and does not shrink
+    into a size that it would have to leave again.
+    """
 
     def __init__(self, config: PlannerConfig) -> None:
         self._config = config
+        self._pace = DecodePace(config)
         self.capacity = config.decode_sequences
         """Sequences a worker within the TPOT target."""
-        self._slow = self._finished = 0.0
+        self._slow = MissedShare(1 - config.attainment)
+        self._peak = 0.0  # largest batch of the last minutes: that of the requests that end now
+        self._last_s: float | None = None
 
     def observe(self, seen: Observation) -> None:
-        """Learns the capacity: lower where TPOT was missed, back towards what was configured where it was met.
+        """Learns the pace, and the capacity: lower where TPOT was missed, back towards what was configured where it
+        was met.
 
         Never beyond that: with fewer workers each step is slower, so more sequences run, and a capacity learnt from
         them would leave even fewer workers."""
-        self._slow += seen.num_slow
-        self._finished += seen.num_finished
-        if self._finished < _MIN_SAMPLES:
-            return
-        missed = _too_many(self._slow, self._finished, 1 - self._config.attainment)
-        self._slow = self._finished = 0.0
-        batch = seen.num_sequences / max(1, seen.decode.num_ready)
+        batch, span_s = self._note_batch(seen)
+        self._pace.observe(batch, seen.tpot_sum_s / max(1, seen.num_finished), seen.num_finished, span_s)
+        missed = self._slow.observe(seen.now_s, seen.num_slow, seen.num_late, seen.num_finished)
         if missed:
-            self.capacity += _LEARN * (max(1.0, min(self.capacity, batch) / _RAISE) - self.capacity)
-        elif batch > self.capacity:
+            # Requests that were slow in larger batches than this capacity say nothing against it.
+            self.capacity += _LEARN * (max(1.0, min(self.capacity, self._peak / _RAISE)) - self.capacity)
+        elif missed is False and batch > self.capacity:
             self.capacity += _LEARN * (min(batch, self._config.decode_sequences) - self.capacity)
 
-    def forget(self) -> None:
+    def forget(self, seen: Observation) -> None:
         """Drops samples that a cold worker may have spoilt."""
-        self._slow = self._finished = 0.0
+        self._note_batch(seen)
+        self._slow.forget()
 
     def workers(self, demand: Demand, spare: float = 0.0) -> Need:
         """For the demand plus a share `spare` of it."""
-        by_tpot = demand.sequences * (1 + spare) / self.capacity
-        by_kv = demand.workers_by_kv * (1 + spare) / self._config.kv_share
-        if by_kv > by_tpot:
-            reason = f"their blocks fill {demand.workers_by_kv:.2f} decode workers"
-        else:
-            reason = f"{demand.sequences:.1f} sequences at {self.capacity:.1f} a decode worker"
-        return Need(max(1, math.ceil(max(by_tpot, by_kv) - 1e-9)), reason)
+        by_kv = self._config.kv_share * demand.sequences / max(demand.workers_by_kv, 1e-9)
+        capacity = min(self.capacity, by_kv) if demand.workers_by_kv > 0 else self.capacity
+        longer = self._pace.at(capacity) / demand.tpot_s if demand.tpot_s > 0 else 1.0
+        sequences = demand.sequences * longer
+        count = max(1, math.ceil(sequences * (1 + spare) / max(capacity, 1e-9) - 1e-9))
+        limit = "for which its blocks suffice" if capacity < self.capacity else "within the TPOT target"
+        return Need(count, f"{sequences:.1f} sequences at {capacity:.1f} a decode worker, {limit}")
+
+    def _note_batch(self, seen: Observation) -> tuple[float, float]:
+        """Sequences a worker, and seconds since the call before."""
+        batch = seen.num_sequences / max(1, seen.decode.num_ready)
+        span_s, self._last_s = _span_s(self._last_s, seen.now_s), seen.now_s
+        self._peak = max(batch, batch + (self._peak - batch) * math.exp(-span_s / _PEAK_S))
+        return batch, span_s
 
 
-def _too_many(count: float, samples: float, limit: float) -> bool:
-    """Whether `count` of `samples` is a larger share than `limit`, and not by chance."""
-    return count > limit * samples + _SIGNIFICANT * math.sqrt(limit * (1 - limit) * samples)
+class MissedShare:
+    """Whether more requests than the goal allows missed a target, judged when enough of them have been seen.
+
+    The goal is one for both targets, so what missed the other one counts too; the pool is to blame for the larger part.
+    At once where the share is far beyond the limit, otherwise over `_JUDGED_S`: requests are late in bursts, and a goal
+    that holds over hours is not missed because of one.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._began_s: float | None = None
+        self._missed = self._others = self._samples = 0.0
+
+    def observe(self, now_s: float, missed: float, others: float, samples: float) -> bool | None:
+        """`others` missed the other target. None: not known yet. After an answer it begins anew."""
+        self._began_s = now_s if self._began_s is None else self._began_s
+        self._missed += missed
+        self._others += others
+        self._samples += samples
+        if self._samples < _MIN_SAMPLES:
+            return None
+        is_over = now_s - self._began_s >= _JUDGED_S
+        answer = self._is_beyond(_SIGNIFICANT if is_over else _OBVIOUS)
+        if not answer and not is_over:
+            return None
+        self.forget()
+        return answer
+
+    def forget(self) -> None:
+        """Begins anew."""
+        self._began_s = None
+        self._missed = self._others = self._samples = 0.0
+
+    def _is_beyond(self, deviations: float) -> bool:
+        noise = math.sqrt(self._limit * (1 - self._limit) * self._samples)
+        beyond = self._missed + self._others > self._limit * self._samples + deviations * noise
+        return beyond and self._missed >= self._others
+
+
+def _span_s(last_s: float | None, now_s: float) -> float:
+    return now_s - last_s if last_s is not None else 0.0

@@ -42,12 +42,16 @@ class Observation:
     """Δ requests that came, refused ones included."""
     num_answered: int = 0
     """Δ requests that got their first token."""
+    ttft_sum_s: float = 0.0
+    """Δ the sum of their TTFTs."""
     num_late: int = 0
     """Δ requests whose first token came after the target, or that were refused for overload."""
     num_finished: int = 0
     """Δ requests that ended with a TPOT."""
     num_slow: int = 0
     """Δ of these, those above the TPOT target."""
+    tpot_sum_s: float = 0.0
+    """Δ the sum of their TPOTs."""
     queue_len: int = 0
     """Requests that wait in the routers now."""
     prefill_busy_s: float = 0.0

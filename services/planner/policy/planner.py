@@ -67,7 +67,7 @@ class Planner:
     def _learn(self, seen: Observation, demand: Demand) -> None:
         if seen.prefill.num_cold or seen.decode.num_cold:
             self._prefill.forget()
-            self._decode.forget()
+            self._decode.forget(seen)
             return
         self._prefill.observe(seen, demand)
         self._decode.observe(seen)

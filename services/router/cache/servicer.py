@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -46,9 +46,12 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         settings: EdgeSettings,
         credentials: grpc.ChannelCredentials | None = None,
         token: str = "",
+        others: Sequence[Fleet] = (),
     ) -> None:
-        """Does not close its arguments. `credentials` and `token` as in `BlockClient`."""
+        """Does not close its arguments. `credentials` and `token` as in `BlockClient`; `others`: the workers of further
+        models, which are flushed too."""
         self._fleet = fleet
+        self._others = others
         self._index = index
         self._nodes = nodes
         self._reader = reader
@@ -119,7 +122,8 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         # Also workers without a session: they may be alive and keep their pools.
         pools = {
             link.address: BlockClient(link.address, credentials=self._credentials, token=self._token)
-            for link in self._fleet.links
+            for fleet in (self._fleet, *self._others)
+            for link in fleet.links
         }
         try:
             return await ask_all(pools, lambda _, client: client.flush(None, OPERATOR_TIMEOUT_S))

@@ -10,6 +10,7 @@ from dataclasses import replace
 import grpc.aio
 
 from services.router.edge.auth import ApiKeys
+from services.router.edge.catalog import Catalog
 from services.router.edge.grpc_messages import (
     Context,
     metadata_of,
@@ -46,18 +47,21 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     def __init__(
         self,
         input_processor: InputProcessor,
+        catalog: Catalog,
         settings: EdgeSettings,
         status: Callable[[], inference_pb2.ClusterStatus],
         explain: Callable[[str], inference_pb2.Explanation],
         request_info: Callable[[str], inference_pb2.RequestInfo],
         router_name: str = "",
     ) -> None:
-        """`explain` and `request_info` raise NotFound for a request that they do not know."""
+        """Serves the model of `input_processor`, which is one of `catalog`. `explain` and `request_info` raise NotFound
+        for a request that they do not know."""
         self._router_name = router_name
         self._explain = explain
         self._request_info = request_info
         self._max_choices = settings.max_choices
         self._input_processor = input_processor
+        self._catalog = catalog
         self._keys = ApiKeys.of(settings)
         self._status = status
         self._write_timeout_s = settings.limits.write_timeout_s
@@ -155,9 +159,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return self._request_info(request.request_id)
 
     async def _list_models(self, _request: inference_pb2.ListModelsRequest) -> inference_pb2.ListModelsResponse:
-        processor = self._input_processor
-        model = inference_pb2.Model(id=processor.model_name, max_model_len=processor.core.max_prompt_tokens())
-        return inference_pb2.ListModelsResponse(models=[model])
+        return inference_pb2.ListModelsResponse(
+            models=[
+                inference_pb2.Model(id=name, max_model_len=model.core.max_prompt_tokens())
+                for name, model in self._catalog.entries()
+            ]
+        )
 
     async def _tokenize(self, request: inference_pb2.TokenizeRequest) -> inference_pb2.TokenizeResponse:
         processor = self._input_processor
@@ -228,6 +235,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             )
         if any(request.HasField("resume") for request in requests):
             raise InvalidRequest("requests: an answer that is resumed has a call of its own", field="requests")
+        if len({self._catalog.find(request.model) for request in requests}) > 1:
+            raise InvalidRequest("requests: they name several models, a batch is of one", field="requests")
         named = [request.request_id for request in requests if request.request_id]
         if len(set(named)) < len(named):
             raise InvalidRequest("requests: two have the same request_id", field="requests")

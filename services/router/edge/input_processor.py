@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from services.router.edge.answer.families import AnswerFormats
 from services.router.edge.bad_words import check_bad_words
+from services.router.edge.catalog import ModelNames
 from services.router.edge.chat_prompt import ChatPrompt
 from services.router.edge.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from services.router.edge.output_processor import INLINE_TOKENS, output_processor
@@ -29,7 +30,7 @@ from services.router.edge.structure_check import StructureCheck
 from services.router.edge.tenancy import chain_salt
 from services.router.request import PLAIN_TEXT, Core, Request, Resume, TextOptions
 from shared.engine.sampling_params import SamplingParams
-from shared.errors import InvalidRequest, NotFound, PromptTooLong, WorkerLost, brief
+from shared.errors import InvalidRequest, PromptTooLong, WorkerLost
 from shared.model.chat_template import ChatTemplate
 from shared.model.tokenizer import Tokenizer
 from shared.structure.compiler import StructureCompiler
@@ -107,29 +108,29 @@ class InputProcessor:
         settings: EdgeSettings,
         structures: StructureCompiler,
         defaults: GenerationDefaults = NO_DEFAULTS,
+        *,
+        names: ModelNames | None = None,
+        rates: RateLimits | None = None,
     ) -> None:
         """`structures`: for the model's vocabulary; `defaults`: what a request takes that does not say how to
-        sample."""
+        sample; `names`: `model_name` and what else clients may call it; `rates`: shared with other models'
+        processors."""
         self.core = core
         self.defaults = defaults
         self.formats = AnswerFormats.of(chat_template, settings.tool_call_parser, settings.reasoning_parser)
         """How the model writes its answers."""
         self.tokenizer = tokenizer
         self.model_name = model_name
+        self.names = names or ModelNames(model_name)
         self._prompts = PromptTokenizer(tokenizer, chat_template, settings.limits)
         self._structures = StructureCheck(structures, settings.structured_output)
         self._settings = settings
-        self.rates = RateLimits(settings)
+        self.rates = rates or RateLimits(settings)
         """Shared by all APIs."""
 
     def check_model(self, model: str) -> None:
-        """Passes for the served model's name and for no name; raises NotFound (`model`)."""
-        if model and model != self.model_name:
-            raise NotFound(
-                f"the model {brief(model, 100)!r} is not served here; {self.model_name!r} is",
-                field="model",
-                value=brief(model, 100),
-            )
+        """Passes for the served model's names and for no name; raises NotFound (`model`)."""
+        self.names.check(model)
 
     async def prepare(
         self,

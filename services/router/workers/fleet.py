@@ -47,10 +47,12 @@ class Fleet:
         limits: LivenessLimits | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         token: str = "",
+        texts_digest: str = "",
     ) -> None:
         """Owns the discovery. `on_change` is called when any worker's state changed, or the set of workers.
         `collocated`: no prefill worker is needed to serve a prompt. `limits`: when a silent worker is given up.
-        `token`: `FleetKey.token()`, for orders to workers."""
+        `token`: `FleetKey.token()`, for orders to workers. `texts_digest`: of the router's model folder; a worker that
+        has another one is refused."""
         self.layout: BlockLayout | None = None
         self.model_fingerprint = ""
         self.block_encryption = ""
@@ -70,6 +72,7 @@ class Fleet:
         self._limits = limits
         self._incarnation = secrets.randbits(64)
         self._credentials = credentials
+        self._texts_digest = texts_digest
         self._token = token
         self._roots: ChainRoots | None = None
         self._longest: tuple[int, int] | None = None  # (decode workers connected, max_model_len then)
@@ -201,6 +204,12 @@ class Fleet:
             raise ModelMismatch(
                 f"block layout version {welcome.layout.layout_version}, the router's is {LAYOUT_VERSION}",
                 field="layout_version",
+            )
+        if self._texts_digest and welcome.texts_digest not in ("", self._texts_digest):
+            raise ModelMismatch(
+                f"it serves {welcome.model_name}, whose config.json and tokenizer.json are not those of the router's "
+                "model folder",
+                field="model",
             )
         self._longest = None
         if self.layout is None or not any(link.connected for link in (*self.links, *self.retiring)):

@@ -9,6 +9,7 @@ from services.router.workers.discovery import DiscoveredWorker
 from shared.address import Address
 from shared.errors import ConfigError
 from shared.identity import WorkerRole
+from shared.kubernetes.pod_fields import named_ports, ready_condition
 
 ROLE_LABEL = "tandem-llm.io/role"
 PORT = "session"
@@ -27,7 +28,7 @@ def worker_of(pod: Mapping[str, Any], *, collocated: bool = False) -> Discovered
     """
     metadata, status = pod["metadata"], pod.get("status") or {}
     address = status.get("podIP")
-    if metadata.get("deletionTimestamp") or not address or not _is_ready(status):
+    if metadata.get("deletionTimestamp") or not address or ready_condition(pod) is None:
         return None
     labels = metadata.get("labels") or {}
     role = labels.get(ROLE_LABEL, "")
@@ -38,16 +39,11 @@ def worker_of(pod: Mapping[str, Any], *, collocated: bool = False) -> Discovered
     return DiscoveredWorker(metadata["name"], ROLES[role], str(Address(address, _port(pod))), _place(labels))
 
 
-def _is_ready(status: Mapping[str, Any]) -> bool:
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or ())
-
-
 def _port(pod: Mapping[str, Any]) -> int:
-    for container in pod["spec"]["containers"]:
-        for port in container.get("ports") or ():
-            if port.get("name") == PORT:
-                return int(port["containerPort"])
-    raise ConfigError(f"no container has a port named {PORT!r}", field="ports")
+    port = named_ports(pod).get(PORT)
+    if port is None:
+        raise ConfigError(f"no container has a port named {PORT!r}", field="ports")
+    return port
 
 
 def _place(labels: Mapping[str, str]) -> tuple[str, ...]:

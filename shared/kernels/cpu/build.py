@@ -41,6 +41,8 @@ MACHINES = ("x86_64", "AMD64")
 COMPILE_TIMEOUT_S = 300
 CHECK_TIMEOUT_S = 120
 AUTO = "auto"
+AUTO_ORDER = BUILT
+"""What `auto` tries, in this order."""
 
 
 class CannotBuild(Exception):
@@ -75,7 +77,7 @@ def choose(wanted: str = AUTO, *, deterministic: bool = False) -> tuple[Instruct
         isa = isa.deterministic if deterministic else isa
         return isa, library(isa)
     reason = CannotBuild(f"there are no kernels for {platform.machine()}")
-    for plain in BUILT:
+    for plain in AUTO_ORDER:
         isa = plain.deterministic if deterministic else plain
         try:
             path = library(isa)

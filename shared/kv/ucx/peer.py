@@ -16,15 +16,13 @@ from shared.kv.ucx.worker import UcxWorker
 class Peer:
     """An endpoint, the sends in flight on it, and the detection of the peer's death.
 
-    UCX can use shared memory and CMA only with endpoint error handling off. So endpoints within a host have it off, and
-    a pidfd reports the peer's death; endpoints between hosts have it on, and UCX reports it.
+    UCX reports the peer's death where its connection breaks; within a host a pidfd does too, which needs no connection.
     """
 
     def __init__(self, worker: UcxWorker, address: PeerAddress, same_host: bool, on_death: Callable[[], None]) -> None:
         """`on_death` is called at most once; it should call `drop`."""
         self._worker = worker
         self._address = address
-        self._same_host = same_host
         self._watch = ProcessWatch(address.pid, address.started, on_death) if same_host else None
         self._endpoint: Any = None
         self._sends: set[Request] = set()
@@ -42,7 +40,7 @@ class Peer:
             except ProcessLookupError as error:
                 raise TransferFailed("the peer's process has ended") from error
         try:
-            self._endpoint = self._worker.connect(self._address.worker, not self._same_host)
+            self._endpoint = self._worker.connect(self._address.worker)
         except TransferFailed:
             self.drop("no endpoint")
             raise

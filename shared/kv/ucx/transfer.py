@@ -2,13 +2,12 @@
 
 A receive whose message has begun to arrive cannot be cancelled. It ends as follows:
 
-- Sender on the same host: UCX reads its memory from here (CMA), so the receive ends by itself. If the sender dies
-  before or during the read, the read fails, and so does the receive.
-- Sender on another host that dies: its TCP connection breaks, and UCX fails the receive.
-- Sender on another host that lives but is silent (stopped, cut off from the network, or it dropped this peer with an
-  unexpected message in flight): the receive does not end. `cancel` waits for `cancel_timeout_s` and then raises
-  TransferFailed; the memory must be considered lost until the receive has ended after all (`Incoming.closed`): the
-  sender goes on, or is killed and its connection breaks, or the transfer is closed.
+- Sender that dies: its connection breaks, or the read of its memory fails, and UCX fails the receive.
+- Sender on the same host that lives: UCX reads its memory from here (CMA), so the receive ends by itself.
+- Sender on another host, or without CMA, that lives but is silent (stopped, cut off from the network, or it dropped
+  this peer with an unexpected message in flight): the receive does not end. `cancel` waits for `cancel_timeout_s` and
+  then raises TransferFailed; the memory must be considered lost until the receive has ended after all
+  (`Incoming.closed`): the sender goes on, or is killed and its connection breaks, or the transfer is closed.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class UcxTransfer:
         fleet_key: FleetKey | None = None,
         bind_gpu: Callable[[], None] | None = None,
     ) -> None:
-        """`host_id`: 16 bytes; peers with the same id share memory with this process. None: detected. With a
+        """`host_id`: 16 bytes; peers with the same id are processes that this one can watch. None: detected. With a
         `fleet_key` it sends to addresses alone that the fleet has signed.
 
         `bind_gpu`: where blocks are sent from a GPU's memory or received there, makes that GPU the calling thread's

@@ -1,4 +1,4 @@
-"""Detects the death of a process of this host, which UCX's shared memory transports do not notice."""
+"""Detects the death of a process of this host, at once and without a connection to it."""
 
 from __future__ import annotations
 

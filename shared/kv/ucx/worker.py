@@ -23,10 +23,27 @@ _WAKE_PERIOD_S = 0.0005
 _DRAIN_TIMEOUT_S = 0.2
 _CLOSE_PERIOD_NS = 10_000_000
 _CLOSE_ATTEMPTS = 3
+_ENVIRONMENT = {
+    # UCX's log goes to stdout by default, which our processes use for JSON events.
+    "UCX_LOG_FILE": "stderr",
+    # UCXX sets a variable for CUDA machines; elsewhere UCX warns that it is unused.
+    "UCX_WARN_UNUSED_ENV_VARS": "n",
+    # Lets endpoints with error handling read the memory of a process of this host (CMA). By default UCX does not, for
+    # a sender that gives up a message cannot keep its receiver from reading on. Here checksums find such blocks.
+    "UCX_CMA_MEMORY_INVALIDATE": "y",
+}
+"""Read by UCX when it is opened; what the user has set stays."""
 
 
 class UcxWorker:
-    """Posts messages. UCX is imported and opened by `start()`."""
+    """Posts messages. UCX is imported and opened by `start()`.
+
+    Endpoints to other processes handle errors, within a host too. Without that, two processes know each other's
+    endpoints and requests by their addresses in memory, and a message of a dead peer may name one that is freed; and a
+    copy out of a dead peer's memory ends the process that copies. It also keeps UCX from its shared memory queues
+    (posix, sysv): a sender that dies or is stopped while it writes to the queue of a receiver blocks it for everyone.
+    So messages travel by TCP, and the data of long ones by CMA.
+    """
 
     def __init__(self, bind_gpu: Callable[[], None] | None = None) -> None:
         """`bind_gpu` makes a GPU the calling thread's current one; None = blocks lie in host memory."""
@@ -42,10 +59,8 @@ class UcxWorker:
     def start(self) -> bytes:
         """Opens it for the running event loop and returns its address. Raises TransferFailed, and ConfigError for
         a GPU's blocks where UCX cannot take them."""
-        # UCX reads these when it is loaded. Its log goes to stdout by default, which our processes use for JSON events.
-        # UCXX sets a variable for CUDA machines; elsewhere UCX warns that it is unused.
-        os.environ.setdefault("UCX_LOG_FILE", "stderr")
-        os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
         try:
             from ucxx._lib import libucxx
             from ucxx._lib.arr import Array
@@ -128,7 +143,7 @@ class UcxWorker:
         """
         self.send(self._loopback, tag, memoryview(b""), lambda _: None)
 
-    def connect(self, address: bytes, error_handling: bool) -> Any:
+    def connect(self, address: bytes, error_handling: bool = True) -> Any:
         """An endpoint to the worker at a UCX worker address. Raises TransferFailed."""
         try:
             return self._api.UCXEndpoint.create_from_worker_address(
@@ -138,7 +153,7 @@ class UcxWorker:
             raise TransferFailed(f"no UCX endpoint: {type(error).__name__}: {error}") from error
 
     def disconnect(self, endpoint: Any) -> None:
-        """Closes an endpoint; with error handling this also ends its sends. Takes a millisecond."""
+        """Closes an endpoint, and with error handling ends its sends. Takes a millisecond."""
         endpoint.close_blocking(_CLOSE_PERIOD_NS, _CLOSE_ATTEMPTS)
 
     def deliver(self) -> None:

@@ -30,6 +30,9 @@ DEADLINE_S = 60.0
 SILENT_S = 0.3
 """A far process that is killed or stopped is waited for this long."""
 
+BY_NETWORK = {"UCX_TLS": "^cma"}
+"""Environment of a process that says it is on another host: nobody reads its memory."""
+
 GONE = re.compile(rb"sock\.c:\d+ +UCX +ERROR +connect\(.*\) failed: Connection refused")
 """What UCX rightly says where a test ends, and its side with it, while the far side still connects to it."""
 
@@ -163,7 +166,7 @@ def ucx_process() -> Iterator[FarProcess]:
 @pytest.fixture(scope="session")
 def tcp_process() -> Iterator[FarProcess]:
     """On another host, so it says."""
-    process = FarProcess(FAR_HOST)
+    process = FarProcess(FAR_HOST, environment=BY_NETWORK)
     yield process
     process.end(killed=False)
 
@@ -195,7 +198,7 @@ async def sides(request: pytest.FixtureRequest) -> AsyncIterator[Sides]:
 async def doomed(request: pytest.FixtureRequest) -> AsyncIterator[Sides]:
     """UCX sides whose far process is there to be killed."""
     tcp = request.param == "tcp"
-    process = FarProcess(FAR_HOST if tcp else None)
+    process = FarProcess(FAR_HOST, environment=BY_NETWORK) if tcp else FarProcess(None)
     try:
         async with _ucx_sides(process, NEAR_HOST if tcp else None, SILENT_S) as sides:
             yield sides

@@ -88,6 +88,15 @@ class FarSide:
         await self._incoming[ticket].blocks(indexes)
         return self._memory[ticket].holding(ticket)
 
+    async def blocks(self, ticket: int, indexes: list[int]) -> None:
+        """Waits for these."""
+        await self._incoming[ticket].blocks(indexes)
+
+    async def damaged(self, ticket: int) -> list[int]:
+        """Blocks of a ticket that have arrived, and do not hold what they should."""
+        holding = set(self._memory[ticket].holding(ticket))
+        return [i for i in self._memory[ticket].blocks if self._incoming[ticket].arrived(i) and i not in holding]
+
     async def send(self, address: str, ticket: int, sizes: Sizes, trailer: bool = False) -> None:
         """Sends blocks at once, then a trailer."""
         sends = [(index, memoryview(content(ticket, index, num_bytes))) for index, num_bytes in sizes]

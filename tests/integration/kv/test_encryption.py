@@ -16,7 +16,13 @@ from shared.kv.seal import Purpose
 from shared.kv.ucx import UcxTransfer
 from tests.integration.kv.conftest import DEADLINE_S, FarProcess, Sides
 from tests.integration.kv.far_side import BLOCK_BYTES, FIRST_TOKEN, Memory, content
-from tests.integration.kv.test_reassignment import NUM_BLOCKS, Reservation, ship
+from tests.integration.kv.reservation import (
+    NUM_BLOCKS,
+    Reservation,
+    assert_a_replay_is_refused,
+    assert_a_second_sender_completes,
+    ship,
+)
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.asyncio(loop_factories=["uvloop"])]
 
@@ -55,21 +61,7 @@ async def sides(request: pytest.FixtureRequest) -> AsyncIterator[Encrypted]:
 
 
 async def test_an_encrypted_hand_off_arrives_from_one_sender_after_another(sides: Encrypted) -> None:
-    it = sides.reservation()
-    ticket, _ = it.receiver.open()
-    receiving = asyncio.create_task(it.receiver.receive(DEADLINE_S))
-    await ship(sides, ticket, ALL[:3])
-    await it.until(lambda: len(it.receiver.checksums) == 3)
-    it.receiver.replace_sender()
-    await receiving
-    ticket, needed = it.receiver.open()
-    receiving = asyncio.create_task(it.receiver.receive(DEADLINE_S))
-    await ship(sides, ticket, needed, finish=True)
-    received = await receiving
-    assert isinstance(received, ReceivedHandoff)
-    assert received.first_token == FIRST_TOKEN
-    assert it.right() == ALL
-    assert not it.receiver.damaged
+    await assert_a_second_sender_completes(sides, sides.reservation())
 
 
 async def test_what_crosses_is_cipher_text_alone(sides: Encrypted) -> None:
@@ -107,18 +99,7 @@ async def test_blocks_changed_or_swapped_on_the_way_are_damaged(sides: Encrypted
 
 
 async def test_what_was_sent_for_another_hand_off_is_refused(sides: Encrypted) -> None:
-    it = sides.reservation()
-    before, _ = it.receiver.open()
-    receiving = asyncio.create_task(it.receiver.receive(DEADLINE_S))
-    it.receiver.replace_sender()
-    await receiving
-    ticket, needed = it.receiver.open()
-    receiving = asyncio.create_task(it.receiver.receive(DEADLINE_S))
-    sending = asyncio.create_task(ship(sides, ticket, needed, sealed_for=before, finish=True))
-    with pytest.raises(TransferFailed, match="not from a worker of this fleet"):
-        await receiving
-    await sending
-    assert not it.receiver.checksums
+    await assert_a_replay_is_refused(sides, sides.reservation())
 
 
 async def test_a_hand_off_is_no_offer(sides: Encrypted) -> None:

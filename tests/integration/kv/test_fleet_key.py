@@ -15,7 +15,13 @@ from shared.kv.ucx import UcxTransfer
 from shared.kv.ucx.address import PeerAddress
 from tests.integration.kv.conftest import DEADLINE_S, FarProcess, Sides
 from tests.integration.kv.far_side import TRAILER_BYTES, Memory
-from tests.integration.kv.test_reassignment import NUM_BLOCKS, Reservation, ship
+from tests.integration.kv.reservation import (
+    NUM_BLOCKS,
+    Reservation,
+    assert_a_replay_is_refused,
+    assert_a_second_sender_completes,
+    ship,
+)
 
 pytestmark = [pytest.mark.timeout(30), pytest.mark.asyncio(loop_factories=["uvloop"])]
 
@@ -45,19 +51,7 @@ def keyed(transfer: UcxTransfer) -> Reservation:
 
 
 async def test_a_hand_off_between_holders_of_the_key_is_taken(sides: Sides) -> None:
-    it = keyed(sides.near)
-    ticket, _ = it.receiver.open()
-    receiving = asyncio.create_task(it.receiver.receive(DEADLINE_S))
-    await ship(sides, ticket, ALL[:3])
-    await it.until(lambda: len(it.receiver.checksums) == 3)
-    it.receiver.replace_sender()
-    await receiving
-    ticket, needed = it.receiver.open()
-    receiving = asyncio.create_task(it.receiver.receive(DEADLINE_S))
-    await ship(sides, ticket, needed, finish=True)
-    assert isinstance(await receiving, ReceivedHandoff)
-    assert it.right() == ALL
-    assert not it.receiver.damaged
+    await assert_a_second_sender_completes(sides, keyed(sides.near))
 
 
 async def test_a_forged_address_is_refused_before_ucx_sees_it(sides: Sides) -> None:
@@ -102,18 +96,7 @@ async def test_without_a_key_such_a_byte_is_not_found(sides: Sides) -> None:
 
 async def test_a_replayed_header_of_another_hand_off_is_refused(sides: Sides) -> None:
     """The same notes, blocks and trailer, once sealed for another ticket."""
-    it = keyed(sides.near)
-    before, _ = it.receiver.open()
-    receiving = asyncio.create_task(it.receiver.receive(DEADLINE_S))
-    it.receiver.replace_sender()
-    await receiving
-    ticket, needed = it.receiver.open()
-    receiving = asyncio.create_task(it.receiver.receive(DEADLINE_S))
-    sending = asyncio.create_task(ship(sides, ticket, needed, sealed_for=before, finish=True))
-    with pytest.raises(TransferFailed, match="not from a worker of this fleet"):
-        await receiving
-    await sending
-    assert not it.receiver.checksums
+    await assert_a_replay_is_refused(sides, keyed(sides.near))
 
 
 @pytest.mark.parametrize("sides", [b"the secret of another fleet"], indirect=True, ids=["stranger"])

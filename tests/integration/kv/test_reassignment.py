@@ -10,40 +10,19 @@ from collections.abc import AsyncIterator
 import pytest
 
 from shared.errors import TransferFailed
-from shared.kv.handoff.arrival_check import ArrivalCheck
-from shared.kv.handoff.receive_handoff import HandoffReceiver, ReceivedHandoff, SenderLeft
-from shared.kv.transfer import KVTransfer
-from tests.integration.kv.conftest import DEADLINE_S, FAR_HOST, FarProcess, Sides
-from tests.integration.kv.far_side import BLOCK_BYTES, FIRST_TOKEN, NUM_TOKENS, UNTOUCHED, content
+from shared.kv.handoff.receive_handoff import ReceivedHandoff, SenderLeft
+from tests.integration.kv.conftest import BY_NETWORK, DEADLINE_S, FAR_HOST, FarProcess, Sides
+from tests.integration.kv.far_side import BLOCK_BYTES, FIRST_TOKEN, UNTOUCHED
+from tests.integration.kv.reservation import LATE, NUM_BLOCKS, Reservation, ship
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(30)]
-
-NUM_BLOCKS = 8
-RIGHT, LATE = 1, 2
-"""Whose content the senders of the prompt send, and a sender that has no right to."""
-
-
-class Reservation:
-    """A receiver with memory of its own."""
-
-    def __init__(self, transfer: KVTransfer) -> None:
-        self.memory = {index: bytearray([UNTOUCHED]) * BLOCK_BYTES for index in range(NUM_BLOCKS)}
-        buffers = {index: memoryview(block) for index, block in self.memory.items()}
-        self.receiver = HandoffReceiver(transfer, ArrivalCheck(BLOCK_BYTES), buffers, NUM_TOKENS)
-
-    def right(self) -> list[int]:
-        return [index for index, block in self.memory.items() if block == content(RIGHT, index, BLOCK_BYTES)]
-
-    async def until(self, condition) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not condition():
-                await asyncio.sleep(0.002)
 
 
 @pytest.fixture
 async def second(doomed: Sides) -> AsyncIterator[Sides]:
     """Another sender, on the host of the doomed one."""
-    process = FarProcess(FAR_HOST if doomed.near._host_id != _this_host() else None)
+    far = doomed.near._host_id != _this_host()
+    process = FarProcess(FAR_HOST, environment=BY_NETWORK) if far else FarProcess(None)
     try:
         async with process.connected() as far:
             yield Sides(doomed.near, far, bytes.fromhex(await far("address")), process)
@@ -55,12 +34,6 @@ def _this_host() -> bytes:
     from shared.kv.ucx.address import this_host
 
     return this_host()
-
-
-async def ship(sides: Sides, ticket: int, indexes, content_of: int = RIGHT, **more) -> None:
-    await sides.far(
-        "ship", address=sides.near.address.hex(), ticket=ticket, indexes=list(indexes), content_of=content_of, **more
-    )
 
 
 async def test_a_second_sender_sends_what_the_killed_one_did_not(doomed: Sides, second: Sides) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -22,9 +23,9 @@ pytestmark = pytest.mark.slow
 
 
 @contextmanager
-def running_cluster(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`tandem up` on free ports, and its gRPC address; killed at the end if it still runs."""
-    command = [*TANDEM, "up", "--model", str(MODEL), "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
+def running_cluster(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """`tandem serve` on free ports, its HTTP and its gRPC address; killed at the end if it still runs."""
+    command = [*TANDEM, "serve", "--model", str(MODEL), "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
     command += ["--num-kv-blocks", "64"]
     with (
         (folder / "stderr").open("w") as stderr,
@@ -39,10 +40,12 @@ def running_cluster(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]
                     break
             assert launcher.poll() is None, (folder / "stderr").read_text()
             address = re.search(r"gRPC +(\S+)", printed)
+            http = re.search(r"OpenAI API +(\S+)/v1", printed)
             assert address is not None, printed
+            assert http is not None, printed
             assert "For example:" in printed
             assert "prefill-0 → decode-0" in printed
-            yield launcher, address[1]
+            yield launcher, http[1], address[1]
         finally:
             launcher.kill()
 
@@ -52,9 +55,22 @@ def tandem(*arguments: str) -> str:
     return subprocess.run([*TANDEM, *arguments], check=True, capture_output=True, text=True).stdout
 
 
+def end_of_a_stream_that_is_cut(launcher: subprocess.Popen[str], http: str) -> str:
+    """Ctrl-C twice while an answer streams; the stream's last event."""
+    body = {"prompt": "Then", "stream": True, "max_tokens": 900, "ignore_eos": True}
+    with httpx.stream("POST", f"{http}/v1/completions", json=body, timeout=60) as response:
+        lines = filter(None, response.iter_lines())
+        assert next(lines).startswith("data: ")
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.stdout is not None
+        assert any(line.startswith("stopping") for line in launcher.stdout)
+        launcher.send_signal(signal.SIGINT)
+        return list(lines)[-1]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_it_answers_and_leaves_no_process_behind(tmp_path: Path, number: signal.Signals) -> None:
-    with running_cluster(tmp_path) as (launcher, grpc):
+    with running_cluster(tmp_path) as (launcher, http, grpc):
         status = json.loads(tandem("status", "--json", "--target", grpc))
         assert {worker["worker"]["name"] for worker in status["workers"]} == {"prefill-0", "decode-0"}
         assert status["ready"]
@@ -66,7 +82,12 @@ def test_it_answers_and_leaves_no_process_behind(tmp_path: Path, number: signal.
 
         children = psutil.Process(launcher.pid).children(recursive=True)
         assert len(children) >= 5  # Valkey, KV store, two workers, router
-        launcher.send_signal(number)
-        assert launcher.wait(60) == (0 if number == signal.SIGINT else -signal.SIGKILL)
+        if number == signal.SIGINT:
+            end = json.loads(end_of_a_stream_that_is_cut(launcher, http).removeprefix("data: "))
+            assert "shutting down" in end["error"]["message"]
+            assert launcher.wait(60) == 130
+        else:
+            launcher.send_signal(number)
+            assert launcher.wait(60) == -signal.SIGKILL
         _, alive = psutil.wait_procs(children, timeout=20)
         assert alive == []

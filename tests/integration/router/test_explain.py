@@ -5,6 +5,7 @@ from __future__ import annotations
 import grpc.aio
 import pytest
 
+from services.router.edge.catalog import Catalog
 from services.router.edge.grpc_api import SERVICE_NAME, InferenceServicer
 from services.router.edge.settings import EdgeSettings
 from services.router.explanation import explanation
@@ -22,6 +23,7 @@ async def test_a_client_asks_why_and_an_unknown_request_is_said_to_be_unknown():
     log.note(Decision("r", 1, 128, 0.25, Choice("d0", "p0", predicted_ttft_s=0.5, prefills=(candidate,))))
     servicer = InferenceServicer(
         None,
+        Catalog([]),
         EdgeSettings(api_keys=("key",)),
         inference_pb2.ClusterStatus,
         lambda name: explanation(log, name),

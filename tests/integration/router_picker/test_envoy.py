@@ -20,9 +20,7 @@ from tests.integration.router_picker.routers import DEMO, free_ports
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.slow,
-    pytest.mark.skipif(
-        ENVOY is None, reason="no Envoy: set TANDEM_ENVOY, see tests/integration/router_picker/envoy.py"
-    ),
+    pytest.mark.skipif(ENVOY is None, reason="no Envoy: `make k8s-programs` brings one, or set TANDEM_ENVOY"),
 ]
 MODES = ("FULL_DUPLEX_STREAMED", "BUFFERED", "STREAMED")
 CHAT = {

@@ -101,10 +101,11 @@ async def test_a_peer_that_is_gone_is_left_alone_and_costs_nothing():
         assert b.engine.pool.num_used == 0
 
 
-async def test_a_peer_that_falls_silent_is_given_up(monkeypatch):
+@pytest.mark.parametrize(("mode", "limit"), [("auto", "TIMEOUT_S"), ("always", "SILENCE_S")])
+async def test_a_peer_that_falls_silent_is_given_up(monkeypatch, mode, limit):
     tokens, names = prompt(10)
-    async with workers(2, mode="auto") as (a, b):
-        monkeypatch.setattr("services.worker.blocks.prefix_fetch.policy.TIMEOUT_S", 0.2)
+    async with workers(2, mode=mode) as (a, b):
+        monkeypatch.setattr(f"services.worker.blocks.prefix_fetch.policy.{limit}", 0.2)
         await a.has(names)
         monkeypatch.setattr(a.transfer, "send", lambda *_: asyncio.sleep(SILENT_S))
         await b.fetch(tokens, [(a, 10)])

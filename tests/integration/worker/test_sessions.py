@@ -13,7 +13,7 @@ from services.worker import session, session_server
 from shared.engine.messages import EngineDied, SequenceReserved
 from shared.errors import TransferFailed
 from shared.kv.local import LocalPlane
-from shared.rpc.pb.tandem.v1 import decode_pb2, types_pb2
+from shared.rpc.pb.tandem.v1 import decode_pb2, decode_pb2_grpc, types_pb2
 from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.rpc.server import channel
 from tests.integration.worker.session_rig import DEADLINE_S, PROMPT, SAMPLING, Router, serving
@@ -170,6 +170,20 @@ async def test_a_router_that_says_no_more_finds_its_session_ended(rest):
     async with serving(DecodeWorker) as worker:
         await asyncio.to_thread(half_close, worker.rpc.address)
         assert not worker.worker.sessions
+
+
+async def test_a_router_that_leaves_while_it_is_written_to_is_no_error(caplog):
+    hello = types_pb2.Hello(router_name="r", protocol_version=PROTOCOL_VERSION)
+    async with serving(DecodeWorker) as worker, channel(worker.rpc.address) as link:
+        for _ in range(50):
+            call = decode_pb2_grpc.DecodeServiceStub(link).Session()
+            await call.write(decode_pb2.DecodeCommand(hello=hello))
+            call.cancel()
+        async with asyncio.timeout(DEADLINE_S):
+            while worker.worker.sessions:
+                await asyncio.sleep(0.005)
+        await link.channel_ready()
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_a_newer_session_ends_the_older_one_and_frees_its_requests():

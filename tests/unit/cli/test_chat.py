@@ -48,4 +48,4 @@ def test_nothing_at_the_target_is_said_before_the_first_question(tandem: RunTand
     router.close()
     result = tandem("chat", stdin="Hi\n")
     assert result.status == 1
-    assert "start a cluster with `tandem up`" in result.err
+    assert "start a cluster with `tandem serve`" in result.err

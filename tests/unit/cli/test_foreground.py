@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from services.cli.foreground import Foreground
+from services.local.cluster import LocalCluster
 from services.local.spec import ClusterSpec
 from shared.errors import ModelLoadError, WorkerLost
 from tests.unit.local.fakes import FakeCommands, fake_spec
@@ -71,14 +72,29 @@ async def test_ctrl_c_stops_everything_in_order_and_exits_0(spec: ClusterSpec, c
     assert not commands.index_is_there()
 
 
-async def test_a_second_ctrl_c_kills_what_will_not_stop(spec: ClusterSpec, commands: FakeCommands) -> None:
-    commands.behaviours["decode-0"] = "stubborn"
+async def test_a_second_ctrl_c_hurries_the_router_and_a_third_kills(spec: ClusterSpec, commands: FakeCommands) -> None:
+    commands.behaviours["router"] = "stubborn router"
     with running(spec, commands) as (screen, command):
         await screen.shows("Serving.")
         os.kill(os.getpid(), signal.SIGINT)
-        await screen.shows("once more kills")
+        await screen.shows("once more ends them now")
         os.kill(os.getpid(), signal.SIGINT)
-        assert await asyncio.wait_for(command, 60.0) == 0
+        await screen.shows("once more kills")
+        while commands.events().count("router stop") < 2:
+            await asyncio.sleep(0.01)
+        assert "kvstore stop" not in commands.events()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert await asyncio.wait_for(command, 60.0) == 130
+
+
+async def test_a_second_cluster_in_one_folder_keeps_its_own_logs(spec: ClusterSpec, commands: FakeCommands) -> None:
+    async with LocalCluster(spec, commands=commands) as first, LocalCluster(spec, commands=commands) as second:
+        assert first.spec.log_dir == spec.log_dir
+        assert second.spec.log_dir == spec.state_dir / "2" / "logs"
+        assert (first.spec.log_dir / "supervisor.log").read_text().count("started, process") == 4
+    third = LocalCluster(spec, commands=commands)
+    async with third:
+        assert third.spec.log_dir == spec.log_dir
 
 
 async def test_ctrl_c_while_weights_load_exits_130(spec: ClusterSpec, commands: FakeCommands) -> None:

@@ -13,15 +13,15 @@ from tests.unit.cli.conftest import RunTandem
 from tests.unit.cli.scripted_router import ScriptedRouter, answer_responses
 
 
-def test_the_text_goes_to_stdout_and_the_split_to_stderr(tandem: RunTandem) -> None:
+def test_the_text_goes_to_stdout_and_id_and_split_to_stderr(tandem: RunTandem, router: ScriptedRouter) -> None:
     result = tandem("generate", "Say hello")
     assert result.status == 0
     assert result.out == "Hello, world\n"
-    line = result.err
+    about, line, end = result.err.split("\n")
+    assert (about, end) == (f"request {router.requests[0].request_id}", "")
     assert "in the router 10.0: queue 0.5, placement 1.0, prefill 7.0, return 0.5, rest 1.0; then ship 0.2" in line
     assert "9 tokens in (4 cached), 3 out" in line
     assert "prefill-0 → decode-1" in line
-    assert line.count("\n") == 1
 
 
 def test_a_prompt_is_a_chat_message_unless_raw(tandem: RunTandem, router: ScriptedRouter) -> None:
@@ -95,7 +95,7 @@ def test_the_api_key_is_sent_as_a_bearer(
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        (InvalidRequest("temperature must be between 0 and 100, got -1", field="temperature"), 2),
+        (InvalidRequest("temperature must be between 0 and 100, got -1"), 2),
         (NotFound("no model 'x' is served"), 2),
         (Overloaded("the queue is full", retry_after_s=2.0), 1),
     ],
@@ -113,7 +113,9 @@ def test_a_connection_that_breaks_for_good_keeps_what_had_come(tandem: RunTandem
     result = tandem("generate", "x", "--retry-for", "0")
     assert result.status == 1
     assert result.out == "Hello, wor\n"
-    assert result.err == f"tandem: the connection to {router.target} broke in the middle of the answer\n"
+    about, line, _ = result.err.split("\n")
+    assert about == f"request {router.requests[0].request_id}"
+    assert line == f"tandem: the connection to {router.target} broke in the middle of the answer"
 
 
 def test_a_connection_that_breaks_is_taken_up_where_it_was(tandem: RunTandem, router: ScriptedRouter) -> None:
@@ -149,4 +151,4 @@ def test_nothing_at_the_target_says_how_to_start_a_cluster(tandem: RunTandem, ro
     router.close()
     result = tandem("generate", "x")
     assert result.status == 1
-    assert result.err == f"tandem: nothing listens at {router.target}: start a cluster with `tandem up`\n"
+    assert result.err == f"tandem: nothing listens at {router.target}: start a cluster with `tandem serve`\n"

@@ -96,4 +96,21 @@ def test_a_target_on_the_command_line_comes_before_the_environment(tandem: RunTa
 def test_a_missing_key_is_said_in_a_line(tandem: RunTandem, router: ScriptedRouter) -> None:
     router.error = Unauthenticated("an API key is needed")
     result = tandem("status")
-    assert (result.status, result.err) == (1, "tandem: an API key is needed\n")
+    said = "tandem: an API key is needed: give it with --api-key, or in TANDEM_API_KEY\n"
+    assert (result.status, result.err) == (2, said)
+
+
+def test_several_models_have_a_line_each_and_workers_name_theirs(tandem: RunTandem, router: ScriptedRouter) -> None:
+    router.status = some_status()
+    router.status.ready = True
+    router.status.models.add(name="llama", aliases=["gpt-4"], ready=True, mode="disaggregated", num_running=2)
+    router.status.models.add(name="qwen", not_ready_reason="no decode worker is known", mode="collocated")
+    for worker in router.status.workers:
+        worker.model = "llama"
+    lines = tandem("status").out.splitlines()
+    assert lines[:3] == [
+        "2 models, ready",
+        "  llama (gpt-4), disaggregated, ready, queue 0, running 2",
+        "  qwen, collocated, not ready: no decode worker is known, queue 0, running 0",
+    ]
+    assert [line.split()[-1] for line in lines[-3:]] == ["model", "llama", "llama"]

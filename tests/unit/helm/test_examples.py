@@ -75,6 +75,25 @@ def test_an_example_is_valid_on_the_oldest_and_the_newest_kubernetes(helm: Helm,
     check(helm.manifests(example, kubernetes=f"{version}.0"), version)
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("version", VERSIONS[1:-1])
+def test_an_example_is_valid_on_every_kubernetes_between(helm: Helm, example: Path, version: str) -> None:
+    check(helm.manifests(example, kubernetes=f"{version}.0"), version)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_leaves_ucx_a_way_to_every_worker(helm: Helm, example: Path) -> None:
+    """Without TCP workers that RDMA does not join cannot exchange blocks; no transport for CUDA is used by default."""
+    for pod in helm.manifests(example).pods.values():
+        for container in pod["spec"]["containers"]:
+            given = {one["name"]: one.get("value", "") for one in container.get("env") or ()}
+            transports = given.get("UCX_TLS", "tcp,sm,self").split(",")
+            assert {"tcp", "sm", "self"} <= set(transports)
+            assert not [name for name in transports if name.startswith("cuda")]
+            assert "eth0" in given.get("UCX_NET_DEVICES", "eth0").split(",")
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_defaults_are_valid_on_every_kubernetes(helm: Helm, version: str) -> None:
     check(helm.manifests(kubernetes=f"{version}.0"), version)

@@ -187,3 +187,17 @@ def test_secrets_come_by_reference(helm: Helm) -> None:
         ("kvstore", "TANDEM_KVSTORE_REDIS_URL"): {"name": "r", "key": "url"},
     }
     assert manifests.of("Secret") == []
+
+
+def test_a_planner_knows_the_authority_of_routers_with_tls_and_not_their_key(helm: Helm) -> None:
+    values = {"planner": {"enabled": True}, "tls": {"edge": {"existingSecret": "edge"}}}
+    pod = helm.manifests(values=values).pods["planner"]["spec"]
+    given = flags(pod["containers"][0])
+    assert given["router-tls.server-name"] == "demo-router.serving.svc"
+    (mount,) = (each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "edge-tls")
+    assert given["router-tls.ca"] == f"{mount['mountPath']}/ca.crt"
+    (volume,) = (each for each in pod["volumes"] if each["name"] == "edge-tls")
+    assert volume["secret"] == {"secretName": "edge", "items": [{"key": "ca.crt", "path": "ca.crt"}]}
+    plain = helm.manifests(values={"planner": {"enabled": True}}).pods["planner"]["spec"]
+    assert [each["name"] for each in plain["volumes"]] == ["tmp"]
+    assert not [flag for flag in flags(plain["containers"][0]) if flag.startswith("router-tls")]

@@ -54,6 +54,11 @@ BAD = [
     Bad("a-typo-in-the-gateway", {"gateway": {"enable": True}}, ("gateway", "enable")),
     Bad("a-picker-on-the-port-of-an-api", {"gateway": {"port": 8000}}, ("gateway.port",)),
     Bad(
+        "a-planner-of-collocated-pools",
+        {"planner": {"enabled": True}, "pools": [{"name": "c", "role": "collocated", "replicas": 1}]},
+        ("pools[0].role", "collocated", "planner.enabled"),
+    ),
+    Bad(
         "a-route-to-no-gateway",
         {"gateway": {"enabled": True, "httpRoute": {"enabled": True}}},
         ("gateway.httpRoute.parentRefs",),

@@ -26,7 +26,7 @@ def emit(**fields: object) -> None:
 
 def on_term(*_: object) -> None:
     note("stop")
-    if behaviour != "stubborn":
+    if not behaviour.startswith("stubborn"):
         sys.exit(0)
 
 
@@ -45,6 +45,7 @@ class Readyz(http.server.BaseHTTPRequestHandler):
 
 
 signal.signal(signal.SIGTERM, on_term)
+signal.signal(signal.SIGINT, on_term)
 note("start")
 with open(f"{journal}.pids", "a") as file:
     file.write(f"{name} {os.getpid()}\n")
@@ -65,7 +66,7 @@ if behaviour == "noisy":
     print("x" * 2_000_000, flush=True)
 if behaviour == "leaves a child":
     subprocess.Popen(["/bin/sleep", "60"])
-if behaviour.startswith("router"):
+if behaviour.startswith("router") or behaviour == "stubborn router":
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Readyz)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     emit(event="ready", address="127.0.0.1:1", http=f"127.0.0.1:{server.server_port}", grpc="127.0.0.1:2")
@@ -82,4 +83,4 @@ if behaviour == "answers":
         else:
             emit(event="answer", value=[os.environ["GREETING"], request])
 while True:
-    time.sleep(60)
+    time.sleep(0.05)  # a signal that reaches another thread wakes this one no earlier

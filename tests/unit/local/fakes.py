@@ -35,6 +35,9 @@ class FakeCommands:
     kvstores: set[str] = field(default_factory=set)
     redis_url: str = ""
 
+    def check(self) -> None:
+        """Anything will do."""
+
     def process(self, name: str, behaviour: str = "serves") -> list[str]:
         chosen = self.behaviours.get(name, behaviour)
         return [sys.executable, "-I", "-S", str(FAKE_SERVICE), name, str(self.journal), chosen]

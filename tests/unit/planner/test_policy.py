@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from services.planner.policy.budget import Pair, gpus, replicas_now, within
 from services.planner.policy.config import PlannerConfig, PoolLimits
+from services.planner.policy.need import MissedShare
 from services.planner.policy.observation import Observation, PoolCount
 from services.planner.policy.planner import Decision, Planner
 from shared.errors import ConfigError
+from shared.sizing.queueing import mean_wait_s
 
 CONFIG = PlannerConfig(gpu_budget=40, ttft_s=2.0, tpot_s=0.05, decode_sequences=20.0, start_s=60.0)
 TICK_S = 10.0
@@ -27,10 +29,15 @@ class Load:
     rate: float
     prefill_s: float = 0.5
     output_s: float = 8.0
+    mean_rate: float | None = None
+    """Of a rate that is noise about it: what waits follow."""
 
     def seen(self, now_s: float, size: Pair, **more) -> Observation:
         requests = round(self.rate * TICK_S)
+        load = (self.mean_rate or self.rate) * self.prefill_s
+        wait_s = min(10.0, mean_wait_s(size.prefill, load, self.prefill_s, CONFIG.variation))
         figures = {
+            "ttft_sum_s": requests * (self.prefill_s + wait_s),
             "num_arrived": requests,
             "num_answered": requests,
             "num_finished": requests,
@@ -42,11 +49,13 @@ class Load:
         return Observation(now_s, **{**pools, **figures, **more})
 
 
-def play(planner: Planner, rates: list[float], size: Pair, begin_s: float = 0.0) -> list[tuple[float, Decision]]:
+def play(
+    planner: Planner, rates: list[float], size: Pair, begin_s: float = 0.0, mean_rate: float | None = None
+) -> list[tuple[float, Decision]]:
     """One tick for each rate; sizes change at once. The decisions that changed something."""
     changes = []
     for number, rate in enumerate(rates):
-        decision = planner.decide(Load(rate).seen(begin_s + number * TICK_S, size))
+        decision = planner.decide(Load(rate, mean_rate=mean_rate).seen(begin_s + number * TICK_S, size))
         size = decision.target
         if decision.changes:
             changes.append((begin_s + number * TICK_S, decision))
@@ -69,9 +78,9 @@ def test_a_poisson_process_of_constant_rate_changes_nothing(seed):
     def arrivals() -> float:
         return float(rng.poisson(8 * TICK_S)) / TICK_S
 
-    settled = play(planner, [arrivals() for _ in range(120)], Pair(6, 4))
+    settled = play(planner, [arrivals() for _ in range(120)], Pair(6, 4), mean_rate=8.0)
     last = settled[-1][1].target if settled else Pair(6, 4)
-    assert play(planner, [arrivals() for _ in range(300)], last, begin_s=120 * TICK_S) == []
+    assert play(planner, [arrivals() for _ in range(300)], last, begin_s=120 * TICK_S, mean_rate=8.0) == []
 
 
 @given(st.lists(st.floats(0.0, 30.0), min_size=4, max_size=20), st.randoms(use_true_random=False))
@@ -248,3 +257,44 @@ def test_a_change_from_one_pool_to_the_other_waits_for_the_pods_to_be_gone():
     assert replicas_now(config, target, PoolCount(3, 3, num_ending=2), PoolCount(3, 3)) == Pair(3, 3)
     assert replicas_now(config, target, PoolCount(3, 3, num_ending=1), PoolCount(3, 3)) == Pair(3, 4)
     assert replicas_now(config, target, PoolCount(3, 3), PoolCount(3, 3)) == Pair(3, 5)
+
+
+def test_a_half_empty_decode_pool_does_not_shrink_into_one_that_is_too_slow():
+    """A token takes 20 ms and 0.6 ms for each sequence beside it, so three workers hold fewer sequences than two would
+    for the same load: counted as they are, two would seem to do."""
+
+    def sequences(rate: float, workers: int) -> float:
+        return rate * 300 * 0.020 / (1 - rate * 300 * 0.0006 / workers)
+
+    config = replace(CONFIG, decode_sequences=50.0, tpot_s=0.055)
+    planner, size, rate = Planner(config), Pair(4, 3), 6.4
+    for tick in range(200):
+        rate = min(6.8, rate + 0.02)
+        running = sequences(rate, size.decode)
+        tpot_s = 0.020 + 0.0006 * running / size.decode
+        finished = round(rate * TICK_S)
+        load = Load(rate, prefill_s=0.2)
+        seen = load.seen(tick * TICK_S, size, num_sequences=running, tpot_sum_s=finished * tpot_s, decode_kv_share=0.1)
+        assert planner.decide(seen).target.decode == 3
+    assert sequences(rate, 3) / 50.0 * (1 + config.band) < 2 < sequences(rate, 2) / 50.0
+
+
+def test_prompts_that_wait_little_need_fewer_workers_than_the_configured_variation_says():
+    def settled(waited_s: float) -> int:
+        planner, size = Planner(CONFIG), Pair(8, 4)
+        for tick in range(300):
+            requests = round(6.0 * TICK_S)
+            seen = Load(6.0).seen(tick * TICK_S, size, ttft_sum_s=requests * (0.5 + waited_s))
+            size = planner.decide(seen).target
+        return size.prefill
+
+    assert settled(0.0) < settled(10.0)
+
+
+def test_the_pool_that_missed_more_is_blamed_for_both():
+    share = MissedShare(0.05)
+    assert [share.observe(tick * TICK_S, 4, 3, 100) for tick in range(3)] == [None, None, None]
+    assert share.observe(120.0, 4, 3, 100) is True
+    other = MissedShare(0.05)
+    assert [other.observe(at_s, 3, 4, 100) for at_s in (0.0, 120.0)] == [None, False]
+    assert MissedShare(0.05).observe(0.0, 40, 0, 100) is True

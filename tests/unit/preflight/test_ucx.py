@@ -41,7 +41,7 @@ def test_a_ucx_that_is_too_old_is_refused() -> None:
         ("tcp cma rc_mlx5", True, True, Level.OK, "rc_mlx5"),
         ("srd cma", True, True, Level.OK, "srd"),
         ("cma", False, False, Level.FAIL, "UCX_TLS"),
-        ("tcp", False, False, Level.WARN, "no shared memory"),
+        ("tcp posix", False, False, Level.WARN, "no CMA"),
     ],
 )
 def test_transports_are_judged(transports: str, device: bool, required: bool, level: Level, says: str) -> None:

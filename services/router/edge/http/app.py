@@ -9,12 +9,15 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from services.router.edge.auth import ApiKeys
+from services.router.edge.catalog import Catalog
 from services.router.edge.http.anthropic.endpoint import Messages
 from services.router.edge.http.chat import Chat
 from services.router.edge.http.completions import Completions
 from services.router.edge.http.endpoint import Dialect, InferenceEndpoint
+from services.router.edge.http.model_switch import ModelSwitch
 from services.router.edge.http.pages import Pages, on_error, on_http_exception
 from services.router.edge.http.request_ids import RequestIds
 from services.router.edge.http.responses.endpoint import Responses
@@ -30,8 +33,10 @@ def build_app(
     settings: EdgeSettings,
     metrics: Callable[[], bytes],
     status: Callable[[], inference_pb2.ClusterStatus],
+    catalog: Catalog | None = None,
 ) -> Starlette:
-    """The ASGI application; `metrics` gives Prometheus text, `status` the cluster's state."""
+    """The ASGI application of one model; `metrics` gives Prometheus text, `status` the cluster's state. `catalog`: all
+    models, for the pages that list them, where there are several."""
     keys = ApiKeys.of(settings)
     tokenizer, model_name, defaults = input_processor.tokenizer, input_processor.model_name, input_processor.defaults
     chat = Chat(tokenizer, model_name, input_processor.formats, defaults)
@@ -43,7 +48,7 @@ def build_app(
         "/v1/messages": messages,
     }
     tokens = Tokenization(input_processor, keys, settings, messages)
-    pages = Pages(input_processor, keys, metrics, status)
+    pages = Pages(catalog or Catalog([input_processor]), keys, metrics, status)
     return Starlette(
         routes=[
             *(
@@ -74,6 +79,23 @@ def build_app(
             Exception: on_error,
         },
     )
+
+
+def build_models_app(
+    catalog: Catalog,
+    settings: EdgeSettings,
+    metrics: Callable[[], bytes],
+    status: Callable[[], inference_pb2.ClusterStatus],
+) -> ASGIApp:
+    """The ASGI application of one model or of several."""
+    apps = {model.model_name: build_app(model, settings, metrics, status, catalog) for model in catalog.models}
+    if len(apps) == 1:
+        return apps[catalog.first.model_name]
+
+    def app_of(name: str) -> ASGIApp:
+        return apps[catalog.find(name).model_name]
+
+    return ModelSwitch(app_of, ApiKeys.of(settings), settings.max_body_bytes)
 
 
 def _middleware(settings: EdgeSettings) -> list[Middleware]:

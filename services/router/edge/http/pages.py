@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from services.router.edge.auth import ApiKeys
+from services.router.edge.catalog import Catalog
 from services.router.edge.http.credentials import credentials
 from services.router.edge.http.docs_page import docs_page
 from services.router.edge.http.errors import as_tandem_error, error_headers, error_json
@@ -28,30 +29,33 @@ class Pages:
 
     def __init__(
         self,
-        input_processor: InputProcessor,
+        catalog: Catalog,
         keys: ApiKeys,
         metrics: Callable[[], bytes],
         status: Callable[[], inference_pb2.ClusterStatus],
     ) -> None:
-        self._input_processor = input_processor
+        self._catalog = catalog
         self._keys = keys
         self._metrics = metrics
         self._status = status
         self._created = int(time.time())
         self._version = importlib.metadata.version("tandem-llm")
-        self._openapi = openapi_document(input_processor.model_name, self._version)
+        self._openapi = openapi_document(catalog.first.model_name, self._version)
         self._docs = docs_page(self._openapi)
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`."""
         self._keys.check(credentials(request.headers))
-        return JSONResponse({"object": "list", "data": [self._model()]})
+        data = [self._model(name, model) for name, model in self._catalog.entries()]
+        return JSONResponse({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/{model}`."""
         self._keys.check(credentials(request.headers))
-        self._input_processor.check_model(request.path_params["model"])
-        return JSONResponse(self._model())
+        name = request.path_params["model"]
+        model = self._catalog.find(name)
+        model.check_model(name)
+        return JSONResponse(self._model(name, model))
 
     async def version(self, _: Request) -> Response:
         """`GET /version`."""
@@ -75,14 +79,14 @@ class Pages:
 
     async def readyz(self, _: Request) -> Response:
         """200 when a prompt can be served now, else 503 with the reason; what does not work as it should; and the load,
-        for endpoint pickers."""
-        reason = self._input_processor.core.not_ready_reason()
+        for endpoint pickers. Of several models, 200 when any can be served, and each one's reason in `models`."""
+        reason = self._catalog.not_ready_reason()
         status = self._status()
         load = {"waiting": status.queue_len, "running": status.num_running, "queue_limit": status.queue_limit}
-        return JSONResponse(
-            {"ready": not reason, "reason": reason, "degraded": list(status.degraded), "load": load},
-            status_code=503 if reason else 200,
-        )
+        page: dict[str, object] = {"ready": not reason, "reason": reason, "degraded": list(status.degraded)}
+        if len(self._catalog.models) > 1:
+            page["models"] = self._catalog.not_ready_reasons()
+        return JSONResponse({**page, "load": load}, status_code=503 if reason else 200)
 
     async def metrics(self, _: Request) -> Response:
         """Prometheus text."""
@@ -95,14 +99,15 @@ class Pages:
             MessageToDict(self._status(), preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
         )
 
-    def _model(self) -> dict[str, object]:
-        return {
-            "id": self._input_processor.model_name,
+    def _model(self, name: str, model: InputProcessor) -> dict[str, object]:
+        entry: dict[str, object] = {
+            "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "tandem",
-            "max_model_len": self._input_processor.core.max_prompt_tokens(),
+            "max_model_len": model.core.max_prompt_tokens(),
         }
+        return entry if name == model.model_name else {**entry, "root": model.model_name}
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:

@@ -234,13 +234,14 @@ class PrefixFetch:
         fetch: Fetch,
         seal: Seal | None,
     ) -> int:
-        """Takes in batch by batch, and returns how many bytes came. Raises TandemError."""
+        """Takes in batch by batch, and returns how many bytes came. Raises TandemError, and TimeoutError where the
+        source is silent."""
         layout, names = self._host.model.layout, part.names
         num_blocks = 0
         parts = part.source.client.fetch(
             names, layout.block_bytes, ticket, self._host.transfer.address, self.policy.timeout_s
         )
-        async with FetchStream(parts) as stream:
+        async with FetchStream(parts, self.policy.silence_s) as stream:
             while (sent := await stream.next()) is not None:
                 await stream.unless_broken(incoming.blocks([block.index for block in sent]))
                 sound = await _opened(sent, buffers, seal)
@@ -255,7 +256,7 @@ class PrefixFetch:
                 if rest and all(name in self._local for name in rest):
                     break  # computed meanwhile up to here
             else:
-                await incoming.trailer()
+                await stream.unless_broken(incoming.trailer())
         return num_blocks * layout.block_bytes
 
     def _adopted(self, adopted: BlocksAdopted, tiers: Mapping[int, Tier], fetch: Fetch) -> None:

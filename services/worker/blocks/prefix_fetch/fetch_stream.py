@@ -18,8 +18,10 @@ T = TypeVar("T")
 class FetchStream:
     """An asynchronous context manager around the parts of one fetch; leaving it ends the fetch."""
 
-    def __init__(self, parts: AsyncGenerator[list[SentBlock], None]) -> None:
+    def __init__(self, parts: AsyncGenerator[list[SentBlock], None], silence_s: float) -> None:
+        """`silence_s`: the longest wait for anything."""
         self._parts = parts
+        self._silence_s = silence_s
         self._read: asyncio.Queue[list[SentBlock] | None] = asyncio.Queue()
         self._reading: asyncio.Task[None]
 
@@ -34,17 +36,18 @@ class FetchStream:
             await end_task(self._reading)
 
     async def next(self) -> list[SentBlock] | None:
-        """The next part, None at the end. Raises what ended the stream before that."""
+        """The next part, None at the end. Raises what ended the stream before that, and TimeoutError."""
         return await self.unless_broken(self._read.get())
 
     async def unless_broken(self, waiting: Awaitable[T]) -> T:
-        """What `waiting` gives; raises what ended the stream where that comes first."""
+        """What `waiting` gives; raises what ended the stream where that comes first, and TimeoutError."""
         task = asyncio.ensure_future(waiting)
         try:
-            await asyncio.wait({task, self._reading}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                self._reading.result()
-            return await task
+            async with asyncio.timeout(self._silence_s):
+                await asyncio.wait({task, self._reading}, return_when=asyncio.FIRST_COMPLETED)
+                if not task.done():
+                    self._reading.result()
+                return await task
         finally:
             task.cancel()
 

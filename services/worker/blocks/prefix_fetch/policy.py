@@ -18,6 +18,9 @@ MIN_HOLD_S = 0.01
 ALWAYS_HOLD_S = 30.0
 TIMEOUT_S = 5.0
 """A fetch that takes longer is given up, since it holds blocks of the pool. Longer with `always`."""
+SILENCE_S = 3.0
+"""A source that brings nothing for this long is given up: it stands still, or its engine does, which is asked for each
+batch of blocks between two of its steps."""
 SLOWEST = 8.0
 """A link this many times slower than computing is not used."""
 FORGET = 0.9
@@ -47,6 +50,11 @@ class FetchPolicy:
     def timeout_s(self) -> float:
         """How long a fetch may take."""
         return ALWAYS_HOLD_S if self.mode == "always" else TIMEOUT_S
+
+    @property
+    def silence_s(self) -> float:
+        """How long a source may bring nothing."""
+        return min(SILENCE_S, self.timeout_s)
 
     def pays(self, source: str, num_bytes: int, num_tokens: int) -> bool:
         """Whether to fetch `num_bytes`, which spare computing `num_tokens`, over this link."""

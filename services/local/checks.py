@@ -1,0 +1,49 @@
+"""What the services of a cluster would refuse, found before any of them starts: settings, configuration, tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from services.kvstore.settings import KVStoreSettings
+from services.router.settings import RouterSettings
+from services.router.workers.configured import discovery_of
+from services.worker.settings import WorkerSettings
+from shared.config import load_settings
+from shared.environment import check_variables
+
+
+def check_settings(*, router: Sequence[str], worker: Sequence[str], kvstore: Sequence[str]) -> None:
+    """Reads the settings of three commands as the services will, the environment's among them.
+
+    Raises ConfigError naming the setting or the variable.
+    """
+    check_variables((RouterSettings, WorkerSettings, KVStoreSettings))
+    load_settings(KVStoreSettings, _flags(kvstore))
+    load_settings(WorkerSettings, _flags(worker))
+    settings = load_settings(RouterSettings, _flags(router))
+    settings.tls.check("tls", mutual=True)
+    settings.edge.tls.check("edge.tls", mutual=False)
+    discovery_of(settings)
+
+
+def check_model(folder: Path) -> None:
+    """Reads what workers and routers read of a model folder before its weights, and the weights' headers.
+
+    Blocking. Raises ModelLoadError.
+    """
+    # Imported here: most commands need neither.
+    from shared.model.chat_template import ChatTemplate
+    from shared.model.config import ModelConfig
+    from shared.model.safetensors_files import checkpoint_files
+    from shared.model.tokenizer import Tokenizer
+
+    ModelConfig.load(folder)
+    tokenizer = Tokenizer.load(folder)
+    ChatTemplate.load(folder, tokenizer.special_tokens)
+    checkpoint_files(folder)
+
+
+def _flags(command: Sequence[str]) -> list[str]:
+    """What stands behind `-m MODULE`."""
+    return list(command[list(command).index("-m") + 2 :])

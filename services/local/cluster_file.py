@@ -1,0 +1,107 @@
+"""`tandem serve --config cluster.yaml`: the command's options from a file, and several models, each with its pools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from services.local.model_pools import Dtype, KVDtype, Mode, ModelPools, worker_prefix
+from shared.errors import ConfigError
+
+OF_A_MODEL = frozenset(
+    {"model", "prefill", "decode", "mode", "dtype", "kv_dtype", "num_kv_blocks", "max_model_len", "served_model_name"}
+)
+"""Options that each entry of `models` has for itself, under the same names; `served_model_name` is its `name`."""
+
+FindModel = Callable[[str], tuple[Path, str]]
+"""(folder, name; empty = the folder's) of what a `model` names."""
+
+
+class ModelEntry(BaseModel):
+    """One entry of `models`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    name: str = ""
+    aliases: tuple[str, ...] = ()
+    prefill: int | None = None
+    decode: int = 1
+    mode: Mode = "disaggregated"
+    dtype: Dtype = "auto"
+    kv_dtype: KVDtype = "auto"
+    num_kv_blocks: int = 0
+    max_model_len: int = 0
+
+    def pools(self, find: FindModel, *, is_first: bool) -> ModelPools:
+        """Raises ConfigError, and what `find` does."""
+        folder, found = find(self.model)
+        name = self.name or found or folder.resolve().name
+        prefill = self.prefill if self.prefill is not None else int(self.mode == "disaggregated")
+        return ModelPools(
+            name=name,
+            model=folder,
+            aliases=self.aliases,
+            num_prefill=prefill,
+            num_decode=self.decode,
+            mode=self.mode,
+            dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
+            num_kv_blocks=self.num_kv_blocks,
+            max_model_len=self.max_model_len,
+            prefix="" if is_first else worker_prefix(name),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFile:
+    """A file's content."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The command's options by parameter name; those on the command line go before them."""
+    models: tuple[ModelEntry, ...] = ()
+
+    @classmethod
+    def read(cls, path: Path, known: Collection[str]) -> ClusterFile:
+        """`known`: the options' names, such as num_kv_blocks. Raises ConfigError naming what is wrong."""
+        content = _mapping(path)
+        entries = content.pop("models", [])
+        if not isinstance(entries, list):
+            raise ConfigError(f"{path}: models must be a list of models", field="models")
+        options = {str(name).replace("-", "_"): value for name, value in content.items()}
+        for name in options:
+            if name not in known:
+                nearest = get_close_matches(name, [*known, "models"], n=1)
+                hint = f": did you mean {nearest[0]}?" if nearest else ""
+                raise ConfigError(f"{path}: {name} is no option of tandem serve{hint}", field=name)
+        models = tuple(_entry(path, number, entry) for number, entry in enumerate(entries))
+        if models and (both := sorted(OF_A_MODEL & options.keys())):
+            raise ConfigError(f"{path}: {both[0]} belongs into an entry of models", field=both[0])
+        return cls(options, models)
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", field="config") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}", field="config") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold a mapping of options", field="config")
+    return content
+
+
+def _entry(path: Path, number: int, entry: object) -> ModelEntry:
+    try:
+        return ModelEntry.model_validate(entry)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(("models", str(number), *map(str, first["loc"])))
+        raise ConfigError(f"{path}: {name}: {first['msg']}", field=name) from error

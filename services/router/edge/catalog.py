@@ -1,0 +1,73 @@
+"""The models behind one front door, by the names that clients use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shared.errors import NotFound, brief
+
+if TYPE_CHECKING:
+    from services.router.edge.input_processor import InputProcessor
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNames:
+    """What clients call one model."""
+
+    name: str
+    """In replies and in `/v1/models`."""
+    aliases: tuple[str, ...] = ()
+    """Further names that are let in."""
+    beside: tuple[str, ...] = ()
+    """Other models' names, for messages."""
+
+    def check(self, model: str) -> None:
+        """Passes for its names and for none; raises NotFound (`model`) that says what is served."""
+        if not model or model == self.name or model in self.aliases:
+            return
+        served = [repr(name) for name in (self.name, *self.beside)]
+        verb = "is" if len(served) == 1 else "are"
+        raise NotFound(
+            f"the model {brief(model, 100)!r} is not served here; {', '.join(served)} {verb}",
+            field="model",
+            value=brief(model, 100),
+        )
+
+
+class Catalog:
+    """All models, at least one; the first is what a request without a name gets."""
+
+    def __init__(self, models: Sequence[InputProcessor]) -> None:
+        """Their names are unique, aliases among them."""
+        self.models = tuple(models)
+        self._by_name: Mapping[str, InputProcessor] = {
+            name: model for model in models for name in (model.names.name, *model.names.aliases)
+        }
+
+    @property
+    def first(self) -> InputProcessor:
+        """The model of requests that name none."""
+        return self.models[0]
+
+    def find(self, name: str) -> InputProcessor:
+        """The model of this name or alias; the first for no name, and for an unknown one, which it refuses."""
+        return self._by_name.get(name, self.first)
+
+    def entries(self) -> list[tuple[str, InputProcessor]]:
+        """(name, model) of every name, aliases behind their model's own."""
+        return list(self._by_name.items())
+
+    def not_ready_reasons(self) -> dict[str, str]:
+        """By model: empty where a prompt can be served now, else what is missing."""
+        return {model.model_name: model.core.not_ready_reason() for model in self.models}
+
+    def not_ready_reason(self) -> str:
+        """Empty while any model can be served: one without workers does not take the others from their clients."""
+        reasons = self.not_ready_reasons()
+        if not all(reasons.values()):
+            return ""
+        if len(reasons) == 1:
+            return next(iter(reasons.values()))
+        return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())

@@ -1,0 +1,105 @@
+"""Several models over HTTP: each has an application of its own; the body says by its `model` which one serves it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Callable
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.router.edge.auth import ApiKeys
+from services.router.edge.http.credentials import credentials
+from shared.errors import Unauthenticated
+
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|"|[{}\[\]:]', re.DOTALL)
+_KEY = b'"model"'
+
+
+class ModelSwitch:
+    """An ASGI application. A body is read no further than its model's name, and what was read is passed on with it; who
+    is let in, limits and errors are the chosen application's."""
+
+    def __init__(self, app_of: Callable[[str], ASGIApp], keys: ApiKeys, max_body_bytes: int) -> None:
+        """`app_of(name)`: the application of the model of that name; of the first one for no name or an unknown one."""
+        self._app_of = app_of
+        self._keys = keys
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes one request on."""
+        if scope["type"] != "http" or scope["method"] != "POST" or not self._may_read(Headers(scope=scope)):
+            await self._app_of("")(scope, receive, send)
+            return
+        body = _Body(receive, self._max_body_bytes)
+        await self._app_of(await body.model())(scope, body.receive, send)
+
+    def _may_read(self, headers: Headers) -> bool:
+        """Nothing is read for those who will be refused anyway."""
+        try:
+            self._keys.check(credentials(headers))
+        except Unauthenticated:
+            return False
+        length = headers.get("content-length", "")
+        return not (length.isdecimal() and int(length) > self._max_body_bytes)
+
+
+class _Body:
+    """A request's body that was begun to be read."""
+
+    def __init__(self, receive: Receive, limit: int) -> None:
+        self._receive = receive
+        self._limit = limit
+        self._read: deque[Message] = deque()
+
+    async def receive(self) -> Message:
+        """ASGI's `receive`: first what was read already."""
+        return self._read.popleft() if self._read else await self._receive()
+
+    async def model(self) -> str:
+        """The name in the body; empty where it has none within the limit, or is no JSON object."""
+        content = bytearray()
+        next_look = 1
+        while True:
+            message = await self._receive()
+            self._read.append(message)
+            content += message.get("body", b"")
+            is_last = message["type"] != "http.request" or not message.get("more_body", False)
+            if is_last or len(content) >= next_look:
+                name = model_in(bytes(content))
+                if name is not None or is_last or len(content) > self._limit:
+                    return name or ""
+                next_look = 2 * len(content)
+
+
+def model_in(content: bytes) -> str | None:
+    """The string member `model` of the JSON object that `content` is or begins; empty for a member of another type,
+    None where it is not there yet. Looks no further than that member, and parses nothing else."""
+    depth = 0
+    value_at = 0  # where the member's value begins, once it is found
+    last = b""
+    for match in _TOKEN.finditer(content):
+        token = match.group()
+        if token == b'"':
+            return None  # a string that is cut off
+        if value_at:
+            return "" if content[value_at : match.start()].strip() else _text(token)
+        if token in b"{[":
+            depth += 1
+        elif token in b"}]":
+            depth -= 1
+        elif token == b":" and depth == 1 and last == _KEY:
+            value_at = match.end()
+        last = token
+    return None
+
+
+def _text(token: bytes) -> str:
+    """A JSON string's text; empty for other tokens and for what is none."""
+    try:
+        value = json.loads(token)
+    except ValueError:
+        return ""
+    return value if isinstance(value, str) else ""

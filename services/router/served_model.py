@@ -1,0 +1,101 @@
+"""One model behind the router: its tokenizer and template, its workers, its queue and placement, its edge."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+import grpc
+
+from services.router.cache.prefix import PrefixReader
+from services.router.dispatch.dispatcher import Dispatcher
+from services.router.dispatch.prefix_lookup import PrefixLookup
+from services.router.drain import Drain
+from services.router.edge.catalog import ModelNames
+from services.router.edge.generation_defaults import NO_DEFAULTS, GenerationDefaults
+from services.router.edge.input_processor import InputProcessor
+from services.router.edge.rate_limits import RateLimits
+from services.router.metrics import RouterMetrics
+from services.router.placement.policy import Placement
+from services.router.settings import RouterSettings
+from services.router.status import cluster_status
+from services.router.workers.configured import discovery_of
+from services.router.workers.fleet import Fleet
+from services.router.workers.liveness import LivenessLimits
+from shared.kv_index.client import KVStoreClient
+from shared.model.chat_template import ChatTemplate
+from shared.model.config import ModelConfig
+from shared.model.texts_digest import texts_digest
+from shared.model.tokenizer import Tokenizer
+from shared.rpc.pb.tandem.v1 import inference_pb2
+from shared.structure.compiler import StructureCompiler
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all models of a router share."""
+
+    store: KVStoreClient | None
+    """The index; block hashes begin with the model's fingerprint, so that models never meet there."""
+    rates: RateLimits
+    """A client's limits hold over all models."""
+    credentials: grpc.ChannelCredentials | None
+    token: str
+
+
+class ServedModel:
+    """Everything that one model needs. Requests of different models meet nowhere but in the process."""
+
+    def __init__(self, settings: RouterSettings, beside: tuple[str, ...], around: Surroundings) -> None:
+        """`settings`: the router's, as this model sees them (`RouterSettings.each_model`); `beside`: the other models'
+        names. Reads tokenizer and template; raises ConfigError, ModelLoadError."""
+        self.settings = settings
+        self.name = settings.model_name
+        discovery = discovery_of(settings)
+        tokenizer = Tokenizer.load(settings.model)
+        template = ChatTemplate.load(settings.model, tokenizer.special_tokens)
+        defaults = GenerationDefaults.load(settings.model) if settings.edge.generation_defaults else NO_DEFAULTS
+        structures = StructureCompiler(lambda: tokenizer, ModelConfig.load(settings.model).eos_token_ids)
+        structures.start(tokenizer.vocab_size)
+        tenants = {"default", *settings.edge.tenants, *settings.admission.tenant_weights}
+        self.metrics = RouterMetrics(self.name, sorted(tenants), settings.name)
+        self.fleet = Fleet(
+            settings.name,
+            discovery,
+            lambda: self.dispatcher.pump(),
+            collocated=settings.mode == "collocated",
+            limits=LivenessLimits(settings.suspect_after_s, settings.give_up_after_s),
+            credentials=around.credentials,
+            token=around.token,
+            texts_digest=texts_digest(settings.model),
+        )
+        self.lookup = PrefixLookup(around.store, self.fleet)
+        placement = Placement(
+            settings.placement.config(settings.max_queued_tokens), seed=zlib.crc32(settings.name.encode())
+        )
+        self.dispatcher = Dispatcher(self.fleet, placement, self.lookup, self.metrics, settings.dispatch_config())
+        self.drain = Drain(self.dispatcher)
+        self.reader = PrefixReader(tokenizer, template)
+        self.edge = InputProcessor(
+            self.drain,
+            tokenizer,
+            template,
+            self.name,
+            settings.edge,
+            structures,
+            defaults,
+            names=ModelNames(self.name, settings.aliases, beside),
+            rates=around.rates,
+        )
+
+    def status(self) -> inference_pb2.ClusterStatus:
+        """This model's part of the cluster, as the router sees it."""
+        now = cluster_status(self.settings, self.name, self.fleet, self.dispatcher, self.lookup, self.metrics)
+        now.not_ready_reason = self.drain.not_ready_reason()
+        now.ready = not now.not_ready_reason
+        return now
+
+    async def close(self) -> None:
+        """Ends the sessions. Behind the drain and the servers' end."""
+        await self.fleet.close()
+        self.metrics.close()

@@ -1,0 +1,73 @@
+"""`tandem serve` makes one specification of its file and its flags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.cli import up
+from services.local.spec import DEMO_MODEL, ClusterSpec
+from tests.unit.cli.conftest import Result, RunTandem
+
+
+class Recorded:
+    """In Foreground's place: keeps the specification."""
+
+    spec: ClusterSpec
+
+    def __init__(self, spec: ClusterSpec, console: object, *, example: bool) -> None:
+        Recorded.spec, Recorded.example = spec, example
+
+    async def run(self) -> int:
+        return 0
+
+
+@pytest.fixture
+def serve(tandem: RunTandem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(up, "Foreground", Recorded)
+
+    def run(text: str, *flags: str) -> Result:
+        (tmp_path / "cluster.yaml").write_text(text)
+        return tandem("serve", "--config", str(tmp_path / "cluster.yaml"), *flags)
+
+    return run
+
+
+def test_the_files_options_count_where_no_flag_does(serve: Any) -> None:
+    text = "http: 127.0.0.1:9000\nnum-kv-blocks: 77\nrouters: 2\nexample: false\nmode: collocated\n"
+    result = serve(text, "--routers", "3")
+    assert result.status == 0, result.err
+    spec = Recorded.spec
+    assert (spec.http, spec.num_kv_blocks, spec.num_routers, spec.mode) == ("127.0.0.1:9000", 77, 3, "collocated")
+    assert (spec.num_prefill, spec.model, Recorded.example) == (0, DEMO_MODEL, False)
+
+
+def test_models_of_the_file(serve: Any) -> None:
+    result = serve("models:\n- {model: a, name: x, decode: 2, aliases: [y]}\n- {model: b, mode: collocated}\n")
+    assert result.status == 0, result.err
+    first, second = Recorded.spec.pools
+    assert (first.name, first.model, first.aliases, first.num_prefill, first.num_decode) == (
+        "x",
+        Path("a"),
+        ("y",),
+        1,
+        2,
+    )
+    assert (second.name, second.num_prefill, second.workers[0][1]) == ("b", 0, "b-decode-0")
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "why"),
+    [
+        ("models: [{model: a}]", ["--prefill", "2"], "--prefill is for one model, and the file of --config names"),
+        ("prefil: 2", [], "prefil is no option of tandem serve: did you mean prefill?"),
+        ("routers: many", [], "Invalid value for '--routers'"),
+        ("models: [{model: a, prefill: 0}]", [], "prefill must be between 1 and 64 in disaggregated mode, got 0"),
+    ],
+)
+def test_what_is_wrong_in_the_file(serve: Any, text: str, flags: list[str], why: str) -> None:
+    result = serve(text, *flags)
+    assert result.status == 2
+    assert why in result.err

@@ -1,0 +1,121 @@
+"""A cluster's YAML file: the command's options, and several models that meet nowhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from services.local.cluster_file import ClusterFile
+from services.local.commands import TandemCommands, plan_workers
+from services.local.model_pools import ModelPools, worker_prefix
+from services.local.spec import ClusterSpec
+from services.router.settings import RouterSettings
+from services.router.workers.configured import discovery_of
+from shared.config import load_settings
+from shared.cores.policy import CoreShare
+from shared.errors import ConfigError
+from shared.identity import WorkerRole
+
+KNOWN = {"http", "num_kv_blocks", "model", "prefill", "example"}
+
+FILE = """
+http: 127.0.0.1:9000
+models:
+  - model: a/llama
+    name: llama
+    aliases: [gpt-4, fast]
+    num_kv_blocks: 100
+  - model: Qwen/Qwen3-0.6B
+    mode: collocated
+    decode: 2
+    dtype: bf16
+"""
+
+
+def read(tmp_path: Path, text: str) -> ClusterFile:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    return ClusterFile.read(path, KNOWN)
+
+
+def find(model: str) -> tuple[Path, str]:
+    return (Path("/cache"), model) if model.startswith("Qwen/") else (Path(model), "")
+
+
+def test_options_and_models(tmp_path):
+    file = read(tmp_path, FILE)
+    assert file.options == {"http": "127.0.0.1:9000"}
+    first, second = (entry.pools(find, is_first=not number) for number, entry in enumerate(file.models))
+    assert (first.name, first.model, first.aliases, first.num_kv_blocks) == (
+        "llama", Path("a/llama"), ("gpt-4", "fast"), 100,
+    )  # fmt: skip
+    assert [name for _, name in first.workers] == ["prefill-0", "decode-0"]
+    assert (second.name, second.model, second.mode, second.dtype) == (
+        "Qwen/Qwen3-0.6B", Path("/cache"), "collocated", "bf16",
+    )  # fmt: skip
+    assert [name for _, name in second.workers] == ["qwen3-0.6b-decode-0", "qwen3-0.6b-decode-1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "why"),
+    [
+        ("- a", "config", "must hold a mapping"),
+        ("a: [", "config", "is not valid YAML"),
+        ("htpp: x", "htpp", "did you mean http"),
+        ("model: [{}]\nmodels: 3", "models", "must be a list"),
+        ("models: [{name: x}]", "models.0.model", "Field required"),
+        ("models: [{model: m, decodes: 2}]", "models.0.decodes", "not permitted"),
+        ("models: [{model: m, decode: many}]", "models.0.decode", "valid integer"),
+        ("prefill: 2\nmodels: [{model: m}]", "prefill", "belongs into an entry of models"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path, text, field, why):
+    with pytest.raises(ConfigError, match=why) as caught:
+        read(tmp_path, text)
+    assert caught.value.field == field
+
+
+def two_models(**second: object) -> ClusterSpec:
+    further = ModelPools(**{"name": "qwen", "model": Path("q"), "prefix": worker_prefix("qwen"), **second})  # type: ignore[arg-type]
+    return ClusterSpec(model=Path("l"), served_model_name="llama", aliases=("gpt-4",), num_decode=2, further=(further,))
+
+
+def test_each_models_workers_get_its_folder_and_the_router_gets_all(monkeypatch):
+    spec = two_models(aliases=("q",))
+    plans = plan_workers(spec, [CoreShare((), 1)] * spec.num_workers)
+    assert [plan.name for plan in plans] == ["prefill-0", "decode-0", "decode-1", "qwen-prefill-0", "qwen-decode-0"]
+    commands = [list(TandemCommands(spec).worker(plan, "h:1")) for plan in plans]
+    assert [command[command.index("--model") + 1] for command in commands] == ["l", "l", "l", "q", "q"]
+    workers: dict[WorkerRole, dict[str, str]] = {WorkerRole.PREFILL: {}, WorkerRole.DECODE: {}}
+    for number, plan in enumerate(plans):
+        workers[plan.role][plan.name] = f"h:{number + 1}"
+    command = list(TandemCommands(spec).router(workers, "h:9"))
+    first, second = load_settings(RouterSettings, command[command.index("services.router") + 1 :]).each_model()
+    assert (first.model_name, first.aliases, first.prefill, first.decode) == (
+        "llama", ("gpt-4",), "prefill-0=h:1", "decode-0=h:2,decode-1=h:3",
+    )  # fmt: skip
+    assert (second.model_name, second.aliases, second.model) == ("qwen", ("q",), Path("q"))
+    assert [worker.name for worker in discovery_of(second).workers] == ["qwen-prefill-0", "qwen-decode-0"]
+
+
+@pytest.mark.parametrize("second", [{"name": "llama"}, {"aliases": ("gpt-4",)}, {"prefix": ""}])
+def test_a_name_stands_for_one_model(second):
+    with pytest.raises(ConfigError, match="stands for two models or workers") as caught:
+        two_models(**second)
+    assert caught.value.field == "models"
+
+
+def test_store_nodes_are_for_one_model():
+    with pytest.raises(ConfigError, match="keep the blocks of one model"):
+        ClusterSpec(model=Path("l"), store_host_bytes=1 << 20, further=(ModelPools("q", Path("q"), prefix="q-"),))
+
+
+def test_names_in_a_routers_settings(tmp_path):
+    flags = ["--model", "m", "--served-model-name", "a", "--decode", "d=h:1", "--prefill", "p=h:2"]
+    models = {"b": {"model": "n", "decode": "e=h:3", "prefill": "f=h:4", "aliases": ["a"]}}
+    with pytest.raises(ConfigError, match="'a' is the name of two models"):
+        load_settings(RouterSettings, [*flags, "--models", json.dumps(models)]).each_model()
+    with pytest.raises(ConfigError, match="store nodes keep the blocks of one model"):
+        load_settings(RouterSettings, [*flags, "--models", json.dumps(models), "--stores", "s=h:5"]).each_model()

@@ -240,7 +240,7 @@ def _described(
     builder: CompletionLogprobs, request: CompletionRequest, begun: Request, delta: OutputDelta
 ) -> dict[str, list[object]]:
     """`logprobs` of a delta; an echoed prompt's come with the first one."""
-    if not request.echo or not delta.prompt_logprobs:
+    if not request.echo or builder.has_begun or begun.resumed_token_ids:
         return builder.part(delta.token_ids, delta.logprobs)
     cut = [TokenLogprobs(entry.logprob, entry.top[: request.logprobs]) for entry in delta.prompt_logprobs]
     prompt = builder.prompt(begun.prompt_token_ids, cut)

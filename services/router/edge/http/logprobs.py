@@ -17,10 +17,13 @@ class CompletionLogprobs:
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
         """`before`: tokens of the choice that came on an earlier call."""
         self._tokenizer = tokenizer
+        self.has_begun = False
+        """Some tokens were described."""
         self._offset = sum(len(tokenizer.token_text(token_id)) for token_id in before)
 
     def part(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, list[object]]:
         """The four parallel lists for the next tokens; tops hold the chosen token beside the likeliest."""
+        self.has_begun = True
         part: dict[str, list[object]] = {
             "text_offset": [],
             "token_logprobs": [],

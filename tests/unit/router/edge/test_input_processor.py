@@ -11,6 +11,7 @@ from services.router.edge.input_processor import (
     ChatPrompt,
     InputProcessor,
     Prompt,
+    PromptOptions,
     TextPrompt,
     TokensPrompt,
     checked_request_id,
@@ -177,3 +178,42 @@ async def test_start_raises_what_the_core_says(input_processor: InputProcessor, 
     with pytest.raises(InvalidRequest, match="already runs"):
         async with input_processor.start([request]):
             pass
+
+
+@pytest.mark.parametrize(("truncate_to", "kept"), [(3, 3), (200, 120), (-1, 95), (None, None)])
+async def test_a_prompt_may_lose_its_beginning(
+    input_processor: InputProcessor, truncate_to: int | None, kept: int | None
+) -> None:
+    prompt, sampling = TokensPrompt(list(range(120))), SamplingParams(max_tokens=5)
+    if kept is None or kept > 99:
+        with pytest.raises(PromptTooLong):
+            await input_processor.prepare(prompt, sampling, CallInfo(), options=PromptOptions(truncate_to))
+        return
+    request = await input_processor.prepare(prompt, sampling, CallInfo(), options=PromptOptions(truncate_to))
+    assert request.prompt_token_ids == tuple(range(120 - kept, 120))
+
+
+async def test_bad_words_are_spelled_with_and_without_a_space(
+    input_processor: InputProcessor, tokenizer: Tokenizer
+) -> None:
+    options = PromptOptions(bad_words=("no",))
+    request = await input_processor.prepare(TextPrompt("hi"), SamplingParams(), CallInfo(), options=options)
+    spelled = {tuple(tokenizer.encode(text, add_special_tokens=False)) for text in ("no", " no")}
+    assert set(request.sampling.bad_sequences) == spelled
+    for words in (("",), ("x" * 257,), ("a",) * 129):
+        with pytest.raises(InvalidRequest) as caught:
+            await input_processor.prepare(
+                TextPrompt("hi"), SamplingParams(), CallInfo(), options=PromptOptions(bad_words=words)
+            )
+        assert caught.value.field == "bad_words"
+
+
+async def test_prompts_that_ask_for_log_probabilities_share_no_prefix_with_any_other(
+    input_processor: InputProcessor,
+) -> None:
+    asking = SamplingParams(prompt_logprobs=0)
+    salts = {
+        (await input_processor.prepare(TextPrompt("hi"), sampling, CallInfo())).chain_salt
+        for sampling in (asking, asking, SamplingParams())
+    }
+    assert len(salts) == 3

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from services.router.edge.output_processor import OutputDelta
 from services.router.edge.output_stream import OutputStream
-from services.router.request import FinishReason, Request, TokenDelta, TokenLogprobs
+from services.router.request import FinishReason, Request, TextOptions, TokenDelta, TokenLogprobs
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import Cancelled, Internal, WorkerLost
 from shared.model.tokenizer import Tokenizer
@@ -212,3 +212,29 @@ async def test_something_cancelled_in_the_core_is_a_failure_and_not_a_silent_end
     with pytest.raises(Internal, match="abandoned"):
         await anext(outputs)
     assert running.closed.is_set()
+
+
+@pytest.mark.parametrize(("include", "text"), [(False, "ab"), (True, "ab##")])
+async def test_the_stop_string_is_left_out_unless_it_is_asked_for(
+    tokenizer: Tokenizer, include: bool, text: str
+) -> None:
+    request = Request("r", PROMPT, SamplingParams(stop=("##",)), text=TextOptions(include_stop=include))
+    outputs, _ = submitted(tokenizer, ScriptedRequest(request, text_steps(tokenizer, "ab##cd")))
+    assert joined(await read(outputs)) == text
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (TextOptions(), "ab"),
+        (TextOptions(skip_special_tokens=False), "a<|bos|>b"),
+        (TextOptions(kept_special=frozenset({"<|bos|>", "<|other|>"})), "a<|bos|>b"),
+        (TextOptions(kept_special=frozenset({"<|eos|>"})), "ab"),
+    ],
+)
+async def test_special_tokens_are_no_text_unless_they_are_asked_for_or_mark_something(
+    tokenizer: Tokenizer, options: TextOptions, text: str
+) -> None:
+    request = Request("r", PROMPT, SamplingParams(), text=options)
+    outputs, _ = submitted(tokenizer, ScriptedRequest(request, text_steps(tokenizer, "a<|bos|>b")))
+    assert joined(await read(outputs)) == text

@@ -203,3 +203,18 @@ def test_an_impossible_token_is_a_number_json_knows(tokenizer: Tokenizer, logpro
     for found in (CompletionLogprobs(tokenizer).part((5,), (entry,)), chat_logprobs(tokenizer, (5,), (entry,))):
         assert "Infinity" not in json.dumps(found)
         assert "-9999.0" in json.dumps(found)
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_an_echoed_prompts_tokens_come_first_and_the_first_has_no_logprob(tokenizer: Tokenizer, length: int) -> None:
+    body = {"prompt": [70] * length, "echo": True, "logprobs": 0, "max_tokens": 4}
+    call = Completions(tokenizer, "m").parse(json.dumps(body).encode())
+    requests = [Request("r", (70,) * length, call.sampling)]
+    writer = call.body_writer(requests, "r")
+    of_prompt = (TokenLogprobs(-2.0, ((70, -2.0),)),) * (length - 1)
+    writer.add(0, OutputDelta("a", (71,), (TokenLogprobs(-1.0, ()),), None, of_prompt))
+    writer.add(0, OutputDelta("b", (72,), (TokenLogprobs(-0.5, ()),), finish()))
+    found = json.loads(writer.body())["choices"][0]["logprobs"]
+    assert found["token_logprobs"] == [None, *[-2.0] * (length - 1), -1.0, -0.5]
+    assert len({len(values) for values in found.values()}) == 1
+    assert found["text_offset"] == sorted(found["text_offset"])

@@ -111,7 +111,7 @@ class PlannerSettings(ServiceSettings):
     """Time from the decision to a worker that serves: how far the forecast looks. Seconds."""
     cold_start_s: float = Field(default=60.0, ge=0, le=7200)
     """Nothing is learnt from latencies while a worker has served for less than this. Seconds."""
-    down_window_s: float = Field(default=180.0, ge=0, le=86_400)
+    down_window_s: float = Field(default=120.0, ge=0, le=86_400)
     """A pool shrinks only to the largest size that it needed during this time. Seconds."""
     direction_s: float = Field(default=300.0, ge=0, le=86_400)
     """Least time between two changes of direction of a pool. Seconds."""

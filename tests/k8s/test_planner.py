@@ -66,7 +66,7 @@ class Router(fleet_pb2_grpc.FleetServiceServicer, inference_pb2_grpc.InferenceSe
             text=f'tandem_requests_total{{outcome="finished"}} {count}\n'
             f"# TYPE {name} histogram\n"
             f'{name}_bucket{{le="1.0"}} {count}\n{name}_bucket{{le="+Inf"}} {count}\n'
-            f"{name}_sum {count}\n{name}_count {count}\n"
+            f"{name}_sum {count * self.prefill_s}\n{name}_count {count}\n"
             f"tandem_engine_step_seconds_total {count * self.prefill_s}\n"
         )
 

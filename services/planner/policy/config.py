@@ -40,7 +40,7 @@ class PlannerConfig:
     """From the decision to a worker that serves: the horizon of the forecast."""
     cold_start_s: float = 60.0
     """A worker's first seconds, whose latencies are not learnt from."""
-    down_window_s: float = 180.0
+    down_window_s: float = 120.0
     """A pool shrinks only to the largest size that it needed during this time."""
     direction_s: float = 300.0
     """Least time between two changes of direction of a pool."""

@@ -19,14 +19,16 @@ _LEARN = 0.2
 _OTHER_LOAD = 0.25
 """A correction is looked at again once the rate has moved by this share."""
 _MAX_CORRECTION = 2.0
-_AT_THE_EDGE = 2.0
-"""A size that just suffices may miss the goal by this factor: workers are whole and the load moves, so that most of the
-time fewer are late. Where too many are all the same, the correction grows."""
+_AT_THE_EDGE = 3.0
+"""A size that just suffices may miss the goal by this factor for the moment: workers are whole and the load moves, so
+that most of the time fewer are late. Where too many are all the same, the correction grows."""
 _PEAK_S = 300.0
 """Time constant in which a large batch is forgotten: requests that were in it end."""
 _MIN_SAMPLES = 100
 """Fewer requests than this tell nothing of a share."""
 _JUDGED_S = 120.0
+_AIM = 0.8
+"""Part of the allowed share at which a pool is corrected: what was missed until that helps counts too."""
 _SIGNIFICANT, _OBVIOUS = 0.5, 4.0
 """Standard deviations by which a share must be beyond its limit after `_JUDGED_S`, and before."""
 
@@ -178,8 +180,9 @@ class MissedShare:
         self._missed = self._others = self._samples = 0.0
 
     def _is_beyond(self, deviations: float) -> bool:
-        noise = math.sqrt(self._limit * (1 - self._limit) * self._samples)
-        beyond = self._missed + self._others > self._limit * self._samples + deviations * noise
+        limit = _AIM * self._limit
+        noise = math.sqrt(limit * (1 - limit) * self._samples)
+        beyond = self._missed + self._others > limit * self._samples + deviations * noise
         return beyond and self._missed >= self._others
 
 

@@ -49,8 +49,8 @@ class StructureSettings(BaseModel):
     """Longest schema, expression or grammar, or all choices together, bytes of UTF-8."""
 
     compile_timeout_ms: int = Field(default=10_000, ge=10, le=60_000)
-    """Longest time for which a request waits until its structure is compiled, milliseconds; then it is refused with 429.
-    What one may cost is limited apart from that, to some tens of milliseconds of an idle core."""
+    """Longest time for which a request waits until its structure is compiled, milliseconds; then it is refused with
+    429. What one may cost is limited apart from that, to some tens of milliseconds of an idle core."""
 
 
 class EdgeSettings(BaseModel):

@@ -139,6 +139,11 @@ class Runner:
         plans = warm_up_plans(self._config.max_num_batched_tokens, self.layout.block_size, self._num_blocks)
         for plan in plans:
             self.execute(plan)
+        if self._masks is not None:
+            vocab_size, device = self._decoder.config.vocab_size, self._link.device
+            words = torch.zeros(1, -(-vocab_size // 32), dtype=torch.int32, device=device)
+            row = torch.zeros(1, dtype=torch.int64, device=device)
+            self._decoder.kernels.mask_tokens(torch.zeros(1, vocab_size, device=device), words, row)
         used = max(max(item.block_ids) for plan in plans for item in plan.sequences) + 1
         self.checksums(list(range(used)))
         self.kv_blocks[:used].zero_()  # as `allocate_pool` left them

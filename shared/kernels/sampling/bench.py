@@ -9,6 +9,7 @@ import torch
 
 from shared.kernels.bench_case import Case
 from shared.kernels.sampling.launch import sample_tokens
+from shared.kernels.sampling.mask_launch import mask_tokens
 from shared.kernels.sampling.reference import sample_tokens as sample_by_sorting
 from shared.kernels.sampling.rows import SamplingRows
 
@@ -39,3 +40,9 @@ def cases(device: torch.device, shapes: Sequence[tuple[int, int]] = SHAPES) -> I
             label = f"{num_rows} × {vocab_size}, {name}"
             yield Case("sampling", label, partial(sample_tokens, logits, rows), logits.nbytes)
         yield Case("sampling by sort", label, partial(sample_by_sorting, logits, rows), logits.nbytes)
+        # Half of the tokens forbidden, word by word: the masks are read, and half of the logits written.
+        words = torch.arange(-(-vocab_size // 32), dtype=torch.int32, device=device) % 2 - 1
+        masks = words.repeat(num_rows, 1)
+        places = torch.arange(num_rows, device=device)
+        masked = partial(mask_tokens, logits.clone(), masks, places)
+        yield Case("mask", f"{num_rows} × {vocab_size}", masked, masks.nbytes + logits.nbytes // 2)

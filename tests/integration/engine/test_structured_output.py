@@ -126,7 +126,7 @@ def plain(start):
 )
 def test_every_way_to_run_steps_gives_the_same_answers(start, plain, static, ahead, num_blocks):
     """12 blocks: sequences are preempted in mid-answer, and computed again."""
-    config = RunnerConfig(max_num_seqs=5, max_seq_len=256, static_decode=static)
+    config = RunnerConfig(max_num_seqs=5, max_seq_len=256, static_decode=static, warm_up=static)
     run = start(kernels="torch", config=config, ahead=ahead, num_blocks=num_blocks)
     assert answers(run, PROMPTS, WAYS, LENGTH) == plain
     assert (run.scheduler.counters.num_preemptions > 0) == (num_blocks == 12)

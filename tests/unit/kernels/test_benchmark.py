@@ -105,5 +105,5 @@ def test_every_case_runs(interpreted: Run) -> None:
     assert set(interpreted(run_small_cases)) == {
         "decode attention", "prefill attention", "torch sdpa", "rms norm", "add + rms norm", "rotate + write",
         "head norm + rotate + write", "silu · mul", "gather blocks", "scatter blocks", "block checksums", "sampling",
-        "sampling by sort",
+        "sampling by sort", "mask",
     }  # fmt: skip

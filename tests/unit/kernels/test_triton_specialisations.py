@@ -78,6 +78,7 @@ def test_a_serving_mix_needs_few_kernels(compiled_afresh: Run) -> None:
         "measure_levels": 1,
         "collect_range": 1,
         "choose_tokens": 1,
+        "mask_rows": 1,
     }
 
 

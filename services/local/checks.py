@@ -45,5 +45,6 @@ def check_model(folder: Path) -> None:
 
 
 def _flags(command: Sequence[str]) -> list[str]:
-    """What stands behind `-m MODULE`."""
-    return list(command[list(command).index("-m") + 2 :])
+    """What stands behind the interpreter and the module."""
+    first = next((i for i, argument in enumerate(command) if argument.startswith("--")), len(command))
+    return list(command[first:])

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from shared.engine.structured_output import StructuredOutput
 from shared.errors import InvalidRequest, ModelLoadError, Overloaded, brief
-from shared.model.tokenizer import Tokenizer
 from shared.structure.grammar_text import grammar_text
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+
+    from shared.model.tokenizer import Tokenizer
 
 MAX_COMPILED = 64
 """Compiled structures that are kept, the least recently used ones leaving first."""

@@ -71,12 +71,16 @@ def sent(stage: Stage, name: str) -> float:
 
 
 async def finished(stage: Stage, asking: asyncio.Task, expected: list[int], before: float) -> None:
-    """The answer is right, prefill-1 sent the missing blocks alone, and nothing is left behind."""
+    """The answer is right, prefill-1 sent the missing blocks alone, and nothing is left behind.
+
+    The note of the second chunk may be held back behind the third chunk's first block: then its blocks are missing too.
+    """
     answer, summary = await asking
     assert answer == expected
     assert (summary.prefill_worker, summary.decode_worker) == ("prefill-1", "decode-0")
     await stage.idle()
-    assert sent(stage, "prefill-1") - before == len(PROMPT) / BLOCK_SIZE - NUM_ARRIVED
+    kept = len(PROMPT) / BLOCK_SIZE - (sent(stage, "prefill-1") - before)
+    assert kept in (CHUNK, NUM_ARRIVED)
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "seed": 3}])

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 ABSENT = (
     "ucxx", "redis", "pydantic", "pydantic_settings", "opentelemetry", "grpc", "google", "yaml", "typer", "rich",
     "psutil", "hypothesis", "pytest_asyncio", "pytest_timeout", "xdist", "transformers", "tokenizers", "uvloop",
-    "starlette",
+    "starlette", "llguidance", "huggingface_hub",
 )  # fmt: skip
 REFUSING = f"""
 import sys

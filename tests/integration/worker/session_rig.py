@@ -94,6 +94,7 @@ class Worker:
             settings=SimpleNamespace(name="w", max_num_seqs=8, handoff_timeout_s=60.0),
             model=SimpleNamespace(
                 fingerprint="f",
+                texts_digest="",
                 layout=LAYOUT,
                 num_blocks=NUM_BLOCKS,
                 max_model_len=256,

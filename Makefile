@@ -3,8 +3,9 @@
 VENV   := .venv
 BIN    := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-# A process a core, each with files of its own, so that what a module starts is started once.
-SPREAD := --numprocesses logical --maxprocesses 8 --dist loadfile
+# A process a core and one more, since many tests wait; each with files of its own, so that what a module starts is started
+# once.
+SPREAD := --numprocesses $(shell expr $$(nproc) + 1) --maxprocesses 8 --dist loadfile
 # Where each test stands alone and takes long: who has none left takes over another's.
 SHARED := --numprocesses logical --maxprocesses 8 --dist worksteal
 PIP    := $(BIN)/python -m pip --disable-pip-version-check

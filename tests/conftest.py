@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import inspect
 import os
+from collections.abc import Awaitable, Callable
 
 import pytest
 from hypothesis import settings
@@ -40,3 +44,23 @@ def pytest_report_header() -> str:
     features = isa.processor_features()
     covered = [each.name for each in dict.fromkeys((*isa.BUILT, *isa.emulated(features))) if not each.missing(features)]
     return f"instruction sets of the C++ kernels: {', '.join(covered) or 'none'}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A coroutine's time limit holds within its loop too: uvloop swallows what pytest-timeout raises in a test that
+    waits."""
+    for item in items:
+        test = getattr(item, "obj", None)
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(test):
+            marker = item.get_closest_marker("timeout")
+            limit_s = float(marker.args[0] if marker is not None and marker.args else config.getini("timeout"))
+            item.obj = _within(limit_s, test)
+
+
+def _within(limit_s: float, test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    @functools.wraps(test)
+    async def limited(*args: object, **kwargs: object) -> None:
+        async with asyncio.timeout(limit_s):
+            await test(*args, **kwargs)
+
+    return limited

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -96,10 +97,22 @@ async def test_prompts_are_answered_through_envoy(cluster, mode: str) -> None:
         assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
+async def both_are_known(client: httpx.AsyncClient) -> None:
+    """Waits until the picker has found both routers ready: sessions move when one joins."""
+    seen: set[str] = set()
+    async with asyncio.timeout(DEADLINE_S):
+        for number in itertools.count():
+            response = await client.get("/status", headers={"x-session-id": f"look-{number}"})
+            seen.add(response.json().get("router_name", ""))
+            if seen >= {"router-0", "router-1"}:
+                return
+
+
 async def test_sessions_reach_their_router_and_a_client_cannot_name_one(cluster) -> None:
     running, picker, folder = cluster
     https = [router.http for router in running.routers]
     async with envoy(folder, free_ports(1)[0], picker, https, MODES[0]) as client:
+        await both_are_known(client)
         names = {}
         for number in range(12):
             headers = {"x-session-id": f"talk-{number}"}

@@ -144,7 +144,7 @@ async def two_routers() -> AsyncIterator[tuple[RouterProcess, RouterProcess, Scr
         for router in routers:  # one after the other: the worker welcomes its newest session
             await router.start()
         for router in routers:
-            await knows_both(router, https)
+            await knows_both(router.channel, https)
         yield routers[0], routers[1], worker
     finally:
         for router in routers:
@@ -152,10 +152,11 @@ async def two_routers() -> AsyncIterator[tuple[RouterProcess, RouterProcess, Scr
         await worker.stop()
 
 
-async def knows_both(router: RouterProcess, https: Sequence[str]) -> None:
+async def knows_both(picker: grpc.aio.Channel, https: Sequence[str]) -> None:
+    """Waits until the picker has found both routers ready: it looks for itself, and sessions move when one joins."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
-            async with router.exchange() as exchange:
+            async with Exchange(picker) as exchange:
                 response = await exchange.headers()
             if not response.HasField("immediate_response") and sorted(picked(response)) == sorted(https):
                 return

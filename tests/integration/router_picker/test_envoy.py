@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import grpc.aio
 import httpx
 import pytest
 import pytest_asyncio
@@ -16,7 +16,7 @@ from services.local.cluster import LocalCluster
 from services.local.commands import TandemCommands
 from services.local.spec import ClusterSpec
 from tests.integration.router_picker.envoy import DEADLINE_S, ENVOY, envoy
-from tests.integration.router_picker.routers import DEMO, free_ports
+from tests.integration.router_picker.routers import DEMO, free_ports, knows_both
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -69,6 +69,8 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
         async with httpx.AsyncClient() as client:
             for http in https:
                 await _ready(client, http)
+        async with grpc.aio.insecure_channel(pickers[0]) as channel:
+            await knows_both(channel, https)
         yield running, pickers[0], folder
 
 
@@ -97,22 +99,10 @@ async def test_prompts_are_answered_through_envoy(cluster, mode: str) -> None:
         assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
-async def both_are_known(client: httpx.AsyncClient) -> None:
-    """Waits until the picker has found both routers ready: sessions move when one joins."""
-    seen: set[str] = set()
-    async with asyncio.timeout(DEADLINE_S):
-        for number in itertools.count():
-            response = await client.get("/status", headers={"x-session-id": f"look-{number}"})
-            seen.add(response.json().get("router_name", ""))
-            if seen >= {"router-0", "router-1"}:
-                return
-
-
 async def test_sessions_reach_their_router_and_a_client_cannot_name_one(cluster) -> None:
     running, picker, folder = cluster
     https = [router.http for router in running.routers]
     async with envoy(folder, free_ports(1)[0], picker, https, MODES[0]) as client:
-        await both_are_known(client)
         names = {}
         for number in range(12):
             headers = {"x-session-id": f"talk-{number}"}

@@ -109,7 +109,8 @@ def fuzz_http(edge: Edge, num_cases: int, found: Findings) -> None:
         st.characters(min_codepoint=0x20, max_codepoint=0xFF, exclude_characters="\x7f"), max_size=10
     )
     headers = st.one_of(st.just({}), st.just({}), st.dictionaries(header, value, max_size=2))
-    cases = st.one_of(*(st.tuples(st.just(path), bodies.raw(name), headers) for path, name in PATHS.items()))
+    plain = st.tuples(st.just("/v1/completions"), st.just(b'{"prompt": "x", "max_tokens": 2}'), st.just({}))
+    cases = st.one_of(plain, *(st.tuples(st.just(path), bodies.raw(name), headers) for path, name in PATHS.items()))
 
     def run(case: tuple[str, bytes, dict[str, str]]) -> None:
         path, body, given_headers = case

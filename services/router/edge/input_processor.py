@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from services.router.edge.answer.families import AnswerFormats
 from services.router.edge.bad_words import check_bad_words
-from services.router.edge.catalog import ModelNames
 from services.router.edge.chat_prompt import ChatPrompt
 from services.router.edge.generation_defaults import NO_DEFAULTS, GenerationDefaults
+from services.router.edge.model_names import ModelNames
 from services.router.edge.output_processor import INLINE_TOKENS, output_processor
 from services.router.edge.output_stream import OutputStream
 from services.router.edge.prompt_tokenizer import (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 from services.router.edge.answer.families import CALL_FORMATS, AnswerFormats
 from services.router.edge.answer.reader import ToolUse
@@ -14,7 +15,7 @@ from services.router.edge.http.chat_writers import ChatBody, ChatStream
 from services.router.edge.http.errors import OpenAIErrors
 from services.router.edge.http.forced_calls import calls_structure
 from services.router.edge.http.logprobs import chat_logprobs, prompt_logprobs
-from services.router.edge.http.parsed_request import ParsedRequest
+from services.router.edge.http.parsed_request import BodyWriter, ParsedRequest, StreamWriter
 from services.router.edge.http.schemas import ChatRequest, parse_chat
 from services.router.edge.input_processor import ChatPrompt, PromptOptions
 from services.router.edge.output_processor import OutputDelta
@@ -104,10 +105,15 @@ class ParsedChat(ParsedRequest):
     body: ChatRequest
     tools: ToolUse | None
 
-    def stream_writer(self, plan: Sequence[Request], request_id: str) -> ChatStream:
+    @classmethod
+    def of(cls, chat: ParsedChat, **more: Any) -> Self:
+        """The same request at an endpoint that answers in another shape; `more` are that endpoint's own fields."""
+        return cls(**{item.name: getattr(chat, item.name) for item in fields(chat)}, **more)
+
+    def stream_writer(self, plan: Sequence[Request], request_id: str) -> StreamWriter:
         """See `ParsedRequest`."""
         return ChatStream(self.dialect, self.body, plan, request_id, self.dialect.answers(plan, self.tools))
 
-    def body_writer(self, plan: Sequence[Request], request_id: str) -> ChatBody:
+    def body_writer(self, plan: Sequence[Request], request_id: str) -> BodyWriter:
         """See `ParsedRequest`."""
         return ChatBody(self.dialect, self.body, plan, request_id, self.dialect.answers(plan, self.tools))

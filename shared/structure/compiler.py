@@ -118,7 +118,8 @@ class StructureCompiler:
             max_grammar_size=MAX_GRAMMAR_SIZE,
             verbose_errors=False,
         )
-        matcher = LLMatcher(self._vocabulary(), grammar_text(structure), log_level=0, limits=limits)
+        vocabulary = self._vocabulary()
+        matcher = LLMatcher(vocabulary, grammar_text(structure, vocabulary), log_level=0, limits=limits)
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()  # also makes what every answer begins with
         reason = fault_of(matcher)
         if reason is not None:

@@ -40,7 +40,7 @@ APIs that is not served is refused by its name (400), never dropped, unless its 
 | --- | --- |
 | `POST /v1/completions`, `/v1/chat/completions`, `/v1/responses` | OpenAI's, and so are their errors |
 | `POST /v1/messages`, `/v1/messages/count_tokens` | Anthropic's, its errors and its `x-api-key` header included |
-| `POST /tokenize`, `/detokenize` | vLLM's |
+| `POST /tokenize`, `/detokenize`, `GET /tokenizer_info` | vLLM's |
 | `GET /v1/models`, `/v1/models/{model}` | the served models |
 | `GET /version`, `/docs`, `/openapi.json` | what this is, for people and for programs |
 | `GET /healthz`, `/health`, `/ping`, `/readyz`, `/metrics`, `/status` | for operators |

@@ -37,8 +37,8 @@ COMPILE_FUEL = 1_000_000
 
 _IN_STRING = r'[^"\\\x00-\x1F\x7F]'
 SLICES = (r"[\x20\x0A\x0D\x09]+", *(_IN_STRING + length for length in ("{1,4}", "{1,10}", "{1,30}", "+")))
-"""Sets of tokens whose bits are known beforehand: where a state allows one of them as a whole, its tokens are not walked
-through. llguidance's own, and the short ones, which strings near their `maxLength` still allow."""
+"""Sets of tokens whose bits are known beforehand: where a state allows one of them as a whole, its tokens are not
+walked through. llguidance's own, and the short ones, which strings near their `maxLength` still allow."""
 
 EAGER_VOCAB_SIZE = 32_768
 """From this size on a vocabulary's tree of bytes is built at the start. Python's lock is held meanwhile, 1 s for

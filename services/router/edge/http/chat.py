@@ -13,7 +13,7 @@ from services.router.edge.http.answer_parts import AnswerParts, answer_parts, ke
 from services.router.edge.http.chat_messages import tool_use
 from services.router.edge.http.chat_writers import ChatBody, ChatStream
 from services.router.edge.http.errors import OpenAIErrors
-from services.router.edge.http.forced_calls import calls_structure
+from services.router.edge.http.forced_calls import call_or_answer, calls_structure
 from services.router.edge.http.logprobs import chat_logprobs, prompt_logprobs
 from services.router.edge.http.parsed_request import BodyWriter, ParsedRequest, StreamWriter
 from services.router.edge.http.schemas import ChatRequest, parse_chat
@@ -59,6 +59,9 @@ class Chat:
                 field = sampling.structured_output.source
                 raise InvalidRequest(f"{field} excludes tool_choice: an answer cannot match both", field=field)
             sampling = replace(sampling, structured_output=calls_structure(tools, use))
+        elif use is not None and sampling.structured_output is not None:
+            structure = call_or_answer(tools, use, sampling.structured_output, self._formats.calls, self._tokenizer)
+            sampling = replace(sampling, structured_output=structure)
         prompt = ChatPrompt(
             [message.for_template(f"messages[{i}]") for i, message in enumerate(request.messages)],
             tools=[tool.for_template() for tool in tools] if use is not None else [],

@@ -10,6 +10,13 @@ from services.router.edge.answer.scan import NoCallError, Scanner, Tape, call_ob
 
 TAG = "<|python_tag|>"
 SPECIAL = (TAG,)
+ARGUMENTS = "parameters"
+BETWEEN = '";" BLANKS?'
+
+
+def one_call(_mark: Callable[[str], str]) -> str:
+    """See `CallGrammar`."""
+    return "call"
 
 
 def calls(events: Events, is_tool: Callable[[str], bool]) -> Scanner[None]:

@@ -11,7 +11,7 @@ import pytest
 
 from services.kvstore.metrics import METRICS as KVSTORE_METRICS
 from services.kvstore.metrics import NODE_METRICS
-from services.router import metrics as router_metrics
+from services.router.observed import METRICS as ROUTER_METRICS
 from services.worker.metrics import METRICS as WORKER_METRICS
 from shared.telemetry.metrics import Metric
 from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, Running, running
@@ -23,7 +23,7 @@ PROMPT = [20 + i * 37 % 2000 for i in range(NUM_BLOCKS * BLOCK_SIZE + 1)]
 NUM_OUTPUT = 3
 
 DEFINED: dict[str, tuple[Metric, ...]] = {
-    "router": router_metrics.METRICS,
+    "router": ROUTER_METRICS,
     "prefill-0": tuple(item.metric for item in WORKER_METRICS),
     "decode-0": tuple(item.metric for item in WORKER_METRICS),
     "kvstore": tuple(item.metric for item in (*KVSTORE_METRICS, *NODE_METRICS)),
@@ -31,7 +31,7 @@ DEFINED: dict[str, tuple[Metric, ...]] = {
 
 
 def helped(metrics: Iterable[Metric]) -> set[str]:
-    return {f"# HELP {metric.name.replace('.', '_')}{'_seconds' * (metric.unit == 's')} " for metric in metrics}
+    return {f"# HELP {metric.exposed_name} " for metric in metrics}
 
 
 def values(page: str) -> dict[str, float]:

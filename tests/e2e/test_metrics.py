@@ -11,6 +11,8 @@ import pytest
 
 from services.kvstore.metrics import METRICS as KVSTORE_METRICS
 from services.kvstore.metrics import NODE_METRICS
+from services.monitoring.dashboard import ROWS
+from services.monitoring.rules import ALERTS, RECORDINGS
 from services.router.observed import METRICS as ROUTER_METRICS
 from services.worker.metrics import METRICS as WORKER_METRICS
 from shared.telemetry.metrics import Metric
@@ -42,6 +44,20 @@ def values(page: str) -> dict[str, float]:
     return found
 
 
+def series(page: str) -> dict[str, set[str]]:
+    """Every sample's name on a page, with the labels that any of its series has."""
+    found: dict[str, set[str]] = {}
+    for name, labels in re.findall(r"^([a-z_:]+)(?:\{(.*)\})? \S+$", page, re.MULTILINE):
+        found.setdefault(name, set()).update(re.findall(r'(?:^|,)(\w+)="', labels))
+    return found
+
+
+def asked() -> set[tuple[str, frozenset[str]]]:
+    """What panels, recordings and alerts read: samples' names and labels."""
+    lines = [line for row in ROWS.values() for panel in row for line in panel.lines.values()]
+    return {use for query in (*lines, *(item.query for item in (*RECORDINGS, *ALERTS))) for use in query.uses}
+
+
 async def pages(run: Running) -> dict[str, str]:
     async with httpx.AsyncClient(timeout=DEADLINE_S) as client:
         replies = {name: await client.get(f"http://{at}/metrics") for name, at in run.cluster.metrics.items()}
@@ -67,6 +83,13 @@ async def test_every_process_has_a_page_that_moves_when_a_request_is_served(tmp_
         assert [line for line in helped(metrics) if line not in texts[name]] == [], name
         assert "otel_scope" not in texts[name]
         assert f'service_name="tandem-{name.partition("-")[0]}"' in texts[name]
+
+    there: dict[str, set[str]] = {}
+    for text in texts.values():
+        for sample, labels in series(text).items():
+            there.setdefault(sample, set()).update(labels)
+    assert {name for name, _ in asked()} - there.keys() == set()
+    assert {(name, labels) for name, labels in asked() if not labels <= there[name]} == set()
 
     def grown(process: str, metric: str) -> float:
         return after[process][metric] - before[process].get(metric, 0)

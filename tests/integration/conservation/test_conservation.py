@@ -100,7 +100,7 @@ class Calls:
             return Script(tuple(self.text), None)
         finish = self._random.choice((FinishReason.STOP, FinishReason.LENGTH))
         return Script(
-            tuple(self.text[:num]), finish, error, num_failures, self._random.randrange(5), kind == "given up"
+            tuple(self.text[:num]), finish, error, num_failures, kind == "given up", self._random.randrange(5)
         )
 
     async def _http(self, kind: str, number: int, n: int, leave_after: int | None) -> Seen:

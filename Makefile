@@ -48,7 +48,7 @@ CLIENTS := sdks lm-eval guidellm aiperf
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast test-gpu test-clients test-timing test-sweep test-k8s k8s-programs lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-memory bench-planner loadtest chaos soak clean test-image always wheel mutation fuzz bench-determinism
+.PHONY: help setup run test test-fast test-gpu test-clients test-timing test-sweep test-k8s k8s-programs lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-metrics bench-overload bench-long-prompt bench-memory bench-planner loadtest chaos soak clean test-image always wheel mutation fuzz bench-determinism
 
 ##@ Use
 help:  ## list the targets
@@ -114,6 +114,7 @@ lint: setup  ## formatting, lint, types, lock, made pages, proto/ against its ba
 	$(BIN)/python .ci/api_reference.py --check
 	$(BIN)/python .ci/chart_schema.py --check
 	$(BIN)/python .ci/proto_check.py --check
+	$(BIN)/python -m services.monitoring --check
 
 format: setup  ## format, and fix what ruff can fix
 	$(BIN)/ruff format
@@ -155,6 +156,9 @@ bench-peers: setup  ## our engine and its peers in turns on the same weights: MO
 
 bench-router: setup  ## what a router adds to a request, and how many tokens it passes on: OUT=file
 	$(BIN)/python -m loadtest.bench router $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
+
+bench-metrics: setup  ## what counting costs a request in the router, and a decode step: OUT=file
+	$(BIN)/python -m loadtest.bench metrics $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
 
 bench-overload: setup  ## a router at three times its workers' capacity: OUT=file
 	$(BIN)/python -m loadtest.bench overload $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)

@@ -20,6 +20,7 @@ BENCHMARKS = {
     "peers": ("peers.measure", "The engine and its peers on the same weights, in turns."),
     "index": ("index.measure", "Match, publish and memory of the block index by its size."),
     "prefix": ("prefix.measure", "Prefix hits of a fleet compared with one ideal cache, and TTFT with the store."),
+    "metrics": ("metrics.measure", "What counting costs a request in the router, and a decode step."),
     "router": ("router.measure", "Latency that a router adds to a request, and its token throughput."),
     "overload": ("router.overload", "A router at three times its workers' capacity."),
     "memory": ("memory", "Resident memory of a cluster under prompts of all lengths, for each instruction set."),

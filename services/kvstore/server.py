@@ -17,6 +17,7 @@ from services.kvstore.local_index_writer import LocalIndexWriter
 from services.kvstore.metrics import METRICS, NODE_METRICS, KVStoreSources
 from services.kvstore.node import NodeConfig, StoreNode
 from services.kvstore.redis_index import RedisIndex
+from services.kvstore.resp.counted import CountedRedis
 from services.kvstore.resp.open import redis_client
 from services.kvstore.servicer import SERVICE_NAME, KVStoreServicer
 from services.kvstore.settings import KVStoreSettings
@@ -49,8 +50,10 @@ class KVStoreServer:
         """Raises ConfigError for a malformed URL or a disk tier without a folder; no I/O before `start()`."""
         self._settings = settings
         self._fleet_key = FleetKey.of(settings.fleet_key.get_secret_value(), settings.block_encryption)
-        self._redis = redis_client(
-            settings.redis_url.get_secret_value(), settings.redis_timeout_s, cluster=settings.redis_cluster
+        self._redis = CountedRedis(
+            redis_client(
+                settings.redis_url.get_secret_value(), settings.redis_timeout_s, cluster=settings.redis_cluster
+            )
         )
         self._index = CountedIndex(RedisIndex(self._redis))
         self._sweeper = Sweeper(self._redis, settings.sweep_interval_s, settings.lease_s)
@@ -62,7 +65,7 @@ class KVStoreServer:
         settings.tls.check("tls", mutual=True)
         self._rpc = RpcServer(settings.bind, self._register, names, credentials=settings.tls.server_credentials())
         self._metrics = Metrics("tandem-kvstore", self._node_name)
-        sources = KVStoreSources(self._index.counters, self._sweeper.counters, self._availability)
+        sources = KVStoreSources(self._index.counters, self._sweeper.counters, self._availability, self._redis)
         self._metrics.observe(METRICS, sources)
         if self._node is not None:
             self._metrics.observe(NODE_METRICS, self._node)

@@ -59,6 +59,7 @@ class _Submitted:
     queued_at: float = 0.0
     scheduled_at: float = 0.0
     num_cached_tokens: int = 0
+    shipping_since: float = 0.0
 
 
 class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]):
@@ -226,7 +227,9 @@ class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
             if item is None:  # cancelled while the step ran
                 for block in batch:
                     self._release(block)
-            elif item.notes:
+                continue
+            item.shipping_since = item.shipping_since or time.perf_counter()
+            if item.notes:
                 item.shipment.add_noted(batch)
             else:
                 item.shipment.add(*batch)
@@ -260,12 +263,16 @@ class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
 
     async def _finish(self, token: NewToken, item: _Submitted) -> None:
         """Closes the hand-off behind its first token."""
+        begun, failed = time.perf_counter(), False
         try:
             await item.shipment.finish(token.token.token_id, item.num_tokens, finished=token.finish_reason is not None)
         except TandemError as error:
+            failed = True
             item.log.log(failure_level(error), "the hand-off of request %s failed: %s", item.request_id, error)
-            failed = types_pb2.Failed(request_id=item.request_id, error=to_proto(error))
-            item.session.send(prefill_pb2.PrefillEvent(failed=failed))
+            message = types_pb2.Failed(request_id=item.request_id, error=to_proto(error))
+            item.session.send(prefill_pb2.PrefillEvent(failed=message))
+        now = time.perf_counter()
+        self.shipments.ended(now - (item.shipping_since or begun), now - begun, failed=failed)
 
     def _release(self, block: OutgoingBlock) -> None:
         self.host.engine.submit(ReleaseBlocks((block.block_id,), block.receiver))

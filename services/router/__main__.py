@@ -13,10 +13,11 @@ import grpc.aio
 from services.router.cache.servicer import SERVICE_NAME as CACHE_SERVICE_NAME
 from services.router.cache.servicer import CacheServicer
 from services.router.cache.watch import CacheWatch
+from services.router.edge.access import Access
 from services.router.edge.catalog import Catalog
 from services.router.edge.grpc_api import SERVICE_NAME as INFERENCE_SERVICE_NAME
 from services.router.edge.grpc_api import InferenceServicer, server_options
-from services.router.edge.http.app import build_models_app
+from services.router.edge.http.app import PATHS, build_models_app
 from services.router.edge.http.server import HttpServer
 from services.router.edge.model_servicer import ModelServicer
 from services.router.edge.rate_limits import RateLimits
@@ -25,6 +26,7 @@ from services.router.explanation import explanation
 from services.router.fleet_servicer import SERVICE_NAME as FLEET_SERVICE_NAME
 from services.router.fleet_servicer import FleetServicer
 from services.router.joined_status import joined_status
+from services.router.observed import CALLS
 from services.router.request_info import request_info
 from services.router.served_model import ServedModel, Surroundings
 from services.router.settings import RouterSettings
@@ -58,11 +60,13 @@ class RouterService:
         self._stores = StoreNodes(parse_named(settings.stores, "stores", unnamed=True), self._credentials, self._token)
         self._watch = CacheWatch(self._store, self._stores)
         self._models = self._new_models()
+        self._access = Access(settings.edge.access_log, PATHS)
+        self._models[0].metrics.metrics.observe(CALLS, self._access, common={})
         catalog = Catalog([model.edge for model in self._models])
         self.grpc = self._new_grpc_server(catalog)
         self.picker = self._new_picker()
-        app = build_models_app(catalog, settings.edge, self._metrics_page, self._status)
-        self.http = HttpServer(settings.http, app, settings.edge.limits, settings.edge.tls)
+        app = build_models_app(catalog, settings.edge, self._metrics_page, self._status, self._access)
+        self.http = HttpServer(settings.http, app, settings.edge.limits, settings.edge.tls, self._access.http_refused)
 
     def _new_store_client(self) -> KVStoreClient | None:
         if not self._settings.kvstore:
@@ -86,7 +90,14 @@ class RouterService:
         edge = self._settings.edge
         servicers = {
             model.name: InferenceServicer(
-                model.edge, catalog, edge, self._status, self._explain, self._request_info, self._settings.name
+                model.edge,
+                catalog,
+                edge,
+                self._status,
+                self._explain,
+                self._request_info,
+                self._settings.name,
+                self._access,
             )
             for model in self._models
         }

@@ -122,6 +122,7 @@ class RequestSummary:
     ttft: TtftSplit = field(default_factory=TtftSplit)
     prefill_worker: str = ""  # empty: the decode worker prefilled
     decode_worker: str = ""
+    last_token_at: float = 0.0  # time.perf_counter() when the workers' last token came
 
 
 class RunningRequest(Protocol):

@@ -16,9 +16,11 @@ from services.router.edge.input_processor import InputProcessor
 from services.router.edge.model_names import ModelNames
 from services.router.edge.rate_limits import RateLimits
 from services.router.metrics import RouterMetrics
+from services.router.observed import OBSERVED, RouterSources
 from services.router.placement.policy import Placement
 from services.router.settings import RouterSettings
 from services.router.status import cluster_status
+from services.router.vllm_names import VLLM, vllm_labels
 from services.router.workers.configured import discovery_of
 from services.router.workers.fleet import Fleet
 from services.router.workers.liveness import LivenessLimits
@@ -74,6 +76,7 @@ class ServedModel:
             settings.placement.config(settings.max_queued_tokens), seed=zlib.crc32(settings.name.encode())
         )
         self.dispatcher = Dispatcher(self.fleet, placement, self.lookup, self.metrics, settings.dispatch_config())
+        self._show_figures()
         self.drain = Drain(self.dispatcher)
         self.reader = PrefixReader(tokenizer, template)
         self.edge = InputProcessor(
@@ -86,7 +89,15 @@ class ServedModel:
             defaults,
             names=ModelNames(self.name, settings.aliases, beside),
             rates=around.rates,
+            ledger=self.metrics,
         )
+
+    def _show_figures(self) -> None:
+        """Those that are read when the metrics page is made."""
+        sources = RouterSources(self.dispatcher, self.fleet, self.lookup, self.metrics)
+        self.metrics.metrics.observe(OBSERVED, sources)
+        if self.settings.vllm_metrics:
+            self.metrics.metrics.observe(VLLM, sources, vllm_labels(self.name))
 
     def status(self) -> inference_pb2.ClusterStatus:
         """This model's part of the cluster, as the router sees it."""

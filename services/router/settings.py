@@ -134,6 +134,9 @@ class RouterSettings(ServiceSettings):
     """Time for accepted requests to end after SIGTERM; meanwhile new ones are answered with 503. Seconds."""
     picker: PickerSettings = PickerSettings()
     """The endpoint picker for gateways."""
+    vllm_metrics: bool = False
+    """The metrics page has what is known of vLLM's metrics under vLLM's names too, for dashboards, autoscalers and
+    gateways that ask for these."""
     edge: EdgeSettings = EdgeSettings()
     """The HTTP and gRPC servers: API keys, tenants, limits."""
 

@@ -16,6 +16,7 @@ from services.worker.host import EngineHost
 from services.worker.metrics import METRICS, WorkerSources
 from services.worker.session_server import SessionServer
 from services.worker.settings import WorkerSettings
+from services.worker.vllm_names import VLLM
 from services.worker.worker import Worker
 from shared.address import Address, parse_named
 from shared.block_service.servicer import SERVICE_NAME as BLOCK_SERVICE_NAME
@@ -57,7 +58,10 @@ class WorkerService:
         self._guard = guard
         settings = host.settings
         self._metrics = Metrics(f"tandem-{worker.role.name.lower()}", settings.name)
-        self._metrics.observe(METRICS, WorkerSources(worker.load, host.engine.steps, host.transfer.counters))
+        sources = WorkerSources(worker.load, host.engine.steps, host.transfer.counters, worker.shipments)
+        self._metrics.observe(METRICS, sources)
+        if settings.vllm_metrics:
+            self._metrics.observe(VLLM, sources, {"model_name": host.model.name, "engine": "0"})
         self._metrics_server = MetricsServer(settings.metrics, self._metrics.registry, self._not_ready_reason)
         self.server: RpcServer
 

@@ -46,6 +46,8 @@ class WorkerSettings(ServiceSettings):
     all services of a fleet. none = who can read the network reads the KV."""
     metrics: str = "127.0.0.1:0"
     """host:port of the Prometheus page, /metrics; port 0 = any free one, empty = no such page."""
+    vllm_metrics: bool = False
+    """The page has what is known of vLLM's metrics under vLLM's names too."""
     model: Path
     """Model folder in Hugging Face layout."""
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"

@@ -14,6 +14,7 @@ from services.worker.blocks.prefix_fetch.prefix_hint import PrefixHint
 from services.worker.host import EngineHost
 from services.worker.load import LoadReporter
 from services.worker.session import Session
+from services.worker.shipments import ShipmentCounters
 from shared.engine.messages import (
     AddSequence,
     BlocksAdopted,
@@ -62,6 +63,8 @@ class Worker(ABC, Generic[CommandT, EventT]):
         self._publisher = publisher
         self._holding: set[asyncio.Task[None]] = set()
         self.load = LoadReporter(host.transfer.counters, self._publish_load, connector)
+        self.shipments = ShipmentCounters()
+        """Of a prefill worker."""
         connector.nodes.on_change = self.load.flush
 
     # --- from the engine

@@ -2,7 +2,7 @@
 
 A JSON record has `time` (ISO 8601, UTC), `level`, `service`, `logger` and `message`; `exception`, with the traceback,
 if there is one; and, if it concerns a request, `request_id`, `attempt` (on workers: which of the router's attempts) and
-`trace_id` (if the client sent a W3C trace context).
+`trace_id` (if the client sent a W3C trace context). Records of the router's access log have fields of their own.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         fields |= {name: value for name in _REQUEST_FIELDS if (value := getattr(record, name, None))}
+        fields |= getattr(record, "fields", {})
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         if record.stack_info:

@@ -135,6 +135,7 @@ class ActiveRequest:
         if finish is None:
             self._wake_reader()
         else:
+            self.summary.last_token_at = time.perf_counter()
             self.move(RequestEvent.FINISH)
 
     def take_over(self) -> None:

@@ -97,7 +97,7 @@ class Dispatcher:
         try:
             self._queue.check(BYTES_PER_TOKEN * request.num_input_tokens)
         except Overloaded:
-            self._metrics.refused(waited=False)
+            self._metrics.refused(waited=False, cause="full")
             raise
         active = ActiveRequest(request, self._coalescer, next(self._serials))
         if older is not None:
@@ -170,14 +170,12 @@ class Dispatcher:
         first decides, whatever crossed it."""
         error = None if task.cancelled() else task.exception()
         if active.finished:
-            self._metrics.finished(active)
             active.log.debug("request %s is finished", active.request.request_id)
         elif active.taken_over:
             active.move(RequestEvent.FAIL)
             self._fail(active, TakenOver(f"request {active.request.request_id!r} goes on on another call"))
         elif error is None:
             active.move(RequestEvent.CANCEL)
-            self._metrics.cancelled()
             active.log.debug("request %s is cancelled", active.request.request_id)
         else:
             active.move(RequestEvent.FAIL)
@@ -193,7 +191,6 @@ class Dispatcher:
             error = Internal(f"{type(error).__name__}: {error}")
         if isinstance(error, Quarantined):
             self._quarantine.add(active.request.tenant, request_id, error)
-        self._metrics.failed(error)
         active.log.log(failure_level(error), "request %s failed: %s", request_id, error)
         active.fail(error)
 
@@ -219,6 +216,8 @@ class Dispatcher:
                 active.log.warning("request %s is placed anew: %s", active.request.request_id, error)
                 if not attempt.is_charged:
                     self._metrics.retried(error)
+                if len(active.produced) > active.num_resumed:
+                    self._metrics.migrated("answer", error)
             active.move(RequestEvent.RETRY)
             if attempt.died:
                 await self._fleet.heard()  # else it might go to a worker that died with the first, and seem the cause
@@ -246,7 +245,7 @@ class Dispatcher:
             if waits:
                 await asyncio.wait((queued.assignment,), timeout=wait_s)
         except Overloaded:
-            self._metrics.refused(waited=waits)
+            self._metrics.refused(waited=waits, cause="full")
             raise
         except asyncio.CancelledError:
             given = _given(queued.assignment)
@@ -261,7 +260,7 @@ class Dispatcher:
         try:
             attempt = queued.assignment.result()
         except Overloaded:
-            self._metrics.refused(waited=waits)
+            self._metrics.refused(waited=waits, cause="late")
             raise
         active.timeline.placed = time.perf_counter()
         return attempt
@@ -272,7 +271,7 @@ class Dispatcher:
         if reason:
             return WorkerLost(reason)
         self._admission.gave_up(estimate, time.perf_counter())
-        self._metrics.refused(waited=True)
+        self._metrics.refused(waited=True, cause="timeout")
         return Overloaded(f"no worker could start the request within {wait_s:.3g} s", limit=wait_s)
 
     def _enter(self, active: ActiveRequest, now: float, *, returning: bool) -> Estimate:
@@ -289,7 +288,7 @@ class Dispatcher:
                 first=returning,
             )
         except Overloaded:
-            self._metrics.refused(waited=returning)
+            self._metrics.refused(waited=returning, cause="late")
             raise
 
     @property
@@ -382,6 +381,7 @@ class Dispatcher:
             active.deaths.note(active.request.request_id, lost, len(active.produced))
         active.charge((lost,))
         self._metrics.retried(error)
+        self._metrics.migrated("prompt", error)
         active.log.warning("request %s: prefill on %s from now on: %s", active.wire_id, name, error)
         return fleet.prefills[name], wanted.work(name)
 

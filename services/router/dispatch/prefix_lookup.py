@@ -5,15 +5,18 @@ from __future__ import annotations
 import heapq
 import logging
 import random
+import time
 from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from services.router.metric_definitions import LOOKUPS
 from services.router.placement.views import NO_HITS, UNKNOWN_HITS, PrefixHits, PrefixPeer
 from services.router.workers.fleet import Fleet
 from shared.errors import StoreUnavailable
 from shared.kv.hashing import chain
 from shared.kv_index.holders import PrefixMatch, Tier
+from shared.telemetry.buckets import BucketCounts
 
 if TYPE_CHECKING:
     from shared.kv_index.client import KVStoreClient
@@ -33,6 +36,8 @@ class PrefixLookup:
         self._fleet = fleet
         self.available = client is not None
         self.num_errors = 0
+        self.round_trips_s = BucketCounts(LOOKUPS.buckets)
+        """How long each look-up took, failed ones too."""
         self._random = random.Random()
 
     async def hits(self, token_ids: list[int], salt: str, num_prompt_tokens: int) -> PrefixHits:
@@ -44,6 +49,7 @@ class PrefixLookup:
         hashes = chain(self._fleet.hash_root(salt, num_prompt_tokens), token_ids, layout.block_size)
         if not hashes:
             return NO_HITS
+        begun = time.perf_counter()
         try:
             match = await self._client.match(hashes)
         except StoreUnavailable as error:
@@ -52,6 +58,8 @@ class PrefixLookup:
                 logger.warning("the KV store does not answer, prompts are placed without it: %s", error)
             self.available = False
             return UNKNOWN_HITS
+        finally:
+            self.round_trips_s.add(time.perf_counter() - begun)
         if not self.available:
             logger.info("the KV store answers again")
             self.available = True

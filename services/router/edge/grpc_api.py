@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -9,6 +10,7 @@ from dataclasses import replace
 
 import grpc.aio
 
+from services.router.edge.access import Access
 from services.router.edge.auth import ApiKeys
 from services.router.edge.catalog import Catalog
 from services.router.edge.grpc_messages import (
@@ -22,13 +24,14 @@ from services.router.edge.grpc_messages import (
     trace_of,
 )
 from services.router.edge.input_processor import CallInfo, InputProcessor, PromptOptions, TextPrompt
+from services.router.edge.ledger import CallEntry
 from services.router.edge.limits import LimitSettings
 from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.unary_call import answer_client
 from services.router.edge.write_watch import WriteWatch
 from services.router.request import Request
-from shared.errors import DeadlineExceeded, Internal, InvalidRequest, TandemError
+from shared.errors import Cancelled, DeadlineExceeded, Internal, InvalidRequest, TandemError
 from shared.rpc.errors import abort
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
 from shared.telemetry.logs import request_log
@@ -53,9 +56,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         explain: Callable[[str], inference_pb2.Explanation],
         request_info: Callable[[str], inference_pb2.RequestInfo],
         router_name: str = "",
+        access: Access | None = None,
     ) -> None:
         """Serves the model of `input_processor`, which is one of `catalog`. `explain` and `request_info` raise NotFound
-        for a request that they do not know."""
+        for a request that they do not know. `access` counts and logs the calls."""
+        self._access = access or Access()
         self._router_name = router_name
         self._explain = explain
         self._request_info = request_info
@@ -99,11 +104,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         is_batch: bool = False,
     ) -> None:
         arrived_at = time.perf_counter()
-        error: TandemError
+        entry = CallEntry(self._input_processor.ledger, arrived_at)
+        error: TandemError | None = None
         try:
-            if is_batch:
-                self._check_batch(requests)
-            await self._generate(requests, context, arrived_at, write)
+            with entry:
+                if is_batch:
+                    self._check_batch(requests)
+                await self._generate(requests, context, arrived_at, write, entry)
             return
         except TandemError as known:
             error = known
@@ -111,6 +118,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             request_id = requests[0].request_id if requests else ""
             request_log(logger, request_id, trace_of(metadata_of(context))).exception("request %s failed", request_id)
             error = Internal(f"internal error ({type(unknown).__name__})")
+        except asyncio.CancelledError:
+            error = Cancelled("the client ended the call")
+            raise
+        finally:
+            code = "OK" if error is None else error.grpc_code
+            method = "GenerateBatch" if is_batch else "Generate"
+            self._access.grpc_ended(method, code, time.perf_counter() - arrived_at, entry.note)
         await abort(context, error)
 
     async def GetStatus(  # noqa: N802
@@ -186,23 +200,34 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return inference_pb2.DetokenizeResponse(text=self._input_processor.detokenize(request.token_ids, "token_ids"))
 
     async def _generate(
-        self, requests: Sequence[inference_pb2.GenerateRequest], context: Context, arrived_at: float, write: Write
+        self,
+        requests: Sequence[inference_pb2.GenerateRequest],
+        context: Context,
+        arrived_at: float,
+        write: Write,
+        entry: CallEntry,
     ) -> None:
         """One coroutine, no generator: a cancelled call unwinds all of it at once."""
-        metadata = metadata_of(context)
+        metadata, note = metadata_of(context), entry.note
+        note.trace = trace_of(metadata)
+        note.model = requests[0].model or self._input_processor.model_name
+        note.request_id = requests[0].request_id
         tenant = self._keys.check(metadata.get("authorization"))
         hints = scheduling_hints(metadata, tenant)
+        note.tenant = hints.tenant
         account = self._input_processor.rates.begin(
             self._keys.account(metadata.get("authorization"), hints.tenant), hints.tenant
         )
         time_left = context.time_remaining()
         if time_left is not None and time_left <= 0:
             raise DeadlineExceeded("the call's deadline passed before it began")
-        call = CallInfo(arrived_at=arrived_at, timeout_s=time_left or 0.0, trace=trace_of(metadata), scheduling=hints)
+        call = CallInfo(arrived_at=arrived_at, timeout_s=time_left or 0.0, trace=dict(note.trace), scheduling=hints)
         plan = [await self._prepared(request, call) for request in requests]
         account.charge(sum(request.num_input_tokens for request in plan))
+        entry.answers_begin()
+        note.request_id = plan[0].request_id
         starts: dict[int, inference_pb2.Start] = {i: start_of(item, self._router_name) for i, item in enumerate(plan)}
-        async with WriteWatch(self._write_timeout_s) as watch, self._input_processor.start(plan) as outputs:
+        async with WriteWatch(self._write_timeout_s) as watch, self._input_processor.start(plan, entry) as outputs:
             try:
                 async for index, delta in outputs:
                     watch.begin()

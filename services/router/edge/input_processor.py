@@ -14,6 +14,7 @@ from services.router.edge.answer.reasoning import Thinking
 from services.router.edge.bad_words import check_bad_words
 from services.router.edge.chat_prompt import ChatPrompt
 from services.router.edge.generation_defaults import NO_DEFAULTS, GenerationDefaults
+from services.router.edge.ledger import Ledger, Uncounted
 from services.router.edge.model_names import ModelNames
 from services.router.edge.output_processor import INLINE_TOKENS, output_processor
 from services.router.edge.output_stream import OutputStream
@@ -120,10 +121,11 @@ class InputProcessor:
         *,
         names: ModelNames | None = None,
         rates: RateLimits | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         """`structures`: for the model's vocabulary; `defaults`: what a request takes that does not say how to
         sample; `names`: `model_name` and what else clients may call it; `rates`: shared with other models'
-        processors."""
+        processors; `ledger`: who counts requests, nobody where none is given."""
         self.core = core
         self.defaults = defaults
         self.formats = AnswerFormats.of(chat_template, settings.tool_call_parser, settings.reasoning_parser)
@@ -137,6 +139,8 @@ class InputProcessor:
         self._settings = settings
         self.rates = rates or RateLimits(settings)
         """Shared by all APIs."""
+        self.ledger: Ledger = ledger or Uncounted()
+        """Hears of the end of every request, over all APIs."""
 
     def check_model(self, model: str) -> None:
         """Passes for the served model's names and for no name; raises NotFound (`model`)."""
@@ -268,9 +272,10 @@ class InputProcessor:
         self._prompts.check_token_ids(field, token_ids)
         return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
-    def start(self, requests: Sequence[Request]) -> OutputStream:
-        """The answers to prepared requests; entering the stream submits them."""
-        return OutputStream(self.core, requests, self.tokenizer)
+    def start(self, requests: Sequence[Request], ledger: Ledger | None = None) -> OutputStream:
+        """The answers to prepared requests; entering the stream submits them. `ledger` counts them, else the one of
+        all."""
+        return OutputStream(self.core, requests, self.tokenizer, ledger or self.ledger)
 
     def context_len(self) -> int:
         """Tokens of prompt and answer that fit in all; raises WorkerLost while no worker is connected."""

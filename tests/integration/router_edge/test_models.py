@@ -13,6 +13,7 @@ import grpc.aio
 import httpx
 import pytest
 
+from services.router.edge.access import Access
 from services.router.edge.catalog import Catalog
 from services.router.edge.grpc_api import SERVICE_NAME, InferenceServicer
 from services.router.edge.http.app import build_models_app
@@ -93,7 +94,7 @@ async def door(tmp_path: Path) -> AsyncIterator[Door]:
         processors.append(
             InputProcessor(cores[name], tokenizer, template, name, settings, structures, names=names, rates=rates)
         )
-    app = build_models_app(Catalog(processors), settings, lambda: b"", cluster_status)
+    app = build_models_app(Catalog(processors), settings, lambda: b"", cluster_status, Access())
     async with AsyncExitStack() as stack:
         http = HttpServer("127.0.0.1:0", app, settings.limits, settings.tls)
         await http.start()

@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from services.router.edge.access import Access, AccessMiddleware
 from services.router.edge.auth import ApiKeys
 from services.router.edge.catalog import Catalog
 from services.router.edge.http.anthropic.endpoint import Messages
@@ -26,6 +27,13 @@ from services.router.edge.input_processor import InputProcessor
 from services.router.edge.settings import EdgeSettings
 from shared.errors import TandemError
 from shared.rpc.pb.tandem.v1 import inference_pb2
+
+PATHS = (
+    *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
+    *("/tokenize", "/detokenize", "/v1/models", "/version", "/", "/docs", "/openapi.json"),
+    *("/healthz", "/health", "/ping", "/readyz", "/metrics", "/status"),
+)
+"""Those that requests are counted by."""
 
 
 def build_app(
@@ -87,16 +95,17 @@ def build_models_app(
     settings: EdgeSettings,
     metrics: Callable[[], bytes],
     status: Callable[[], inference_pb2.ClusterStatus],
+    access: Access,
 ) -> ASGIApp:
-    """The ASGI application of one model or of several."""
+    """The ASGI application of one model or of several; `access` counts and logs its requests."""
     apps = {model.model_name: build_app(model, settings, metrics, status, catalog) for model in catalog.models}
     if len(apps) == 1:
-        return apps[catalog.first.model_name]
+        return AccessMiddleware(apps[catalog.first.model_name], access)
 
     def app_of(name: str) -> ASGIApp:
         return apps[catalog.find(name).model_name]
 
-    return ModelSwitch(app_of, ApiKeys.of(settings), settings.max_body_bytes)
+    return AccessMiddleware(ModelSwitch(app_of, ApiKeys.of(settings), settings.max_body_bytes), access)
 
 
 def _middleware(settings: EdgeSettings) -> list[Middleware]:

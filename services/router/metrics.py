@@ -13,6 +13,7 @@ from services.router.placement.disaggregation import Route
 from services.router.request import Request, RequestSummary
 from shared.errors import TandemError, TransferFailed, WorkerLost
 from shared.telemetry.metrics import Kind, Metric, Metrics, counter
+from shared.telemetry.tracing.tracer import Tracer
 
 OTHER_TENANTS = "other"
 
@@ -110,6 +111,10 @@ class RouterMetrics:
     def watch_loop(self) -> None:
         """See `Metrics`."""
         self._metrics.watch_loop()
+
+    def observe_traces(self, tracer: Tracer) -> None:
+        """Shows what became of the spans."""
+        tracer.observe(self._metrics)
 
     def finished(self, active: ActiveRequest) -> None:
         """A request finished."""

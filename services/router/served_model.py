@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -19,6 +19,7 @@ from services.router.metrics import RouterMetrics
 from services.router.placement.policy import Placement
 from services.router.settings import RouterSettings
 from services.router.status import cluster_status
+from services.router.traces.call_trace import CallTraces
 from services.router.workers.configured import discovery_of
 from services.router.workers.fleet import Fleet
 from services.router.workers.liveness import LivenessLimits
@@ -41,6 +42,7 @@ class Surroundings:
     """A client's limits hold over all models."""
     credentials: grpc.ChannelCredentials | None
     token: str
+    traces: CallTraces = field(default_factory=CallTraces)
 
 
 class ServedModel:
@@ -86,6 +88,7 @@ class ServedModel:
             defaults,
             names=ModelNames(self.name, settings.aliases, beside),
             rates=around.rates,
+            traces=around.traces,
         )
 
     def status(self) -> inference_pb2.ClusterStatus:

@@ -17,6 +17,7 @@ from services.router.placement.settings import PlacementSettings
 from shared.config import ServiceSettings
 from shared.errors import ConfigError
 from shared.rpc.tls import ServiceTls
+from shared.telemetry.tracing.settings import RouterTracesSettings
 
 
 class KubernetesSettings(BaseModel):
@@ -134,6 +135,8 @@ class RouterSettings(ServiceSettings):
     """Time for accepted requests to end after SIGTERM; meanwhile new ones are answered with 503. Seconds."""
     picker: PickerSettings = PickerSettings()
     """The endpoint picker for gateways."""
+    traces: RouterTracesSettings = RouterTracesSettings()
+    """The spans of its requests, and which of them are exported."""
     edge: EdgeSettings = EdgeSettings()
     """The HTTP and gRPC servers: API keys, tenants, limits."""
 

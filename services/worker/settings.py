@@ -13,6 +13,7 @@ from shared.config import ServiceSettings
 from shared.identity import WorkerRole
 from shared.kv.encryption import Encryption
 from shared.rpc.tls import ServiceTls
+from shared.telemetry.tracing.settings import TracesSettings
 
 MIN_CHUNK = 16
 CHUNK = 512
@@ -46,6 +47,8 @@ class WorkerSettings(ServiceSettings):
     all services of a fleet. none = who can read the network reads the KV."""
     metrics: str = "127.0.0.1:0"
     """host:port of the Prometheus page, /metrics; port 0 = any free one, empty = no such page."""
+    traces: TracesSettings = TracesSettings()
+    """Its spans of requests that the router traces."""
     model: Path
     """Model folder in Hugging Face layout."""
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"

@@ -19,7 +19,6 @@ from services.router.edge.grpc_messages import (
     resume_of,
     sampling_params,
     start_of,
-    trace_of,
 )
 from services.router.edge.input_processor import CallInfo, InputProcessor, PromptOptions, TextPrompt
 from services.router.edge.limits import LimitSettings
@@ -99,18 +98,24 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         is_batch: bool = False,
     ) -> None:
         arrived_at = time.perf_counter()
-        error: TandemError
+        metadata = metadata_of(context)
+        trace = self._input_processor.traces.begin(
+            metadata.get("traceparent", ""), metadata.get("tracestate", ""), arrived_at
+        )
+        error: TandemError | None = None
         try:
             if is_batch:
                 self._check_batch(requests)
-            await self._generate(requests, context, arrived_at, write)
+            await self._generate(requests, context, metadata, CallInfo(arrived_at=arrived_at, trace=trace), write)
             return
         except TandemError as known:
             error = known
         except Exception as unknown:
             request_id = requests[0].request_id if requests else ""
-            request_log(logger, request_id, trace_of(metadata_of(context))).exception("request %s failed", request_id)
+            request_log(logger, request_id, trace.trace_id).exception("request %s failed", request_id)
             error = Internal(f"internal error ({type(unknown).__name__})")
+        finally:
+            trace.end(error, "GenerateBatch" if is_batch else "Generate", self._input_processor.model_name)
         await abort(context, error)
 
     async def GetStatus(  # noqa: N802
@@ -186,10 +191,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return inference_pb2.DetokenizeResponse(text=self._input_processor.detokenize(request.token_ids, "token_ids"))
 
     async def _generate(
-        self, requests: Sequence[inference_pb2.GenerateRequest], context: Context, arrived_at: float, write: Write
+        self,
+        requests: Sequence[inference_pb2.GenerateRequest],
+        context: Context,
+        metadata: dict[str, str],
+        call: CallInfo,
+        write: Write,
     ) -> None:
         """One coroutine, no generator: a cancelled call unwinds all of it at once."""
-        metadata = metadata_of(context)
         tenant = self._keys.check(metadata.get("authorization"))
         hints = scheduling_hints(metadata, tenant)
         account = self._input_processor.rates.begin(
@@ -198,7 +207,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         time_left = context.time_remaining()
         if time_left is not None and time_left <= 0:
             raise DeadlineExceeded("the call's deadline passed before it began")
-        call = CallInfo(arrived_at=arrived_at, timeout_s=time_left or 0.0, trace=trace_of(metadata), scheduling=hints)
+        call = replace(call, timeout_s=time_left or 0.0, scheduling=hints)
         plan = [await self._prepared(request, call) for request in requests]
         account.charge(sum(request.num_input_tokens for request in plan))
         starts: dict[int, inference_pb2.Start] = {i: start_of(item, self._router_name) for i, item in enumerate(plan)}

@@ -25,9 +25,7 @@ from services.router.edge.rate_limits import Account
 from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
 from services.router.request import FinishReason, Request, Resume
-from shared.errors import InvalidRequest, WorkerLost
-
-_TRACE_HEADERS = ("traceparent", "tracestate")
+from shared.errors import InvalidRequest, TandemError, WorkerLost
 
 
 class Dialect(Protocol):
@@ -58,6 +56,10 @@ class InferenceEndpoint:
         """Serves one request. Never raises for what a client or the cluster did."""
         arrived_at = time.perf_counter()
         headers = Headers(scope=scope)
+        trace = self._input_processor.traces.begin(
+            headers.get("traceparent", ""), headers.get("tracestate", ""), arrived_at
+        )
+        failure: TandemError | None = None
         reply = Reply(send, checked_request_id(""), self._dialect.errors)
         try:
             reply.request_id = checked_request_id(headers.get("x-request-id", ""))
@@ -73,7 +75,7 @@ class InferenceEndpoint:
                 model=parsed.model,
                 request_id=reply.request_id,
                 arrived_at=arrived_at,
-                trace={name: headers[name] for name in _TRACE_HEADERS if name in headers},
+                trace=trace,
                 scheduling=hints if parsed.priority is None else replace(hints, priority=-parsed.priority),
                 cache_salt=parsed.cache_salt,
             )
@@ -81,11 +83,16 @@ class InferenceEndpoint:
                 await self._serve(parsed, info, reply, account)
         except asyncio.CancelledError:
             # Only a server that stops cancels this task: the client hears of it, and the task ends here.
-            await reply.error(WorkerLost("the router is shutting down"))
+            failure = WorkerLost("the router is shutting down")
+            await reply.error(failure)
         except BodyTooLargeError as error:
-            await reply.error(error.error, status=413)
+            failure = error.error
+            await reply.error(failure, status=413)
         except Exception as error:
-            await reply.error(as_tandem_error(error, reply.request_id))
+            failure = as_tandem_error(error, reply.request_id)
+            await reply.error(failure)
+        finally:
+            trace.end(failure, scope["path"], self._input_processor.model_name)
 
     async def _serve(self, parsed: ParsedRequest, info: CallInfo, reply: Reply, account: Account) -> None:
         plan = await self._plan(parsed, info)

@@ -30,6 +30,7 @@ from services.router.observed import CALLS
 from services.router.request_info import request_info
 from services.router.served_model import ServedModel, Surroundings
 from services.router.settings import RouterSettings
+from services.router.traces.call_trace import CallTraces
 from shared.address import Address, parse_named
 from shared.block_service.store_nodes import StoreNodes
 from shared.errors import TandemError
@@ -39,6 +40,7 @@ from shared.process import run_service
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from shared.rpc.server import RpcServer
 from shared.telemetry.joined_page import joined_page
+from shared.telemetry.tracing.tracer import Tracer
 
 if TYPE_CHECKING:
     from services.router.picker.server import PickerServer
@@ -59,6 +61,7 @@ class RouterService:
         self._store = self._new_store_client()
         self._stores = StoreNodes(parse_named(settings.stores, "stores", unnamed=True), self._credentials, self._token)
         self._watch = CacheWatch(self._store, self._stores)
+        self._tracer = Tracer.of(settings.traces, "tandem-router", settings.name)
         self._models = self._new_models()
         self._access = Access(settings.edge.access_log, PATHS)
         self._models[0].metrics.metrics.observe(CALLS, self._access, common={})
@@ -76,11 +79,16 @@ class RouterService:
 
     def _new_models(self) -> tuple[ServedModel, ...]:
         every = self._settings.each_model()
-        around = Surroundings(self._store, RateLimits(self._settings.edge), self._credentials, self._token)
+        traces = CallTraces(
+            self._tracer, self._settings.traces, self._store.keep_trace if self._store is not None else None
+        )
+        around = Surroundings(self._store, RateLimits(self._settings.edge), self._credentials, self._token, traces)
         names = [each.model_name for each in every]
         models = tuple(
             ServedModel(each, tuple(name for name in names if name != each.model_name), around) for each in every
         )
+        if self._tracer is not None:
+            self._tracer.observe(models[0].metrics.metrics)
         for model in models[1:]:
             model.metrics.tenants = models[0].metrics.tenants  # a tenant's sums are over all models
         return models
@@ -151,6 +159,8 @@ class RouterService:
 
     async def start(self) -> None:
         """Starts both servers and begins to connect to the workers; raises ConfigError where a port is taken."""
+        if self._tracer is not None:
+            self._tracer.start()
         await self.http.start()
         await self.grpc.start()
         await self.grpc.set_serving(True)
@@ -175,6 +185,8 @@ class RouterService:
         await self._watch.close()
         for model in self._models:
             await model.close()
+        if self._tracer is not None:
+            await self._tracer.close()
         await self._stores.close()
         if self._store is not None:
             await self._store.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -20,6 +20,7 @@ from services.router.observed import OBSERVED, RouterSources
 from services.router.placement.policy import Placement
 from services.router.settings import RouterSettings
 from services.router.status import cluster_status
+from services.router.traces.call_trace import CallTraces
 from services.router.vllm_names import VLLM, vllm_labels
 from services.router.workers.configured import discovery_of
 from services.router.workers.fleet import Fleet
@@ -43,6 +44,7 @@ class Surroundings:
     """A client's limits hold over all models."""
     credentials: grpc.ChannelCredentials | None
     token: str
+    traces: CallTraces = field(default_factory=CallTraces)
 
 
 class ServedModel:
@@ -90,6 +92,7 @@ class ServedModel:
             names=ModelNames(self.name, settings.aliases, beside),
             rates=around.rates,
             ledger=self.metrics,
+            traces=around.traces,
         )
 
     def _show_figures(self) -> None:

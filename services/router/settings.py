@@ -17,6 +17,7 @@ from services.router.placement.settings import PlacementSettings
 from shared.config import ServiceSettings
 from shared.errors import ConfigError
 from shared.rpc.tls import ServiceTls
+from shared.telemetry.tracing.settings import RouterTracesSettings
 
 
 class KubernetesSettings(BaseModel):
@@ -137,6 +138,8 @@ class RouterSettings(ServiceSettings):
     vllm_metrics: bool = False
     """The metrics page has what is known of vLLM's metrics under vLLM's names too, for dashboards, autoscalers and
     gateways that ask for these."""
+    traces: RouterTracesSettings = RouterTracesSettings()
+    """The spans of its requests, and which of them are exported."""
     edge: EdgeSettings = EdgeSettings()
     """The HTTP and gRPC servers: API keys, tenants, limits."""
 

@@ -133,6 +133,8 @@ class SessionServer(Generic[CommandT, EventT]):
             kind = command.WhichOneof("command")
             if kind == "heartbeat":
                 session.silent_s = 0.0
+                if command.heartbeat.kept_traces and self._worker.spans is not None:
+                    self._worker.spans.release(command.heartbeat.kept_traces)
                 continue
             if kind in ("drain", "undrain"):
                 try:

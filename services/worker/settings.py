@@ -13,6 +13,7 @@ from shared.config import ServiceSettings
 from shared.identity import WorkerRole
 from shared.kv.encryption import Encryption
 from shared.rpc.tls import ServiceTls
+from shared.telemetry.tracing.settings import TracesSettings
 
 MIN_CHUNK = 16
 CHUNK = 512
@@ -48,6 +49,8 @@ class WorkerSettings(ServiceSettings):
     """host:port of the Prometheus page, /metrics; port 0 = any free one, empty = no such page."""
     vllm_metrics: bool = False
     """The page has what is known of vLLM's metrics under vLLM's names too."""
+    traces: TracesSettings = TracesSettings()
+    """Its spans of requests that the router traces."""
     model: Path
     """Model folder in Hugging Face layout."""
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"

@@ -49,7 +49,7 @@ class ActiveRequest:
         """`coalescer` wakes its reader. `serial`: the number of this call, another one for each."""
         self.request = request
         self._serial = serial
-        self.log = request_log(logger, request.request_id, request.trace)
+        self.log = request_log(logger, request.request_id, request.trace.trace_id)
         self.summary = RequestSummary()
         self.num_attempts = 0
         """Attempts begun; each has an id of its own on the workers."""
@@ -71,6 +71,8 @@ class ActiveRequest:
         self.task: asyncio.Task[None] | None = None
         self.state = RequestState.QUEUED
         """Changed by `move` alone."""
+        self.trace = request.trace.request(self)
+        """Its spans; None where nothing is recorded."""
         self._pending: TokenDelta | None = None  # what the edge has not taken yet, as one
         self._error: TandemError | None = None
         self._settled = False
@@ -105,6 +107,13 @@ class ActiveRequest:
     def move(self, event: RequestEvent) -> None:
         """Takes the event; raises Internal where the present state has no such transition."""
         self.state = after(self.state, event)
+        if self.trace is not None:
+            self.trace.moved(event)
+
+    def note_error(self, error: Exception) -> None:
+        """Why its present state will end, for its trace."""
+        if self.trace is not None:
+            self.trace.error = error
 
     @property
     def num_failures(self) -> int:
@@ -152,6 +161,7 @@ class ActiveRequest:
     def fail(self, error: TandemError) -> None:
         """Ends the client's stream with an error, behind what came before."""
         self._error = error
+        self.note_error(error)
         self._wake_reader()
 
     def on_first_token(self, tokens: types_pb2.SequenceTokens, now: float) -> None:

@@ -203,10 +203,12 @@ class Dispatcher:
             try:
                 await self._serve(attempt)
                 return
-            except Overloaded:
+            except Overloaded as error:
+                active.note_error(error)
                 # Its own state was newer than our view of it; the request keeps its place in the queue.
                 attempt.refuse()
             except TandemError as error:
+                active.note_error(error)
                 if not attempt.is_charged:
                     active.charge(attempt.suspects)
                 if attempt.died:
@@ -228,7 +230,7 @@ class Dispatcher:
         """Waits in the queue until workers can start the request; raises Overloaded where that is not in time."""
         request = active.request
         request_id = request.request_id
-        active.hits = await self._lookup.hits(active.token_ids, request.chain_salt, request.num_prompt_tokens)
+        active.hits = await self._lookup.hits_for(active)
         active.timeline.matched = now = time.perf_counter()
         estimate = self._enter(active, now, returning=returning)
         item = estimate.item
@@ -334,6 +336,8 @@ class Dispatcher:
         active.num_attempts += 1
         active.move(RequestEvent.PLACED)
         self._explain(active, choice)
+        if active.trace is not None:
+            active.trace.placed(wanted.now_s, decode, prefill, choice.route.value)
         attempt = Attempt(
             active,
             decode,
@@ -380,6 +384,7 @@ class Dispatcher:
         if held and isinstance(error, WorkerDied):
             active.deaths.note(active.request.request_id, lost, len(active.produced))
         active.charge((lost,))
+        active.note_error(error)
         self._metrics.retried(error)
         self._metrics.migrated("prompt", error)
         active.log.warning("request %s: prefill on %s from now on: %s", active.wire_id, name, error)

@@ -19,6 +19,7 @@ from shared.kv_index.holders import PrefixMatch, Tier
 from shared.telemetry.buckets import BucketCounts
 
 if TYPE_CHECKING:
+    from services.router.dispatch.active_request import ActiveRequest
     from shared.kv_index.client import KVStoreClient
 
 logger = logging.getLogger(__name__)
@@ -40,9 +41,19 @@ class PrefixLookup:
         """How long each look-up took, failed ones too."""
         self._random = random.Random()
 
-    async def hits(self, token_ids: list[int], salt: str, num_prompt_tokens: int) -> PrefixHits:
+    async def hits_for(self, active: ActiveRequest) -> PrefixHits:
+        """`hits` of a request's tokens so far, in its trace where it has one."""
+        request, trace = active.request, active.trace if self._client is not None else None
+        traceparent = trace.looking() if trace is not None else ""
+        try:
+            return await self.hits(active.token_ids, request.chain_salt, request.num_prompt_tokens, traceparent)
+        finally:
+            if trace is not None:
+                trace.looked()
+
+    async def hits(self, token_ids: list[int], salt: str, num_prompt_tokens: int, traceparent: str = "") -> PrefixHits:
         """How many of these tokens have their KV where, from the first on; `num_prompt_tokens` of them are the
-        client's prompt. Never raises."""
+        client's prompt. `traceparent`: of the span that asks. Never raises."""
         layout = self._fleet.layout
         if self._client is None or layout is None:
             return UNKNOWN_HITS
@@ -51,7 +62,7 @@ class PrefixLookup:
             return NO_HITS
         begun = time.perf_counter()
         try:
-            match = await self._client.match(hashes)
+            match = await self._client.match(hashes, traceparent)
         except StoreUnavailable as error:
             self.num_errors += 1
             if self.available:

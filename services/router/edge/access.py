@@ -13,7 +13,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from services.router.edge.ledger import CallNote, RequestEnd
 from shared.errors import brief
 from shared.telemetry.instruments import Counter
-from shared.telemetry.logs import trace_id_of
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +71,7 @@ def access_fields(note: CallNote, duration_s: float) -> dict[str, object]:
         "tenant": note.tenant,
         "model": note.model,
         "request_id": note.request_id,
-        "trace_id": trace_id_of(note.trace),
+        "trace_id": note.trace_id,
     }
     answers = [end for end in note.ends if end.request is not None]
     if answers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 import grpc.aio
@@ -21,7 +21,6 @@ from services.router.edge.grpc_messages import (
     resume_of,
     sampling_params,
     start_of,
-    trace_of,
 )
 from services.router.edge.input_processor import CallInfo, InputProcessor, PromptOptions, TextPrompt
 from services.router.edge.ledger import CallEntry
@@ -104,19 +103,25 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         is_batch: bool = False,
     ) -> None:
         arrived_at = time.perf_counter()
+        metadata = metadata_of(context)
+        trace = self._input_processor.traces.begin(
+            metadata.get("traceparent", ""), metadata.get("tracestate", ""), arrived_at
+        )
         entry = CallEntry(self._input_processor.ledger, arrived_at)
+        entry.note.trace_id = trace.trace_id
         error: TandemError | None = None
         try:
             with entry:
                 if is_batch:
                     self._check_batch(requests)
-                await self._generate(requests, context, arrived_at, write, entry)
+                call = CallInfo(arrived_at=arrived_at, trace=trace)
+                await self._generate(requests, metadata, context, call, write, entry)
             return
         except TandemError as known:
             error = known
         except Exception as unknown:
             request_id = requests[0].request_id if requests else ""
-            request_log(logger, request_id, trace_of(metadata_of(context))).exception("request %s failed", request_id)
+            request_log(logger, request_id, trace.trace_id).exception("request %s failed", request_id)
             error = Internal(f"internal error ({type(unknown).__name__})")
         except asyncio.CancelledError:
             error = Cancelled("the client ended the call")
@@ -125,6 +130,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             code = "OK" if error is None else error.grpc_code
             method = "GenerateBatch" if is_batch else "Generate"
             self._access.grpc_ended(method, code, time.perf_counter() - arrived_at, entry.note)
+            trace.end(error, method, self._input_processor.model_name)
         await abort(context, error)
 
     async def GetStatus(  # noqa: N802
@@ -202,14 +208,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def _generate(
         self,
         requests: Sequence[inference_pb2.GenerateRequest],
+        metadata: Mapping[str, str],
         context: Context,
-        arrived_at: float,
+        call: CallInfo,
         write: Write,
         entry: CallEntry,
     ) -> None:
         """One coroutine, no generator: a cancelled call unwinds all of it at once."""
-        metadata, note = metadata_of(context), entry.note
-        note.trace = trace_of(metadata)
+        note = entry.note
         note.model = requests[0].model or self._input_processor.model_name
         note.request_id = requests[0].request_id
         tenant = self._keys.check(metadata.get("authorization"))
@@ -221,7 +227,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         time_left = context.time_remaining()
         if time_left is not None and time_left <= 0:
             raise DeadlineExceeded("the call's deadline passed before it began")
-        call = CallInfo(arrived_at=arrived_at, timeout_s=time_left or 0.0, trace=dict(note.trace), scheduling=hints)
+        call = replace(call, timeout_s=time_left or 0.0, scheduling=hints)
         plan = [await self._prepared(request, call) for request in requests]
         account.charge(sum(request.num_input_tokens for request in plan))
         entry.answers_begin()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
@@ -63,7 +62,7 @@ class CallNote:
     request_id: str = ""
     tenant: str = ""
     model: str = ""
-    trace: Mapping[str, str] = field(default_factory=dict)  # W3C trace context
+    trace_id: str = ""  # 32 hex digits; empty without a trace
     ends: list[RequestEnd] = field(default_factory=list)
     """Of its requests, or of the call itself where it was refused."""
 

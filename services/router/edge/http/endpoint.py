@@ -27,9 +27,7 @@ from services.router.edge.rate_limits import Account
 from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
 from services.router.request import FinishReason, Request, Resume
-from shared.errors import InvalidRequest, WorkerLost
-
-_TRACE_HEADERS = ("traceparent", "tracestate")
+from shared.errors import InvalidRequest, TandemError, WorkerLost
 
 
 class Dialect(Protocol):
@@ -60,27 +58,34 @@ class InferenceEndpoint:
         """Serves one request. Never raises for what a client or the cluster did."""
         arrived_at = time.perf_counter()
         headers = Headers(scope=scope)
+        trace = self._input_processor.traces.begin(
+            headers.get("traceparent", ""), headers.get("tracestate", ""), arrived_at
+        )
+        failure: TandemError | None = None
         reply = Reply(send, checked_request_id(""), self._dialect.errors)
         try:
             with CallEntry(self._input_processor.ledger, arrived_at) as entry:
                 scope[NOTE] = entry.note
                 entry.note.request_id = reply.request_id
-                await self._answer(headers, receive, reply, arrived_at, entry)
+                entry.note.trace_id = trace.trace_id
+                await self._answer(headers, receive, reply, CallInfo(arrived_at=arrived_at, trace=trace), entry)
         except asyncio.CancelledError:
             # Only a server that stops cancels this task: the client hears of it, and the task ends here.
-            await reply.error(WorkerLost("the router is shutting down"))
+            failure = WorkerLost("the router is shutting down")
+            await reply.error(failure)
         except BodyTooLargeError as error:
-            await reply.error(error.error, status=413)
+            failure = error.error
+            await reply.error(failure, status=413)
         except Exception as error:
-            await reply.error(as_tandem_error(error, reply.request_id))
+            failure = as_tandem_error(error, reply.request_id)
+            await reply.error(failure)
+        finally:
+            trace.end(failure, scope["path"], self._input_processor.model_name)
 
-    async def _answer(
-        self, headers: Headers, receive: Receive, reply: Reply, arrived_at: float, entry: CallEntry
-    ) -> None:
+    async def _answer(self, headers: Headers, receive: Receive, reply: Reply, call: CallInfo, entry: CallEntry) -> None:
         """Lets the request in, and serves it until its end or the client's leaving."""
         note = entry.note
         reply.request_id = note.request_id = checked_request_id(headers.get("x-request-id", ""))
-        note.trace = trace = {name: headers[name] for name in _TRACE_HEADERS if name in headers}
         key = credentials(headers)
         tenant = self._keys.check(key)
         hints = scheduling_hints(headers, tenant)
@@ -91,11 +96,10 @@ class InferenceEndpoint:
         parsed = self._dialect.parse(body)
         reply.request_id = note.request_id = checked_request_id(parsed.request_id or reply.request_id)
         note.model = parsed.model or self._input_processor.model_name
-        info = CallInfo(
+        info = replace(
+            call,
             model=parsed.model,
             request_id=reply.request_id,
-            arrived_at=arrived_at,
-            trace=trace,
             scheduling=hints if parsed.priority is None else replace(hints, priority=-parsed.priority),
             cache_salt=parsed.cache_salt,
         )

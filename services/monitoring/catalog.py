@@ -12,11 +12,19 @@ from services.router.vllm_names import VLLM as ROUTER_VLLM
 from services.worker.metrics import METRICS as WORKER
 from services.worker.vllm_names import VLLM as WORKER_VLLM
 from shared.telemetry.metrics import LOOP_LAG, Metric
+from shared.telemetry.tracing.tracer import METRICS as TRACES
+
+_TRACES = tuple(item.metric for item in TRACES)
 
 SERVICES: Mapping[str, tuple[Metric, ...]] = {
-    "router": (*ROUTER, LOOP_LAG.metric),
-    "worker": (*(item.metric for item in WORKER), LOOP_LAG.metric),
-    "KV store": (*(item.metric for item in (*KVSTORE, *NODE_METRICS)), LOOP_LAG.metric),
+    "router": (*ROUTER, *_TRACES, LOOP_LAG.metric),
+    "worker": (*(item.metric for item in WORKER), *_TRACES, LOOP_LAG.metric),
+    "KV store": (
+        *(item.metric for item in KVSTORE),
+        *(item.metric for item in NODE_METRICS),
+        *_TRACES,
+        LOOP_LAG.metric,
+    ),
     "planner": tuple(item.metric for item in PLANNER),
 }
 """By the service that has them. Both kinds of workers have the same."""

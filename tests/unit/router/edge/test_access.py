@@ -24,7 +24,7 @@ def end(num_output: int, ttft_ms: float, tokens_s: float, prompt: tuple[int, ...
 
 
 def note() -> CallNote:
-    return CallNote("r-1", "acme", "demo", {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}, [])
+    return CallNote("r-1", "acme", "demo", TRACE, [])
 
 
 def test_a_line_has_what_an_operator_asks_for() -> None:

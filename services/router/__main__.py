@@ -24,10 +24,10 @@ from services.router.edge.scheduling import SchedulingHints
 from services.router.explanation import explanation
 from services.router.fleet_servicer import SERVICE_NAME as FLEET_SERVICE_NAME
 from services.router.fleet_servicer import FleetServicer
+from services.router.observer import Observer
 from services.router.request_info import request_info
 from services.router.served_model import ServedModel, Surroundings
 from services.router.settings import RouterSettings
-from services.router.status import joined_status
 from shared.address import Address, parse_named
 from shared.block_service.store_nodes import StoreNodes
 from shared.errors import TandemError
@@ -58,10 +58,11 @@ class RouterService:
         self._stores = StoreNodes(parse_named(settings.stores, "stores", unnamed=True), self._credentials, self._token)
         self._watch = CacheWatch(self._store, self._stores)
         self._models = self._new_models()
+        self._observer = Observer(self._models, lambda: self._watch.failures)
         self.grpc = self._new_grpc_server()
         self.picker = self._new_picker()
         catalog = Catalog([model.edge for model in self._models])
-        app = build_models_app(catalog, settings.edge, self._metrics_page, self._status)
+        app = build_models_app(catalog, settings.edge, self._metrics_page, self._observer)
         self.http = HttpServer(settings.http, app, settings.edge.limits, settings.edge.tls)
 
     def _new_store_client(self) -> KVStoreClient | None:
@@ -87,7 +88,7 @@ class RouterService:
         catalog = Catalog([model.edge for model in self._models])
         servicers = {
             model.name: InferenceServicer(
-                model.edge, catalog, edge, self._status, self._explain, self._request_info, self._settings.name
+                model.edge, catalog, edge, self._observer.status, self._explain, self._request_info, self._settings.name
             )
             for model in self._models
         }
@@ -173,10 +174,6 @@ class RouterService:
         """See `HurriedService`."""
         for model in self._models:
             model.drain.hurry()
-
-    def _status(self) -> inference_pb2.ClusterStatus:
-        """The cluster as this router sees it."""
-        return joined_status(self._models, self._watch.failures)
 
     def _explain(self, request_id: str) -> inference_pb2.Explanation:
         """Whichever model it was for; raises NotFound."""

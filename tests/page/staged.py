@@ -68,7 +68,7 @@ def status(model: str = MODEL, prefix: str = "") -> inference_pb2.ClusterStatus:
         workers=[
             worker(f"{prefix}prefill-0", prefill, num_running=2),
             worker(f"{prefix}prefill-1", prefill),
-            worker(f"{prefix}decode-0", decode, num_running=6, kv_bytes_received=1e6),
+            worker(f"{prefix}decode-0", decode, num_running=6, kv_bytes_received=1_000_000),
             worker(f"{prefix}decode-1", decode, num_running=4),
         ],
         flow=inference_pb2.RequestFlow(num_queued=2, num_prefilling=2, num_shipping=1, num_decoding=10),

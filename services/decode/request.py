@@ -36,6 +36,7 @@ class DecodeRequest:
     first_token: int | None = None
     """Set when it joined."""
     joined_at: float = 0.0
+    """When its decoding began: with the join, or with the first token where the prompt was computed here."""
     scheduled: FirstScheduled | None = None
     reported: bool = False
     """Its first tokens were sent."""
@@ -58,7 +59,7 @@ class DecodeRequest:
                 trace.part("reserve", trace.began, self.reserved_at),
                 trace.part("receive", self.reserved_at, self.joined_at or now),
             ]
-        if self.joined_at:
+        if self.joined_at and not self.prefill_here:
             parts.append(trace.part("join", self.joined_at, self.reported_at or now))
         if self.reported_at:
             parts.append(trace.part("stream", self.reported_at, now))

@@ -223,11 +223,17 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             self._send_failed(item, error)
             return
         arriving = {index: buffer for (index, _), (_, buffer) in zip(reserved.needed, buffers, strict=True)}
+        reserve_ms = (time.perf_counter() - item.queued_at) * 1e3
+
+        def answer(reserved: decode_pb2.Reserved) -> None:
+            reserved.reserve_ms = reserve_ms
+            item.session.send(decode_pb2.DecodeEvent(reserved=reserved))
+
         item.reservation = Reservation(
             item.request_id,
             reserved.num_cached_tokens,
             HandoffReceiver(self.host.transfer, self._arrival_check, arriving, item.num_tokens, self.host.fleet_key),
-            lambda answer: item.session.send(decode_pb2.DecodeEvent(reserved=answer)),
+            answer,
             self.host.settings.handoff_timeout_s,
         )
         item.reserved_at = time.perf_counter()
@@ -321,6 +327,8 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             if not item.reported:
                 self._report_first(item, message)
             if token.finish_reason is not None:
+                message.decode_ms = (time.perf_counter() - item.joined_at) * 1e3
+                message.preempted_ms = token.preempted_s * 1e3
                 item.log.debug("request %s is finished", item.request_id)
                 self._forget(token.sequence_id)
             steps[item.session].append(message)
@@ -332,7 +340,9 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         item.reported, item.reported_at = True, time.perf_counter()
         if not item.prefill_here:
             message.first_decode_step_ms = (item.reported_at - item.joined_at) * 1e3
-        elif item.scheduled is not None:
+            return
+        item.joined_at = item.reported_at
+        if item.scheduled is not None:
             num_cached, computing_s = item.scheduled.num_cached_tokens, item.reported_at - item.scheduled.at
             message.num_cached_tokens = num_cached
             message.num_fetched_tokens = min(item.fetch.num_tokens, num_cached)

@@ -25,8 +25,8 @@ from services.router.edge.scheduling import SchedulingHints
 from services.router.explanation import explanation
 from services.router.fleet_servicer import SERVICE_NAME as FLEET_SERVICE_NAME
 from services.router.fleet_servicer import FleetServicer
-from services.router.joined_status import joined_status
 from services.router.observed import CALLS
+from services.router.observer import Observer
 from services.router.request_info import request_info
 from services.router.served_model import ServedModel, Surroundings
 from services.router.settings import RouterSettings
@@ -65,10 +65,11 @@ class RouterService:
         self._models = self._new_models()
         self._access = Access(settings.edge.access_log, PATHS)
         self._models[0].metrics.metrics.observe(CALLS, self._access, common={})
+        self._observer = Observer(self._models, lambda: self._watch.failures)
         catalog = Catalog([model.edge for model in self._models])
         self.grpc = self._new_grpc_server(catalog)
         self.picker = self._new_picker()
-        app = build_models_app(catalog, settings.edge, self._metrics_page, self._status, self._access)
+        app = build_models_app(catalog, settings.edge, self._metrics_page, self._observer, self._access)
         self.http = HttpServer(settings.http, app, settings.edge.limits, settings.edge.tls, self._access.http_refused)
 
     def _new_store_client(self) -> KVStoreClient | None:
@@ -101,7 +102,7 @@ class RouterService:
                 model.edge,
                 catalog,
                 edge,
-                self._status,
+                self._observer.status,
                 self._explain,
                 self._request_info,
                 self._settings.name,
@@ -195,10 +196,6 @@ class RouterService:
         """See `HurriedService`."""
         for model in self._models:
             model.drain.hurry()
-
-    def _status(self) -> inference_pb2.ClusterStatus:
-        """The cluster as this router sees it."""
-        return joined_status(self._models, self._watch.failures)
 
     def _explain(self, request_id: str) -> inference_pb2.Explanation:
         """Whichever model it was for; raises NotFound."""

@@ -124,6 +124,10 @@ class RequestSummary:
     prefill_worker: str = ""  # empty: the decode worker prefilled
     decode_worker: str = ""
     last_token_at: float = 0.0  # time.perf_counter() when the workers' last token came
+    delivered_at: float = 0.0  # time.perf_counter() when the client had taken all, or was gone
+    reserve_on_worker_ms: float = 0.0  # of the split's reserve_ms, the decode worker's own part
+    decode_ms: float = 0.0  # on the decode worker, from the join or its first token to the last; 0 = not known
+    preempted_ms: float = 0.0  # of that, without blocks
 
 
 class RunningRequest(Protocol):

@@ -201,6 +201,8 @@ class Worker(ABC, Generic[CommandT, EventT]):
         routers = {session.router_name for session in self.sessions}
         if len(routers) > 1:
             load.routers.extend(sorted(routers))
+        steps = self.host.engine.steps
+        load.num_steps, load.busy_s = steps.num_steps, steps.busy_s
         event = self.load_event(load)
         for session in self.sessions:
             session.send(event)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from services.router.attribution.blocked import Waits
 from services.router.dispatch.quarantine import Deaths
 from services.router.dispatch.states import RequestEvent, RequestState, after
 from services.router.dispatch.write_coalescer import WriteCoalescer
@@ -51,6 +52,8 @@ class ActiveRequest:
         self._serial = serial
         self.log = request_log(logger, request.request_id, request.trace.trace_id)
         self.summary = RequestSummary()
+        self.waits: Waits = {}
+        """Time in the queue, by what its head waited for."""
         self.num_attempts = 0
         """Attempts begun; each has an id of its own on the workers."""
         self.produced: list[int] = list(request.resumed_token_ids)
@@ -65,6 +68,8 @@ class ActiveRequest:
         """Names of those that may have caused the failures since the last token: the next attempt goes elsewhere."""
         self.deaths = Deaths()
         """Of workers that held it."""
+        self.num_failures_in_all = 0
+        """Those before its last token included."""
         self._num_failures = 0
         self._num_charged = 0  # tokens produced when the last failure was charged
         self.timeline = Timeline(accepted=request.arrived_at or time.perf_counter())
@@ -125,6 +130,7 @@ class ActiveRequest:
         if len(self.produced) > self._num_charged:
             self.failed_workers = set()
         self._num_failures = self.num_failures + 1
+        self.num_failures_in_all += 1
         self._num_charged = len(self.produced)
         self.failed_workers |= set(suspects)
 
@@ -145,6 +151,7 @@ class ActiveRequest:
             self._wake_reader()
         else:
             self.summary.last_token_at = time.perf_counter()
+            self.summary.decode_ms, self.summary.preempted_ms = tokens.decode_ms, tokens.preempted_ms
             self.move(RequestEvent.FINISH)
 
     def take_over(self) -> None:
@@ -212,6 +219,7 @@ class ActiveRequest:
     async def aclose(self) -> None:
         """See `RunningRequest`: cancels the dispatcher's task, which frees what the workers hold."""
         task, self.task = self.task, None
+        self.summary.delivered_at = self.summary.delivered_at or time.perf_counter()
         if task is not None and not self._settled:
             task.cancel()
             await asyncio.wait((task,))

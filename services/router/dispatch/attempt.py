@@ -234,6 +234,7 @@ class Attempt:
             self._reassigning = False
             if self._num_senders == 1:
                 self._active.timeline.reserved = time.perf_counter()
+                self._active.summary.reserve_on_worker_ms = reserved.reserve_ms
             self._submit(prefill, self.decode, reserved)
             return
         prefill.close(self._sender_id)  # everything had arrived before the loss

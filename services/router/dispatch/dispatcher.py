@@ -6,15 +6,19 @@ import asyncio
 import itertools
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from services.router.admission.controller import AdmissionController, Estimate
 from services.router.admission.orders import ORDERS
 from services.router.admission.queue import AdmissionQueue
 from services.router.admission.queue_entry import BYTES_PER_TOKEN, QueueEntry
+from services.router.attribution.blocked import BlockedClock, between, blocker
+from services.router.attribution.ring import EndedRequests
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.attempt import Attempt, Successor
 from services.router.dispatch.config import DispatchConfig
+from services.router.dispatch.ended import ended_request, refused_request
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.dispatch.quarantine import Quarantine
 from services.router.dispatch.states import RequestEvent
@@ -75,6 +79,9 @@ class Dispatcher:
         self._again: asyncio.TimerHandle | None = None
         self.decisions = DecisionLog(config.max_explained)
         """What was chosen lately, and why."""
+        self.ended = EndedRequests(config.max_ended, config.targets)
+        """What the status tells of requests that have ended."""
+        self._blocked = BlockedClock()
         self._active: dict[str, ActiveRequest] = {}
         self._quarantine = Quarantine()
         self._serials = itertools.count(1)
@@ -96,8 +103,9 @@ class Dispatcher:
             raise WorkerLost(reason)
         try:
             self._queue.check(BYTES_PER_TOKEN * request.num_input_tokens)
-        except Overloaded:
+        except Overloaded as error:
             self._metrics.refused(waited=False, cause="full")
+            self.ended.add(refused_request(request, error, self._blocked.cause))
             raise
         active = ActiveRequest(request, self._coalescer, next(self._serials))
         if older is not None:
@@ -137,6 +145,11 @@ class Dispatcher:
         return self._active.get(request_id)
 
     @property
+    def running(self) -> Iterable[ActiveRequest]:
+        """All that wait or run, oldest first."""
+        return self._active.values()
+
+    @property
     def num_active(self) -> int:
         """Requests accepted and not ended, those waiting included."""
         return len(self._active)
@@ -144,6 +157,8 @@ class Dispatcher:
     def pump(self) -> None:
         """Gives waiting requests to workers that can start them; called whenever a worker's state changes."""
         self._queue.admit(self._try_start)
+        if not self._queue:
+            self._blocked.release(time.perf_counter())
         if self._queue and self._again is None and self._fleet.shared:
             self._again = asyncio.get_running_loop().call_later(GUEST_AFTER_S, self._pump_again)
 
@@ -169,6 +184,7 @@ class Dispatcher:
         """Every request ends here, also one whose task was cancelled before its first step. A last token that came
         first decides, whatever crossed it."""
         error = None if task.cancelled() else task.exception()
+        self._remember(active, error)
         if active.finished:
             active.log.debug("request %s is finished", active.request.request_id)
         elif active.taken_over:
@@ -183,6 +199,11 @@ class Dispatcher:
         if self._active.get(active.request.request_id) is active:  # else it was taken over
             del self._active[active.request.request_id]
         active.settle()
+
+    def _remember(self, active: ActiveRequest, error: BaseException | None) -> None:
+        ended = ended_request(active, error, self._blocked.cause)
+        if ended is not None:
+            self.ended.add(ended)
 
     def _fail(self, active: ActiveRequest, error: BaseException) -> None:
         request_id = active.request.request_id
@@ -236,6 +257,7 @@ class Dispatcher:
         item = estimate.item
         wait_s = min(self._config.queue_timeout_s, max(0.0, estimate.given_up_s - now))
         queued = _Queued(active, estimate, asyncio.get_running_loop().create_future())
+        held = self._blocked.read(now)
         waits = False
         try:
             if returning:
@@ -257,6 +279,8 @@ class Dispatcher:
             raise
         finally:
             self._queue.remove(request_id)  # from here on nobody assigns workers to it
+            if waits:
+                active.waits = between(held, self._blocked.read(time.perf_counter()))
         if not queued.assignment.done():
             raise self._gave_up(estimate, wait_s)
         try:
@@ -325,7 +349,9 @@ class Dispatcher:
             wanted, fleet.decode_pool, fleet.prefill_pool, collocated=self._config.collocated
         )
         if choice is None:
+            self._note_blocked(wanted)
             return False
+        self._blocked.release(wanted.now_s)
         try:
             self._admission.start(queued.estimate, time.perf_counter(), choice.predicted_ttft_s)
         except Overloaded as error:
@@ -353,6 +379,10 @@ class Dispatcher:
         attempt.open(wanted.work((prefill or decode).name), wanted.num_missing_blocks(decode.name))
         assignment.set_result(attempt)
         return True
+
+    def _note_blocked(self, wanted: PlacementRequest) -> None:
+        if self._blocked.is_due(wanted.now_s):
+            self._blocked.hold(blocker(wanted, self._fleet.decode_pool), wanted.now_s)
 
     def _wanted(self, active: ActiveRequest, block_size: int, deadline_s: float) -> PlacementRequest:
         """What placement has to know of a request now."""

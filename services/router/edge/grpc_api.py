@@ -51,7 +51,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         input_processor: InputProcessor,
         catalog: Catalog,
         settings: EdgeSettings,
-        status: Callable[[], inference_pb2.ClusterStatus],
+        status: Callable[[float], inference_pb2.ClusterStatus],
         explain: Callable[[str], inference_pb2.Explanation],
         request_info: Callable[[str], inference_pb2.RequestInfo],
         router_name: str = "",
@@ -169,8 +169,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Where a request stands."""
         return await answer_client(self._keys.check, self._get_request, request, context)
 
-    async def _get_status(self, _request: inference_pb2.GetStatusRequest) -> inference_pb2.ClusterStatus:
-        return self._status()
+    async def _get_status(self, request: inference_pb2.GetStatusRequest) -> inference_pb2.ClusterStatus:
+        return self._status(request.window_s)
 
     async def _explained(self, request: inference_pb2.ExplainRequest) -> inference_pb2.Explanation:
         return self._explain(request.request_id)

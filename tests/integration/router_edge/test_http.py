@@ -270,7 +270,8 @@ async def test_too_long_a_prompt_and_too_large_a_max_tokens(edge: Edge) -> None:
 async def test_keys_guard_inference_models_and_status_but_not_the_probes(start_edge: StartEdge) -> None:
     edge = await start_edge(api_keys=("k1", "k2"))
     edge.says("x")
-    calls = [("POST", COMPLETIONS), ("POST", CHAT), ("GET", "/v1/models"), ("GET", "/status")]
+    calls = [("POST", COMPLETIONS), ("POST", CHAT), ("GET", "/v1/models")]
+    calls += [("GET", path) for path in ("/status", "/status/requests", "/status/requests/r", "/metrics")]
     for method, path in calls:
         for headers in ({}, {"authorization": "Bearer k3"}):
             answer = await edge.client.request(method, path, headers=headers, json=completion())
@@ -279,7 +280,8 @@ async def test_keys_guard_inference_models_and_status_but_not_the_probes(start_e
     known = {"authorization": "Bearer k2"}
     assert (await edge.client.post(COMPLETIONS, json=completion(), headers=known)).status_code == 200
     assert (await edge.client.get("/status", headers=known)).status_code == 200
-    for path in ("/healthz", "/readyz", "/metrics"):
+    assert (await edge.client.get("/metrics", headers=known)).status_code == 200
+    for path in ("/healthz", "/readyz", "/", "/page/main.js"):
         assert (await edge.client.get(path)).status_code == 200
 
 

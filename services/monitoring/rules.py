@@ -9,11 +9,15 @@ from typing import Any
 import yaml
 
 from services.monitoring.expressions import Expression, increase, quantile, rate, value
-from shared.errors import error_classes
+from shared.errors import TandemError, error_classes
 
-SERVER_FAULTS = "~" + "|".join(
-    sorted({cls.code for cls in error_classes().values() if cls.http_status >= 500 and cls.code != "draining"})
-)
+
+def _is_fault(cls: type[TandemError]) -> bool:
+    """Whether a service counts it as the cluster's fault. Classes of clients may be imported too, or may not."""
+    return cls.__module__ == TandemError.__module__ and cls.http_status >= 500 and cls.code != "draining"
+
+
+SERVER_FAULTS = "~" + "|".join(sorted({cls.code for cls in error_classes().values() if _is_fault(cls)}))
 """Outcomes that are the cluster's fault."""
 
 TTFT, TPOT = "gen_ai_server_time_to_first_token_seconds", "gen_ai_server_time_per_output_token_seconds"

@@ -38,7 +38,7 @@ class EndedRequests:
 
     def newest(self, count: int, now_s: float) -> list[tuple[Ended, Verdict]]:
         """The last that ended, newest first."""
-        found = []
+        found: list[tuple[Ended, Verdict]] = []
         for entry in reversed(self._entries):
             if len(found) == count:
                 break
@@ -47,7 +47,7 @@ class EndedRequests:
 
     def within(self, window_s: float, now_s: float) -> list[tuple[Ended, Verdict]]:
         """Those that ended in the last `window_s`, newest first."""
-        found = []
+        found: list[tuple[Ended, Verdict]] = []
         for entry in reversed(self._entries):
             if now_s - entry.ended.ended_s > window_s:
                 break

@@ -32,7 +32,7 @@ def queue_parts(ended: Ended, queue_s: float) -> Parts:
     """Time in the router's queue, by what its head waited for."""
     held = sum(ended.waits.values())
     scale = min(1.0, queue_s / held) if held > 0.0 else 0.0
-    parts = {cause: value * scale for cause, value in ended.waits.items()}
+    parts = {cause: spent for cause, value in ended.waits.items() if (spent := value * scale) > 0.0}
     _add(parts, Cause.QUEUEING, queue_s - held * scale)
     return parts
 

@@ -64,7 +64,7 @@ def judge(ended: Ended, targets: Targets) -> Verdict:
     if max(late_ttft, late_tpot) <= 1.0:
         return Verdict(True, None, "", parts)
     missed, spent = ("ttft", before) if late_ttft >= late_tpot else ("tpot", after)
-    return Verdict(True, max(spent, key=spent.__getitem__), missed, parts)
+    return Verdict(True, max(spent, key=lambda cause: spent[cause]), missed, parts)
 
 
 def _waited_for(ended: Ended) -> Cause:

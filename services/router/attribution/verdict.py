@@ -64,13 +64,13 @@ def judge(ended: Ended, targets: Targets) -> Verdict:
     if max(late_ttft, late_tpot) <= 1.0:
         return Verdict(True, None, "", parts)
     missed, spent = ("ttft", before) if late_ttft >= late_tpot else ("tpot", after)
-    return Verdict(True, max(spent, key=lambda cause: spent[cause]), missed, parts)
+    return Verdict(True, max(spent, key=spent.__getitem__), missed, parts)
 
 
 def _waited_for(ended: Ended) -> Cause:
     """Of a request that waited in the queue, or would have."""
     spent = queue_parts(ended, ended.ended_s - ended.arrived_s)
-    held = {cause: value for cause, value in spent.items() if cause is not Cause.QUEUEING} or spent
+    held: Parts = {cause: value for cause, value in spent.items() if cause is not Cause.QUEUEING} or spent
     return max(held, key=held.__getitem__, default=Cause.QUEUEING)
 
 

@@ -65,7 +65,7 @@ class Calls:
             model.edge,
             Catalog([model.edge]),
             service._settings.edge,
-            service._status,
+            service._observer.status,
             service._explain,
             service._request_info,
             access=service._access,

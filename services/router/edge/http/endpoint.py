@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from services.router.edge.access import NOTE
 from services.router.edge.auth import ApiKeys
-from services.router.edge.http.connection import BodyTooLargeError, Reply, ended_by_disconnect, read_body
+from services.router.edge.http.connection import Reply, ended_by_disconnect, read_body
 from services.router.edge.http.credentials import credentials
 from services.router.edge.http.errors import ErrorShape, as_tandem_error
 from services.router.edge.http.json_size import check_json_size
@@ -73,9 +73,6 @@ class InferenceEndpoint:
             # Only a server that stops cancels this task: the client hears of it, and the task ends here.
             failure = WorkerLost("the router is shutting down")
             await reply.error(failure)
-        except BodyTooLargeError as error:
-            failure = error.error
-            await reply.error(failure, status=413)
         except Exception as error:
             failure = as_tandem_error(error, reply.request_id)
             await reply.error(failure)

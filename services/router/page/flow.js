@@ -5,25 +5,25 @@ import { bytes, count, number, percent } from "./format.js";
 
 // Two drawings of the same: from left to right, and from top to bottom where the screen is narrow.
 const WIDE = {
-  box: [0, 0, 1000, 250],
+  box: [0, 0, 1000, 262],
   nodes: { client: [70, 105, 110, 96], queue: [292, 105, 170, 120], prefill: [560, 105, 180, 120], decode: [860, 105, 180, 120], index: [292, 222, 170, 44] },
   edges: {
     ask: ["M125 105H207", 166, 93],
     place: ["M377 105H470", 423, 93],
     ship: ["M650 105H770", 710, 93],
-    answer: ["M860 165V214Q860 238 836 238H94Q70 238 70 214V153", 600, 228],
+    answer: ["M860 165V230Q860 254 836 254H94Q70 254 70 230V153", 600, 246],
     match: ["M292 165V200", 330, 187],
   },
 };
 const TALL = {
   box: [0, 0, 340, 640],
-  nodes: { client: [170, 40, 120, 60], queue: [110, 170, 180, 100], prefill: [170, 335, 220, 110], decode: [170, 510, 220, 110], index: [288, 170, 88, 64] },
+  nodes: { client: [170, 54, 130, 92], queue: [110, 170, 180, 100], prefill: [170, 335, 220, 110], decode: [170, 510, 220, 110], index: [288, 170, 88, 64] },
   edges: {
-    ask: ["M130 70V120", 185, 100],
+    ask: ["M130 100V120", 170, 115],
     place: ["M130 220V280", 200, 255],
     ship: ["M170 390V455", 235, 428],
     match: ["M200 170H244", 222, 160],
-    answer: ["M60 510H36Q14 510 14 488V62Q14 40 36 40H110", 66, 250],
+    answer: ["M60 510H36Q14 510 14 488V76Q14 54 36 54H105", 66, 250],
   },
 };
 const NAMES = { client: "clients", queue: "queue", prefill: "prefill", decode: "decode", index: "KV index" };

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shared.errors import ConfigError
 from shared.kernels.backend import Kernels, LayerSizes, LayerStack, StacksLayers
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.registry import AUTO, choose_kernels
 from shared.model.config import ModelConfig
 from shared.model.huge_pages import ask_for_huge_pages
 from shared.model.modules import DecoderModules
-from shared.model.parameters import DecoderParameters
+from shared.model.parameters import DecoderParameters, unused_tensors
 from shared.model.pieces import DecoderPieces
 from shared.model.rope import Rotary
 from shared.model.weights import OnProgress, load_weights
@@ -31,17 +32,24 @@ class Decoder:
     def __init__(self, config: ModelConfig, parameters: DecoderParameters, kernels: Kernels | None = None) -> None:
         """Takes ownership of the parameters, whose memory the kernels' linear layers may lay out anew.
 
-        Without `kernels`, `choose_kernels` picks them by the parameters' device and dtype.
+        Without `kernels`, `choose_kernels` picks them by the parameters' device and dtype. Raises ConfigError where they
+        cannot serve this architecture.
         """
         self.config = config
         self.dtype = parameters.embedding.dtype
         self.device = parameters.embedding.device
         self.rotary = Rotary(config, self.device, self.dtype)
         self.kernels = kernels or choose_kernels(self.device, self.dtype)
-        self._modules = modules = DecoderModules.build(parameters, self.kernels)
+        if config.latent is not None and not self.kernels.serves_latents:
+            raise ConfigError(
+                f"kernels {self.kernels.name} do not attend to latents, which {config.architecture} keeps: take torch",
+                field="kernels",
+            )
+        self._modules = modules = DecoderModules.build(parameters, self.kernels, config)
         self.pieces = DecoderPieces(config, modules, self.kernels)
         self._stack: LayerStack | None = None
-        if isinstance(self.kernels, StacksLayers):
+        is_plain = config.moe is None and config.latent is None
+        if is_plain and isinstance(self.kernels, StacksLayers):
             self._stack = self.kernels.stack_layers(modules.layers, modules.norm, _sizes(config))
 
     @classmethod
@@ -74,7 +82,7 @@ class Decoder:
         chosen = choose_kernels(device, dtype, kernels, deterministic=deterministic)
         config = ModelConfig.load(folder)
         parameters = DecoderParameters.allocate(config, dtype, device)
-        load_weights(folder, parameters.checkpoint_views(config), on_progress)
+        load_weights(folder, parameters.checkpoint_views(config), on_progress, unused_tensors(config))
         return cls(config, parameters, chosen)
 
     def forward(
@@ -91,7 +99,7 @@ class Decoder:
         Args:
             token_ids: [num_tokens] int64, below `vocab_size`.
             positions: [num_tokens] int64, each token's position in its sequence.
-            kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], changed in place.
+            kv_blocks: of `ModelConfig.block_layout`'s shape, changed in place.
             batch: the step's sequences.
             logit_rows: [num_logits] int64, rows of the step's tokens.
             rope_lengths: [num_tokens] int64, required if `rotary.needs_lengths`.
@@ -110,7 +118,7 @@ class Decoder:
 
     def embed(self, token_ids: Tensor, positions: Tensor, rope_lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """What the layers begin with: the tokens [num_tokens, hidden_size], and their angles' cosines and sines
-        [num_tokens, head_dim]. Arguments as for `forward`."""
+        [num_tokens, rotary_dim]. Arguments as for `forward`."""
         return functional.embedding(token_ids, self._modules.embedding), *self.rotary.cos_sin(positions, rope_lengths)
 
     def logits(self, normed: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from shared.model.weights import load_weights
 from .conftest import DEMO
 from .paged_run import BLOCK_SIZE, greedy, load_oracle, oracle_greedy, oracle_logits, prompt_logits
 
-PROMPT = [random.Random(1).randrange(128) for _ in range(40)]
+PROMPT = random.Random(1).choices(range(128), k=40)
 TOLERANCE = 1.5e-5
 """Of the largest logit: what two orders of fp32 sums leave."""
 

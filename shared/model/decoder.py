@@ -122,6 +122,11 @@ class Decoder:
         return self._modules.lm_head.forward(normed).float()
 
     @property
+    def first_norm(self) -> Tensor:
+        """[hidden_size], weight of the norm that begins a step."""
+        return self._modules.layers[0].input_norm
+
+    @property
     def projection_bytes(self) -> int:
         """See `DecoderModules`."""
         return self._modules.projection_bytes

@@ -69,7 +69,7 @@ class LatentAttentionBlock:
             assert layer.q_norm is not None
             query = self._modules.q.forward(self._kernels.rms_norm(query.contiguous(), layer.q_norm, LATENT_EPS))
         return self._kernels.rotate_and_write_latent(
-            query.unflatten(-1, (self._num_heads, sizes.query_dim)),
+            query.view(-1, self._num_heads, sizes.query_dim),
             latent,
             cos,
             sin,

@@ -84,7 +84,8 @@ class WorkerSettings(ServiceSettings):
     deterministic: bool = False
     """Whether an answer is the same to the bit however its request is batched, chunked, cached, preempted, handed over
     or retried: every result of a sequence depends on that sequence alone. All workers of a fleet need the same value,
-    and processors that compute alike; others are refused. Not with kernels torch or triton-hopper, or fp16 on a CPU."""
+    and processors that compute alike; others are refused. Not with kernels torch or triton-hopper, or fp16 on a CPU,
+    nor for models with experts or latent attention."""
     debug_numerics: bool = False
     """Whether errors about NaN or infinite numbers name the part of the model where they begin. Slower."""
     num_threads: int = Field(default=0, ge=0, le=1024)

@@ -81,7 +81,7 @@ extern "C" void tandem_layers(
   };
   auto attend = [&](int64_t i, int64_t num_seqs, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens) {
     const int64_t attending[] = {
-        num_seqs, s.heads, s.kv_heads, s.dim, s.block_size, s.num_layers, i, s.max_blocks, layers[i].window};
+        num_seqs, s.heads, s.kv_heads, s.dim, s.block_size, s.num_layers, i, s.max_blocks, layers[i].window, 2};
     tandem_paged_attention(
         m.placed, m.blocks, tables, query_start, seq_lens, m.attended, scale, attending, is_bf16, kv_is_bf16);
   };

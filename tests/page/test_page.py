@@ -35,6 +35,7 @@ async def front() -> AsyncIterator[Staged]:
 async def show(window: Browser, front: Staged) -> None:
     await window.emulate(1280, 900)
     await window.open(front.url)
+    await window.complaints()  # of the page before, whose server is gone
     await window.until(POLLED, 0)
 
 

@@ -26,8 +26,6 @@ PROMPT = [20 + i * 37 % 2000 for i in range(200)]
 CRITICAL = ("edge", "match", "queue", "placement", "reserve", "prefill")
 """The router's spans up to the first token: each begins where the one before ends."""
 SERVICES = {"tandem-router", "tandem-prefill", "tandem-decode", "tandem-kvstore"}
-OUTSIDE_S = 0.02
-"""Of the client's TTFT: sockets and the processors' other work, before the router's clock starts and after it stops."""
 
 
 async def streamed(run: Running, headers: dict[str, str], first_token: asyncio.Event | None = None, **fields) -> float:
@@ -96,7 +94,10 @@ async def test_a_streamed_request_is_one_tree_over_four_processes_and_its_spans_
     }.items() <= root.attributes.items()
     parts = [named(spans, name) for name in CRITICAL]
     assert all(after.began == pytest.approx(before.ended, abs=1e-3) for before, after in itertools.pairwise(parts))
-    assert sum(part.took for part in parts) == pytest.approx(ttft_s, rel=0.05, abs=OUTSIDE_S)
+    spent_s = sum(part.took for part in parts)
+    [first_token_at] = [at for name, at in root.events if name == "first token"]
+    assert spent_s == pytest.approx(first_token_at - root.began, rel=0.05, abs=1e-3)
+    assert spent_s < ttft_s  # the client's own clock has more: sockets, and whatever else this machine does
     assert named(spans, "attempt").attributes["tandem.prefill_worker"] == "prefill-0"
     for name, service, outer in (
         ("match", "tandem-kvstore", named(spans, "match")),

@@ -1,7 +1,9 @@
 #include "crew.h"
 
-#include <immintrin.h>
 #include <sched.h>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -13,6 +15,14 @@ namespace {
 
 constexpr int kPauses = 64;    // between two looks at the other runnable threads
 constexpr int kYields = 100;   // before a helper without a loop goes to sleep
+
+void pause() {
+#ifdef __x86_64__
+  _mm_pause();
+#else
+  __asm__ volatile("isb");  // `yield` is over at once on processors without threads that share a core
+#endif
+}
 
 class Crew {
  public:
@@ -30,7 +40,7 @@ class Crew {
     take_tasks();
     open_.store(false);
     // A helper that comes now finds the loop closed; one that came before is counted.
-    for (int i = 0; active_.load() > 0; i++) i % kPauses ? _mm_pause() : (void)sched_yield();
+    for (int i = 0; active_.load() > 0; i++) i % kPauses ? pause() : (void)sched_yield();
   }
 
  private:
@@ -52,7 +62,7 @@ class Crew {
     for (int i = 0; i < kPauses * kYields; i++) {
       const uint32_t now = loop_.load();
       if (now != seen) return now;
-      i % kPauses ? _mm_pause() : (void)sched_yield();
+      i % kPauses ? pause() : (void)sched_yield();
     }
     asleep_.fetch_add(1);
     loop_.wait(seen);

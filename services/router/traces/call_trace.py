@@ -6,13 +6,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from services.router.traces.request_trace import RequestTrace
+from services.router.traces.request_trace import RequestTrace, TracedRequest
 from shared.errors import TandemError
 from shared.telemetry.trace_context import TraceContext, new_span_id, new_trace_id, set_current_trace_id
 from shared.telemetry.tracing.span import Span, SpanKind, Value
 
 if TYPE_CHECKING:
-    from services.router.dispatch.active_request import ActiveRequest
     from shared.telemetry.tracing.settings import RouterTracesSettings
 
 _RATIO_BITS = 64
@@ -95,7 +94,7 @@ class CallTrace:
         """As 32 hex digits; empty without a trace."""
         return self.context.trace_hex if self.context is not None else ""
 
-    def request(self, active: ActiveRequest) -> RequestTrace | None:
+    def request(self, active: TracedRequest) -> RequestTrace | None:
         """The core has accepted one of its requests; None where nothing is recorded."""
         if self._owner is None or self.context is None:
             return None

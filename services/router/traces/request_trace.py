@@ -8,16 +8,80 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from services.router.dispatch.states import RequestEvent
 from services.router.traces.notes import AttemptNote, Look, Mark, TracedWorker
 from services.router.traces.request_spans import RequestSpans
+from shared.engine.sampling_params import SamplingParams
 from shared.telemetry.trace_context import TraceContext, new_span_id
 from shared.telemetry.tracing.span import Span, Value
 
-if TYPE_CHECKING:
-    from services.router.dispatch.active_request import ActiveRequest
+
+class Timed(Protocol):
+    """Its moments, time.perf_counter() seconds."""
+
+    accepted: float
+    first_token: float
+    """0 where none came."""
+
+
+class Asked(Protocol):
+    """What the client asked for."""
+
+    @property
+    def request_id(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def tenant(self) -> str:
+        """Whose it is."""
+        ...
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """As it was resolved."""
+        ...
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of the client's prompt."""
+        ...
+
+
+class Spared(Protocol):
+    """What it cost so far."""
+
+    num_cached_tokens: int
+    """Prompt tokens whose KV was not recomputed."""
+
+
+class TracedRequest(Protocol):
+    """What a trace reads of the request in the core that it is about."""
+
+    trace: RequestTrace | None
+    """Taken away at the end."""
+
+    @property
+    def request(self) -> Asked:
+        """What the client asked for."""
+        ...
+
+    @property
+    def summary(self) -> Spared:
+        """What it cost so far."""
+        ...
+
+    @property
+    def timeline(self) -> Timed:
+        """Its moments."""
+        ...
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Of this call."""
+        ...
 
 
 class RequestTrace:
@@ -25,7 +89,7 @@ class RequestTrace:
 
     __slots__ = ("_active", "_attempts", "_context", "_looks", "_marks", "_next", "began", "error")
 
-    def __init__(self, context: TraceContext, active: ActiveRequest) -> None:
+    def __init__(self, context: TraceContext, active: TracedRequest) -> None:
         """`context`: of the call's root span."""
         self.began = time.perf_counter()
         self.error: BaseException | None = None
@@ -95,7 +159,7 @@ class RequestTrace:
     @property
     def num_output_tokens(self) -> int:
         """Of this call."""
-        return len(self._active.produced) - self._active.num_resumed
+        return self._active.num_output_tokens
 
     def is_slow(self, ttft_s: float, tpot_s: float, now: float) -> bool:
         """Whether the first token, or on average the others, took longer than that; 0 = no limit."""

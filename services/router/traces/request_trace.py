@@ -7,7 +7,9 @@ exported.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from services.router.dispatch.states import RequestEvent
@@ -112,7 +114,7 @@ class RequestTrace:
         """The index is asked. Returns the `traceparent` for it."""
         look = Look(new_span_id(), time.perf_counter())
         self._looks.append(look)
-        return self._context.under(look.span_id).traceparent
+        return self._context.traceparent_under(look.span_id)
 
     def looked(self) -> None:
         """The index has answered, or not in time."""
@@ -124,14 +126,14 @@ class RequestTrace:
 
     def reserving(self) -> str:
         """The `traceparent` for the decode worker."""
-        return self._context.under(self._attempts[-1].span_id).traceparent
+        return self._context.traceparent_under(self._attempts[-1].span_id)
 
     def submitting(self, prefill: TracedWorker) -> str:
         """The `traceparent` for a prefill worker; the event SUBMITTED follows."""
         self._attempts[-1].senders.append(prefill)
         span_id = new_span_id()
         self._next = (span_id, prefill.name)
-        return self._context.under(span_id).traceparent
+        return self._context.traceparent_under(span_id)
 
     def close(self) -> None:
         """The call is over: nothing more is noted, and neither holds the other in memory."""
@@ -186,8 +188,13 @@ class RequestTrace:
             attributes["gen_ai.request.max_tokens"] = sampling.max_tokens
         return attributes
 
-    def spans(self, now: float) -> list[Span]:
-        """All its spans; what has not ended ends `now`."""
-        return RequestSpans(self._context, self._active.request.request_id, self.error).build(
-            self.began, self._marks, self._looks, self._attempts, now
-        )
+    @property
+    def most_spans(self) -> int:
+        """As many as it may have at most."""
+        return 1 + len(self._marks) + 2 * len(self._looks) + 2 * len(self._attempts)
+
+    def spans_later(self, now: float) -> Callable[[], list[Span]]:
+        """What builds all its spans, and keeps nothing of the request itself; what has not ended ends `now`."""
+        spans = RequestSpans(self._context, self._active.request.request_id, self.error)
+        looks = [replace(look) for look in self._looks]  # an answer may still come
+        return partial(spans.build, self.began, self._marks, looks, self._attempts, now)

@@ -95,6 +95,26 @@ async def test_many_spans_go_in_several_batches_and_all_are_counted():
     await exporter.close()
 
 
+async def test_spans_are_built_when_their_turn_comes_and_not_where_they_are_dropped():
+    collector, built = Collecting(), []
+
+    def build() -> list[Span]:
+        built.append(span())
+        return built[-1:]
+
+    exporter = SpanExporter(collector, {})
+    exporter.add_later(1, 3, build)
+    exporter.add_later(2, MAX_QUEUED_SPANS - 2, build)
+    assert not built
+    exporter.start()
+    await exporter.close()
+    assert (len(built), exporter.counters.num_exported, exporter.counters.num_dropped_full) == (
+        1,
+        1,
+        MAX_QUEUED_SPANS - 2,
+    )
+
+
 async def test_what_is_too_much_is_dropped_and_counted():
     exporter = SpanExporter(Collecting(), {})
     for _ in range(MAX_QUEUED_SPANS // 2 + 1):
@@ -132,7 +152,7 @@ async def test_a_real_port_where_nobody_listens_ends_in_the_metric(caplog):
             metrics = Metrics("tandem-test")
             tracer.observe(metrics)
             tracer.start()
-            tracer.export(1, [span()])
+            tracer.export(1, 1, lambda: [span()])
             await until(lambda tracer=tracer: tracer.num_dropped["collector"] == 1)
             page = metrics.page().decode()
             assert 'tandem_trace_spans_dropped_total{reason="collector"} 1.0' in page

@@ -52,7 +52,7 @@ async def test_a_span_is_written_as_otlp_has_it():
     exporter.start()
     whole = Span(
         "prefill", 5, 4, 1.0, 2.5, SpanKind.SERVER,
-        {"text": "x", "whole": 3, "part": 0.5, "is": True, "several": ("a", "b")},
+        {"text": "x", "whole": 3, "part": 0.5, "is": True, "several": ("a", "b"), "kind": SpanKind.CLIENT},
         (("chunk", 1.5, {"tandem.blocks": 2}),), (7,), "it broke", "vendor=1",
     )  # fmt: skip
     exporter.add(1 << 100, [whole])
@@ -73,7 +73,7 @@ async def test_a_span_is_written_as_otlp_has_it():
     assert (found.status.code, found.status.message) == (found.status.STATUS_CODE_ERROR, "it broke")
     assert {pair.key: pair.value.WhichOneof("value") for pair in found.attributes} == {
         "text": "string_value", "whole": "int_value", "part": "double_value", "is": "bool_value",
-        "several": "array_value",
+        "several": "array_value", "kind": "int_value",
     }  # fmt: skip
     assert [(event.name, event.time_unix_nano - found.start_time_unix_nano) for event in found.events] == [
         ("chunk", 500_000_000)

@@ -41,11 +41,14 @@ INDEX_FLAGS = $(foreach name,BLOCKS PAIRS,$(if $(findstring command,$(origin $(n
 PREFIX_FLAGS = $(foreach name,TRACE REQUESTS WORKERS PARTS,$(if $(findstring command,$(origin $(name))),\
 	--$(shell echo $(name) | tr A-Z a-z) $($(name)))) $(if $(findstring command,$(origin OUT)),--out "$(OUT)")
 
+# A venv each: they need versions that exclude each other.
+CLIENTS := sdks lm-eval guidellm aiperf
+
 # Python compiles what is imported, once, and keeps it; pip would compile thousands of modules that nothing imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast test-gpu test-clients test-timing test-sweep test-k8s k8s-programs lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-memory bench-planner loadtest chaos soak clean test-image always wheel mutation fuzz bench-determinism
+.PHONY: help setup run test test-fast test-gpu test-clients test-timing test-sweep test-k8s k8s-programs lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-metrics bench-overload bench-long-prompt bench-memory bench-planner loadtest chaos soak clean test-image always wheel page-browser mutation fuzz bench-determinism
 
 ##@ Use
 help:  ## list the targets
@@ -62,7 +65,7 @@ clean:  ## remove what was made here, except .venv
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 ##@ Develop
-test: setup $(if $(KUBERNETES),k8s-programs)  ## all tests that need no GPU; those of test-k8s too where its programs are
+test: setup page-browser $(if $(KUBERNETES),k8s-programs)  ## all tests that need no GPU; those of test-k8s too where its programs are
 	$(PYTEST) $(SPREAD) -m "not gpu and not timing and not sweep $(if $(KUBERNETES),,and not k8s)" $(ARGS)
 
 test-fast: setup  ## the tests of a few seconds only
@@ -70,6 +73,10 @@ test-fast: setup  ## the tests of a few seconds only
 
 test-k8s: setup k8s-programs  ## the tests against a real Kubernetes API server: KUBEBUILDER_ASSETS=folder; brings etcd and helm
 	$(PYTEST) -m k8s tests/k8s $(ARGS)
+
+page-browser:  ## bring Chromium and its driver, where apt-get may; without them the page's tests are skipped
+	@{ command -v chromium && command -v chromedriver; } >/dev/null || { apt-get -qq update && apt-get -qq install --no-install-recommends chromium chromium-driver >/dev/null; } \
+		|| echo "no Chromium here: the page's tests are skipped"
 
 k8s-programs: $(BIN)/.packages
 	@$(BIN)/python -m tests.k8s.programs
@@ -80,12 +87,20 @@ test-gpu: setup  ## the tests that need a GPU; where torch, Triton and pytest ar
 test-image: setup k8s-programs  ## does an image answer a prompt, as no root and on a read-only root? needs podman: IMAGE=tandem:0.1.0-cpu
 	$(BIN)/python -m tests.image.smoke "$(IMAGE)" $(ARGS)
 
-test-clients: setup .venv-clients/.packages  ## the clients that people have (OpenAI, Anthropic, LangChain, LiteLLM) against a cluster; they get .venv-clients of their own
-	$(BIN)/python -m tests.clients $(abspath .venv-clients/bin/python) $(ARGS)
+test-clients: setup $(CLIENTS:%=.venv-clients/%/.packages) .venv-clients/node/.packages  ## the clients that people have (SDKs, LangChain, LiteLLM, lm-eval, GuideLLM, aiperf, grpcurl, Node) against a cluster; they live in .venv-clients
+	$(BIN)/python -m tests.clients $(abspath .venv-clients) $(ARGS)
 
-.venv-clients/.packages: tests/clients/requirements.txt $(BIN)/.packages
-	$(BIN)/python -m venv --without-pip .venv-clients
-	$(BIN)/uv pip install --quiet --python .venv-clients/bin/python -r $<
+# Pinned with all that they need, so that nothing is resolved; GuideLLM's torch is the one of the lock.
+.venv-clients/%/.packages: tests/clients/requirements/%.txt $(BIN)/.packages
+	$(BIN)/python -m venv --without-pip --clear .venv-clients/$*
+	$(BIN)/uv pip install --quiet --no-deps --python .venv-clients/$*/bin/python -r $<
+	$(if $(filter guidellm,$*),$(PIP) --python .venv-clients/$*/bin/python install --quiet --no-compile "$$($(TORCH))")
+	@touch $@
+
+.venv-clients/node/.packages: docs/examples/package.json
+	@mkdir -p .venv-clients/node && cp $< .venv-clients/node/
+	@if command -v npm >/dev/null; then npm install --prefix .venv-clients/node --silent --no-audit --no-fund; \
+		else echo "npm is not installed: the Node examples are left out"; fi
 	@touch $@
 
 test-timing: setup  ## the tests that hold on a quiet machine only
@@ -94,7 +109,7 @@ test-timing: setup  ## the tests that hold on a quiet machine only
 test-sweep: setup  ## every shape of every Triton kernel: in the interpreter, and compiled for every GPU that is served
 	$(PYTEST) $(SHARED) -m sweep $(ARGS)
 
-lint: setup  ## formatting, lint, types, lock
+lint: setup  ## formatting, lint, types, lock, made pages, proto/ against its baseline
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
@@ -102,6 +117,8 @@ lint: setup  ## formatting, lint, types, lock
 	$(BIN)/python .ci/reference.py --check
 	$(BIN)/python .ci/api_reference.py --check
 	$(BIN)/python .ci/chart_schema.py --check
+	$(BIN)/python .ci/proto_check.py --check
+	$(BIN)/python -m services.monitoring --check
 
 format: setup  ## format, and fix what ruff can fix
 	$(BIN)/ruff format
@@ -143,6 +160,9 @@ bench-peers: setup  ## our engine and its peers in turns on the same weights: MO
 
 bench-router: setup  ## what a router adds to a request, and how many tokens it passes on: OUT=file
 	$(BIN)/python -m loadtest.bench router $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
+
+bench-metrics: setup  ## what counting costs a request in the router, and a decode step: OUT=file
+	$(BIN)/python -m loadtest.bench metrics $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
 
 bench-overload: setup  ## a router at three times its workers' capacity: OUT=file
 	$(BIN)/python -m loadtest.bench overload $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)

@@ -20,11 +20,14 @@ BENCHMARKS = {
     "peers": ("peers.measure", "The engine and its peers on the same weights, in turns."),
     "index": ("index.measure", "Match, publish and memory of the block index by its size."),
     "prefix": ("prefix.measure", "Prefix hits of a fleet compared with one ideal cache, and TTFT with the store."),
+    "metrics": ("metrics.measure", "What counting costs a request in the router, and a decode step."),
     "router": ("router.measure", "Latency that a router adds to a request, and its token throughput."),
     "overload": ("router.overload", "A router at three times its workers' capacity."),
     "memory": ("memory", "Resident memory of a cluster under prompts of all lengths, for each instruction set."),
     "determinism": ("determinism.measure", "How often answers depend on their batch or a retry; what the mode costs."),
+    "traces": ("traces.measure", "What traces cost a router for a request and a decode worker for a step."),
     "structured": ("structured.measure", "Masks of structured answers, and decode steps with and without them."),
+    "structured-suite": ("structured.suite", "An answer to each JSON Schema of a folder: refused, valid, or not."),
     "long-prompt": ("long_prompt.measure", "Effect of long prompts on running answers."),
 }
 """Name → module with the command `main`, and its line of help."""

@@ -92,8 +92,8 @@ class DecoderOps(Protocol):
 
     @property
     def is_deterministic(self) -> bool:
-        """Whether a token's result must not depend on how its prompt was cut, to the bit: then no op may compute a
-        token among many by other products than a token alone."""
+        """Whether a token's result does not depend on its batch, nor on how its prompt was cut, to the bit. Experts and
+        batched linear layers have no such ops yet."""
         ...
 
     @property

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shared.errors import ConfigError
 from shared.kernels.backend import Kernels, LayerSizes, LayerStack, StacksLayers
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.registry import AUTO, choose_kernels
+from shared.kernels.registry import AUTO
 from shared.model.config import ModelConfig
 from shared.model.huge_pages import ask_for_huge_pages
+from shared.model.kernel_choice import check_kernels, kernels_for
 from shared.model.modules import DecoderModules
 from shared.model.parameters import DecoderParameters, unused_tensors
 from shared.model.pieces import DecoderPieces
@@ -32,19 +32,15 @@ class Decoder:
     def __init__(self, config: ModelConfig, parameters: DecoderParameters, kernels: Kernels | None = None) -> None:
         """Takes ownership of the parameters, whose memory the kernels' linear layers may lay out anew.
 
-        Without `kernels`, `choose_kernels` picks them by the parameters' device and dtype. Raises ConfigError where they
+        Without `kernels`, `kernels_for` picks them by the parameters' device and dtype. Raises ConfigError where they
         cannot serve this architecture.
         """
         self.config = config
         self.dtype = parameters.embedding.dtype
         self.device = parameters.embedding.device
         self.rotary = Rotary(config, self.device, self.dtype)
-        self.kernels = kernels or choose_kernels(self.device, self.dtype)
-        if config.latent is not None and not self.kernels.serves_latents:
-            raise ConfigError(
-                f"kernels {self.kernels.name} do not attend to latents, which {config.architecture} keeps: take torch",
-                field="kernels",
-            )
+        self.kernels = kernels or kernels_for(config, self.device, self.dtype)
+        check_kernels(config, self.kernels)
         self._modules = modules = DecoderModules.build(parameters, self.kernels, config)
         self.pieces = DecoderPieces(config, modules, self.kernels)
         self._stack: LayerStack | None = None
@@ -70,17 +66,17 @@ class Decoder:
             dtype: of the parameters and of the computation: float32, bfloat16 or float16.
             device: where the parameters go.
             on_progress: called with (loaded_bytes, total_bytes) after each tensor.
-            kernels: a backend's name, or `auto`; see `choose_kernels`.
+            kernels: a backend's name, or `auto`; see `kernels_for`.
             deterministic: each sequence's results depend on that sequence alone, to the bit.
 
         Raises:
-            ConfigError: those kernels cannot serve this device or dtype, or these sizes in that mode.
+            ConfigError: those kernels cannot serve this device, dtype or architecture, or these sizes in that mode.
             ModelLoadError: the folder cannot be served; see `ModelConfig.load` and `load_weights`.
         """
         if torch.device(device).type == "cpu":
             ask_for_huge_pages()
-        chosen = choose_kernels(device, dtype, kernels, deterministic=deterministic)
         config = ModelConfig.load(folder)
+        chosen = kernels_for(config, device, dtype, kernels, deterministic=deterministic)
         parameters = DecoderParameters.allocate(config, dtype, device)
         load_weights(folder, parameters.checkpoint_views(config), on_progress, unused_tensors(config))
         return cls(config, parameters, chosen)
@@ -124,6 +120,11 @@ class Decoder:
     def logits(self, normed: Tensor) -> Tensor:
         """[num_logits, hidden_size], the layers' output, to [num_logits, vocab_size] fp32."""
         return self._modules.lm_head.forward(normed).float()
+
+    @property
+    def first_norm(self) -> Tensor:
+        """[hidden_size], weight of the norm that begins a step."""
+        return self._modules.layers[0].input_norm
 
     @property
     def projection_bytes(self) -> int:

@@ -31,7 +31,7 @@ class LatentAttentionBlock:
 
     *Expanded*: keys and values of all heads are computed from the latents of a sequence, then attended to as in any
     model. That costs a product for each cached token, and saves some for each pair of tokens, so long chunks are
-    computed so. Not where results must be the same to the bit however a prompt is cut.
+    computed so.
     """
 
     def __init__(self, config: ModelConfig, index: int, layer: LayerModules, kernels: DecoderOps) -> None:
@@ -46,7 +46,7 @@ class LatentAttentionBlock:
         self._layer = layer
         self._modules = layer.latent
         self._latent_norm = layer.k_norm
-        self._least_expanded = None if kernels.is_deterministic else least_expanded(config.latent)
+        self._least_expanded = least_expanded(config.latent)
         self._padded_dim = -(-max(config.latent.query_dim, config.latent.value_dim) // HEAD_DIM_STEP) * HEAD_DIM_STEP
 
     def place(self, x: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, slots: Tensor) -> Tensor:
@@ -63,12 +63,13 @@ class LatentAttentionBlock:
             [num_tokens, num_heads, nope_dim + rope_dim].
         """
         sizes, layer = self._sizes, self._layer
-        query, latent = layer.qkv.forward(x).split([layer.qkv.out_size - sizes.cached_dim, sizes.cached_dim], dim=-1)
+        query_size = layer.qkv.out_size - sizes.cached_dim
+        query, latent = torch.split(layer.qkv.forward(x), [query_size, sizes.cached_dim], dim=-1)
         if self._modules.q is not None:
             assert layer.q_norm is not None
             query = self._modules.q.forward(self._kernels.rms_norm(query.contiguous(), layer.q_norm, LATENT_EPS))
         return self._kernels.rotate_and_write_latent(
-            query.unflatten(-1, (self._num_heads, sizes.query_dim)),
+            query.view(-1, self._num_heads, sizes.query_dim),
             latent,
             cos,
             sin,
@@ -100,7 +101,7 @@ class LatentAttentionBlock:
 
     def _absorbed(self, query: Tensor, kv_blocks: Tensor, batch: AttentionBatch) -> Tensor:
         sizes, num_tokens = self._sizes, query.shape[0]
-        nope, rope = query.split([sizes.nope_dim, sizes.rope_dim], dim=-1)
+        nope, rope = torch.split(query, [sizes.nope_dim, sizes.rope_dim], dim=-1)
         wide = self._modules.to_latent.forward(nope.transpose(0, 1).contiguous())  # [num_heads, num_tokens, kv_rank]
         attended = self._kernels.paged_attention(
             torch.cat((wide.transpose(0, 1), rope), dim=-1),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from shared.kernels.backend import BatchedLinear, DecoderOps, Experts, Linear
@@ -113,16 +114,13 @@ def _build_layer(layer: LayerParameters, ops: DecoderOps, config: ModelConfig) -
 
 def _build_latent(parameters: LatentParameters, latent: LatentConfig, num_heads: int, ops: DecoderOps) -> LatentModules:
     by_head = parameters.kv.view(num_heads, -1, latent.kv_rank)
-    keys, values = by_head.split([latent.nope_dim, latent.value_dim], dim=1)
-    expand: tuple[Linear, ...] = ()
-    if not ops.is_deterministic:  # otherwise nothing is expanded
-        parts = by_head.split(EXPANDED_HEADS)
-        expand = tuple(ops.make_linear(part.flatten(0, 1).clone(), None, own=True) for part in parts)
+    keys, values = torch.split(by_head, [latent.nope_dim, latent.value_dim], dim=1)
+    parts = torch.split(by_head, EXPANDED_HEADS)
     return LatentModules(
         q=None if parameters.q is None else ops.make_linear(parameters.q, None, own=True),
         to_latent=ops.make_batched_linear(keys.transpose(1, 2).contiguous(), own=True),
         to_value=ops.make_batched_linear(values.contiguous(), own=True),
-        expand=expand,
+        expand=tuple(ops.make_linear(part.flatten(0, 1).clone(), None, own=True) for part in parts),
     )
 
 

@@ -6,14 +6,16 @@ import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from services.router.edge.answer.families import AnswerFormats
+from services.router.edge.answer.reasoning import Thinking
 from services.router.edge.bad_words import check_bad_words
-from services.router.edge.catalog import ModelNames
 from services.router.edge.chat_prompt import ChatPrompt
 from services.router.edge.generation_defaults import NO_DEFAULTS, GenerationDefaults
+from services.router.edge.ledger import Ledger, Uncounted
+from services.router.edge.model_names import ModelNames
 from services.router.edge.output_processor import INLINE_TOKENS, output_processor
 from services.router.edge.output_stream import OutputStream
 from services.router.edge.prompt_tokenizer import (
@@ -29,7 +31,9 @@ from services.router.edge.settings import EdgeSettings
 from services.router.edge.structure_check import StructureCheck
 from services.router.edge.tenancy import chain_salt
 from services.router.request import PLAIN_TEXT, Core, Request, Resume, TextOptions
+from services.router.traces.call_trace import NO_TRACE, CallTrace, CallTraces
 from shared.engine.sampling_params import SamplingParams
+from shared.engine.structured_output import ReasoningPart
 from shared.errors import InvalidRequest, PromptTooLong, WorkerLost
 from shared.model.chat_template import ChatTemplate
 from shared.model.tokenizer import Tokenizer
@@ -47,6 +51,8 @@ __all__ = [
 ]
 
 MAX_REQUEST_ID_LEN = 128
+NUM_END_TOKENS = 8
+"""The end of a prompt, where a template may have begun the model's reasoning, or closed it."""
 DRAWN_SEED_BITS = 53
 """A drawn seed goes to the client, which may keep JSON's numbers as doubles."""
 
@@ -59,7 +65,7 @@ class CallInfo:
     request_id: str = ""  # empty: drawn
     arrived_at: float = field(default_factory=time.perf_counter)  # seconds
     timeout_s: float = 0.0  # 0 = none
-    trace: Mapping[str, str] = field(default_factory=dict)  # W3C trace context
+    trace: CallTrace = NO_TRACE
     scheduling: SchedulingHints = field(default_factory=SchedulingHints)
     cache_salt: str = ""  # the client's own; prefixes are shared only with requests of the same one
 
@@ -89,6 +95,11 @@ def checked_request_id(request_id: str) -> str:
     return request_id
 
 
+def prompt_end(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
+    """The text of a prompt's last tokens, special ones included."""
+    return tokenizer.decode(token_ids[-NUM_END_TOKENS:], skip_special_tokens=False)
+
+
 def _truncated(token_ids: Sequence[int], truncate_to: int | None, num_room: int) -> Sequence[int]:
     """The last `truncate_to` tokens; -1: the last `num_room`."""
     if truncate_to is None:
@@ -111,10 +122,12 @@ class InputProcessor:
         *,
         names: ModelNames | None = None,
         rates: RateLimits | None = None,
+        ledger: Ledger | None = None,
+        traces: CallTraces | None = None,
     ) -> None:
         """`structures`: for the model's vocabulary; `defaults`: what a request takes that does not say how to
-        sample; `names`: `model_name` and what else clients may call it; `rates`: shared with other models'
-        processors."""
+        sample; `names`: `model_name` and what else clients may call it; `rates` and `traces`: shared with
+        other models' processors; `ledger`: who counts requests, nobody where none is given."""
         self.core = core
         self.defaults = defaults
         self.formats = AnswerFormats.of(chat_template, settings.tool_call_parser, settings.reasoning_parser)
@@ -122,11 +135,16 @@ class InputProcessor:
         self.tokenizer = tokenizer
         self.model_name = model_name
         self.names = names or ModelNames(model_name)
+        self.chat_template = chat_template
         self._prompts = PromptTokenizer(tokenizer, chat_template, settings.limits)
         self._structures = StructureCheck(structures, settings.structured_output)
         self._settings = settings
         self.rates = rates or RateLimits(settings)
         """Shared by all APIs."""
+        self.ledger: Ledger = ledger or Uncounted()
+        """Hears of the end of every request, over all APIs."""
+        self.traces = traces or CallTraces()
+        """Where each call begins its trace."""
 
     def check_model(self, model: str) -> None:
         """Passes for the served model's names and for no name; raises NotFound (`model`)."""
@@ -153,7 +171,6 @@ class InputProcessor:
         check_bad_words(options.bad_words)
         if options.bad_words:
             sampling = replace(sampling, bad_sequences=self._prompts.bad_sequences(options.bad_words))
-        await self._structures.check(sampling.structured_output)
         context_len = self.context_len()
         num_room = context_len - (sampling.max_tokens or 1)
         if isinstance(prompt, TokensPrompt):
@@ -172,6 +189,9 @@ class InputProcessor:
                 limit=num_left,
                 value=sampling.max_tokens,
             )
+        if isinstance(prompt, ChatPrompt):
+            sampling = self._behind_reasoning(sampling, token_ids)
+        await self._structures.check(sampling.structured_output)
         max_tokens = num_left if default_max_tokens is None else min(default_max_tokens, num_left)
         limits = [s for s in (info.timeout_s, self._settings.request_timeout_s) if s > 0]
         return Request(
@@ -182,12 +202,23 @@ class InputProcessor:
             salt=self._salt(info, sampling),
             arrived_at=info.arrived_at,
             timeout_s=min(limits, default=0.0),
-            trace=dict(info.trace),
+            trace=info.trace,
             priority=info.scheduling.priority,
             session=info.scheduling.session,
             ttft_timeout_s=info.scheduling.ttft_timeout_s,
             text=options.text,
         )
+
+    def _behind_reasoning(self, sampling: SamplingParams, token_ids: Sequence[int]) -> SamplingParams:
+        """The structure of a conversation's answer begins where the model's reasoning ends."""
+        structure, marks = sampling.structured_output, self.formats.reasoning
+        if structure is None or marks is None or structure.reasoning is not None:
+            return sampling
+        thinking = marks.behind(prompt_end(self.tokenizer, token_ids))
+        if thinking is Thinking.OVER:
+            return sampling
+        part = ReasoningPart(marks.begin, marks.end, is_open=thinking is Thinking.BEGUN)
+        return replace(sampling, structured_output=replace(structure, reasoning=part))
 
     def _salt(self, info: CallInfo, sampling: SamplingParams) -> str:
         """Where the prompt's log-probabilities are asked for, all of it has to be computed: its blocks are no prefix of
@@ -245,9 +276,10 @@ class InputProcessor:
         self._prompts.check_token_ids(field, token_ids)
         return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
-    def start(self, requests: Sequence[Request]) -> OutputStream:
-        """The answers to prepared requests; entering the stream submits them."""
-        return OutputStream(self.core, requests, self.tokenizer)
+    def start(self, requests: Sequence[Request], ledger: Ledger | None = None) -> OutputStream:
+        """The answers to prepared requests; entering the stream submits them. `ledger` counts them, else the one of
+        all."""
+        return OutputStream(self.core, requests, self.tokenizer, ledger or self.ledger)
 
     def context_len(self) -> int:
         """Tokens of prompt and answer that fit in all; raises WorkerLost while no worker is connected."""

@@ -62,4 +62,5 @@ def test_a_token_chooses_alike_alone_and_among_others(name: str) -> None:
     for row in range(40):
         its_ids, its_weights = choose_experts(logits[row : row + 1], bias, routing)
         assert its_ids.equal(ids[row : row + 1])
-        assert its_weights.equal(weights[row : row + 1])
+        # A vector's last lanes may be computed by another function than its first ones.
+        torch.testing.assert_close(its_weights, weights[row : row + 1], rtol=1e-6, atol=0.0)

@@ -1,4 +1,5 @@
-"""`POST /tokenize`, `/detokenize` in vLLM's shapes, and Anthropic's `/v1/messages/count_tokens`."""
+"""`POST /tokenize`, `/detokenize` and `GET /tokenizer_info` in vLLM's shapes, and Anthropic's
+`/v1/messages/count_tokens`."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from services.router.edge.auth import ApiKeys
 from services.router.edge.http.anthropic.endpoint import Messages
 from services.router.edge.http.chat_messages import Message, Tool
-from services.router.edge.http.connection import BodyTooLargeError, read_body
+from services.router.edge.http.connection import read_body
 from services.router.edge.http.credentials import credentials
 from services.router.edge.http.errors import as_tandem_error, error_headers
 from services.router.edge.http.json_size import check_json_size
@@ -64,7 +65,7 @@ class DetokenizeRequest(BaseModel):
 
 
 class Tokenization:
-    """Handlers of the three. They ask for an API key as answers do; their bodies have the same bounds."""
+    """Handlers of the four. They ask for an API key as answers do; their bodies have the same bounds."""
 
     def __init__(
         self, input_processor: InputProcessor, keys: ApiKeys, settings: EdgeSettings, messages: Messages
@@ -82,21 +83,32 @@ class Tokenization:
         """`POST /detokenize`."""
         return await self._answer(request, self._detokenize)
 
+    async def info(self, request: Request) -> Response:
+        """`GET /tokenizer_info`: what a client needs who tokenizes here."""
+        self._keys.check(credentials(request.headers))
+        processor = self._input_processor
+        roles = ("bos_token", "eos_token", "pad_token", "unk_token")
+        special = {role: processor.tokenizer.special_tokens.get(role) for role in roles}
+        return JSONResponse(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "model_max_length": processor.core.max_prompt_tokens(),
+                **special,
+                "chat_template": processor.chat_template.source,
+            }
+        )
+
     async def count_tokens(self, request: Request) -> Response:
         """`POST /v1/messages/count_tokens`."""
         try:
             return JSONResponse(await self._count(await self._body(request)))
         except Exception as error:
-            known = error.error if isinstance(error, BodyTooLargeError) else as_tandem_error(error, request.url.path)
-            status = 413 if isinstance(error, BodyTooLargeError) else known.http_status
+            known = as_tandem_error(error, request.url.path)
             headers = {name.decode(): value.decode() for name, value in error_headers(known)}
-            return Response(self._messages.errors.body(known), status, headers, "application/json")
+            return Response(self._messages.errors.body(known), known.http_status, headers, "application/json")
 
     async def _answer(self, request: Request, work: Callable[[bytes], Awaitable[Mapping[str, object]]]) -> Response:
-        try:
-            return JSONResponse(await work(await self._body(request)))
-        except BodyTooLargeError as error:
-            raise error.error from None
+        return JSONResponse(await work(await self._body(request)))
 
     async def _body(self, request: Request) -> bytes:
         self._keys.check(credentials(request.headers))

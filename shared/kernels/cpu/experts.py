@@ -26,7 +26,8 @@ class PackedExperts:
         self._num_experts, _, self._hidden = gate_up.shape
         more_hidden, more_inner = -self._hidden % PANEL, -down.shape[2] % LANES
         if more_hidden or more_inner:
-            gate_up = functional.pad(gate_up.unflatten(1, (2, -1)), (0, more_hidden, 0, more_inner)).flatten(1, 2)
+            halves = gate_up.view(self._num_experts, 2, down.shape[2], self._hidden)
+            gate_up = functional.pad(halves, (0, more_hidden, 0, more_inner)).flatten(1, 2)
             down = functional.pad(down, (0, more_inner, 0, more_hidden))
         elif not own:
             gate_up, down = gate_up.clone(), down.clone()
@@ -91,28 +92,40 @@ class PackedBatchedLinear:
         """See `BatchedLinear`."""
         return self._packed.nbytes
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """See `BatchedLinear`."""
-        num_parts, num_rows, in_size = x.shape
+        num_rows, num_parts, in_size = x.shape
         assert (num_parts, in_size) == (self._num_parts, self._in_size), f"{tuple(x.shape)}"
         assert x.dtype == self._packed.dtype, f"{x.dtype} times {self._packed.dtype}"
-        assert x.is_contiguous(), "x is strided"
+        assert x.stride(2) == 1, "the columns of x are strided"
+        if out is None:
+            out = x.new_empty((num_rows, num_parts, self._out_size))
+        assert out.shape == (num_rows, num_parts, self._out_size), f"{tuple(out.shape)}"
+        assert out.dtype == x.dtype
+        assert out.stride(2) == 1, "the columns of the result are strided"
+        if num_rows == 0:
+            return out
         padded_in = self._packed.in_size
         if padded_in > in_size:
             x = functional.pad(x, (0, padded_in - in_size))
-        out = x.new_empty((num_parts, num_rows, self._padded_out))
-        if num_rows:
-            scratch = torch.empty(num_parts * num_rows * padded_in)
-            self._library().tandem_batched_linear(
-                x.data_ptr(),
-                self._packed.panels.data_ptr(),
-                self._packed.tight_bytes,
-                out.data_ptr(),
-                scratch.data_ptr(),
-                num_parts,
-                num_rows,
-                padded_in,
-                self._padded_out,
-                is_bf16(x),
-            )
-        return out if self._padded_out == self._out_size else out[..., : self._out_size].contiguous()
+        fits = self._padded_out == self._out_size
+        found = out if fits else x.new_empty((num_rows, num_parts, self._padded_out))
+        self._run(x, found)
+        return out if fits else out.copy_(found[..., : self._out_size])
+
+    def _run(self, x: Tensor, out: Tensor) -> None:
+        num_rows, num_parts, in_size = x.shape
+        scratch = torch.empty(num_parts * num_rows * in_size)
+        self._library().tandem_batched_linear(
+            x.data_ptr(),
+            self._packed.panels.data_ptr(),
+            self._packed.tight_bytes,
+            out.data_ptr(),
+            scratch.data_ptr(),
+            ctypes.byref((c_int64 * 4)(x.stride(0), x.stride(1), out.stride(0), out.stride(1))),
+            num_parts,
+            num_rows,
+            in_size,
+            self._padded_out,
+            is_bf16(x),
+        )

@@ -44,7 +44,7 @@ def load(path: Path) -> ctypes.CDLL:
     library.tandem_tighten.argtypes = [p, n, n, p, n, p]
     library.tandem_linear.argtypes = [p, p, n, p, p, p, n, n, n, c_int]
     library.tandem_experts.argtypes = [p, p, p, p, n, p, n, p, p, p, c_int]
-    library.tandem_batched_linear.argtypes = [p, p, n, p, p, n, n, n, n, c_int]
+    library.tandem_batched_linear.argtypes = [p, p, n, p, p, p, n, n, n, n, c_int]
     library.tandem_rms_norm.argtypes = [p, p, p, p, p, n, n, c_float, c_int]
     library.tandem_silu_mul.argtypes = [p, p, n, n, c_int]
     library.tandem_rotate_and_write.argtypes = [p, p, p, p, p, p, p, p, p, p, c_float, p, p, c_int, c_int]

@@ -1,4 +1,4 @@
-"""The C++ kernels for experts and latents, on every instruction set: what the references give, and each row by itself."""
+"""The C++ kernels for experts and latents, on every instruction set: what the references give, each row by itself."""
 
 from __future__ import annotations
 
@@ -82,9 +82,15 @@ def test_batched_products_give_what_torch_gives(
 ) -> None:
     parts, out_size, in_size = sizes
     weight = random(parts, out_size, in_size, dtype=dtype, seed=1)
-    x = random(parts, rows, in_size, dtype=dtype)
-    found = CpuKernels(isa).make_batched_linear(weight, own=False).forward(x)
-    close(found, torch.bmm(x.double(), weight.double().transpose(1, 2)).to(dtype))
+    x = random(rows, parts, in_size + 5, dtype=dtype)[..., 2:-3]
+    layer = CpuKernels(isa).make_batched_linear(weight, own=False)
+    expected = torch.einsum("rpi,poi->rpo", x.double(), weight.double()).to(dtype)
+    close(layer.forward(x), expected)
+    room = torch.zeros(rows, parts, out_size + 3, dtype=dtype)
+    close(layer.forward(x, room[..., 1:-2]), expected)
+    close(room[..., 1:-2], expected)
+    assert not room[..., 0].any()
+    assert not room[..., -2:].any()
 
 
 @every_isa

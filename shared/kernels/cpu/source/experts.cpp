@@ -15,19 +15,17 @@ const T* weight_at(const T* weights, int64_t tight_bytes, int64_t index, int64_t
   return weights + index * n * k;
 }
 
-// Rows [starts[i], starts[i + 1]) of x times weight i, to the same rows of y.
+// Each of several operands times the weight of its number, n outputs and k inputs; scratch of k floats a row.
 template <typename T>
 void multiply_parts(
-    const T* x, const T* weights, int64_t tight_bytes, T* y, float* scratch, const std::vector<int64_t>& starts,
-    int64_t k, int64_t n) {
+    const std::vector<Operands<T>>& operands, const T* weights, int64_t tight_bytes, float* scratch, int64_t k, int64_t n) {
   std::vector<Multiplication<T>> parts;
   std::vector<int64_t> lay_ends, ends;  // tasks of the parts up to each
   int64_t lay_tasks = 0, tasks = 0;
-  for (size_t i = 0; i + 1 < starts.size(); i++) {
-    const int64_t first = starts[i], m = starts[i + 1] - first;
-    if (m == 0) continue;
-    const T* weight = weight_at(weights, tight_bytes, int64_t(i), k, n);
-    parts.emplace_back(x + first * k, weight, tight_bytes, nullptr, y + first * n, scratch + first * k, m, k, n);
+  for (size_t i = 0; i < operands.size(); i++) {
+    if (operands[i].m == 0) continue;
+    parts.emplace_back(operands[i], weight_at(weights, tight_bytes, int64_t(i), k, n), tight_bytes, nullptr, scratch, k, n);
+    scratch += operands[i].m * k;
     lay_ends.push_back(lay_tasks += parts.back().lay_tasks());
     ends.push_back(tasks += parts.back().tasks());
   }
@@ -39,6 +37,15 @@ void multiply_parts(
   };
   run(lay_tasks, lay_ends, [](const Multiplication<T>& part, int64_t task) { part.lay(task); });
   run(tasks, ends, [](const Multiplication<T>& part, int64_t task) { part.run(task); });
+}
+
+// Part i: rows [starts[i], starts[i + 1]) of x [.., k] and y [.., n].
+template <typename T>
+std::vector<Operands<T>> side_by_side(const std::vector<int64_t>& starts, const T* x, int64_t k, T* y, int64_t n) {
+  std::vector<Operands<T>> parts;
+  for (size_t i = 0; i + 1 < starts.size(); i++)
+    parts.push_back({x + starts[i] * k, k, y + starts[i] * n, n, starts[i + 1] - starts[i]});
+  return parts;
 }
 
 struct ExpertSizes {
@@ -81,9 +88,12 @@ void experts(
       rows[i] = next[local(i)]++;
       std::memcpy(m.gathered + rows[i] * s.hidden, x + i / s.top_k * s.hidden, s.hidden * sizeof(T));
     }
-  multiply_parts(m.gathered, gate_up, gate_up_tight, m.gate_up, m.scratch, starts, s.hidden, 2 * s.inner);
+  multiply_parts(
+      side_by_side<T>(starts, m.gathered, s.hidden, m.gate_up, 2 * s.inner), gate_up, gate_up_tight, m.scratch, s.hidden,
+      2 * s.inner);
   tandem_silu_mul(m.gate_up, m.activated, starts.back(), s.inner, is_bf16);
-  multiply_parts(m.activated, down, down_tight, m.found, m.scratch, starts, s.inner, s.hidden);
+  multiply_parts(
+      side_by_side<T>(starts, m.activated, s.inner, m.found, s.hidden), down, down_tight, m.scratch, s.inner, s.hidden);
   parallel_ranges(s.tokens, 32768 / (s.hidden * s.top_k) + 1, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; t++)
       combine(m.found, rows.data() + t * s.top_k, weights + t * s.top_k, s.top_k, s.hidden, out + t * s.hidden);
@@ -96,6 +106,16 @@ void experts_of(
     const void* down, int64_t down_tight, void* out, void* const* memory, const ExpertSizes& s) {
   const ExpertMemory<T> m{(T*)memory[0], (T*)memory[1], (T*)memory[2], (T*)memory[3], (float*)memory[4]};
   experts((const T*)x, ids, weights, (const T*)gate_up, gate_up_tight, (const T*)down, down_tight, (T*)out, m, s);
+}
+
+template <typename T>
+void batched_linear(
+    const T* x, const T* w, int64_t tight_bytes, T* y, float* scratch, const int64_t* strides, int64_t parts, int64_t m,
+    int64_t k, int64_t n) {
+  std::vector<Operands<T>> operands;
+  for (int64_t i = 0; i < parts; i++)
+    operands.push_back({x + i * strides[1], strides[0], y + i * strides[3], strides[2], m});
+  multiply_parts(operands, w, tight_bytes, scratch, k, n);
 }
 
 }  // namespace
@@ -113,15 +133,13 @@ extern "C" void tandem_experts(
     experts_of<float>(x, ids, weights, gate_up, 0, down, 0, out, memory, s);
 }
 
-// x [parts, m, k], packed w [parts n, k], tight as for tandem_linear, y [parts, m, n]; scratch of parts m k floats; n a
-// multiple of 32, k of 16.
+// x [m, parts, k], packed w [parts n, k], tight as for tandem_linear, y [m, parts, n]; strides: x's from row to row and
+// from part to part, then y's; scratch of parts m k floats; n a multiple of 32, k of 16.
 extern "C" void tandem_batched_linear(
-    const void* x, const void* w, int64_t tight_bytes, void* y, float* scratch, int64_t parts, int64_t m, int64_t k,
-    int64_t n, int is_bf16) {
-  std::vector<int64_t> starts(parts + 1);
-  for (int64_t i = 0; i <= parts; i++) starts[i] = i * m;
+    const void* x, const void* w, int64_t tight_bytes, void* y, float* scratch, const int64_t* strides, int64_t parts,
+    int64_t m, int64_t k, int64_t n, int is_bf16) {
   if (is_bf16)
-    multiply_parts((const bf16*)x, (const bf16*)w, tight_bytes, (bf16*)y, scratch, starts, k, n);
+    batched_linear((const bf16*)x, (const bf16*)w, tight_bytes, (bf16*)y, scratch, strides, parts, m, k, n);
   else
-    multiply_parts((const float*)x, (const float*)w, 0, (float*)y, scratch, starts, k, n);
+    batched_linear((const float*)x, (const float*)w, 0, (float*)y, scratch, strides, parts, m, k, n);
 }

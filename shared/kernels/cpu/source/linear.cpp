@@ -12,7 +12,7 @@ template <typename T>
 void linear(
     const T* x, const T* weight, int64_t tight_bytes, const T* bias, T* y, float* scratch, int64_t m, int64_t k,
     int64_t n) {
-  const Multiplication<T> all(x, weight, tight_bytes, bias, y, scratch, m, k, n);
+  const Multiplication<T> all({x, k, y, n, m}, weight, tight_bytes, bias, scratch, k, n);
   parallel_for(all.lay_tasks(), [&](int64_t task) { all.lay(task); });
   parallel_for(all.tasks(), [&](int64_t task) { all.run(task); });
 }

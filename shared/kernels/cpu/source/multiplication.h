@@ -21,29 +21,38 @@ void run_range(int64_t task, int64_t count, int64_t grain, F&& body) {
 }
 
 template <typename T>
+struct Operands {  // x and y: m rows, one every `step`
+  const T* x;
+  int64_t x_step;
+  T* y;
+  int64_t y_step, m;
+};
+
+template <typename T>
 class Multiplication {
  public:
   // x [m, k], packed w, in tight panels every `tight_bytes` unless that is 0, bias [n] or null, y [m, n]; scratch of m k
   // floats; n a multiple of 32, k of 16.
   Multiplication(
-      const T* x, const T* weight, int64_t tight_bytes, const T* bias, T* y, float* scratch, int64_t m, int64_t k,
-      int64_t n)
-      : x_(x),
-        is_direct_(m <= (sizeof(T) == 2 ? kDirectWideRows : kDirectRows) || Laid<T>::per_word == 2),
-        job_{scratch, weight, bias, y, k, n, tight_bytes,
-             Tiles(m, is_direct_ && sizeof(T) == 2 && Laid<T>::per_word == 1 ? kDirectTile : kRows)},
+      const Operands<T>& o, const T* weight, int64_t tight_bytes, const T* bias, float* scratch, int64_t k, int64_t n)
+      : o_(o),
+        is_direct_(o.m <= (sizeof(T) == 2 ? kDirectWideRows : kDirectRows) || Laid<T>::per_word == 2),
+        job_{scratch, weight, bias, o.y, k, o.y_step, tight_bytes,
+             Tiles(o.m, is_direct_ && sizeof(T) == 2 && Laid<T>::per_word == 1 ? kDirectTile : kRows)},
         scratch_(scratch),
         panels_(n / kColumns),
-        chunks_(is_direct_ ? 1 : tasks_of(m, kChunk)),
-        grain_(std::max<int64_t>(1, kTaskWork / (kColumns * k * (m + 8)))),
-        lay_grain_(m < kChunk ? job_.tiles.count : 2) {}
+        chunks_(is_direct_ ? 1 : tasks_of(o.m, kChunk)),
+        grain_(std::max<int64_t>(1, kTaskWork / (kColumns * k * (o.m + 8)))),
+        lay_grain_(o.m < kChunk ? job_.tiles.count : 2) {}
 
   int64_t lay_tasks() const { return tasks_of(job_.tiles.count, lay_grain_); }
   void lay(int64_t task) const {
     const Tiles& tiles = job_.tiles;
     run_range(task, tiles.count, lay_grain_, [&](int64_t first, int64_t last) {
       for (int64_t t = first; t < last; t++)
-        lay_rows(x_ + tiles.first(t) * job_.k_size, job_.k_size, tiles.size(t), scratch_ + tiles.first(t) * job_.words());
+        lay_rows(
+            o_.x + tiles.first(t) * o_.x_step, o_.x_step, job_.k_size, tiles.size(t),
+            scratch_ + tiles.first(t) * job_.words());
     });
   }
 
@@ -58,7 +67,7 @@ class Multiplication {
   }
 
  private:
-  const T* x_;
+  Operands<T> o_;
   bool is_direct_;
   Product<T> job_;
   float* scratch_;
@@ -71,14 +80,14 @@ template <>
 class Multiplication<bf16> {
  public:
   Multiplication(
-      const bf16* x, const bf16* weight, int64_t tight_bytes, const bf16* bias, bf16* y, float* scratch, int64_t m,
-      int64_t k, int64_t n)
-      : is_tiled_(kDeterministic || m > kVectorRows),
-        tiled_{x, weight, bias, y, (bf16*)scratch, m, k, n, tight_bytes},
-        job_{scratch, weight, bias, y, k, n, tight_bytes, Tiles(m, kDirectTile)},
+      const Operands<bf16>& o, const bf16* weight, int64_t tight_bytes, const bf16* bias, float* scratch, int64_t k,
+      int64_t n)
+      : is_tiled_(kDeterministic || o.m > kVectorRows),
+        tiled_{o.x, weight, bias, o.y, (bf16*)scratch, o.m, k, o.x_step, o.y_step, tight_bytes},
+        job_{scratch, weight, bias, o.y, k, o.y_step, tight_bytes, Tiles(o.m, kDirectTile)},
         scratch_(scratch),
         panels_(n / kColumns),
-        grain_(std::max<int64_t>(1, (is_tiled_ ? kTiledTaskWork : kTaskWork) / (kColumns * k * (m + 8)))) {}
+        grain_(std::max<int64_t>(1, (is_tiled_ ? kTiledTaskWork : kTaskWork) / (kColumns * k * (o.m + 8)))) {}
 
   int64_t lay_tasks() const { return is_tiled_ ? tasks_of(tiled_.row_tiles(), lay_grain()) : 1; }
   void lay(int64_t task) const {
@@ -88,7 +97,9 @@ class Multiplication<bf16> {
       });
     const Tiles& tiles = job_.tiles;
     for (int64_t t = 0; t < tiles.count; t++)
-      lay_rows(tiled_.x + tiles.first(t) * job_.k_size, job_.k_size, tiles.size(t), scratch_ + tiles.first(t) * job_.words());
+      lay_rows(
+          tiled_.x + tiles.first(t) * tiled_.x_step, tiled_.x_step, job_.k_size, tiles.size(t),
+          scratch_ + tiles.first(t) * job_.words());
   }
 
   int64_t tasks() const { return tasks_of(panels_, grain()); }

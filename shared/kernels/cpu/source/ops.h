@@ -19,8 +19,8 @@ void tandem_experts(
     const void* x, const int64_t* ids, const float* weights, const void* gate_up, int64_t gate_up_tight,
     const void* down, int64_t down_tight, void* out, void* const* memory, const int64_t* sizes, int is_bf16);
 void tandem_batched_linear(
-    const void* x, const void* w, int64_t tight_bytes, void* y, float* scratch, int64_t parts, int64_t m, int64_t k,
-    int64_t n, int is_bf16);
+    const void* x, const void* w, int64_t tight_bytes, void* y, float* scratch, const int64_t* strides, int64_t parts,
+    int64_t m, int64_t k, int64_t n, int is_bf16);
 void tandem_rms_norm(
     const void* x, const void* residual, const void* weight, void* y, void* sum, int64_t rows, int64_t size, float eps,
     int is_bf16);

@@ -9,7 +9,7 @@
 #endif
 
 // Up to so many rows, weights are widened as they are used; fp32 ones need not be.
-constexpr int64_t kDirectRows = 36, kDirectWideRows = kRegisters == 32 ? kDirectRows : 2;
+constexpr int64_t kDirectRows = 36, kDirectWideRows = kVectors == 32 ? kDirectRows : 2;
 constexpr int64_t kTaskWork = 1 << 20;  // products of a task of few rows, so that tasks are neither tiny nor few
 
 inline int64_t tasks_of(int64_t count, int64_t grain) { return (count + grain - 1) / grain; }

@@ -1,8 +1,6 @@
 // What the CPU kernels share: element types and a vector exponential, over 16 fp32 lanes of whichever width the
-// processor has: one register of AVX-512, or two of AVX2.
+// processor has: one register of AVX-512, two of AVX2, or four of NEON.
 #pragma once
-
-#include <immintrin.h>
 
 #include <cstdint>
 #include <cstring>
@@ -28,7 +26,9 @@ inline float to_float(bf16 x) {
   return y;
 }
 
-#ifdef __AVX512F__
+#ifdef __aarch64__
+#include "lanes128.h"
+#elif defined(__AVX512F__)
 #include "lanes512.h"
 #else
 #include "lanes256.h"
@@ -37,7 +37,7 @@ inline float to_float(bf16 x) {
 inline Floats load16(const float* p) { return load(p); }
 inline Floats load16(const bf16* p) { return widen16(p); }
 inline void store16(float* p, Floats x) { store(p, x); }
-inline void store16(bf16* p, Floats x) { _mm256_storeu_si256((__m256i*)p, narrow(upper_halves(x))); }
+inline void store16(bf16* p, Floats x) { store_halves(p, upper_halves(x)); }
 
 // What a value becomes when it is stored as T and loaded again.
 inline Floats rounded_as(const float*, Floats x) { return x; }
@@ -49,6 +49,17 @@ inline Words paired(Floats a, Floats b) { return either(upper_halves(a), shift_l
 // The even and the odd elements of 16 pairs of bf16.
 inline Floats even_of(Words pairs) { return as_floats(shift_left<16>(pairs)); }
 inline Floats odd_of(Words pairs) { return as_floats(both(pairs, all_words(0xffff0000))); }
+
+#ifdef TANDEM_PAIRS
+// c + the products of pairs, both of them.
+inline Floats plus_pairs(Floats c, Words a, Words b) {
+#ifdef __AVX512BF16__
+  return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
+#else  // the same without the instruction, for tests
+  return plus_product(plus_product(c, odd_of(a), odd_of(b)), even_of(a), even_of(b));
+#endif
+}
+#endif
 
 // exp(x) for x <= 104, to about 2 units in the last place: x = n ln 2 + r, a polynomial of degree 6 for 2^(r / ln 2).
 // Coefficients: Taylor's, the range is |r| <= ln 2 / 2. Below -87 it is 0.

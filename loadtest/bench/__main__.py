@@ -8,6 +8,7 @@ from importlib import import_module
 
 BENCHMARKS = {
     "engine": ("engine.cpu", "Prefill and decode steps on this processor, with its limits."),
+    "latents": ("engine.latents", "Decode steps over latents beside the same model with expanded KV."),
     "engine-cuda": ("engine.cuda", "Prefill and decode steps on a GPU, with its limits."),
     "gpu-limits": ("engine.gpu_limits", "A GPU's properties, copy and matrix rates."),
     "gpu-trace": ("engine.gpu_trace", "The kernels of a decode step and a prompt on a GPU."),

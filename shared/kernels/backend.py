@@ -57,8 +57,11 @@ class BatchedLinear(Protocol):
         """Memory of the weights as they lie."""
         ...
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[num_parts, num_rows, in_size], contiguous, to [num_parts, num_rows, out_size]."""
+    def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """[num_rows, num_parts, in_size] to [num_rows, num_parts, out_size], which is `out` where that is given.
+
+        Both may be views of wider tensors, strided but in their last dimension.
+        """
         ...
 
 

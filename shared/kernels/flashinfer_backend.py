@@ -20,6 +20,7 @@ class FlashInferKernels(TritonKernels):
     """
 
     name = "flashinfer"
+    serves_latents = False
 
     def __init__(self, library: Any) -> None:
         """`library`: the module flashinfer."""

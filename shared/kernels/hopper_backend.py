@@ -19,6 +19,8 @@ class HopperKernels(TritonKernels):
 
     name = "triton-hopper"
 
+    serves_latents = False
+
     @staticmethod
     def paged_attention(
         query: Tensor, kv_blocks: Tensor, layer: int, batch: AttentionBatch, *, scale: float, window: int | None

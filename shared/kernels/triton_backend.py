@@ -5,6 +5,7 @@ from __future__ import annotations
 from shared.kernels.activation import launch as activation
 from shared.kernels.attention import paged, uniform
 from shared.kernels.blocks import launch as blocks
+from shared.kernels.experts import launch as grouped
 from shared.kernels.experts import reference as experts
 from shared.kernels.latent import reference as latent
 from shared.kernels.linear import make_plain_linear
@@ -21,9 +22,9 @@ class TritonKernels:
     name = "triton"
 
     is_deterministic = False
-    serves_latents = False
+    serves_latents = True
     make_linear = staticmethod(make_plain_linear)
-    make_experts = staticmethod(experts.make_plain_experts)
+    make_experts = staticmethod(grouped.make_grouped_experts)
     make_batched_linear = staticmethod(experts.make_plain_batched_linear)
     rms_norm = staticmethod(rmsnorm.rms_norm)
     add_rms_norm = staticmethod(rmsnorm.add_rms_norm)
@@ -49,5 +50,6 @@ class DeterministicTritonKernels(TritonKernels):
     name = "triton-deterministic"
 
     is_deterministic = True
+    serves_latents = False
     make_linear = staticmethod(make_rowwise_linear)
     paged_attention = staticmethod(uniform.paged_attention)

@@ -131,6 +131,11 @@ class Decoder:
         """See `DecoderModules`."""
         return self._modules.projection_bytes
 
+    @property
+    def expert_bytes(self) -> int:
+        """See `DecoderModules`."""
+        return self._modules.expert_bytes
+
     def op_by_op(self, kernels: Kernels) -> Decoder:
         """The same model with one call of `kernels` for each op and all tokens, never one call for all layers."""
         other = copy.copy(self)

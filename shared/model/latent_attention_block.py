@@ -101,19 +101,12 @@ class LatentAttentionBlock:
 
     def _absorbed(self, query: Tensor, kv_blocks: Tensor, batch: AttentionBatch) -> Tensor:
         sizes, num_tokens = self._sizes, query.shape[0]
-        nope, rope = torch.split(query, [sizes.nope_dim, sizes.rope_dim], dim=-1)
-        wide = self._modules.to_latent.forward(nope.transpose(0, 1).contiguous())  # [num_heads, num_tokens, kv_rank]
-        attended = self._kernels.paged_attention(
-            torch.cat((wide.transpose(0, 1), rope), dim=-1),
-            kv_blocks,
-            self._index,
-            batch,
-            scale=sizes.scale,
-            window=None,
-        )
+        wide = query.new_empty((num_tokens, self._num_heads, sizes.cached_dim))
+        self._modules.to_latent.forward(query[..., : sizes.nope_dim], wide[..., : sizes.kv_rank])
+        wide[..., sizes.kv_rank :] = query[..., sizes.nope_dim :]
+        attended = self._kernels.paged_attention(wide, kv_blocks, self._index, batch, scale=sizes.scale, window=None)
         found = attended.view(num_tokens, self._num_heads, sizes.cached_dim)[..., : sizes.kv_rank]
-        values = self._modules.to_value.forward(found.transpose(0, 1).contiguous())
-        return values.transpose(0, 1).flatten(1)
+        return self._modules.to_value.forward(found).flatten(1)
 
     def _expanded(self, query: Tensor, kv_blocks: Tensor, chunk: Chunk) -> Tensor:
         """A few heads at a time, in a pool made for them alone."""

@@ -91,6 +91,11 @@ class DecoderModules:
         layers = (projection for layer in self.layers for projection in layer.projections)
         return sum(projection.nbytes for projection in (*layers, self.lm_head))
 
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of all experts' weights."""
+        return sum(layer.experts.experts.nbytes for layer in self.layers if layer.experts is not None)
+
 
 def _build_layer(layer: LayerParameters, ops: DecoderOps, config: ModelConfig) -> LayerModules:
     def linear(weight: Tensor | None, bias: Tensor | None) -> Linear | None:

@@ -17,6 +17,7 @@ import typer
 
 from loadtest.bench.engine.limits import matmul_rate, read_bandwidth, timed
 from loadtest.bench.engine.overhead import step_time
+from loadtest.bench.engine.work import active_parameters, prefill_flops, weight_bytes
 from loadtest.bench.peers.adapter import Settings
 from loadtest.bench.peers.ours import Ours
 from loadtest.bench.shapes import SHAPES, checkpoint
@@ -69,21 +70,6 @@ class Bench:
         with torch.inference_mode():
             return timed(lambda: self.runner.execute(plan), repeats)
 
-    @property
-    def num_parameters(self) -> int:
-        """Parameters that every token is multiplied by."""
-        c = self.decoder.config
-        heads = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
-        layer = c.hidden_size * (heads + c.num_heads * c.head_dim + 3 * c.intermediate_size)
-        return c.num_layers * layer + c.vocab_size * c.hidden_size
-
-    def prefill_flops(self, num_tokens: int) -> float:
-        """Of the projections for every token (the output head's for one), and of causal attention."""
-        c = self.decoder.config
-        head = c.vocab_size * c.hidden_size
-        attention = 2 * c.num_layers * c.num_heads * c.head_dim * num_tokens**2
-        return 2.0 * (self.num_parameters - head) * num_tokens + 2.0 * head + attention
-
 
 @dataclass(frozen=True)
 class Step:
@@ -110,7 +96,7 @@ def run(bench: Bench, steps: list[Step], repeats: int) -> list[Result]:
 
 
 def _prefill(bench: Bench, step: Step, repeats: int) -> Result:
-    limit = step.count * matmul_rate(3) / bench.prefill_flops(step.count)
+    limit = step.count * matmul_rate(3) / prefill_flops(bench.decoder.config, step.count)
     value = step.count / bench.step_s(bench.plan(step.batch, step.start, step.count), max(3, repeats // 3))
     return Result(step.name, value, "tok/s", limit, value / limit)
 
@@ -119,8 +105,8 @@ def _decode(bench: Bench, step: Step, repeats: int) -> Result:
     """A small batch is bound by reading weights, as they lie in memory, and KV, a large one by its products: the nearer
     limit counts."""
     kv_bytes = step.batch * step.start * bench.layout.block_bytes / BLOCK_SIZE
-    reading_s = (bench.decoder.projection_bytes + kv_bytes) / read_bandwidth(3)
-    products_s = 2.0 * step.batch * bench.num_parameters / matmul_rate(3)
+    reading_s = (weight_bytes(bench.decoder, step.batch) + kv_bytes) / read_bandwidth(3)
+    products_s = 2.0 * step.batch * active_parameters(bench.decoder.config) / matmul_rate(3)
     limit = step.batch / max(reading_s, products_s)
     value = step.batch / bench.step_s(bench.plan(step.batch, step.start, 1), repeats)
     return Result(step.name, value, "tok/s", limit, value / limit)

@@ -48,14 +48,16 @@ def all_cases(device: torch.device) -> Iterator[Case]:
     """Every op's cases at the shapes of 8B models, in 16 bits."""
     from shared.kernels.activation import bench as activation
     from shared.kernels.attention.decode import bench as decode
+    from shared.kernels.attention.latent import bench as latent
     from shared.kernels.attention.prefill import bench as prefill
     from shared.kernels.blocks import bench as blocks
+    from shared.kernels.experts import bench as experts
     from shared.kernels.matmul import bench as matmul
     from shared.kernels.rmsnorm import bench as rmsnorm
     from shared.kernels.rotary import bench as rotary
     from shared.kernels.sampling import bench as sampling
 
-    for module in (decode, prefill, rmsnorm, rotary, activation, blocks, sampling, matmul):
+    for module in (decode, prefill, rmsnorm, rotary, activation, blocks, sampling, matmul, experts, latent):
         yield from module.cases(device)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from shared.kernels.attention import reference
 from shared.kernels.attention.decode.launch import decode_attention
+from shared.kernels.attention.latent.launch import latent_attention, suits
 from shared.kernels.attention.prefill.launch import prefill_attention
 from shared.kernels.attention.prefill.plan import longest_chunk
 from shared.kernels.batch import AttentionBatch
@@ -14,7 +16,12 @@ from shared.kernels.batch import AttentionBatch
 def paged_attention(
     query: Tensor, kv_blocks: Tensor, layer: int, batch: AttentionBatch, *, scale: float, window: int | None
 ) -> Tensor:
-    """`DecoderOps.paged_attention`, on the device, without waiting for it."""
+    """`DecoderOps.paged_attention`, on the device, without waiting for it. Latents of no real model's size are left to
+    torch."""
+    if kv_blocks.shape[2] == 1:
+        if window is not None or not suits(query, kv_blocks):
+            return reference.paged_attention(query, kv_blocks, layer, batch, scale=scale, window=window)
+        return latent_attention(query, kv_blocks, layer, batch, scale=scale)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if has_decodes(batch):
         decode_attention(query, kv_blocks, layer, batch, output, scale=scale, window=window)

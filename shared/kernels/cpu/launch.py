@@ -17,15 +17,18 @@ from shared.kernels.attention import reference as attention
 from shared.kernels.attention.contract import check_paged_attention
 from shared.kernels.backend import LayerSizes, LayerWeights, Linear
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.cpu.experts import PackedBatchedLinear, PackedExperts
 from shared.kernels.cpu.layer_stack import CpuLayerStack
 from shared.kernels.cpu.linear import WideLinear, pack
 from shared.kernels.cpu.packing import LANES, fits_panels, is_bf16
-from shared.kernels.experts import reference as experts
-from shared.kernels.latent import reference as latent
+from shared.kernels.latent import reference as latents
 from shared.kernels.linear import PlainLinear
 from shared.kernels.rmsnorm import reference as rmsnorm
 from shared.kernels.rotary import reference as rotary
 from shared.kernels.sampling.mask_reference import check_mask_tokens
+
+MOST_ROTATED, MOST_RANK = 512, 2048
+"""Of a head, and of a latent: as source/elementwise.cpp says."""
 
 
 def load(path: Path) -> ctypes.CDLL:
@@ -40,16 +43,20 @@ def load(path: Path) -> ctypes.CDLL:
     library.tandem_plan_tight.argtypes = [p, n, n, p, p]
     library.tandem_tighten.argtypes = [p, n, n, p, n, p]
     library.tandem_linear.argtypes = [p, p, n, p, p, p, n, n, n, c_int]
+    library.tandem_experts.argtypes = [p, p, p, p, n, p, n, p, p, p, c_int]
+    library.tandem_batched_linear.argtypes = [p, p, n, p, p, p, n, n, n, n, c_int]
     library.tandem_rms_norm.argtypes = [p, p, p, p, p, n, n, c_float, c_int]
     library.tandem_silu_mul.argtypes = [p, p, n, n, c_int]
     library.tandem_rotate_and_write.argtypes = [p, p, p, p, p, p, p, p, p, p, c_float, p, p, c_int, c_int]
+    library.tandem_rotate_and_write_latent.argtypes = [p, p, p, p, p, p, p, p, c_float, p, p, c_int, c_int, c_int]
     library.tandem_paged_attention.argtypes = [p, p, p, p, p, p, c_float, p, c_int, c_int]
     library.tandem_mask_tokens.argtypes = [p, p, p, n, n, n]
     library.tandem_likeliest_tokens.argtypes = [p, p, p, p, n, n, n, n]
     library.tandem_layers.argtypes = [p, p, p, p, c_float, c_float]
     for name in (
         "pack_linear", "plan_tight", "tighten", "linear", "rms_norm", "silu_mul", "rotate_and_write",
-        "paged_attention", "mask_tokens", "likeliest_tokens", "layers",
+        "experts", "batched_linear", "rotate_and_write_latent", "paged_attention", "mask_tokens", "likeliest_tokens",
+        "layers",
     ):  # fmt: skip
         getattr(library, f"tandem_{name}").restype = None
     return library
@@ -72,9 +79,6 @@ class CpuOps:
 
     is_deterministic = False
     serves_latents = True
-    make_experts = staticmethod(experts.make_plain_experts)
-    make_batched_linear = staticmethod(experts.make_plain_batched_linear)
-    rotate_and_write_latent = staticmethod(latent.rotate_and_write_latent)
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
@@ -87,6 +91,14 @@ class CpuOps:
         if weight.dtype == torch.bfloat16 and not self._has_bf16:
             return WideLinear(weight, bias)
         return PlainLinear(weight, bias)
+
+    def make_experts(self, gate_up: Tensor, down: Tensor, first_expert: int, *, own: bool) -> PackedExperts:
+        """See `DecoderOps`."""
+        return PackedExperts(lambda: self.library, gate_up, down, first_expert, own=own)
+
+    def make_batched_linear(self, weight: Tensor, *, own: bool) -> PackedBatchedLinear:
+        """See `DecoderOps`."""
+        return PackedBatchedLinear(lambda: self.library, weight, own=own)
 
     def stack_layers(
         self, layers: Sequence[LayerWeights], last_norm: Tensor, sizes: LayerSizes
@@ -176,6 +188,54 @@ class CpuOps:
             eps,
             out.data_ptr(),
             sizes,
+            is_bf16(query),
+            is_bf16(kv_blocks),
+        )
+        return out
+
+    def rotate_and_write_latent(
+        self,
+        query: Tensor,
+        latent: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kv_blocks: Tensor,
+        layer: int,
+        slots: Tensor,
+        *,
+        norm: Tensor,
+        eps: float,
+        is_interleaved: bool,
+    ) -> Tensor:
+        """See `DecoderOps`."""
+        num_tokens, num_heads, query_dim = query.shape
+        rope_dim, rank = cos.shape[1], norm.shape[0]
+        if rope_dim % (2 * LANES) or rope_dim > MOST_ROTATED or rank % LANES or rank > MOST_RANK:
+            return latents.rotate_and_write_latent(
+                query, latent, cos, sin, kv_blocks, layer, slots, norm=norm, eps=eps, is_interleaved=is_interleaved
+            )
+        latents.check_rotate_and_write_latent(query, latent, cos, sin, kv_blocks, layer, slots, norm)
+        assert query.stride()[1:] == (query_dim, 1), "the heads of a token are not contiguous"
+        assert latent.stride(1) == 1, "a latent is strided"
+        assert all(tensor.is_contiguous() for tensor in (cos, sin, kv_blocks, slots, norm))
+        out = torch.empty((num_tokens, num_heads, query_dim), dtype=query.dtype)
+        strides = (c_int64 * 2)(query.stride(0), latent.stride(0))
+        num_layers, block_size = kv_blocks.shape[1], kv_blocks.shape[4]
+        nope_dim = query_dim - rope_dim
+        sizes = (c_int64 * 8)(num_tokens, num_heads, nope_dim, rope_dim, rank, block_size, num_layers, layer)
+        self.library.tandem_rotate_and_write_latent(
+            query.data_ptr(),
+            latent.data_ptr(),
+            strides,
+            cos.data_ptr(),
+            sin.data_ptr(),
+            kv_blocks.data_ptr(),
+            slots.data_ptr(),
+            norm.data_ptr(),
+            eps,
+            out.data_ptr(),
+            sizes,
+            int(is_interleaved),
             is_bf16(query),
             is_bf16(kv_blocks),
         )

@@ -49,9 +49,10 @@ class PlainBatchedLinear:
         """See `Linear`."""
         return self.weight.nbytes
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """See `BatchedLinear`."""
-        return torch.bmm(x, self.weight.transpose(1, 2))
+        found = torch.bmm(x.transpose(0, 1), self.weight.transpose(1, 2)).transpose(0, 1)
+        return found if out is None else out.copy_(found)
 
 
 def make_plain_experts(gate_up: Tensor, down: Tensor, first_expert: int, *, own: bool) -> PlainExperts:  # noqa: ARG001

@@ -194,6 +194,57 @@ def check_silu_mul(num_tokens: int, size: int, *, device: str = "cpu", dtype: to
     assert_near(triton_kernels().silu_mul(gate_up), TorchKernels().silu_mul(gate_up))
 
 
+def check_latents(
+    plan: list[tuple[int, int]],
+    *,
+    num_heads: int,
+    dim: int,
+    tile: int | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
+) -> None:
+    """Rows that are key and value; with `tile`, cut into parts of one tile each."""
+    from shared.kernels.attention.decode.splits import DecodeConfig
+    from shared.kernels.attention.latent.launch import latent_attention
+
+    case = AttentionCase(
+        plan, (num_heads, 1), dim, block_size=16, dtype=dtype, device=device, kv_dtype=kv_dtype, num_planes=1
+    )
+    config = None if tile is None else DecodeConfig(tile, 1, 8, num_warps=4, num_stages=2)
+    scale = scale_of(case)
+    found = latent_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=scale, config=config)
+    assert_near(found, exact_attention(case, None))
+    whole = triton_kernels().paged_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=scale, window=None)
+    assert_near(whole, exact_attention(case, None))
+
+
+def check_experts(
+    num_tokens: int,
+    num_experts: int,
+    top_k: int,
+    *,
+    sizes: tuple[int, int] = (48, 40),
+    part: tuple[int, int] | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """`sizes`: hidden and of an expert; `part`: the range of experts there is, all by default."""
+    hidden, inner = sizes
+    first, last = part or (0, num_experts)
+    gate_up = random_tensor(last - first, 2 * inner, hidden, dtype=dtype, device=device) / hidden**0.5
+    down = random_tensor(last - first, hidden, inner, dtype=dtype, device=device, seed=1) / inner**0.5
+    x = random_tensor(num_tokens, hidden, dtype=dtype, device=device, seed=2)
+    # Some experts that most tokens choose, others that none does.
+    merits = random_tensor(num_tokens, num_experts, dtype=torch.float32, device=device) + torch.linspace(
+        0, 6, num_experts, device=device
+    )
+    weights, ids = merits.softmax(-1).topk(top_k)
+    found = triton_kernels().make_experts(gate_up, down, first, own=False).forward(x, ids, weights)
+    assert found.dtype == dtype
+    assert_near(found, TorchKernels.make_experts(gate_up, down, first, own=False).forward(x, ids, weights))
+
+
 def check_rotate_and_write(
     *,
     num_tokens: int,

@@ -243,6 +243,30 @@ def products_and_exponentials(kernel: Compiled) -> str:
     return "".join(letters[name] for name in re.findall(r" (HGMMA|MUFU\.EX2|WARPGROUP\.DEPBAR)", machine_code(kernel)))
 
 
+def compile_latents(num_heads: int, dtype: torch.dtype, arch: str = "sm_90") -> list[Compiled]:
+    """Decode attention to rows of DeepSeek's latents."""
+
+    def calls() -> None:
+        batch = AttentionBatch.from_lists([1] * 4, [4096] * 4, [list(range(256))] * 4, 16)
+        query, pool = torch.zeros(4, num_heads, 576, dtype=dtype), torch.zeros(1, 2, 1, 1, 16, 576, dtype=dtype)
+        triton_kernels().paged_attention(query, pool, 1, batch, scale=0.1, window=None)
+
+    return collect(calls, TARGETS[arch])
+
+
+def compile_experts(dtype: torch.dtype, arch: str = "sm_90") -> list[Compiled]:
+    """Both tilings of the grouped products, at the sizes of Qwen3-30B-A3B."""
+
+    def calls() -> None:
+        gate_up, down = torch.zeros(128, 2 * 768, 2048, dtype=dtype), torch.zeros(128, 2048, 768, dtype=dtype)
+        experts = triton_kernels().make_experts(gate_up, down, 0, own=False)
+        for num_tokens in (8, 1024):
+            ids = torch.arange(8).expand(num_tokens, 8).contiguous()
+            experts.forward(torch.zeros(num_tokens, 2048, dtype=dtype), ids, torch.zeros(num_tokens, 8))
+
+    return collect(calls, TARGETS[arch])
+
+
 def compile_the_rest(dtype: torch.dtype, arch: str = "sm_90") -> list[Compiled]:
     """Every other kernel, at the sizes of an 8B model."""
 

@@ -78,8 +78,10 @@ def run_small_cases() -> list[str]:
     from shared.kernels.activation import bench as activation
     from shared.kernels.attention.bench_batch import HeadShape
     from shared.kernels.attention.decode import bench as decode
+    from shared.kernels.attention.latent import bench as latent
     from shared.kernels.attention.prefill import bench as prefill
     from shared.kernels.blocks import bench as blocks
+    from shared.kernels.experts import bench as experts
     from shared.kernels.rmsnorm import bench as rmsnorm
     from shared.kernels.rotary import bench as rotary
     from shared.kernels.sampling import bench as sampling
@@ -95,6 +97,8 @@ def run_small_cases() -> list[str]:
         *activation.cases(device, [(2, 32)]),
         *blocks.cases(device, 3, (2, 8)),
         *sampling.cases(device, [(2, 50)]),
+        *experts.cases(device, [(3, 32, 16, 4, 2)]),
+        *latent.cases(device, [((20, 5), 3, 48)]),
     ]
     assert next(iter(prefill.tuning_cases(torch.device("meta")))).num_flops == 4 * 32 * 128 * 8192 * 8193 // 2
     return [measure(case, LIMITS, clock(1e-6)).op for case in cases]
@@ -105,5 +109,5 @@ def test_every_case_runs(interpreted: Run) -> None:
     assert set(interpreted(run_small_cases)) == {
         "decode attention", "prefill attention", "torch sdpa", "rms norm", "add + rms norm", "rotate + write",
         "head norm + rotate + write", "silu · mul", "gather blocks", "scatter blocks", "block checksums", "sampling",
-        "sampling by sort", "mask",
+        "sampling by sort", "mask", "experts", "attention to latents",
     }  # fmt: skip

@@ -19,6 +19,26 @@ PROMPT = [(7 * i * i + 3) % 128 for i in range(18)]
 LLAMA: tuple[str, dict[str, Any]] = ("LlamaForCausalLM", {})
 WINDOWED = ("Qwen3ForCausalLM", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1})
 
+DEEPSEEK = (
+    "DeepseekV3ForCausalLM",
+    {
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 10,
+        "v_head_dim": 12,
+        "q_lora_rank": 20,
+        "moe_intermediate_size": 16,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "num_nextn_predict_layers": 0,
+    },
+)
+
 
 def engine_tokens(folder: Path, kernels: str, num_tokens: int, *, static: bool) -> list[list[SampledToken]]:
     """Two prompts in chunks, one greedy and one sampled; `static` means padded buffers and steps launched ahead."""
@@ -45,6 +65,7 @@ def engine_tokens(folder: Path, kernels: str, num_tokens: int, *, static: bool) 
     ("family", "num_tokens", "static"),
     [
         pytest.param(WINDOWED, 4, True, marks=pytest.mark.slow),
+        pytest.param(DEEPSEEK, 4, False, marks=pytest.mark.slow),
         *(pytest.param(f, 12, s, marks=pytest.mark.sweep) for f in (LLAMA, WINDOWED) for s in (False, True)),
     ],
 )

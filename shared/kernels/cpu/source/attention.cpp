@@ -1,4 +1,5 @@
-// Attention over paged KV. One task is some KV heads of one sequence (decode) or one of a tile of its queries (prefill).
+// Attention over paged KV. One task is some heads of one sequence (decode) or one KV head of a tile of its queries
+// (prefill).
 #include <algorithm>
 #include <vector>
 
@@ -18,28 +19,51 @@ namespace {
 constexpr int64_t kTaskRows = 256;  // query rows of a task: what a tile of keys, once laid out, is used for
 
 struct Task {
-  int64_t seq, head, heads;  // KV heads [head, head + heads)
+  int64_t seq, head, heads;  // units of heads [head, head + heads), or one KV head
   int64_t first, count;      // query tokens [first, first + count) of the step
 };
+
+// Heads lie side by side, and a decode task takes whole units of them: KV heads with their query heads, or of a single
+// KV head, such as latents are, as many query heads as a key is opened for at once.
+struct Units {
+  int64_t heads, count;  // query heads of a unit; units
+
+  explicit Units(const Shape& s)
+      : heads(s.kv_heads > 1 ? s.group() : std::min<int64_t>(kHeads, s.heads)), count((s.heads + heads - 1) / heads) {}
+};
+
+template <typename T, typename KV>
+void attend_token(
+    const Shape& s, const Units& units, const Task& task, const KV* blocks, const int32_t* table, const T* query, T* out,
+    int64_t length, Workspace& workspace) {
+  constexpr auto attend = kDeterministic ? attend_row<T, KV> : attend_one<T, KV>;
+  if (s.kv_heads > 1) return attend(Pool<KV>{blocks, s, table, task.head}, task.heads, query, out, length, workspace);
+  Shape part = s;
+  const int64_t first = task.head * units.heads;
+  part.heads = std::min(task.heads * units.heads, s.heads - first);
+  attend(Pool<KV>{blocks, part, table, 0}, 1, query + first * s.dim, out + first * s.dim, length, workspace);
+}
 
 template <typename T, typename KV>
 void paged_attention(
     const T* query, const KV* blocks, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens, T* out,
     const Shape& s) {
   const int64_t most = std::max<int64_t>(2, kTaskRows / s.group());
-  // Heads lie side by side: a decode task takes as many of its sequence's as are a quarter of a thread's share at most.
+  const Units units(s);
+  // A decode task takes as many of its sequence's units as are a quarter of a thread's share at most.
   auto seen = [&](int64_t i) { return seq_lens[i] - s.first_seen(seq_lens[i] - 1); };
   int64_t all = 0;
   for (int64_t i = 0; i < s.num_seqs; i++)
-    if (query_start[i + 1] - query_start[i] == 1) all += seen(i) * s.kv_heads;
+    if (query_start[i + 1] - query_start[i] == 1) all += seen(i) * units.count;
   const int64_t share = all / (4 * num_threads());
   std::vector<Task> tasks;
-  auto together = [&](int64_t i) { return std::clamp<int64_t>(share / std::max<int64_t>(1, seen(i)), 1, s.kv_heads); };
+  auto together = [&](int64_t i) { return std::clamp<int64_t>(share / std::max<int64_t>(1, seen(i)), 1, units.count); };
   for (int64_t i = 0; i < s.num_seqs; i++)
     for (int64_t first = query_start[i]; first < query_start[i + 1]; first += most) {
-      const int64_t count = std::min(most, query_start[i + 1] - first), heads = count == 1 ? together(i) : 1;
-      for (int64_t head = 0; head < s.kv_heads; head += heads)
-        tasks.push_back({i, head, std::min(heads, s.kv_heads - head), first, count});
+      const int64_t count = std::min(most, query_start[i + 1] - first);
+      const int64_t heads = count == 1 ? together(i) : 1, all_heads = count == 1 ? units.count : s.kv_heads;
+      for (int64_t head = 0; head < all_heads; head += heads)
+        tasks.push_back({i, head, std::min(heads, all_heads - head), first, count});
     }
   auto start = [&](const Task& t) { return seq_lens[t.seq] - (query_start[t.seq + 1] - t.first); };
   // The longest first: what is left at the end is short, and no thread waits long for another.
@@ -48,13 +72,11 @@ void paged_attention(
   parallel_for(tasks.size(), [&](int64_t i) {
     thread_local Workspace workspace;
     const Task& task = tasks[i];
-    const Pool<KV> pool{blocks, s, tables + task.seq * s.max_blocks, task.head};
+    const int32_t* table = tables + task.seq * s.max_blocks;
     const T* q = query + task.first * s.width();
     T* o = out + task.first * s.width();
-    if (task.count == 1) {
-      constexpr auto attend = kDeterministic ? attend_row<T, KV> : attend_one<T, KV>;
-      return attend(pool, task.heads, q, o, start(task) + 1, workspace);
-    }
+    if (task.count == 1) return attend_token(s, units, task, blocks, table, q, o, start(task) + 1, workspace);
+    const Pool<KV> pool{blocks, s, table, task.head};
 #ifdef TANDEM_AMX
     using Products = TileProducts;
 #elif defined(TANDEM_PAIRS)

@@ -7,6 +7,7 @@
 
 namespace {
 
+constexpr int64_t kMostRotated = 512, kMostRank = 2048;  // of a head, of a latent: launch.py counts on them
 constexpr int64_t kTaskElements = 32768;  // below, waking another thread costs more than it saves
 
 // body(row) for all rows of `size` elements.
@@ -102,7 +103,60 @@ void rotate_and_write(
   });
 }
 
+// Pairs (2i, 2i + 1) become pairs (i, i + dim / 2).
+template <typename T>
+const T* in_halves(const T* x, T* halves, int64_t dim) {
+  for (int64_t i = 0; i < dim / 2; i++) halves[i] = x[2 * i], halves[dim / 2 + i] = x[2 * i + 1];
+  return halves;
+}
+
+template <typename T, typename KV>
+void rotate_and_write_latent(
+    const T* query, const T* latent, const int64_t* strides, const T* cos, const T* sin, KV* blocks,
+    const int64_t* slots, const T* norm, float eps, T* out, const int64_t* sizes, bool is_interleaved) {
+  const int64_t tokens = sizes[0], heads = sizes[1], nope = sizes[2], rope = sizes[3], rank = sizes[4];
+  const int64_t block_size = sizes[5], num_layers = sizes[6], layer = sizes[7], dim = nope + rope;
+  for_rows(tokens, heads * dim + rank + rope, [&](int64_t t) {
+    T halves[kMostRotated], normed[kMostRank];
+    const T *c = cos + t * rope, *s = sin + t * rope;
+    auto paired = [&](const T* x) { return is_interleaved ? in_halves(x, halves, rope) : x; };
+    for (int64_t h = 0; h < heads; h++) {
+      const T* x = query + t * strides[0] + h * dim;
+      T* y = out + (t * heads + h) * dim;
+      copy_head(x, y, nope);
+      rotate_head(paired(x + nope), c, s, y + nope, rope);
+    }
+    const T* x = latent + t * strides[1];
+    KV* place = blocks + ((slots[t] / block_size * num_layers + layer) * block_size + slots[t] % block_size) * (rank + rope);
+    norm_row(x, norm, normed, rank, eps);
+    copy_head(normed, place, rank);
+    rotate_head(paired(x + rank), c, s, place + rank, rope);
+  });
+}
+
 }  // namespace
+
+// query [tokens, heads, nope + rope] with strides[0] elements between tokens, latent [tokens, rank + rope] with
+// strides[1]; cos, sin [tokens, rope]; norm [rank]; blocks as in shared/kernels/backend.py; out as query, contiguous;
+// sizes: tokens, heads, nope, rope (a multiple of 32, at most kMostRotated), rank (of 16, at most kMostRank), block_size,
+// num_layers, layer. Dtypes as for tandem_rotate_and_write.
+extern "C" void tandem_rotate_and_write_latent(
+    const void* query, const void* latent, const int64_t* strides, const void* cos, const void* sin, void* blocks,
+    const int64_t* slots, const void* norm, float eps, void* out, const int64_t* sizes, int is_interleaved, int is_bf16,
+    int kv_is_bf16) {
+  if (is_bf16)
+    rotate_and_write_latent(
+        (const bf16*)query, (const bf16*)latent, strides, (const bf16*)cos, (const bf16*)sin, (bf16*)blocks, slots,
+        (const bf16*)norm, eps, (bf16*)out, sizes, is_interleaved);
+  else if (kv_is_bf16)
+    rotate_and_write_latent(
+        (const float*)query, (const float*)latent, strides, (const float*)cos, (const float*)sin, (bf16*)blocks, slots,
+        (const float*)norm, eps, (float*)out, sizes, is_interleaved);
+  else
+    rotate_and_write_latent(
+        (const float*)query, (const float*)latent, strides, (const float*)cos, (const float*)sin, (float*)blocks, slots,
+        (const float*)norm, eps, (float*)out, sizes, is_interleaved);
+}
 
 // x, y, residual, sum [rows, size], weight [size]; residual and sum may be null together; size a multiple of 16.
 extern "C" void tandem_rms_norm(

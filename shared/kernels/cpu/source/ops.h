@@ -15,6 +15,12 @@ void tandem_tighten(const void* w, int64_t k, int64_t n, const uint8_t* upper, i
 void tandem_linear(
     const void* x, const void* w, int64_t tight_bytes, const void* bias, void* y, float* scratch, int64_t m, int64_t k,
     int64_t n, int is_bf16);
+void tandem_experts(
+    const void* x, const int64_t* ids, const float* weights, const void* gate_up, int64_t gate_up_tight,
+    const void* down, int64_t down_tight, void* out, void* const* memory, const int64_t* sizes, int is_bf16);
+void tandem_batched_linear(
+    const void* x, const void* w, int64_t tight_bytes, void* y, float* scratch, const int64_t* strides, int64_t parts,
+    int64_t m, int64_t k, int64_t n, int is_bf16);
 void tandem_rms_norm(
     const void* x, const void* residual, const void* weight, void* y, void* sum, int64_t rows, int64_t size, float eps,
     int is_bf16);
@@ -23,6 +29,10 @@ void tandem_rotate_and_write(
     const void* query, const void* key, const void* value, const int64_t* strides, const void* cos, const void* sin,
     void* blocks, const int64_t* slots, const void* q_norm, const void* k_norm, float eps, void* out,
     const int64_t* sizes, int is_bf16, int kv_is_bf16);
+void tandem_rotate_and_write_latent(
+    const void* query, const void* latent, const int64_t* strides, const void* cos, const void* sin, void* blocks,
+    const int64_t* slots, const void* norm, float eps, void* out, const int64_t* sizes, int is_interleaved, int is_bf16,
+    int kv_is_bf16);
 void tandem_paged_attention(
     const void* query, const void* blocks, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens,
     void* out, float scale, const int64_t* sizes, int is_bf16, int kv_is_bf16);

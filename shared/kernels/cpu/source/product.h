@@ -22,15 +22,15 @@ struct Laid<bf16> {
 };
 #endif
 
-// rows of x as [word][rows]: what a step over k broadcasts lies side by side.
+// rows of x, one every `step`, as [word][rows]: what a step over k broadcasts lies side by side.
 template <typename T>
-void lay_rows(const T* x, int64_t k_size, int rows, float* out) {
+void lay_rows(const T* x, int64_t step, int64_t k_size, int rows, float* out) {
   const int64_t words = k_size / Laid<T>::per_word;
   for (int64_t w = 0; w < words; w += 16) {
     const int64_t count = std::min<int64_t>(16, words - w);
     Words v[16];
     for (int r = 0; r < 16; r++) v[r] = no_words();
-    for (int r = 0; r < rows; r++) v[r] = Laid<T>::load(x + r * k_size + w * Laid<T>::per_word, count);
+    for (int r = 0; r < rows; r++) v[r] = Laid<T>::load(x + r * step + w * Laid<T>::per_word, count);
     transpose16(v);
     for (int64_t i = 0; i < count; i++) store_words(out + (w + i) * rows, v[i], rows);
   }
@@ -58,12 +58,12 @@ struct Product {
   const float* rows;  // laid out, tile after tile
   const T *weight, *bias;
   T* y;
-  int64_t k_size, n_size, tight_bytes;  // from a tight panel to the next; 0: the panels are not tight
+  int64_t k_size, y_step, tight_bytes;  // from a tight panel to the next; 0: the panels are not tight
   Tiles tiles;
 
   int64_t words() const { return k_size / Laid<T>::per_word; }
   void put(const float* c, int64_t row, int count, int64_t p) const {
-    finish(c, count, bias ? bias + p * kColumns : nullptr, y + row * n_size + p * kColumns, n_size);
+    finish(c, count, bias ? bias + p * kColumns : nullptr, y + row * y_step + p * kColumns, y_step);
   }
 };
 

@@ -18,7 +18,7 @@ constexpr int64_t kTiledTaskWork = 1 << 22;  // products of a task of few rows
 struct TiledProduct {
   const bf16 *x, *weight, *bias;
   bf16 *y, *rows;  // rows: x as [row tile][step][row][32], zeros behind k
-  int64_t m, k_size, n_size, tight_bytes;
+  int64_t m, k_size, x_step, y_step, tight_bytes;
 
   int64_t steps() const { return (k_size + kStep - 1) / kStep; }
   int64_t row_tiles() const { return (m + kTileRows - 1) / kTileRows; }
@@ -32,7 +32,7 @@ inline void lay_tile(const TiledProduct& job, int64_t tile) {
   for (int64_t s = 0; s < job.steps(); s++) {
     const int64_t count = std::min(kStep, job.k_size - s * kStep);
     for (int r = 0; r < rows; r++, out += kStep) {
-      std::memcpy(out, job.x + (tile * kTileRows + r) * job.k_size + s * kStep, count * sizeof(bf16));
+      std::memcpy(out, job.x + (tile * kTileRows + r) * job.x_step + s * kStep, count * sizeof(bf16));
       if (count < kStep) std::memset(out + count, 0, (kStep - count) * sizeof(bf16));
     }
   }
@@ -171,7 +171,7 @@ void multiply_rows(const TiledProduct& job, TwoByTwo& tiles, int64_t t, int64_t 
     for (int64_t i = 0; i < first * kColumns; i += 16) store(c + i, load(c + i) + load(lower + i));
   finish(
       c, first + second, job.bias ? job.bias + p * kColumns : nullptr,
-      job.y + t * kTileRows * job.n_size + p * kColumns, job.n_size);
+      job.y + t * kTileRows * job.y_step + p * kColumns, job.y_step);
 }
 
 // At most two row tiles: a panel is read once, a piece at a time.
@@ -199,17 +199,4 @@ inline void many_rows(const TiledProduct& job, int64_t first, int64_t last) {
       for (int64_t t = 2; t < job.row_tiles(); t += 2)
         multiply_rows(job, tiles, t, p, [&](int64_t step) { return all_of_it + step * kPiece; });
     });
-}
-
-inline void tiled_linear(const TiledProduct& job) {
-  const int64_t panels = job.n_size / kColumns;
-  parallel_ranges(job.row_tiles(), job.m < 64 ? job.row_tiles() : 2, [&](int64_t first, int64_t last) {
-    for (int64_t t = first; t < last; t++) lay_tile(job, t);
-  });
-  if (job.row_tiles() <= 2) {
-    const int64_t grain = std::max<int64_t>(1, kTiledTaskWork / (kColumns * job.k_size * (job.m + 8)));
-    parallel_ranges(panels, grain, [&](int64_t first, int64_t last) { few_rows(job, first, last); });
-  } else {
-    parallel_ranges(panels, kTaskPanels, [&](int64_t first, int64_t last) { many_rows(job, first, last); });
-  }
 }

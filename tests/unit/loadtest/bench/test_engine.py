@@ -8,6 +8,7 @@ import torch
 from loadtest.bench.engine import cpu as bench_engine
 from loadtest.bench.engine.cpu import Bench, Step, kv_room, run
 from loadtest.bench.engine.overhead import step_time
+from loadtest.bench.engine.work import active_parameters, prefill_flops
 from loadtest.bench.peers.adapter import Settings
 from loadtest.bench.peers.ours import Ours
 from shared.kernels import cpu_backend
@@ -35,11 +36,12 @@ def test_steps_are_measured_against_limits_of_the_same_run(folder, monkeypatch):
     bench = Bench(folder, torch.float32, "auto", 512)
     prefill, decode = run(bench, [Step(1, 0, 64), Step(4, 64, 1)], repeats=1)
     assert (prefill.name, decode.name) == ("prefill 64", "decode 4 at 64")
-    assert prefill.limit == pytest.approx(64 * 1e9 / bench.prefill_flops(64))
+    assert prefill.limit == pytest.approx(64 * 1e9 / prefill_flops(bench.decoder.config, 64))
     kv_bytes = 4 * 64 * 2 * 2 * 2 * 16 * 4  # sequences, tokens, layers, K and V, KV heads, head_dim, bytes
     weight_bytes = bench.decoder.projection_bytes
-    assert weight_bytes == 4 * bench.num_parameters
-    assert decode.limit == pytest.approx(4 * 1e9 / max(weight_bytes + kv_bytes, 8 * bench.num_parameters))
+    num_parameters = active_parameters(bench.decoder.config)
+    assert weight_bytes == 4 * num_parameters
+    assert decode.limit == pytest.approx(4 * 1e9 / max(weight_bytes + kv_bytes, 8 * num_parameters))
     assert decode.fraction == pytest.approx(decode.value / decode.limit)
 
 

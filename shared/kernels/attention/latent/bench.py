@@ -1,0 +1,38 @@
+"""Decode attention to latents: products bound it where there are many heads, reading where there are few."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+
+from shared.kernels.attention.latent.launch import latent_attention
+from shared.kernels.batch import AttentionBatch
+from shared.kernels.bench_case import Case
+
+BLOCK_SIZE = 16
+Setting = tuple[Sequence[int], int, int]
+"""(KV length of each sequence, heads, elements of a row)."""
+
+SETTINGS: tuple[Setting, ...] = (
+    ((4096,) * 64, 128, 576),
+    ((4096,) * 64, 16, 576),
+    ((32_768,), 128, 576),
+)
+"""DeepSeek-V3's and DeepSeek-V2-Lite's heads."""
+
+
+def cases(device: torch.device, settings: Sequence[Setting] = SETTINGS) -> Iterator[Case]:
+    """One case a setting."""
+    for kv_lens, num_heads, dim in settings:
+        widths = [-(-kv_len // BLOCK_SIZE) for kv_len in kv_lens]
+        starts = [sum(widths[:row]) for row in range(len(widths))]
+        tables = [range(start, start + width) for start, width in zip(starts, widths, strict=True)]
+        batch = AttentionBatch.from_lists([1] * len(kv_lens), kv_lens, tables, BLOCK_SIZE, device)
+        query = torch.randn(len(kv_lens), num_heads, dim, device=device).bfloat16()
+        pool = torch.randn(sum(widths), 1, 1, 1, BLOCK_SIZE, dim, device=device).bfloat16()
+        run = partial(latent_attention, query, pool, 0, batch, scale=0.1)
+        num_bytes = 2 * sum(kv_lens) * dim + 2 * query.nbytes
+        label = f"{len(kv_lens)} × {max(kv_lens)} tokens, {num_heads} heads over rows of {dim}"
+        yield Case("attention to latents", label, run, num_bytes, 4 * sum(kv_lens) * num_heads * dim)

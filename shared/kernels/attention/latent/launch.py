@@ -1,0 +1,121 @@
+"""Launcher of Triton's attention to latents, of single tokens and of the few of a short chunk."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from shared.kernels import device as devices
+from shared.kernels.attention.contract import check_paged_attention
+from shared.kernels.attention.decode.launch import MERGE_CHUNK
+from shared.kernels.attention.decode.plan import plan_decode
+from shared.kernels.attention.decode.splits import DecodeConfig
+from shared.kernels.attention.latent.jit import latent_parts
+from shared.kernels.batch import AttentionBatch
+from shared.kernels.device import DeviceLimits, next_power_of_2
+
+HEADS = 16
+"""Query heads of a program: the rows of one matrix tile, and sums that its registers hold."""
+
+
+def latent_config(dim: int, element_bytes: int, limits: DeviceLimits) -> DecodeConfig:
+    """Tiles of about 36 KiB, at a row of 576 elements in 16 bits 32 tokens; two lie in shared memory where they fit."""
+    tile = max(16, 1 << ((36 * 1024 // (dim * element_bytes)).bit_length() - 1))
+    num_stages = 2 if 2 * tile * dim * element_bytes <= limits.shared_bytes - 24 * 1024 else 1
+    return DecodeConfig(tile, max(1, 256 // tile), parts_per_multiprocessor=4, num_warps=4, num_stages=num_stages)
+
+
+def suits(query: Tensor, kv_blocks: Tensor) -> bool:
+    """Whether there is code for rows of this width: two pieces that fill a matrix instruction's depth; for one head."""
+    return kv_blocks.shape[2:4] == (1, 1) and query.shape[2] > 16
+
+
+def latent_attention(
+    query: Tensor,
+    kv_blocks: Tensor,
+    layer: int,
+    batch: AttentionBatch,
+    *,
+    scale: float,
+    config: DecodeConfig | None = None,
+) -> Tensor:
+    """`DecoderOps.paged_attention` over a pool of one plane with one head, without a window.
+
+    Each token is a sequence of its own here: the tokens of a chunk read their sequence's rows one after the other.
+    Models expand latents for long chunks.
+
+    Args:
+        query: [num_tokens, num_heads, dim], contiguous.
+        kv_blocks: [num_blocks, num_layers, 1, 1, block_size, dim], contiguous.
+        layer: 0 <= layer < num_layers.
+        batch: the step's sequences.
+        scale: factor on query · key.
+        config: sizes to use instead of `latent_config`'s.
+
+    Returns:
+        [num_tokens, num_heads * dim], query's dtype.
+    """
+    check_paged_attention(query, kv_blocks, layer, batch, None)
+    assert query.is_contiguous()
+    assert suits(query, kv_blocks), f"rows of {query.shape[2]} elements in {tuple(kv_blocks.shape[2:4])}"
+    assert kv_blocks.stride(0) < 2**31
+    num_tokens, num_heads, dim = query.shape
+    output = torch.empty_like(query)
+    if num_tokens == 0:
+        return output.flatten(1)
+    tokens = batch.remember("a sequence a token", lambda: by_token(batch))
+    config = config or latent_config(dim, query.element_size(), devices.device_limits(query.device))
+    groups = -(-num_heads // HEADS)
+    plan = tokens.remember(
+        ("latents", num_heads, dim, query.dtype, config),
+        lambda: plan_decode(tokens, (num_heads, groups, dim), None, query.dtype, config),
+    )
+    first = 1 << (dim.bit_length() - 1)
+    first = first // 2 if first == dim else first
+    latent_parts[(groups, plan.num_slots)](
+        query,
+        kv_blocks,
+        tokens.block_tables,
+        plan.items,
+        plan.tickets,
+        output,
+        plan.part_means,
+        plan.part_peaks,
+        layer,
+        tokens.block_tables.stride(0),
+        kv_blocks.stride(0),
+        scale * math.log2(math.e),
+        NUM_HEADS=num_heads,
+        DIM=dim,
+        BLOCK_SIZE=batch.block_size,
+        ROWS=HEADS,
+        FIRST=first,
+        REST=next_power_of_2(max(16, dim - first)),
+        TILE=config.tile,
+        DIMS=next_power_of_2(dim),
+        CHUNK=MERGE_CHUNK,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    return output.flatten(1)
+
+
+def by_token(batch: AttentionBatch) -> AttentionBatch:
+    """The same tokens, each a sequence of its own that ends with it."""
+    if max(batch.query_lens) == 1:
+        return batch
+    device = batch.seq_lens.device
+    counts = torch.tensor(batch.query_lens, device=device)
+    pairs = zip(batch.query_lens, batch.kv_lens, strict=True)
+    lens = [kv_len - query_len + at for query_len, kv_len in pairs for at in range(1, query_len + 1)]
+    return AttentionBatch(
+        query_start=torch.arange(batch.num_tokens + 1, dtype=torch.int32, device=device),
+        seq_lens=torch.tensor(lens, dtype=torch.int32, device=device),
+        block_tables=batch.block_tables.repeat_interleave(counts, dim=0, output_size=batch.num_tokens),
+        slots=batch.slots,
+        query_lens=(1,) * batch.num_tokens,
+        kv_lens=tuple(lens),
+        block_size=batch.block_size,
+    )

@@ -1,0 +1,123 @@
+// One product y = x w^T + bias with packed weights, as tasks that any threads may run: first those that lay out rows of
+// x, then, all of them done, those that multiply.
+#pragma once
+
+#include "blocked.h"
+#include "direct.h"
+#ifdef TANDEM_AMX
+#include "tiled.h"
+#endif
+
+// Up to so many rows, weights are widened as they are used; fp32 ones need not be.
+constexpr int64_t kDirectRows = 36, kDirectWideRows = kVectors == 32 ? kDirectRows : 2;
+constexpr int64_t kTaskWork = 1 << 20;  // products of a task of few rows, so that tasks are neither tiny nor few
+
+inline int64_t tasks_of(int64_t count, int64_t grain) { return (count + grain - 1) / grain; }
+
+// The `task`-th `grain` of `count` iterations: body(first, last).
+template <typename F>
+void run_range(int64_t task, int64_t count, int64_t grain, F&& body) {
+  body(task * grain, std::min(count, (task + 1) * grain));
+}
+
+template <typename T>
+struct Operands {  // x and y: m rows, one every `step`
+  const T* x;
+  int64_t x_step;
+  T* y;
+  int64_t y_step, m;
+};
+
+template <typename T>
+class Multiplication {
+ public:
+  // x [m, k], packed w, in tight panels every `tight_bytes` unless that is 0, bias [n] or null, y [m, n]; scratch of m k
+  // floats; n a multiple of 32, k of 16.
+  Multiplication(
+      const Operands<T>& o, const T* weight, int64_t tight_bytes, const T* bias, float* scratch, int64_t k, int64_t n)
+      : o_(o),
+        is_direct_(o.m <= (sizeof(T) == 2 ? kDirectWideRows : kDirectRows) || Laid<T>::per_word == 2),
+        job_{scratch, weight, bias, o.y, k, o.y_step, tight_bytes,
+             Tiles(o.m, is_direct_ && sizeof(T) == 2 && Laid<T>::per_word == 1 ? kDirectTile : kRows)},
+        scratch_(scratch),
+        panels_(n / kColumns),
+        chunks_(is_direct_ ? 1 : tasks_of(o.m, kChunk)),
+        grain_(std::max<int64_t>(1, kTaskWork / (kColumns * k * (o.m + 8)))),
+        lay_grain_(o.m < kChunk ? job_.tiles.count : 2) {}
+
+  int64_t lay_tasks() const { return tasks_of(job_.tiles.count, lay_grain_); }
+  void lay(int64_t task) const {
+    const Tiles& tiles = job_.tiles;
+    run_range(task, tiles.count, lay_grain_, [&](int64_t first, int64_t last) {
+      for (int64_t t = first; t < last; t++)
+        lay_rows(
+            o_.x + tiles.first(t) * o_.x_step, o_.x_step, job_.k_size, tiles.size(t),
+            scratch_ + tiles.first(t) * job_.words());
+    });
+  }
+
+  int64_t tasks() const { return is_direct_ ? tasks_of(panels_, grain_) : chunks_ * tasks_of(panels_, kTaskPanels); }
+  void run(int64_t task) const {
+    if (is_direct_)
+      return run_range(task, panels_, grain_, [&](int64_t first, int64_t last) {
+        for (int64_t p = first; p < last; p++) direct_panel(job_, p);
+      });
+    const int64_t chunk = task % chunks_, p = task / chunks_ * kTaskPanels, count = job_.tiles.count;
+    blocked(job_, chunk * count / chunks_, (chunk + 1) * count / chunks_, p, std::min(p + kTaskPanels, panels_));
+  }
+
+ private:
+  Operands<T> o_;
+  bool is_direct_;
+  Product<T> job_;
+  float* scratch_;
+  int64_t panels_, chunks_, grain_, lay_grain_;
+};
+
+#ifdef TANDEM_AMX
+// In tiles where rows are many.
+template <>
+class Multiplication<bf16> {
+ public:
+  Multiplication(
+      const Operands<bf16>& o, const bf16* weight, int64_t tight_bytes, const bf16* bias, float* scratch, int64_t k,
+      int64_t n)
+      : is_tiled_(kDeterministic || o.m > kVectorRows),
+        tiled_{o.x, weight, bias, o.y, (bf16*)scratch, o.m, k, o.x_step, o.y_step, tight_bytes},
+        job_{scratch, weight, bias, o.y, k, o.y_step, tight_bytes, Tiles(o.m, kDirectTile)},
+        scratch_(scratch),
+        panels_(n / kColumns),
+        grain_(std::max<int64_t>(1, (is_tiled_ ? kTiledTaskWork : kTaskWork) / (kColumns * k * (o.m + 8)))) {}
+
+  int64_t lay_tasks() const { return is_tiled_ ? tasks_of(tiled_.row_tiles(), lay_grain()) : 1; }
+  void lay(int64_t task) const {
+    if (is_tiled_)
+      return run_range(task, tiled_.row_tiles(), lay_grain(), [&](int64_t first, int64_t last) {
+        for (int64_t t = first; t < last; t++) lay_tile(tiled_, t);
+      });
+    const Tiles& tiles = job_.tiles;
+    for (int64_t t = 0; t < tiles.count; t++)
+      lay_rows(
+          tiled_.x + tiles.first(t) * tiled_.x_step, tiled_.x_step, job_.k_size, tiles.size(t),
+          scratch_ + tiles.first(t) * job_.words());
+  }
+
+  int64_t tasks() const { return tasks_of(panels_, grain()); }
+  void run(int64_t task) const {
+    run_range(task, panels_, grain(), [&](int64_t first, int64_t last) {
+      if (is_tiled_) return tiled_.row_tiles() <= 2 ? few_rows(tiled_, first, last) : many_rows(tiled_, first, last);
+      for (int64_t p = first; p < last; p++) direct_panel(job_, p);
+    });
+  }
+
+ private:
+  int64_t lay_grain() const { return tiled_.m < 64 ? tiled_.row_tiles() : 2; }
+  int64_t grain() const { return is_tiled_ && tiled_.row_tiles() > 2 ? kTaskPanels : grain_; }
+
+  bool is_tiled_;
+  TiledProduct tiled_;
+  Product<bf16> job_;
+  float* scratch_;
+  int64_t panels_, grain_;
+};
+#endif

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from shared.collectives.interface import Collectives
 from shared.errors import ConfigError
 from shared.kernels.backend import LayerSizes, LayerWeights, Linear
 from shared.kernels.cpu.build import AUTO, CannotBuild, choose
@@ -54,9 +55,11 @@ class DeterministicCpuKernels(CpuKernels):
             return super().make_linear(weight, bias, own=own)
         return PaddedLinear.pack(lambda: self.library, weight, bias)
 
-    def stack_layers(self, layers: Sequence[LayerWeights], last_norm: Tensor, sizes: LayerSizes) -> CpuLayerStack:
+    def stack_layers(
+        self, layers: Sequence[LayerWeights], last_norm: Tensor, sizes: LayerSizes, group: Collectives | None = None
+    ) -> CpuLayerStack:
         """See `StacksLayers`. Raises ConfigError for sizes of which an op would be left to torch."""
-        stack = super().stack_layers(layers, last_norm, sizes)
+        stack = super().stack_layers(layers, last_norm, sizes, group)
         if stack is None:
             raise ConfigError(
                 "deterministic needs a model whose hidden_size is a multiple of 32, intermediate_size of 16 and "

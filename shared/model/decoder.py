@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shared.collectives.interface import Collectives
 from shared.kernels.backend import Kernels, LayerSizes, LayerStack, StacksLayers
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.registry import AUTO, choose_kernels
@@ -18,6 +19,7 @@ from shared.model.modules import DecoderModules
 from shared.model.parameters import DecoderParameters
 from shared.model.pieces import DecoderPieces
 from shared.model.rope import Rotary
+from shared.model.summed_linear import add_up
 from shared.model.weights import OnProgress, load_weights
 
 
@@ -28,10 +30,22 @@ class Decoder:
     their batches write to different blocks.
     """
 
-    def __init__(self, config: ModelConfig, parameters: DecoderParameters, kernels: Kernels | None = None) -> None:
+    num_stages = 1
+    """Groups of processes that its layers are spread over."""
+    is_split = False
+    """Whether the vocabulary's rows, and so the logits, are spread over processes."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        parameters: DecoderParameters,
+        kernels: Kernels | None = None,
+        group: Collectives | None = None,
+    ) -> None:
         """Takes ownership of the parameters, whose memory the kernels' linear layers may lay out anew.
 
-        Without `kernels`, `choose_kernels` picks them by the parameters' device and dtype.
+        Without `kernels`, `choose_kernels` picks them by the parameters' device and dtype. `group`: the ranks that
+        projections are split over; what `o` and `down` give is then a part of a sum.
         """
         self.config = config
         self.dtype = parameters.embedding.dtype
@@ -39,10 +53,10 @@ class Decoder:
         self.rotary = Rotary(config, self.device, self.dtype)
         self.kernels = kernels or choose_kernels(self.device, self.dtype)
         self._modules = modules = DecoderModules.build(parameters, self.kernels)
-        self.pieces = DecoderPieces(config, modules, self.kernels)
+        self.pieces = DecoderPieces(config, modules if group is None else add_up(modules, group), self.kernels)
         self._stack: LayerStack | None = None
         if isinstance(self.kernels, StacksLayers):
-            self._stack = self.kernels.stack_layers(modules.layers, modules.norm, _sizes(config))
+            self._stack = self.kernels.stack_layers(modules.layers, modules.norm, _sizes(config), group)
 
     @classmethod
     def load(
@@ -85,6 +99,7 @@ class Decoder:
         batch: AttentionBatch,
         logit_rows: Tensor,
         rope_lengths: Tensor | None = None,
+        num_candidates: int = 0,
     ) -> Tensor:
         """Compute one step: write the K and V of all its tokens, return the logits of some.
 
@@ -95,6 +110,8 @@ class Decoder:
             batch: the step's sequences.
             logit_rows: [num_logits] int64, rows of the step's tokens.
             rope_lengths: [num_tokens] int64, required if `rotary.needs_lengths`.
+            num_candidates: so many of the highest logits of each row are needed, the others may be -inf; 0 = all. A
+                vocabulary that is split over ranks is then not gathered.
 
         Returns:
             [num_logits, vocab_size] fp32, computed in the model's dtype.
@@ -106,15 +123,16 @@ class Decoder:
             normed = self._stack.run(embedded, cos, sin, kv_blocks, batch, logit_rows)
         else:
             normed = self.pieces.run(embedded, cos, sin, kv_blocks, batch, logit_rows)
-        return self.logits(normed)
+        return self.logits(normed, num_candidates)
 
     def embed(self, token_ids: Tensor, positions: Tensor, rope_lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """What the layers begin with: the tokens [num_tokens, hidden_size], and their angles' cosines and sines
         [num_tokens, head_dim]. Arguments as for `forward`."""
         return functional.embedding(token_ids, self._modules.embedding), *self.rotary.cos_sin(positions, rope_lengths)
 
-    def logits(self, normed: Tensor) -> Tensor:
-        """[num_logits, hidden_size], the layers' output, to [num_logits, vocab_size] fp32."""
+    def logits(self, normed: Tensor, num_candidates: int = 0) -> Tensor:  # noqa: ARG002
+        """[num_logits, hidden_size], the layers' output, to [num_logits, vocab_size] fp32; `num_candidates` as for
+        `forward`."""
         return self._modules.lm_head.forward(normed).float()
 
     @property

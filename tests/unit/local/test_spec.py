@@ -159,3 +159,22 @@ def test_all_services_log_json_where_the_spec_says_so_and_as_they_are_set_otherw
     spec = ClusterSpec(model=Path("m"))
     assert all(command[-2:] == ["--log-format", "json"] for command in commands(replace(spec, log_format="json")))
     assert all("--log-format" not in command for command in commands(spec))
+
+
+def test_a_group_gets_the_cores_of_all_its_processes() -> None:
+    spec = ClusterSpec(model=Path("m"), tp=2, prefill_tp=1)
+    assert spec.num_processes == 3
+    shares = [CoreShare((0,), 1), CoreShare((1,), 1), CoreShare((2, 3), 2)]
+    prefill, decode = plan_workers(spec, shares)
+    assert (prefill.cores, decode.cores) == (CoreShare((0,), 1), CoreShare((1, 2, 3), 3))
+    of_prefill, of_decode = (list(TandemCommands(spec).worker(plan, "127.0.0.1:9")) for plan in (prefill, decode))
+    assert "--tp" not in of_prefill
+    assert of_decode[of_decode.index("--tp") + 1] == "2"
+    assert "--pp" not in of_decode
+
+
+@pytest.mark.parametrize("field", ["tp", "pp", "prefill_tp", "decode_tp"])
+def test_degrees_out_of_bounds_are_named(field: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        ClusterSpec(model=Path("m"), **{field: 17})
+    assert refused.value.field == field

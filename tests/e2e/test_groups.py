@@ -1,0 +1,69 @@
+"""Workers that are groups of processes: one answer whatever the split, and any rank's death costs no stream a token."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import psutil
+import pytest
+
+from tests.e2e.running import DEADLINE_S, Running, running
+from tests.e2e.test_worker_faults import FIELDS, Stream, gone, nothing_lost, prompt, under_fault, undisturbed
+from tests.unit.collectives.in_threads import needs_library
+
+pytestmark = [pytest.mark.slow, needs_library]
+
+FOLLOWER = "services.worker.group.follower"
+
+
+def ranks(cluster: Running, worker: str) -> list[psutil.Process]:
+    """A worker's processes, the leader first."""
+    leader = psutil.Process(cluster.cluster.children[worker].pid)
+    return [leader, *(each for each in leader.children() if FOLLOWER in each.cmdline())]
+
+
+async def test_a_prefix_of_one_degree_is_a_hit_at_another(tmp_path):
+    """One decode worker computes, another of the same pools fetches: blocks have one form."""
+    async with running(tmp_path, prefill_tp=2, decode_tp=4) as cluster, running(tmp_path) as plain:
+        expected = await plain.tokens(prompt(0), max_tokens=64)
+        assert await cluster.tokens(prompt(0), max_tokens=64) == expected
+        first = await cluster.complete(prompt(0), max_tokens=64)
+        assert first["choices"][0]["token_ids"] == expected
+        assert first["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        status = await cluster.status()
+        assert sorted((w.worker.name, w.tp, w.pp) for w in status.workers) == [("decode-0", 4, 1), ("prefill-0", 2, 1)]
+        await cluster.idle()
+
+
+@pytest.mark.parametrize(("worker", "rank"), [("prefill-0", 0), ("prefill-0", 1), ("decode-0", 0), ("decode-0", 3)])
+async def test_the_death_of_any_rank_costs_no_stream_a_token(tmp_path, worker, rank):
+    async with running(tmp_path, prefill_tp=2, decode_tp=4, num_kv_blocks=1600, restart=True) as cluster:
+        expected = await undisturbed(cluster)
+        before = {w.worker.name: w.worker.incarnation for w in (await cluster.status()).workers}
+        processes = ranks(cluster, worker)
+        assert len(processes) == (2 if worker == "prefill-0" else 4)
+
+        async def kill(_: list[Stream]) -> None:
+            os.kill(processes[rank].pid, signal.SIGKILL)
+            for process in processes:
+                await gone(process.pid)
+
+        nothing_lost(await under_fault(cluster, kill), expected)
+        status = await cluster.until(lambda status: all(w.connected for w in status.workers))
+        after = {w.worker.name: w.worker.incarnation for w in status.workers}
+        assert {name for name in after if after[name] != before[name]} == {worker}
+        await cluster.idle()
+        assert await cluster.tokens(prompt(0), **FIELDS) == expected[0]
+
+
+async def test_a_stopped_follower_of_an_idle_group_ends_it(tmp_path):
+    async with running(tmp_path, num_prefill=0, mode="collocated", decode_tp=2, restart=True) as cluster:
+        leader, follower = ranks(cluster, "decode-0")
+        os.kill(follower.pid, signal.SIGSTOP)
+        async with asyncio.timeout(DEADLINE_S):
+            await gone(leader.pid)
+            await gone(follower.pid)
+        await cluster.until(lambda status: status.ready and all(w.connected for w in status.workers))
+        assert len(await cluster.tokens(prompt(0), max_tokens=8)) == 8

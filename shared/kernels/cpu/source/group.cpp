@@ -37,11 +37,12 @@ void futex(std::atomic<uint32_t>& word, int what, uint32_t value, const timespec
 
 bool reached(const std::atomic<uint32_t>& arrived, uint32_t message) { return int32_t(arrived.load() - message) >= 0; }
 
-// 0, or 1 + a member that has failed, or is not seen running.
+// 0, or 1 + a member that has failed, or is not seen running. Its last beat is held against this process's own last one,
+// not against the clock: where neither gets a core, neither is stuck.
 int fault(Group& g, int waited_for) {
   const uint32_t failed = g.shared->failed.load();
   if (failed) return int(failed);
-  if (now_ns() - g.shared->members[waited_for].beat.load() < g.stuck_ns) return 0;
+  if (g.shared->members[g.rank].beat.load() - g.shared->members[waited_for].beat.load() < g.stuck_ns) return 0;
   uint32_t none = 0;
   g.shared->failed.compare_exchange_strong(none, uint32_t(waited_for + 1));
   return int(g.shared->failed.load());

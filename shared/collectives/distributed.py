@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 from torch import Tensor, distributed
 
@@ -27,6 +28,7 @@ class DistributedGroup:
         """Returns when all ranks have joined by the same `store`, which no other group uses. Raises RankLost."""
         self._rank, self._size = rank, size
         limit = timedelta(seconds=limit_s)
+        self._group: Any
         with _typed():
             if backend == "nccl":
                 options = distributed.ProcessGroupNCCL.Options()

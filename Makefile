@@ -41,6 +41,9 @@ INDEX_FLAGS = $(foreach name,BLOCKS PAIRS,$(if $(findstring command,$(origin $(n
 PREFIX_FLAGS = $(foreach name,TRACE REQUESTS WORKERS PARTS,$(if $(findstring command,$(origin $(name))),\
 	--$(shell echo $(name) | tr A-Z a-z) $($(name)))) $(if $(findstring command,$(origin OUT)),--out "$(OUT)")
 
+# A venv each: they need versions that exclude each other.
+CLIENTS := sdks lm-eval guidellm aiperf
+
 # Python compiles what is imported, once, and keeps it; pip would compile thousands of modules that nothing imports.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -80,12 +83,20 @@ test-gpu: setup  ## the tests that need a GPU; where torch, Triton and pytest ar
 test-image: setup k8s-programs  ## does an image answer a prompt, as no root and on a read-only root? needs podman: IMAGE=tandem:0.1.0-cpu
 	$(BIN)/python -m tests.image.smoke "$(IMAGE)" $(ARGS)
 
-test-clients: setup .venv-clients/.packages  ## the clients that people have (OpenAI, Anthropic, LangChain, LiteLLM) against a cluster; they get .venv-clients of their own
-	$(BIN)/python -m tests.clients $(abspath .venv-clients/bin/python) $(ARGS)
+test-clients: setup $(CLIENTS:%=.venv-clients/%/.packages) .venv-clients/node/.packages  ## the clients that people have (SDKs, LangChain, LiteLLM, lm-eval, GuideLLM, aiperf, grpcurl, Node) against a cluster; they live in .venv-clients
+	$(BIN)/python -m tests.clients $(abspath .venv-clients) $(ARGS)
 
-.venv-clients/.packages: tests/clients/requirements.txt $(BIN)/.packages
-	$(BIN)/python -m venv --without-pip .venv-clients
-	$(BIN)/uv pip install --quiet --python .venv-clients/bin/python -r $<
+# Pinned with all that they need, so that nothing is resolved; GuideLLM's torch is the one of the lock.
+.venv-clients/%/.packages: tests/clients/requirements/%.txt $(BIN)/.packages
+	$(BIN)/python -m venv --without-pip --clear .venv-clients/$*
+	$(BIN)/uv pip install --quiet --no-deps --python .venv-clients/$*/bin/python -r $<
+	$(if $(filter guidellm,$*),$(PIP) --python .venv-clients/$*/bin/python install --quiet --no-compile "$$($(TORCH))")
+	@touch $@
+
+.venv-clients/node/.packages: docs/examples/package.json
+	@mkdir -p .venv-clients/node && cp $< .venv-clients/node/
+	@if command -v npm >/dev/null; then npm install --prefix .venv-clients/node --silent --no-audit --no-fund; \
+		else echo "npm is not installed: the Node examples are left out"; fi
 	@touch $@
 
 test-timing: setup  ## the tests that hold on a quiet machine only
@@ -94,7 +105,7 @@ test-timing: setup  ## the tests that hold on a quiet machine only
 test-sweep: setup  ## every shape of every Triton kernel: in the interpreter, and compiled for every GPU that is served
 	$(PYTEST) $(SHARED) -m sweep $(ARGS)
 
-lint: setup  ## formatting, lint, types, lock
+lint: setup  ## formatting, lint, types, lock, made pages, proto/ against its baseline
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
@@ -102,6 +113,7 @@ lint: setup  ## formatting, lint, types, lock
 	$(BIN)/python .ci/reference.py --check
 	$(BIN)/python .ci/api_reference.py --check
 	$(BIN)/python .ci/chart_schema.py --check
+	$(BIN)/python .ci/proto_check.py --check
 
 format: setup  ## format, and fix what ruff can fix
 	$(BIN)/ruff format

@@ -40,13 +40,16 @@ APIs that is not served is refused by its name (400), never dropped, unless its 
 | --- | --- |
 | `POST /v1/completions`, `/v1/chat/completions`, `/v1/responses` | OpenAI's, and so are their errors |
 | `POST /v1/messages`, `/v1/messages/count_tokens` | Anthropic's, its errors and its `x-api-key` header included |
-| `POST /tokenize`, `/detokenize` | vLLM's |
+| `POST /tokenize`, `/detokenize`, `GET /tokenizer_info` | vLLM's |
 | `GET /v1/models`, `/v1/models/{model}` | the served models |
 | `GET /version`, `/docs`, `/openapi.json` | what this is, for people and for programs |
 | `GET /healthz`, `/health`, `/ping`, `/readyz`, `/metrics`, `/status` | for operators |
 
 How tools and reasoning are found in an answer is a matter of the model: see
-[tools and reasoning](guides/clients.md#tools-and-reasoning).
+[tools and reasoning](guides/clients.md#tools-and-reasoning). A structure (`response_format`, `structured_outputs`,
+`guided_*`) beside `tools` that the model is free to call is refused (400, naming the structure's field) where the
+model writes calls as Mistral, DeepSeek or pythonically, and where it is an expression or a grammar; with `tool_choice`
+required or a name it always is.
 """
 
 ENDPOINTS: tuple[tuple[str, type[BaseModel], Mapping[str, tuple[object, ...]]], ...] = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.kvstore.buckets import Buckets
@@ -41,14 +42,21 @@ class Sweeper:
     repeat each other's work, which is harmless: every step is idempotent. `start()` and `close()` are idempotent.
     """
 
-    def __init__(self, redis: RedisClient, interval_s: float, lease_s: float) -> None:
+    def __init__(
+        self,
+        redis: RedisClient,
+        interval_s: float,
+        lease_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """A holder that is silent for `lease_s` seconds is forgotten."""
         self.counters = SweepCounters()
         self._redis = redis
         self._buckets = Buckets.cluster() if redis.is_cluster else Buckets.single()
         self._interval_s = interval_s
         self._lease_s = lease_s
-        self._answering_since: float | None = None  # time.monotonic(); None while Redis does not answer
+        self._clock = clock
+        self._answering_since: float | None = None  # by the clock; None while Redis does not answer
         self._clean: tuple[bytes, int] | None = None  # epoch and number of deaths that the last walk saw
         self._task: asyncio.Task[None] | None = None
 
@@ -68,7 +76,7 @@ class Sweeper:
 
         Does so only after Redis has answered for a whole lease: during an outage no holder can publish.
         """
-        now = time.monotonic()
+        now = self._clock()
         if self._answering_since is None:
             self._answering_since = now
         if now - self._answering_since < self._lease_s:

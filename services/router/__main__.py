@@ -24,10 +24,10 @@ from services.router.edge.scheduling import SchedulingHints
 from services.router.explanation import explanation
 from services.router.fleet_servicer import SERVICE_NAME as FLEET_SERVICE_NAME
 from services.router.fleet_servicer import FleetServicer
+from services.router.joined_status import joined_status
 from services.router.request_info import request_info
 from services.router.served_model import ServedModel, Surroundings
 from services.router.settings import RouterSettings
-from services.router.status import joined_status
 from shared.address import Address, parse_named
 from shared.block_service.store_nodes import StoreNodes
 from shared.errors import TandemError
@@ -58,9 +58,9 @@ class RouterService:
         self._stores = StoreNodes(parse_named(settings.stores, "stores", unnamed=True), self._credentials, self._token)
         self._watch = CacheWatch(self._store, self._stores)
         self._models = self._new_models()
-        self.grpc = self._new_grpc_server()
-        self.picker = self._new_picker()
         catalog = Catalog([model.edge for model in self._models])
+        self.grpc = self._new_grpc_server(catalog)
+        self.picker = self._new_picker()
         app = build_models_app(catalog, settings.edge, self._metrics_page, self._status)
         self.http = HttpServer(settings.http, app, settings.edge.limits, settings.edge.tls)
 
@@ -81,10 +81,9 @@ class RouterService:
             model.metrics.tenants = models[0].metrics.tenants  # a tenant's sums are over all models
         return models
 
-    def _new_grpc_server(self) -> RpcServer:
+    def _new_grpc_server(self, catalog: Catalog) -> RpcServer:
         """The server of all gRPC services, those of operators included."""
         edge = self._settings.edge
-        catalog = Catalog([model.edge for model in self._models])
         servicers = {
             model.name: InferenceServicer(
                 model.edge, catalog, edge, self._status, self._explain, self._request_info, self._settings.name

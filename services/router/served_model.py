@@ -11,9 +11,9 @@ from services.router.cache.prefix import PrefixReader
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.drain import Drain
-from services.router.edge.catalog import ModelNames
 from services.router.edge.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from services.router.edge.input_processor import InputProcessor
+from services.router.edge.model_names import ModelNames
 from services.router.edge.rate_limits import RateLimits
 from services.router.metrics import RouterMetrics
 from services.router.placement.policy import Placement

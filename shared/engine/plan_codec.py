@@ -15,13 +15,13 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import TypeVar
 
 from shared.engine.plan import BlockCopy, NoToken, PlannedSequence, SampledToken, SampleSpec, StepPlan, StepResult
 from shared.engine.sampling_params import SamplingParams
-from shared.engine.structured_output import StructuredOutput, StructureKind
+from shared.engine.structured_output import ReasoningPart, StructuredOutput, StructureKind
 from shared.errors import InvalidRequest, ModelMismatch, TransferFailed
 
 VERSION = 2
@@ -33,7 +33,7 @@ _ROW_LEN = 15
 _NONE = -1
 _AS_BEFORE = -1  # in place of the length of the sampling settings
 _PARAMS = struct.Struct("<6dQqqqqBBHHHHbb")
-_HAS_SEED, _IGNORE_EOS = 1, 2
+_HAS_SEED, _IGNORE_EOS, _HAS_REASONING, _REASONING_OPEN = 1, 2, 4, 8
 _STRUCTURES = tuple(StructureKind)  # their places are their numbers; -1 = free text
 _NO_LOGPROB, _NO_TOKEN, _NO_TOKEN_SOURCE, _NO_TOKEN_STRUCTURE = -1, -2, -3, -4  # in place of the number of alternatives
 
@@ -222,7 +222,11 @@ def _pack_params(params: SamplingParams) -> bytes:
     flags = (_HAS_SEED if params.seed is not None else 0) | (_IGNORE_EOS if params.ignore_eos else 0)
     structure = params.structured_output
     choices = structure.choices if structure else ()
-    texts = [text.encode() for text in (*params.stop, *choices, *([structure.text] if structure else []))]
+    reasoning = structure.reasoning if structure else None
+    marks = (reasoning.begin, reasoning.end) if reasoning else ()
+    if reasoning is not None:
+        flags |= _HAS_REASONING | (_REASONING_OPEN if reasoning.is_open else 0)
+    texts = [text.encode() for text in (*params.stop, *choices, *marks, *([structure.text] if structure else []))]
     fixed = _PARAMS.pack(
         params.temperature,
         params.top_p,
@@ -257,7 +261,7 @@ def _parse_params(packed: bytes) -> SamplingParams:
     num_stops, num_ids, num_biased, num_bad, num_choices, kind, prompt_logprobs = values[12:]
     if not -1 <= kind < len(_STRUCTURES):
         raise ValueError(f"a structure of kind {kind}")
-    num_texts = num_stops + num_choices + (kind >= 0)
+    num_texts = num_stops + num_choices + (2 if flags & _HAS_REASONING else 0) + (kind >= 0)
     num_numbers = num_ids + num_biased + num_texts + num_bad
     at = _PARAMS.size + 8 * num_numbers
     numbers = _from_bytes("q", packed[_PARAMS.size : at])
@@ -291,10 +295,17 @@ def _parse_params(packed: bytes) -> SamplingParams:
         prompt_logprobs=None if prompt_logprobs < 0 else prompt_logprobs,
         logit_bias=tuple(zip(biased, biases, strict=True)),
         bad_sequences=bad_sequences,
-        structured_output=None
-        if kind < 0
-        else StructuredOutput(_STRUCTURES[kind], texts[-1], tuple(texts[num_stops : num_stops + num_choices])),
+        structured_output=None if kind < 0 else _structure(kind, texts[num_stops:], num_choices, flags),
     )
+
+
+def _structure(kind: int, texts: Sequence[str], num_choices: int, flags: int) -> StructuredOutput:
+    """`texts`: choices, marks of reasoning, text."""
+    reasoning = None
+    if flags & _HAS_REASONING:
+        begin, end = texts[num_choices : num_choices + 2]
+        reasoning = ReasoningPart(begin, end, bool(flags & _REASONING_OPEN))
+    return StructuredOutput(_STRUCTURES[kind], texts[-1], tuple(texts[:num_choices]), reasoning=reasoning)
 
 
 class _Reader:

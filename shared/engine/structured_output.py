@@ -10,6 +10,8 @@ from shared.errors import InvalidRequest
 MAX_STRUCTURE_BYTES = 256 * 1024
 """Of a schema, expression or grammar, and of all choices together, as UTF-8. The router's setting may be smaller."""
 MAX_CHOICES = 4096
+MAX_MARK_LEN = 64
+"""Characters of a mark of reasoning."""
 
 
 class StructureKind(Enum):
@@ -28,6 +30,22 @@ class StructureKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningPart:
+    """Free text that a model writes between two marks before what must match. Raises InvalidRequest naming the mark."""
+
+    begin: str
+    end: str
+    is_open: bool
+    """The prompt ended within it: it has begun, and must come to its end. Else an answer may have none."""
+
+    def __post_init__(self) -> None:
+        for name in ("begin", "end"):
+            if not 0 < len(getattr(self, name)) <= MAX_MARK_LEN:
+                limit = f"1 to {MAX_MARK_LEN} characters"
+                raise InvalidRequest(f"reasoning.{name} must have {limit}", field=f"reasoning.{name}", limit=limit)
+
+
+@dataclass(frozen=True, slots=True)
 class StructuredOutput:
     """One structure. Raises InvalidRequest naming the field where it is empty or too large; whether it compiles is
     found out by `shared.structure`."""
@@ -37,6 +55,8 @@ class StructuredOutput:
     choices: tuple[str, ...] = ()
     source: str = field(default="", compare=False)
     """The request's field that it came in, for error messages; empty: that of its kind."""
+    reasoning: ReasoningPart | None = None
+    """What may stand before it."""
 
     def __post_init__(self) -> None:
         name = self.source or self.kind.value

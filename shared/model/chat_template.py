@@ -75,6 +75,11 @@ class ChatTemplate:
         """Whether a template shows tools to the model."""
         return TOOL_TEMPLATE in self._templates or any(traits.knows_tools for traits in self._traits.values())
 
+    @property
+    def source(self) -> str | None:
+        """The default template, as the model folder has it; None where there is none."""
+        return self._sources.get(DEFAULT_TEMPLATE)
+
     def mentions(self, text: str) -> bool:
         """Whether a template's source has this text."""
         return any(text in source for source in self._sources.values())

@@ -8,6 +8,7 @@ from pathlib import Path
 from shared.errors import ModelLoadError
 
 CONFIG_FILE = "config.json"
+TOKENIZER_FILE = "tokenizer.json"
 ADAPTER_FILE = "adapter_config.json"
 
 _GGUF_MAGIC = b"GGUF"

@@ -6,10 +6,8 @@ import json
 from hashlib import blake2b
 from pathlib import Path
 
-from shared.model.folder import CONFIG_FILE
+from shared.model.folder import CONFIG_FILE, TOKENIZER_FILE
 from shared.model.json_fields import read_json_object
-
-TOKENIZER_FILE = "tokenizer.json"
 
 
 def texts_digest(folder: Path) -> str:

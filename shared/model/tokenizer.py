@@ -11,12 +11,10 @@ import tokenizers
 
 from shared.errors import InvalidRequest, ModelLoadError
 from shared.model.detokenizer import ByteDetokenizer, ContextDetokenizer, Detokenizer
-from shared.model.folder import check_folder, check_is_content
+from shared.model.folder import TOKENIZER_FILE, check_folder, check_is_content
 from shared.model.tokenizer_settings import TokenizerSettings
 
 __all__ = ["Detokenizer", "Tokenizer"]
-
-TOKENIZER_FILE = "tokenizer.json"
 
 
 class Tokenizer:

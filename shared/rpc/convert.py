@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from shared.engine.finish_reason import FinishReason
 from shared.engine.plan import SampledToken
 from shared.engine.sampling_params import SamplingParams
-from shared.engine.structured_output import StructuredOutput, StructureKind
+from shared.engine.structured_output import ReasoningPart, StructuredOutput, StructureKind
 from shared.errors import InvalidRequest
 from shared.identity import WorkerRole
 from shared.kv.format import KVFormat
@@ -106,20 +106,28 @@ def structure_from_proto(message: types_pb2.StructuredOutput) -> StructuredOutpu
     if name is None or (name == "json_object" and not message.json_object):
         kinds = ", ".join(kind.value for kind in StructureKind)
         raise InvalidRequest(f"structured_output must hold one of {kinds}", field="structured_output", limit=kinds)
-    kind = StructureKind(name)
+    kind, reasoning = StructureKind(name), None
+    if message.HasField("reasoning"):
+        reasoning = ReasoningPart(message.reasoning.begin, message.reasoning.end, message.reasoning.is_open)
     if kind is StructureKind.CHOICE:
-        return StructuredOutput(kind, choices=tuple(message.choice.values))
-    return StructuredOutput(kind, "" if kind is StructureKind.JSON_OBJECT else getattr(message, name))
+        return StructuredOutput(kind, choices=tuple(message.choice.values), reasoning=reasoning)
+    text = "" if kind is StructureKind.JSON_OBJECT else getattr(message, name)
+    return StructuredOutput(kind, text, reasoning=reasoning)
 
 
 def structure_to_proto(structure: StructuredOutput) -> types_pb2.StructuredOutput:
     """Inverse of `structure_from_proto`."""
-    if structure.kind is StructureKind.JSON_OBJECT:
-        return types_pb2.StructuredOutput(json_object=True)
-    if structure.kind is StructureKind.CHOICE:
-        return types_pb2.StructuredOutput(choice=types_pb2.StructuredOutput.Choices(values=structure.choices))
     message = types_pb2.StructuredOutput()
-    setattr(message, structure.kind.value, structure.text)
+    if structure.kind is StructureKind.JSON_OBJECT:
+        message.json_object = True
+    elif structure.kind is StructureKind.CHOICE:
+        message.choice.values.extend(structure.choices)
+    else:
+        setattr(message, structure.kind.value, structure.text)
+    if structure.reasoning is not None:
+        message.reasoning.begin = structure.reasoning.begin
+        message.reasoning.end = structure.reasoning.end
+        message.reasoning.is_open = structure.reasoning.is_open
     return message
 
 

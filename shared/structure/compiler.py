@@ -35,6 +35,11 @@ STEP_FUEL = 200_000
 COMPILE_FUEL = 1_000_000
 """Work of the lexer at the start; about 20 ms."""
 
+_IN_STRING = r'[^"\\\x00-\x1F\x7F]'
+SLICES = (r"[\x20\x0A\x0D\x09]+", *(_IN_STRING + length for length in ("{1,4}", "{1,10}", "{1,30}", "+")))
+"""Sets of tokens whose bits are known beforehand: where a state allows one of them as a whole, its tokens are not
+walked through. llguidance's own, and the short ones, which strings near their `maxLength` still allow."""
+
 EAGER_VOCAB_SIZE = 32_768
 """From this size on a vocabulary's tree of bytes is built at the start. Python's lock is held meanwhile, 1 s for
 128 000 tokens: too long for a worker whose heartbeats are waited for."""
@@ -118,7 +123,8 @@ class StructureCompiler:
             max_grammar_size=MAX_GRAMMAR_SIZE,
             verbose_errors=False,
         )
-        matcher = LLMatcher(self._vocabulary(), grammar_text(structure), log_level=0, limits=limits)
+        vocabulary = self._vocabulary()
+        matcher = LLMatcher(vocabulary, grammar_text(structure, vocabulary), log_level=0, limits=limits)
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()  # also makes what every answer begins with
         reason = fault_of(matcher)
         if reason is not None:
@@ -137,6 +143,7 @@ class StructureCompiler:
                     tokenizer.to_json(),
                     n_vocab=max(tokenizer.vocab_size, self._vocab_size),
                     eos_token=self._eos_token_ids or None,
+                    slices=list(SLICES),
                 )
             return self._tokenizer
 

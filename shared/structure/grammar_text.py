@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
-from shared.engine.structured_output import StructuredOutput, StructureKind
+from shared.engine.structured_output import ReasoningPart, StructuredOutput, StructureKind
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 """Between the parts of a JSON text, where a schema does not say otherwise. Bounded: a model that likes whitespace would
@@ -14,8 +18,46 @@ _WHITESPACE_OPTIONS = ("whitespace_pattern", "whitespace_flexible")
 _META = frozenset(r"\.+*?()|[]{}^$#&-~")
 
 
-def grammar_text(structure: StructuredOutput) -> str:
+_ANSWER = "answer"
+_BLANKS = r"[ \n\r\t]{1,16}"
+"""Between reasoning and answer."""
+
+
+def grammar_text(structure: StructuredOutput, vocabulary: LLTokenizer) -> str:
     """What `llguidance.LLMatcher` takes. Raises ValueError with the reason for a text that is no schema or grammar."""
+    answer = _answer(structure)
+    return answer if structure.reasoning is None else _behind(structure.reasoning, answer, vocabulary)
+
+
+def mark_text(mark: str, vocabulary: LLTokenizer) -> str:
+    """A mark as a symbol of Lark: the one token that it is, or its characters."""
+    ids = vocabulary.tokenize_str(mark, parse_special=True)
+    if len(ids) == 1 and vocabulary.is_special_token(ids[0]):
+        return f"<[{ids[0]}]>"
+    return json.dumps(mark)
+
+
+def _behind(reasoning: ReasoningPart, answer: str, vocabulary: LLTokenizer) -> str:
+    """The answer behind its reasoning, which is any text without tokens of the vocabulary that are marks."""
+    begin, end = mark_text(reasoning.begin, vocabulary), mark_text(reasoning.end, vocabulary)
+    thoughts = "spelled"
+    if not end.startswith('"'):  # characters end it too: who reads the text cannot tell them from the token
+        thoughts = f"(spelled | ANY {end})"
+    start = thoughts if reasoning.is_open else f"({begin} {thoughts})?"
+    lark = (
+        f"start: {start} BLANKS? @{_ANSWER}\n"
+        f"spelled[suffix={json.dumps(reasoning.end)}]: ANY\n"
+        f"ANY: /(.|\\n)*/\n"
+        f"BLANKS: /{_BLANKS}/\n"
+    )
+    if answer.lstrip().startswith("{"):
+        (grammar,) = json.loads(answer)["grammars"]
+    else:
+        grammar = {"lark_grammar": answer}
+    return json.dumps({"grammars": [{"lark_grammar": lark}, {**grammar, "name": _ANSWER}]}, ensure_ascii=False)
+
+
+def _answer(structure: StructuredOutput) -> str:
     from llguidance import LLMatcher
 
     match structure.kind:

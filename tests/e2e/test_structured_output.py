@@ -35,15 +35,32 @@ NUM_STREAMS = 4
 PROMPT = "Once upon a time"
 
 
-def body(number: int) -> dict:
-    return {
-        "prompt": f"{PROMPT}, {number} years ago",
-        "max_tokens": 1000,
-        "temperature": 0 if number == 0 else 0.9,
-        "seed": number,
-        "guided_json": WORDS,
-        "return_token_ids": True,
-    }
+TOOL = {"type": "function", "function": {"name": "sing", "parameters": WORDS}}
+
+
+def asked(number: int) -> tuple[str, dict]:
+    """Path and body: texts of a schema, and, for the last number, a tool's call."""
+    text = f"{PROMPT}, {number} years ago"
+    sampling = {"max_tokens": 1000, "temperature": 0 if number == 0 else 0.9, "seed": number}
+    if number < NUM_STREAMS - 1:
+        return "/v1/completions", {"prompt": text, "guided_json": WORDS, **sampling}
+    messages = [{"role": "user", "content": text}]
+    tools = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
+    return "/v1/chat/completions", {"messages": messages, **tools, **sampling}
+
+
+def answered(choice: dict) -> str:
+    """What a whole or streamed choice has of the schema's JSON."""
+    message = choice.get("message") or choice.get("delta") or {}
+    calls = message.get("tool_calls") or ()
+    return choice.get("text") or "".join(call["function"]["arguments"] for call in calls)
+
+
+async def whole(cluster: Running, number: int) -> tuple[str, str]:
+    """Text and finish reason of an answer that is not disturbed."""
+    path, body = asked(number)
+    choice = (await cluster.http.post(path, json=body)).json()["choices"][0]
+    return answered(choice), choice["finish_reason"]
 
 
 class Stream:
@@ -56,14 +73,15 @@ class Stream:
         self.error: object = None
 
     async def run(self, cluster: Running) -> None:
-        async with cluster.http.stream("POST", "/v1/completions", json={**body(self.number), "stream": True}) as answer:
+        path, body = asked(self.number)
+        async with cluster.http.stream("POST", path, json={**body, "stream": True}) as answer:
             async for line in answer.aiter_lines():
                 if not line.startswith("data: {"):
                     continue
                 event = json.loads(line.removeprefix("data: "))
                 self.error = self.error or event.get("error")
                 for choice in event.get("choices", ()):
-                    self.text += choice["text"]
+                    self.text += answered(choice)
                     self.finish_reason = choice["finish_reason"] or self.finish_reason
 
 
@@ -77,11 +95,10 @@ async def test_structured_answers_outlive_their_decode_worker(tmp_path):
     async with running(tmp_path, num_prefill=1, num_decode=2, num_kv_blocks=1100) as cluster:
         await every_kind_is_followed(cluster)
         await what_cannot_be_compiled_is_refused(cluster)
-        answers = await asyncio.gather(*(cluster.complete(**body(n)) for n in range(NUM_STREAMS)))
-        expected = [answer["choices"][0] for answer in answers]
-        for choice in expected:
-            assert choice["finish_reason"] == "stop"
-            jsonschema.validate(json.loads(choice["text"]), WORDS)
+        expected = await asyncio.gather(*(whole(cluster, number) for number in range(NUM_STREAMS)))
+        assert [end for _, end in expected] == ["stop"] * (NUM_STREAMS - 1) + ["tool_calls"]
+        for text, _ in expected:
+            jsonschema.validate(json.loads(text), WORDS)
 
         streams = [Stream(number) for number in range(NUM_STREAMS)]
         tasks = [asyncio.create_task(stream.run(cluster)) for stream in streams]
@@ -94,8 +111,8 @@ async def test_structured_answers_outlive_their_decode_worker(tmp_path):
         assert any(stream.finish_reason is None for stream in streams), "all had ended before"
         async with asyncio.timeout(DEADLINE_S):
             await asyncio.gather(*tasks)
-        assert [(stream.error, stream.text) for stream in streams] == [(None, choice["text"]) for choice in expected]
-        assert {stream.finish_reason for stream in streams} == {"stop"}
+        found = [(stream.error, stream.text, stream.finish_reason) for stream in streams]
+        assert found == [(None, *answer) for answer in expected]
 
 
 async def every_kind_is_followed(cluster: Running) -> None:

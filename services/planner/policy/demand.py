@@ -20,6 +20,8 @@ class Demand:
     """Requests/s."""
     rate_now: float
     """Requests/s as they come now, without a forecast."""
+    rate_noise: float
+    """Standard deviation of `rate_now` at constant load, requests/s."""
     prefill_load: float
     """Prefill workers kept busy."""
     prefill_s: float
@@ -85,7 +87,8 @@ class DemandModel:
         config, fast, slow = self._config, self._fast, self._slow
         moved = fast - slow
         # A Poisson process smoothed over τ has the variance rate / 2τ; arrivals in conversations vary more.
-        noise = math.sqrt(max(slow, 1e-9) * (1 + config.variation) / (2 * config.smoothing_s))
+        span_s = min(2 * config.smoothing_s, self._age_s)
+        noise = math.sqrt(max(slow, 1e-9) * (1 + config.variation) / span_s)
         rate = slow
         if abs(moved) > _SIGNIFICANT * noise:
             rate = max(0.0, fast + moved * (1 + config.start_s / config.smoothing_s))
@@ -93,6 +96,7 @@ class DemandModel:
         return Demand(
             rate=rate,
             rate_now=fast,
+            rate_noise=noise,
             prefill_load=rate * prefill_s + queue_len * prefill_s / config.recover_s,
             prefill_s=prefill_s,
             sequences=rate * self._sequence_s / max(1.0, self._arrived),

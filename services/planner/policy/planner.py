@@ -78,7 +78,9 @@ class Planner:
         for governor, model, size in zip(self._governors, models, (before.prefill, before.decode), strict=True):
             need = model.workers(demand)
             firm, spare = model.workers(demand, -self._config.band / 2), model.workers(demand, self._config.band)
-            wanted, held = governor.propose(now_s, size, firm.workers, need.workers, spare.workers)
+            wanted, held = governor.propose(
+                now_s, size, firm.workers, need.workers, spare.workers, demand.rate_now, demand.rate_noise
+            )
             sizes.append(wanted)
             reasons.append(f"{need.reason}, {need.workers} needed{f' ({held})' if held else ''}")
         return Pair(*sizes), reasons

@@ -3,37 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from shared.errors import NotFound, brief
-
-if TYPE_CHECKING:
-    from services.router.edge.input_processor import InputProcessor
-
-
-@dataclass(frozen=True, slots=True)
-class ModelNames:
-    """What clients call one model."""
-
-    name: str
-    """In replies and in `/v1/models`."""
-    aliases: tuple[str, ...] = ()
-    """Further names that are let in."""
-    beside: tuple[str, ...] = ()
-    """Other models' names, for messages."""
-
-    def check(self, model: str) -> None:
-        """Passes for its names and for none; raises NotFound (`model`) that says what is served."""
-        if not model or model == self.name or model in self.aliases:
-            return
-        served = [repr(name) for name in (self.name, *self.beside)]
-        verb = "is" if len(served) == 1 else "are"
-        raise NotFound(
-            f"the model {brief(model, 100)!r} is not served here; {', '.join(served)} {verb}",
-            field="model",
-            value=brief(model, 100),
-        )
+from services.router.edge.input_processor import InputProcessor
 
 
 class Catalog:

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from services.router.edge.answer.families import AnswerFormats
+from services.router.edge.answer.reasoning import Thinking
 from services.router.edge.bad_words import check_bad_words
-from services.router.edge.catalog import ModelNames
 from services.router.edge.chat_prompt import ChatPrompt
 from services.router.edge.generation_defaults import NO_DEFAULTS, GenerationDefaults
+from services.router.edge.model_names import ModelNames
 from services.router.edge.output_processor import INLINE_TOKENS, output_processor
 from services.router.edge.output_stream import OutputStream
 from services.router.edge.prompt_tokenizer import (
@@ -30,6 +31,7 @@ from services.router.edge.structure_check import StructureCheck
 from services.router.edge.tenancy import chain_salt
 from services.router.request import PLAIN_TEXT, Core, Request, Resume, TextOptions
 from shared.engine.sampling_params import SamplingParams
+from shared.engine.structured_output import ReasoningPart
 from shared.errors import InvalidRequest, PromptTooLong, WorkerLost
 from shared.model.chat_template import ChatTemplate
 from shared.model.tokenizer import Tokenizer
@@ -47,6 +49,8 @@ __all__ = [
 ]
 
 MAX_REQUEST_ID_LEN = 128
+NUM_END_TOKENS = 8
+"""The end of a prompt, where a template may have begun the model's reasoning, or closed it."""
 DRAWN_SEED_BITS = 53
 """A drawn seed goes to the client, which may keep JSON's numbers as doubles."""
 
@@ -89,6 +93,11 @@ def checked_request_id(request_id: str) -> str:
     return request_id
 
 
+def prompt_end(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
+    """The text of a prompt's last tokens, special ones included."""
+    return tokenizer.decode(token_ids[-NUM_END_TOKENS:], skip_special_tokens=False)
+
+
 def _truncated(token_ids: Sequence[int], truncate_to: int | None, num_room: int) -> Sequence[int]:
     """The last `truncate_to` tokens; -1: the last `num_room`."""
     if truncate_to is None:
@@ -122,6 +131,7 @@ class InputProcessor:
         self.tokenizer = tokenizer
         self.model_name = model_name
         self.names = names or ModelNames(model_name)
+        self.chat_template = chat_template
         self._prompts = PromptTokenizer(tokenizer, chat_template, settings.limits)
         self._structures = StructureCheck(structures, settings.structured_output)
         self._settings = settings
@@ -153,7 +163,6 @@ class InputProcessor:
         check_bad_words(options.bad_words)
         if options.bad_words:
             sampling = replace(sampling, bad_sequences=self._prompts.bad_sequences(options.bad_words))
-        await self._structures.check(sampling.structured_output)
         context_len = self.context_len()
         num_room = context_len - (sampling.max_tokens or 1)
         if isinstance(prompt, TokensPrompt):
@@ -172,6 +181,9 @@ class InputProcessor:
                 limit=num_left,
                 value=sampling.max_tokens,
             )
+        if isinstance(prompt, ChatPrompt):
+            sampling = self._behind_reasoning(sampling, token_ids)
+        await self._structures.check(sampling.structured_output)
         max_tokens = num_left if default_max_tokens is None else min(default_max_tokens, num_left)
         limits = [s for s in (info.timeout_s, self._settings.request_timeout_s) if s > 0]
         return Request(
@@ -188,6 +200,17 @@ class InputProcessor:
             ttft_timeout_s=info.scheduling.ttft_timeout_s,
             text=options.text,
         )
+
+    def _behind_reasoning(self, sampling: SamplingParams, token_ids: Sequence[int]) -> SamplingParams:
+        """The structure of a conversation's answer begins where the model's reasoning ends."""
+        structure, marks = sampling.structured_output, self.formats.reasoning
+        if structure is None or marks is None or structure.reasoning is not None:
+            return sampling
+        thinking = marks.behind(prompt_end(self.tokenizer, token_ids))
+        if thinking is Thinking.OVER:
+            return sampling
+        part = ReasoningPart(marks.begin, marks.end, is_open=thinking is Thinking.BEGUN)
+        return replace(sampling, structured_output=replace(structure, reasoning=part))
 
     def _salt(self, info: CallInfo, sampling: SamplingParams) -> str:
         """Where the prompt's log-probabilities are asked for, all of it has to be computed: its blocks are no prefix of

@@ -154,9 +154,10 @@ def test_with_every_instruction_set(tmp_path: Path, isa: str) -> None:
 
 
 def test_without_the_mode_log_probabilities_depend_on_the_batch() -> None:
-    """So the tests above can fail."""
+    """So the tests above can fail. With AVX2, which every processor with the library has: pairs of bf16 happen to sum
+    alike in any batch."""
     found = []
     for numbers in ((1,), ALL):
-        with running(deterministic=False) as run:
+        with running(deterministic=False, kernels="cpu:avx2") as run:
             found.append(answers(run, numbers, {"temperature": 0.0})[1])
     assert [token.logprob for token in found[0]] != [token.logprob for token in found[1]]

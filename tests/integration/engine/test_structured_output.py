@@ -12,7 +12,7 @@ from loadtest.bench.structured.schemas import random_schema
 from shared.engine.finish_reason import FinishReason
 from shared.engine.messages import AddSequence, StepOutput
 from shared.engine.runner.runner import RunnerConfig
-from shared.engine.structured_output import StructuredOutput, StructureKind
+from shared.engine.structured_output import ReasoningPart, StructuredOutput, StructureKind
 from shared.errors import InvalidRequest
 from shared.model.config import ModelConfig
 from shared.model.tokenizer import Tokenizer
@@ -31,10 +31,15 @@ NUMBERS = {
     "minItems": 20,
     "maxItems": 25,
 }
+TO_COMMA = ReasoningPart("(", ",", is_open=True)
+"""What the demo model thinks before its first comma, which it soon writes."""
 COMPACT = {"x-guidance": {"whitespace_flexible": False}}
 WAYS = [
     ({"temperature": 0.0}, StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps(NUMBERS | COMPACT))),
-    ({"temperature": 0.9, "seed": 3, "logprobs": 2}, StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps(WORDS))),
+    (
+        {"temperature": 0.9, "seed": 3, "logprobs": 2},
+        StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps(WORDS), reasoning=TO_COMMA),
+    ),
     (
         {"seed": 5, "repetition_penalty": 1.4, **UNIFORM},
         StructuredOutput(StructureKind.REGEX, "([a-z]{9}-[0-9]{9},){9}"),
@@ -164,6 +169,15 @@ def test_a_structure_ends_the_answer_and_max_tokens_cuts_it(run, tokenizer, plai
     ((tokens, end),) = answers(run, [[5]], [({"min_tokens": 20}, endless)], 20)
     assert (len(tokens), end) == (20, FinishReason.LENGTH)
     assert set(tokenizer.decode(tokens)) == {"a", "b"}
+
+
+def test_a_structure_holds_behind_reasoning_and_not_before(run, tokenizer):
+    number = StructuredOutput(StructureKind.REGEX, "[0-9]{3}", reasoning=TO_COMMA)
+    prompts = [tokenizer.encode(text) for text in ("In the beginning", "And God said", "Noah went")]
+    for tokens, end in answers(run, prompts, [({"temperature": 0.0}, number)] * 3):
+        thought, found = tokenizer.decode(tokens).split(",")
+        assert any(character.isalpha() for character in thought)
+        assert (len(found.strip()), found.strip().isdecimal(), end) == (3, True, FinishReason.STOP)
 
 
 def test_logprobs_are_of_the_unmodified_logits(run):

@@ -101,11 +101,10 @@ async def test_a_superseded_incarnation_cannot_start_over(index: RedisIndex) -> 
 
 
 async def test_who_is_silent_for_the_whole_lease_is_forgotten_and_may_come_back(
-    index: RedisIndex, client: RedisClient, admin: Redis, monkeypatch: pytest.MonkeyPatch
+    index: RedisIndex, client: RedisClient, admin: Redis
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr("services.kvstore.sweeper.time.monotonic", lambda: now)
-    sweeper = Sweeper(client, interval_s=60, lease_s=60)
+    sweeper = Sweeper(client, interval_s=60, lease_s=60, clock=lambda: now)
     await index.publish(A, Tier.DEVICE, joined(0, 6), EventStamp(1, 0, reset=True))
     await index.publish(B, Tier.DEVICE, joined(0, 2), EventStamp(1, 0, reset=True))
     await admin.zincrby("tandem:{index}:seen", -61, b"\x01prefill-0")

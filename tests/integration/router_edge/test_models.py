@@ -13,12 +13,13 @@ import grpc.aio
 import httpx
 import pytest
 
-from services.router.edge.catalog import Catalog, ModelNames
+from services.router.edge.catalog import Catalog
 from services.router.edge.grpc_api import SERVICE_NAME, InferenceServicer
 from services.router.edge.http.app import build_models_app
 from services.router.edge.http.model_switch import model_in
 from services.router.edge.http.server import HttpServer
 from services.router.edge.input_processor import InputProcessor
+from services.router.edge.model_names import ModelNames
 from services.router.edge.model_servicer import ModelServicer
 from services.router.edge.rate_limits import RateLimits
 from services.router.edge.settings import EdgeSettings

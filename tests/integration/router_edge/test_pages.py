@@ -21,6 +21,14 @@ async def test_tokens_of_a_prompt_and_of_a_conversation_and_back(edge: Edge) -> 
     assert text == "<|bos|><user>hi<assistant>"
 
 
+async def test_what_a_client_needs_to_tokenize_here(edge: Edge) -> None:
+    found = (await edge.client.get("/tokenizer_info")).json()
+    eos = edge.tokenizer.special_tokens["eos_token"]
+    assert found["eos_token"] == eos
+    assert (await edge.client.post("/tokenize", json={"prompt": eos, "add_special_tokens": False})).json()["count"] == 1
+    assert "messages" in found["chat_template"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [

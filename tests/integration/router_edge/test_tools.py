@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
+from shared.engine.structured_output import ReasoningPart
+from shared.model.chat_template import ChatTemplate
+from shared.structure.compiler import StructureCompiler
 from tests.integration.router_edge.conftest import Edge, StartEdge
 
 CHAT = "/v1/chat/completions"
@@ -88,6 +92,78 @@ async def test_a_forced_call_is_what_the_grammar_lets_the_model_write(edge: Edge
     required = (await edge.client.post(CHAT, json={**ASK, "tool_choice": "required"})).json()["choices"][0]
     assert required["finish_reason"] == "tool_calls"
     assert required["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": "{}"}
+
+
+async def test_a_forced_call_may_follow_reasoning(edge: Edge) -> None:
+    edge.stops_with('<think>Rome!</think>\n[{"name": "weather", "parameters": {"city": "Rome"}}]')
+    body = {**ASK, "tool_choice": "required"}
+    message = (await edge.client.post(CHAT, json=body)).json()["choices"][0]["message"]
+    assert message["reasoning_content"] == "Rome!"
+    assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "Rome"}'
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        ("hi", ReasoningPart("<think>", "</think>", is_open=False)),
+        ("hi<think>", ReasoningPart("<think>", "</think>", is_open=True)),
+        ("hi<think>\n\n</think>", None),
+    ],
+    ids=["the model may begin", "the template began", "the template closed"],
+)
+async def test_a_structure_begins_where_reasoning_ends(
+    edge: Edge, monkeypatch: pytest.MonkeyPatch, end: str, expected: ReasoningPart | None
+) -> None:
+    """The end of the prompt says whether there is any; a prompt that is no conversation has none."""
+    edge.stops_with("</think>{}" if expected and expected.is_open else "{}")
+    monkeypatch.setattr(ChatTemplate, "render", lambda *_, **__: end)
+    body = {"messages": ASK["messages"], "response_format": {"type": "json_object"}}
+    answer = await edge.client.post(CHAT, json=body)
+    assert answer.json()["choices"][0]["message"]["content"] == "{}"
+    await edge.client.post("/v1/completions", json={"prompt": end, "response_format": {"type": "json_object"}})
+    structures = [request.sampling.structured_output for request in edge.core.requests]
+    assert [structure and structure.reasoning for structure in structures] == [expected, None]
+
+
+FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}}}  # fmt: skip # noqa: E501
+HERMES = '<tool_call>\n{"name":"weather","arguments":{}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ('{"n": 5}', True),
+        (HERMES, True),
+        (f"{HERMES}\n{HERMES}", True),
+        ('{"m": 5}', False),
+        (HERMES.replace("weather", "time"), False),
+        (f'{HERMES}{{"n": 5}}', False),
+    ],
+)
+async def test_beside_a_format_the_model_calls_or_answers_in_it(edge: Edge, text: str, fits: bool) -> None:
+    edge.stops_with("{}")
+    answer = await edge.client.post(CHAT, json={**ASK, "response_format": FORMAT})
+    assert answer.status_code == 200, answer.text
+    structure = edge.core.requests[0].sampling.structured_output
+    assert structure is not None
+    structure = replace(structure, reasoning=None)
+    matcher = StructureCompiler(lambda: edge.tokenizer, [edge.tokenizer.eos_token_id or 0]).compile(structure)
+    token_ids = edge.tokenizer.encode(text, add_special_tokens=False)
+    assert (matcher.deep_copy().try_consume_tokens(token_ids) == len(token_ids)) == fits
+
+
+async def test_a_format_beside_tools_is_refused_where_no_grammar_has_both(start_edge: StartEdge) -> None:
+    for parser, body in (("pythonic", {"response_format": FORMAT}), ("hermes", {"guided_regex": "[a-z]"})):
+        edge = await start_edge(tool_call_parser=parser)
+        answer = await edge.client.post(CHAT, json={**ASK, **body})
+        field = answer.json()["error"]["param"]
+        assert (answer.status_code, field) == (
+            400,
+            {"pythonic": "response_format.json_schema.schema"}.get(parser, "guided_regex"),
+        )
+        assert "tools" in answer.json()["error"]["message"]
+        edge.stops_with("a")
+        assert (await edge.client.post(CHAT, json={**ASK, **body, "tool_choice": "none"})).status_code == 200
 
 
 async def test_a_tool_that_does_not_exist_is_a_400_that_names_the_field(edge: Edge) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shared.engine.plan import BlockCopy, NoToken, PlannedSequence, SampledToken, SampleSpec, StepPlan, StepResult
 from shared.engine.plan_codec import VERSION, PlanDecoder, PlanEncoder, decode_result, encode_result
 from shared.engine.sampling_params import SamplingParams
-from shared.engine.structured_output import StructuredOutput, StructureKind
+from shared.engine.structured_output import ReasoningPart, StructuredOutput, StructureKind
 from shared.errors import ModelMismatch, TransferFailed
 
 ints = st.integers(0, 2**31 - 1)
@@ -20,12 +20,19 @@ lists = st.lists(ints, max_size=5).map(tuple)
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 floats = st.floats(allow_nan=False)
 filled = st.text(st.characters(exclude_categories=["Cs", "Z", "Cc"]), min_size=1, max_size=12)
+reasonings = st.none() | st.builds(ReasoningPart, filled, filled, st.booleans())
 structures = st.one_of(
-    st.builds(StructuredOutput, st.sampled_from([k for k in StructureKind if k is not StructureKind.CHOICE]), filled),
+    st.builds(
+        StructuredOutput,
+        st.sampled_from([k for k in StructureKind if k is not StructureKind.CHOICE]),
+        filled,
+        reasoning=reasonings,
+    ),
     st.builds(
         StructuredOutput,
         st.just(StructureKind.CHOICE),
         choices=st.lists(filled, min_size=1, max_size=4).map(tuple),
+        reasoning=reasonings,
     ),
 )
 params = st.builds(

@@ -13,6 +13,7 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -49,6 +50,29 @@ def _child(initializer: Callable[[], None], deadline_s: float) -> Iterator[Run]:
 
 def _interpret() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
+    _sum_in_order()
+
+
+def _sum_in_order() -> None:
+    """`tl.dot` adds each element's products one after another, as every row of a tile on a GPU has one order: NumPy's
+    library may add a tile's last rows in another order than its first, which depends on the processor."""
+    import numpy as np
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    plain = InterpreterBuilder.create_dot
+
+    def matmul(a: Any, b: Any, dtype: Any) -> Any:
+        a, b = a.astype(dtype), b.astype(dtype)
+        total = np.zeros(np.broadcast_shapes((*a.shape[:-1], 1), (*b.shape[:-2], 1, b.shape[-1])), dtype)
+        for k in range(a.shape[-1]):
+            total += a[..., :, k : k + 1] * b[..., k : k + 1, :]
+        return total
+
+    def create_dot(*args: Any) -> Any:
+        with patch.object(np, "matmul", matmul):
+            return plain(*args)
+
+    InterpreterBuilder.create_dot = create_dot
 
 
 def _compile(cache_folder: str) -> None:

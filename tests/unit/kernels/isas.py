@@ -21,5 +21,15 @@ def _runs(each: isa.InstructionSet) -> bool:
 
 
 ISAS = tuple(each.name for each in dict.fromkeys((*isa.BUILT, *isa.emulated(_FEATURES))) if _runs(each))
+SUMS = {
+    "avx2": "fma",
+    "avx512": "fma",
+    "avx512-bf16": "pairs",
+    "avx512-bf16-emulated": "pairs",
+    "amx": "tiles",
+    "amx-emulated": "tiles",
+}
+"""How each multiplies in bf16. Two of one kind are sums in one order; a processor's own pairs and tiles may round
+otherwise than the emulated ones, so only `fma` promises equal bits."""
 needs_library = pytest.mark.skipif(REFUSAL is not None, reason=f"no C++ kernels here: {REFUSAL}")
 every_isa = pytest.mark.parametrize("isa", ISAS)

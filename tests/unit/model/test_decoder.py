@@ -25,7 +25,8 @@ from .conftest import DEMO
 from .paged_run import BLOCK_SIZE, greedy, load_oracle, oracle_greedy, oracle_logits, prompt_logits
 
 PROMPT = [random.Random(1).randrange(128) for _ in range(40)]
-TOLERANCE = 1e-4
+TOLERANCE = 1.5e-5
+"""Of the largest logit: what two orders of fp32 sums leave."""
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"architecture": "LlamaForCausalLM"},
@@ -112,7 +113,7 @@ def _assert_same_logits(folder: Path) -> None:
     assert 2.0 < expected.std() < 8.0
     for chunk_len in (len(PROMPT), 7, 1):
         logits = prompt_logits(decoder, PROMPT, chunk_len)
-        assert (logits - expected).abs().max() < TOLERANCE, f"chunks of {chunk_len}"
+        assert (logits - expected).abs().max() < TOLERANCE * expected.abs().max(), f"chunks of {chunk_len}"
 
 
 def _assert_same_greedy(folder: Path) -> int:
@@ -120,7 +121,7 @@ def _assert_same_greedy(folder: Path) -> int:
     expected_tokens, expected_logits = oracle_greedy(load_oracle(folder), PROMPT, 64)
     tokens, logits = greedy(Decoder.load(folder, torch.float32, "cpu"), PROMPT, 64)
     assert tokens == expected_tokens
-    assert (logits - expected_logits).abs().max() < TOLERANCE
+    assert (logits - expected_logits).abs().max() < TOLERANCE * expected_logits.abs().max()
     return len(set(tokens))
 
 

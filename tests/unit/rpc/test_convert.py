@@ -6,7 +6,13 @@ import pytest
 
 from shared.engine.finish_reason import FinishReason
 from shared.engine.sampling_params import SamplingParams
-from shared.engine.structured_output import MAX_CHOICES, MAX_STRUCTURE_BYTES, StructuredOutput, StructureKind
+from shared.engine.structured_output import (
+    MAX_CHOICES,
+    MAX_STRUCTURE_BYTES,
+    ReasoningPart,
+    StructuredOutput,
+    StructureKind,
+)
 from shared.errors import InvalidRequest
 from shared.identity import WorkerRole
 from shared.rpc.convert import (
@@ -44,6 +50,8 @@ def test_every_finish_reason_has_a_number_of_its_own_and_comes_back():
         StructuredOutput(StructureKind.REGEX, "[0-9]+ °C"),
         StructuredOutput(StructureKind.CHOICE, choices=("yes", "no")),
         StructuredOutput(StructureKind.GRAMMAR, 'start: "a"+'),
+        StructuredOutput(StructureKind.JSON_OBJECT, reasoning=ReasoningPart("<think>", "</think>", is_open=True)),
+        StructuredOutput(StructureKind.CHOICE, choices=("a",), reasoning=ReasoningPart("[T]", "[/T]", is_open=False)),
     ],
     ids=lambda structure: structure.kind.value,
 )
@@ -58,6 +66,7 @@ def test_every_structure_comes_back(structure):
     [
         (types_pb2.StructuredOutput(), "structured_output"),
         (types_pb2.StructuredOutput(json_object=False), "structured_output"),
+        (types_pb2.StructuredOutput(json_object=True, reasoning={"begin": "<think>"}), "reasoning.end"),
         (types_pb2.StructuredOutput(json_schema=""), "json_schema"),
         (types_pb2.StructuredOutput(regex=" "), "regex"),
         (types_pb2.StructuredOutput(grammar="x" * (MAX_STRUCTURE_BYTES + 1)), "grammar"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+import tokenizers
 
-from shared.engine.structured_output import StructuredOutput, StructureKind
+from shared.engine.structured_output import ReasoningPart, StructuredOutput, StructureKind
 from shared.errors import InvalidRequest
 from shared.model.tokenizer import Tokenizer
 from shared.structure import compiler as compiler_module
@@ -29,6 +30,56 @@ def accepts(compiler: StructureCompiler, tokenizer: Tokenizer, structure: Struct
     matcher = compiler.compile(structure).deep_copy()
     ids = tokenizer.encode(text, add_special_tokens=False)
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+THINK = ("<think>", "</think>")
+
+
+def thinking(tokenizer: Tokenizer) -> Tokenizer:
+    """The vocabulary with the marks as tokens of their own."""
+    backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
+    backend.add_tokens([tokenizers.AddedToken(mark) for mark in THINK])
+    return Tokenizer(backend, {})
+
+
+@pytest.mark.parametrize("has_marks", [False, True], ids=["marks in characters", "marks are tokens"])
+@pytest.mark.parametrize(
+    ("is_open", "good", "bad"),
+    [
+        (False, ["a.b", "<think>um {\n</think>\n\na.b", "<think></think>a.b"], ["um</think>a.b", "<think>um", "a.b "]),
+        (True, ["um </think>a.b", "</think>\na.b"], ["a.b", "um</think>x", "um</think>a.b."]),
+    ],
+)
+@pytest.mark.parametrize(
+    ("kind", "text", "choices"),
+    [
+        (StructureKind.CHOICE, "", ("a.b", "c")),
+        (StructureKind.REGEX, r"[a-z]\.b", ()),
+        (StructureKind.GRAMMAR, 'start: "a." part\npart: "b" | "x"', ()),
+    ],
+)
+def test_a_structure_begins_behind_reasoning(
+    tokenizer, eos_token_ids, has_marks, is_open, good, bad, kind, text, choices
+):
+    vocabulary = thinking(tokenizer) if has_marks else tokenizer
+    compiler = StructureCompiler(lambda: vocabulary, eos_token_ids)
+    structure = StructuredOutput(kind, text, choices, reasoning=ReasoningPart(*THINK, is_open=is_open))
+    for answer in good:
+        assert accepts(compiler, vocabulary, structure, answer), answer
+    for answer in bad:
+        assert not accepts(compiler, vocabulary, structure, answer), answer
+
+
+def test_reasoning_does_not_end_the_answer(tokenizer, eos_token_ids):
+    vocabulary = thinking(tokenizer)
+    compiler = StructureCompiler(lambda: vocabulary, eos_token_ids)
+    structure = StructuredOutput(StructureKind.JSON_OBJECT, reasoning=ReasoningPart(*THINK, is_open=True))
+    matcher = compiler.compile(structure).deep_copy()
+    end = vocabulary.encode("</think>", add_special_tokens=False)[0]
+    for token in vocabulary.encode("So: {}", add_special_tokens=False):
+        assert matcher.consume_token(token)
+        mask = matcher.compute_bitmask()
+        assert [mask[t // 8] >> t % 8 & 1 for t in (*eos_token_ids, end)] == [*(0 for _ in eos_token_ids), 1]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,19 @@ ReasoningName = Literal["auto", "none", "think", "mistral"]
 
 
 @dataclass(frozen=True, slots=True)
+class CallGrammar:
+    """A format as a rule of a grammar, for answers that are calls or match something."""
+
+    arguments: str
+    """The field of a call's JSON object that holds them."""
+    one: Callable[[Callable[[str], str]], str]
+    """What one call is, made of the rules `call` (its JSON object) and `BLANKS`; the argument turns a mark into a
+    symbol."""
+    between: str
+    """What stands between two of them."""
+
+
+@dataclass(frozen=True, slots=True)
 class CallFormat:
     """How a family writes tool calls."""
 
@@ -24,13 +37,17 @@ class CallFormat:
     """Reads a whole answer; its second argument says whether a name is one of the request's tools."""
     special: tuple[str, ...]
     """Marks that may be special tokens of the vocabulary: they must stay in the text."""
+    grammar: CallGrammar | None = None
+    """How a grammar says it; None: not told yet, so that such answers follow no structure."""
     short_ids: bool = False
     """Its template takes ids of nine letters and digits alone."""
 
 
 CALL_FORMATS: Mapping[str, CallFormat] = {
-    "hermes": CallFormat(hermes.calls, hermes.SPECIAL),
-    "llama3_json": CallFormat(llama_json.calls, llama_json.SPECIAL),
+    "hermes": CallFormat(hermes.calls, hermes.SPECIAL, CallGrammar(hermes.ARGUMENTS, hermes.one_call, hermes.BETWEEN)),
+    "llama3_json": CallFormat(
+        llama_json.calls, llama_json.SPECIAL, CallGrammar(llama_json.ARGUMENTS, llama_json.one_call, llama_json.BETWEEN)
+    ),
     "pythonic": CallFormat(pythonic.calls, pythonic.SPECIAL),
     "mistral": CallFormat(mistral.calls, mistral.SPECIAL, short_ids=True),
     "deepseek": CallFormat(deepseek.calls, deepseek.SPECIAL),

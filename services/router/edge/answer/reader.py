@@ -41,7 +41,7 @@ class AnswerReader:
         """`marks`: None where reasoning is not looked for; `is_open`: the prompt ended within reasoning."""
         self._events = events = Events(tools.max_calls if tools else None)
         self._pending: list[Callable[[], Scanner[object]]] = []
-        if marks is not None and not (tools is not None and tools.is_forced):
+        if marks is not None:
             self._pending.append(lambda: reasoning(marks, events, is_open))
         self._pending.append(lambda: _answer(events, tools, call_format))
         self._scanner: Scanner[object] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from services.router.edge.answer.events import Events
 from services.router.edge.answer.scan import Scanner, through
@@ -14,6 +15,24 @@ class ReasoningMarks:
 
     begin: str
     end: str
+
+    def behind(self, prompt_end: str) -> Thinking:
+        """Whether an answer to a prompt of this end reasons."""
+        text = prompt_end.rstrip()
+        if text.endswith(self.begin):
+            return Thinking.BEGUN
+        return Thinking.OVER if text.endswith(self.end) else Thinking.POSSIBLE
+
+
+class Thinking(Enum):
+    """Where a prompt leaves the model's reasoning."""
+
+    BEGUN = "begun"
+    """The template began it: the answer begins within it."""
+    OVER = "over"
+    """The template closed it: it is switched off."""
+    POSSIBLE = "possible"
+    """The model may begin it itself."""
 
 
 def reasoning(marks: ReasoningMarks, events: Events, is_open: bool) -> Scanner[str]:

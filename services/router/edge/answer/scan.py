@@ -49,6 +49,18 @@ class Tape:
         return "".join(self._read)
 
 
+def solid_behind(tag: str, tape: Tape) -> Scanner[str]:
+    """The first character that is no blank, behind `tag` where the text begins with it. Raises NoCallError where it
+    begins as the tag does and goes on otherwise."""
+    character = yield from tape.next_solid()
+    if character != tag[0]:
+        return character
+    for expected in tag[1:]:
+        if (yield from tape.next()) != expected:
+            raise NoCallError
+    return (yield from tape.next_solid())
+
+
 def through(mark: str, write: Callable[[str], None]) -> Scanner[bool]:
     """Writes text until `mark` is complete, which is not written. False where the text ended first, all written."""
     table = [0] * (len(mark) + 1)

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from services.router.edge.answer.events import CallArguments, CallBegun, Content, Event, Reasoning
 from services.router.edge.answer.families import AnswerFormats
 from services.router.edge.answer.reader import AnswerReader, ToolUse
+from services.router.edge.answer.reasoning import Thinking
+from services.router.edge.input_processor import prompt_end
 from services.router.edge.output_processor import OutputDelta
 from services.router.request import Request
 from shared.errors import InvalidRequest
 from shared.model.tokenizer import Tokenizer
 
-_NUM_PROMPT_TOKENS = 8
-"""The end of a prompt, where a template may have begun the model's reasoning."""
 _SHORT_ID = string.ascii_letters + string.digits
 
 
@@ -97,8 +97,8 @@ def answer_parts(
 def _parts(request: Request, tools: ToolUse | None, formats: AnswerFormats, tokenizer: Tokenizer) -> AnswerParts:
     is_open = False
     if formats.reasoning is not None:
-        end = tokenizer.decode(request.prompt_token_ids[-_NUM_PROMPT_TOKENS:], skip_special_tokens=False)
-        is_open = end.rstrip().endswith(formats.reasoning.begin)
+        end = prompt_end(tokenizer, request.prompt_token_ids)
+        is_open = formats.reasoning.behind(end) is Thinking.BEGUN
     parts = AnswerParts(AnswerReader(tools, formats.calls, formats.reasoning, is_open=is_open), formats.calls.short_ids)
     if request.resume is not None and request.resume.token_ids:
         if request.resume.num_chars is not None:

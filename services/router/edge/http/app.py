@@ -58,6 +58,7 @@ def build_app(
             Route("/v1/messages/count_tokens", tokens.count_tokens, methods=["POST"]),
             Route("/tokenize", tokens.tokenize, methods=["POST"]),
             Route("/detokenize", tokens.detokenize, methods=["POST"]),
+            Route("/tokenizer_info", tokens.info),
             Route("/v1/models", pages.models),
             Route("/v1/models/", pages.models),
             Route("/v1/models/{model:path}", pages.model),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 from services.router.edge.answer.families import CALL_FORMATS, AnswerFormats
 from services.router.edge.answer.reader import ToolUse
@@ -12,9 +13,9 @@ from services.router.edge.http.answer_parts import AnswerParts, answer_parts, ke
 from services.router.edge.http.chat_messages import tool_use
 from services.router.edge.http.chat_writers import ChatBody, ChatStream
 from services.router.edge.http.errors import OpenAIErrors
-from services.router.edge.http.forced_calls import calls_structure
+from services.router.edge.http.forced_calls import call_or_answer, calls_structure
 from services.router.edge.http.logprobs import chat_logprobs, prompt_logprobs
-from services.router.edge.http.parsed_request import ParsedRequest
+from services.router.edge.http.parsed_request import BodyWriter, ParsedRequest, StreamWriter
 from services.router.edge.http.schemas import ChatRequest, parse_chat
 from services.router.edge.input_processor import ChatPrompt, PromptOptions
 from services.router.edge.output_processor import OutputDelta
@@ -58,6 +59,9 @@ class Chat:
                 field = sampling.structured_output.source
                 raise InvalidRequest(f"{field} excludes tool_choice: an answer cannot match both", field=field)
             sampling = replace(sampling, structured_output=calls_structure(tools, use))
+        elif use is not None and sampling.structured_output is not None:
+            structure = call_or_answer(tools, use, sampling.structured_output, self._formats.calls, self._tokenizer)
+            sampling = replace(sampling, structured_output=structure)
         prompt = ChatPrompt(
             [message.for_template(f"messages[{i}]") for i, message in enumerate(request.messages)],
             tools=[tool.for_template() for tool in tools] if use is not None else [],
@@ -104,10 +108,15 @@ class ParsedChat(ParsedRequest):
     body: ChatRequest
     tools: ToolUse | None
 
-    def stream_writer(self, plan: Sequence[Request], request_id: str) -> ChatStream:
+    @classmethod
+    def of(cls, chat: ParsedChat, **more: Any) -> Self:
+        """The same request at an endpoint that answers in another shape; `more` are that endpoint's own fields."""
+        return cls(**{item.name: getattr(chat, item.name) for item in fields(chat)}, **more)
+
+    def stream_writer(self, plan: Sequence[Request], request_id: str) -> StreamWriter:
         """See `ParsedRequest`."""
         return ChatStream(self.dialect, self.body, plan, request_id, self.dialect.answers(plan, self.tools))
 
-    def body_writer(self, plan: Sequence[Request], request_id: str) -> ChatBody:
+    def body_writer(self, plan: Sequence[Request], request_id: str) -> BodyWriter:
         """See `ParsedRequest`."""
         return ChatBody(self.dialect, self.body, plan, request_id, self.dialect.answers(plan, self.tools))

@@ -14,6 +14,11 @@ from services.router.request import Request, RequestSummary
 DONE = b"data: [DONE]\n\n"
 
 
+def named_event(name: str, data: Mapping[str, object]) -> bytes:
+    """A server-sent event with its name and JSON."""
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()
+
+
 class Envelope:
     """Builds the server-sent events of one streamed response."""
 

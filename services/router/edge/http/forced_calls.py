@@ -1,4 +1,4 @@
-"""The JSON Schema that holds an answer to tool calls, where `tool_choice` says that there must be some."""
+"""The structures of answers with tool calls: that there must be some, or that there may be, beside a format of text."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from services.router.edge.answer.families import CallFormat
 from services.router.edge.answer.reader import ToolUse
 from services.router.edge.http.chat_messages import Tool
 from services.router.edge.http.structure_fields import closed
 from shared.engine.structured_output import StructuredOutput, StructureKind
+from shared.errors import InvalidRequest
+from shared.model.tokenizer import Tokenizer
+from shared.structure.grammar_text import WHITESPACE
 
 _ANYTHING: dict[str, Any] = {"type": "object"}
 _COMPACT = {"whitespace_flexible": False}
@@ -29,7 +33,60 @@ def calls_structure(tools: Sequence[Tool], use: ToolUse) -> StructuredOutput:
     return StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False), source="tools")
 
 
+def call_or_answer(
+    tools: Sequence[Tool], use: ToolUse, answer: StructuredOutput, call_format: CallFormat, tokenizer: Tokenizer
+) -> StructuredOutput:
+    """Calls as the model writes them, or what matches `answer`, where the model decides. Raises InvalidRequest (the
+    answer's field) where the two cannot be one grammar."""
+    grammar, field = call_format.grammar, answer.source or answer.kind.value
+    if grammar is None:
+        raise InvalidRequest(
+            f"{field} excludes tools for this model, whose way to write calls no grammar here has: leave one of them "
+            "out, or let tool_choice say 'none' or 'required'",
+            field=field,
+        )
+    if answer.kind in (StructureKind.REGEX, StructureKind.GRAMMAR):
+        raise InvalidRequest(
+            f"{field} excludes tools: beside them an answer can match a JSON schema or a choice", field=field
+        )
+
+    def mark(text: str) -> str:
+        token_ids = tokenizer.encode(text, add_special_tokens=False)
+        return f"<[{token_ids[0]}]>" if len(token_ids) == 1 else json.dumps(text)
+
+    call, definitions = _any_call(tools, grammar.arguments)
+    call = {**closed(call), "x-guidance": _COMPACT, **({"$defs": closed(definitions)} if definitions else {})}
+    more = "" if use.max_calls == 1 else f" ({grammar.between} one)*"
+    lark = (
+        f"start: calls | answer\ncalls: one{more}\none: {grammar.one(mark)}\n"
+        f"call: %json {_written(call)}\nanswer: {_answer_rule(answer)}\nBLANKS: /[ \\n\\r\\t]{{1,16}}/\n"
+    )
+    return StructuredOutput(StructureKind.GRAMMAR, lark, source=field)
+
+
+def _answer_rule(answer: StructuredOutput) -> str:
+    if answer.kind is StructureKind.CHOICE:
+        return " | ".join(map(_written, answer.choices))
+    schema = json.loads(answer.text) if answer.kind is StructureKind.JSON_SCHEMA else _ANYTHING
+    return f"%json {_written({'x-guidance': {'whitespace_pattern': WHITESPACE}, **schema})}"
+
+
+def _written(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _list_of_calls(tools: Sequence[Tool], max_calls: int | None) -> dict[str, Any]:
+    call, definitions = _any_call(tools, "parameters")
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": call}
+    if max_calls is not None:
+        schema["maxItems"] = max_calls
+    if definitions:
+        schema["$defs"] = definitions
+    return schema
+
+
+def _any_call(tools: Sequence[Tool], arguments: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A call's object, with its arguments under that name, and the definitions that it refers to."""
     calls: list[dict[str, Any]] = []
     definitions: dict[str, Any] = {}
     for i, tool in enumerate(tools):
@@ -41,17 +98,12 @@ def _list_of_calls(tools: Sequence[Tool], max_calls: int | None) -> dict[str, An
         calls.append(
             {
                 "type": "object",
-                "properties": {"name": {"const": tool.function.name}, "parameters": _moved(parameters, i)},
-                "required": ["name", "parameters"],
+                "properties": {"name": {"const": tool.function.name}, arguments: _moved(parameters, i)},
+                "required": ["name", arguments],
                 "additionalProperties": False,
             }
         )
-    schema = {"type": "array", "minItems": 1, "items": {"anyOf": calls} if len(calls) > 1 else calls[0]}
-    if max_calls is not None:
-        schema["maxItems"] = max_calls
-    if definitions:
-        schema["$defs"] = definitions
-    return schema
+    return {"anyOf": calls} if len(calls) > 1 else calls[0], definitions
 
 
 def _moved(schema: Any, tool: int) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from services.router.edge.generation_defaults import GenerationDefaults
 from services.router.edge.http.chat_messages import Message, Tool, ToolChoice
@@ -19,7 +19,7 @@ from services.router.edge.http.unsupported import (
     STREAM_OPTION_FIELDS,
     refuse_unsupported,
 )
-from services.router.edge.http.validation import STRICT, StringList, TokenIdList, TokenIdLists, parse_body
+from services.router.edge.http.validation import STRICT, StringList, TokenIdList, TokenIdLists, explained, parse_body
 from services.router.edge.scheduling import MAX_PRIORITY
 from services.router.request import TextOptions
 from shared.engine.sampling_params import MAX_LOGPROBS, SamplingParams
@@ -238,11 +238,21 @@ def parse_completion(body: bytes) -> CompletionRequest:
 def parse_chat(body: bytes) -> ChatRequest:
     """Raises InvalidRequest naming the field."""
     request = parse_body(ChatRequest, body)
-    check_chat(request)
+    _check_chat(request)
     return request
 
 
-def check_chat(request: ChatRequest) -> None:
+def chat_of(values: Mapping[str, object]) -> ChatRequest:
+    """The request of another endpoint's body: the fields that are not None. Raises InvalidRequest naming the field."""
+    try:
+        request = ChatRequest.model_validate({name: value for name, value in values.items() if value is not None})
+    except ValidationError as error:
+        raise explained(error) from None
+    _check_chat(request)
+    return request
+
+
+def _check_chat(request: ChatRequest) -> None:
     """Raises InvalidRequest for what is not served, or does not go together."""
     request.check_supported(CHAT_FIELDS)
     if request.top_logprobs and not request.logprobs:

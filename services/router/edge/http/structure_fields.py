@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.router.edge.http.unsupported import refuse_unsupported
+from services.router.edge.http.validation import STRICT
 from shared.engine.structured_output import StructuredOutput, StructureKind
 from shared.errors import InvalidRequest
 
-_STRICT = ConfigDict(strict=True, extra="allow", frozen=True, populate_by_name=True)
+_STRICT: ConfigDict = {**STRICT, "populate_by_name": True}
 
 Schema = str | dict[str, Any]
 """A JSON Schema, as an object or as its text."""

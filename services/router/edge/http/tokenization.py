@@ -1,4 +1,5 @@
-"""`POST /tokenize`, `/detokenize` in vLLM's shapes, and Anthropic's `/v1/messages/count_tokens`."""
+"""`POST /tokenize`, `/detokenize` and `GET /tokenizer_info` in vLLM's shapes, and Anthropic's
+`/v1/messages/count_tokens`."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ class DetokenizeRequest(BaseModel):
 
 
 class Tokenization:
-    """Handlers of the three. They ask for an API key as answers do; their bodies have the same bounds."""
+    """Handlers of the four. They ask for an API key as answers do; their bodies have the same bounds."""
 
     def __init__(
         self, input_processor: InputProcessor, keys: ApiKeys, settings: EdgeSettings, messages: Messages
@@ -81,6 +82,21 @@ class Tokenization:
     async def detokenize(self, request: Request) -> Response:
         """`POST /detokenize`."""
         return await self._answer(request, self._detokenize)
+
+    async def info(self, request: Request) -> Response:
+        """`GET /tokenizer_info`: what a client needs who tokenizes here."""
+        self._keys.check(credentials(request.headers))
+        processor = self._input_processor
+        roles = ("bos_token", "eos_token", "pad_token", "unk_token")
+        special = {role: processor.tokenizer.special_tokens.get(role) for role in roles}
+        return JSONResponse(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "model_max_length": processor.core.max_prompt_tokens(),
+                **special,
+                "chat_template": processor.chat_template.source,
+            }
+        )
 
     async def count_tokens(self, request: Request) -> Response:
         """`POST /v1/messages/count_tokens`."""

@@ -9,6 +9,13 @@ from services.router.edge.answer.scan import NoCallError, Scanner, Tape, call_ob
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 SPECIAL = (BEGIN, END)
+ARGUMENTS = "arguments"
+BETWEEN = "BLANKS?"
+
+
+def one_call(mark: Callable[[str], str]) -> str:
+    """See `CallGrammar`."""
+    return f"{mark(BEGIN)} BLANKS? call BLANKS? {mark(END)}"
 
 
 def calls(events: Events, _is_tool: Callable[[str], bool]) -> Scanner[None]:

@@ -6,22 +6,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from services.router.edge.answer.events import Events
-from services.router.edge.answer.scan import NoCallError, Scanner, Tape, call_object, rest
+from services.router.edge.answer.scan import NoCallError, Scanner, Tape, call_object, rest, solid_behind
 
 TAG = "<|python_tag|>"
 SPECIAL = (TAG,)
+ARGUMENTS = "parameters"
+BETWEEN = '";" BLANKS?'
+
+
+def one_call(_mark: Callable[[str], str]) -> str:
+    """See `CallGrammar`."""
+    return "call"
 
 
 def calls(events: Events, is_tool: Callable[[str], bool]) -> Scanner[None]:
     """The whole answer."""
     tape = Tape()
     try:
-        character = yield from tape.next_solid()
-        if character == "<":
-            for expected in TAG[1:]:
-                if (yield from tape.next()) != expected:
-                    raise NoCallError
-            character = yield from tape.next_solid()
+        character = yield from solid_behind(TAG, tape)
         while character == "{":
             yield from call_object(events, tape, is_tool)
             tape = Tape()

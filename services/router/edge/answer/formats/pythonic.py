@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 
 from services.router.edge.answer.events import Events
-from services.router.edge.answer.scan import MAX_NAME_LEN, NoCallError, Scanner, Tape, rest
+from services.router.edge.answer.scan import MAX_NAME_LEN, NoCallError, Scanner, Tape, rest, solid_behind
 
 TAG, TAG_END = "<|python_start|>", "<|python_end|>"
 SPECIAL = (TAG, TAG_END)
@@ -20,12 +20,7 @@ def calls(events: Events, is_tool: Callable[[str], bool]) -> Scanner[None]:
     """The whole answer."""
     tape = Tape()
     try:
-        character = yield from tape.next_solid()
-        if character == "<":
-            for expected in TAG[1:]:
-                if (yield from tape.next()) != expected:
-                    raise NoCallError
-            character = yield from tape.next_solid()
+        character = yield from solid_behind(TAG, tape)
         if character != "[":
             raise NoCallError
         while True:

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 
 from services.router.edge.answer.events import CallArguments, CallBegun, Content, Event, Reasoning
 from services.router.edge.http.answer_parts import AnswerParts, Call
+from services.router.edge.http.envelope import named_event
 
 
 def event(kind: str, **fields: object) -> bytes:
     """A server-sent event with its name."""
-    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
+    return named_event(kind, {"type": kind, **fields})
 
 
 class BlockEvents:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from services.router.edge.http.anthropic.blocks import BlockEvents, blocks, event
 from services.router.edge.http.anthropic.errors import AnthropicErrors
@@ -25,8 +25,7 @@ class Messages:
 
     def parse(self, body: bytes) -> ParsedMessages:
         """Raises InvalidRequest naming the field."""
-        chat = self._chat.parsed(chat_request(parse_messages(body)))
-        return ParsedMessages(**{item.name: getattr(chat, item.name) for item in fields(chat)})
+        return ParsedMessages.of(self._chat.parsed(chat_request(parse_messages(body))))
 
     def parse_count(self, body: bytes) -> ParsedChat:
         """A body of `count_tokens`; raises InvalidRequest naming the field."""
@@ -37,11 +36,11 @@ class Messages:
 class ParsedMessages(ParsedChat):
     """See `ParsedRequest`."""
 
-    def stream_writer(self, plan: Sequence[Request], request_id: str) -> MessageWriter:  # type: ignore[override]
+    def stream_writer(self, plan: Sequence[Request], request_id: str) -> MessageWriter:
         """See `ParsedRequest`."""
         return MessageWriter(self, plan, request_id)
 
-    def body_writer(self, plan: Sequence[Request], request_id: str) -> MessageWriter:  # type: ignore[override]
+    def body_writer(self, plan: Sequence[Request], request_id: str) -> MessageWriter:
         """See `ParsedRequest`."""
         return MessageWriter(self, plan, request_id)
 

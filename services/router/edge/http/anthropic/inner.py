@@ -6,8 +6,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import ValidationError
-
 from services.router.edge.http.anthropic.schemas import (
     AnthropicTool,
     Block,
@@ -15,8 +13,7 @@ from services.router.edge.http.anthropic.schemas import (
     MessageParam,
     MessagesRequest,
 )
-from services.router.edge.http.schemas import ChatRequest, check_chat
-from services.router.edge.http.validation import explained
+from services.router.edge.http.schemas import ChatRequest, chat_of
 from shared.errors import InvalidRequest, brief
 
 NAMES = {"stop": "stop_sequences", "max_completion_tokens": "max_tokens"}
@@ -49,12 +46,7 @@ def chat_request(request: CountRequest) -> ChatRequest:
         fields["stop"] = request.stop_sequences
         for name in ("stream", "temperature", "top_p", "top_k"):
             fields[name] = getattr(request, name)
-    try:
-        chat = ChatRequest.model_validate({name: value for name, value in fields.items() if value is not None})
-    except ValidationError as error:
-        raise explained(error) from None
-    check_chat(chat)
-    return chat
+    return chat_of(fields)
 
 
 def _messages(message: MessageParam, place: str) -> list[dict[str, Any]]:

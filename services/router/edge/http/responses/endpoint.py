@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from services.router.edge.answer.events import Content, Reasoning
@@ -29,8 +29,7 @@ class Responses:
     def parse(self, body: bytes) -> ParsedResponse:
         """Raises InvalidRequest naming the field."""
         request = parse_response(body)
-        chat = self._chat.parsed(chat_request(request))
-        return ParsedResponse(**{item.name: getattr(chat, item.name) for item in fields(chat)}, original=request)
+        return ParsedResponse.of(self._chat.parsed(chat_request(request)), original=request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +38,11 @@ class ParsedResponse(ParsedChat):
 
     original: ResponseRequest
 
-    def stream_writer(self, plan: Sequence[Request], request_id: str) -> ResponseWriter:  # type: ignore[override]
+    def stream_writer(self, plan: Sequence[Request], request_id: str) -> ResponseWriter:
         """See `ParsedRequest`."""
         return ResponseWriter(self, plan, request_id)
 
-    def body_writer(self, plan: Sequence[Request], request_id: str) -> ResponseWriter:  # type: ignore[override]
+    def body_writer(self, plan: Sequence[Request], request_id: str) -> ResponseWriter:
         """See `ParsedRequest`."""
         return ResponseWriter(self, plan, request_id)
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ValidationError
-
 from services.router.edge.http.chat_messages import ContentPart
 from services.router.edge.http.responses.schemas import InputItem, ResponseRequest, ResponseTool, TextFormat, ToolName
-from services.router.edge.http.schemas import ChatRequest, check_chat
-from services.router.edge.http.validation import explained
+from services.router.edge.http.schemas import ChatRequest, chat_of
 from shared.errors import InvalidRequest, brief
 
 NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
@@ -37,12 +34,7 @@ def chat_request(request: ResponseRequest) -> ChatRequest:
         fields |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
     if request.text is not None and request.text.format is not None:
         fields["response_format"] = _format(request.text.format)
-    try:
-        chat = ChatRequest.model_validate({name: value for name, value in fields.items() if value is not None})
-    except ValidationError as error:
-        raise explained(error) from None
-    check_chat(chat)
-    return chat
+    return chat_of(fields)
 
 
 def _messages(request: ResponseRequest) -> list[dict[str, Any]]:

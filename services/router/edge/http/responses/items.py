@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 import uuid
 from collections.abc import Mapping, Sequence
 
 from services.router.edge.answer.events import CallArguments, CallBegun, Content, Event, Reasoning
 from services.router.edge.http.answer_parts import Call
-
-
-def named_event(name: str, data: Mapping[str, object]) -> bytes:
-    """A server-sent event with its name and JSON."""
-    return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()
+from services.router.edge.http.envelope import named_event
 
 
 class OutputItems:

@@ -10,8 +10,8 @@ from torch import Tensor
 class Collectives(Protocol):
     """The ranks 0 … size - 1 of one group. All of them make the same calls in one order, each from one thread.
 
-    A call returns when this rank's part is done and its arguments may be used again. A rank that died, or is stuck, is
-    noticed within 2 s: the call raises RankLost, and so does every later one.
+    A call returns when this rank's part is done and its arguments may be used again. Once a rank
+    is known to be gone, the call raises RankLost, and so does every later one.
     """
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from shared.collectives.interface import Collectives
@@ -25,11 +25,20 @@ class RankLinks:
     ahead: Collectives | None
     """A pair: this rank, and the same part of the next stage."""
 
+    def fail(self, rank: int) -> None:
+        """Ends this rank's waits for any other: `rank` is known to be gone. From any thread."""
+        for group in self._all:
+            if isinstance(group, CpuGroup):
+                group.fail(rank)
+
     def close(self) -> None:
         """Leaves them all. Twice is fine."""
-        for group in (self.everyone, self.stage, self.head, self.behind, self.ahead):
-            if group is not None:
-                group.close()
+        for group in self._all:
+            group.close()
+
+    @property
+    def _all(self) -> Iterator[Collectives]:
+        return (x for x in (self.everyone, self.stage, self.head, self.behind, self.ahead) if x is not None)
 
 
 def memberships(tensor: int, pipeline: int) -> list[tuple[int, ...]]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -31,6 +32,8 @@ from shared.parent_death import command_dying_with_parent
 logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 0.1
+STOPPED_S = 1.0
+"""A follower that stays stopped for so long is lost."""
 END_TIMEOUT_S = 2.0
 """For followers to end when they are told to."""
 
@@ -154,18 +157,32 @@ class RankGroup:
         self._announcer = None
 
     def _watch_followers(self, on_lost: Callable[[TandemError], None]) -> None:
-        """A child's end shows at once; one that hangs shows by its silence, also while no step waits for it."""
+        """A child's end shows at once, and so does one that was stopped, also while no step waits for it. A step that
+        does not end shows as in any worker: the engine does not come back."""
         assert self._links is not None
         everyone = self._links.everyone
         assert isinstance(everyone, CpuGroup)
+        stopped = [0.0] * len(self.followers)
         while not self._closing:
-            gone = [rank for rank, follower in enumerate(self.followers, 1) if follower.poll() is not None]
-            rank = gone[0] if gone else everyone.lost_rank()
+            rank = everyone.lost_rank()
+            for number, follower in enumerate(self.followers):
+                ended = follower.poll() is not None
+                stopped[number] = stopped[number] + WATCH_INTERVAL_S if not ended and is_stopped(follower.pid) else 0.0
+                if ended or stopped[number] > STOPPED_S:
+                    rank = number + 1
             if rank is not None and not self._closing:
-                everyone.fail(rank)
+                self._links.fail(rank)
                 on_lost(lost(rank))
                 return
             time.sleep(WATCH_INTERVAL_S)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped the process: not the want of a core, nor a debugger."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
 
 
 def divide_cores(share: CoreShare, num_ranks: int) -> Sequence[CoreShare]:

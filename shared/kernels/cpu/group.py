@@ -18,8 +18,9 @@ SLOT_BYTES = 256 << 10
 """Longest message; longer ones go in pieces, whose copies stay in the cache."""
 SINGLE_BYTES = 64 << 10
 """Up to so many bytes, more than two ranks add up in one message; beyond, each adds a share."""
-STUCK_S = 1.5
-"""A rank that is not seen running for so long is stuck."""
+STUCK_S = 30.0
+"""A rank is given up when its process has not run for so much longer than one's own. Who started it notices its end at
+once, and that it was stopped; what is left is a process that gets no core, and load alone must not end a group."""
 MEETING_S = 300.0
 """Time for all processes of a group to have started."""
 _MEETING_STEP_NS = 100_000_000
@@ -31,7 +32,7 @@ def declare(library: ctypes.CDLL) -> None:
     p, n = c_void_p, c_int64
     for name, arguments, result in (
         ("group_bytes", [n, n], n),
-        ("group_join", [p, n, n, n, n, n], p),
+        ("group_join", [p, n, n, p, n, n, n], p),
         ("group_meet", [p, n], c_int),
         ("group_leave", [p], None),
         ("group_fail", [p, n], None),
@@ -73,11 +74,12 @@ class CpuGroup:
         declare(library)
         self._library = library
         self._rank, self._size = rank, size
-        self._names = tuple(names or range(size))
         self._map = mmap.mmap(descriptor, group_bytes(library, size))
         self._memory = ctypes.c_char.from_buffer(self._map)
+        memory = ctypes.addressof(self._memory)
+        ranks = (c_int64 * size)(*(names or range(size)))
         self.handle: int | None = library.tandem_group_join(
-            ctypes.addressof(self._memory), rank, size, SLOT_BYTES, SINGLE_BYTES, int(stuck_s * 1e9)
+            memory, rank, size, ranks, SLOT_BYTES, SINGLE_BYTES, int(stuck_s * 1e9)
         )
         """Of the C++ kernels; None once closed."""
 
@@ -127,19 +129,19 @@ class CpuGroup:
             self.handle = None
 
     def fail(self, rank: int) -> None:
-        """Ends every wait of all ranks: `rank` is known to be gone."""
+        """Ends every wait of all ranks: `rank`, by its name and of this group or not, is known to be gone."""
         if self.handle is not None:
             self._library.tandem_group_fail(self.handle, rank)
 
     def lost_rank(self) -> int | None:
         """A rank that is gone or stuck, by its name; None while all run."""
         failed = 0 if self.handle is None else self._library.tandem_group_fault(self.handle)
-        return self._names[failed - 1] if failed else None
+        return failed - 1 if failed else None
 
     def check(self, failed: int) -> None:
         """Raises RankLost for what the C++ functions return, unless it is 0."""
         if failed:
-            raise lost(self._names[failed - 1])
+            raise lost(failed - 1)
 
 
 def lost(rank: int) -> RankLost:

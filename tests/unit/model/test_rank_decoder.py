@@ -101,7 +101,7 @@ def test_the_ranks_give_what_one_decoder_gives(
     assert torch.equal(highest.argmax(1), everything.argmax(1))
     assert torch.equal(highest.amax(1), everything.amax(1))
     assert torch.equal(five.topk(5).values, everything.topk(5).values)
-    assert torch.equal(five.topk(5).indices, everything.topk(5).indices)
+    assert torch.equal(five[five.isfinite()], everything[five.isfinite()]), "each at its own token's place"
 
 
 @pytest.mark.parametrize(

@@ -37,14 +37,14 @@ void futex(std::atomic<uint32_t>& word, int what, uint32_t value, const timespec
 
 bool reached(const std::atomic<uint32_t>& arrived, uint32_t message) { return int32_t(arrived.load() - message) >= 0; }
 
-// 0, or 1 + a member that has failed, or is not seen running. Its last beat is held against this process's own last one,
+// 0, or 1 + the name of a member that has failed, or is not seen running. Its last beat is held against this process's own last one,
 // not against the clock: where neither gets a core, neither is stuck.
 int fault(Group& g, int waited_for) {
   const uint32_t failed = g.shared->failed.load();
   if (failed) return int(failed);
   if (g.shared->members[g.rank].beat.load() - g.shared->members[waited_for].beat.load() < g.stuck_ns) return 0;
   uint32_t none = 0;
-  g.shared->failed.compare_exchange_strong(none, uint32_t(waited_for + 1));
+  g.shared->failed.compare_exchange_strong(none, uint32_t(g.names[waited_for] + 1));
   return int(g.shared->failed.load());
 }
 
@@ -201,12 +201,16 @@ int all_reduce(Group& group, void* x, int64_t count, bool is_bf16) {
 extern "C" int64_t tandem_group_bytes(int64_t size, int64_t slot_bytes) { return kHeaderBytes + 2 * size * slot_bytes; }
 
 // Joins the group in `memory`, zeros before its first member joins. Up to `single_bytes`, sums take one message. A
-// member that is not seen running for `stuck_ns` has failed.
+// member that is not seen running for `stuck_ns` has failed. names [size]: of the members, for errors.
 extern "C" Group* tandem_group_join(
-    void* memory, int64_t rank, int64_t size, int64_t slot_bytes, int64_t single_bytes, int64_t stuck_ns) {
+    void* memory, int64_t rank, int64_t size, const int64_t* names, int64_t slot_bytes, int64_t single_bytes,
+    int64_t stuck_ns) {
   Shared* shared = (Shared*)memory;
   pulse().add(&shared->members[rank]);
-  return new Group{shared, (char*)memory + kHeaderBytes, slot_bytes, single_bytes, stuck_ns, 0, int(rank), int(size)};
+  Group* group = new Group{
+      shared, (char*)memory + kHeaderBytes, slot_bytes, single_bytes, stuck_ns, 0, int(rank), int(size), {}};
+  std::copy_n(names, size, group->names);
+  return group;
 }
 
 // The members have all joined, or one of them is late: the call after which others are looked for.
@@ -216,7 +220,7 @@ extern "C" int tandem_group_meet(Group* group, int64_t limit_ns) {
   for (int other = 0; other < group->size; other++)
     while (group->shared->members[other].beat.load() == 0) {
       if (const uint32_t failed = group->shared->failed.load()) return int(failed);
-      if (now_ns() > end) return other + 1;
+      if (now_ns() > end) return group->names[other] + 1;
       nanosleep(&nap, nullptr);
     }
   return 0;
@@ -227,14 +231,14 @@ extern "C" void tandem_group_leave(Group* group) {
   delete group;
 }
 
-// Says that a member is gone: every wait of the others ends.
-extern "C" void tandem_group_fail(Group* group, int64_t member) {
+// Says that a member, by its name, is gone: every wait of the others ends.
+extern "C" void tandem_group_fail(Group* group, int64_t name) {
   uint32_t none = 0;
-  group->shared->failed.compare_exchange_strong(none, uint32_t(member + 1));
+  group->shared->failed.compare_exchange_strong(none, uint32_t(name + 1));
   for (int i = 0; i < group->size; i++) futex(group->shared->members[i].arrived, FUTEX_WAKE, INT_MAX, nullptr);
 }
 
-// 0, or 1 + a member that has failed or is not seen running.
+// 0, or 1 + the name of a member that has failed or is not seen running.
 extern "C" int tandem_group_fault(Group* group) {
   for (int other = 0; other < group->size; other++)
     if (other != group->rank)

@@ -17,7 +17,7 @@ struct alignas(64) Member {
 };
 
 struct Shared {
-  std::atomic<uint32_t> failed;  // 0, or 1 + the member that ended the group
+  std::atomic<uint32_t> failed;  // 0, or 1 + the name of a member that is gone, of this group or not
   Member members[kMostMembers];
 };
 
@@ -27,10 +27,11 @@ struct Group {
   int64_t slot_bytes, single_bytes, stuck_ns;
   uint32_t count;  // messages so far
   int rank, size;
+  int names[kMostMembers];  // of the members, for errors: their numbers in a larger group
 
   char* slot(int member, uint32_t message) const { return slots + (member * 2 + int(message % 2)) * slot_bytes; }
 };
 
 // Adds x [count] of all members, in the members' order, into each one's x: the same bits everywhere. Returns 0, or
-// 1 + the member that is gone.
+// 1 + the name of a member that is gone.
 int all_reduce(Group& group, void* x, int64_t count, bool is_bf16);

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from torch import Tensor, distributed
+from torch.distributed.distributed_c10d import Store
 
 from shared.errors import RankLost
 
@@ -22,9 +23,7 @@ class DistributedGroup:
     does not say, so the error's `rank` is missing.
     """
 
-    def __init__(
-        self, rank: int, size: int, store: distributed.Store, backend: str = "gloo", limit_s: float = LIMIT_S
-    ) -> None:
+    def __init__(self, rank: int, size: int, store: Store, backend: str = "gloo", limit_s: float = LIMIT_S) -> None:
         """Returns when all ranks have joined by the same `store`, which no other group uses. Raises RankLost."""
         self._rank, self._size = rank, size
         limit = timedelta(seconds=limit_s)

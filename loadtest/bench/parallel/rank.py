@@ -12,7 +12,7 @@ from statistics import median
 from time import perf_counter
 
 import torch
-from torch import distributed
+from torch._C._distributed_c10d import FileStore
 
 from shared.collectives.distributed import DistributedGroup
 from shared.collectives.interface import Collectives
@@ -29,7 +29,7 @@ _LIMIT_S = 60.0
 def join(kind: str, place: str, rank: int, size: int) -> Collectives:
     """The group, once all ranks have joined."""
     if kind == "gloo":
-        return DistributedGroup(rank, size, distributed.FileStore(place, size), limit_s=_LIMIT_S)
+        return DistributedGroup(rank, size, FileStore(place, size), limit_s=_LIMIT_S)
     group = CpuGroup(load(choose()[1]), int(place), rank, size, stuck_s=_LIMIT_S)
     group.meet()
     return group

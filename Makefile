@@ -48,7 +48,7 @@ CLIENTS := sdks lm-eval guidellm aiperf
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast test-gpu test-clients test-timing test-sweep test-k8s k8s-programs lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-parallel bench-memory bench-planner loadtest chaos soak clean test-image always wheel mutation fuzz bench-determinism
+.PHONY: help setup run test test-fast test-gpu test-clients test-timing test-sweep test-k8s k8s-programs lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-metrics bench-overload bench-long-prompt bench-parallel bench-memory bench-planner loadtest chaos soak clean test-image always wheel page-browser mutation fuzz bench-determinism
 
 ##@ Use
 help:  ## list the targets
@@ -65,7 +65,7 @@ clean:  ## remove what was made here, except .venv
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 ##@ Develop
-test: setup $(if $(KUBERNETES),k8s-programs)  ## all tests that need no GPU; those of test-k8s too where its programs are
+test: setup page-browser $(if $(KUBERNETES),k8s-programs)  ## all tests that need no GPU; those of test-k8s too where its programs are
 	$(PYTEST) $(SPREAD) -m "not gpu and not timing and not sweep $(if $(KUBERNETES),,and not k8s)" $(ARGS)
 
 test-fast: setup  ## the tests of a few seconds only
@@ -73,6 +73,10 @@ test-fast: setup  ## the tests of a few seconds only
 
 test-k8s: setup k8s-programs  ## the tests against a real Kubernetes API server: KUBEBUILDER_ASSETS=folder; brings etcd and helm
 	$(PYTEST) -m k8s tests/k8s $(ARGS)
+
+page-browser:  ## bring Chromium and its driver, where apt-get may; without them the page's tests are skipped
+	@{ command -v chromium && command -v chromedriver; } >/dev/null || { apt-get -qq update && apt-get -qq install --no-install-recommends chromium chromium-driver >/dev/null; } \
+		|| echo "no Chromium here: the page's tests are skipped"
 
 k8s-programs: $(BIN)/.packages
 	@$(BIN)/python -m tests.k8s.programs
@@ -114,6 +118,7 @@ lint: setup  ## formatting, lint, types, lock, made pages, proto/ against its ba
 	$(BIN)/python .ci/api_reference.py --check
 	$(BIN)/python .ci/chart_schema.py --check
 	$(BIN)/python .ci/proto_check.py --check
+	$(BIN)/python -m services.monitoring --check
 
 format: setup  ## format, and fix what ruff can fix
 	$(BIN)/ruff format
@@ -155,6 +160,9 @@ bench-peers: setup  ## our engine and its peers in turns on the same weights: MO
 
 bench-router: setup  ## what a router adds to a request, and how many tokens it passes on: OUT=file
 	$(BIN)/python -m loadtest.bench router $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
+
+bench-metrics: setup  ## what counting costs a request in the router, and a decode step: OUT=file
+	$(BIN)/python -m loadtest.bench metrics $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
 
 bench-overload: setup  ## a router at three times its workers' capacity: OUT=file
 	$(BIN)/python -m loadtest.bench overload $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)

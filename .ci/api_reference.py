@@ -43,7 +43,8 @@ APIs that is not served is refused by its name (400), never dropped, unless its 
 | `POST /tokenize`, `/detokenize`, `GET /tokenizer_info` | vLLM's |
 | `GET /v1/models`, `/v1/models/{model}` | the served models |
 | `GET /version`, `/docs`, `/openapi.json` | what this is, for people and for programs |
-| `GET /healthz`, `/health`, `/ping`, `/readyz`, `/metrics`, `/status` | for operators |
+| `GET /`, `/status`, `/status/requests`, `/metrics` | the page and its data, with a key where keys are set |
+| `GET /healthz`, `/health`, `/ping`, `/readyz` | for probes, without a key |
 
 How tools and reasoning are found in an answer is a matter of the model: see
 [tools and reasoning](guides/clients.md#tools-and-reasoning). A structure (`response_format`, `structured_outputs`,

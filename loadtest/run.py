@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from loadtest.clients.base import Client, RequestFailed, TargetInfo
+from loadtest.clients.base import CauseLine, Client, RequestFailed, TargetInfo
 from loadtest.config import LoadConfig
 from loadtest.driver.collector import Collector
 from loadtest.driver.loops import OpenLoop, run_closed_loop
@@ -51,6 +51,8 @@ class RunResult:
     """Why the run ended early; empty if it did not."""
     own_load: OwnLoad | None = None
     """This process's CPU use; None if not measured."""
+    causes: tuple[CauseLine, ...] = ()
+    """What the target says that requests were lost to, by its own targets; empty if it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,7 @@ async def execute(
         ideal_cached_share=ideal,
         stopped=stopped,
         own_load=own_load,
+        causes=await client.causes(duration_s),
     )
 
 

@@ -33,6 +33,7 @@ def summarize(result: RunResult) -> dict[str, Any]:
         **_failures(result.records),
         **_cache(result),
         "ttft_split_ms": ttft_split(result.records),
+        "causes": [asdict(line) for line in result.causes],
         "schedule_lag_ms": schedule_lag_ms(result.records),
         "generator": None if result.own_load is None else asdict(result.own_load),
         "invalid": bool(reasons),

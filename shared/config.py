@@ -15,12 +15,19 @@ from typing import Any, ClassVar, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 from pydantic_settings.exceptions import SettingsError
 
 from shared.environment import check_variables
 from shared.errors import ConfigError
 from shared.telemetry.logs import LogFormat, LogLevel
+from shared.telemetry.tracing.standard_variables import standard_traces
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +67,18 @@ class ServiceSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Environment before the values given to the constructor, which `load_settings` reads from the YAML file."""
+        """Environment before the values given to the constructor, which `load_settings` reads from the YAML file;
+        OpenTelemetry's own variables last."""
         if isinstance(env_settings, EnvSettingsSource) and issubclass(settings_cls, ServiceSettings):
             env_settings.env_vars = _with_new_variables(settings_cls, env_settings.env_vars)
-        return env_settings, init_settings
+        if (traces := settings_cls.model_fields.get("traces")) is None or not isinstance(
+            env_settings, EnvSettingsSource
+        ):
+            return env_settings, init_settings
+        fields = frozenset(getattr(traces.annotation, "model_fields", {}))
+        standard = standard_traces(env_settings.env_vars, fields)
+        others = InitSettingsSource(settings_cls, init_kwargs={"traces": standard} if standard else {})
+        return env_settings, init_settings, others
 
 
 S = TypeVar("S", bound=ServiceSettings)

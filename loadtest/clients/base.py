@@ -26,6 +26,17 @@ class TargetInfo:
     model: str
 
 
+@dataclass(frozen=True, slots=True)
+class CauseLine:
+    """One cause of the target's own attribution, over the run."""
+
+    cause: str
+    num_lost: int
+    """Requests lost to it, by the target's targets."""
+    lost_share: float
+    time_share: float
+
+
 class RequestFailed(Exception):
     """A request has no complete answer."""
 
@@ -55,6 +66,11 @@ class Client(Protocol):
 
         Raises RequestFailed; `reply` then has what had arrived. Cancelling it also cancels the request at the server.
         """
+        ...
+
+    async def causes(self, window_s: float) -> tuple[CauseLine, ...]:
+        """What requests of the last `window_s` were lost to and took their time, by the target; empty where it does not
+        say. Never raises RequestFailed."""
         ...
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ import time
 import grpc
 import grpc.aio
 
-from loadtest.clients.base import Call, RequestFailed, TargetInfo, failed
+from loadtest.clients.base import Call, CauseLine, RequestFailed, TargetInfo, failed
 from loadtest.clients.target import Target
 from loadtest.records import FailureCause, Reply, TtftSplit
 from shared.errors import ConfigError
@@ -17,6 +17,7 @@ from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from shared.rpc.server import channel
 
 _START_TIMEOUT_S = 10.0
+_STATUS_TIMEOUT_S = 10.0
 _SPLIT_FIELDS = tuple(TtftSplit.__dataclass_fields__)
 _CAUSES = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: FailureCause.OVERLOADED,
@@ -88,6 +89,18 @@ class GrpcClient:
             raise failed(FailureCause.DISCONNECTED, "the stream ended before the answer did")
         if not reply.token_times_s:
             raise failed(FailureCause.PROTOCOL, "the answer has no tokens")
+
+    async def causes(self, window_s: float) -> tuple[CauseLine, ...]:
+        """See Client."""
+        assert self._stub is not None, "start() comes first"
+        request = inference_pb2.GetStatusRequest(window_s=min(max(window_s, 1.0), 3600.0))
+        try:
+            status = await self._stub.GetStatus(request, metadata=self._metadata, timeout=_STATUS_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return ()
+        return tuple(
+            CauseLine(share.cause, share.num_lost, share.lost_share, share.time_share) for share in status.window.causes
+        )
 
     async def close(self) -> None:
         """Closes the channel."""

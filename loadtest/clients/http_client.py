@@ -6,7 +6,7 @@ import json
 import ssl
 import time
 
-from loadtest.clients.base import Call, RequestFailed, TargetInfo, failed
+from loadtest.clients.base import Call, CauseLine, RequestFailed, TargetInfo, failed
 from loadtest.clients.completion_events import CompletionEvents, error_failure
 from loadtest.clients.http_connection import ConnectionPool, Response
 from loadtest.clients.target import Target
@@ -79,6 +79,17 @@ class HttpClient:
         if response.status != 200:
             raise _refusal(response)
         events.check_complete()
+
+    async def causes(self, window_s: float) -> tuple[CauseLine, ...]:
+        """See Client."""
+        path = f"{self._path}/status?window_s={min(max(window_s, 1.0), 3600.0):.0f}"
+        request = f"GET {path} HTTP/1.1\r\n{self._headers}Accept: application/json\r\n\r\n"
+        try:
+            response = await self._pool.exchange(request.encode())
+            lines = json.loads(response.body)["window"]["causes"]
+            return tuple(CauseLine(**{name: line[name] for name in CauseLine.__dataclass_fields__}) for line in lines)
+        except (RequestFailed, ValueError, KeyError, TypeError):
+            return ()  # another server's
 
     async def close(self) -> None:
         """Drops all connections."""

@@ -48,6 +48,7 @@ def render_run(summary: Mapping[str, Any], records: Sequence[RequestRecord]) -> 
         figures(_plots(summary, records, slo)),
         section("Latency, ms", _latency_table(summary)),
         section("Server's TTFT split, ms", _split_table(summary)),
+        section("What bound it", _causes_table(summary)),
         section("Failures", _failures_table(summary)),
         section("Run", facts(run_facts(summary))),
         details("Settings", facts(_settings(summary))),
@@ -146,6 +147,21 @@ def _split_table(summary: Mapping[str, Any]) -> str:
         for name, part in split.items()
     ]
     return table(["", "mean", "p50", "p99"], rows)
+
+
+def _causes_table(summary: Mapping[str, Any]) -> str:
+    """By the server's own targets, which need not be those of the run."""
+    rows = [
+        [
+            line["cause"].replace("_", " "),
+            str(line["num_lost"]),
+            f"{line['lost_share']:.1%}",
+            f"{line['time_share']:.1%}",
+        ]
+        for line in summary.get("causes", ())
+        if line["num_lost"] or line["time_share"] >= 0.005
+    ]
+    return table(["cause", "lost", "of requests", "of their time"], rows) if rows else ""
 
 
 def _failures_table(summary: Mapping[str, Any]) -> str:

@@ -25,10 +25,10 @@ from services.router.placement.disaggregation import Thresholds
 from services.router.placement.policy import PlacementConfig
 from services.router.placement.scorers.registry import weights
 from shared.errors import ConfigError
-from shared.sizing.shapes import H200, LLAMA_3_8B, LLAMA_3_70B
+from shared.sizing.shapes import H200, LLAMA_3_8B, LLAMA_3_70B, SPARSE_MODELS
 from shared.sizing.step_time import roofline
 
-MODELS = {"llama-3-70b": LLAMA_3_70B, "llama-3-8b": LLAMA_3_8B}
+MODELS = {"llama-3-70b": LLAMA_3_70B, "llama-3-8b": LLAMA_3_8B, **SPARSE_MODELS}
 BLOCK_SIZE = 16
 MEMORY_SHARE = 0.9
 """Share of a GPU's memory for weights and KV."""

@@ -17,7 +17,17 @@ from shared.errors import ConfigError
 from shared.model.config import ModelConfig
 from shared.sizing.fit import fit as size_load
 from shared.sizing.load import Hardware, Load
-from shared.sizing.shapes import BYTES_PER_VALUE, GPUS, NAMED_MODELS, ModelShape, decoder, gpu_of
+from shared.sizing.shapes import (
+    BYTES_PER_VALUE,
+    GPUS,
+    NAMED_MODELS,
+    SPARSE_MODELS,
+    ExpertShape,
+    LatentShape,
+    ModelShape,
+    decoder,
+    gpu_of,
+)
 
 _PIPED_WIDTH = 120
 _MAX_TOKENS = 10_000_000
@@ -27,7 +37,11 @@ _DEFAULT_OUTPUT = 500
 
 def fit(
     model: Annotated[
-        str, typer.Argument(help=f"Model folder, its config.json, or one of {', '.join(NAMED_MODELS)} (Llama 3.1).")
+        str,
+        typer.Argument(
+            help=f"Model folder, its config.json, or one of {', '.join(NAMED_MODELS)} (Llama 3.1), "
+            f"{', '.join(SPARSE_MODELS)}."
+        ),
     ] = "",
     gpu: Annotated[str, typer.Option("--gpu", help=f"GPU of both pools: {', '.join(GPUS)}.")] = "H200",
     prefill_gpu: Annotated[str, typer.Option("--prefill-gpu", help="Another GPU for prefill workers.")] = "",
@@ -113,12 +127,13 @@ def _load(context: str, concurrency: str, prompt: str, output: str, ttft: str, t
 
 def _shape(model: str) -> ModelShape:
     """Raises ConfigError (`model`) for what is neither a name nor a folder, ModelLoadError for a bad config.json."""
-    if model.lower() in NAMED_MODELS:
-        return NAMED_MODELS[model.lower()]
+    named = NAMED_MODELS | SPARSE_MODELS
+    if model.lower() in named:
+        return named[model.lower()]
     path = Path(model)
     if not path.exists():
         raise ConfigError(
-            f"{model} is neither a model folder nor one of {', '.join(NAMED_MODELS)}", field="model", value=model
+            f"{model} is neither a model folder nor one of {', '.join(named)}", field="model", value=model
         )
     config = ModelConfig.load(path.parent if path.is_file() else path)
     return decoder(
@@ -131,12 +146,28 @@ def _shape(model: str) -> ModelShape:
         positions=config.max_position_embeddings,
         head_dim=config.head_dim,
         tied=config.tie_word_embeddings,
+        experts=_experts(config),
+        latent=_latent(config),
     )
+
+
+def _experts(config: ModelConfig) -> ExpertShape | None:
+    if config.moe is None:
+        return None
+    moe, routing = config.moe, config.moe.routing
+    return ExpertShape(moe.num_layers, routing.num_experts, routing.top_k, moe.expert_size, moe.shared_size)
+
+
+def _latent(config: ModelConfig) -> LatentShape | None:
+    if config.latent is None:
+        return None
+    latent = config.latent
+    return LatentShape(latent.kv_rank, latent.nope_dim, latent.rope_dim, latent.value_dim, latent.q_rank or 0)
 
 
 def _uri(model: str) -> str:
     """The folder as an absolute path; empty for a named shape, which has no weights."""
-    if model.lower() in NAMED_MODELS:
+    if model.lower() in NAMED_MODELS | SPARSE_MODELS:
         return ""
     path = Path(model).resolve()
     return str(path.parent if path.is_file() else path)

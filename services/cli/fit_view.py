@@ -72,10 +72,13 @@ def show(console: Console, fit: Fit, name: str) -> None:
     load, hardware, model = fit.load, fit.hardware, fit.model
     kv = model.kv_bytes(model.num_kv_heads, hardware.kv_dtype)
     weights = fit.prefill.weight_bytes * fit.prefill.tensor
+    active = "" if model.experts is None else f" ({model.active_params / 1e9:.3g} B of them for a token)"
+    values = f"2 · {model.num_layers} layers · {model.num_kv_heads} heads · {model.head_dim}"
+    if model.latent is not None:
+        values = f"{model.num_layers} layers · latents of {model.latent.kv_rank} + {model.latent.rope_dim}"
     lines = [
-        f"{name}: {model.num_params / 1e9:.3g} B parameters, {weights / GB:.3g} GB in {hardware.weights}; "
-        f"KV {kv / 1024:.0f} KiB a token in {hardware.kv_dtype} "
-        f"(2 · {model.num_layers} layers · {model.num_kv_heads} heads · {model.head_dim}), "
+        f"{name}: {model.num_params / 1e9:.3g} B parameters{active}, {weights / GB:.3g} GB in {hardware.weights}; "
+        f"KV {kv / 1024:.0f} KiB a token in {hardware.kv_dtype} ({values}), "
         f"{kv * load.context / GIB:.1f} GiB for {load.context:,} tokens",
         f"load: {load.concurrency} sequences at once, {load.rate:.3g} req/s, prompts of {load.prompt_len:,}, answers "
         f"of {load.output_len:,} tokens; TTFT {load.ttft_s:g} s for {1 - load.late_share:.0%}, "
@@ -150,9 +153,11 @@ def warnings(fit: Fit) -> list[str]:
     """What the sizes do not say by themselves."""
     found = []
     kv_heads = fit.model.num_kv_heads
-    if max(fit.prefill.tensor, fit.decode.tensor) > kv_heads:
+    if fit.model.latent is not None and max(fit.prefill.tensor, fit.decode.tensor) > 1:
+        found.append("warning: latents do not split by heads: each GPU of a worker holds all of them")
+    elif max(fit.prefill.tensor, fit.decode.tensor) > kv_heads:
         found.append(f"warning: {kv_heads} KV heads on more GPUs: several GPUs of a worker hold the same head's KV")
-    if fit.prefill.tensor != fit.decode.tensor:
+    if fit.prefill.tensor != fit.decode.tensor and fit.model.latent is None:
         found.append(
             f"note: prefill workers have {fit.prefill.tensor} GPUs, decode workers {fit.decode.tensor}: blocks are "
             "handed over in slices of heads"
@@ -171,6 +176,7 @@ def as_dict(fit: Fit, name: str) -> dict[str, object]:
         "model": {
             "name": name,
             "num_params": fit.model.num_params,
+            "num_active_params": fit.model.active_params,
             "weight_bytes": fit.prefill.weight_bytes * fit.prefill.tensor,
             "kv_bytes_per_token": fit.model.kv_bytes(fit.model.num_kv_heads, fit.hardware.kv_dtype),
         },

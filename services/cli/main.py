@@ -19,6 +19,7 @@ from services.cli.fit import fit
 from services.cli.generate import generate
 from services.cli.preflight import preflight
 from services.cli.status import status
+from services.cli.top import top
 from services.cli.up import up
 from shared.environment import check_variables
 from shared.errors import TandemError
@@ -42,6 +43,7 @@ def build_app() -> typer.Typer:
     app.command()(generate)
     app.command()(chat)
     app.command()(status)
+    app.command()(top)
     app.command()(explain)
     app.command()(preflight)
     app.command()(fit)

@@ -80,6 +80,12 @@ def up(
     store_disk_bytes: Annotated[int, typer.Option(help="Most that it holds; 0 = none.")] = 0,
     prefix_fetch: Annotated[PrefixFetch, typer.Option(help="Known prefixes: fetched or computed.")] = "auto",
     log_format: Annotated[LogFormat, typer.Option(help="Of the logs in .tandem/logs: text or JSON lines.")] = "text",
+    traces_endpoint: Annotated[
+        str, typer.Option(help="OpenTelemetry collector for the requests' traces, such as http://127.0.0.1:4317.")
+    ] = "",
+    traces_sample: Annotated[
+        float | None, typer.Option(help="Share of requests that are traced; all where --traces-endpoint is set.")
+    ] = None,
     state_dir: Annotated[
         Path, typer.Option(help="Folder of the logs; a second cluster takes the folder 2 in it.")
     ] = STATE_DIR,
@@ -121,6 +127,8 @@ def up(
         store_disk_bytes=store_disk_bytes,
         prefix_fetch=prefix_fetch,
         log_format=log_format,
+        traces_endpoint=traces_endpoint,
+        traces_sample=traces_sample,
         state_dir=state_dir,
         restart=restart,
     )

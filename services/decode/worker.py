@@ -7,15 +7,15 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+from services.decode.request import DecodeRequest, DecodeSession
 from services.decode.reservation import Arrival, Reservation
+from services.worker.attempt_trace import begin_trace
 from services.worker.blocks.connector import KVConnector
-from services.worker.blocks.prefix_fetch.fetch import Fetch
 from services.worker.blocks.prefix_fetch.prefix_hint import PrefixHint
 from services.worker.host import EngineHost
 from services.worker.request_log import attempt_log, is_of
-from services.worker.session import Session
 from services.worker.worker import Worker
 from shared.engine.messages import (
     AbortSequence,
@@ -39,34 +39,10 @@ from shared.kv_index.publisher import IndexPublisher
 from shared.rpc.convert import finish_reason_to_proto, logprobs_to_proto
 from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import decode_pb2, types_pb2
-from shared.telemetry.logs import RequestLog, failure_level
+from shared.telemetry.logs import failure_level
+from shared.telemetry.tracing.span_sink import SpanSink
 
 logger = logging.getLogger(__name__)
-
-DecodeSession = Session[decode_pb2.DecodeEvent]
-
-
-@dataclass(slots=True)
-class _Request:
-    """A request from Reserve to its last token."""
-
-    session: DecodeSession
-    request_id: str
-    num_tokens: int
-    prefill_here: bool
-    log: RequestLog
-    tenant: str = ""
-    fetch: Fetch = field(default_factory=Fetch)
-    queued_at: float = field(default_factory=time.perf_counter)
-    reservation: Reservation | None = None
-    receiving: asyncio.Task[tuple[Arrival | None, bool]] | None = None
-    """Runs the reservation, until it ends."""
-    first_token: int | None = None
-    """Set when it joined."""
-    joined_at: float = 0.0
-    scheduled: FirstScheduled | None = None
-    reported: bool = False
-    """Its first tokens were sent."""
 
 
 class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
@@ -74,9 +50,15 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
 
     role = WorkerRole.DECODE
 
-    def __init__(self, host: EngineHost, publisher: IndexPublisher | None, connector: KVConnector) -> None:
-        super().__init__(host, publisher, connector)
-        self._requests: dict[str, _Request] = {}
+    def __init__(
+        self,
+        host: EngineHost,
+        publisher: IndexPublisher | None,
+        connector: KVConnector,
+        spans: SpanSink | None = None,
+    ) -> None:
+        super().__init__(host, publisher, connector, spans)
+        self._requests: dict[str, DecodeRequest] = {}
         self._lost = LostMemory()
         self._arrival_check = ArrivalCheck(host.model.layout.block_bytes)
 
@@ -157,9 +139,12 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         sequence_id = session.key(reserve.request_id)
         if sequence_id in self._requests:
             raise InvalidRequest(f"request {reserve.request_id!r} is running already", field="request_id")
-        log = attempt_log(logger, reserve.request_id, reserve.trace)
+        log = attempt_log(logger, reserve.request_id, reserve.traceparent)
         log.debug("request %s: blocks for %d tokens to reserve", reserve.request_id, len(reserve.token_ids))
-        item = _Request(session, reserve.request_id, len(reserve.token_ids), reserve.prefill_here, log, reserve.tenant)
+        item = DecodeRequest(
+            session, reserve.request_id, len(reserve.token_ids), reserve.prefill_here, log, reserve.tenant
+        )
+        item.trace = begin_trace(self.spans, reserve.traceparent)
         try:
             sequence = self.build_sequence(
                 sequence_id,
@@ -176,11 +161,14 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         self._requests[sequence_id] = item
         self.idle.clear()
         if reserve.prefill_here:
-            item.fetch = self.add_sequence(sequence, PrefixHint.of(reserve), lambda: self._start(sequence_id, item))
+            context = item.trace.context if item.trace is not None else None
+            item.fetch = self.add_sequence(
+                sequence, PrefixHint.of(reserve), lambda: self._start(sequence_id, item), context
+            )
         else:
             self.host.engine.submit(ReserveSequence(sequence))
 
-    def _start(self, sequence_id: str, item: _Request) -> bool:
+    def _start(self, sequence_id: str, item: DecodeRequest) -> bool:
         """The request enters the engine's queue; False if it was given up meanwhile."""
         item.queued_at = time.perf_counter()
         return self._requests.get(sequence_id) is item
@@ -206,7 +194,7 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             case SequenceReserved():
                 self._on_reserved(event)
             case SequenceFailed(sequence_id, error):
-                item = self._forget(sequence_id)
+                item = self._forget(sequence_id, error)
                 if item is not None:
                     self._send_failed(item, error)
             case StepOutput(tokens, _, started):
@@ -230,24 +218,31 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         try:
             buffers = [(block_id, memory(block_id)) for _, block_id in reserved.needed]
         except TransferFailed as error:
-            self._forget(reserved.sequence_id)
+            self._forget(reserved.sequence_id, error)
             self.host.engine.submit(AbortSequence(reserved.sequence_id))
             self._send_failed(item, error)
             return
         arriving = {index: buffer for (index, _), (_, buffer) in zip(reserved.needed, buffers, strict=True)}
+        reserve_ms = (time.perf_counter() - item.queued_at) * 1e3
+
+        def answer(reserved: decode_pb2.Reserved) -> None:
+            reserved.reserve_ms = reserve_ms
+            item.session.send(decode_pb2.DecodeEvent(reserved=reserved))
+
         item.reservation = Reservation(
             item.request_id,
             reserved.num_cached_tokens,
             HandoffReceiver(self.host.transfer, self._arrival_check, arriving, item.num_tokens, self.host.fleet_key),
-            lambda answer: item.session.send(decode_pb2.DecodeEvent(reserved=answer)),
+            answer,
             self.host.settings.handoff_timeout_s,
         )
+        item.reserved_at = time.perf_counter()
         item.receiving = asyncio.create_task(self._receive(reserved.sequence_id, item, item.reservation, buffers))
         # Not the task's own last lines: a task that is cancelled before its first step never runs one.
         item.receiving.add_done_callback(lambda task: self._on_received(task, reserved.sequence_id, item, buffers))
 
     async def _receive(
-        self, sequence_id: str, item: _Request, reservation: Reservation, buffers: list[tuple[int, BlockMemory]]
+        self, sequence_id: str, item: DecodeRequest, reservation: Reservation, buffers: list[tuple[int, BlockMemory]]
     ) -> tuple[Arrival | None, bool]:
         """What arrived of one sequence, and whether its blocks cannot be freed yet. `buffers`: where each block id's
         bytes arrive."""
@@ -272,7 +267,7 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
         self,
         task: asyncio.Task[tuple[Arrival | None, bool]],
         sequence_id: str,
-        item: _Request,
+        item: DecodeRequest,
         buffers: list[tuple[int, BlockMemory]],
     ) -> None:
         """Ends the receiving of one sequence: it joins the batch, or its blocks are freed."""
@@ -289,7 +284,7 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             self._forget(sequence_id)
 
     def _on_arrival(
-        self, sequence_id: str, item: _Request, arrived: Arrival, buffers: list[tuple[int, BlockMemory]]
+        self, sequence_id: str, item: DecodeRequest, arrived: Arrival, buffers: list[tuple[int, BlockMemory]]
     ) -> None:
         assert item.reservation is not None
         receiver = item.reservation.receiver
@@ -332,19 +327,23 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
             if not item.reported:
                 self._report_first(item, message)
             if token.finish_reason is not None:
+                message.decode_ms = (time.perf_counter() - item.joined_at) * 1e3
+                message.preempted_ms = token.preempted_s * 1e3
                 item.log.debug("request %s is finished", item.request_id)
                 self._forget(token.sequence_id)
             steps[item.session].append(message)
         for session, sequences in steps.items():
             session.send(decode_pb2.DecodeEvent(step=decode_pb2.Step(sequences=sequences)))
 
-    def _report_first(self, item: _Request, message: types_pb2.SequenceTokens) -> None:
+    def _report_first(self, item: DecodeRequest, message: types_pb2.SequenceTokens) -> None:
         """Adds what is reported once, with the first tokens: how the prompt was computed or handed over."""
-        item.reported = True
+        item.reported, item.reported_at = True, time.perf_counter()
         if not item.prefill_here:
-            message.first_decode_step_ms = (time.perf_counter() - item.joined_at) * 1e3
-        elif item.scheduled is not None:
-            num_cached, computing_s = item.scheduled.num_cached_tokens, time.perf_counter() - item.scheduled.at
+            message.first_decode_step_ms = (item.reported_at - item.joined_at) * 1e3
+            return
+        item.joined_at = item.reported_at
+        if item.scheduled is not None:
+            num_cached, computing_s = item.scheduled.num_cached_tokens, item.reported_at - item.scheduled.at
             message.num_cached_tokens = num_cached
             message.num_fetched_tokens = min(item.fetch.num_tokens, num_cached)
             message.num_peer_tokens = min(item.fetch.num_peer_tokens, message.num_fetched_tokens)
@@ -355,15 +354,17 @@ class DecodeWorker(Worker[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
                 self.connector.fetches.policy.note_compute(item.num_tokens - num_cached, computing_s)
             item.fetch.stop()
 
-    def _forget(self, sequence_id: str) -> _Request | None:
+    def _forget(self, sequence_id: str, error: TandemError | None = None) -> DecodeRequest | None:
         item = self._requests.pop(sequence_id, None)
         if item is not None:
             item.fetch.stop()
+            item.end_trace(error)
         if not self._requests:
             self.idle.set()
         return item
 
-    def _send_failed(self, item: _Request, error: TandemError) -> None:
+    def _send_failed(self, item: DecodeRequest, error: TandemError) -> None:
         item.log.log(failure_level(error), "request %s failed: %s", item.request_id, error)
+        item.end_trace(error)
         failed = types_pb2.Failed(request_id=item.request_id, error=to_proto(error))
         item.session.send(decode_pb2.DecodeEvent(failed=failed))

@@ -13,19 +13,21 @@ from shared.errors import TandemError
 from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import kvstore_pb2
 from shared.tasks import end_task
+from shared.telemetry.tracing.span_sink import SpanSink
 
 logger = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Match = Callable[[kvstore_pb2.MatchRequest], Awaitable[kvstore_pb2.MatchResponse]]
+Match = Callable[[kvstore_pb2.MatchCall], Awaitable[kvstore_pb2.MatchResponse]]
 
 
 class MatchStreams:
     """Serves streams until they end or `drain()` ends them."""
 
-    def __init__(self, match: Match) -> None:
-        """`match` answers one request or raises a typed error."""
+    def __init__(self, match: Match, spans: SpanSink | None = None) -> None:
+        """`match` answers one request or raises a typed error. `spans` hears which traces are to be exported."""
         self._match = match
+        self._spans = spans
         self._draining = asyncio.Event()
         self._num_running = 0
         self._idle = asyncio.Event()
@@ -38,6 +40,10 @@ class MatchStreams:
 
         async def read() -> None:
             while isinstance(call := await context.read(), kvstore_pb2.MatchCall):
+                if call.kept_traces and self._spans is not None:
+                    self._spans.release(call.kept_traces)
+                if not call.HasField("request"):
+                    continue  # it asks nothing
                 self._begin()
                 task = asyncio.create_task(self._answer(call, context, writing))
                 answers.add(task)
@@ -59,7 +65,7 @@ class MatchStreams:
     async def _answer(self, call: kvstore_pb2.MatchCall, context: Context, writing: asyncio.Lock) -> None:
         try:
             try:
-                answer = kvstore_pb2.MatchAnswer(id=call.id, response=await self._match(call.request))
+                answer = kvstore_pb2.MatchAnswer(id=call.id, response=await self._match(call))
             except TandemError as error:
                 answer = kvstore_pb2.MatchAnswer(id=call.id, error=to_proto(error))
             except Exception as error:

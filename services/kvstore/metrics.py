@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from services.kvstore.availability import Availability
 from services.kvstore.counted_index import IndexCounters
 from services.kvstore.node import StoreNode
+from services.kvstore.resp.counted import BUCKETS_S, CountedRedis
 from services.kvstore.sweeper import SweepCounters
 from services.kvstore.tiers.tier import BlockTier
-from shared.telemetry.metrics import Metric, Observed, counter, gauge
+from shared.telemetry.metrics import Metric, Observed, counter, gauge, histogram
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +21,22 @@ class KVStoreSources:
     index: IndexCounters
     sweeps: SweepCounters
     availability: Availability
+    redis: CountedRedis
 
 
 METRICS: tuple[Observed[KVStoreSources], ...] = (
     Observed(
         gauge("tandem_index_available", "1 while Redis answered the last probe; 0 while calls are refused."),
         lambda store: store.availability.available,
+    ),
+    Observed(
+        histogram(
+            "tandem_index_redis_seconds",
+            "Round trips to Redis by connection, those that failed included.",
+            BUCKETS_S,
+            "connection",
+        ),
+        lambda store: store.redis.round_trips_s,
     ),
     Observed(
         counter("tandem_index_matches_total", "Prefix look-ups answered."),
@@ -115,6 +126,10 @@ NODE_METRICS: tuple[Observed[StoreNode], ...] = (
     Observed(
         counter("tandem_transfer_sent_bytes_total", "Bytes of KV blocks sent to workers."),
         lambda node: node.transfer_counters.bytes_sent,
+    ),
+    Observed(
+        gauge("tandem_transfer_endpoints", "Open UCX endpoints to workers."),
+        lambda node: node.transfer_counters.num_endpoints,
     ),
     Observed(
         counter("tandem_transfer_received_bytes_total", "Bytes of KV blocks received from workers."),

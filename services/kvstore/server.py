@@ -17,6 +17,7 @@ from services.kvstore.local_index_writer import LocalIndexWriter
 from services.kvstore.metrics import METRICS, NODE_METRICS, KVStoreSources
 from services.kvstore.node import NodeConfig, StoreNode
 from services.kvstore.redis_index import RedisIndex
+from services.kvstore.resp.counted import CountedRedis
 from services.kvstore.resp.open import redis_client
 from services.kvstore.servicer import SERVICE_NAME, KVStoreServicer
 from services.kvstore.settings import KVStoreSettings
@@ -38,6 +39,7 @@ from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc
 from shared.rpc.server import RpcServer
 from shared.telemetry.metrics import Metrics
 from shared.telemetry.metrics_server import MetricsServer
+from shared.telemetry.tracing.tracer import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -49,23 +51,28 @@ class KVStoreServer:
         """Raises ConfigError for a malformed URL or a disk tier without a folder; no I/O before `start()`."""
         self._settings = settings
         self._fleet_key = FleetKey.of(settings.fleet_key.get_secret_value(), settings.block_encryption)
-        self._redis = redis_client(
-            settings.redis_url.get_secret_value(), settings.redis_timeout_s, cluster=settings.redis_cluster
+        self._redis = CountedRedis(
+            redis_client(
+                settings.redis_url.get_secret_value(), settings.redis_timeout_s, cluster=settings.redis_cluster
+            )
         )
         self._index = CountedIndex(RedisIndex(self._redis))
         self._sweeper = Sweeper(self._redis, settings.sweep_interval_s, settings.lease_s)
         self._availability = Availability(self._index.probe, self._on_change, settings.probe_interval_s)
-        self._servicer = KVStoreServicer(self._index, self._availability)
         self._node_name = settings.name or f"store@{socket.gethostname()}/{settings.bind}"
+        self._tracer = Tracer.of(settings.traces, "tandem-kvstore", self._node_name)
+        self._servicer = KVStoreServicer(self._index, self._availability, self._tracer)
         self._node = self._make_node() if settings.host_bytes or settings.disk_bytes else None
         names = (SERVICE_NAME, STORE_SERVICE_NAME, BLOCK_SERVICE_NAME) if self._node is not None else (SERVICE_NAME,)
         settings.tls.check("tls", mutual=True)
         self._rpc = RpcServer(settings.bind, self._register, names, credentials=settings.tls.server_credentials())
         self._metrics = Metrics("tandem-kvstore", self._node_name)
-        sources = KVStoreSources(self._index.counters, self._sweeper.counters, self._availability)
+        sources = KVStoreSources(self._index.counters, self._sweeper.counters, self._availability, self._redis)
         self._metrics.observe(METRICS, sources)
         if self._node is not None:
             self._metrics.observe(NODE_METRICS, self._node)
+        if self._tracer is not None:
+            self._tracer.observe(self._metrics)
         self._metrics_server = MetricsServer(settings.metrics, self._metrics.registry, self._not_ready_reason)
 
     @property
@@ -84,6 +91,8 @@ class KVStoreServer:
         It starts even while Redis does not answer: health is NOT_SERVING until it does.
         """
         try:
+            if self._tracer is not None:
+                self._tracer.start()
             await self._metrics_server.start()
             self._metrics.watch_loop()
             with contextlib.suppress(StoreUnavailable):  # the first probe below logs it and sets the health
@@ -113,6 +122,8 @@ class KVStoreServer:
             await self._node.close()
         await self._index.close()
         await self._redis.close()
+        if self._tracer is not None:
+            await self._tracer.close()
         self._metrics_server.close()
         self._metrics.close()
 
@@ -121,7 +132,7 @@ class KVStoreServer:
         if self._node is not None:
             kvstore_pb2_grpc.add_StoreServiceServicer_to_server(StoreServicer(self._node, self._node_name), server)
             kvstore_pb2_grpc.add_BlockServiceServicer_to_server(
-                BlockServicer(self._node, FleetGuard(token_of(self._fleet_key))), server
+                BlockServicer(self._node, FleetGuard(token_of(self._fleet_key)), self._tracer), server
             )
 
     def _make_node(self) -> StoreNode:

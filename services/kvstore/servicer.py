@@ -12,12 +12,14 @@ from services.kvstore.availability import Availability
 from services.kvstore.counted_index import CountedIndex
 from services.kvstore.index import ResyncNeeded
 from services.kvstore.match_streams import MatchStreams
+from services.kvstore.match_trace import TracedMatches
 from services.kvstore.requests import publisher_of, remover_of, stamp_of, tier_of
 from shared.errors import StoreUnavailable
 from shared.kv_index.hash_lists import hashes_of
 from shared.kv_index.messages import match_to_proto
 from shared.rpc.errors import answer
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
+from shared.telemetry.tracing.span_sink import SpanSink
 
 logger = logging.getLogger(__name__)
 
@@ -30,11 +32,12 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):
     """gRPC's view of the index. The counts in its statistics are this process's, since its start."""
 
-    def __init__(self, index: CountedIndex, availability: Availability) -> None:
-        """Does not close its arguments."""
+    def __init__(self, index: CountedIndex, availability: Availability, spans: SpanSink | None = None) -> None:
+        """Does not close its arguments. `spans` takes one for each streamed match that comes with a trace."""
         self._index = index
         self._availability = availability
-        self._streams = MatchStreams(self._streamed_match)
+        match = self._streamed_match
+        self._streams = MatchStreams(match if spans is None else TracedMatches(match, spans), spans)
 
     async def Match(  # noqa: N802
         self, request: kvstore_pb2.MatchRequest, context: Context
@@ -81,9 +84,9 @@ class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):
         self._availability.require()
         return match_to_proto(await self._index.match(hashes))
 
-    async def _streamed_match(self, request: kvstore_pb2.MatchRequest) -> kvstore_pb2.MatchResponse:
+    async def _streamed_match(self, call: kvstore_pb2.MatchCall) -> kvstore_pb2.MatchResponse:
         try:
-            return await self._match(request)
+            return await self._match(call.request)
         except StoreUnavailable:
             self._availability.suspect()
             raise

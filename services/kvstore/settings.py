@@ -11,6 +11,7 @@ from pydantic_settings import SettingsConfigDict
 from shared.config import ServiceSettings
 from shared.kv.encryption import Encryption
 from shared.rpc.tls import ServiceTls
+from shared.telemetry.tracing.settings import TracesSettings
 
 
 class TenantQuota(BaseModel):
@@ -46,6 +47,8 @@ class KVStoreSettings(ServiceSettings):
     all services of a fleet. none = who can read the network reads the KV."""
     metrics: str = "127.0.0.1:0"
     """host:port of the Prometheus page, /metrics; port 0 = any free port, empty = no page."""
+    traces: TracesSettings = TracesSettings()
+    """Its spans of requests that the router traces."""
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
     """redis://, rediss:// (TLS) or unix:// URL of Redis or Valkey, with ACL user and password
     (redis://user:password@host:port/db, rediss://…?ssl_ca_certs=file). No other program may use that database.

@@ -65,7 +65,13 @@ class TandemCommands:
         # Where none is asked for, the environment may still say so.
         encryption = spec.block_encryption
         self._encryption_flags = {"block_encryption": encryption} if encryption != NO_ENCRYPTION else {}
-        self._log_flags = {"log_format": spec.log_format} if spec.log_format != "text" else {}
+        self._common_flags: dict[str, str] = {"log_format": spec.log_format} if spec.log_format != "text" else {}
+        self._sample_flags: dict[str, float] = {}
+        if spec.traces_endpoint:
+            self._common_flags["traces.endpoint"] = spec.traces_endpoint
+            self._sample_flags["traces.sample"] = 1.0
+        if spec.traces_sample is not None:
+            self._sample_flags["traces.sample"] = spec.traces_sample
 
     def check(self) -> None:
         """See ServiceCommands."""
@@ -98,7 +104,7 @@ class TandemCommands:
             if spec.store_disk_folder is not None:
                 flags["disk_folder"] = spec.store_disk_folder / (name if spec.store_nodes > 1 else "")
             flags |= self._encryption_flags
-        return _module("kvstore", bind=bind, redis_url=redis_url, **flags, **self._log_flags)
+        return _module("kvstore", bind=bind, redis_url=redis_url, **flags, **self._common_flags)
 
     def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
         """See ServiceCommands."""
@@ -127,7 +133,7 @@ class TandemCommands:
             **ranks,
             **gpu_flags,
             **self._encryption_flags,
-            **self._log_flags,
+            **self._common_flags,
         )
 
     def router(
@@ -151,7 +157,8 @@ class TandemCommands:
             stores=stores,
             **_lists(first, workers),
             **names,
-            **self._log_flags,
+            **self._sample_flags,
+            **self._common_flags,
         )
 
 

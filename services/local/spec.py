@@ -98,6 +98,11 @@ class ClusterSpec:
     """How a worker decides between fetching a prefix from peers or store nodes and computing it."""
     log_format: LogFormat = "text"
     """Of each process's log; text leaves the choice to the services' own settings."""
+    traces_endpoint: str = ""
+    """URL of an OpenTelemetry collector that all processes send their spans to; empty leaves that to the services' own
+    settings."""
+    traces_sample: float | None = None
+    """Share of requests that are traced; None = all, where `traces_endpoint` is set."""
     restart: bool = False
     """Whether a process that dies is started again, and one that hangs is killed for that."""
     hang_timeout_s: float = 30.0
@@ -117,6 +122,8 @@ class ClusterSpec:
         ):
             if value not in allowed:
                 raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {value!r}", field=name)
+        if self.traces_sample is not None and not 0 <= self.traces_sample <= 1:
+            raise ConfigError(f"traces_sample must be from 0 to 1, got {self.traces_sample}", field="traces_sample")
         self._check_models()
         check_range("routers", self.num_routers, 1, MAX_ROUTERS)
         num_gpus = sum(device != CPU for device in self.devices)

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 
+from services.worker.attempt_trace import AttemptTrace, begin_trace
 from services.worker.blocks.connector import KVConnector
 from services.worker.blocks.prefix_fetch.fetch import Fetch
 from services.worker.blocks.prefix_fetch.prefix_hint import PrefixHint
@@ -37,6 +38,8 @@ from shared.rpc.convert import finish_reason_to_proto, logprobs_to_proto
 from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import prefill_pb2, types_pb2
 from shared.telemetry.logs import RequestLog, failure_level
+from shared.telemetry.tracing.span import Attributes
+from shared.telemetry.tracing.span_sink import SpanSink
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +62,25 @@ class _Submitted:
     queued_at: float = 0.0
     scheduled_at: float = 0.0
     num_cached_tokens: int = 0
+    shipping_since: float = 0.0
+    trace: AttemptTrace | None = None
+    first_token_at: float = 0.0
+
+    def end_trace(self, error: Exception | None = None) -> None:
+        """Its trailer has left, or the router gave it up."""
+        trace, self.trace = self.trace, None
+        if trace is None:
+            return
+        parts = trace.prompt_parts(self.fetch, self.queued_at, self.scheduled_at, self.first_token_at)
+        if self.shipment.num_blocks or self.first_token_at:
+            since = trace.chunks[0][1] if trace.chunks else self.first_token_at
+            parts.append(trace.part("ship", since, time.perf_counter(), {"tandem.blocks": self.shipment.num_blocks}))
+        attributes: Attributes = {
+            "tandem.request_id": self.request_id,
+            "gen_ai.usage.input_tokens": self.num_tokens,
+            "gen_ai.usage.cache_read.input_tokens": self.num_cached_tokens,
+        }
+        trace.record("prefill", attributes, parts, error)
 
 
 class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]):
@@ -67,8 +89,14 @@ class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
 
     role = WorkerRole.PREFILL
 
-    def __init__(self, host: EngineHost, publisher: IndexPublisher | None, connector: KVConnector) -> None:
-        super().__init__(host, publisher, connector)
+    def __init__(
+        self,
+        host: EngineHost,
+        publisher: IndexPublisher | None,
+        connector: KVConnector,
+        spans: SpanSink | None = None,
+    ) -> None:
+        super().__init__(host, publisher, connector, spans)
         self._submitted: dict[str, _Submitted] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._shipments: dict[str, Shipment] = {}  # until the trailer left
@@ -128,9 +156,10 @@ class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
             self.host.settings.handoff_timeout_s,
             self.host.seal(Purpose.HANDOFF, submit.ticket),
         )
-        log = attempt_log(logger, submit.request_id, submit.trace)
+        log = attempt_log(logger, submit.request_id, submit.traceparent)
         log.debug("request %s: %d tokens to prefill", submit.request_id, len(submit.token_ids))
         item = _Submitted(session, submit.request_id, len(submit.token_ids), shipment, submit.notes, log, submit.tenant)
+        item.trace = begin_trace(self.spans, submit.traceparent)
         self._submitted[sequence_id] = item
         self._shipments[sequence_id] = shipment
         self.idle.clear()
@@ -149,7 +178,8 @@ class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
         except TandemError as error:
             self._fail(sequence_id, error)
             return
-        item.fetch = self.add_sequence(sequence, PrefixHint.of(submit), lambda: self._start(sequence_id, item))
+        context = item.trace.context if item.trace is not None else None
+        item.fetch = self.add_sequence(sequence, PrefixHint.of(submit), lambda: self._start(sequence_id, item), context)
 
     def _start(self, sequence_id: str, item: _Submitted) -> bool:
         """The request enters the engine's queue; False if it was given up meanwhile."""
@@ -179,10 +209,11 @@ class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
             if item.session is not session and is_of(taken, item.request_id, item.tenant):
                 self._fail(sequence_id, TakenOver(f"request {taken.request_id!r} goes on at {session.router_name}"))
 
-    def _abort(self, sequence_id: str) -> None:
+    def _abort(self, sequence_id: str, error: Exception | None = None) -> None:
         """Stops a request wherever it is; what it holds is released as soon as the sends under way are done."""
         item = self._submitted.pop(sequence_id, None)
         if item is not None:
+            item.end_trace(error)
             item.fetch.stop()
             self.host.engine.submit(AbortSequence(sequence_id))
             self._close(sequence_id, item.shipment.abort())
@@ -192,7 +223,7 @@ class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
         item.log.log(failure_level(error), "request %s failed: %s", item.request_id, error)
         failed = types_pb2.Failed(request_id=item.request_id, error=to_proto(error))
         item.session.send(prefill_pb2.PrefillEvent(failed=failed))
-        self._abort(sequence_id)
+        self._abort(sequence_id, error)
 
     # --- engine events
 
@@ -226,7 +257,11 @@ class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
             if item is None:  # cancelled while the step ran
                 for block in batch:
                     self._release(block)
-            elif item.notes:
+                continue
+            item.shipping_since = item.shipping_since or time.perf_counter()
+            if item.trace is not None:
+                item.trace.chunk(len(batch))
+            if item.notes:
                 item.shipment.add_noted(batch)
             else:
                 item.shipment.add(*batch)
@@ -236,7 +271,8 @@ class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
         if item is None:
             return  # cancelled while the step ran
         item.fetch.stop()
-        computing_s = time.perf_counter() - item.scheduled_at
+        item.first_token_at = time.perf_counter()
+        computing_s = item.first_token_at - item.scheduled_at
         if not item.fetch.num_tokens:
             self.connector.fetches.policy.note_compute(item.num_tokens - item.num_cached_tokens, computing_s)
         num_fetched = min(item.fetch.num_tokens, item.num_cached_tokens)
@@ -260,12 +296,18 @@ class PrefillWorker(Worker[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEvent]
 
     async def _finish(self, token: NewToken, item: _Submitted) -> None:
         """Closes the hand-off behind its first token."""
+        begun, failed = time.perf_counter(), False
         try:
             await item.shipment.finish(token.token.token_id, item.num_tokens, finished=token.finish_reason is not None)
+            item.end_trace()
         except TandemError as error:
+            failed = True
+            item.end_trace(error)
             item.log.log(failure_level(error), "the hand-off of request %s failed: %s", item.request_id, error)
-            failed = types_pb2.Failed(request_id=item.request_id, error=to_proto(error))
-            item.session.send(prefill_pb2.PrefillEvent(failed=failed))
+            message = types_pb2.Failed(request_id=item.request_id, error=to_proto(error))
+            item.session.send(prefill_pb2.PrefillEvent(failed=message))
+        now = time.perf_counter()
+        self.shipments.ended(now - (item.shipping_since or begun), now - begun, failed=failed)
 
     def _release(self, block: OutgoingBlock) -> None:
         self.host.engine.submit(ReleaseBlocks((block.block_id,), block.receiver))

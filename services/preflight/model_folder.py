@@ -108,11 +108,11 @@ def _num_elements(folder: Path, config: ModelConfig) -> int:
     """Of the tensors that the model needs, all of which are there. Raises ModelLoadError."""
     import torch
 
-    from shared.model.parameters import DecoderParameters
+    from shared.model.parameters import DecoderParameters, unused_tensors
     from shared.model.weights import match_entries
 
     parameters = DecoderParameters.allocate(config, torch.float32, "meta")
-    entries = match_entries(checkpoint_files(folder), parameters.checkpoint_views(config))
+    entries = match_entries(checkpoint_files(folder), parameters.checkpoint_views(config), unused_tensors(config))
     return sum(math.prod(entry.shape) for entry in entries.values())
 
 

@@ -13,10 +13,11 @@ import grpc.aio
 from services.router.cache.servicer import SERVICE_NAME as CACHE_SERVICE_NAME
 from services.router.cache.servicer import CacheServicer
 from services.router.cache.watch import CacheWatch
+from services.router.edge.access import Access
 from services.router.edge.catalog import Catalog
 from services.router.edge.grpc_api import SERVICE_NAME as INFERENCE_SERVICE_NAME
 from services.router.edge.grpc_api import InferenceServicer, server_options
-from services.router.edge.http.app import build_models_app
+from services.router.edge.http.app import PATHS, build_models_app
 from services.router.edge.http.server import HttpServer
 from services.router.edge.model_servicer import ModelServicer
 from services.router.edge.rate_limits import RateLimits
@@ -24,10 +25,12 @@ from services.router.edge.scheduling import SchedulingHints
 from services.router.explanation import explanation
 from services.router.fleet_servicer import SERVICE_NAME as FLEET_SERVICE_NAME
 from services.router.fleet_servicer import FleetServicer
-from services.router.joined_status import joined_status
+from services.router.observed import CALLS
+from services.router.observer import Observer
 from services.router.request_info import request_info
 from services.router.served_model import ServedModel, Surroundings
 from services.router.settings import RouterSettings
+from services.router.traces.call_trace import CallTraces
 from shared.address import Address, parse_named
 from shared.block_service.store_nodes import StoreNodes
 from shared.errors import TandemError
@@ -37,6 +40,7 @@ from shared.process import run_service
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from shared.rpc.server import RpcServer
 from shared.telemetry.joined_page import joined_page
+from shared.telemetry.tracing.tracer import Tracer
 
 if TYPE_CHECKING:
     from services.router.picker.server import PickerServer
@@ -57,12 +61,16 @@ class RouterService:
         self._store = self._new_store_client()
         self._stores = StoreNodes(parse_named(settings.stores, "stores", unnamed=True), self._credentials, self._token)
         self._watch = CacheWatch(self._store, self._stores)
+        self._tracer = Tracer.of(settings.traces, "tandem-router", settings.name)
         self._models = self._new_models()
+        self._access = Access(settings.edge.access_log, PATHS)
+        self._models[0].metrics.metrics.observe(CALLS, self._access, common={})
+        self._observer = Observer(self._models, lambda: self._watch.failures)
         catalog = Catalog([model.edge for model in self._models])
         self.grpc = self._new_grpc_server(catalog)
         self.picker = self._new_picker()
-        app = build_models_app(catalog, settings.edge, self._metrics_page, self._status)
-        self.http = HttpServer(settings.http, app, settings.edge.limits, settings.edge.tls)
+        app = build_models_app(catalog, settings.edge, self._metrics_page, self._observer, self._access)
+        self.http = HttpServer(settings.http, app, settings.edge.limits, settings.edge.tls, self._access.http_refused)
 
     def _new_store_client(self) -> KVStoreClient | None:
         if not self._settings.kvstore:
@@ -72,11 +80,16 @@ class RouterService:
 
     def _new_models(self) -> tuple[ServedModel, ...]:
         every = self._settings.each_model()
-        around = Surroundings(self._store, RateLimits(self._settings.edge), self._credentials, self._token)
+        traces = CallTraces(
+            self._tracer, self._settings.traces, self._store.keep_trace if self._store is not None else None
+        )
+        around = Surroundings(self._store, RateLimits(self._settings.edge), self._credentials, self._token, traces)
         names = [each.model_name for each in every]
         models = tuple(
             ServedModel(each, tuple(name for name in names if name != each.model_name), around) for each in every
         )
+        if self._tracer is not None:
+            self._tracer.observe(models[0].metrics.metrics)
         for model in models[1:]:
             model.metrics.tenants = models[0].metrics.tenants  # a tenant's sums are over all models
         return models
@@ -86,7 +99,14 @@ class RouterService:
         edge = self._settings.edge
         servicers = {
             model.name: InferenceServicer(
-                model.edge, catalog, edge, self._status, self._explain, self._request_info, self._settings.name
+                model.edge,
+                catalog,
+                edge,
+                self._observer.status,
+                self._explain,
+                self._request_info,
+                self._settings.name,
+                self._access,
             )
             for model in self._models
         }
@@ -140,6 +160,8 @@ class RouterService:
 
     async def start(self) -> None:
         """Starts both servers and begins to connect to the workers; raises ConfigError where a port is taken."""
+        if self._tracer is not None:
+            self._tracer.start()
         await self.http.start()
         await self.grpc.start()
         await self.grpc.set_serving(True)
@@ -164,6 +186,8 @@ class RouterService:
         await self._watch.close()
         for model in self._models:
             await model.close()
+        if self._tracer is not None:
+            await self._tracer.close()
         await self._stores.close()
         if self._store is not None:
             await self._store.close()
@@ -172,10 +196,6 @@ class RouterService:
         """See `HurriedService`."""
         for model in self._models:
             model.drain.hurry()
-
-    def _status(self) -> inference_pb2.ClusterStatus:
-        """The cluster as this router sees it."""
-        return joined_status(self._models, self._watch.failures)
 
     def _explain(self, request_id: str) -> inference_pb2.Explanation:
         """Whichever model it was for; raises NotFound."""

@@ -1,55 +1,44 @@
-"""The router's metrics: their definitions, and the calls that update them."""
+"""The router's metrics: the calls that update them."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
-from services.router.dispatch.active_request import ActiveRequest
+from services.router.edge.ledger import FINISHED, RequestEnd
+from services.router.metric_definitions import (
+    DURATION,
+    EXPOSED,
+    FINISHED_REQUESTS,
+    LOST_TOKENS,
+    MIGRATIONS,
+    OUTPUT_LEN,
+    PICKS,
+    PLACEMENTS,
+    PREFIX_TOKENS,
+    PROMPT_LEN,
+    QUEUE,
+    REFUSALS,
+    REQUESTS,
+    RETRIES,
+    TENANT_REQUESTS,
+    TOKENS,
+    TPOT,
+    TTFT,
+    TTFT_PARTS,
+)
 from services.router.placement.disaggregation import Route
-from services.router.request import Request, RequestSummary
-from shared.errors import TandemError, TransferFailed, WorkerLost
-from shared.telemetry.metrics import Kind, Metric, Metrics, counter
+from services.router.request import FinishReason, Request, RequestSummary, TtftSplit
+from shared.errors import Cancelled, TandemError, TransferFailed, WorkerLost
+from shared.telemetry.metrics import Metrics
 
 OTHER_TENANTS = "other"
+MAX_TENANTS = 100
+"""As many configured tenants have series of their own, the first by name; a metrics page has to stay small."""
 
-TTFT = Metric(
-    Kind.HISTOGRAM,
-    "gen_ai.server.time_to_first_token",
-    "Time from a request's arrival at the router to its first token, finished requests only.",
-    unit="s",
-    # The GenAI semantic conventions' advised boundaries.
-    buckets=(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
-)
-TPOT = Metric(
-    Kind.HISTOGRAM,
-    "gen_ai.server.time_per_output_token",
-    "Mean time between a finished request's tokens after the first, as the router received them.",
-    unit="s",
-    # The GenAI semantic conventions' advised boundaries.
-    buckets=(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
-)
-REQUESTS = counter("tandem_requests_total", "Requests by outcome: finished, cancelled, or an error's code.", "outcome")
-RETRIES = counter("tandem_retries_total", "Requests placed again, by the code of the error that caused it.", "cause")
-PLACEMENTS = counter("tandem_placements_total", "Choices of workers: with a hand-off, or why without one.", "route")
-REFUSALS = counter("tandem_refusals_total", "Requests refused by admission: at arrival, or after they waited.", "when")
-PREFIX_TOKENS = counter(
-    "tandem_prefix_tokens_total",
-    "Prompt tokens of finished requests by tenant and by where their KV came from: local, peer, store, or computed.",
-    "tenant",
-    "place",
-)
-TOKENS = counter(
-    "tandem_tokens_total", "Tokens of finished requests by kind; cached ones include fetched ones.", "kind"
-)
-PICKS = counter(
-    "tandem_picks_total", "Requests of gateways by the endpoint picker's answer: picked, or an error's code.", "outcome"
-)
-METRICS = (TTFT, TPOT, REQUESTS, RETRIES, PLACEMENTS, REFUSALS, PREFIX_TOKENS, TOKENS, PICKS)
-"""All metrics of a router; every sample also has the label gen_ai_response_model."""
+_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.CANCELLED: "cancelled"}
 
 
 @dataclass(slots=True)
@@ -84,53 +73,102 @@ class RouterMetrics:
         """`name` is the router's. Tenants that are not among `tenants` are counted together, as `OTHER_TENANTS`: names
         come from clients, who could otherwise add label values without limit."""
         self.counts = RouterCounts()
-        self.tenants = {tenant: TenantCounts() for tenant in (*tenants, OTHER_TENANTS)}
+        known_tenants = sorted(set(tenants))
+        self.tenants = {tenant: TenantCounts() for tenant in (*known_tenants, OTHER_TENANTS)}
         """By tenant."""
-        self._model = {"gen_ai.response.model": model_name}
-        self._metrics = metrics = Metrics("tandem-router", name, self._model)
-        self._ttft = metrics.histogram(TTFT)
-        self._tpot = metrics.histogram(TPOT)
-        self._requests = metrics.counter(REQUESTS)
+        self._named = frozenset(known_tenants[:MAX_TENANTS])
+        self.metrics = metrics = Metrics("tandem-router", name, {"gen_ai_response_model": model_name})
+        """For what others count."""
+        self.ttft, self.tpot = metrics.histogram(TTFT), metrics.histogram(TPOT)
+        self.duration, self.queue = metrics.histogram(DURATION), metrics.histogram(QUEUE)
+        self._exposed = metrics.histogram(EXPOSED)
+        self.prompt_len, self.output_len = metrics.histogram(PROMPT_LEN), metrics.histogram(OUTPUT_LEN)
+        self.requests = metrics.counter(REQUESTS)
+        self.finished_requests = metrics.counter(FINISHED_REQUESTS)
+        self._tenant_requests = metrics.counter(TENANT_REQUESTS)
         self._retries = metrics.counter(RETRIES)
+        self._migrations = metrics.counter(MIGRATIONS)
         self._placements = metrics.counter(PLACEMENTS)
         self._refusals = metrics.counter(REFUSALS)
+        self._ttft_parts = metrics.counter(TTFT_PARTS)
         self._prefixes = metrics.counter(PREFIX_TOKENS)
-        self._tokens = metrics.counter(TOKENS)
+        self.tokens = metrics.counter(TOKENS)
+        self._lost_tokens = metrics.counter(LOST_TOKENS)
         self._picks = metrics.counter(PICKS)
         for known, values in (
-            (self._requests, ("finished", "cancelled")),
+            (self.requests, (FINISHED, Cancelled.code)),
+            (self.finished_requests, ("stop", "length")),
             (self._placements, [route.value for route in Route]),
-            (self._refusals, ("arrival", "waited")),
             (self._retries, (WorkerLost.code, TransferFailed.code)),
             (self._picks, ("picked",)),
         ):
             for value in values:
                 known.add(0, value)  # a series that begins above 0 gives a wrong first rate
+        for when, cause in (("arrival", "full"), ("arrival", "late"), ("waited", "late"), ("waited", "timeout")):
+            self._refusals.add(0, when, cause)
+        for phase in ("prompt", "answer"):
+            self._migrations.add(0, phase, WorkerLost.code)
+        self._lost_tokens.add(0)
 
     def watch_loop(self) -> None:
         """See `Metrics`."""
-        self._metrics.watch_loop()
+        self.metrics.watch_loop()
 
-    def finished(self, active: ActiveRequest) -> None:
-        """A request finished."""
-        counts, num_prompt_tokens = self.counts, active.request.num_prompt_tokens
+    def ended(self, end: RequestEnd) -> None:
+        """See `Ledger`."""
+        finished = end.outcome == FINISHED
+        self.requests.add(1, end.outcome)
+        self.duration.record(end.duration_s, "" if finished else end.outcome)
+        if end.request is not None:
+            tenant = end.request.tenant if end.request.tenant in self._named else OTHER_TENANTS
+            self._tenant_requests.add(1, tenant, "yes" if finished else "no")
+            if finished:
+                self._finished(end, end.request)
+            elif end.outcome == Cancelled.code:
+                self.counts.num_cancelled += 1
+            else:
+                self.counts.num_failed += 1
+        if not finished:
+            self._lost_tokens.add(end.num_output_tokens)
+
+    def _finished(self, end: RequestEnd, request: Request) -> None:
+        counts, summary = self.counts, end.summary
         counts.num_finished += 1
-        counts.num_prompt_tokens += num_prompt_tokens
-        counts.num_cached_tokens += active.summary.num_cached_tokens
-        self._ttft.record(active.summary.ttft.ttft_ms / 1e3, self._model)
-        num_further = len(active.produced) - active.num_resumed - 1
-        if num_further > 0 and active.timeline.first_token:
-            self._tpot.record((time.perf_counter() - active.timeline.first_token) / num_further, self._model)
-        self._requests.add(1, "finished")
+        counts.num_prompt_tokens += request.num_prompt_tokens
+        counts.num_cached_tokens += summary.num_cached_tokens
+        assert end.reason is not None
+        self.finished_requests.add(1, _REASONS[end.reason])
+        if summary.ttft.ttft_ms:  # else it is one that the client had as a whole already
+            self._times(end, summary.ttft)
+        self.prompt_len.record(request.num_prompt_tokens)
+        self.output_len.record(end.num_output_tokens)
         for kind, count in (
-            ("prompt", num_prompt_tokens),
-            ("cached", active.summary.num_cached_tokens),
-            ("fetched", active.summary.num_fetched_tokens),
-            ("fetched_from_peers", active.summary.num_peer_tokens),
-            ("output", len(active.produced) - active.num_resumed),
+            ("prompt", request.num_prompt_tokens),
+            ("cached", summary.num_cached_tokens),
+            ("fetched", summary.num_fetched_tokens),
+            ("fetched_from_peers", summary.num_peer_tokens),
+            ("output", end.num_output_tokens),
         ):
-            self._tokens.add(count, kind)
-        self._count_prefix(active.request, active.summary)
+            self.tokens.add(count, kind)
+        self._count_prefix(request, summary)
+
+    def _times(self, end: RequestEnd, split: TtftSplit) -> None:
+        self.ttft.record(split.ttft_ms / 1e3)
+        self.queue.record(split.queue_ms / 1e3)
+        if end.num_output_tokens > 1:
+            self.tpot.record(end.tokens_s / (end.num_output_tokens - 1))
+            if end.summary.prefill_worker:
+                self._exposed.record(split.ship_exposed_ms / 1e3)
+        for part, taken_ms in (
+            ("placement", split.placement_ms),
+            ("queue", split.queue_ms),
+            ("reserve", split.reserve_ms),
+            ("prefix_fetch", split.prefix_fetch_ms),
+            ("prefill_queue", split.prefill_queue_ms),
+            ("prefill_compute", split.prefill_compute_ms),
+            ("return", split.return_ms),
+        ):
+            self._ttft_parts.add(taken_ms / 1e3, part)
 
     def _count_prefix(self, request: Request, summary: RequestSummary) -> None:
         """Counts prompt tokens by tenant and by the source of their KV."""
@@ -146,25 +184,19 @@ class RouterMetrics:
         computed = request.num_prompt_tokens - summary.num_cached_tokens
         places = {"local": local, "peer": summary.num_peer_tokens, "store": store, "computed": computed}
         for place, count in places.items():
-            self._prefixes.add(max(0, count), tenant, place)
+            self._prefixes.add(max(0, count), tenant if tenant in self._named else OTHER_TENANTS, place)
 
-    def failed(self, error: TandemError) -> None:
-        """A request ended with an error."""
-        self.counts.num_failed += 1
-        self._requests.add(1, error.code)
-
-    def refused(self, *, waited: bool) -> None:
-        """A request was refused at arrival, or after it had waited in the queue."""
-        self._refusals.add(1, "waited" if waited else "arrival")
-
-    def cancelled(self) -> None:
-        """The client closed the call, or a stop string ended the request at the edge."""
-        self.counts.num_cancelled += 1
-        self._requests.add(1, "cancelled")
+    def refused(self, *, waited: bool, cause: str) -> None:
+        """Admission refused a request at arrival, or after it had waited: `full`, `late` or `timeout`."""
+        self._refusals.add(1, "waited" if waited else "arrival", cause)
 
     def retried(self, error: TandemError) -> None:
         """A request is placed again after an error."""
         self._retries.add(1, error.code)
+
+    def migrated(self, phase: str, error: TandemError) -> None:
+        """A request goes on elsewhere after an error: its `prompt`, or its `answer`."""
+        self._migrations.add(1, phase, error.code)
 
     def placed(self, route: Route) -> None:
         """Workers were chosen: with a hand-off, or why without."""
@@ -177,12 +209,12 @@ class RouterMetrics:
     @property
     def registry(self) -> CollectorRegistry:
         """What the page is made of."""
-        return self._metrics.registry
+        return self.metrics.registry
 
     def page(self) -> bytes:
         """The Prometheus text format."""
-        return self._metrics.page()
+        return self.metrics.page()
 
     def close(self) -> None:
         """Ends the collection."""
-        self._metrics.close()
+        self.metrics.close()

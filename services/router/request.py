@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from services.router.traces.call_trace import NO_TRACE, CallTrace
 from shared.engine.finish_reason import FinishReason as FinishReason
 from shared.engine.sampling_params import SamplingParams
 
@@ -43,7 +44,7 @@ class Request:
     tenant: str = "default"
     arrived_at: float = 0.0  # time.perf_counter() when the edge accepted it, seconds
     timeout_s: float = 0.0  # 0 = none
-    trace: dict[str, str] = field(default_factory=dict)  # W3C trace context
+    trace: CallTrace = NO_TRACE  # of the call that it is a part of
     priority: int = 0  # higher goes first if the queue is ordered by priority
     session: str = ""  # the turns of one conversation share it; empty = none
     salt: str = ""  # root of its hash chain: only prompts with the same salt share blocks; empty = the tenant's name
@@ -122,6 +123,11 @@ class RequestSummary:
     ttft: TtftSplit = field(default_factory=TtftSplit)
     prefill_worker: str = ""  # empty: the decode worker prefilled
     decode_worker: str = ""
+    last_token_at: float = 0.0  # time.perf_counter() when the workers' last token came
+    delivered_at: float = 0.0  # time.perf_counter() when the client had taken all, or was gone
+    reserve_on_worker_ms: float = 0.0  # of the split's reserve_ms, the decode worker's own part
+    decode_ms: float = 0.0  # on the decode worker, from the join or its first token to the last; 0 = not known
+    preempted_ms: float = 0.0  # of that, without blocks
 
 
 class RunningRequest(Protocol):

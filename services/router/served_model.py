@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -16,9 +16,12 @@ from services.router.edge.input_processor import InputProcessor
 from services.router.edge.model_names import ModelNames
 from services.router.edge.rate_limits import RateLimits
 from services.router.metrics import RouterMetrics
+from services.router.observed import OBSERVED, RouterSources
 from services.router.placement.policy import Placement
 from services.router.settings import RouterSettings
 from services.router.status import cluster_status
+from services.router.traces.call_trace import CallTraces
+from services.router.vllm_names import VLLM, vllm_labels
 from services.router.workers.configured import discovery_of
 from services.router.workers.fleet import Fleet
 from services.router.workers.liveness import LivenessLimits
@@ -41,6 +44,7 @@ class Surroundings:
     """A client's limits hold over all models."""
     credentials: grpc.ChannelCredentials | None
     token: str
+    traces: CallTraces = field(default_factory=CallTraces)
 
 
 class ServedModel:
@@ -74,6 +78,7 @@ class ServedModel:
             settings.placement.config(settings.max_queued_tokens), seed=zlib.crc32(settings.name.encode())
         )
         self.dispatcher = Dispatcher(self.fleet, placement, self.lookup, self.metrics, settings.dispatch_config())
+        self._show_figures()
         self.drain = Drain(self.dispatcher)
         self.reader = PrefixReader(tokenizer, template)
         self.edge = InputProcessor(
@@ -86,7 +91,16 @@ class ServedModel:
             defaults,
             names=ModelNames(self.name, settings.aliases, beside),
             rates=around.rates,
+            ledger=self.metrics,
+            traces=around.traces,
         )
+
+    def _show_figures(self) -> None:
+        """Those that are read when the metrics page is made."""
+        sources = RouterSources(self.dispatcher, self.fleet, self.lookup, self.metrics)
+        self.metrics.metrics.observe(OBSERVED, sources)
+        if self.settings.vllm_metrics:
+            self.metrics.metrics.observe(VLLM, sources, vllm_labels(self.name))
 
     def status(self) -> inference_pb2.ClusterStatus:
         """This model's part of the cluster, as the router sees it."""

@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints
 from pydantic_settings import SettingsConfigDict
 
 from services.router.admission.settings import AdmissionSettings
+from services.router.attribution.settings import TargetSettings
+from services.router.attribution.verdict import Targets
 from services.router.dispatch.config import DispatchConfig
 from services.router.edge.settings import EdgeSettings
 from services.router.picker.settings import PickerSettings
@@ -17,6 +19,7 @@ from services.router.placement.settings import PlacementSettings
 from shared.config import ServiceSettings
 from shared.errors import ConfigError
 from shared.rpc.tls import ServiceTls
+from shared.telemetry.tracing.settings import RouterTracesSettings
 
 
 class KubernetesSettings(BaseModel):
@@ -119,6 +122,8 @@ class RouterSettings(ServiceSettings):
     """A prefill worker gets more work while it has fewer tokens than this to compute."""
     admission: AdmissionSettings = AdmissionSettings()
     """Order, bounds and targets of the queue."""
+    targets: TargetSettings = TargetSettings()
+    """By what requests count as good in the status."""
     placement: PlacementSettings = PlacementSettings()
     """How workers are scored."""
     labels: str = ""
@@ -134,6 +139,11 @@ class RouterSettings(ServiceSettings):
     """Time for accepted requests to end after SIGTERM; meanwhile new ones are answered with 503. Seconds."""
     picker: PickerSettings = PickerSettings()
     """The endpoint picker for gateways."""
+    vllm_metrics: bool = False
+    """The metrics page has what is known of vLLM's metrics under vLLM's names too, for dashboards, autoscalers and
+    gateways that ask for these."""
+    traces: RouterTracesSettings = RouterTracesSettings()
+    """The spans of its requests, and which of them are exported."""
     edge: EdgeSettings = EdgeSettings()
     """The HTTP and gRPC servers: API keys, tenants, limits."""
 
@@ -174,6 +184,8 @@ class RouterSettings(ServiceSettings):
             late_idle_share=self.admission.late_idle_share,
             late_grace=self.admission.late_grace,
             max_explained=self.placement.explain_requests,
+            targets=Targets(self.targets.ttft_s or self.admission.ttft_target_s, self.targets.tpot_s),
+            max_ended=self.targets.max_requests,
             max_attempts=self.max_attempts,
         )
 

@@ -48,6 +48,11 @@ class LoadReporter:
             self._timer = None
         self._publish(self.message())
 
+    @property
+    def engine(self) -> EngineLoad | None:
+        """What the engine reported last."""
+        return self._newest
+
     def message(self) -> types_pb2.Load:
         """The newest state."""
         load, fetches = self._newest, self._connector.fetches

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from services.worker.load import LoadReporter
-from shared.engine.step_counters import StepCounters
+from services.worker.shipments import ShipmentCounters
+from shared.engine.step_counters import STEP_BUCKETS_S, StepCounters
 from shared.kv.transfer import TransferCounters
 from shared.rpc.pb.tandem.v1 import types_pb2
-from shared.telemetry.metrics import Observed, counter, gauge
+from shared.telemetry.metrics import Observed, counter, gauge, histogram
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class WorkerSources:
     reporter: LoadReporter
     steps: StepCounters
     transfer: TransferCounters
+    shipments: ShipmentCounters
 
     @property
     def load(self) -> types_pb2.Load:
@@ -29,6 +31,18 @@ class WorkerSources:
 def _fetched(worker: WorkerSources) -> Mapping[str, float]:
     load = worker.load
     return {"peer": load.num_peer_hit_tokens, "host": load.num_host_hit_tokens, "disk": load.num_disk_hit_tokens}
+
+
+def _blocks(worker: WorkerSources) -> Mapping[str, float]:
+    load = worker.reporter.engine
+    if load is None:
+        return {}
+    promised = min(load.num_growth_blocks, load.num_free_blocks)
+    return {
+        "in_use": load.num_total_blocks - load.num_free_blocks,
+        "promised": promised,
+        "free": load.num_free_blocks - promised,
+    }
 
 
 METRICS: tuple[Observed[WorkerSources], ...] = (
@@ -62,6 +76,31 @@ METRICS: tuple[Observed[WorkerSources], ...] = (
         lambda worker: worker.steps.busy_s,
     ),
     Observed(
+        histogram(
+            "tandem_engine_step_duration_seconds",
+            "Duration of a step by kind: decode (a token for each running answer), prefill (chunks of prompts), mixed"
+            " (both), copy (only blocks to or from host memory).",
+            STEP_BUCKETS_S,
+            "kind",
+        ),
+        lambda worker: worker.steps.durations_s,
+    ),
+    Observed(
+        histogram(
+            "tandem_engine_inter_token_seconds",
+            "Time between two tokens of an answer in the engine, once for each token behind the first.",
+            STEP_BUCKETS_S,
+        ),
+        lambda worker: worker.steps.gaps_s,
+    ),
+    Observed(
+        counter(
+            "tandem_engine_prefill_tokens_total",
+            "Tokens of prompts that went through the model, those that had to be computed again included.",
+        ),
+        lambda worker: worker.steps.num_prefill_tokens,
+    ),
+    Observed(
         counter(
             "tandem_engine_computed_tokens_total", "Tokens that went through the model, of prompts and of answers."
         ),
@@ -89,6 +128,15 @@ METRICS: tuple[Observed[WorkerSources], ...] = (
     Observed(
         gauge("tandem_kv_pool_blocks", "Blocks of the KV pool."),
         lambda worker: worker.load.num_total_blocks,
+    ),
+    Observed(
+        gauge(
+            "tandem_kv_blocks",
+            "Blocks of the KV pool by state: in_use (a sequence or a transfer holds them), promised (free, and running"
+            " answers are expected to take them), free. Cached ones may be in any of them.",
+            "state",
+        ),
+        _blocks,
     ),
     Observed(
         gauge("tandem_kv_free_blocks", "Free blocks, less those that running answers are expected to take."),
@@ -127,6 +175,39 @@ METRICS: tuple[Observed[WorkerSources], ...] = (
     Observed(
         counter("tandem_transfer_received_bytes_total", "Bytes of KV blocks received from other processes."),
         lambda worker: worker.transfer.bytes_received,
+    ),
+    Observed(
+        counter(
+            "tandem_transfer_send_seconds_total",
+            "Time that blocks were on their way from here, over all blocks: several at once count each.",
+        ),
+        lambda worker: worker.transfer.send_s,
+    ),
+    Observed(
+        counter("tandem_transfer_failed_blocks_total", "Blocks that could not be sent."),
+        lambda worker: worker.transfer.num_failed_sends,
+    ),
+    Observed(
+        gauge("tandem_transfer_endpoints", "Open UCX endpoints to other processes."),
+        lambda worker: worker.transfer.num_endpoints,
+    ),
+    Observed(
+        counter("tandem_shipments_total", "Hand-offs that a prefill worker sent, by outcome.", "outcome"),
+        lambda worker: worker.shipments.num_ended,
+    ),
+    Observed(
+        counter(
+            "tandem_shipment_seconds_total",
+            "Time of finished hand-offs, from the first block to the trailer's arrival.",
+        ),
+        lambda worker: worker.shipments.total_s,
+    ),
+    Observed(
+        counter(
+            "tandem_shipment_exposed_seconds_total",
+            "Part of that behind the first token: what computing did not hide.",
+        ),
+        lambda worker: worker.shipments.exposed_s,
     ),
     Observed(
         counter("tandem_peer_given_blocks_total", "Blocks sent to other workers that fetched a prefix from this one."),

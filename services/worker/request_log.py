@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 
 from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.telemetry.logs import RequestLog, request_log
+from shared.telemetry.trace_context import trace_id_of
 
 
-def attempt_log(logger: logging.Logger, wire_id: str, trace: Mapping[str, str]) -> RequestLog:
+def attempt_log(logger: logging.Logger, wire_id: str, traceparent: str) -> RequestLog:
     """`wire_id` is a command's request id: the client's request id, "#", the number of the router's call, ".", and that
-    of its attempt, which is what the log shows."""
+    of its attempt, which is what the log shows. `traceparent`: the command's, which may be empty."""
+    trace_id = trace_id_of(traceparent)
     request_id, _, numbers = wire_id.rpartition("#")
     attempt = numbers.partition(".")[2]
-    return request_log(logger, request_id, trace, attempt) if request_id else request_log(logger, wire_id, trace)
+    return request_log(logger, request_id, trace_id, attempt) if request_id else request_log(logger, wire_id, trace_id)
 
 
 def is_of(taken: types_pb2.TakeOver, wire_id: str, tenant: str) -> bool:

@@ -16,6 +16,7 @@ from services.worker.host import EngineHost
 from services.worker.metrics import METRICS, WorkerSources
 from services.worker.session_server import SessionServer
 from services.worker.settings import WorkerSettings
+from services.worker.vllm_names import VLLM
 from services.worker.worker import Worker
 from shared.address import Address, parse_named
 from shared.block_service.servicer import SERVICE_NAME as BLOCK_SERVICE_NAME
@@ -31,6 +32,7 @@ from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc
 from shared.rpc.server import RpcServer
 from shared.telemetry.metrics import Metrics
 from shared.telemetry.metrics_server import MetricsServer
+from shared.telemetry.tracing.tracer import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +48,10 @@ class WorkerService:
         publisher: IndexPublisher | None,
         connector: KVConnector,
         guard: FleetGuard,
+        tracer: Tracer | None = None,
     ) -> None:
         """Owns all of them but the guard."""
+        self._tracer = tracer
         self._connector = connector
         self._host = host
         self._store = store
@@ -57,7 +61,12 @@ class WorkerService:
         self._guard = guard
         settings = host.settings
         self._metrics = Metrics(f"tandem-{worker.role.name.lower()}", settings.name)
-        self._metrics.observe(METRICS, WorkerSources(worker.load, host.engine.steps, host.transfer.counters))
+        sources = WorkerSources(worker.load, host.engine.steps, host.transfer.counters, worker.shipments)
+        self._metrics.observe(METRICS, sources)
+        if settings.vllm_metrics:
+            self._metrics.observe(VLLM, sources, {"model_name": host.model.name, "engine": "0"})
+        if tracer is not None:
+            tracer.observe(self._metrics)
         self._metrics_server = MetricsServer(settings.metrics, self._metrics.registry, self._not_ready_reason)
         self.server: RpcServer
 
@@ -77,7 +86,7 @@ class WorkerService:
         def register_all(server: grpc.aio.Server) -> None:
             register(server)
             kvstore_pb2_grpc.add_BlockServiceServicer_to_server(
-                BlockServicer(self._connector.server, self._guard), server
+                BlockServicer(self._connector.server, self._guard, self._tracer), server
             )
 
         self.server = RpcServer(
@@ -108,6 +117,8 @@ class WorkerService:
         if self._store is not None:
             await self._store.close()
         await self._host.close()
+        if self._tracer is not None:
+            await self._tracer.close()
         self._metrics_server.close()
         self._metrics.close()
 
@@ -150,12 +161,15 @@ async def start_worker(
         await publisher.start()
     connector = KVConnector(host, stores, credentials)
     connector.start()
-    worker = worker_class(host, publisher, connector)
+    tracer = Tracer.of(settings.traces, f"tandem-{worker_class.role.name.lower()}", settings.name)
+    if tracer is not None:
+        tracer.start()
+    worker = worker_class(host, publisher, connector, tracer)
     handle = worker.on_event
     for event in events:
         worker.on_event(event)
     guard = FleetGuard(token_of(host.fleet_key))
-    service = WorkerService(host, worker, store, publisher, connector, guard)
+    service = WorkerService(host, worker, store, publisher, connector, guard, tracer)
     sessions: SessionServer[Any, Any] = SessionServer(worker, guard)
     await service.serve(lambda server: register(server, sessions), service_name)
     model = host.model

@@ -84,10 +84,13 @@ class SessionServer(Generic[CommandT, EventT]):
                 task.cancel()
             results = await asyncio.gather(*ends, return_exceptions=True)
             for result in results:
-                if isinstance(result, Exception) and not isinstance(result, STREAM_OVER):
+                if isinstance(result, Exception) and not isinstance(result, (*STREAM_OVER, Unauthenticated)):
                     logger.error("session %d ended by an error", session.session_id, exc_info=result)
             reason = f": {session.end_reason}" if session.end_reason else ""
             logger.info("router %s gone (session %d)%s", session.router_name, session.session_id, reason)
+        for result in results:
+            if isinstance(result, Unauthenticated):
+                await abort(context, result)
 
     def _replace(self, session: Session[EventT]) -> None:
         """The router's older session is over, whether or not its stream is known to be: its requests are dropped
@@ -126,6 +129,7 @@ class SessionServer(Generic[CommandT, EventT]):
         return hello
 
     async def _read(self, session: Session[EventT], context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Raises Unauthenticated for an order that its router may not give: whoever writes has to end first."""
         while True:
             command = await context.read()
             if command is grpc.aio.EOF or session.closed:
@@ -133,13 +137,15 @@ class SessionServer(Generic[CommandT, EventT]):
             kind = command.WhichOneof("command")
             if kind == "heartbeat":
                 session.silent_s = 0.0
+                if command.heartbeat.kept_traces and self._worker.spans is not None:
+                    self._worker.spans.release(command.heartbeat.kept_traces)
                 continue
             if kind in ("drain", "undrain"):
                 try:
                     self._guard.check(context)
-                except Unauthenticated as error:
+                except Unauthenticated:
                     logger.warning("router %s may not %s this worker", session.router_name, kind)
-                    await abort(context, error)
+                    raise
             self._worker.take(session, command)
 
     async def _write(self, session: Session[EventT], context: grpc.aio.ServicerContext[Any, Any]) -> None:

@@ -14,6 +14,7 @@ from shared.identity import WorkerRole
 from shared.kv.encryption import Encryption
 from shared.model.shard import Degrees
 from shared.rpc.tls import ServiceTls
+from shared.telemetry.tracing.settings import TracesSettings
 
 MIN_CHUNK = 16
 CHUNK = 512
@@ -47,6 +48,10 @@ class WorkerSettings(ServiceSettings):
     all services of a fleet. none = who can read the network reads the KV."""
     metrics: str = "127.0.0.1:0"
     """host:port of the Prometheus page, /metrics; port 0 = any free one, empty = no such page."""
+    vllm_metrics: bool = False
+    """The page has what is known of vLLM's metrics under vLLM's names too."""
+    traces: TracesSettings = TracesSettings()
+    """Its spans of requests that the router traces."""
     model: Path
     """Model folder in Hugging Face layout."""
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
@@ -80,7 +85,8 @@ class WorkerSettings(ServiceSettings):
     deterministic: bool = False
     """Whether an answer is the same to the bit however its request is batched, chunked, cached, preempted, handed over
     or retried: every result of a sequence depends on that sequence alone. All workers of a fleet need the same value,
-    and processors that compute alike; others are refused. Not with kernels torch or triton-hopper, or fp16 on a CPU."""
+    and processors that compute alike; others are refused. Not with kernels torch or triton-hopper, or fp16 on a CPU,
+    nor for models with experts or latent attention."""
     debug_numerics: bool = False
     """Whether errors about NaN or infinite numbers name the part of the model where they begin. Slower."""
     tp: int = Field(default=1, ge=1, le=16)

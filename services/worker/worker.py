@@ -14,6 +14,7 @@ from services.worker.blocks.prefix_fetch.prefix_hint import PrefixHint
 from services.worker.host import EngineHost
 from services.worker.load import LoadReporter
 from services.worker.session import Session
+from services.worker.shipments import ShipmentCounters
 from shared.engine.messages import (
     AddSequence,
     BlocksAdopted,
@@ -37,6 +38,8 @@ from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.telemetry.logs import failure_level
+from shared.telemetry.trace_context import TraceContext
+from shared.telemetry.tracing.span_sink import SpanSink
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +52,16 @@ class Worker(ABC, Generic[CommandT, EventT]):
 
     role: WorkerRole
 
-    def __init__(self, host: EngineHost, publisher: IndexPublisher | None, connector: KVConnector) -> None:
+    def __init__(
+        self,
+        host: EngineHost,
+        publisher: IndexPublisher | None,
+        connector: KVConnector,
+        spans: SpanSink | None = None,
+    ) -> None:
+        """`spans` takes those of requests that come with a trace; None: nothing is recorded."""
         self.host = host
+        self.spans = spans
         self.connector = connector
         self.sessions: set[Session[EventT]] = set()
         self.died = asyncio.Event()
@@ -62,6 +73,8 @@ class Worker(ABC, Generic[CommandT, EventT]):
         self._publisher = publisher
         self._holding: set[asyncio.Task[None]] = set()
         self.load = LoadReporter(host.transfer.counters, self._publish_load, connector)
+        self.shipments = ShipmentCounters()
+        """Of a prefill worker."""
         connector.nodes.on_change = self.load.flush
 
     # --- from the engine
@@ -190,19 +203,27 @@ class Worker(ABC, Generic[CommandT, EventT]):
         routers = {session.router_name for session in self.sessions}
         if len(routers) > 1:
             load.routers.extend(sorted(routers))
+        steps = self.host.engine.steps
+        load.num_steps, load.busy_s = steps.num_steps, steps.busy_s
         event = self.load_event(load)
         for session in self.sessions:
             session.send(event)
 
     # --- sequences
 
-    def add_sequence(self, sequence: EngineSequence, hint: PrefixHint, on_start: Callable[[], bool]) -> Fetch:
+    def add_sequence(
+        self,
+        sequence: EngineSequence,
+        hint: PrefixHint,
+        on_start: Callable[[], bool],
+        trace: TraceContext | None = None,
+    ) -> Fetch:
         """Has a sequence computed here, behind what peers and store nodes have of its prefix.
 
         `hint` is what the router knows of that. `on_start` is called just before the engine gets the sequence, and
-        says whether it is still wanted.
+        says whether it is still wanted. `trace`: of the request's span, if it has one.
         """
-        fetch = Fetch()
+        fetch = Fetch(trace)
         if not self.connector.fetches.may_bring(hint):
             if on_start():
                 self.host.engine.submit(AddSequence(sequence))

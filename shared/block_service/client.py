@@ -15,6 +15,8 @@ from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
 from shared.rpc.server import channel
 
 LOOK_UP_TIMEOUT_S = 0.25
+TRACEPARENT = "traceparent"
+"""Metadata of a call: of the span that it is a part of, by W3C Trace Context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +68,21 @@ class BlockClient:
         return [bool(held[index >> 3] >> (index & 7) & 1) for index in range(len(hashes))]
 
     async def fetch(
-        self, hashes: Sequence[bytes], block_bytes: int, ticket: int, transfer_address: bytes, timeout_s: float
+        self,
+        hashes: Sequence[bytes],
+        block_bytes: int,
+        ticket: int,
+        transfer_address: bytes,
+        timeout_s: float,
+        traceparent: str = "",
     ) -> AsyncGenerator[list[SentBlock], None]:
         """Asks the holder to send blocks to the receives posted under `ticket` at `transfer_address`, the last block
-        first. Yields the blocks whose sends have begun, batch by batch."""
+        first. Yields the blocks whose sends have begun, batch by batch. `traceparent` goes with the call."""
         request = kvstore_pb2.FetchRequest(
             block_hashes=join_hashes(hashes), block_bytes=block_bytes, ticket=ticket, transfer_address=transfer_address
         )
-        call = kvstore_pb2_grpc.BlockServiceStub(self.connected()).Fetch(
-            request, timeout=timeout_s, metadata=self._metadata
-        )
+        metadata = (*(self._metadata or ()), (TRACEPARENT, traceparent)) if traceparent else self._metadata
+        call = kvstore_pb2_grpc.BlockServiceStub(self.connected()).Fetch(request, timeout=timeout_s, metadata=metadata)
         try:
             async for part in call:
                 if any(index >= len(hashes) for index in part.block_indexes):

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import grpc.aio
 
-from shared.block_service.client import SentBlock
+from shared.block_service.client import TRACEPARENT, SentBlock
 from shared.errors import InvalidRequest
 from shared.kv.transfer import TICKET_BITS
 from shared.kv_index.hash_lists import split_hashes
 from shared.rpc.errors import answer
 from shared.rpc.fleet_identity import FleetGuard
 from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc
+from shared.telemetry.trace_context import TraceContext, new_span_id
+from shared.telemetry.tracing.span import Attributes, Span, SpanKind
+from shared.telemetry.tracing.span_sink import SpanSink
 
 SERVICE_NAME = "tandem.v1.BlockService"
 
@@ -42,8 +46,10 @@ class BlockProvider(Protocol):
 class BlockServicer(kvstore_pb2_grpc.BlockServiceServicer):
     """Serves one provider over gRPC."""
 
-    def __init__(self, provider: BlockProvider, guard: FleetGuard | None = None) -> None:
-        """Does not close the provider. `guard` admits who may fetch and flush; None: all."""
+    def __init__(self, provider: BlockProvider, guard: FleetGuard | None = None, spans: SpanSink | None = None) -> None:
+        """Does not close the provider. `guard` admits who may fetch and flush; None: all. `spans` takes one for each
+        fetch that came with a trace."""
+        self._spans = spans
         self._provider = provider
         self._guard = guard or FleetGuard()
 
@@ -77,12 +83,28 @@ class BlockServicer(kvstore_pb2_grpc.BlockServiceServicer):
         if request.ticket >> TICKET_BITS:
             raise InvalidRequest(f"ticket has more than {TICKET_BITS} bits", field="ticket", limit=TICKET_BITS)
         parts = self._provider.fetch(names, request.block_bytes, request.ticket, request.transfer_address)
-        async with contextlib.aclosing(parts):
-            async for sent in parts:
-                part = kvstore_pb2.FetchPart(
-                    block_indexes=[block.index for block in sent],
-                    checksums=[block.checksum for block in sent],
-                    tiers=[kvstore_pb2.Tier.ValueType(block.tier) for block in sent],
-                    tags=[block.tag for block in sent if block.tag],
-                )
-                await context.write(part)
+        num_sent = 0
+        with self._traced(context, lambda: {"tandem.blocks_asked": len(names), "tandem.blocks_sent": num_sent}):
+            async with contextlib.aclosing(parts):
+                async for sent in parts:
+                    num_sent += len(sent)
+                    part = kvstore_pb2.FetchPart(
+                        block_indexes=[block.index for block in sent],
+                        checksums=[block.checksum for block in sent],
+                        tiers=[kvstore_pb2.Tier.ValueType(block.tier) for block in sent],
+                        tags=[block.tag for block in sent if block.tag],
+                    )
+                    await context.write(part)
+
+    @contextlib.contextmanager
+    def _traced(self, context: Context, attributes: Callable[[], Attributes]) -> Iterator[None]:
+        """Records a span of the block, where the call has a trace."""
+        metadata = dict(context.invocation_metadata() or ()) if self._spans is not None else {}
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            if self._spans is not None and (parent := TraceContext.parse(str(metadata.get(TRACEPARENT, "")))):
+                now = time.perf_counter()
+                span = Span("send blocks", new_span_id(), parent.span_id, began, now, SpanKind.SERVER, attributes())
+                self._spans.record(parent, [span])

@@ -172,7 +172,7 @@ class Engine:
         begun = step.at if self._busy_since is None else self._busy_since
         self._busy_since = now
         output = self._scheduler.apply(step.plan, result, now - begun)
-        self.steps.add(step.plan.num_tokens, len(output.tokens), now - begun)
+        self.steps.add(step.plan.num_tokens, len(output.tokens), now - begun, step.plan.num_prefill_tokens)
         if step.started or output.tokens or output.blocks:
             self._emit(StepOutput(output.tokens, self._with_checksums(output.blocks), step.started))
         for failed in self._scheduler.take_failed():

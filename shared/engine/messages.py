@@ -168,6 +168,7 @@ class NewToken(NamedTuple):
     token: SampledToken
     finish_reason: FinishReason | None  # set where it ends the sequence
     prompt_logprobs: tuple[SampledToken, ...] = ()  # with the first token, where they are asked for
+    preempted_s: float = 0.0  # with a token that ends it: how long it waited without blocks after it had started
 
 
 @dataclass(frozen=True, slots=True)

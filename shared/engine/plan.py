@@ -73,6 +73,17 @@ class StepPlan:
         object.__setattr__(self, "num_tokens", sum([len(item.token_ids) for item in self.sequences]))
 
     @property
+    def num_prefill_tokens(self) -> int:
+        """Of these, tokens of prompts, and those that are computed again; the others continue an answer each."""
+        return sum(
+            [
+                len(item.token_ids)
+                for item in self.sequences
+                if item.start < item.num_prompt_tokens or len(item.token_ids) > 1
+            ]
+        )
+
+    @property
     def is_empty(self) -> bool:
         """Nothing is to be done."""
         return not self.sequences and not self.copies

@@ -66,6 +66,8 @@ class EngineSequence:
     num_arrived_blocks: int = 0  # full blocks that were computed elsewhere and handed over, from the first on
     num_shipped_blocks: int = 0  # blocks below this index were handed to the shipper
     started: bool = False  # was scheduled at least once
+    preempted_at: float = 0.0  # when it lost its blocks, by the scheduler's clock; 0 = it has some, or never had
+    preempted_s: float = 0.0  # for how long it had none after it had started
     prompt_logprobs: dict[int, SampledToken] = field(default_factory=dict)  # by position, where they are asked for
     sampled_in_plan: int = 0  # number of the last plan that samples for it; 0 = none
     has_penalties: bool = field(init=False)  # as its sampling settings say

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shared.telemetry.buckets import BucketCounts
 
 GROWTH = 4.0
 """A step counts for at most this many times the longest one before it …"""
 SHORT_S = 1.0
 """… or for this, which is more in the beginning. Seconds."""
+
+
+STEP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12)
+"""Seconds."""
+STEP_KINDS = ("copy", "decode", "prefill", "mixed")
+"""Only blocks to or from host memory; a token for each running answer; chunks of prompts, or of what is computed again;
+both."""
+
+
+def _by_kind() -> Mapping[str, BucketCounts]:
+    return {kind: BucketCounts(STEP_BUCKETS_S) for kind in STEP_KINDS}
 
 
 @dataclass(slots=True)
@@ -18,14 +32,24 @@ class StepCounters:
     busy_s: float = 0.0  # seconds, from result to result while steps follow each other
     num_computed_tokens: int = 0  # token positions that went through the model
     num_output_tokens: int = 0  # sampled and kept
+    num_prefill_tokens: int = 0  # of the computed ones, those of prompts and what is computed again
+    durations_s: Mapping[str, BucketCounts] = field(default_factory=_by_kind)  # of steps, by kind
+    gaps_s: BucketCounts = field(default_factory=lambda: BucketCounts(STEP_BUCKETS_S))
+    """Time between tokens: a step's, once for each answer that goes on in it."""
     num_turns: int = 0  # of the engine's loop: it came back for commands
     waiting: bool = False  # it waits for a command, and has nothing to compute
     longest_s: float = 0.0
     """Of the recent steps, by which an engine is judged to hang: each later step lets it decay by 1 %. One step raises
     it by GROWTH at most: else a process that once stood still for 20 s could hang for long, and nobody would notice."""
 
-    def add(self, num_computed_tokens: int, num_output_tokens: int, duration_s: float) -> None:
+    def add(
+        self, num_computed_tokens: int, num_output_tokens: int, duration_s: float, num_prefill_tokens: int = 0
+    ) -> None:
         """One step."""
+        num_decoding = num_computed_tokens - num_prefill_tokens
+        self.num_prefill_tokens += num_prefill_tokens
+        self.gaps_s.add(duration_s, num_decoding)
+        self.durations_s[STEP_KINDS[2 * bool(num_prefill_tokens) + bool(num_decoding)]].add(duration_s)
         self.num_steps += 1
         self.busy_s += duration_s
         self.longest_s = max(min(duration_s, max(SHORT_S, GROWTH * self.longest_s)), 0.99 * self.longest_s)

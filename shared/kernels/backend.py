@@ -50,8 +50,72 @@ class Linear(Protocol):
         ...
 
 
+class BatchedLinear(Protocol):
+    """Several `Linear` of one size without bias, each for rows of its own. It owns its weights."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the weights as they lie."""
+        ...
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[num_parts, num_rows, in_size], contiguous, to [num_parts, num_rows, out_size]."""
+        ...
+
+
+class Experts(Protocol):
+    """A layer's experts, or a range of them: `down(silu(gate(x)) * up(x))` each. It owns their weights."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all weights as they lie; a step reads those of the experts that its tokens chose."""
+        ...
+
+    def forward(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
+        """What each token's experts give, times their weights, added up in fp32 in the order of the token's choice.
+
+        Experts out of the range count as zero, so that the results of all ranges add up to the whole. A token's result
+        does not depend on its batch mates beyond fp32 rounding.
+
+        Args:
+            x: [num_tokens, hidden_size], contiguous, of the weights' dtype.
+            expert_ids: [num_tokens, top_k] int64, no two of a token equal.
+            weights: [num_tokens, top_k] fp32.
+
+        Returns:
+            [num_tokens, hidden_size], x's dtype.
+        """
+        ...
+
+
 class DecoderOps(Protocol):
     """What a decoder is made of."""
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether a token's result does not depend on its batch, nor on how its prompt was cut, to the bit. Experts and
+        batched linear layers have no such ops yet."""
+        ...
+
+    @property
+    def serves_latents(self) -> bool:
+        """Whether `paged_attention` takes pools of one plane."""
+        ...
+
+    def make_experts(self, gate_up: Tensor, down: Tensor, first_expert: int, *, own: bool) -> Experts:
+        """The experts `first_expert`, `first_expert` + 1, … of a layer.
+
+        Args:
+            gate_up: [num_experts, 2 * intermediate_size, hidden_size], gate first, contiguous.
+            down: [num_experts, hidden_size, intermediate_size], contiguous.
+            first_expert: id of the first of them.
+            own: as for `make_linear`.
+        """
+        ...
+
+    def make_batched_linear(self, weight: Tensor, *, own: bool) -> BatchedLinear:
+        """A linear layer for each of weight's [num_parts, out_size, in_size] parts; `own` as for `make_linear`."""
+        ...
 
     def make_linear(self, weight: Tensor, bias: Tensor | None, *, own: bool) -> Linear:
         """A linear layer of the kind that suits this backend, the weight's sizes and the processor.
@@ -134,6 +198,43 @@ class DecoderOps(Protocol):
         """
         ...
 
+    def rotate_and_write_latent(
+        self,
+        query: Tensor,
+        latent: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        kv_blocks: Tensor,
+        layer: int,
+        slots: Tensor,
+        *,
+        norm: Tensor,
+        eps: float,
+        is_interleaved: bool,
+    ) -> Tensor:
+        """What `rotate_and_write` is to heads, for latent attention: rotate the last part of each query, and remember
+        each token's normalised latent and the rotated key behind it.
+
+        Rotated pairs come in as (2i, 2i + 1) where `is_interleaved`, and always leave as (i, i + rope_dim / 2).
+
+        Args:
+            query: [num_tokens, num_heads, nope_dim + rope_dim]; may be a strided view, as may latent.
+            latent: [num_tokens, rank + rope_dim], query's dtype: the latent, and the key of all heads.
+            cos: [num_tokens, rope_dim], query's dtype, both halves equal.
+            sin: [num_tokens, rope_dim], likewise.
+            kv_blocks: [num_blocks, num_layers, 1, 1, block_size, rank + rope_dim], contiguous, changed in place; its
+                dtype as for `rotate_and_write`.
+            layer: 0 <= layer < num_layers.
+            slots: [num_tokens] int64, block_id * block_size + offset, no two equal.
+            norm: [rank], weight of the latents' RMS norm.
+            eps: of that norm.
+            is_interleaved: see above.
+
+        Returns:
+            [num_tokens, num_heads, nope_dim + rope_dim], contiguous.
+        """
+        ...
+
     def paged_attention(
         self,
         query: Tensor,
@@ -152,8 +253,9 @@ class DecoderOps(Protocol):
 
         Args:
             query: [num_tokens, num_heads, head_dim], contiguous.
-            kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous,
-                with this step's K and V already written; its dtype as for `rotate_and_write`.
+            kv_blocks: [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim], contiguous, with this
+                step's K and V already written; its dtype as for `rotate_and_write`. With one plane in place of two, a
+                row is key and value at once, as latents are.
             layer: 0 <= layer < num_layers.
             batch: the step's sequences.
             scale: factor on query · key.
@@ -192,9 +294,9 @@ class LayerWeights(Protocol):
     @property
     def post_norm(self) -> Tensor: ...
     @property
-    def gate_up(self) -> Linear: ...
+    def gate_up(self) -> Linear | None: ...
     @property
-    def down(self) -> Linear: ...
+    def down(self) -> Linear | None: ...
 
 
 @dataclass(frozen=True, slots=True)

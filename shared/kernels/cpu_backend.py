@@ -45,6 +45,8 @@ class DeterministicCpuKernels(CpuKernels):
     sums follows the number of rows.
     """
 
+    is_deterministic = True
+
     def __init__(self, isa: str = AUTO) -> None:
         """`isa`: a name without the suffix of the deterministic build."""
         super().__init__(isa, deterministic=True)
@@ -61,10 +63,12 @@ class DeterministicCpuKernels(CpuKernels):
         """See `StacksLayers`. Raises ConfigError for sizes of which an op would be left to torch."""
         stack = super().stack_layers(layers, last_norm, sizes, group)
         if stack is None:
+            down = layers[0].down
+            assert down is not None, "layers without a feed-forward block"
             raise ConfigError(
                 "deterministic needs a model whose hidden_size is a multiple of 32, intermediate_size of 16 and "
                 f"head_dim of 32, at most 512; here hidden_size is {last_norm.shape[0]}, intermediate_size "
-                f"{layers[0].gate_up.out_size // 2} and head_dim {sizes.head_dim}",
+                f"{down.in_size} and head_dim {sizes.head_dim}",
                 field="deterministic",
                 limit=32,
             )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from shared.kernels.activation import reference as activation
 from shared.kernels.attention import reference as attention
 from shared.kernels.blocks import reference as blocks
+from shared.kernels.experts import reference as experts
+from shared.kernels.latent import reference as latent
 from shared.kernels.linear import make_plain_linear
 from shared.kernels.rmsnorm import reference as rmsnorm
 from shared.kernels.rotary import reference as rotary
@@ -17,10 +19,15 @@ class TorchKernels:
 
     name = "torch"
 
+    is_deterministic = False
+    serves_latents = True
     make_linear = staticmethod(make_plain_linear)
+    make_experts = staticmethod(experts.make_plain_experts)
+    make_batched_linear = staticmethod(experts.make_plain_batched_linear)
     rms_norm = staticmethod(rmsnorm.rms_norm)
     add_rms_norm = staticmethod(rmsnorm.add_rms_norm)
     rotate_and_write = staticmethod(rotary.rotate_and_write)
+    rotate_and_write_latent = staticmethod(latent.rotate_and_write_latent)
     paged_attention = staticmethod(attention.paged_attention)
     silu_mul = staticmethod(activation.silu_mul)
     gather_blocks = staticmethod(blocks.gather_blocks)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from shared.kernels.activation import launch as activation
 from shared.kernels.attention import paged, uniform
 from shared.kernels.blocks import launch as blocks
+from shared.kernels.experts import reference as experts
+from shared.kernels.latent import reference as latent
 from shared.kernels.linear import make_plain_linear
 from shared.kernels.matmul.launch import make_rowwise_linear
 from shared.kernels.rmsnorm import launch as rmsnorm
@@ -18,10 +20,15 @@ class TritonKernels:
 
     name = "triton"
 
+    is_deterministic = False
+    serves_latents = False
     make_linear = staticmethod(make_plain_linear)
+    make_experts = staticmethod(experts.make_plain_experts)
+    make_batched_linear = staticmethod(experts.make_plain_batched_linear)
     rms_norm = staticmethod(rmsnorm.rms_norm)
     add_rms_norm = staticmethod(rmsnorm.add_rms_norm)
     rotate_and_write = staticmethod(rotary.rotate_and_write)
+    rotate_and_write_latent = staticmethod(latent.rotate_and_write_latent)
     paged_attention = staticmethod(paged.paged_attention)
     silu_mul = staticmethod(activation.silu_mul)
     gather_blocks = staticmethod(blocks.gather_blocks)
@@ -40,5 +47,6 @@ class DeterministicTritonKernels(TritonKernels):
 
     name = "triton-deterministic"
 
+    is_deterministic = True
     make_linear = staticmethod(make_rowwise_linear)
     paged_attention = staticmethod(uniform.paged_attention)

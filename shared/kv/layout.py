@@ -1,7 +1,7 @@
 """The shape of a KV block, the same for every worker of a cluster.
 
-One tensor a worker, `[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]`: a block is contiguous over all
-layers, so that one message moves it and one checksum covers it.
+One tensor a worker, `[num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]`: a block is contiguous
+over all layers, so that one message moves it and one checksum covers it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class BlockLayout:
         return self.num_layers * self.format.layer_bytes(self.block_size)
 
     def shape(self, num_blocks: int) -> tuple[int, int, int, int, int, int]:
-        """`[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]`; index 2 is K then V."""
+        """`[num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]`; of two planes K, then V."""
         return (num_blocks, self.num_layers, *self.format.layer_shape(self.block_size))
 
     def describe(self) -> str:

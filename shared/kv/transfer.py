@@ -34,12 +34,15 @@ def tag(ticket: int, index: int) -> int:
 
 @dataclass(slots=True)
 class TransferCounters:
-    """Sums since start, of blocks only; trailers are not counted."""
+    """Sums since start, of blocks only, trailers are not counted; and the endpoints that are open."""
 
     blocks_sent: int = 0
     bytes_sent: int = 0
     blocks_received: int = 0
     bytes_received: int = 0
+    send_s: float = 0.0  # seconds from a block's start to its end, over all blocks; many are on their way at once
+    num_failed_sends: int = 0
+    num_endpoints: int = 0  # open now
 
 
 class Incoming(Protocol):

@@ -63,14 +63,21 @@ class KVStoreClient:
         self._matches: MatchStream | None = None
         self._closed = False
 
-    async def match(self, hashes: Sequence[bytes]) -> PrefixMatch:
-        """The longest prefix of the chain `hashes` (16 bytes each) that is held anywhere, with the holders."""
+    async def match(self, hashes: Sequence[bytes], traceparent: str = "") -> PrefixMatch:
+        """The longest prefix of the chain `hashes` (16 bytes each) that is held anywhere, with the holders.
+        `traceparent`: of the span that asks, by W3C Trace Context."""
         request = kvstore_pb2.MatchRequest(block_hashes=join_hashes(hashes))
-        response = await self._match_stream().ask(request, self._match_timeout_s)
+        response = await self._match_stream().ask(request, self._match_timeout_s, traceparent)
         try:
             return match_from_proto(response, len(hashes))
         except (ValueError, IndexError) as error:
             raise StoreUnavailable(f"KV store {self.address} gave a malformed answer: {error}") from error
+
+    def keep_trace(self, trace_id: bytes) -> None:
+        """The store's spans of this trace (16 bytes), which was not sampled, are to be exported. Does not block; a
+        no-op where no match was asked lately."""
+        if self._matches is not None and self._matches.is_open:
+            self._matches.keep_trace(trace_id)
 
     async def publish(
         self, worker: WorkerIdentity, hashes: Sequence[bytes], tier: Tier = Tier.DEVICE, stamp: EventStamp = UNSTAMPED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable
 
@@ -28,6 +29,8 @@ class MatchStream:
         self._waiting: dict[int, asyncio.Future[kvstore_pb2.MatchAnswer]] = {}
         self._writing = asyncio.Lock()  # gRPC allows one write at a time
         self._broken: TandemError | None = None
+        self._kept: list[bytes] = []  # ids of traces that the store is to be told of
+        self._keeping: asyncio.Task[None] | None = None
         self._reader = asyncio.create_task(self._read(), name="match stream")
 
     @property
@@ -35,8 +38,11 @@ class MatchStream:
         """False once broken or closed."""
         return self._broken is None
 
-    async def ask(self, request: kvstore_pb2.MatchRequest, timeout_s: float) -> kvstore_pb2.MatchResponse:
-        """The store's answer. Raises StoreUnavailable if none comes in time, or the typed error in the answer."""
+    async def ask(
+        self, request: kvstore_pb2.MatchRequest, timeout_s: float, traceparent: str = ""
+    ) -> kvstore_pb2.MatchResponse:
+        """The store's answer; `traceparent` as in MatchCall. Raises StoreUnavailable if none comes in time, or the
+        typed error in the answer."""
         if self._broken is not None:
             raise self._broken
         number = next(self._numbers)
@@ -44,7 +50,7 @@ class MatchStream:
         try:
             async with asyncio.timeout(timeout_s):
                 async with self._writing:
-                    await self._stream.write(kvstore_pb2.MatchCall(id=number, request=request))
+                    await self._stream.write(kvstore_pb2.MatchCall(id=number, request=request, traceparent=traceparent))
                 answer = await future
         except TimeoutError as error:
             message = f"KV store {self._address} did not answer in time"
@@ -60,10 +66,23 @@ class MatchStream:
         response: kvstore_pb2.MatchResponse = answer.response
         return response
 
+    def keep_trace(self, trace_id: bytes) -> None:
+        """Passes it on in a call that asks nothing: see MatchCall. Does not block."""
+        self._kept.append(trace_id)
+        if self._keeping is None or self._keeping.done():
+            self._keeping = asyncio.create_task(self._send_kept(), name="kept traces")
+
+    async def _send_kept(self) -> None:
+        while self._kept and self.is_open:
+            async with self._writing:
+                kept, self._kept = self._kept, []
+                with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader notices it
+                    await self._stream.write(kvstore_pb2.MatchCall(kept_traces=kept))
+
     async def close(self) -> None:
         """Ends the stream; waiting requests get StoreUnavailable. Idempotent."""
         self._stream.cancel()
-        await asyncio.wait({self._reader})
+        await asyncio.wait({self._reader, *({self._keeping} if self._keeping is not None else ())})
 
     async def _read(self) -> None:
         broken: TandemError = StoreUnavailable(f"KV store {self._address} ended the stream", address=self._address)

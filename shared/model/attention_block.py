@@ -12,7 +12,7 @@ from shared.model.modules import LayerModules
 
 
 class AttentionBlock:
-    """Grouped-query attention with rotary positions over paged KV, for every supported family."""
+    """Grouped-query attention with rotary positions over paged KV, for every family without latents."""
 
     def __init__(self, config: ModelConfig, index: int, layer: LayerModules, kernels: DecoderOps) -> None:
         """Keeps references to its arguments; `index` is the layer's number, from 0."""
@@ -63,7 +63,7 @@ class AttentionBlock:
             kv_blocks,
             self._index,
             batch,
-            scale=config.head_dim**-0.5,
+            scale=config.attention_scale,
             window=config.window_of(self._index),
         )
 

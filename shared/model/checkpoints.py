@@ -31,6 +31,10 @@ _MODEL_TYPES = {
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
 }
 
 
@@ -98,6 +102,8 @@ def write_random_checkpoint(
         **(extra_config or {}),
     }
     config = ModelConfig.parse(fields)
+    if config.latent is not None:
+        fields["head_dim"] = config.latent.rope_dim  # what transformers means by it there
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / "config.json", fields)
     shapes = _shapes(config)

@@ -12,11 +12,12 @@ from torch.nn import functional
 from shared.collectives.interface import Collectives
 from shared.kernels.backend import Kernels, LayerSizes, LayerStack, StacksLayers
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.registry import AUTO, choose_kernels
+from shared.kernels.registry import AUTO
 from shared.model.config import ModelConfig
 from shared.model.huge_pages import ask_for_huge_pages
+from shared.model.kernel_choice import check_kernels, kernels_for
 from shared.model.modules import DecoderModules
-from shared.model.parameters import DecoderParameters
+from shared.model.parameters import DecoderParameters, unused_tensors
 from shared.model.pieces import DecoderPieces
 from shared.model.rope import Rotary
 from shared.model.summed_linear import add_up
@@ -44,18 +45,21 @@ class Decoder:
     ) -> None:
         """Takes ownership of the parameters, whose memory the kernels' linear layers may lay out anew.
 
-        Without `kernels`, `choose_kernels` picks them by the parameters' device and dtype. `group`: the ranks that
-        projections are split over; what `o` and `down` give is then a part of a sum.
+        Without `kernels`, `kernels_for` picks them by the parameters' device and dtype. `group`: the ranks that
+        projections are split over; what `o` and `down` give is then a part of a sum. Raises ConfigError where the
+        kernels cannot serve this architecture.
         """
         self.config = config
         self.dtype = parameters.embedding.dtype
         self.device = parameters.embedding.device
         self.rotary = Rotary(config, self.device, self.dtype)
-        self.kernels = kernels or choose_kernels(self.device, self.dtype)
-        self._modules = modules = DecoderModules.build(parameters, self.kernels)
+        self.kernels = kernels or kernels_for(config, self.device, self.dtype)
+        check_kernels(config, self.kernels)
+        self._modules = modules = DecoderModules.build(parameters, self.kernels, config)
         self.pieces = DecoderPieces(config, modules if group is None else add_up(modules, group), self.kernels)
         self._stack: LayerStack | None = None
-        if isinstance(self.kernels, StacksLayers):
+        is_plain = config.moe is None and config.latent is None
+        if is_plain and isinstance(self.kernels, StacksLayers):
             self._stack = self.kernels.stack_layers(modules.layers, modules.norm, _sizes(config), group)
 
     @classmethod
@@ -76,19 +80,19 @@ class Decoder:
             dtype: of the parameters and of the computation: float32, bfloat16 or float16.
             device: where the parameters go.
             on_progress: called with (loaded_bytes, total_bytes) after each tensor.
-            kernels: a backend's name, or `auto`; see `choose_kernels`.
+            kernels: a backend's name, or `auto`; see `kernels_for`.
             deterministic: each sequence's results depend on that sequence alone, to the bit.
 
         Raises:
-            ConfigError: those kernels cannot serve this device or dtype, or these sizes in that mode.
+            ConfigError: those kernels cannot serve this device, dtype or architecture, or these sizes in that mode.
             ModelLoadError: the folder cannot be served; see `ModelConfig.load` and `load_weights`.
         """
         if torch.device(device).type == "cpu":
             ask_for_huge_pages()
-        chosen = choose_kernels(device, dtype, kernels, deterministic=deterministic)
         config = ModelConfig.load(folder)
+        chosen = kernels_for(config, device, dtype, kernels, deterministic=deterministic)
         parameters = DecoderParameters.allocate(config, dtype, device)
-        load_weights(folder, parameters.checkpoint_views(config), on_progress)
+        load_weights(folder, parameters.checkpoint_views(config), on_progress, unused_tensors(config))
         return cls(config, parameters, chosen)
 
     def forward(
@@ -106,7 +110,7 @@ class Decoder:
         Args:
             token_ids: [num_tokens] int64, below `vocab_size`.
             positions: [num_tokens] int64, each token's position in its sequence.
-            kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], changed in place.
+            kv_blocks: of `ModelConfig.block_layout`'s shape, changed in place.
             batch: the step's sequences.
             logit_rows: [num_logits] int64, rows of the step's tokens.
             rope_lengths: [num_tokens] int64, required if `rotary.needs_lengths`.
@@ -127,13 +131,18 @@ class Decoder:
 
     def embed(self, token_ids: Tensor, positions: Tensor, rope_lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """What the layers begin with: the tokens [num_tokens, hidden_size], and their angles' cosines and sines
-        [num_tokens, head_dim]. Arguments as for `forward`."""
+        [num_tokens, rotary_dim]. Arguments as for `forward`."""
         return functional.embedding(token_ids, self._modules.embedding), *self.rotary.cos_sin(positions, rope_lengths)
 
     def logits(self, normed: Tensor, num_candidates: int = 0) -> Tensor:  # noqa: ARG002
         """[num_logits, hidden_size], the layers' output, to [num_logits, vocab_size] fp32; `num_candidates` as for
         `forward`."""
         return self._modules.lm_head.forward(normed).float()
+
+    @property
+    def first_norm(self) -> Tensor:
+        """[hidden_size], weight of the norm that begins a step."""
+        return self._modules.layers[0].input_norm
 
     @property
     def projection_bytes(self) -> int:

@@ -110,6 +110,15 @@ class JsonFields:
                 raise self.fault(name, f"must be a token id or a list of them, found {value!r}")
         return tuple(items)
 
+    def indices(self, name: str) -> tuple[int, ...]:
+        """A list of integers of at least zero; nothing where null or absent."""
+        value = self._values.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
+            raise self.fault(name, f"must be a list of integers of at least 0, found {value!r}")
+        return tuple(value)
+
     def child(self, name: str) -> JsonFields | None:
         """A nested object, or None where absent or null."""
         value = self._values.get(name)

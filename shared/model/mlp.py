@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from torch import Tensor
 
 from shared.kernels.backend import DecoderOps
-from shared.model.modules import LayerModules
+from shared.kernels.experts.routing import choose_experts
+from shared.model.modules import ExpertModules, LayerModules
+from shared.model.moe_config import MoeConfig
+
+
+class FeedForward(Protocol):
+    """What a layer has behind its attention."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[num_tokens, hidden_size] to the same shape; a row's result follows from that row alone."""
+        ...
 
 
 class Mlp:
@@ -13,10 +25,39 @@ class Mlp:
 
     def __init__(self, layer: LayerModules, kernels: DecoderOps) -> None:
         """Keeps references to its arguments."""
-        self._layer = layer
+        assert layer.gate_up is not None
+        assert layer.down is not None
+        self._gate_up = layer.gate_up
+        self._down = layer.down
         self._kernels = kernels
 
     def forward(self, x: Tensor) -> Tensor:
         """[num_tokens, hidden_size] to the same shape."""
-        gate_up = self._layer.gate_up.forward(x)
-        return self._layer.down.forward(self._kernels.silu_mul(gate_up))
+        return self._down.forward(self._kernels.silu_mul(self._gate_up.forward(x)))
+
+
+class MixtureOfExperts:
+    """The experts that a router chooses for each token, and the shared ones that all pass."""
+
+    def __init__(self, moe: MoeConfig, modules: ExpertModules, shared: Mlp | None) -> None:
+        """Keeps references to its arguments."""
+        self._routing = moe.routing
+        self._fp32_router = moe.fp32_router
+        self._modules = modules
+        self._shared = shared
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[num_tokens, hidden_size] to the same shape."""
+        modules = self._modules
+        logits = modules.router.forward(x.float() if self._fp32_router else x).float()
+        expert_ids, weights = choose_experts(logits, modules.router_bias, self._routing)
+        routed = modules.experts.forward(x, expert_ids, weights)
+        return routed if self._shared is None else routed + self._shared.forward(x)
+
+
+def feed_forward(layer: LayerModules, moe: MoeConfig | None, kernels: DecoderOps) -> FeedForward:
+    """What suits a layer."""
+    if layer.experts is None:
+        return Mlp(layer, kernels)
+    assert moe is not None
+    return MixtureOfExperts(moe, layer.experts, None if layer.gate_up is None else Mlp(layer, kernels))

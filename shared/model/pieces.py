@@ -14,8 +14,9 @@ from shared.kernels.backend import DecoderOps
 from shared.kernels.batch import AttentionBatch
 from shared.model.attention_block import AttentionBlock
 from shared.model.config import ModelConfig
-from shared.model.mlp import Mlp
-from shared.model.modules import DecoderModules
+from shared.model.latent_attention_block import LatentAttentionBlock
+from shared.model.mlp import feed_forward
+from shared.model.modules import DecoderModules, LayerModules
 
 
 class DecoderPieces:
@@ -27,8 +28,8 @@ class DecoderPieces:
         self._modules = modules
         self._kernels = kernels
         self._eps = config.rms_norm_eps
-        self._attention = [AttentionBlock(config, index, layer, kernels) for index, layer in enumerate(modules.layers)]
-        self._mlp = [Mlp(layer, kernels) for layer in modules.layers]
+        self._attention = [_attention(config, index, layer, kernels) for index, layer in enumerate(modules.layers)]
+        self._mlp = [feed_forward(layer, config.moe, kernels) for layer in modules.layers]
         self._drops_rows = True
 
     @property
@@ -48,9 +49,9 @@ class DecoderPieces:
 
         Args:
             x: [num_tokens, hidden_size], the embedded tokens.
-            cos: [num_tokens, head_dim].
-            sin: [num_tokens, head_dim].
-            kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], changed in place.
+            cos: [num_tokens, rotary_dim].
+            sin: [num_tokens, rotary_dim].
+            kv_blocks: [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim], changed in place.
             slots: [num_tokens] int64, see `AttentionBatch`.
 
         Returns:
@@ -60,7 +61,7 @@ class DecoderPieces:
         return self._attention[0].place(normed, cos, sin, kv_blocks, slots)
 
     def attend(self, layer: int, query: Tensor, kv_blocks: Tensor, batch: AttentionBatch) -> Tensor:
-        """A layer's attention: [num_tokens, num_heads, head_dim] to [num_tokens, num_heads * head_dim]."""
+        """A layer's attention: [num_tokens, num_heads, head_dim] to [num_tokens, num_heads * value_dim]."""
         return self._attention[layer].attend(query, kv_blocks, batch)
 
     def between(
@@ -71,7 +72,7 @@ class DecoderPieces:
         Args:
             layer: 0 <= layer < num_layers - 1.
             residual: [num_tokens, hidden_size], the residual stream before this layer's attention.
-            attended: [num_tokens, num_heads * head_dim].
+            attended: [num_tokens, num_heads * value_dim].
             cos: as for `first`, like the rest.
             sin: likewise.
             kv_blocks: likewise.
@@ -122,3 +123,11 @@ class DecoderPieces:
         next_norm = layers[layer + 1].input_norm if layer + 1 < self.num_layers else self._modules.norm
         normed, residual = self._kernels.add_rms_norm(projected, residual, layers[layer].post_norm, self._eps)
         return self._kernels.add_rms_norm(self._mlp[layer].forward(normed), residual, next_norm, self._eps)
+
+
+def _attention(
+    config: ModelConfig, index: int, layer: LayerModules, kernels: DecoderOps
+) -> AttentionBlock | LatentAttentionBlock:
+    if config.latent is None:
+        return AttentionBlock(config, index, layer, kernels)
+    return LatentAttentionBlock(config, index, layer, kernels)

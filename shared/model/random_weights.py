@@ -23,6 +23,8 @@ def mean_and_std(name: str, shape: Sequence[int], config: ModelConfig) -> tuple[
     """
     if name.endswith(("q_norm.weight", "k_norm.weight")):
         return 2.0, 0.1
+    if name.endswith("e_score_correction_bias"):
+        return 0.0, 0.1
     if name.endswith("norm.weight"):
         return 1.0, 0.1
     if name.endswith(".bias"):
@@ -31,7 +33,8 @@ def mean_and_std(name: str, shape: Sequence[int], config: ModelConfig) -> tuple[
         return 0.0, _LOGIT_STD / math.sqrt(config.hidden_size)
     if name == "model.embed_tokens.weight":
         return 0.0, 1.0
-    blocks_out, attention_in = ("o_proj.weight", "down_proj.weight"), ("q_proj.weight", "k_proj.weight")
+    blocks_out = ("o_proj.weight", "down_proj.weight", "w2.weight")
+    attention_in = ("q_proj.weight", "k_proj.weight", "q_b_proj.weight", "gate.weight")
     gain = 3.0 if name.endswith(blocks_out) else 2.0 if name.endswith(attention_in) else 1.0
     return 0.0, gain / math.sqrt(shape[1])
 

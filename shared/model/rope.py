@@ -23,9 +23,9 @@ class Rotary:
         """Compute the frequencies; `dtype` is that of the returned cosines and sines."""
         self._rope = config.rope
         self._dtype = dtype
-        self._exponents = _exponents(config.head_dim).to(device)  # [head_dim / 2]
-        frequencies, self._scale = inverse_frequencies(config.rope, config.head_dim)
-        self._frequencies = frequencies.to(device)  # [head_dim / 2] fp32
+        self._exponents = _exponents(config.rotary_dim).to(device)  # [rotary_dim / 2]
+        frequencies, self._scale = inverse_frequencies(config.rope, config.rotary_dim)
+        self._frequencies = frequencies.to(device)  # [rotary_dim / 2] fp32
 
     @property
     def needs_lengths(self) -> bool:
@@ -41,7 +41,7 @@ class Rotary:
                 the trained one counts as the trained one.
 
         Returns:
-            (cos, sin), both [num_tokens, head_dim] in the model's dtype, computed in fp32, both halves equal.
+            (cos, sin), both [num_tokens, rotary_dim] in the model's dtype, computed in fp32, both halves equal.
         """
         assert positions.dim() == 1
         frequencies = self._frequencies

@@ -40,6 +40,15 @@ class Degrees:
                 value=self.num_ranks,
                 limit=MAX_DEGREE,
             )
+        kind = "latent attention" if config.latent is not None else "experts" if config.moe is not None else ""
+        if self.num_ranks > 1 and kind:
+            raise ConfigError(
+                f"tp is {self.tensor} and pp is {self.pipeline}, but {config.architecture} has {kind}: such models run "
+                "in one process a worker, with tp and pp of 1",
+                field="tp" if self.tensor > 1 else "pp",
+                value=self.num_ranks,
+                limit=1,
+            )
         heads, kv_heads, layers = config.num_heads, config.num_kv_heads, config.num_layers
         if heads % self.tensor:
             raise ConfigError(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shared.collectives.interface import Collectives
 from shared.kernels.backend import Linear
-from shared.model.modules import DecoderModules
+from shared.model.modules import DecoderModules, LayerModules
 
 
 class SummedLinear:
@@ -49,7 +49,9 @@ class SummedLinear:
 
 def add_up(modules: DecoderModules, group: Collectives) -> DecoderModules:
     """The same modules, with what the projections back to the residual stream give added up over the ranks."""
-    layers = tuple(
-        replace(layer, o=SummedLinear(layer.o, group), down=SummedLinear(layer.down, group)) for layer in modules.layers
-    )
-    return replace(modules, layers=layers)
+    return replace(modules, layers=tuple(_summed(layer, group) for layer in modules.layers))
+
+
+def _summed(layer: LayerModules, group: Collectives) -> LayerModules:
+    assert layer.down is not None, "a layer without a dense block"
+    return replace(layer, o=SummedLinear(layer.o, group), down=SummedLinear(layer.down, group))

@@ -25,7 +25,12 @@ _SAMPLE_BYTES = 64 * 1024
 _NAMES_SHOWN = 3
 
 
-def load_weights(folder: Path, targets: Mapping[str, Tensor], on_progress: OnProgress | None = None) -> None:
+def load_weights(
+    folder: Path,
+    targets: Mapping[str, Tensor],
+    on_progress: OnProgress | None = None,
+    unused: tuple[str, ...] = (),
+) -> None:
     """Copy every checkpoint tensor into its target, in place, converting to the target's dtype and device.
 
     The files are memory-mapped: a tensor exists once in the target and otherwise only in the page cache. All names
@@ -36,13 +41,14 @@ def load_weights(folder: Path, targets: Mapping[str, Tensor], on_progress: OnPro
         folder: the model folder.
         targets: tensor name → tensor of the checkpoint's shape.
         on_progress: see `OnProgress`.
+        unused: how the names of tensors begin that may be there and are not read.
 
     Raises:
         ModelLoadError: weights missing or corrupt (`file`), tensors missing or unexpected (`tensor`, `count`),
             or of a wrong shape or dtype (`tensor`).
     """
     files = checkpoint_files(folder)
-    entries = match_entries(files, targets)
+    entries = match_entries(files, targets, unused)
     tied_duplicate = TIED_NAME not in targets
     total_bytes = sum(entry.num_bytes for entry in entries.values())
     loaded_bytes = 0
@@ -104,7 +110,9 @@ def _sample_offsets(num_bytes: int) -> list[int]:
     return [0, (num_bytes - _SAMPLE_BYTES) // 2, num_bytes - _SAMPLE_BYTES]
 
 
-def match_entries(files: Iterable[SafetensorsFile], targets: Mapping[str, Tensor]) -> dict[str, TensorEntry]:
+def match_entries(
+    files: Iterable[SafetensorsFile], targets: Mapping[str, Tensor], unused: tuple[str, ...] = ()
+) -> dict[str, TensorEntry]:
     """The entry of each target, with every name, shape and dtype checked. Raises ModelLoadError, as `load_weights`."""
     found: dict[str, TensorEntry] = {}
     for file in files:
@@ -114,7 +122,8 @@ def match_entries(files: Iterable[SafetensorsFile], targets: Mapping[str, Tensor
             found[entry.name] = entry
     _refuse_names("is missing from", [name for name in targets if name not in found])
     ignored = {name for name in found if name.endswith("rotary_emb.inv_freq")} | {TIED_NAME}
-    _refuse_names("is not expected in", [name for name in found if name not in targets and name not in ignored])
+    extra = [name for name in found if name not in targets and name not in ignored and not name.startswith(unused)]
+    _refuse_names("is not expected in", extra)
     for name, target in targets.items():
         entry = found[name]
         if entry.shape != tuple(target.shape):

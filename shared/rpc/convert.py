@@ -140,6 +140,7 @@ def layout_to_proto(layout: BlockLayout) -> types_pb2.BlockLayout:
         block_size=layout.block_size,
         dtype=layout.format.dtype,
         layout_version=LAYOUT_VERSION,
+        num_planes=layout.format.num_planes,
     )
 
 
@@ -148,7 +149,7 @@ def layout_from_proto(message: types_pb2.BlockLayout) -> BlockLayout:
     return BlockLayout(
         num_layers=message.num_layers,
         block_size=message.block_size,
-        format=KVFormat(message.dtype, message.num_kv_heads, message.head_dim),
+        format=KVFormat(message.dtype, message.num_kv_heads, message.head_dim, message.num_planes or 2),
     )
 
 

@@ -121,8 +121,13 @@ def _step_s(times: StepTimes, load: Load, batch: int) -> float:
 
 
 def _largest_batch(times: StepTimes, load: Load) -> int:
+    """The most sequences whose step keeps TPOT: the largest batch if all experts are read, or more where few are."""
     each_s = times.sequence_s + (load.prompt_len + load.output_len // 2) * times.kv_s
-    return max(0, math.floor((load.tpot_s - times.decode_fixed_s) / each_s))
+    batch = max(0, math.floor((load.tpot_s - times.decode_fixed_s - times.experts_s) / each_s))
+    if times.experts_s:
+        while _step_s(times, load, batch + 1) <= load.tpot_s:
+            batch += 1
+    return batch
 
 
 def _fit(

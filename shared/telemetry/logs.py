@@ -2,16 +2,15 @@
 
 A JSON record has `time` (ISO 8601, UTC), `level`, `service`, `logger` and `message`; `exception`, with the traceback,
 if there is one; and, if it concerns a request, `request_id`, `attempt` (on workers: which of the router's attempts) and
-`trace_id` (if the client sent a W3C trace context).
+`trace_id` (if the request has a trace, its client's or our own). Records of the router's access log have fields of
+their own.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import re
 import sys
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -24,8 +23,6 @@ RequestLog = logging.LoggerAdapter[logging.Logger]
 """Logs with the fields of one request."""
 
 _REQUEST_FIELDS = ("request_id", "attempt", "trace_id")
-# version, trace id, parent id, flags: https://www.w3.org/TR/trace-context/#traceparent-header-field-values
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 
 
 class JsonFormatter(logging.Formatter):
@@ -45,6 +42,7 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         fields |= {name: value for name in _REQUEST_FIELDS if (value := getattr(record, name, None))}
+        fields |= getattr(record, "fields", {})
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
@@ -63,9 +61,9 @@ def set_up_logs(service: str, log_format: LogFormat = "text", level: LogLevel = 
     logging.captureWarnings(log_format == "json")
 
 
-def request_log(logger: logging.Logger, request_id: str, trace: Mapping[str, str], attempt: str = "") -> RequestLog:
-    """A logger whose records have the request's fields. `trace` is a W3C trace context, which may be empty."""
-    fields = {"request_id": request_id, "attempt": attempt, "trace_id": trace_id_of(trace)}
+def request_log(logger: logging.Logger, request_id: str, trace_id: str = "", attempt: str = "") -> RequestLog:
+    """A logger whose records have the request's fields. `trace_id`: 32 hex digits, empty without a trace."""
+    fields = {"request_id": request_id, "attempt": attempt, "trace_id": trace_id}
     return logging.LoggerAdapter(logger, fields)
 
 
@@ -73,9 +71,3 @@ def failure_level(error: TandemError) -> int:
     """The log level for a failed request: warning if the cluster is at fault; debug if the client is, or if refusals
     under load would fill the log."""
     return logging.WARNING if error.http_status >= 500 else logging.DEBUG
-
-
-def trace_id_of(trace: Mapping[str, str]) -> str:
-    """The trace id in a W3C trace context: 32 hex digits; empty without one, or if it is malformed."""
-    found = _TRACEPARENT.fullmatch(trace.get("traceparent", ""))
-    return found[1] if found else ""

@@ -66,8 +66,8 @@ class Lookup(PrefixLookup):
     peers: frozenset[str] | None = frozenset()
     """None: all of them."""
 
-    async def hits(self, token_ids, salt, num_prompt_tokens):
-        hits = await super().hits(token_ids, salt, num_prompt_tokens)
+    async def hits(self, token_ids, salt, num_prompt_tokens, traceparent=""):
+        hits = await super().hits(token_ids, salt, num_prompt_tokens, traceparent)
         named = tuple(peer for peer in hits.peers if self.peers is None or peer.name in self.peers)
         return replace(hits, peers=named)
 

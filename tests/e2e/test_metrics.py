@@ -11,7 +11,9 @@ import pytest
 
 from services.kvstore.metrics import METRICS as KVSTORE_METRICS
 from services.kvstore.metrics import NODE_METRICS
-from services.router import metrics as router_metrics
+from services.monitoring.dashboard import ROWS
+from services.monitoring.rules import ALERTS, RECORDINGS
+from services.router.observed import METRICS as ROUTER_METRICS
 from services.worker.metrics import METRICS as WORKER_METRICS
 from shared.telemetry.metrics import Metric
 from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, Running, running
@@ -23,7 +25,7 @@ PROMPT = [20 + i * 37 % 2000 for i in range(NUM_BLOCKS * BLOCK_SIZE + 1)]
 NUM_OUTPUT = 3
 
 DEFINED: dict[str, tuple[Metric, ...]] = {
-    "router": router_metrics.METRICS,
+    "router": ROUTER_METRICS,
     "prefill-0": tuple(item.metric for item in WORKER_METRICS),
     "decode-0": tuple(item.metric for item in WORKER_METRICS),
     "kvstore": tuple(item.metric for item in (*KVSTORE_METRICS, *NODE_METRICS)),
@@ -31,7 +33,7 @@ DEFINED: dict[str, tuple[Metric, ...]] = {
 
 
 def helped(metrics: Iterable[Metric]) -> set[str]:
-    return {f"# HELP {metric.name.replace('.', '_')}{'_seconds' * (metric.unit == 's')} " for metric in metrics}
+    return {f"# HELP {metric.exposed_name} " for metric in metrics}
 
 
 def values(page: str) -> dict[str, float]:
@@ -40,6 +42,20 @@ def values(page: str) -> dict[str, float]:
     for name, value in re.findall(r"^(\w+)(?:\{.*\})? (\S+)$", page, re.MULTILINE):
         found[name] = found.get(name, 0) + float(value)
     return found
+
+
+def series(page: str) -> dict[str, set[str]]:
+    """Every sample's name on a page, with the labels that any of its series has."""
+    found: dict[str, set[str]] = {}
+    for name, labels in re.findall(r"^([a-z_:]+)(?:\{(.*)\})? \S+$", page, re.MULTILINE):
+        found.setdefault(name, set()).update(re.findall(r'(?:^|,)(\w+)="', labels))
+    return found
+
+
+def asked() -> set[tuple[str, frozenset[str]]]:
+    """What panels, recordings and alerts read: samples' names and labels."""
+    lines = [line for row in ROWS.values() for panel in row for line in panel.lines.values()]
+    return {use for query in (*lines, *(item.query for item in (*RECORDINGS, *ALERTS))) for use in query.uses}
 
 
 async def pages(run: Running) -> dict[str, str]:
@@ -67,6 +83,13 @@ async def test_every_process_has_a_page_that_moves_when_a_request_is_served(tmp_
         assert [line for line in helped(metrics) if line not in texts[name]] == [], name
         assert "otel_scope" not in texts[name]
         assert f'service_name="tandem-{name.partition("-")[0]}"' in texts[name]
+
+    there: dict[str, set[str]] = {}
+    for text in texts.values():
+        for sample, labels in series(text).items():
+            there.setdefault(sample, set()).update(labels)
+    assert {name for name, _ in asked()} - there.keys() == set()
+    assert {(name, labels) for name, labels in asked() if not labels <= there[name]} == set()
 
     def grown(process: str, metric: str) -> float:
         return after[process][metric] - before[process].get(metric, 0)

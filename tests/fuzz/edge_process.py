@@ -31,6 +31,7 @@ from shared.model.tokenizer import Tokenizer
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from shared.rpc.server import RpcServer
 from tests.fuzz.ticking_core import TickingCore
+from tests.unit.router.edge.fixed_view import FixedView
 from tests.unit.router.edge.scripted_core import MODEL, byte_tokenizer, make_input_processor
 
 ROOT = Path(__file__).parents[2]
@@ -116,16 +117,15 @@ async def serve(settings: EdgeSettings) -> None:
         health = Health(lag_s * 1e3, busy_s * 1e3, rss_mb, core.num_requests)
         return json.dumps(asdict(health)).encode()
 
-    def status() -> inference_pb2.ClusterStatus:
-        return inference_pb2.ClusterStatus(router_name="router-0", model_name=MODEL, ready=True)
+    view = FixedView(inference_pb2.ClusterStatus(router_name="router-0", model_name=MODEL, ready=True))
 
     processor = make_input_processor(core, tokenizer, settings)  # type: ignore[arg-type]
-    http = HttpServer("127.0.0.1:0", build_app(processor, settings, metrics, status), settings.limits)
+    http = HttpServer("127.0.0.1:0", build_app(processor, settings, metrics, view), settings.limits)
     servicer = InferenceServicer(
         processor,
         Catalog([processor]),
         settings,
-        status,
+        view.status,
         lambda name: inference_pb2.Explanation(request_id=name),
         lambda name: inference_pb2.RequestInfo(request_id=name),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
@@ -10,6 +11,7 @@ import pytest
 
 from services.decode.worker import DecodeWorker
 from services.prefill.worker import PrefillWorker
+from services.worker.session_server import SessionServer
 from shared.block_service.client import BlockClient, SentBlock
 from shared.block_service.servicer import BlockServicer
 from shared.errors import Unauthenticated
@@ -114,6 +116,55 @@ async def test_a_stranger_does_not_drain_a_worker_nor_undo_it(kind, token, undo)
             await router.ended()
             assert await router.call.code() is grpc.StatusCode.UNAUTHENTICATED
         assert worker.worker.load.draining == undo
+
+
+class Slow:
+    """A stream that is still writing when a stranger's order is refused."""
+
+    def __init__(self, context) -> None:
+        self._context = context
+        self._refused = asyncio.Event()
+        self.num_writing = 0
+        self.num_writing_at_abort: int | None = None
+
+    def __getattr__(self, name):
+        return getattr(self._context, name)
+
+    def invocation_metadata(self):
+        self._refused.set()
+        return self._context.invocation_metadata()
+
+    async def write(self, event) -> None:
+        self.num_writing += 1
+        await self._context.write(event)
+        if event.WhichOneof("event") == "heartbeat":
+            await self._refused.wait()
+            for _ in range(10):
+                await asyncio.sleep(0)
+        self.num_writing -= 1
+
+    async def abort(self, *how):
+        self.num_writing_at_abort = self.num_writing
+        await self._context.abort(*how)
+
+
+async def test_a_stranger_is_refused_once_nothing_is_on_its_way_out(monkeypatch):
+    """gRPC now and then never ends a stream that is refused while a message is written to it."""
+    streams = []
+    serve = SessionServer.serve
+
+    async def slowly(self, context):
+        streams.append(Slow(context))
+        await serve(self, streams[-1])
+
+    monkeypatch.setattr(SessionServer, "serve", slowly)
+    async with serving(PrefillWorker, guard=FleetGuard(TOKEN)) as worker, Router(worker, heartbeat_ms=50) as router:
+        await router.event("heartbeat")
+        await router.send(drain=types_pb2.Drain())
+        await router.ended()
+        assert await router.call.code() is grpc.StatusCode.UNAUTHENTICATED
+    (stream,) = streams
+    assert stream.num_writing_at_abort == 0
 
 
 async def test_a_service_with_the_key_drains_a_worker():

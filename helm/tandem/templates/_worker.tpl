@@ -55,6 +55,7 @@ tandem-llm.io/nvlink-domain: {{ . | quote }}
 - --store={{ . }}
 {{- end }}
 - --log-format={{ .root.Values.logFormat }}
+{{- with include "tandem.tracesArgs" .root | trim }}{{ . | nindent 0 }}{{ end }}
 - --drain-timeout-s={{ .root.Values.worker.drainTimeoutSeconds }}
 {{- with include "tandem.tlsArgs" .root | trim }}{{ . | nindent 0 }}{{ end }}
 {{- range .pool.extraArgs }}

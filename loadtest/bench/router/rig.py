@@ -65,8 +65,11 @@ class Rig:
         scratch: Path,
         num_sequences: int = 0,
         router: str = ROUTER,
+        settings: Mapping[str, object] | None = None,
     ) -> None:
-        """Files go to the folder `scratch`; see `Script` for the pace. `router` is the measured module."""
+        """Files go to the folder `scratch`; see `Script` for the pace. `router` is the measured module, `settings` are
+        further ones of it by flag name."""
+        self._settings = dict(settings or {})
         self._module = router
         cores = sorted(os.sched_getaffinity(0))
         self._router_cores, self._other_cores = cores[:1], cores[1:] or cores
@@ -87,7 +90,8 @@ class Rig:
             await self._fleet.start()
             psutil.Process(self._fleet.pid).cpu_affinity(self._other_cores)
             workers = (await self._fleet.ready(START_S)).endpoints
-            self._router = router_process(self._scratch, self._module, {"queue-limit": 100_000, **workers})
+            flags = {"queue-limit": 100_000, **workers, **self._settings}
+            self._router = router_process(self._scratch, self._module, flags)
             await self._router.start()
             psutil.Process(self._router.pid).cpu_affinity(self._router_cores)
             self._target = (await self._router.ready(START_S)).endpoints["grpc"]

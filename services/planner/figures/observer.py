@@ -9,12 +9,26 @@ from services.planner.cluster.pods import Pod
 from services.planner.figures.page import Page, share_above
 from services.planner.figures.sources import RouterFigures
 from services.planner.policy.observation import Observation, PoolCount
-from shared.errors import Overloaded
+from shared.errors import (
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    PromptTooLong,
+    QuotaExceeded,
+    RequestRunning,
+    Unauthenticated,
+)
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 
 TTFT = "gen_ai_server_time_to_first_token_seconds"
 TPOT = "gen_ai_server_time_per_output_token_seconds"
 BUSY = "tandem_engine_step_seconds_total"
+
+_NO_LOAD = frozenset(
+    f"outcome {error.code}"
+    for error in (InvalidRequest, NotFound, PromptTooLong, QuotaExceeded, RequestRunning, Unauthenticated)
+)
+"""Requests that ended at the edge: no size of a pool would have served them."""
 
 Key = tuple[str, str, float]  # (process, what, histogram bound or 0)
 
@@ -64,7 +78,7 @@ class Observer:
         for key, value in grown.items():
             outcomes[key[1]] += value if not key[1].startswith(("ttft", "tpot")) else 0.0
         refused = outcomes.get(f"outcome {Overloaded.code}", 0.0)
-        ended = sum(value for name, value in outcomes.items() if name.startswith("outcome "))
+        ended = sum(value for name, value in outcomes.items() if name.startswith("outcome ") and name not in _NO_LOAD)
         late, answered = share_above(_buckets(grown, "ttft"), self.ttft_s)
         slow, finished = share_above(_buckets(grown, "tpot"), self.tpot_s)
         num_sequences, kv_share = _decode_use(statuses[0])

@@ -99,9 +99,10 @@ class Sources:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self._timeout_s))
         url = f"{scheme}://{address}/metrics"
+        key = {"authorization": f"Bearer {self._api_key}"} if self._api_key else {}
         expected = self._tls.server_name or None if self._tls is not None else None
         try:
-            async with self._session.get(url, ssl=self._trust or True, server_hostname=expected) as answer:
+            async with self._session.get(url, headers=key, ssl=self._trust or True, server_hostname=expected) as answer:
                 if answer.status != 200:
                     raise WorkerLost(f"{name} answers {answer.status} to {url}", status=answer.status)
                 return Page.parse(await answer.text())

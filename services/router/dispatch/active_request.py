@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from services.router.attribution.blocked import Waits
 from services.router.dispatch.quarantine import Deaths
 from services.router.dispatch.states import RequestEvent, RequestState, after
 from services.router.dispatch.write_coalescer import WriteCoalescer
@@ -49,8 +50,10 @@ class ActiveRequest:
         """`coalescer` wakes its reader. `serial`: the number of this call, another one for each."""
         self.request = request
         self._serial = serial
-        self.log = request_log(logger, request.request_id, request.trace)
+        self.log = request_log(logger, request.request_id, request.trace.trace_id)
         self.summary = RequestSummary()
+        self.waits: Waits = {}
+        """Time in the queue, by what its head waited for."""
         self.num_attempts = 0
         """Attempts begun; each has an id of its own on the workers."""
         self.produced: list[int] = list(request.resumed_token_ids)
@@ -65,12 +68,16 @@ class ActiveRequest:
         """Names of those that may have caused the failures since the last token: the next attempt goes elsewhere."""
         self.deaths = Deaths()
         """Of workers that held it."""
+        self.num_failures_in_all = 0
+        """Those before its last token included."""
         self._num_failures = 0
         self._num_charged = 0  # tokens produced when the last failure was charged
         self.timeline = Timeline(accepted=request.arrived_at or time.perf_counter())
         self.task: asyncio.Task[None] | None = None
         self.state = RequestState.QUEUED
         """Changed by `move` alone."""
+        self.trace = request.trace.request(self)
+        """Its spans; None where nothing is recorded."""
         self._pending: TokenDelta | None = None  # what the edge has not taken yet, as one
         self._error: TandemError | None = None
         self._settled = False
@@ -105,6 +112,13 @@ class ActiveRequest:
     def move(self, event: RequestEvent) -> None:
         """Takes the event; raises Internal where the present state has no such transition."""
         self.state = after(self.state, event)
+        if self.trace is not None:
+            self.trace.moved(event)
+
+    def note_error(self, error: Exception) -> None:
+        """Why its present state will end, for its trace."""
+        if self.trace is not None:
+            self.trace.error = error
 
     @property
     def num_failures(self) -> int:
@@ -116,6 +130,7 @@ class ActiveRequest:
         if len(self.produced) > self._num_charged:
             self.failed_workers = set()
         self._num_failures = self.num_failures + 1
+        self.num_failures_in_all += 1
         self._num_charged = len(self.produced)
         self.failed_workers |= set(suspects)
 
@@ -135,6 +150,8 @@ class ActiveRequest:
         if finish is None:
             self._wake_reader()
         else:
+            self.summary.last_token_at = time.perf_counter()
+            self.summary.decode_ms, self.summary.preempted_ms = tokens.decode_ms, tokens.preempted_ms
             self.move(RequestEvent.FINISH)
 
     def take_over(self) -> None:
@@ -151,6 +168,7 @@ class ActiveRequest:
     def fail(self, error: TandemError) -> None:
         """Ends the client's stream with an error, behind what came before."""
         self._error = error
+        self.note_error(error)
         self._wake_reader()
 
     def on_first_token(self, tokens: types_pb2.SequenceTokens, now: float) -> None:
@@ -201,6 +219,7 @@ class ActiveRequest:
     async def aclose(self) -> None:
         """See `RunningRequest`: cancels the dispatcher's task, which frees what the workers hold."""
         task, self.task = self.task, None
+        self.summary.delivered_at = self.summary.delivered_at or time.perf_counter()
         if task is not None and not self._settled:
             task.cancel()
             await asyncio.wait((task,))

@@ -145,7 +145,7 @@ class Attempt:
             self.decode.cancel(request_id, sender=prefill.name if sending and prefill is not None else "")
 
     def _reserve(self) -> None:
-        request = self._request
+        request, trace = self._request, self._active.trace
         self._active.timeline.reserved = self._active.timeline.placed
         self._token_ids = self.decode.reserve(
             decode_pb2.Reserve(
@@ -155,7 +155,7 @@ class Attempt:
                 salt=self._salt,
                 tenant=request.tenant,
                 prefill_here=self._prefill is None,
-                trace=request.trace,
+                traceparent=request.trace.traceparent if trace is None else trace.reserving(),
                 num_stored_blocks=self._active.hits.num_stored_blocks,
                 peers=self._peers(self.decode.name) if self._prefill is None else (),
             ),
@@ -171,7 +171,7 @@ class Attempt:
     def _submit(self, prefill: PrefillLink, decode: DecodeLink, reserved: decode_pb2.Reserved) -> None:
         if decode.welcome is None:
             raise WorkerLost(f"worker {decode.name} was lost")
-        request = self._request
+        request, trace = self._request, self._active.trace
         token_ids = self._token_ids if self._num_senders == 1 else self._active.token_ids[: self._num_tokens]
         prefill.submit(
             prefill_pb2.Submit(
@@ -183,7 +183,7 @@ class Attempt:
                 ticket=reserved.ticket,
                 transfer_address=decode.welcome.transfer_address,
                 needed_blocks=reserved.needed_blocks,
-                trace=request.trace,
+                traceparent=request.trace.traceparent if trace is None else trace.submitting(prefill),
                 num_stored_blocks=self._active.hits.num_stored_blocks,
                 peers=self._peers(prefill.name),
                 notes=reserved.reassignable,
@@ -234,6 +234,7 @@ class Attempt:
             self._reassigning = False
             if self._num_senders == 1:
                 self._active.timeline.reserved = time.perf_counter()
+                self._active.summary.reserve_on_worker_ms = reserved.reserve_ms
             self._submit(prefill, self.decode, reserved)
             return
         prefill.close(self._sender_id)  # everything had arrived before the loss

@@ -6,15 +6,19 @@ import asyncio
 import itertools
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from services.router.admission.controller import AdmissionController, Estimate
 from services.router.admission.orders import ORDERS
 from services.router.admission.queue import AdmissionQueue
 from services.router.admission.queue_entry import BYTES_PER_TOKEN, QueueEntry
+from services.router.attribution.blocked import BlockedClock, between, blocker
+from services.router.attribution.ring import EndedRequests
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.attempt import Attempt, Successor
 from services.router.dispatch.config import DispatchConfig
+from services.router.dispatch.ended import ended_request, refused_request
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.dispatch.quarantine import Quarantine
 from services.router.dispatch.states import RequestEvent
@@ -75,6 +79,9 @@ class Dispatcher:
         self._again: asyncio.TimerHandle | None = None
         self.decisions = DecisionLog(config.max_explained)
         """What was chosen lately, and why."""
+        self.ended = EndedRequests(config.max_ended, config.targets)
+        """What the status tells of requests that have ended."""
+        self._blocked = BlockedClock()
         self._active: dict[str, ActiveRequest] = {}
         self._quarantine = Quarantine()
         self._serials = itertools.count(1)
@@ -96,8 +103,9 @@ class Dispatcher:
             raise WorkerLost(reason)
         try:
             self._queue.check(BYTES_PER_TOKEN * request.num_input_tokens)
-        except Overloaded:
-            self._metrics.refused(waited=False)
+        except Overloaded as error:
+            self._metrics.refused(waited=False, cause="full")
+            self.ended.add(refused_request(request, error, self._blocked.cause))
             raise
         active = ActiveRequest(request, self._coalescer, next(self._serials))
         if older is not None:
@@ -137,6 +145,11 @@ class Dispatcher:
         return self._active.get(request_id)
 
     @property
+    def running(self) -> Iterable[ActiveRequest]:
+        """All that wait or run, oldest first."""
+        return self._active.values()
+
+    @property
     def num_active(self) -> int:
         """Requests accepted and not ended, those waiting included."""
         return len(self._active)
@@ -144,6 +157,8 @@ class Dispatcher:
     def pump(self) -> None:
         """Gives waiting requests to workers that can start them; called whenever a worker's state changes."""
         self._queue.admit(self._try_start)
+        if not self._queue:
+            self._blocked.release(time.perf_counter())
         if self._queue and self._again is None and self._fleet.shared:
             self._again = asyncio.get_running_loop().call_later(GUEST_AFTER_S, self._pump_again)
 
@@ -169,15 +184,14 @@ class Dispatcher:
         """Every request ends here, also one whose task was cancelled before its first step. A last token that came
         first decides, whatever crossed it."""
         error = None if task.cancelled() else task.exception()
+        self._remember(active, error)
         if active.finished:
-            self._metrics.finished(active)
             active.log.debug("request %s is finished", active.request.request_id)
         elif active.taken_over:
             active.move(RequestEvent.FAIL)
             self._fail(active, TakenOver(f"request {active.request.request_id!r} goes on on another call"))
         elif error is None:
             active.move(RequestEvent.CANCEL)
-            self._metrics.cancelled()
             active.log.debug("request %s is cancelled", active.request.request_id)
         else:
             active.move(RequestEvent.FAIL)
@@ -186,6 +200,11 @@ class Dispatcher:
             del self._active[active.request.request_id]
         active.settle()
 
+    def _remember(self, active: ActiveRequest, error: BaseException | None) -> None:
+        ended = ended_request(active, error, self._blocked.cause)
+        if ended is not None:
+            self.ended.add(ended)
+
     def _fail(self, active: ActiveRequest, error: BaseException) -> None:
         request_id = active.request.request_id
         if not isinstance(error, TandemError):
@@ -193,7 +212,6 @@ class Dispatcher:
             error = Internal(f"{type(error).__name__}: {error}")
         if isinstance(error, Quarantined):
             self._quarantine.add(active.request.tenant, request_id, error)
-        self._metrics.failed(error)
         active.log.log(failure_level(error), "request %s failed: %s", request_id, error)
         active.fail(error)
 
@@ -206,10 +224,12 @@ class Dispatcher:
             try:
                 await self._serve(attempt)
                 return
-            except Overloaded:
+            except Overloaded as error:
+                active.note_error(error)
                 # Its own state was newer than our view of it; the request keeps its place in the queue.
                 attempt.refuse()
             except TandemError as error:
+                active.note_error(error)
                 if not attempt.is_charged:
                     active.charge(attempt.suspects)
                 if attempt.died:
@@ -219,6 +239,8 @@ class Dispatcher:
                 active.log.warning("request %s is placed anew: %s", active.request.request_id, error)
                 if not attempt.is_charged:
                     self._metrics.retried(error)
+                if len(active.produced) > active.num_resumed:
+                    self._metrics.migrated("answer", error)
             active.move(RequestEvent.RETRY)
             if attempt.died:
                 await self._fleet.heard()  # else it might go to a worker that died with the first, and seem the cause
@@ -229,12 +251,13 @@ class Dispatcher:
         """Waits in the queue until workers can start the request; raises Overloaded where that is not in time."""
         request = active.request
         request_id = request.request_id
-        active.hits = await self._lookup.hits(active.token_ids, request.chain_salt, request.num_prompt_tokens)
+        active.hits = await self._lookup.hits_for(active)
         active.timeline.matched = now = time.perf_counter()
         estimate = self._enter(active, now, returning=returning)
         item = estimate.item
         wait_s = min(self._config.queue_timeout_s, max(0.0, estimate.given_up_s - now))
         queued = _Queued(active, estimate, asyncio.get_running_loop().create_future())
+        held = self._blocked.read(now)
         waits = False
         try:
             if returning:
@@ -246,7 +269,7 @@ class Dispatcher:
             if waits:
                 await asyncio.wait((queued.assignment,), timeout=wait_s)
         except Overloaded:
-            self._metrics.refused(waited=waits)
+            self._metrics.refused(waited=waits, cause="full")
             raise
         except asyncio.CancelledError:
             given = _given(queued.assignment)
@@ -256,12 +279,14 @@ class Dispatcher:
             raise
         finally:
             self._queue.remove(request_id)  # from here on nobody assigns workers to it
+            if waits:
+                active.waits = between(held, self._blocked.read(time.perf_counter()))
         if not queued.assignment.done():
             raise self._gave_up(estimate, wait_s)
         try:
             attempt = queued.assignment.result()
         except Overloaded:
-            self._metrics.refused(waited=waits)
+            self._metrics.refused(waited=waits, cause="late")
             raise
         active.timeline.placed = time.perf_counter()
         return attempt
@@ -272,7 +297,7 @@ class Dispatcher:
         if reason:
             return WorkerLost(reason)
         self._admission.gave_up(estimate, time.perf_counter())
-        self._metrics.refused(waited=True)
+        self._metrics.refused(waited=True, cause="timeout")
         return Overloaded(f"no worker could start the request within {wait_s:.3g} s", limit=wait_s)
 
     def _enter(self, active: ActiveRequest, now: float, *, returning: bool) -> Estimate:
@@ -289,7 +314,7 @@ class Dispatcher:
                 first=returning,
             )
         except Overloaded:
-            self._metrics.refused(waited=returning)
+            self._metrics.refused(waited=returning, cause="late")
             raise
 
     @property
@@ -324,7 +349,9 @@ class Dispatcher:
             wanted, fleet.decode_pool, fleet.prefill_pool, collocated=self._config.collocated
         )
         if choice is None:
+            self._note_blocked(wanted)
             return False
+        self._blocked.release(wanted.now_s)
         try:
             self._admission.start(queued.estimate, time.perf_counter(), choice.predicted_ttft_s)
         except Overloaded as error:
@@ -335,6 +362,8 @@ class Dispatcher:
         active.num_attempts += 1
         active.move(RequestEvent.PLACED)
         self._explain(active, choice)
+        if active.trace is not None:
+            active.trace.placed(wanted.now_s, decode, prefill, choice.route.value)
         attempt = Attempt(
             active,
             decode,
@@ -350,6 +379,10 @@ class Dispatcher:
         attempt.open(wanted.work((prefill or decode).name), wanted.num_missing_blocks(decode.name))
         assignment.set_result(attempt)
         return True
+
+    def _note_blocked(self, wanted: PlacementRequest) -> None:
+        if self._blocked.is_due(wanted.now_s):
+            self._blocked.hold(blocker(wanted, self._fleet.decode_pool), wanted.now_s)
 
     def _wanted(self, active: ActiveRequest, block_size: int, deadline_s: float) -> PlacementRequest:
         """What placement has to know of a request now."""
@@ -381,7 +414,9 @@ class Dispatcher:
         if held and isinstance(error, WorkerDied):
             active.deaths.note(active.request.request_id, lost, len(active.produced))
         active.charge((lost,))
+        active.note_error(error)
         self._metrics.retried(error)
+        self._metrics.migrated("prompt", error)
         active.log.warning("request %s: prefill on %s from now on: %s", active.wire_id, name, error)
         return fleet.prefills[name], wanted.work(name)
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 import heapq
 import logging
 import random
+import time
 from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from services.router.metric_definitions import LOOKUPS
 from services.router.placement.views import NO_HITS, UNKNOWN_HITS, PrefixHits, PrefixPeer
 from services.router.workers.fleet import Fleet
 from shared.errors import StoreUnavailable
 from shared.kv.hashing import chain
 from shared.kv_index.holders import PrefixMatch, Tier
+from shared.telemetry.buckets import BucketCounts
 
 if TYPE_CHECKING:
+    from services.router.dispatch.active_request import ActiveRequest
     from shared.kv_index.client import KVStoreClient
 
 logger = logging.getLogger(__name__)
@@ -33,25 +37,40 @@ class PrefixLookup:
         self._fleet = fleet
         self.available = client is not None
         self.num_errors = 0
+        self.round_trips_s = BucketCounts(LOOKUPS.buckets)
+        """How long each look-up took, failed ones too."""
         self._random = random.Random()
 
-    async def hits(self, token_ids: list[int], salt: str, num_prompt_tokens: int) -> PrefixHits:
+    async def hits_for(self, active: ActiveRequest) -> PrefixHits:
+        """`hits` of a request's tokens so far, in its trace where it has one."""
+        request, trace = active.request, active.trace if self._client is not None else None
+        traceparent = trace.looking() if trace is not None else ""
+        try:
+            return await self.hits(active.token_ids, request.chain_salt, request.num_prompt_tokens, traceparent)
+        finally:
+            if trace is not None:
+                trace.looked()
+
+    async def hits(self, token_ids: list[int], salt: str, num_prompt_tokens: int, traceparent: str = "") -> PrefixHits:
         """How many of these tokens have their KV where, from the first on; `num_prompt_tokens` of them are the
-        client's prompt. Never raises."""
+        client's prompt. `traceparent`: of the span that asks. Never raises."""
         layout = self._fleet.layout
         if self._client is None or layout is None:
             return UNKNOWN_HITS
         hashes = chain(self._fleet.hash_root(salt, num_prompt_tokens), token_ids, layout.block_size)
         if not hashes:
             return NO_HITS
+        begun = time.perf_counter()
         try:
-            match = await self._client.match(hashes)
+            match = await self._client.match(hashes, traceparent)
         except StoreUnavailable as error:
             self.num_errors += 1
             if self.available:
                 logger.warning("the KV store does not answer, prompts are placed without it: %s", error)
             self.available = False
             return UNKNOWN_HITS
+        finally:
+            self.round_trips_s.add(time.perf_counter() - begun)
         if not self.available:
             logger.info("the KV store answers again")
             self.available = True

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 import grpc.aio
 
+from services.router.edge.access import Access
 from services.router.edge.auth import ApiKeys
 from services.router.edge.catalog import Catalog
 from services.router.edge.grpc_messages import (
@@ -19,16 +21,16 @@ from services.router.edge.grpc_messages import (
     resume_of,
     sampling_params,
     start_of,
-    trace_of,
 )
 from services.router.edge.input_processor import CallInfo, InputProcessor, PromptOptions, TextPrompt
+from services.router.edge.ledger import CallEntry
 from services.router.edge.limits import LimitSettings
 from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.unary_call import answer_client
 from services.router.edge.write_watch import WriteWatch
 from services.router.request import Request
-from shared.errors import DeadlineExceeded, Internal, InvalidRequest, TandemError
+from shared.errors import Cancelled, DeadlineExceeded, Internal, InvalidRequest, TandemError
 from shared.rpc.errors import abort
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
 from shared.telemetry.logs import request_log
@@ -49,13 +51,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         input_processor: InputProcessor,
         catalog: Catalog,
         settings: EdgeSettings,
-        status: Callable[[], inference_pb2.ClusterStatus],
+        status: Callable[[float], inference_pb2.ClusterStatus],
         explain: Callable[[str], inference_pb2.Explanation],
         request_info: Callable[[str], inference_pb2.RequestInfo],
         router_name: str = "",
+        access: Access | None = None,
     ) -> None:
         """Serves the model of `input_processor`, which is one of `catalog`. `explain` and `request_info` raise NotFound
-        for a request that they do not know."""
+        for a request that they do not know. `access` counts and logs the calls."""
+        self._access = access or Access()
         self._router_name = router_name
         self._explain = explain
         self._request_info = request_info
@@ -99,18 +103,34 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         is_batch: bool = False,
     ) -> None:
         arrived_at = time.perf_counter()
-        error: TandemError
+        metadata = metadata_of(context)
+        trace = self._input_processor.traces.begin(
+            metadata.get("traceparent", ""), metadata.get("tracestate", ""), arrived_at
+        )
+        entry = CallEntry(self._input_processor.ledger, arrived_at)
+        entry.note.trace_id = trace.trace_id
+        error: TandemError | None = None
         try:
-            if is_batch:
-                self._check_batch(requests)
-            await self._generate(requests, context, arrived_at, write)
+            with entry:
+                if is_batch:
+                    self._check_batch(requests)
+                call = CallInfo(arrived_at=arrived_at, trace=trace)
+                await self._generate(requests, metadata, context, call, write, entry)
             return
         except TandemError as known:
             error = known
         except Exception as unknown:
             request_id = requests[0].request_id if requests else ""
-            request_log(logger, request_id, trace_of(metadata_of(context))).exception("request %s failed", request_id)
+            request_log(logger, request_id, trace.trace_id).exception("request %s failed", request_id)
             error = Internal(f"internal error ({type(unknown).__name__})")
+        except asyncio.CancelledError:
+            error = Cancelled("the client ended the call")
+            raise
+        finally:
+            code = "OK" if error is None else error.grpc_code
+            method = "GenerateBatch" if is_batch else "Generate"
+            self._access.grpc_ended(method, code, time.perf_counter() - arrived_at, entry.note)
+            trace.end(error, method, self._input_processor.model_name)
         await abort(context, error)
 
     async def GetStatus(  # noqa: N802
@@ -149,8 +169,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Where a request stands."""
         return await answer_client(self._keys.check, self._get_request, request, context)
 
-    async def _get_status(self, _request: inference_pb2.GetStatusRequest) -> inference_pb2.ClusterStatus:
-        return self._status()
+    async def _get_status(self, request: inference_pb2.GetStatusRequest) -> inference_pb2.ClusterStatus:
+        return self._status(request.window_s)
 
     async def _explained(self, request: inference_pb2.ExplainRequest) -> inference_pb2.Explanation:
         return self._explain(request.request_id)
@@ -186,23 +206,34 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return inference_pb2.DetokenizeResponse(text=self._input_processor.detokenize(request.token_ids, "token_ids"))
 
     async def _generate(
-        self, requests: Sequence[inference_pb2.GenerateRequest], context: Context, arrived_at: float, write: Write
+        self,
+        requests: Sequence[inference_pb2.GenerateRequest],
+        metadata: Mapping[str, str],
+        context: Context,
+        call: CallInfo,
+        write: Write,
+        entry: CallEntry,
     ) -> None:
         """One coroutine, no generator: a cancelled call unwinds all of it at once."""
-        metadata = metadata_of(context)
+        note = entry.note
+        note.model = requests[0].model or self._input_processor.model_name
+        note.request_id = requests[0].request_id
         tenant = self._keys.check(metadata.get("authorization"))
         hints = scheduling_hints(metadata, tenant)
+        note.tenant = hints.tenant
         account = self._input_processor.rates.begin(
             self._keys.account(metadata.get("authorization"), hints.tenant), hints.tenant
         )
         time_left = context.time_remaining()
         if time_left is not None and time_left <= 0:
             raise DeadlineExceeded("the call's deadline passed before it began")
-        call = CallInfo(arrived_at=arrived_at, timeout_s=time_left or 0.0, trace=trace_of(metadata), scheduling=hints)
+        call = replace(call, timeout_s=time_left or 0.0, scheduling=hints)
         plan = [await self._prepared(request, call) for request in requests]
         account.charge(sum(request.num_input_tokens for request in plan))
+        entry.answers_begin()
+        note.request_id = plan[0].request_id
         starts: dict[int, inference_pb2.Start] = {i: start_of(item, self._router_name) for i, item in enumerate(plan)}
-        async with WriteWatch(self._write_timeout_s) as watch, self._input_processor.start(plan) as outputs:
+        async with WriteWatch(self._write_timeout_s) as watch, self._input_processor.start(plan, entry) as outputs:
             try:
                 async for index, delta in outputs:
                     watch.begin()

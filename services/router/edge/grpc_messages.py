@@ -23,8 +23,6 @@ _MAX_LIST_LEN = {"stop": MAX_STOP_STRINGS, "stop_token_ids": MAX_STOP_TOKEN_IDS,
 _OWN_FORMS = ("logit_bias", "bad_words", "bad_sequences", "structured_output")
 """Sampling fields that are no plain values."""
 
-_TRACE_KEYS = ("traceparent", "tracestate")
-
 
 def sampling_params(message: types_pb2.SamplingParams, defaults: GenerationDefaults) -> SamplingParams:
     """The wire's sampling fields, absent ones at their defaults; raises InvalidRequest naming the field."""
@@ -42,11 +40,6 @@ def sampling_params(message: types_pb2.SamplingParams, defaults: GenerationDefau
     if message.HasField("structured_output"):
         given["structured_output"] = structure_from_proto(message.structured_output)
     return SamplingParams(**given)
-
-
-def trace_of(metadata: dict[str, str]) -> dict[str, str]:
-    """The call's W3C trace context."""
-    return {key: metadata[key] for key in _TRACE_KEYS if key in metadata}
 
 
 def metadata_of(context: Context) -> dict[str, str]:

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from services.router.edge.answer.families import AnswerFormats
@@ -14,6 +14,7 @@ from services.router.edge.answer.reasoning import Thinking
 from services.router.edge.bad_words import check_bad_words
 from services.router.edge.chat_prompt import ChatPrompt
 from services.router.edge.generation_defaults import NO_DEFAULTS, GenerationDefaults
+from services.router.edge.ledger import Ledger, Uncounted
 from services.router.edge.model_names import ModelNames
 from services.router.edge.output_processor import INLINE_TOKENS, output_processor
 from services.router.edge.output_stream import OutputStream
@@ -30,6 +31,7 @@ from services.router.edge.settings import EdgeSettings
 from services.router.edge.structure_check import StructureCheck
 from services.router.edge.tenancy import chain_salt
 from services.router.request import PLAIN_TEXT, Core, Request, Resume, TextOptions
+from services.router.traces.call_trace import NO_TRACE, CallTrace, CallTraces
 from shared.engine.sampling_params import SamplingParams
 from shared.engine.structured_output import ReasoningPart
 from shared.errors import InvalidRequest, PromptTooLong, WorkerLost
@@ -63,7 +65,7 @@ class CallInfo:
     request_id: str = ""  # empty: drawn
     arrived_at: float = field(default_factory=time.perf_counter)  # seconds
     timeout_s: float = 0.0  # 0 = none
-    trace: Mapping[str, str] = field(default_factory=dict)  # W3C trace context
+    trace: CallTrace = NO_TRACE
     scheduling: SchedulingHints = field(default_factory=SchedulingHints)
     cache_salt: str = ""  # the client's own; prefixes are shared only with requests of the same one
 
@@ -120,10 +122,12 @@ class InputProcessor:
         *,
         names: ModelNames | None = None,
         rates: RateLimits | None = None,
+        ledger: Ledger | None = None,
+        traces: CallTraces | None = None,
     ) -> None:
         """`structures`: for the model's vocabulary; `defaults`: what a request takes that does not say how to
-        sample; `names`: `model_name` and what else clients may call it; `rates`: shared with other models'
-        processors."""
+        sample; `names`: `model_name` and what else clients may call it; `rates` and `traces`: shared with
+        other models' processors; `ledger`: who counts requests, nobody where none is given."""
         self.core = core
         self.defaults = defaults
         self.formats = AnswerFormats.of(chat_template, settings.tool_call_parser, settings.reasoning_parser)
@@ -137,6 +141,10 @@ class InputProcessor:
         self._settings = settings
         self.rates = rates or RateLimits(settings)
         """Shared by all APIs."""
+        self.ledger: Ledger = ledger or Uncounted()
+        """Hears of the end of every request, over all APIs."""
+        self.traces = traces or CallTraces()
+        """Where each call begins its trace."""
 
     def check_model(self, model: str) -> None:
         """Passes for the served model's names and for no name; raises NotFound (`model`)."""
@@ -194,7 +202,7 @@ class InputProcessor:
             salt=self._salt(info, sampling),
             arrived_at=info.arrived_at,
             timeout_s=min(limits, default=0.0),
-            trace=dict(info.trace),
+            trace=info.trace,
             priority=info.scheduling.priority,
             session=info.scheduling.session,
             ttft_timeout_s=info.scheduling.ttft_timeout_s,
@@ -268,9 +276,10 @@ class InputProcessor:
         self._prompts.check_token_ids(field, token_ids)
         return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
-    def start(self, requests: Sequence[Request]) -> OutputStream:
-        """The answers to prepared requests; entering the stream submits them."""
-        return OutputStream(self.core, requests, self.tokenizer)
+    def start(self, requests: Sequence[Request], ledger: Ledger | None = None) -> OutputStream:
+        """The answers to prepared requests; entering the stream submits them. `ledger` counts them, else the one of
+        all."""
+        return OutputStream(self.core, requests, self.tokenizer, ledger or self.ledger)
 
     def context_len(self) -> int:
         """Tokens of prompt and answer that fit in all; raises WorkerLost while no worker is connected."""

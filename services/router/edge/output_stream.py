@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Self
 
-from services.router.edge.output_processor import OutputDelta, OutputProcessor, output_processor
-from services.router.request import Core, Request, RunningRequest
+from services.router.edge.ledger import FINISHED, Ledger, RequestEnd, Uncounted, outcome_of
+from services.router.edge.output_processor import OutputDelta, OutputFinish, OutputProcessor, output_processor
+from services.router.request import Core, Request, RequestSummary, RunningRequest
 from shared.errors import Internal
 from shared.model.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Answer:
     index: int
     request: Request
     running: RunningRequest
     processor: OutputProcessor
+    num_tokens: int = 0  # given to the client
 
 
 class OutputStream:
@@ -27,11 +31,16 @@ class OutputStream:
 
     An asynchronous context manager: entering submits the requests, leaving frees them in the whole cluster, finished
     or not. A request whose answer a stop string ended is freed before that delta is returned, and all are freed before
-    an error is raised. One reader at a time.
+    an error is raised. Each request is counted once: with its last delta, else with what ended the stream. One reader
+    at a time.
     """
 
-    def __init__(self, core: Core, requests: Sequence[Request], tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, core: Core, requests: Sequence[Request], tokenizer: Tokenizer, ledger: Ledger | None = None
+    ) -> None:
         """One choice a request, in order. Nothing comes of a choice that the client has as a whole already."""
+        self._ledger: Ledger = ledger or Uncounted()
+        self._uncounted = dict(enumerate(requests))
         self._core = core
         self._requests = requests
         self._tokenizer = tokenizer
@@ -50,14 +59,19 @@ class OutputStream:
                 running = self._core.submit(request)
                 processor.summary = running.summary
                 self._answers.append(_Answer(index, request, running, processor))
-        except BaseException:
-            await self.aclose()
+        except BaseException as error:
+            await self._end(error)
             raise
+        for index, request in enumerate(self._requests):
+            if request.resume is not None and request.is_complete:
+                self._count(index, RequestEnd(FINISHED, _since(request), request, request.resume.finish_reason))
         self._open = list(self._answers)
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
+    async def __aexit__(
+        self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
+    ) -> None:
+        await self._end(error)
 
     def __aiter__(self) -> Self:
         return self
@@ -72,19 +86,42 @@ class OutputStream:
                     raise StopAsyncIteration
                 await self._wait()
                 await self._take()
-        except asyncio.CancelledError:
-            await self.aclose()
+        except asyncio.CancelledError as error:
             if _is_cancelled():
+                await self._end(error)
                 raise
             # Not the reader was cancelled but something that it waited for: to the client that is a failure.
-            raise Internal("the request was abandoned by the router") from None
-        except BaseException:
+            abandoned = Internal("the request was abandoned by the router")
+            await self._end(abandoned)
+            raise abandoned from None
+        except StopAsyncIteration:
             await self.aclose()
+            raise
+        except BaseException as error:
+            await self._end(error)
             raise
         return self._ready.popleft()
 
     async def aclose(self) -> None:
         """Ends all requests in the whole cluster. Idempotent."""
+        await self._end(None)
+
+    async def _end(self, error: BaseException | None) -> None:
+        """As `aclose`; what is not counted yet is counted as ended by the error."""
+        outcome = outcome_of(error)
+        answers = {answer.index: answer for answer in self._answers}
+        for index, request in tuple(self._uncounted.items()):
+            answer = answers.get(index)
+            self._count(
+                index,
+                RequestEnd(
+                    outcome,
+                    _since(request),
+                    request,
+                    num_output_tokens=answer.num_tokens if answer is not None else 0,
+                    summary=answer.running.summary if answer is not None else RequestSummary(),
+                ),
+            )
         self._open = []
         for answer in self._answers:
             await answer.running.aclose()
@@ -110,11 +147,32 @@ class OutputStream:
                 self._error = error
                 return
             self.num_output_tokens += len(output.token_ids)
+            answer.num_tokens += len(output.token_ids)
             if output.finish is not None:
-                self._open.remove(answer)
+                self._finished(answer, output.finish)
                 if delta.finish_reason is None:  # a stop string: what it cut off must not run on
                     await answer.running.aclose()
             self._ready.append((answer.index, output))
+
+    def _finished(self, answer: _Answer, finish: OutputFinish) -> None:
+        """The last token of an answer that a stop string ended is the one that it was found in, which came now."""
+        self._open.remove(answer)
+        request, summary = answer.request, finish.summary
+        duration_s = _since(request)
+        ended_s = summary.last_token_at - request.arrived_at if summary.last_token_at else duration_s
+        tokens_s = max(0.0, ended_s - summary.ttft.ttft_ms / 1e3) if summary.ttft.ttft_ms else 0.0
+        self._count(
+            answer.index,
+            RequestEnd(FINISHED, duration_s, request, finish.reason, answer.num_tokens, summary, tokens_s),
+        )
+
+    def _count(self, index: int, end: RequestEnd) -> None:
+        if self._uncounted.pop(index, None) is not None:
+            self._ledger.ended(end)
+
+
+def _since(request: Request) -> float:
+    return time.perf_counter() - request.arrived_at
 
 
 def _is_cancelled() -> bool:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
+from services.router.edge.access import AccessLog
 from services.router.edge.answer.families import CallFormatName, ReasoningName
 from services.router.edge.key_digest import key_digest
 from services.router.edge.limits import LimitSettings
@@ -98,6 +99,10 @@ class EdgeSettings(BaseModel):
 
     structured_output: StructureSettings = StructureSettings()
     """What a request's `response_format` and its like may take."""
+
+    access_log: AccessLog = "off"
+    """A line in the log for each call: `answers` = calls that ask for answers, over HTTP and gRPC, with tokens, TTFT,
+    TPOT and workers; `all` = every other HTTP request too. Never what was asked or answered."""
 
     limits: LimitSettings = LimitSettings()
     """What one client may send, hold and be sent."""

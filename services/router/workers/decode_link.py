@@ -51,8 +51,8 @@ class DecodeLink(WorkerLink[decode_pb2.DecodeCommand, decode_pb2.DecodeEvent]):
     def _hello(self, hello: types_pb2.Hello) -> decode_pb2.DecodeCommand:
         return decode_pb2.DecodeCommand(hello=hello)
 
-    def _heartbeat(self) -> decode_pb2.DecodeCommand:
-        return decode_pb2.DecodeCommand(heartbeat=types_pb2.Heartbeat())
+    def _heartbeat(self, beat: types_pb2.Heartbeat) -> decode_pb2.DecodeCommand:
+        return decode_pb2.DecodeCommand(heartbeat=beat)
 
     def _peer_lost(self, lost: types_pb2.PeerLost) -> decode_pb2.DecodeCommand:
         return decode_pb2.DecodeCommand(peer_lost=lost)

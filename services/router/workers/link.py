@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
@@ -34,6 +35,8 @@ from shared.tasks import end_task
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 2.0
 HELLO_TIMEOUT_S = 10.0
+MAX_KEPT_TRACES = 1024
+"""That a worker may still have to hear of; the oldest go first."""
 CLOSE_TIMEOUT_S = 2.0
 """For a retired worker to end the session after its last command; then the router breaks it off."""
 
@@ -98,6 +101,7 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         self._metadata = fleet_metadata(token)
         self._receivers: dict[str, Receiver] = {}
         self._drained = asyncio.Event()
+        self._kept_traces: deque[bytes] = deque(maxlen=MAX_KEPT_TRACES)
 
     @property
     def connected(self) -> bool:
@@ -183,6 +187,11 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
             )
             self._standing.retire()
             self._check_drained()
+
+    def keep_trace(self, trace_id: bytes) -> None:
+        """The worker's spans of this trace (16 bytes), which was not sampled, are to be exported: it hears of that by
+        the next heartbeat."""
+        self._kept_traces.append(trace_id)
 
     def _check_drained(self) -> None:
         if self.retired and not self._receivers:
@@ -314,9 +323,14 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
     def _hello(self, hello: types_pb2.Hello) -> CommandT:
         """The session's first command."""
 
+    def _next_heartbeat(self) -> CommandT:
+        kept = list(self._kept_traces)
+        self._kept_traces.clear()
+        return self._heartbeat(types_pb2.Heartbeat(kept_traces=kept))
+
     @abstractmethod
-    def _heartbeat(self) -> CommandT:
-        """The router's own heartbeat."""
+    def _heartbeat(self, beat: types_pb2.Heartbeat) -> CommandT:
+        """Wraps the router's own heartbeat."""
 
     @abstractmethod
     def _peer_lost(self, lost: types_pb2.PeerLost) -> CommandT:
@@ -342,7 +356,7 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         self.mismatch = ""
         self._waits_for.clear()
         self._stream = stream = WorkerStream(
-            self.name, self._limits, self._heartbeat, self._on_event, self._judge, heartbeats=welcome.heartbeats
+            self.name, self._limits, self._next_heartbeat, self._on_event, self._judge, heartbeats=welcome.heartbeats
         )
         self._standing.begin(welcome, stream.suspicion)
         self._on_change()

@@ -43,8 +43,8 @@ class PrefillLink(WorkerLink[prefill_pb2.PrefillCommand, prefill_pb2.PrefillEven
     def _hello(self, hello: types_pb2.Hello) -> prefill_pb2.PrefillCommand:
         return prefill_pb2.PrefillCommand(hello=hello)
 
-    def _heartbeat(self) -> prefill_pb2.PrefillCommand:
-        return prefill_pb2.PrefillCommand(heartbeat=types_pb2.Heartbeat())
+    def _heartbeat(self, beat: types_pb2.Heartbeat) -> prefill_pb2.PrefillCommand:
+        return prefill_pb2.PrefillCommand(heartbeat=beat)
 
     def _peer_lost(self, lost: types_pb2.PeerLost) -> prefill_pb2.PrefillCommand:
         return prefill_pb2.PrefillCommand(peer_lost=lost)

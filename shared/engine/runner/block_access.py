@@ -44,7 +44,7 @@ class DirectBlocks:
     """A pool in host memory: sent from and received into as it is."""
 
     def __init__(self, kv_blocks: Tensor) -> None:
-        self._kv_blocks = kv_blocks  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+        self._kv_blocks = kv_blocks  # [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]
 
     def outgoing(self, block_id: int) -> memoryview:
         """See `BlockAccess`."""
@@ -68,7 +68,7 @@ class DeviceBlocks:
 
     def __init__(self, kv_blocks: Tensor, link: DeviceLink, sums: BlockSums) -> None:
         """`sums`: of these blocks. Also works on a pool in host memory, for tests."""
-        self._kv_blocks = kv_blocks  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+        self._kv_blocks = kv_blocks  # [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]
         self._link = link
         self._sums = sums
         self._aside = link.side_stream()
@@ -108,7 +108,7 @@ class StagedBlocks:
     def __init__(self, kv_blocks: Tensor, link: DeviceLink, num_slots: int | None = None) -> None:
         """`num_slots`: None = of STAGING_BYTES. Also works on a pool in host memory, for tests: the copies are then
         superfluous."""
-        self._kv_blocks = kv_blocks  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+        self._kv_blocks = kv_blocks  # [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]
         self._link = link
         self._aside = link.side_stream()
         block_bytes = kv_blocks[0].numel() * kv_blocks.element_size()

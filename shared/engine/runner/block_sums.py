@@ -15,7 +15,7 @@ class BlockSums:
     """On a CUDA device by the backend's kernel on a stream of its own; in host memory by `BlockChecksum`."""
 
     def __init__(self, layout: BlockLayout, kv_blocks: Tensor, kernels: BlockOps, link: DeviceLink) -> None:
-        self._kv_blocks = kv_blocks  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+        self._kv_blocks = kv_blocks  # [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]
         self._kernels = kernels
         self._link = link
         self._aside = link.side_stream()

@@ -22,9 +22,9 @@ class HostArena:
         the system gives a page when it is first written to. Raises ConfigError where they do not fit.
         """
         self._link = link
-        self._kv_blocks = kv_blocks  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+        self._kv_blocks = kv_blocks  # [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]
         try:
-            # [num_slots, num_layers, 2, num_kv_heads, block_size, head_dim]
+            # [num_slots, num_layers, num_planes, num_kv_heads, block_size, head_dim]
             self._slots = torch.empty(layout.shape(num_slots), dtype=kv_blocks.dtype, pin_memory=kv_blocks.is_cuda)
         except RuntimeError as error:  # torch's own out-of-memory errors are of this class
             raise ConfigError(

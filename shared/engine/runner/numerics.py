@@ -25,12 +25,13 @@ class StepNumerics:
 class NumericsProbe:
     """Wraps a decoder's kernels and checks what its blocks add to the residual stream.
 
-    Every block's output passes one of the two norms, in the order of the layers, so the count of their calls tells
+    Every block's output passes the norm that adds, in the order of the layers, so the count of their calls tells
     the layer. For debugging: it costs a pass over the activations for each block.
     """
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
+        self._first_norm: Tensor | None = None  # weight of the norm that begins a step
         self._finite: list[tuple[str, Tensor]] = []  # as in StepNumerics, a list of its own for each step
 
     def __getattr__(self, name: str) -> Any:
@@ -38,9 +39,10 @@ class NumericsProbe:
         return getattr(self._kernels, name)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """The first norm of a step: x is the embedding."""
-        self._finite = []
-        self._look("embedding", x)
+        """The first norm of a step, where x is the embedding, or one within a block."""
+        if weight is self._first_norm:
+            self._finite = []
+            self._look("embedding", x)
         return self._kernels.rms_norm(x, weight, eps)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -55,6 +57,7 @@ class NumericsProbe:
 
     def attach(self, decoder: Decoder) -> Decoder:
         """The same decoder over this probe."""
+        self._first_norm = decoder.first_norm
         return decoder.op_by_op(cast(Kernels, self))
 
     def _look(self, part: str, x: Tensor) -> None:

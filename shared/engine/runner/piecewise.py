@@ -31,7 +31,8 @@ class PiecewiseSteps:
     def __init__(
         self,
         decoder: Decoder,
-        kv_blocks: Tensor,  # [num_blocks + 1, num_layers, 2, num_kv_heads, block_size, head_dim]: the last is nobody's
+        # [num_blocks + 1, num_layers, num_planes, num_kv_heads, block_size, head_dim]: the last is nobody's
+        kv_blocks: Tensor,
         most_tokens: int,
         graphs: CudaGraphs | None,
     ) -> None:
@@ -52,10 +53,10 @@ class PiecewiseSteps:
         offsets = torch.arange(most_tokens, dtype=torch.int64, device=decoder.device) % block_size
         self._nowhere = (kv_blocks.shape[0] - 1) * block_size + offsets
         self._slots = self._nowhere.clone()
-        self._cos = real(most_tokens, config.head_dim)
-        self._sin = real(most_tokens, config.head_dim)
+        self._cos = real(most_tokens, config.rotary_dim)
+        self._sin = real(most_tokens, config.rotary_dim)
         self._query = real(most_tokens, config.num_heads, config.head_dim)
-        self._attended = real(most_tokens, config.num_heads * config.head_dim)
+        self._attended = real(most_tokens, config.num_heads * config.value_dim)
 
     def start(self) -> None:
         """Captures what can be captured, where there are graphs; steps of other sizes are left to the caller. The

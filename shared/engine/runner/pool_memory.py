@@ -79,8 +79,8 @@ def within_share(free_bytes: int, total_bytes: int, used_bytes: int, share: floa
 
 
 def allocate_pool(layout: BlockLayout, num_blocks: int, device: torch.device) -> Tensor:
-    """[num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], zeros: a masked-out position of a block never
-    written must not be NaN (0 * NaN is NaN).
+    """[num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim], zeros: a masked-out position of a block
+    never written must not be NaN (0 * NaN is NaN).
 
     Raises ConfigError where they do not fit; it says how many would.
     """

@@ -87,16 +87,19 @@ class Runner:
         self._probe = NumericsProbe(decoder.kernels) if config.debug_numerics else None
         self._decoder = self._probe.attach(decoder) if self._probe else decoder
         self._link = link = link or DeviceLink(decoder.device)
+        # Which experts were chosen is read on the host, what no graph can hold.
+        is_capturable = decoder.config.moe is None or not self._link.is_async
         is_static = config.static_decode
         if is_static is None:
             # The other backends read lengths on the host: a graph of theirs would keep the lengths of its capture.
             is_static = self._link.is_async and decoder.kernels.name.startswith("triton")
-        is_static = is_static and not config.debug_numerics
-        most_tokens = 0 if config.debug_numerics else min(config.piecewise_tokens, config.max_num_batched_tokens)
+        may_pad = is_capturable and not config.debug_numerics
+        is_static = is_static and may_pad
+        most_tokens = min(config.piecewise_tokens, config.max_num_batched_tokens) if may_pad else 0
         is_padded = is_static or most_tokens > 0
         assert pool is None or not is_padded, "a shared pool has no block for padding"
         self._num_blocks = num_blocks
-        # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]; padding has one block more.
+        # [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]; padding has one block more.
         self.kv_blocks: Tensor = allocate_pool(layout, num_blocks + is_padded, decoder.device) if pool is None else pool
         assert self.kv_blocks.shape == layout.shape(num_blocks + is_padded)
         self._announce = announce

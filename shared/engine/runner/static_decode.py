@@ -26,7 +26,8 @@ class StaticDecode:
     def __init__(
         self,
         decoder: Decoder,
-        kv_blocks: Tensor,  # [num_blocks + 1, num_layers, 2, num_kv_heads, block_size, head_dim]: the last is nobody's
+        # [num_blocks + 1, num_layers, num_planes, num_kv_heads, block_size, head_dim]: the last is nobody's
+        kv_blocks: Tensor,
         max_batch: int,
         max_seq_len: int,
         link: DeviceLink,

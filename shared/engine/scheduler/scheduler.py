@@ -186,7 +186,9 @@ class Scheduler:
             sequence.token_ids.append(token.token_id)
             sequence.check()
             finish_reason = sequence.finish_reason()
-            tokens.append(NewToken(item.sequence_id, token, finish_reason, sequence.take_prompt_logprobs()))
+            preempted_s = sequence.preempted_s if finish_reason is not None else 0.0
+            prompt_logprobs = sequence.take_prompt_logprobs()
+            tokens.append(NewToken(item.sequence_id, token, finish_reason, prompt_logprobs, preempted_s))
             if finish_reason is not None or sequence.goal is Goal.FIRST_TOKEN:
                 self._admission.ended(sequence)
                 self._retire(sequence)
@@ -268,6 +270,9 @@ class Scheduler:
         except Overloaded:
             return False
         self._sequences.run(sequence)
+        if sequence.preempted_at:
+            sequence.preempted_s += self._clock() - sequence.preempted_at
+            sequence.preempted_at = 0.0
         sequence.block_ids = cached
         self.counters.num_swapped_in += bool(sequence.host_slots)
         sequence.num_computed_tokens = self._swap.move_in(sequence)
@@ -357,6 +362,7 @@ class Scheduler:
         self._tables.free(sequence)
         sequence.num_computed_tokens = 0
         sequence.num_cached_tokens = 0
+        sequence.preempted_at = self._clock()
         self._sequences.preempt(sequence)
 
     def _ship(self, sequence: EngineSequence, end_block: int) -> list[OutgoingBlock]:

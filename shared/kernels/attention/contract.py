@@ -20,7 +20,7 @@ def check_paged_attention(
     assert kv_blocks.is_contiguous() or (part and pool_sizes(kv_blocks))
     assert_kv_dtype(query.dtype, kv_blocks.dtype)
     assert 0 <= layer < kv_blocks.shape[1]
-    assert kv_blocks.shape[2] == 2
+    assert kv_blocks.shape[2] in (1, 2)
     assert num_heads % kv_blocks.shape[3] == 0
     assert kv_blocks.shape[4] == batch.block_size
     assert kv_blocks.shape[5] == head_dim

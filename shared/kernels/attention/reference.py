@@ -101,16 +101,18 @@ def _attend_chunk(
 
 def _gather(kv_blocks: Tensor, layer: int, block_ids: Tensor, dtype: torch.dtype) -> Tensor:
     """Copy blocks of one layer: ids [..., n] int64 to [2, ..., num_kv_heads, n * block_size, head_dim] of `dtype`.
+    Rows of one plane are both.
 
     The pool is seen as rows of one head's block, so that one row selection also brings them into the order
     that attention reads; any other order would cost a second copy.
     """
-    _, num_layers, _, num_kv_heads, block_size, head_dim = kv_blocks.shape
+    _, num_layers, num_planes, num_kv_heads, block_size, head_dim = kv_blocks.shape
     if not kv_blocks.is_contiguous():  # some heads or layers of a pool
-        chosen = kv_blocks[:, layer][block_ids]  # [..., n, 2, num_kv_heads, block_size, head_dim]
+        chosen = kv_blocks[:, layer][block_ids]  # [..., n, num_planes, num_kv_heads, block_size, head_dim]
         return chosen.movedim(-4, 0).transpose(-4, -3).flatten(-3, -2).to(dtype)
     heads = torch.arange(num_kv_heads, device=kv_blocks.device)[:, None]  # [num_kv_heads, 1]
-    key_rows = block_ids[..., None, :] * (num_layers * 2 * num_kv_heads) + (layer * 2 * num_kv_heads + heads)
-    rows = torch.stack((key_rows, key_rows + num_kv_heads))  # [2, ..., num_kv_heads, n]
+    layer_rows = num_planes * num_kv_heads
+    key_rows = block_ids[..., None, :] * (num_layers * layer_rows) + (layer * layer_rows + heads)
+    rows = torch.stack((key_rows, key_rows + (num_planes - 1) * num_kv_heads))  # [2, ..., num_kv_heads, n]
     flat = kv_blocks.view(-1, block_size * head_dim).index_select(0, rows.flatten())
     return flat.view(*rows.shape[:-1], rows.shape[-1] * block_size, head_dim).to(dtype)

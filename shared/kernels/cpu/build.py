@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import hashlib
 import platform
 import shutil
@@ -84,9 +85,15 @@ def choose(wanted: str = AUTO, *, deterministic: bool = False) -> tuple[Instruct
         except CannotBuild as error:
             reason = error
             continue
-        if ctypes.CDLL(str(path)).tandem_pays():
+        if _pays(path):
             return isa, path
     raise reason
+
+
+@functools.cache
+def _pays(path: Path) -> bool:
+    """Whether a library is faster than the next lower one, by a timing: one for a process, whose engines agree then."""
+    return bool(ctypes.CDLL(str(path)).tandem_pays())
 
 
 def prebuild(folder: Path = PREBUILT) -> list[Path]:

@@ -21,6 +21,8 @@ from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.layer_stack import CpuLayerStack
 from shared.kernels.cpu.linear import WideLinear, pack
 from shared.kernels.cpu.packing import LANES, fits_panels, is_bf16
+from shared.kernels.experts import reference as experts
+from shared.kernels.latent import reference as latent
 from shared.kernels.linear import PlainLinear
 from shared.kernels.pool_view import pool_sizes
 from shared.kernels.rmsnorm import reference as rmsnorm
@@ -68,6 +70,12 @@ def num_threads_function() -> Any:
 
 class CpuOps:
     """`DecoderOps` on the CPU in fp32 or bf16. Every product and sum is taken in fp32, whatever the dtype."""
+
+    is_deterministic = False
+    serves_latents = True
+    make_experts = staticmethod(experts.make_plain_experts)
+    make_batched_linear = staticmethod(experts.make_plain_batched_linear)
+    rotate_and_write_latent = staticmethod(latent.rotate_and_write_latent)
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
@@ -195,7 +203,7 @@ class CpuOps:
         assert query.is_contiguous(), "the query is strided"
         out = torch.empty((num_tokens, num_heads * head_dim), dtype=query.dtype)
         pool_layers, pool_kv_heads = pool_sizes(kv_blocks)
-        sizes = (c_int64 * 10)(
+        sizes = (c_int64 * 11)(
             batch.num_seqs,
             num_heads,
             num_kv_heads,
@@ -205,6 +213,7 @@ class CpuOps:
             layer,
             batch.block_tables.shape[1],
             window or 0,
+            kv_blocks.shape[2],
             pool_kv_heads,
         )
         self.library.tandem_paged_attention(

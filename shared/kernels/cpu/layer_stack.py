@@ -92,7 +92,7 @@ class CpuLayerStack:
         self._sizes = sizes
         self._group = group
         self._hidden = last_norm.shape[0]
-        self._inner = layers[0].gate_up.out_size // 2
+        self._inner = projections[0][-1].in_size
         self._dtype = last_norm.dtype
         for linears in projections:
             found = tuple(linear.in_size for linear in linears)

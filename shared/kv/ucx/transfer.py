@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Callable, Sequence
 
 from shared import failpoints
@@ -80,10 +81,11 @@ class UcxTransfer:
         self._check_open()
         if failpoints.armed:
             await failpoints.strike_async(failpoints.UCX_SEND)
-        peer = self._peer(address)
+        peer, begun = self._peer(address), time.perf_counter()
         try:
             await peer.send(tag(ticket, index), memory)
         except TransferFailed:
+            self.counters.num_failed_sends += index != TRAILER_INDEX
             # An endpoint that failed once stays failed; the next send gets a new one.
             if self._peers.get(address) is peer:
                 self._forget(address, "another send to the peer failed")
@@ -91,6 +93,7 @@ class UcxTransfer:
         if index != TRAILER_INDEX:
             self.counters.blocks_sent += 1
             self.counters.bytes_sent += memory.nbytes
+            self.counters.send_s += time.perf_counter() - begun
 
     async def cancel(self, ticket: int) -> None:
         """See `KVTransfer`. Raises TransferFailed with `details["memory_lost"]` if a sender fell silent in the
@@ -153,9 +156,11 @@ class UcxTransfer:
             peer = Peer(self._worker, place, place.host == self._host_id, lambda: self.drop_peer(address))
             peer.connect()
             self._peers[address] = peer
+            self.counters.num_endpoints = len(self._peers)
         return peer
 
     def _forget(self, address: bytes, reason: str) -> None:
         peer = self._peers.pop(address, None)
+        self.counters.num_endpoints = len(self._peers)
         if peer is not None:
             peer.drop(reason)

@@ -76,16 +76,18 @@ def test_a_broken_sequence_ends_alone_and_the_engine_goes_on(sound, config, ahea
 
 
 @pytest.mark.parametrize(
-    ("weight", "row", "value", "source"),
+    ("family", "weight", "row", "value", "source"),
     [
-        ("model.layers.0.self_attn.v_proj.weight", 3, float("nan"), "layer 0 attention"),
-        ("model.layers.1.self_attn.o_proj.weight", 5, float("inf"), "layer 1 attention"),
-        ("model.layers.1.mlp.down_proj.weight", 0, float("nan"), "layer 1 feed-forward"),
-        ("lm_head.weight", 17, float("inf"), "output head"),
+        ("LlamaForCausalLM", "model.layers.0.self_attn.v_proj.weight", 3, float("nan"), "layer 0 attention"),
+        ("LlamaForCausalLM", "model.layers.1.self_attn.o_proj.weight", 5, float("inf"), "layer 1 attention"),
+        ("LlamaForCausalLM", "model.layers.1.mlp.down_proj.weight", 0, float("nan"), "layer 1 feed-forward"),
+        ("LlamaForCausalLM", "lm_head.weight", 17, float("inf"), "output head"),
+        ("mixtral", "model.layers.1.block_sparse_moe.gate.weight", 2, float("nan"), "layer 1 feed-forward"),
+        ("deepseek-v3", "model.layers.1.self_attn.q_b_proj.weight", 3, float("nan"), "layer 1 attention"),
     ],
 )
-def test_the_part_where_the_numbers_broke_is_named(tmp_path, weight, row, value, source):
-    folder = write_family(tmp_path, "LlamaForCausalLM")
+def test_the_part_where_the_numbers_broke_is_named(tmp_path, family, weight, row, value, source):
+    folder = write_family(tmp_path, family)
     break_weight(folder, weight, row, value)
     run = EngineRun(folder, config=RunnerConfig(debug_numerics=True))
     try:

@@ -10,7 +10,7 @@ import torch
 
 from shared.engine.runner.runner import RunnerConfig
 from tests.integration.engine.engine_run import EngineRun, hand_off
-from tests.integration.engine.families import FAMILIES, write_family
+from tests.integration.engine.families import EXPERTS, FAMILIES, write_family
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 NUM_TOKENS = 64
@@ -30,7 +30,7 @@ def transformers_greedy(folder: Path, prompt: list[int], num_tokens: int = NUM_T
     return output[0, len(prompt) :].tolist()
 
 
-@pytest.fixture(params=[*FAMILIES, "demo"])
+@pytest.fixture(params=[*FAMILIES, *EXPERTS, "demo"])
 def folder(request, tmp_path):
     if request.param == "demo":
         return DEMO
@@ -60,8 +60,9 @@ def test_every_way_through_the_engine_gives_the_tokens_of_transformers(folder):
     assert repaired == expected
 
 
-def test_batch_mates_chunks_and_preemption_do_not_change_tokens(tmp_path):
-    folder = write_family(tmp_path / "model", "LlamaForCausalLM")
+@pytest.mark.parametrize("family", ["LlamaForCausalLM", "qwen3-moe", "deepseek-v3"])
+def test_batch_mates_chunks_and_preemption_do_not_change_tokens(tmp_path, family):
+    folder = write_family(tmp_path / "model", family)
     prompts = [[5 + (i * k) % 200 for i in range(20 + 9 * k)] for k in range(1, 5)]
     roomy = EngineRun(folder, num_blocks=64, max_num_batched_tokens=512)
     tight = EngineRun(folder, num_blocks=16, max_num_batched_tokens=17)

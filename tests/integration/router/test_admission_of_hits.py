@@ -20,7 +20,7 @@ class Hits:
     def __init__(self, num_tokens: int) -> None:
         self._hits = PrefixHits.of({"p0": num_tokens} if num_tokens else {})
 
-    async def hits(self, *_) -> PrefixHits:
+    async def hits_for(self, _) -> PrefixHits:
         return self._hits
 
 

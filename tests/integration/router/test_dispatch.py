@@ -35,24 +35,30 @@ class NoMetrics:
         self.outcomes: list[str] = []
         self.routes: list[str] = []
         self.refusals: list[str] = []
+        self.causes: list[str] = []
+        self.migrations: list[str] = []
 
-    def finished(self, active) -> None:
-        self.outcomes.append("finished")
-
-    def failed(self, error: TandemError) -> None:
-        self.outcomes.append(error.code)
-
-    def refused(self, *, waited: bool) -> None:
+    def refused(self, *, waited: bool, cause: str) -> None:
         self.refusals.append("waited" if waited else "arrival")
+        self.causes.append(cause)
 
-    def cancelled(self) -> None:
-        self.outcomes.append("cancelled")
+    def migrated(self, phase: str, error: TandemError) -> None:
+        self.migrations.append(f"{phase} {error.code}")
 
     def placed(self, route) -> None:
         self.routes.append(route.value)
 
     def retried(self, error: TandemError) -> None:
         self.outcomes.append(f"retried {error.code}")
+
+
+class Watched(Dispatcher):
+    """Notes how each request ended."""
+
+    def _end(self, active, task) -> None:
+        super()._end(active, task)
+        error = active._error
+        self._metrics.outcomes.append(error.code if error is not None else active.state.value)
 
 
 class Router:
@@ -81,7 +87,7 @@ class Router:
         lookup = PrefixLookup(None, self.fleet)
         placement = Placement(PlacementConfig(**self._placement))
         config = DispatchConfig(collocated=self._collocated, **self._config)
-        self.dispatcher = Dispatcher(self.fleet, placement, lookup, self.metrics, config)
+        self.dispatcher = Watched(self.fleet, placement, lookup, self.metrics, config)
         self.fleet.start()
         await self.until(lambda: all(link.connected or link.mismatch for link in self.fleet.links))
         return self

@@ -25,7 +25,7 @@ async def test_a_client_asks_why_and_an_unknown_request_is_said_to_be_unknown():
         None,
         Catalog([]),
         EdgeSettings(api_keys=("key",)),
-        inference_pb2.ClusterStatus,
+        lambda window_s: inference_pb2.ClusterStatus(),
         lambda name: explanation(log, name),
         lambda name: request_info(None, name),
     )

@@ -23,6 +23,7 @@ from services.router.request import FinishReason, Request
 from shared.model.tokenizer import Tokenizer
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
 from shared.rpc.server import RpcServer, channel
+from tests.unit.router.edge.fixed_view import FixedView
 from tests.unit.router.edge.scripted_core import (
     MODEL,
     ScriptedCore,
@@ -48,6 +49,7 @@ class Edge:
     channel: grpc.aio.Channel
     grpc_address: str  # host:port
     servicer: InferenceServicer
+    view: FixedView
 
     def says(self, text: str, **options: object) -> None:
         """From now on every request is answered with `text`."""
@@ -86,7 +88,7 @@ def info(request_id: str) -> inference_pb2.RequestInfo:
     return inference_pb2.RequestInfo(request_id=request_id, state="decoding")
 
 
-def cluster_status() -> inference_pb2.ClusterStatus:
+def cluster_status(window_s: float = 0.0) -> inference_pb2.ClusterStatus:
     return inference_pb2.ClusterStatus(router_name="router-0", model_name=MODEL, ready=True, num_finished=3)
 
 
@@ -113,7 +115,8 @@ async def start_edge(edge_tokenizer: Tokenizer) -> AsyncIterator[StartEdge]:
             core = ScriptedCore(script)
             options = EdgeSettings(**settings)  # type: ignore[arg-type]
             input_processor = make_input_processor(core, tokenizer, options)
-            app = build_app(input_processor, options, lambda: b"tandem_up 1\n", cluster_status)
+            view = FixedView(cluster_status())
+            app = build_app(input_processor, options, lambda: b"tandem_up 1\n", view)
             http = HttpServer("127.0.0.1:0", app, options.limits, options.tls)
             await http.start()
             stack.push_async_callback(http.stop, 0)
@@ -143,7 +146,7 @@ async def start_edge(edge_tokenizer: Tokenizer) -> AsyncIterator[StartEdge]:
                 )
             )
             grpc_channel = await stack.enter_async_context(channel(rpc.address))
-            return Edge(core, tokenizer, http, client, sdk, grpc_channel, rpc.address, servicer)
+            return Edge(core, tokenizer, http, client, sdk, grpc_channel, rpc.address, servicer, view)
 
         yield start
 

@@ -14,6 +14,7 @@ from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 from tests.integration.router_edge.conftest import Edge, StartEdge
 from tests.unit.router.edge.scripted_core import MODEL, text_steps
 
+TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 GenerateCall = grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]
 
 
@@ -133,9 +134,9 @@ async def test_status_and_keys(start_edge: StartEdge) -> None:
         assert code is grpc.StatusCode.UNAUTHENTICATED
         with pytest.raises(grpc.aio.AioRpcError):
             await edge.grpc.GetStatus(inference_pb2.GetStatusRequest(), metadata=metadata)
-    known = (("authorization", "Bearer k1"), ("traceparent", "00-1-2-01"))
+    known = (("authorization", "Bearer k1"), ("traceparent", TRACEPARENT))
     assert [r async for r in edge.grpc.Generate(text_request(), metadata=known)]
-    assert edge.core.requests[0].trace == {"traceparent": "00-1-2-01"}
+    assert edge.core.requests[0].trace.traceparent == TRACEPARENT
     status = await edge.grpc.GetStatus(inference_pb2.GetStatusRequest(), metadata=known)
     assert status.router_name == "router-0"
 

@@ -26,6 +26,7 @@ from tests.integration.router_edge.conftest import DEADLINE_S, Edge, StartEdge
 from tests.unit.router.edge.scripted_core import MODEL, text_steps
 
 COMPLETIONS = "/v1/completions"
+TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 CHAT = "/v1/chat/completions"
 
 
@@ -86,10 +87,10 @@ async def test_request_ids_go_in_and_out(edge: Edge) -> None:
     edge.says("x")
     drawn = await edge.client.post(COMPLETIONS, json=completion())
     assert drawn.headers["x-request-id"] == edge.core.requests[0].request_id
-    headers = {"x-request-id": "from-header", "traceparent": "00-1-2-01"}
+    headers = {"x-request-id": "from-header", "traceparent": TRACEPARENT}
     given = await edge.client.post(COMPLETIONS, json=completion(), headers=headers)
     assert (given.headers["x-request-id"], given.json()["id"]) == ("from-header", "cmpl-from-header")
-    assert edge.core.requests[1].trace == {"traceparent": "00-1-2-01"}
+    assert edge.core.requests[1].trace.traceparent == TRACEPARENT
     body = await edge.client.post(COMPLETIONS, json=completion(request_id="from-body"), headers=headers)
     assert body.headers["x-request-id"] == "from-body"
     refused = await edge.client.post(COMPLETIONS, json=completion(n="x"), headers=headers)
@@ -269,7 +270,8 @@ async def test_too_long_a_prompt_and_too_large_a_max_tokens(edge: Edge) -> None:
 async def test_keys_guard_inference_models_and_status_but_not_the_probes(start_edge: StartEdge) -> None:
     edge = await start_edge(api_keys=("k1", "k2"))
     edge.says("x")
-    calls = [("POST", COMPLETIONS), ("POST", CHAT), ("GET", "/v1/models"), ("GET", "/status")]
+    calls = [("POST", COMPLETIONS), ("POST", CHAT), ("GET", "/v1/models")]
+    calls += [("GET", path) for path in ("/status", "/status/requests", "/status/requests/r", "/metrics")]
     for method, path in calls:
         for headers in ({}, {"authorization": "Bearer k3"}):
             answer = await edge.client.request(method, path, headers=headers, json=completion())
@@ -278,7 +280,8 @@ async def test_keys_guard_inference_models_and_status_but_not_the_probes(start_e
     known = {"authorization": "Bearer k2"}
     assert (await edge.client.post(COMPLETIONS, json=completion(), headers=known)).status_code == 200
     assert (await edge.client.get("/status", headers=known)).status_code == 200
-    for path in ("/healthz", "/readyz", "/metrics"):
+    assert (await edge.client.get("/metrics", headers=known)).status_code == 200
+    for path in ("/healthz", "/readyz", "/", "/page/main.js"):
         assert (await edge.client.get(path)).status_code == 200
 
 

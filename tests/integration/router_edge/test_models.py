@@ -13,6 +13,7 @@ import grpc.aio
 import httpx
 import pytest
 
+from services.router.edge.access import Access
 from services.router.edge.catalog import Catalog
 from services.router.edge.grpc_api import SERVICE_NAME, InferenceServicer
 from services.router.edge.http.app import build_models_app
@@ -28,6 +29,7 @@ from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
 from shared.rpc.server import RpcServer, channel
 from shared.structure.compiler import StructureCompiler
 from tests.integration.router_edge.conftest import DEADLINE_S, cluster_status
+from tests.unit.router.edge.fixed_view import FixedView
 from tests.unit.router.edge.scripted_core import (
     TEMPLATE,
     ScriptedCore,
@@ -93,7 +95,7 @@ async def door(tmp_path: Path) -> AsyncIterator[Door]:
         processors.append(
             InputProcessor(cores[name], tokenizer, template, name, settings, structures, names=names, rates=rates)
         )
-    app = build_models_app(Catalog(processors), settings, lambda: b"", cluster_status)
+    app = build_models_app(Catalog(processors), settings, lambda: b"", FixedView(cluster_status()), Access())
     async with AsyncExitStack() as stack:
         http = HttpServer("127.0.0.1:0", app, settings.limits, settings.tls)
         await http.start()

@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from services.router.edge.cluster_view import RequestDetail, RequestRow
+from services.router.edge.http.live_pages import PAGE
 from tests.integration.router_edge.conftest import Edge, StartEdge
 
 
@@ -55,8 +57,7 @@ async def test_version_ping_and_the_list_of_models_with_a_slash(edge: Edge) -> N
 
 
 async def test_the_page_of_the_api_loads_nothing_from_elsewhere(edge: Edge) -> None:
-    page = await edge.client.get("/", follow_redirects=True)
-    assert page.url.path == "/docs"
+    page = await edge.client.get("/docs")
     assert "/v1/chat/completions" in page.text
     assert "tool_choice" in page.text
     assert "http://" not in page.text
@@ -78,3 +79,60 @@ async def test_browsers_are_let_in_by_setting_alone(edge: Edge, start_edge: Star
     assert flight.headers["access-control-allow-origin"] == "https://app.example.com"
     other = await open_edge.client.get("/v1/models", headers={"origin": "https://evil.example.com"})
     assert "access-control-allow-origin" not in other.headers
+
+
+async def test_the_page_is_small_complete_and_runs_nothing_inline(edge: Edge) -> None:
+    page = await edge.client.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert not re.search(r"<script(?![^>]*src=)|<style| style=| on[a-z]+=", page.text)
+    names = set(re.findall(r'"page/([^"]+)"', page.text))
+    num_bytes = len(page.content)
+    seen: set[str] = set()
+    while names - seen:
+        name = (names - seen).pop()
+        seen.add(name)
+        file = await edge.client.get(f"/page/{name}")
+        assert file.status_code == 200, name
+        assert "http://" not in file.text.replace("http://www.w3.org", "")
+        assert "https://" not in file.text
+        assert "innerHTML" not in file.text
+        names |= set(re.findall(r'from "\./([^"]+)"', file.text))
+        num_bytes += len(file.content)
+    assert seen == {path.name for path in PAGE.iterdir()} - {"index.html"}
+    assert num_bytes < 200_000
+
+
+async def test_the_page_has_no_other_files(edge: Edge) -> None:
+    for name in ("nothing.js", "../__init__.py", "..%2f__init__.py", "%2e%2e/settings.py"):
+        assert (await edge.client.get(f"/page/{name}")).status_code == 404
+
+
+async def test_the_status_is_of_the_window_that_is_asked_for(edge: Edge) -> None:
+    assert (await edge.client.get("/status")).status_code == 200
+    assert (await edge.client.get("/status", params={"window_s": "300"})).status_code == 200
+    assert edge.view.windows == [0.0, 300.0]
+    for wrong in ("x", "-1", "0", "nan"):
+        answer = await edge.client.get("/status", params={"window_s": wrong})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "window_s")
+
+
+async def test_a_tenants_key_shows_its_own_requests_alone(start_edge: StartEdge) -> None:
+    edge = await start_edge(api_keys=("all",), tenants={"a": {"api_keys": ("of-a",)}})
+    rows = [
+        RequestRow(name, "m", "finished", 5, 0, 7, 1.0, 2.0, 3.0, None, "p0", "d0") for name in ("a-1", "b-1", "a-2")
+    ]
+    edge.view.rows += rows
+    edge.view.details = {row.request_id: RequestDetail(row, {"queue_ms": 1.0}, {}, None) for row in rows}
+
+    async def seen(key: str) -> list[str]:
+        answer = await edge.client.get("/status/requests", headers={"authorization": f"Bearer {key}"})
+        return [row["request_id"] for row in answer.json()["requests"]]
+
+    assert await seen("all") == ["a-1", "b-1", "a-2"]
+    assert await seen("of-a") == ["a-1", "a-2"]
+    for key, name, status in (("all", "b-1", 200), ("of-a", "a-1", 200), ("of-a", "b-1", 404)):
+        answer = await edge.client.get(f"/status/requests/{name}", headers={"authorization": f"Bearer {key}"})
+        assert answer.status_code == status

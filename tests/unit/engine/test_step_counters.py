@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.engine.step_counters import GROWTH, SHORT_S, StepCounters
+from shared.engine.step_counters import GROWTH, SHORT_S, STEP_KINDS, StepCounters
 
 
 def counters(*durations_s: float) -> StepCounters:
@@ -31,3 +31,15 @@ def test_steps_that_are_long_again_and_again_count_in_full() -> None:
 
 def test_a_standstill_counts_in_full_among_what_the_engine_was_busy_with() -> None:
     assert counters(0.1, 20.0).busy_s == pytest.approx(20.1)
+
+
+def test_steps_are_counted_by_kind_and_gaps_once_for_each_answer() -> None:
+    steps = StepCounters()
+    steps.add(8, 8, 0.004)
+    steps.add(100, 1, 0.1, num_prefill_tokens=100)
+    steps.add(103, 4, 0.2, num_prefill_tokens=100)
+    steps.add(0, 0, 0.001)
+    assert {kind: counts.num_values for kind, counts in steps.durations_s.items()} == dict.fromkeys(STEP_KINDS, 1)
+    assert steps.durations_s["mixed"].total == 0.2
+    assert (steps.gaps_s.num_values, steps.gaps_s.total) == (8 + 3, 8 * 0.004 + 3 * 0.2)
+    assert (steps.num_prefill_tokens, steps.num_computed_tokens) == (200, 211)

@@ -62,6 +62,15 @@ def test_only_the_router_may_ask_the_api_server_and_for_pods_alone(defaults: Man
     assert [subject["name"] for subject in binding["subjects"]] == ["demo-router"]
 
 
+def test_every_service_sends_its_spans_where_the_values_say_and_the_router_alone_samples(helm: Helm) -> None:
+    url = "http://otel:4317"
+    manifests = helm.manifests(values={"traces": {"endpoint": url, "sample": 0.05}})
+    for name in ("router", "prefill", "decode", "kvstore"):
+        given = flags(main_of(manifests, name))
+        assert (given["traces.endpoint"], given["traces.protocol"]) == (url, "auto")
+        assert given.get("traces.sample") == ("0.05" if name == "router" else None)
+
+
 def test_a_grace_period_has_room_for_what_comes_before_the_end(helm: Helm) -> None:
     manifests = helm.manifests(values={"worker": {"drainTimeoutSeconds": 200}, "router": {"drainTimeoutSeconds": 90}})
     for name in ("router", "prefill", "decode"):

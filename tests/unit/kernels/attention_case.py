@@ -26,6 +26,7 @@ class AttentionCase:
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
         kv_dtype: torch.dtype | None = None,  # of the pool; None: as `dtype`
+        num_planes: int = 2,  # 1: a row is key and value
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
         num_heads, num_kv_heads = heads
@@ -37,7 +38,9 @@ class AttentionCase:
         self.group = num_heads // num_kv_heads
         kv_dtype = kv_dtype or dtype
         self.keys = [values(kv, num_kv_heads).to(kv_dtype).to(dtype) for _, kv in plan]
-        self.values = [values(kv, num_kv_heads).to(kv_dtype).to(dtype) for _, kv in plan]
+        self.values = (
+            [values(kv, num_kv_heads).to(kv_dtype).to(dtype) for _, kv in plan] if num_planes == 2 else self.keys
+        )
         self.query = values(sum(query_len for query_len, _ in plan), num_heads)
         widths = [-(-kv // block_size) for _, kv in plan]
         num_blocks = sum(widths) + 2
@@ -52,6 +55,7 @@ class AttentionCase:
         for (_, kv), table, key, value in zip(plan, self.tables, self.keys, self.values, strict=True):
             slots = [table[position // block_size] * block_size + position % block_size for position in range(kv)]
             write_kv(key, value, self.kv_blocks, LAYER, torch.tensor(slots, device=device))
+        self.kv_blocks = self.kv_blocks[:, :, :num_planes].contiguous()
 
     def expected(self, window: int | None = None, scale: float = 0.3) -> Tensor:
         """The formula in float64: [num_tokens, num_heads * head_dim], on the CPU."""

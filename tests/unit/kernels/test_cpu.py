@@ -91,6 +91,19 @@ def test_paged_attention(cpu, dtype, window, plan, heads, head_dim):
 
 
 @needs_library
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"), [*((dtype, dtype) for dtype in DTYPES), (torch.float32, torch.bfloat16)]
+)
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS.keys())
+@pytest.mark.parametrize(("heads", "head_dim"), [((16, 1), 576), ((5, 1), 48), ((3, 1), 20)])
+def test_attention_to_rows_that_are_key_and_value(cpu, dtype, kv_dtype, plan, heads, head_dim):
+    """A latent's width in DeepSeek's models, an odd one, and one that is left to torch."""
+    case = AttentionCase(plan, heads, head_dim, block_size=16, dtype=dtype, kv_dtype=kv_dtype, num_planes=1)
+    found = cpu.paged_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=0.05, window=None)
+    close(found, case.expected(None, scale=0.05).to(dtype))
+
+
+@needs_library
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("group", "head_dim"), [*((group, 64) for group in range(1, 13)), (8, 128), (7, 48), (9, 16)])
 def test_decode_attention_of_every_group(cpu, dtype, group, head_dim):

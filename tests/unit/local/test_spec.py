@@ -26,6 +26,7 @@ from shared.errors import ConfigError
         ("mode", {"mode": "both"}),
         ("dtype", {"dtype": "int8"}),
         ("log_format", {"log_format": "xml"}),
+        ("traces_sample", {"traces_sample": 1.5}),
         ("kv_dtype", {"kv_dtype": "fp16"}),
         ("http", {"http": "8000"}),
         ("grpc", {"grpc": "localhost:x"}),
@@ -151,11 +152,12 @@ def test_several_store_nodes_have_a_name_and_a_folder_each() -> None:
         ClusterSpec(model=Path("m"), store_nodes=0)
 
 
-def test_all_services_log_json_where_the_spec_says_so_and_as_they_are_set_otherwise() -> None:
-    def commands(spec: ClusterSpec) -> list[list[str]]:
-        made, plan = TandemCommands(spec), WorkerPlan("decode", "decode-0", CoreShare((), 1))
-        return [list(made.kvstore("h:1", "redis://")), list(made.worker(plan, "h:1")), list(made.router({}, "h:1"))]
+def commands(spec: ClusterSpec) -> list[list[str]]:
+    made, plan = TandemCommands(spec), WorkerPlan("decode", "decode-0", CoreShare((), 1))
+    return [list(made.kvstore("h:1", "redis://")), list(made.worker(plan, "h:1")), list(made.router({}, "h:1"))]
 
+
+def test_all_services_log_json_where_the_spec_says_so_and_as_they_are_set_otherwise() -> None:
     spec = ClusterSpec(model=Path("m"))
     assert all(command[-2:] == ["--log-format", "json"] for command in commands(replace(spec, log_format="json")))
     assert all("--log-format" not in command for command in commands(spec))
@@ -178,3 +180,12 @@ def test_degrees_out_of_bounds_are_named(field: str) -> None:
     with pytest.raises(ConfigError) as refused:
         ClusterSpec(model=Path("m"), **{field: 17})
     assert refused.value.field == field
+
+
+def test_all_services_send_their_spans_where_the_spec_says_and_the_router_samples_all_or_what_it_says() -> None:
+    spec = ClusterSpec(model=Path("m"), traces_endpoint="http://c:4317")
+    for made in (commands(spec), commands(replace(spec, traces_sample=0.1))):
+        assert all(command[command.index("--traces.endpoint") + 1] == "http://c:4317" for command in made)
+        assert ["--traces.sample" in command for command in made] == [False, False, True]
+    assert [command[command.index("--traces.sample") + 1] for command in (commands(spec)[2], made[2])] == ["1.0", "0.1"]
+    assert not any("--traces" in flag for command in commands(ClusterSpec(model=Path("m"))) for flag in command)

@@ -21,10 +21,9 @@ class PagedSequence:
     """One sequence with its own pool of shuffled blocks; unwritten slots hold NaN."""
 
     def __init__(self, decoder: Decoder, max_tokens: int, kv_dtype: torch.dtype | None = None) -> None:
-        config = decoder.config
         num_blocks = -(-max_tokens // BLOCK_SIZE) + 3
         self.decoder = decoder
-        shape = (num_blocks, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
+        shape = decoder.config.block_layout(BLOCK_SIZE, "float32").shape(num_blocks)
         self.kv_blocks = torch.full(shape, float("nan"), dtype=kv_dtype or decoder.dtype)
         self.table = random.Random(0).sample(range(num_blocks), num_blocks)
         self.kv_len = 0

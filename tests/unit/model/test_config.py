@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +212,84 @@ def test_missing_folder_and_broken_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelLoadError, match="expected a JSON object"):
         ModelConfig.load(tmp_path)
+
+
+MOE: dict[str, dict[str, Any]] = {
+    "Mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "Qwen3Moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "DeepseekV2": {
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 16,
+        "first_k_dense_replace": 1,
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
+    },
+}
+MOE["DeepseekV3"] = {**MOE["DeepseekV2"], "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+
+
+def _parse_moe(family: str, **fields: Any) -> ModelConfig:
+    return _parse(**{"architectures": [f"{family}ForCausalLM"], **MOE[family], **fields})
+
+
+def test_layers_with_experts_by_family() -> None:
+    mixtral = _parse_moe("Mixtral")
+    assert mixtral.moe is not None
+    assert mixtral.moe.layers == (True,) * 4
+    qwen = _parse_moe("Qwen3Moe", decoder_sparse_step=2, mlp_only_layers=[3])
+    assert qwen.moe is not None
+    assert qwen.moe.layers == (False, True, False, False)
+    assert _parse_moe("Qwen3Moe", num_experts=0).moe is None
+    assert _parse_moe("Qwen3Moe", mlp_only_layers=[0, 1, 2, 3]).moe is None
+    deepseek = _parse_moe("DeepseekV2")
+    assert deepseek.moe is not None
+    assert (deepseek.moe.layers, deepseek.moe.shared_size) == ((False, True, True, True), 32)
+
+
+def test_latents_are_one_plane_of_the_cache() -> None:
+    layout = _parse_moe("DeepseekV3").block_layout(16, "bfloat16")
+    assert layout.shape(5) == (5, 4, 1, 1, 16, 24)
+    assert layout.block_bytes == 4 * 16 * 24 * 2
+    assert layout.format.name == "bfloat16-latent"
+
+
+def test_the_scale_of_latent_attention_follows_yarn() -> None:
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "mscale_all_dim": 1.0}
+    plain, yarn = _parse_moe("DeepseekV2"), _parse_moe("DeepseekV2", rope_scaling=rope)
+    assert plain.attention_scale == 0.25
+    assert yarn.attention_scale == pytest.approx(0.25 * (0.1 * math.log(4.0) + 1.0) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "field", "words"),
+    [
+        ("Mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok", "at most 8 experts, found 9"),
+        ("Mixtral", {"num_experts_per_tok": None}, "num_experts_per_tok", "is missing"),
+        ("Qwen3Moe", {"mlp_only_layers": 1}, "mlp_only_layers", "list of integers"),
+        ("Qwen3Moe", {"decoder_sparse_step": 0}, "decoder_sparse_step", "at least 1"),
+        ("DeepseekV2", {"n_group": 3}, "n_group", "must divide 8 experts, found 3"),
+        ("DeepseekV2", {"topk_group": 5}, "topk_group", "at most 4 groups, found 5"),
+        ("DeepseekV2", {"num_experts_per_tok": 5}, "num_experts_per_tok", "the 4 experts of a token's groups"),
+        ("DeepseekV2", {"topk_method": "noaux_tc"}, "topk_method", "supported: greedy"),
+        ("DeepseekV2", {"scoring_func": "sigmoid"}, "scoring_func", "supported: softmax"),
+        ("DeepseekV2", {"norm_topk_prob": True}, "norm_topk_prob", "not supported"),
+        ("DeepseekV2", {"moe_layer_freq": 2}, "moe_layer_freq", "other than 1"),
+        ("DeepseekV2", {"kv_lora_rank": None}, "kv_lora_rank", "is missing"),
+        ("DeepseekV3", {"n_group": 8, "topk_group": 4}, "n_group", "must leave 2 of 8 experts"),
+        ("DeepseekV3", {"qk_rope_head_dim": 7}, "qk_rope_head_dim", "even"),
+        ("DeepseekV3", {"q_lora_rank": 0}, "q_lora_rank", "at least 1"),
+    ],
+)
+def test_wrong_fields_of_experts_and_latents_are_named(
+    family: str, fields: dict[str, Any], field: str, words: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=words) as caught:
+        _parse_moe(family, **fields)
+    assert caught.value.field == field

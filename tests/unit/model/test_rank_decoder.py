@@ -14,9 +14,11 @@ from shared.collectives.rank_links import RankLinks
 from shared.errors import ConfigError
 from shared.kernels.batch import AttentionBatch
 from shared.model.checkpoints import write_random_checkpoint
+from shared.model.config import ModelConfig
 from shared.model.decoder import Decoder
 from shared.model.rank_decoder import MicroBatch, RankDecoder
 from shared.model.shard import Degrees
+from tests.integration.engine.families import write_family
 from tests.unit.collectives.in_threads import needs_library, run_group
 
 pytestmark = needs_library
@@ -117,3 +119,17 @@ def test_degrees_that_do_not_fit_are_refused_with_both_numbers(
     with pytest.raises(ConfigError) as refused:
         degrees.check(config)
     assert all(number in refused.value.message for number in numbers)
+
+
+@pytest.mark.parametrize("degrees", [Degrees(tensor=2), Degrees(pipeline=2)], ids=str)
+@pytest.mark.parametrize(
+    ("family", "kind"), [("mixtral", "experts"), ("qwen3-moe", "experts"), ("deepseek-v2", "latent attention")]
+)
+def test_models_that_are_not_split_yet_are_refused_by_name(
+    tmp_path: Path, family: str, kind: str, degrees: Degrees
+) -> None:
+    config = ModelConfig.load(write_family(tmp_path, family))
+    Degrees().check(config)
+    with pytest.raises(ConfigError, match=f"{config.architecture} has {kind}") as refused:
+        degrees.check(config)
+    assert refused.value.field == ("tp" if degrees.tensor > 1 else "pp")

@@ -18,6 +18,7 @@ PAGE = """\
 # TYPE tandem_requests_total counter
 tandem_requests_total{{outcome="finished"}} {finished}
 tandem_requests_total{{outcome="overloaded"}} {refused}
+tandem_requests_total{{outcome="invalid_value"}} {finished}
 # TYPE gen_ai_server_time_to_first_token_seconds histogram
 gen_ai_server_time_to_first_token_seconds_bucket{{le="0.5"}} {early}
 gen_ai_server_time_to_first_token_seconds_bucket{{le="1.0"}} {finished}

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.router.dispatch.active_request import ActiveRequest
-from services.router.dispatch.write_coalescer import WriteCoalescer
-from services.router.metrics import OTHER_TENANTS, RouterMetrics, TenantCounts
-from services.router.request import Request
+from services.router.edge.ledger import FINISHED, RequestEnd
+from services.router.metrics import MAX_TENANTS, OTHER_TENANTS, RouterMetrics, TenantCounts
+from services.router.request import FinishReason, Request, RequestSummary
 from shared.engine.sampling_params import SamplingParams
 
 
@@ -21,12 +20,9 @@ def metrics() -> Iterator[RouterMetrics]:
 
 
 def finish(metrics: RouterMetrics, tenant: str, num_prompt: int, cached: int, fetched: int, peer: int) -> None:
-    params = SamplingParams(max_tokens=1, seed=1)
-    active = ActiveRequest(Request(f"r-{tenant}", tuple(range(num_prompt)), params, tenant), WriteCoalescer())
-    active.summary.num_cached_tokens = cached
-    active.summary.num_fetched_tokens = fetched
-    active.summary.num_peer_tokens = peer
-    metrics.finished(active)
+    request = Request(f"r-{tenant}", tuple(range(num_prompt)), SamplingParams(max_tokens=1, seed=1), tenant)
+    summary = RequestSummary(num_cached_tokens=cached, num_fetched_tokens=fetched, num_peer_tokens=peer)
+    metrics.ended(RequestEnd(FINISHED, 0.1, request, FinishReason.LENGTH, 1, summary))
 
 
 def test_tokens_are_counted_by_tenant_and_place(metrics: RouterMetrics) -> None:
@@ -45,3 +41,19 @@ def test_names_that_clients_made_up_are_counted_together(metrics: RouterMetrics)
     assert metrics.tenants[OTHER_TENANTS] == TenantCounts(50, 500, 250, 0, 0)
     assert set(metrics.tenants) == {"default", "acme", OTHER_TENANTS}
     assert "made-up" not in metrics.page().decode()
+
+
+def test_more_tenants_than_a_page_should_have_share_a_series() -> None:
+    names = [f"t{i:04}" for i in range(MAX_TENANTS + 50)]
+    counting = RouterMetrics("tenant-counts", names)
+    for name in names:
+        finish(counting, name, 10, cached=0, fetched=0, peer=0)
+    page = counting.page().decode()
+    for metric in ("tandem_tenant_requests_total", "tandem_prefix_tokens_total"):
+        lines = [line for line in page.splitlines() if line.startswith(metric)]
+        assert len({line.split('tenant="')[1].split('"')[0] for line in lines}) == MAX_TENANTS + 1
+    assert (
+        'tandem_tenant_requests_total{finished="yes",gen_ai_response_model="tenant-counts",tenant="other"} 50' in page
+    )
+    assert counting.tenants[names[-1]].num_requests == 1
+    counting.close()

@@ -13,7 +13,8 @@ from shared.sizing.fit import fit
 from shared.sizing.load import Hardware, Load
 from shared.sizing.memory import gpus_by_memory, room
 from shared.sizing.queueing import erlang_c, servers_needed, waits_longer
-from shared.sizing.shapes import GPUS, H200, LLAMA_3_8B, LLAMA_3_70B, NAMED_MODELS
+from shared.sizing.shapes import DEEPSEEK_V3, GPUS, H200, LLAMA_3_8B, LLAMA_3_70B, MIXTRAL_8X7B, NAMED_MODELS
+from shared.sizing.step_time import roofline
 
 LOAD = Load(context=8000, concurrency=256, prompt_len=4000, output_len=500, ttft_s=1.0, tpot_s=0.04, rate=12.0)
 
@@ -33,6 +34,39 @@ def test_kv_of_128k_tokens_with_shared_heads():
 
 def test_parameters_are_counted_as_published():
     assert [model.num_params for model in NAMED_MODELS.values()] == [8_030_261_248, 70_553_706_496, 405_853_388_800]
+
+
+def test_parameters_of_experts_are_counted_as_published():
+    """Without the biases of DeepSeek's routers, and without its layer that predicts the token after the next."""
+    assert MIXTRAL_8X7B.num_params == 46_702_792_704
+    assert DEEPSEEK_V3.num_params == 671_026_404_352
+    assert round(MIXTRAL_8X7B.active_params / 1e9, 1) == 12.9
+    assert round(DEEPSEEK_V3.active_params / 1e9, 1) == 37.6
+
+
+def test_latents_take_a_fraction_of_the_heads_keys_and_values():
+    assert DEEPSEEK_V3.kv_bytes(1, "bf16") == 61 * 576 * 2
+    assert DEEPSEEK_V3.kv_bytes(128, "bf16") == 61 * 128 * (192 + 128) * 2
+    assert DEEPSEEK_V3.kv_bytes_per_gpu(8, "bf16") == DEEPSEEK_V3.kv_bytes(1, "bf16"), "every GPU has all of them"
+
+
+def test_a_decode_step_reads_the_experts_that_its_tokens_chose():
+    times = roofline(MIXTRAL_8X7B, H200, 4)
+    read_s = 2 / (H200.bandwidth * H200.bandwidth_efficiency * 4)  # of a parameter
+    alone, many = times.decode_step_s(1, 0) - times.sequence_s, times.decode_step_s(64, 0) - 64 * times.sequence_s
+    overhead = times.chunk_fixed_s
+    assert alone == pytest.approx(overhead + MIXTRAL_8X7B.active_params * read_s)
+    assert many == pytest.approx(overhead + MIXTRAL_8X7B.num_params * read_s, rel=1e-6)
+    assert times.token_s == pytest.approx(2 * MIXTRAL_8X7B.active_params / (H200.flops * H200.flops_efficiency * 4))
+
+
+def test_experts_allow_more_sequences_than_a_dense_model_of_the_same_size():
+    load = replace(LOAD, ttft_s=2.0)
+    sparse, hardware = fit(MIXTRAL_8X7B, load, Hardware()), Hardware()
+    dense = fit(replace(MIXTRAL_8X7B, experts=None, expert_params=0.0), load, hardware)
+    assert sparse.prefill.gpus <= dense.prefill.gpus
+    assert sparse.prefill.ttft_s < dense.prefill.ttft_s or sparse.prefill.gpus < dense.prefill.gpus
+    assert sparse.decode.tpot_s <= load.tpot_s
 
 
 def test_more_gpus_than_kv_heads_hold_the_same_head_several_times():

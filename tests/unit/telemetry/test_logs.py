@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from shared.errors import InvalidRequest, NumericalFault, Overloaded, WorkerLost
-from shared.telemetry.logs import JsonFormatter, failure_level, request_log, trace_id_of
+from shared.telemetry.logs import JsonFormatter, failure_level, request_log
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
-PARENT = "00f067aa0ba902b7"
 
 
 class Collecting(logging.Handler):
@@ -68,28 +67,11 @@ def test_an_exception_is_one_field(logger: logging.Logger, handler: Collecting) 
 
 
 def test_a_request_s_records_have_its_ids(logger: logging.Logger, handler: Collecting) -> None:
-    trace = {"traceparent": f"00-{TRACE_ID}-{PARENT}-01", "tracestate": "vendor=1"}
-    request_log(logger, "r-1", trace, "2").info("started")
+    request_log(logger, "r-1", TRACE_ID, "2").info("started")
     assert (handler.last["request_id"], handler.last["attempt"], handler.last["trace_id"]) == ("r-1", "2", TRACE_ID)
-    request_log(logger, "r-2", {}).info("started")
+    request_log(logger, "r-2").info("started")
     assert handler.last["request_id"] == "r-2"
     assert handler.last.keys().isdisjoint({"attempt", "trace_id"})
-
-
-@pytest.mark.parametrize(
-    ("traceparent", "trace_id"),
-    [
-        (f"00-{TRACE_ID}-{PARENT}-01", TRACE_ID),
-        (f"cc-{TRACE_ID}-{PARENT}-01-what-a-later-version-adds", TRACE_ID),
-        ("", ""),
-        ("nonsense", ""),
-        (f"00-{TRACE_ID.upper()}-{PARENT}-01", ""),
-        (f"00-{'0' * 32}-{PARENT}-01", ""),
-        (f"00-{TRACE_ID}-{PARENT}", ""),
-    ],
-)
-def test_the_trace_id_is_taken_from_a_sound_traceparent_only(traceparent: str, trace_id: str) -> None:
-    assert trace_id_of({"traceparent": traceparent}) == trace_id
 
 
 def test_only_what_the_cluster_did_wrong_is_logged_as_a_warning() -> None:

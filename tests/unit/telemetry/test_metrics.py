@@ -11,10 +11,10 @@ import pytest
 
 from services.kvstore.metrics import METRICS as KVSTORE_METRICS
 from services.kvstore.metrics import NODE_METRICS
-from services.router.metrics import METRICS as ROUTER_METRICS
+from services.router.observed import METRICS as ROUTER_METRICS
 from services.worker.metrics import METRICS as WORKER_METRICS
 from shared.errors import ConfigError
-from shared.telemetry.metrics import Kind, Metric, Metrics, Observed, counter, gauge
+from shared.telemetry.metrics import Kind, Metrics, Observed, counter, gauge, histogram
 from shared.telemetry.metrics_server import MetricsServer
 
 OBSERVED = (
@@ -30,7 +30,7 @@ SERVICES = {
 
 
 def samples(page: str) -> dict[str, float]:
-    lines = (line for line in page.splitlines() if line.startswith(("tandem_", "target_info")))
+    lines = (line for line in page.splitlines() if line.startswith(("tandem_", "gen_ai_", "target_info")))
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
 
@@ -67,15 +67,18 @@ def test_values_are_read_when_the_page_is_made() -> None:
 
 def test_the_page_names_its_service_and_has_no_labels_of_the_library() -> None:
     metrics = Metrics("tandem-test", "t-0")
-    histogram = metrics.histogram(Metric(Kind.HISTOGRAM, "tandem_wait", "Waiting.", unit="s", buckets=(0.5, 1.0)))
-    histogram.record(0.7)
+    wait = metrics.histogram(histogram("gen_ai.wait", "Waiting.", (0.5, 1.0), "who", unit="s"))
+    wait.record(0.7, "me")
+    wait.record(1.0, "me")
     page = metrics.page().decode()
     (info,) = (name for name in samples(page) if name.startswith("target_info"))
     assert 'service_name="tandem-test"' in info
     assert 'service_instance_id="t-0"' in info
     assert "otel_scope" not in page
     found = samples(page)
-    assert (found['tandem_wait_seconds_bucket{le="0.5"}'], found['tandem_wait_seconds_bucket{le="1.0"}']) == (0, 1)
+    bounds = ("0.5", "1.0", "+Inf")
+    assert [found[f'gen_ai_wait_seconds_bucket{{le="{bound}",who="me"}}'] for bound in bounds] == [0, 2, 2]
+    assert (found['gen_ai_wait_seconds_count{who="me"}'], found['gen_ai_wait_seconds_sum{who="me"}']) == (2, 1.7)
     metrics.close()
 
 

@@ -18,7 +18,10 @@ async def newest_report(session: Session[prefill_pb2.PrefillEvent]) -> list[str]
 
 def prefill_worker() -> PrefillWorker:
     """A worker without an engine: its reports are what it is asked for."""
-    host = SimpleNamespace(transfer=SimpleNamespace(counters=SimpleNamespace(bytes_sent=0, bytes_received=0)))
+    host = SimpleNamespace(
+        transfer=SimpleNamespace(counters=SimpleNamespace(bytes_sent=0, bytes_received=0)),
+        engine=SimpleNamespace(steps=SimpleNamespace(num_steps=0, busy_s=0.0)),
+    )
     connector = SimpleNamespace(
         nodes=SimpleNamespace(silent=[], on_change=None),
         server=SimpleNamespace(num_given=0),

@@ -11,12 +11,15 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from services.router.edge.access import Access, AccessMiddleware
 from services.router.edge.auth import ApiKeys
 from services.router.edge.catalog import Catalog
+from services.router.edge.cluster_view import ClusterView
 from services.router.edge.http.anthropic.endpoint import Messages
 from services.router.edge.http.chat import Chat
 from services.router.edge.http.completions import Completions
 from services.router.edge.http.endpoint import Dialect, InferenceEndpoint
+from services.router.edge.http.live_pages import LivePages
 from services.router.edge.http.model_switch import ModelSwitch
 from services.router.edge.http.pages import Pages, on_error, on_http_exception
 from services.router.edge.http.request_ids import RequestIds
@@ -25,17 +28,23 @@ from services.router.edge.http.tokenization import Tokenization
 from services.router.edge.input_processor import InputProcessor
 from services.router.edge.settings import EdgeSettings
 from shared.errors import TandemError
-from shared.rpc.pb.tandem.v1 import inference_pb2
+
+PATHS = (
+    *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
+    *("/tokenize", "/detokenize", "/v1/models", "/version", "/", "/docs", "/openapi.json"),
+    *("/healthz", "/health", "/ping", "/readyz", "/metrics", "/status"),
+)
+"""Those that requests are counted by."""
 
 
 def build_app(
     input_processor: InputProcessor,
     settings: EdgeSettings,
     metrics: Callable[[], bytes],
-    status: Callable[[], inference_pb2.ClusterStatus],
+    view: ClusterView,
     catalog: Catalog | None = None,
 ) -> Starlette:
-    """The ASGI application of one model; `metrics` gives Prometheus text, `status` the cluster's state. `catalog`: all
+    """The ASGI application of one model; `metrics` gives Prometheus text, `view` the cluster's state. `catalog`: all
     models, for the pages that list them, where there are several."""
     keys = ApiKeys.of(settings)
     tokenizer, model_name, defaults = input_processor.tokenizer, input_processor.model_name, input_processor.defaults
@@ -48,7 +57,8 @@ def build_app(
         "/v1/messages": messages,
     }
     tokens = Tokenization(input_processor, keys, settings, messages)
-    pages = Pages(catalog or Catalog([input_processor]), keys, metrics, status)
+    pages = Pages(catalog or Catalog([input_processor]), keys, metrics, view)
+    live = LivePages(keys, view)
     return Starlette(
         routes=[
             *(
@@ -63,7 +73,8 @@ def build_app(
             Route("/v1/models/", pages.models),
             Route("/v1/models/{model:path}", pages.model),
             Route("/version", pages.version),
-            Route("/", pages.root),
+            Route("/", live.page),
+            Route("/page/{name}", live.asset),
             Route("/docs", pages.docs),
             Route("/openapi.json", pages.openapi),
             Route("/healthz", pages.healthz),
@@ -71,7 +82,9 @@ def build_app(
             Route("/ping", pages.healthz, methods=["GET", "POST"]),  # SageMaker's
             Route("/readyz", pages.readyz),
             Route("/metrics", pages.metrics),
-            Route("/status", pages.status),
+            Route("/status", live.status),
+            Route("/status/requests", live.requests),
+            Route("/status/requests/{request_id:path}", live.request),
         ],
         middleware=_middleware(settings),
         exception_handlers={
@@ -86,17 +99,18 @@ def build_models_app(
     catalog: Catalog,
     settings: EdgeSettings,
     metrics: Callable[[], bytes],
-    status: Callable[[], inference_pb2.ClusterStatus],
+    view: ClusterView,
+    access: Access,
 ) -> ASGIApp:
-    """The ASGI application of one model or of several."""
-    apps = {model.model_name: build_app(model, settings, metrics, status, catalog) for model in catalog.models}
+    """The ASGI application of one model or of several; `access` counts and logs its requests."""
+    apps = {model.model_name: build_app(model, settings, metrics, view, catalog) for model in catalog.models}
     if len(apps) == 1:
-        return apps[catalog.first.model_name]
+        return AccessMiddleware(apps[catalog.first.model_name], access)
 
     def app_of(name: str) -> ASGIApp:
         return apps[catalog.find(name).model_name]
 
-    return ModelSwitch(app_of, ApiKeys.of(settings), settings.max_body_bytes)
+    return AccessMiddleware(ModelSwitch(app_of, ApiKeys.of(settings), settings.max_body_bytes), access)
 
 
 def _middleware(settings: EdgeSettings) -> list[Middleware]:

@@ -13,11 +13,13 @@ from services.router.edge.http.errors import ErrorShape, error_headers
 from shared.errors import Cancelled, InvalidRequest, TandemError
 
 
-class BodyTooLargeError(Exception):
-    """The body passes its limit; answered with 413, which no error class of the tree stands for."""
+class BodyTooLargeError(InvalidRequest):
+    """The body passes its limit."""
+
+    http_status = 413
 
     def __init__(self, limit: int) -> None:
-        self.error = InvalidRequest(f"the body is longer than {limit} bytes", field="body", limit=limit)
+        super().__init__(f"the body is longer than {limit} bytes", field="body", limit=limit)
 
 
 async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
@@ -78,7 +80,7 @@ class Reply:
         self.done = last
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
-    async def error(self, error: TandemError, status: int | None = None) -> None:
+    async def error(self, error: TandemError) -> None:
         """Tells the client: by status before the first byte, in mid-stream as the last event (no [DONE])."""
         if self.done:
             return
@@ -86,9 +88,9 @@ class Reply:
             await self.events(self._errors.event(error), last=True)
         else:
             headers = error_headers(error)
-            if status == 413:  # the rest of the body is dropped, and nothing can come behind it
+            if isinstance(error, BodyTooLargeError):  # the rest of the body is dropped, and nothing can come behind it
                 headers = [*headers, (b"connection", b"close")]
-            await self.json(self._errors.body(error), status or error.http_status, headers)
+            await self.json(self._errors.body(error), error.http_status, headers)
 
 
 @contextlib.asynccontextmanager

@@ -11,23 +11,23 @@ from typing import Protocol
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from services.router.edge.access import NOTE
 from services.router.edge.auth import ApiKeys
-from services.router.edge.http.connection import BodyTooLargeError, Reply, ended_by_disconnect, read_body
+from services.router.edge.http.connection import Reply, ended_by_disconnect, read_body
 from services.router.edge.http.credentials import credentials
 from services.router.edge.http.errors import ErrorShape, as_tandem_error
 from services.router.edge.http.json_size import check_json_size
 from services.router.edge.http.parsed_request import BodyWriter, ParsedRequest, StreamWriter
 from services.router.edge.http.schemas import ResumedChoice
 from services.router.edge.input_processor import CallInfo, InputProcessor, checked_request_id
+from services.router.edge.ledger import CallEntry
 from services.router.edge.output_stream import OutputStream
 from services.router.edge.parallel_sampling import sub_requests
 from services.router.edge.rate_limits import Account
 from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
 from services.router.request import FinishReason, Request, Resume
-from shared.errors import InvalidRequest, WorkerLost
-
-_TRACE_HEADERS = ("traceparent", "tracestate")
+from shared.errors import InvalidRequest, TandemError, WorkerLost
 
 
 class Dialect(Protocol):
@@ -58,39 +58,58 @@ class InferenceEndpoint:
         """Serves one request. Never raises for what a client or the cluster did."""
         arrived_at = time.perf_counter()
         headers = Headers(scope=scope)
+        trace = self._input_processor.traces.begin(
+            headers.get("traceparent", ""), headers.get("tracestate", ""), arrived_at
+        )
+        failure: TandemError | None = None
         reply = Reply(send, checked_request_id(""), self._dialect.errors)
         try:
-            reply.request_id = checked_request_id(headers.get("x-request-id", ""))
-            key = credentials(headers)
-            tenant = self._keys.check(key)
-            hints = scheduling_hints(headers, tenant)
-            account = self._input_processor.rates.begin(self._keys.account(key, hints.tenant), hints.tenant)
-            body = await read_body(receive, headers, self._settings.max_body_bytes)
-            await check_json_size(body, self._settings.limits, self._input_processor.core.max_prompt_tokens())
-            parsed = self._dialect.parse(body)
-            reply.request_id = checked_request_id(parsed.request_id or reply.request_id)
-            info = CallInfo(
-                model=parsed.model,
-                request_id=reply.request_id,
-                arrived_at=arrived_at,
-                trace={name: headers[name] for name in _TRACE_HEADERS if name in headers},
-                scheduling=hints if parsed.priority is None else replace(hints, priority=-parsed.priority),
-                cache_salt=parsed.cache_salt,
-            )
-            async with ended_by_disconnect(receive, reply):
-                await self._serve(parsed, info, reply, account)
+            with CallEntry(self._input_processor.ledger, arrived_at) as entry:
+                scope[NOTE] = entry.note
+                entry.note.request_id = reply.request_id
+                entry.note.trace_id = trace.trace_id
+                await self._answer(headers, receive, reply, CallInfo(arrived_at=arrived_at, trace=trace), entry)
         except asyncio.CancelledError:
             # Only a server that stops cancels this task: the client hears of it, and the task ends here.
-            await reply.error(WorkerLost("the router is shutting down"))
-        except BodyTooLargeError as error:
-            await reply.error(error.error, status=413)
+            failure = WorkerLost("the router is shutting down")
+            await reply.error(failure)
         except Exception as error:
-            await reply.error(as_tandem_error(error, reply.request_id))
+            failure = as_tandem_error(error, reply.request_id)
+            await reply.error(failure)
+        finally:
+            trace.end(failure, scope["path"], self._input_processor.model_name)
 
-    async def _serve(self, parsed: ParsedRequest, info: CallInfo, reply: Reply, account: Account) -> None:
+    async def _answer(self, headers: Headers, receive: Receive, reply: Reply, call: CallInfo, entry: CallEntry) -> None:
+        """Lets the request in, and serves it until its end or the client's leaving."""
+        note = entry.note
+        reply.request_id = note.request_id = checked_request_id(headers.get("x-request-id", ""))
+        key = credentials(headers)
+        tenant = self._keys.check(key)
+        hints = scheduling_hints(headers, tenant)
+        note.tenant = hints.tenant
+        account = self._input_processor.rates.begin(self._keys.account(key, hints.tenant), hints.tenant)
+        body = await read_body(receive, headers, self._settings.max_body_bytes)
+        await check_json_size(body, self._settings.limits, self._input_processor.core.max_prompt_tokens())
+        parsed = self._dialect.parse(body)
+        reply.request_id = note.request_id = checked_request_id(parsed.request_id or reply.request_id)
+        note.model = parsed.model or self._input_processor.model_name
+        info = replace(
+            call,
+            model=parsed.model,
+            request_id=reply.request_id,
+            scheduling=hints if parsed.priority is None else replace(hints, priority=-parsed.priority),
+            cache_salt=parsed.cache_salt,
+        )
+        async with ended_by_disconnect(receive, reply):
+            await self._serve(parsed, info, reply, account, entry)
+
+    async def _serve(
+        self, parsed: ParsedRequest, info: CallInfo, reply: Reply, account: Account, entry: CallEntry
+    ) -> None:
         plan = await self._plan(parsed, info)
         account.charge(sum(request.num_input_tokens for request in plan))
-        async with self._input_processor.start(plan) as outputs:
+        entry.answers_begin()
+        async with self._input_processor.start(plan, entry) as outputs:
             try:
                 if parsed.stream:
                     num_open = sum(not request.is_complete for request in plan)

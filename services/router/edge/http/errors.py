@@ -10,6 +10,7 @@ from typing import Protocol
 
 from shared.errors import Internal, TandemError, brief
 from shared.telemetry.logs import request_log
+from shared.telemetry.trace_context import current_trace_id
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ def as_tandem_error(error: Exception, request_id: str) -> TandemError:
     """The error itself, or Internal for a bug of ours, which is logged and not shown in detail."""
     if isinstance(error, TandemError):
         return error
-    request_log(logger, request_id, {}).error("request %s failed", request_id, exc_info=error)
+    request_log(logger, request_id, current_trace_id()).error("request %s failed", request_id, exc_info=error)
     return Internal(f"internal error ({type(error).__name__}) while serving request {request_id}")
 
 

@@ -6,38 +6,37 @@ import importlib.metadata
 import time
 from collections.abc import Callable, Mapping
 
-from google.protobuf.json_format import MessageToDict
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, Response
 
 from services.router.edge.auth import ApiKeys
 from services.router.edge.catalog import Catalog
+from services.router.edge.cluster_view import ClusterView
 from services.router.edge.http.credentials import credentials
 from services.router.edge.http.docs_page import docs_page
 from services.router.edge.http.errors import as_tandem_error, error_headers, error_json
 from services.router.edge.http.openapi import openapi_document
 from services.router.edge.input_processor import InputProcessor
 from shared.errors import InvalidRequest, NotFound, TandemError
-from shared.rpc.pb.tandem.v1 import inference_pb2
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Pages:
-    """Handlers of the plain GET endpoints. `/v1/*` and `/status` ask for an API key, the probes do not."""
+    """Handlers of the plain GET endpoints. `/v1/*` and `/metrics` ask for an API key, the probes do not."""
 
     def __init__(
         self,
         catalog: Catalog,
         keys: ApiKeys,
         metrics: Callable[[], bytes],
-        status: Callable[[], inference_pb2.ClusterStatus],
+        view: ClusterView,
     ) -> None:
         self._catalog = catalog
         self._keys = keys
         self._metrics = metrics
-        self._status = status
+        self._view = view
         self._created = int(time.time())
         self._version = importlib.metadata.version("tandem-llm")
         self._openapi = openapi_document(catalog.first.model_name, self._version)
@@ -61,10 +60,6 @@ class Pages:
         """`GET /version`."""
         return JSONResponse({"version": self._version})
 
-    async def root(self, _: Request) -> Response:
-        """`GET /` leads to the page about the API."""
-        return RedirectResponse("docs")
-
     async def docs(self, _: Request) -> Response:
         """`GET /docs`."""
         return Response(self._docs, media_type="text/html")
@@ -81,23 +76,17 @@ class Pages:
         """200 when a prompt can be served now, else 503 with the reason; what does not work as it should; and the load,
         for endpoint pickers. Of several models, 200 when any can be served, and each one's reason in `models`."""
         reason = self._catalog.not_ready_reason()
-        status = self._status()
+        status = self._view.status()
         load = {"waiting": status.queue_len, "running": status.num_running, "queue_limit": status.queue_limit}
         page: dict[str, object] = {"ready": not reason, "reason": reason, "degraded": list(status.degraded)}
         if len(self._catalog.models) > 1:
             page["models"] = self._catalog.not_ready_reasons()
         return JSONResponse({**page, "load": load}, status_code=503 if reason else 200)
 
-    async def metrics(self, _: Request) -> Response:
+    async def metrics(self, request: Request) -> Response:
         """Prometheus text."""
-        return Response(self._metrics(), headers={"content-type": _METRICS_TYPE})
-
-    async def status(self, request: Request) -> Response:
-        """The cluster's state as protobuf's JSON, all fields present (64-bit numbers are strings there)."""
         self._keys.check(credentials(request.headers))
-        return JSONResponse(
-            MessageToDict(self._status(), preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-        )
+        return Response(self._metrics(), headers={"content-type": _METRICS_TYPE})
 
     def _model(self, name: str, model: InputProcessor) -> dict[str, object]:
         entry: dict[str, object] = {

@@ -40,8 +40,16 @@ class _Transport:
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. Every refusal is an error in OpenAI's shape that names the limit."""
 
-    def __init__(self, *arguments: Any, limits: LimitSettings, open_connections: Connections, **named: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        limits: LimitSettings,
+        open_connections: Connections,
+        refused: Callable[[int], None] = lambda _: None,
+        **named: Any,
+    ) -> None:
         super().__init__(*arguments, **named)
+        self._refused = refused
         self._limits = limits
         self._open_connections = open_connections
         self._socket: asyncio.Transport | None = None
@@ -214,6 +222,7 @@ class BoundedProtocol(HttpToolsProtocol):
         ]
         self._socket.write(b"\r\n".join(head) + b"\r\n\r\n" + body)
         self._drop()
+        self._refused(status)
 
     def _disconnect(self) -> None:
         """The requests' clients are gone, as far as these are concerned."""

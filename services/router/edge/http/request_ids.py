@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.router.edge.access import STATUS
 from services.router.edge.input_processor import checked_request_id
 from shared.errors import InvalidRequest
 
@@ -12,7 +13,7 @@ _NAME = b"x-request-id"
 
 
 class RequestIds:
-    """Wraps an application; answers that have the header already keep theirs."""
+    """Wraps an application; answers that have the header already keep theirs. Notes their status in the scope."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -25,6 +26,7 @@ class RequestIds:
 
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":
+                scope[STATUS] = message["status"]
                 headers = message.setdefault("headers", [])
                 if not any(name.lower() == _NAME for name, _ in headers):
                     message["headers"] = [*headers, (_NAME, _request_id(scope).encode())]

@@ -8,7 +8,7 @@ import functools
 import math
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import uvicorn
@@ -46,8 +46,17 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """Serves one ASGI application. `start()` returns once it serves; `stop()` twice is fine."""
 
-    def __init__(self, bind: str, app: ASGIApp, limits: LimitSettings | None = None, tls: Tls | None = None) -> None:
-        """`bind` is host:port ([host]:port for IPv6), port 0 = any free one."""
+    def __init__(
+        self,
+        bind: str,
+        app: ASGIApp,
+        limits: LimitSettings | None = None,
+        tls: Tls | None = None,
+        refused: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """`bind` is host:port ([host]:port for IPv6), port 0 = any free one. `refused` hears the status of an answer
+        to what never became a request: no HTTP, too large a head, too many connections."""
+        self._refused = refused
         self._bind = bind
         self._limits = limits or LimitSettings()
         self._tls = tls or Tls()
@@ -61,7 +70,9 @@ class HttpServer:
         """Listens and serves; raises ConfigError (`http`) when the port is taken or the host unknown."""
         listener = _listen(self._bind)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._limits.send_buffer_bytes)
-        protocol = functools.partial(BoundedProtocol, limits=self._limits, open_connections=Connections(self._limits))
+        protocol = functools.partial(
+            BoundedProtocol, limits=self._limits, open_connections=Connections(self._limits), refused=self._refused
+        )
         config = uvicorn.Config(
             self._app,
             http=protocol,  # type: ignore[arg-type]  # any callable that makes one

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from services.router.edge.auth import ApiKeys
 from services.router.edge.http.anthropic.endpoint import Messages
 from services.router.edge.http.chat_messages import Message, Tool
-from services.router.edge.http.connection import BodyTooLargeError, read_body
+from services.router.edge.http.connection import read_body
 from services.router.edge.http.credentials import credentials
 from services.router.edge.http.errors import as_tandem_error, error_headers
 from services.router.edge.http.json_size import check_json_size
@@ -103,16 +103,12 @@ class Tokenization:
         try:
             return JSONResponse(await self._count(await self._body(request)))
         except Exception as error:
-            known = error.error if isinstance(error, BodyTooLargeError) else as_tandem_error(error, request.url.path)
-            status = 413 if isinstance(error, BodyTooLargeError) else known.http_status
+            known = as_tandem_error(error, request.url.path)
             headers = {name.decode(): value.decode() for name, value in error_headers(known)}
-            return Response(self._messages.errors.body(known), status, headers, "application/json")
+            return Response(self._messages.errors.body(known), known.http_status, headers, "application/json")
 
     async def _answer(self, request: Request, work: Callable[[bytes], Awaitable[Mapping[str, object]]]) -> Response:
-        try:
-            return JSONResponse(await work(await self._body(request)))
-        except BodyTooLargeError as error:
-            raise error.error from None
+        return JSONResponse(await work(await self._body(request)))
 
     async def _body(self, request: Request) -> bytes:
         self._keys.check(credentials(request.headers))

@@ -38,6 +38,8 @@ from shared.kv.rendezvous import by_keeper
 from shared.kv.seal import Purpose, Seal
 from shared.kv.transfer import Incoming, new_ticket
 from shared.kv_index.holders import Tier
+from shared.telemetry.trace_context import TraceContext, new_span_id
+from shared.telemetry.tracing.span import Attributes, Span, SpanKind
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +47,11 @@ logger = logging.getLogger(__name__)
 class Fetch:
     """One request's fetch."""
 
-    def __init__(self) -> None:
+    def __init__(self, trace: TraceContext | None = None) -> None:
+        """`trace`: of the request's span, where its spans are recorded."""
+        self.trace = trace
+        self.sources: list[Span] = []
+        """A span for each source that was asked for blocks, if there is a trace."""
         self.waited_ms = 0.0
         """How long the request was held."""
         self.num_tokens = 0
@@ -205,12 +211,13 @@ class PrefixFetch:
         incoming: Incoming | None = None
         began = time.perf_counter()
         num_bytes = 0
+        span_id = new_span_id()
         try:
             buffers += [(block_id, access.incoming(block_id)) for _, block_id in part.blocks]
             memory = [(number, buffer) for number, (_, buffer) in enumerate(buffers)]
             incoming = transfer.expect(ticket, memory, trailer_bytes(len(buffers), seal))
             async with asyncio.timeout(self.policy.timeout_s):
-                num_bytes = await self._receive(part, buffers, ticket, incoming, fetch, seal)
+                num_bytes = await self._receive(part, buffers, ticket, incoming, fetch, seal, span_id)
         except TimeoutError:
             self.num_failed += 1
             num_bytes = sum(memory.nbytes for _, memory in buffers)
@@ -223,7 +230,13 @@ class PrefixFetch:
             except MemoryLost as error:
                 part.unsafe = incoming
                 logger.critical("%d blocks are lost until their sender ends: %s", len(buffers), error)
-        self.policy.note_fetch(part.source.name, num_bytes, time.perf_counter() - began)
+        now = time.perf_counter()
+        self.policy.note_fetch(part.source.name, num_bytes, now - began)
+        if fetch.trace is not None:
+            attributes: Attributes = {"tandem.source": part.source.name, "tandem.bytes": num_bytes}
+            fetch.sources.append(
+                Span("fetch from source", span_id, fetch.trace.span_id, began, now, SpanKind.CLIENT, attributes)
+            )
 
     async def _receive(
         self,
@@ -233,13 +246,19 @@ class PrefixFetch:
         incoming: Incoming,
         fetch: Fetch,
         seal: Seal | None,
+        span_id: int,
     ) -> int:
         """Takes in batch by batch, and returns how many bytes came. Raises TandemError, and TimeoutError where the
         source is silent."""
         layout, names = self._host.model.layout, part.names
         num_blocks = 0
         parts = part.source.client.fetch(
-            names, layout.block_bytes, ticket, self._host.transfer.address, self.policy.timeout_s
+            names,
+            layout.block_bytes,
+            ticket,
+            self._host.transfer.address,
+            self.policy.timeout_s,
+            traceparent=fetch.trace.under(span_id).traceparent if fetch.trace is not None else "",
         )
         async with FetchStream(parts, self.policy.silence_s) as stream:
             while (sent := await stream.next()) is not None:

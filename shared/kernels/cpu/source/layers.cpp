@@ -87,7 +87,7 @@ extern "C" int tandem_layers(
   auto attend = [&](int64_t i, int64_t num_seqs, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens) {
     const int64_t attending[] = {
         num_seqs, s.heads, s.kv_heads, s.dim, s.block_size, s.pool_layers, i, s.max_blocks, layers[i].window,
-        s.pool_kv_heads};
+        2, s.pool_kv_heads};
     tandem_paged_attention(
         m.placed, m.blocks, tables, query_start, seq_lens, m.attended, scale, attending, is_bf16, kv_is_bf16);
   };

@@ -21,7 +21,7 @@ def lookup(held: dict[str, int]) -> PrefixLookup:
         layout=SimpleNamespace(block_size=4), links=links, hash_root=lambda *_: bytes(16), model_fingerprint="m"
     )
 
-    async def match(hashes):
+    async def match(hashes, _traceparent=""):
         blocks = [
             tuple(Holder(name, 1, WorkerRole.DECODE, Tier.DEVICE) for name in held if held[name] > index)
             for index in range(len(hashes))

@@ -1,0 +1,1 @@
+"""What operators look at, made from the metrics' definitions: dashboard, rules and reference."""

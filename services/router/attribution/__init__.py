@@ -1,0 +1,1 @@
+"""What bound the goodput: pure policy over what each request's own timings say."""

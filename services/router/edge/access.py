@@ -1,0 +1,137 @@
+"""Every call that comes in: counted by status, and where it is wanted one line in the log."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Collection
+from typing import Literal
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.router.edge.ledger import CallNote, RequestEnd
+from shared.errors import brief
+from shared.telemetry.instruments import Counter
+
+logger = logging.getLogger(__name__)
+
+AccessLog = Literal["off", "answers", "all"]
+"""`answers`: calls of the endpoints that answer prompts; `all`: every HTTP request."""
+
+NOTE = "tandem.access"
+"""Key of a call's `CallNote` in the ASGI scope."""
+STATUS = "tandem.status"
+"""Key of the answer's status there."""
+CLIENT_LEFT = 499
+"""Status of a request whose client left before it got a head: nginx's, and that of our `Cancelled`."""
+
+_PLAIN = re.compile(r"[!-~]+")
+_METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"})
+
+
+class Access:
+    """Counts and logs; one a process."""
+
+    def __init__(self, log: AccessLog = "off", paths: Collection[str] = ()) -> None:
+        """`paths`: those that are counted by name."""
+        self.http = Counter()
+        """By method, path, status."""
+        self.grpc = Counter()
+        """By method, code."""
+        self._log = log
+        self._paths = frozenset(paths)
+
+    @property
+    def logs_answers(self) -> bool:
+        """Whether a call that answers prompts gets a line."""
+        return self._log != "off"
+
+    def http_ended(self, method: str, path: str, status: int, duration_s: float, note: CallNote | None) -> None:
+        """A request over HTTP is over; `note`: it was one for answers."""
+        known = path if path in self._paths else "other"
+        self.http.add(1, method if method in _METHODS else "other", known, str(status))
+        if self._log == "all" or (note is not None and self._log == "answers"):
+            _write(method, path, str(status), duration_s, note or CallNote())
+
+    def http_refused(self, status: int) -> None:
+        """A connection was answered with this status before there was a request that HTTP could understand."""
+        self.http.add(1, "none", "none", str(status))
+
+    def grpc_ended(self, method: str, code: str, duration_s: float, note: CallNote) -> None:
+        """A call of Generate or GenerateBatch is over."""
+        self.grpc.add(1, method, code)
+        if self.logs_answers:
+            _write("gRPC", method, code, duration_s, note)
+
+
+def access_fields(note: CallNote, duration_s: float) -> dict[str, object]:
+    """What a line says beside method, path and status; what is not known is left out."""
+    found: dict[str, object] = {
+        "tenant": note.tenant,
+        "model": note.model,
+        "request_id": note.request_id,
+        "trace_id": note.trace_id,
+    }
+    answers = [end for end in note.ends if end.request is not None]
+    if answers:
+        found |= _answered(answers)
+    outcomes = {end.reason.value if end.reason is not None else end.outcome for end in note.ends}
+    return {
+        **{name: value for name, value in found.items() if value != ""},
+        "e2e_ms": round(duration_s * 1e3, 1),
+        **({"finish": ",".join(sorted(outcomes))} if outcomes else {}),
+    }
+
+
+def _answered(ends: list[RequestEnd]) -> dict[str, object]:
+    """Sums over a call's answers; TTFT is that of the first token of all, TPOT the mean."""
+    begun = [end.summary.ttft.ttft_ms for end in ends if end.summary.ttft.ttft_ms]
+    paces = [end.tokens_s / (end.num_output_tokens - 1) for end in ends if end.tokens_s and end.num_output_tokens > 1]
+    prompts = {id(end.request.prompt_token_ids): end.request for end in ends if end.request is not None}
+    summary = ends[0].summary
+    return {
+        "tokens_in": sum(request.num_prompt_tokens for request in prompts.values()),
+        "tokens_out": sum(end.num_output_tokens for end in ends),
+        "cached": sum(end.summary.num_cached_tokens for end in ends),
+        "ttft_ms": round(min(begun), 1) if begun else "",
+        "tpot_ms": round(1e3 * sum(paces) / len(paces), 2) if paces else "",
+        "prefill": summary.prefill_worker,
+        "decode": summary.decode_worker,
+    }
+
+
+def _write(method: str, path: str, status: str, duration_s: float, note: CallNote) -> None:
+    fields = access_fields(note, duration_s)
+    words = [_shown(method), _shown(path), status, *(f"{name}={_shown(value)}" for name, value in fields.items())]
+    logger.info(" ".join(words), extra={"fields": {"method": method, "path": path, "status": status, **fields}})
+
+
+def _shown(value: object) -> str:
+    """One word: what a client named must not look like a line of its own."""
+    text = brief(str(value), max_len=200)
+    return text if _PLAIN.fullmatch(text) else ascii(text)
+
+
+class AccessMiddleware:
+    """Wraps the whole application. The status comes from `RequestIds`, which sees every message anyway."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun = time.perf_counter()
+        try:
+            await self._app(scope, receive, send)
+        except Exception:
+            scope[STATUS] = 500
+            raise
+        finally:
+            duration_s = time.perf_counter() - begun
+            status = scope.get(STATUS, CLIENT_LEFT)
+            self._access.http_ended(scope["method"], scope["path"], status, duration_s, scope.get(NOTE))

@@ -1,0 +1,129 @@
+"""One request's spans in the router: each state that it is in (`dispatch/states.py`) is a span, below its attempt's.
+
+While the request runs, its events and their times are noted and nothing else; the spans are built where the trace is
+exported.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from services.router.dispatch.states import RequestEvent
+from services.router.traces.notes import AttemptNote, Look, Mark, TracedWorker
+from services.router.traces.request_spans import RequestSpans
+from shared.telemetry.trace_context import TraceContext, new_span_id
+from shared.telemetry.tracing.span import Span, Value
+
+if TYPE_CHECKING:
+    from services.router.dispatch.active_request import ActiveRequest
+
+
+class RequestTrace:
+    """Notes of one request. For the event loop; no method blocks."""
+
+    __slots__ = ("_active", "_attempts", "_context", "_looks", "_marks", "_next", "began", "error")
+
+    def __init__(self, context: TraceContext, active: ActiveRequest) -> None:
+        """`context`: of the call's root span."""
+        self.began = time.perf_counter()
+        self.error: BaseException | None = None
+        """Why the request's present state will end."""
+        self._context = context
+        self._active = active
+        self._marks: list[Mark] = []
+        self._looks: list[Look] = []
+        self._attempts: list[AttemptNote] = []
+        self._next = (0, "")  # span id and worker of the state that the next event begins
+
+    # --- while it runs
+
+    def moved(self, event: RequestEvent) -> None:
+        """The request took an event."""
+        self._marks.append(Mark(event, time.perf_counter(), self.error, *self._next))
+        self._next, self.error = (0, ""), None
+
+    def looking(self) -> str:
+        """The index is asked. Returns the `traceparent` for it."""
+        look = Look(new_span_id(), time.perf_counter())
+        self._looks.append(look)
+        return self._context.under(look.span_id).traceparent
+
+    def looked(self) -> None:
+        """The index has answered, or not in time."""
+        self._looks[-1].ended = time.perf_counter()
+
+    def placed(self, placing_at: float, decode: TracedWorker, prefill: TracedWorker | None, route: str) -> None:
+        """Workers were chosen, behind the event PLACED; the choice began at `placing_at`."""
+        self._attempts.append(AttemptNote(new_span_id(), placing_at, decode, prefill, route))
+
+    def reserving(self) -> str:
+        """The `traceparent` for the decode worker."""
+        return self._context.under(self._attempts[-1].span_id).traceparent
+
+    def submitting(self, prefill: TracedWorker) -> str:
+        """The `traceparent` for a prefill worker; the event SUBMITTED follows."""
+        self._attempts[-1].senders.append(prefill)
+        span_id = new_span_id()
+        self._next = (span_id, prefill.name)
+        return self._context.under(span_id).traceparent
+
+    def close(self) -> None:
+        """The call is over: nothing more is noted, and neither holds the other in memory."""
+        self._active.trace = None
+
+    # --- at its end
+
+    @property
+    def workers(self) -> Iterable[TracedWorker]:
+        """All that may have spans of it."""
+        for attempt in self._attempts:
+            yield attempt.decode
+            yield from attempt.senders
+
+    @property
+    def first_token_at(self) -> float:
+        """time.perf_counter(); 0 where none came."""
+        return self._active.timeline.first_token
+
+    @property
+    def num_input_tokens(self) -> int:
+        """Of the prompt."""
+        return self._active.request.num_prompt_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Of this call."""
+        return len(self._active.produced) - self._active.num_resumed
+
+    def is_slow(self, ttft_s: float, tpot_s: float, now: float) -> bool:
+        """Whether the first token, or on average the others, took longer than that; 0 = no limit."""
+        line = self._active.timeline
+        if ttft_s and (line.first_token or now) - line.accepted > ttft_s:
+            return True
+        num_further, ended = self.num_output_tokens - 1, self._marks[-1].at if self._marks else now
+        return bool(tpot_s and line.first_token and num_further > 0) and (
+            ended - line.first_token > tpot_s * num_further
+        )
+
+    def request_attributes(self) -> dict[str, Value]:
+        """What the client asked for and what was spared, for the root span."""
+        request, summary = self._active.request, self._active.summary
+        sampling = request.sampling
+        attributes: dict[str, Value] = {
+            "gen_ai.request.temperature": sampling.temperature,
+            "gen_ai.request.top_p": sampling.top_p,
+            "gen_ai.usage.cache_read.input_tokens": summary.num_cached_tokens,
+            "tandem.request_id": request.request_id,
+            "tandem.tenant": request.tenant,
+        }
+        if sampling.max_tokens is not None:
+            attributes["gen_ai.request.max_tokens"] = sampling.max_tokens
+        return attributes
+
+    def spans(self, now: float) -> list[Span]:
+        """All its spans; what has not ended ends `now`."""
+        return RequestSpans(self._context, self._active.request.request_id, self.error).build(
+            self.began, self._marks, self._looks, self._attempts, now
+        )

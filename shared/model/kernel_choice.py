@@ -1,0 +1,51 @@
+"""Which kernels serve a model: those of the device, unless the architecture asks for what they do not have."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from shared.errors import ConfigError
+from shared.kernels.backend import Kernels
+from shared.kernels.registry import AUTO, choose_kernels
+from shared.model.config import ModelConfig
+
+_TORCH = "torch"
+_log = logging.getLogger(__name__)
+
+
+def kernels_for(
+    config: ModelConfig,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    wanted: str = AUTO,
+    *,
+    deterministic: bool = False,
+) -> Kernels:
+    """As `choose_kernels`; where `auto` gives kernels that do not attend to the latents which a model keeps, torch's.
+
+    Raises:
+        ConfigError: as `choose_kernels` and `check_kernels`.
+    """
+    kernels = choose_kernels(device, dtype, wanted, deterministic=deterministic)
+    if wanted == AUTO and not deterministic and config.latent is not None and not kernels.serves_latents:
+        _log.warning("kernels %r do not attend to latents: torch's ops serve %s", kernels.name, config.architecture)
+        kernels = choose_kernels(device, dtype, _TORCH)
+    check_kernels(config, kernels)
+    return kernels
+
+
+def check_kernels(config: ModelConfig, kernels: Kernels) -> None:
+    """Raises ConfigError where these kernels cannot serve this architecture: `deterministic` or `kernels`."""
+    if kernels.is_deterministic and (config.moe is not None or config.latent is not None):
+        raise ConfigError(
+            f"deterministic does not serve {config.architecture}: the products of experts and latents round by how "
+            "many tokens a step has",
+            field="deterministic",
+        )
+    if config.latent is not None and not kernels.serves_latents:
+        raise ConfigError(
+            f"kernels {kernels.name!r} do not attend to latents, which {config.architecture} keeps: take {_TORCH}",
+            field="kernels",
+        )

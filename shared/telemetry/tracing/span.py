@@ -1,0 +1,43 @@
+"""One span, as the code that times it notes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+Value = str | int | float | bool | tuple[str, ...]
+Attributes = Mapping[str, Value]
+
+NO_ATTRIBUTES: Attributes = {}
+
+
+class SpanKind(IntEnum):
+    """A span's relation to its parent and children, by OTLP's numbers."""
+
+    INTERNAL = 1
+    SERVER = 2
+    CLIENT = 3
+
+
+@dataclass(slots=True)
+class Span:
+    """A finished span. Plain values: it is turned into OTLP only where it is exported."""
+
+    name: str
+    span_id: int
+    parent_id: int
+    """0 = none."""
+    began: float
+    """time.perf_counter() seconds, as `ended` and the events' times."""
+    ended: float
+    kind: SpanKind = SpanKind.INTERNAL
+    attributes: Attributes = field(default_factory=dict)
+    events: tuple[tuple[str, float, Attributes], ...] = ()
+    """(name, time, attributes)."""
+    links: tuple[int, ...] = ()
+    """Ids of spans of the same trace that this one comes after without being their child: what it is a retry of."""
+    error: str = ""
+    """Why it failed, `attributes` having `error.type`; empty = it did not."""
+    state: str = ""
+    """The client's `tracestate`, on the span that has the client's as parent."""

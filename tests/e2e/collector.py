@@ -1,0 +1,78 @@
+"""An OpenTelemetry collector beside a test: `otlp_receiver.py`, a process of its own, and what it got."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.running import DEADLINE_S
+
+START_S = 240.0
+
+
+@dataclass(frozen=True)
+class Found:
+    """One exported span."""
+
+    name: str
+    service: str
+    instance: str
+    trace: str
+    id: str
+    parent: str
+    began: float
+    ended: float
+    kind: int
+    attributes: dict[str, Any]
+    events: list[tuple[str, float]]
+    links: list[str]
+    error: str | None
+    headers: dict[str, str]
+
+    @property
+    def took(self) -> float:
+        return self.ended - self.began
+
+
+class Collector:
+    """The test's side of the process."""
+
+    def __init__(self, grpc_port: int, http_port: int, path: Path) -> None:
+        self.grpc = f"http://127.0.0.1:{grpc_port}"
+        self.http = f"http://127.0.0.1:{http_port}/v1/traces"
+        self._path = path
+
+    def spans(self) -> list[Found]:
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        return [Found(**json.loads(line)) for line in lines]
+
+    def of(self, trace: str) -> list[Found]:
+        return [span for span in self.spans() if span.trace == trace]
+
+    async def until(self, condition: Callable[[list[Found]], bool]) -> list[Found]:
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition(spans := self.spans()):
+                await asyncio.sleep(0.05)
+        return spans
+
+
+@contextlib.asynccontextmanager
+async def collecting(folder: Path) -> AsyncIterator[Collector]:
+    path = folder / "spans.jsonl"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.e2e.otlp_receiver", str(path), stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(START_S):
+            ports = (await process.stdout.readline()).split()
+        yield Collector(int(ports[0]), int(ports[1]), path)
+    finally:
+        process.kill()
+        await process.wait()

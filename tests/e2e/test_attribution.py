@@ -1,0 +1,141 @@
+"""A cluster made slow in six known ways: the status names the right cause in each.
+
+Targets are so short that every request misses them: what is asserted is what most of the time went to, on machines of
+any speed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.running import DEADLINE_S, Running, running
+from tests.e2e.slowing import narrow_connection, starved
+
+pytestmark = pytest.mark.slow
+NUM_CORES = len(os.sched_getaffinity(0))
+LINK_DOWN_S = 6.0
+
+
+@pytest.fixture
+def ttft_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every first token is late; nothing else is judged."""
+    monkeypatch.setenv("TANDEM_ROUTER_TARGETS__TTFT_S", "1e-6")
+
+
+@pytest.fixture
+def tpot_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every further token is late; nothing else is judged."""
+    monkeypatch.setenv("TANDEM_ROUTER_TARGETS__TPOT_S", "1e-6")
+
+
+async def ask(run: Running, name: str, prompts: Sequence[str], max_tokens: int) -> None:
+    """All at once, with request ids that begin with the name."""
+    await asyncio.gather(
+        *(
+            run.http.post(
+                "/v1/completions",
+                json={"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True},
+                headers={"x-request-id": f"{name}-{number}"},
+            )
+            for number, prompt in enumerate(prompts)
+        )
+    )
+
+
+async def causes(run: Running, name: str, count: int) -> list[str]:
+    """What the requests of that name were lost to, once all have ended."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            rows = (await run.http.get("/status/requests")).json()["requests"]
+            found = [row["lost_to"] for row in rows if row["request_id"].startswith(f"{name}-") and row["lost_to"]]
+            if len(found) >= count:
+                return found
+            await asyncio.sleep(0.05)
+
+
+def most(found: Sequence[str]) -> str:
+    """The commonest."""
+    return max(set(found), key=list(found).count)
+
+
+def pids(run: Running) -> dict[str, int]:
+    """Of each process of the cluster."""
+    return {name: child.pid for name, child in run.cluster.children.items()}
+
+
+@pytest.mark.skipif(NUM_CORES < 2, reason="needs a core to starve a process on, and another")
+async def test_a_starved_prefill_worker_and_a_starved_router_are_told_apart(tmp_path: Path, ttft_alone: None) -> None:
+    async with running(tmp_path, num_kv_blocks=1024) as run:
+        await ask(run, "warm", ["a b c"] * 2, 2)
+        by_name = pids(run)
+        for name, number in (("prefill-0", 4), ("router", 8)):
+            others = [pid for other, pid in by_name.items() if other != name]
+            long = [f"{name} {number} " + "and then the fox ran on " * 160 for number in range(number)]
+            short = [f"{name} {number}" for number in range(number)]
+            with starved(by_name[name], others):
+                await ask(run, name, long if name == "prefill-0" else short, 2)
+            found = await causes(run, name, number)
+            assert most(found) == {"prefill-0": "prefill_compute", "router": "router"}[name], found
+
+
+async def test_a_pool_that_is_too_small_is_named(tmp_path: Path, ttft_alone: None) -> None:
+    async with running(tmp_path, num_kv_blocks=24, max_model_len=256) as run:
+        await ask(run, "room", [f"{number} " + "a small fox " * 20 for number in range(12)], 120)
+        found = await causes(run, "room", 12)
+        assert most(found) == "kv_room", found
+        window = (await run.status()).window
+        assert window.binding == "kv_room"
+        assert (window.num_requests, window.num_good) == (12, 0)
+        assert sum(share.num_lost for share in window.causes) == 12
+
+
+async def test_a_link_at_a_standstill_a_large_batch_and_a_slow_client_are_told_apart(
+    tmp_path: Path, tpot_alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TANDEM_WORKER_FAILPOINTS", f"ucx.send=hang:{LINK_DOWN_S:g}")
+    monkeypatch.setenv("TANDEM_ROUTER_EDGE__LIMITS__SEND_BUFFER_BYTES", "4096")  # else the answer fits into it
+    monkeypatch.setenv("TANDEM_ROUTER_EDGE__LIMITS__WRITE_TIMEOUT_S", "600")
+    async with running(tmp_path, num_kv_blocks=1024) as run:
+        await ask(run, "batch", [f"{number} and on" for number in range(24)], 60)
+        assert most(await causes(run, "batch", 24)) == "decode_step"
+
+        os.kill(pids(run)["prefill-0"], signal.SIGUSR1)
+        await ask(run, "link", [f"{number} over a link" for number in range(4)], 4)
+        assert most(await causes(run, "link", 4)) == "transfer"
+
+        begun = time.perf_counter()
+        body = {
+            "prompt": "slowly",
+            "max_tokens": 400,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "logprobs": 5,
+        }
+        connection = narrow_connection(run.cluster.http, json.dumps(body).encode(), "client-0")
+        try:
+            await run.until(lambda status: status.flow.num_decoding == 1)
+            await run.until(lambda status: status.num_running == 0)
+            computed_s = time.perf_counter() - begun
+            await run.until(lambda _: time.perf_counter() - begun > 3 * computed_s)
+            await asyncio.to_thread(_drain, connection)
+        finally:
+            connection.close()
+        await run.until(
+            lambda status: any(share.cause == "client" and share.num_lost for share in status.window.causes)
+        )
+        assert await causes(run, "client", 1) == ["client"]
+
+
+def _drain(connection) -> None:
+    connection.settimeout(DEADLINE_S)
+    while connection.recv(65536):
+        pass

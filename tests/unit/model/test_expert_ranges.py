@@ -1,0 +1,34 @@
+"""A rank's experts: it reads their tensors alone, and what all ranks give adds up to the whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from shared.kernels.registry import choose_kernels
+from shared.model.checkpoints import write_random_checkpoint
+from shared.model.parameters import DecoderParameters, unused_tensors
+from shared.model.weights import load_weights
+
+
+def test_ranges_of_experts_are_read_by_name_and_add_up(tmp_path: Path) -> None:
+    extra = {"num_local_experts": 5, "num_experts_per_tok": 2}
+    config = write_random_checkpoint(tmp_path, "MixtralForCausalLM", hidden_size=64, extra_config=extra)
+    kernels = choose_kernels("cpu", torch.float32)
+    x = torch.randn(9, 64, generator=torch.Generator().manual_seed(0))
+    ids = torch.stack([torch.randperm(5, generator=torch.Generator().manual_seed(i))[:2] for i in range(9)])
+    weights = torch.rand(9, 2, generator=torch.Generator().manual_seed(2))
+
+    def forward(experts: range | None) -> torch.Tensor:
+        parameters = DecoderParameters.allocate(config, torch.float32, "cpu", experts)
+        views = parameters.checkpoint_views(config)
+        load_weights(tmp_path, views, unused=unused_tensors(config, experts))
+        layer = parameters.layers[1].experts
+        assert layer is not None
+        made = kernels.make_experts(layer.gate_up, layer.down, layer.first_expert, own=True)
+        return made.forward(x, ids, weights)
+
+    whole = forward(None)
+    torch.testing.assert_close(forward(range(3)) + forward(range(3, 5)), whole, rtol=1e-5, atol=1e-5)
+    assert whole.abs().max() > 0.1

@@ -1,0 +1,146 @@
+"""The way out: nothing blocks, everything is bounded and counted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from shared.telemetry.metrics import Metrics
+from shared.telemetry.tracing.collector import CollectorError
+from shared.telemetry.tracing.exporter import MAX_BATCH_SPANS, MAX_QUEUED_SPANS, SpanExporter
+from shared.telemetry.tracing.settings import TracesSettings
+from shared.telemetry.tracing.span import Span, SpanKind
+from shared.telemetry.tracing.tracer import Tracer
+
+DEADLINE_S = 30.0
+
+
+class Collecting:
+    """A collector that fails while it is told to."""
+
+    def __init__(self) -> None:
+        self.requests: list[ExportTraceServiceRequest] = []
+        self.failing = False
+        self.came = asyncio.Event()
+
+    async def export(self, request: bytes) -> None:
+        self.came.set()
+        if self.failing:
+            raise CollectorError("UNAVAILABLE: nobody there")
+        self.requests.append(ExportTraceServiceRequest.FromString(request))
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+def span(name: str = "a", span_id: int = 5) -> Span:
+    return Span(name, span_id, 4, 1.0, 2.5)
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_span_is_written_as_otlp_has_it():
+    collector = Collecting()
+    exporter = SpanExporter(collector, {"service.name": "s", "service.instance.id": "i"})
+    exporter.start()
+    whole = Span(
+        "prefill", 5, 4, 1.0, 2.5, SpanKind.SERVER,
+        {"text": "x", "whole": 3, "part": 0.5, "is": True, "several": ("a", "b")},
+        (("chunk", 1.5, {"tandem.blocks": 2}),), (7,), "it broke", "vendor=1",
+    )  # fmt: skip
+    exporter.add(1 << 100, [whole])
+    await exporter.close()
+    [group] = collector.requests[0].resource_spans
+    assert [(pair.key, pair.value.string_value) for pair in group.resource.attributes] == [
+        ("service.name", "s"),
+        ("service.instance.id", "i"),
+    ]
+    [found] = group.instrumentation_library_spans[0].spans
+    assert (found.trace_id, found.span_id, found.parent_span_id) == (
+        (1 << 100).to_bytes(16, "big"),
+        (5).to_bytes(8, "big"),
+        (4).to_bytes(8, "big"),
+    )
+    assert (found.name, found.kind, found.trace_state) == ("prefill", found.SPAN_KIND_SERVER, "vendor=1")
+    assert found.end_time_unix_nano - found.start_time_unix_nano == 1_500_000_000
+    assert (found.status.code, found.status.message) == (found.status.STATUS_CODE_ERROR, "it broke")
+    assert {pair.key: pair.value.WhichOneof("value") for pair in found.attributes} == {
+        "text": "string_value", "whole": "int_value", "part": "double_value", "is": "bool_value",
+        "several": "array_value",
+    }  # fmt: skip
+    assert [(event.name, event.time_unix_nano - found.start_time_unix_nano) for event in found.events] == [
+        ("chunk", 500_000_000)
+    ]
+    assert [link.span_id for link in found.links] == [(7).to_bytes(8, "big")]
+
+
+async def test_many_spans_go_in_several_batches_and_all_are_counted():
+    collector = Collecting()
+    exporter = SpanExporter(collector, {})
+    exporter.start()
+    for number in range(2 * MAX_BATCH_SPANS):
+        exporter.add(number + 1, [span()])
+    await until(lambda: exporter.counters.num_exported == 2 * MAX_BATCH_SPANS)
+    sizes = [len(request.resource_spans[0].instrumentation_library_spans[0].spans) for request in collector.requests]
+    assert sum(sizes) == 2 * MAX_BATCH_SPANS
+    assert max(sizes) <= MAX_BATCH_SPANS
+    await exporter.close()
+    await exporter.close()
+
+
+async def test_what_is_too_much_is_dropped_and_counted():
+    exporter = SpanExporter(Collecting(), {})
+    for _ in range(MAX_QUEUED_SPANS // 2 + 1):
+        exporter.add(1, [span(), span()])
+    assert exporter.counters.num_dropped_full == 2
+    await exporter.close()
+
+
+async def test_a_collector_that_does_not_answer_is_logged_once_and_its_spans_are_counted(caplog):
+    caplog.set_level(logging.INFO)
+    collector = Collecting()
+    exporter = SpanExporter(collector, {})
+    exporter.start()
+    collector.failing = True
+    for dropped in (1, 2):
+        exporter.add(1, [span()])
+        await until(lambda dropped=dropped: exporter.counters.num_dropped_refused == dropped)
+    collector.failing = False
+    exporter.add(1, [span()])
+    await until(lambda: exporter.counters.num_exported == 1)
+    await exporter.close()
+    mine = [record.levelname for record in caplog.records if record.name.endswith("tracing.exporter")]
+    assert mine == ["WARNING", "INFO"]
+
+
+async def test_a_real_port_where_nobody_listens_ends_in_the_metric(caplog):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, and not listening: refused
+        for url in (
+            f"http://127.0.0.1:{taken.getsockname()[1]}",
+            f"http://127.0.0.1:{taken.getsockname()[1]}/v1/traces",
+        ):
+            tracer = Tracer.of(TracesSettings(endpoint=url), "tandem-test", "t-0")
+            assert tracer is not None
+            metrics = Metrics("tandem-test")
+            tracer.observe(metrics)
+            tracer.start()
+            tracer.export(1, [span()])
+            await until(lambda tracer=tracer: tracer.num_dropped["collector"] == 1)
+            page = metrics.page().decode()
+            assert 'tandem_trace_spans_dropped_total{reason="collector"} 1.0' in page
+            assert "tandem_trace_spans_exported_total 0.0" in page
+            await tracer.close()
+            metrics.close()
+    assert sum("the collector does not take them" in record.message for record in caplog.records) == 2
+
+
+def test_without_an_endpoint_there_is_no_tracer():
+    assert Tracer.of(TracesSettings(), "tandem-test", "t-0") is None

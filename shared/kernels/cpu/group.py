@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -32,7 +31,7 @@ def declare(library: ctypes.CDLL) -> None:
     p, n = c_void_p, c_int64
     for name, arguments, result in (
         ("group_bytes", [n, n], n),
-        ("group_join", [p, n, n, p, n, n, n], p),
+        ("group_join", [c_int, n, n, p, n, n, n], p),
         ("group_meet", [p, n], c_int),
         ("group_leave", [p], None),
         ("group_fail", [p, n], None),
@@ -69,19 +68,19 @@ class CpuGroup:
         """Joins the group in the memory behind `descriptor`, of `group_bytes`; others may join later.
 
         `names`: the ranks' numbers for errors, where this is a part of a larger group; by default 0 … size - 1.
+        Raises RankLost where there is no room to map it.
         """
         assert 0 <= rank < size <= MAX_RANKS
         declare(library)
         self._library = library
         self._rank, self._size = rank, size
-        self._map = mmap.mmap(descriptor, group_bytes(library, size))
-        self._memory = ctypes.c_char.from_buffer(self._map)
-        memory = ctypes.addressof(self._memory)
         ranks = (c_int64 * size)(*(names or range(size)))
         self.handle: int | None = library.tandem_group_join(
-            memory, rank, size, ranks, SLOT_BYTES, SINGLE_BYTES, int(stuck_s * 1e9)
+            descriptor, rank, size, ranks, SLOT_BYTES, SINGLE_BYTES, int(stuck_s * 1e9)
         )
         """Of the C++ kernels; None once closed."""
+        if self.handle is None:
+            raise RankLost(f"rank {rank} cannot map its group's memory", rank=rank)
 
     @property
     def rank(self) -> int:

@@ -1,7 +1,7 @@
 #include "group.h"
 
 #include <linux/futex.h>
-#include <sched.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -20,7 +20,8 @@
 namespace {
 
 constexpr int64_t kHeaderBytes = 4096;
-constexpr int kPauses = 64, kYields = 200;              // before a waiting member sleeps
+constexpr int kPauses = 32;                             // between two looks at the clock
+constexpr int64_t kLeastSpinNs = 2'000, kMostSpinNs = 500'000;
 constexpr int64_t kNapNs = 20'000'000;                  // between two looks at whether the others live
 constexpr int64_t kBeatNs = 100'000'000;
 static_assert(sizeof(Shared) <= kHeaderBytes);
@@ -48,12 +49,18 @@ int fault(Group& g, int waited_for) {
   return int(g.shared->failed.load());
 }
 
-int wait_for(Group& g, int other, uint32_t message) {
+bool spin_for(const Member& member, uint32_t message, int64_t begin, int64_t limit_ns) {
+  do {
+    for (int i = 0; i < kPauses; i++) {
+      if (reached(member.arrived, message)) return true;
+      _mm_pause();
+    }
+  } while (now_ns() - begin < limit_ns);
+  return false;
+}
+
+int sleep_for(Group& g, int other, uint32_t message) {
   Member& member = g.shared->members[other];
-  for (int i = 0; i < kPauses * kYields; i++) {
-    if (reached(member.arrived, message)) return 0;
-    i % kPauses ? _mm_pause() : (void)sched_yield();
-  }
   const timespec nap{0, kNapNs};
   while (true) {
     member.sleepers.fetch_add(1);
@@ -63,6 +70,19 @@ int wait_for(Group& g, int other, uint32_t message) {
     if (reached(member.arrived, message)) return 0;
     if (const int failed = fault(g, other)) return failed;
   }
+}
+
+// A member spins for as long as that has paid off lately, then sleeps: between ranks with a core each, a message comes within
+// microseconds; where ranks share a core, the other one cannot come before this one has left it. Not sched_yield: with anything else
+// to run on the core, it costs a whole slice of time.
+int wait_for(Group& g, int other, uint32_t message) {
+  const Member& member = g.shared->members[other];
+  if (reached(member.arrived, message)) return 0;
+  const int64_t begin = now_ns();
+  const int failed = spin_for(member, message, begin, g.spin_ns) ? 0 : sleep_for(g, other, message);
+  const bool was_short = now_ns() - begin < kMostSpinNs;
+  g.spin_ns = was_short ? std::min(kMostSpinNs, g.spin_ns * 2) : std::max(kLeastSpinNs, g.spin_ns / 2);
+  return failed;
 }
 
 int wait_for_all(Group& g, uint32_t message) {
@@ -200,15 +220,19 @@ int all_reduce(Group& group, void* x, int64_t count, bool is_bf16) {
 // Bytes of the memory that `size` members share.
 extern "C" int64_t tandem_group_bytes(int64_t size, int64_t slot_bytes) { return kHeaderBytes + 2 * size * slot_bytes; }
 
-// Joins the group in `memory`, zeros before its first member joins. Up to `single_bytes`, sums take one message. A
-// member that is not seen running for `stuck_ns` has failed. names [size]: of the members, for errors.
+// Joins the group in the memory behind a file descriptor, zeros before its first member joins; null where it cannot be mapped. It
+// stays mapped until the member leaves, or its process ends: the pulse beats until then. Up to `single_bytes`, sums take
+// one message. A member that is not seen running for `stuck_ns` has failed. names [size]: of the members, for errors.
 extern "C" Group* tandem_group_join(
-    void* memory, int64_t rank, int64_t size, const int64_t* names, int64_t slot_bytes, int64_t single_bytes,
+    int descriptor, int64_t rank, int64_t size, const int64_t* names, int64_t slot_bytes, int64_t single_bytes,
     int64_t stuck_ns) {
+  void* memory =
+      mmap(nullptr, tandem_group_bytes(size, slot_bytes), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  if (memory == MAP_FAILED) return nullptr;
   Shared* shared = (Shared*)memory;
   pulse().add(&shared->members[rank]);
   Group* group = new Group{
-      shared, (char*)memory + kHeaderBytes, slot_bytes, single_bytes, stuck_ns, 0, int(rank), int(size), {}};
+      shared, (char*)memory + kHeaderBytes, slot_bytes, single_bytes, stuck_ns, kMostSpinNs, 0, int(rank), int(size), {}};
   std::copy_n(names, size, group->names);
   return group;
 }
@@ -228,6 +252,7 @@ extern "C" int tandem_group_meet(Group* group, int64_t limit_ns) {
 
 extern "C" void tandem_group_leave(Group* group) {
   pulse().remove(&group->shared->members[group->rank]);
+  munmap(group->shared, tandem_group_bytes(group->size, group->slot_bytes));
   delete group;
 }
 

@@ -10,7 +10,7 @@
 
 constexpr int kMostMembers = 16;
 
-struct alignas(64) Member {
+struct alignas(128) Member {  // two cache lines: processors fetch them in pairs
   std::atomic<uint32_t> arrived;   // messages, of which the last one is in its slot
   std::atomic<uint32_t> sleepers;  // who sleeps until `arrived` changes
   std::atomic<int64_t> beat;       // nanoseconds of the monotonic clock: when it was last seen running
@@ -25,6 +25,7 @@ struct Group {
   Shared* shared;
   char* slots;
   int64_t slot_bytes, single_bytes, stuck_ns;
+  int64_t spin_ns;  // before a wait sleeps
   uint32_t count;  // messages so far
   int rank, size;
   int names[kMostMembers];  // of the members, for errors: their numbers in a larger group

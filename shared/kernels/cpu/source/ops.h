@@ -39,7 +39,7 @@ int tandem_layers(
     Group* group);
 int64_t tandem_group_bytes(int64_t size, int64_t slot_bytes);
 Group* tandem_group_join(
-    void* memory, int64_t rank, int64_t size, const int64_t* names, int64_t slot_bytes, int64_t single_bytes,
+    int descriptor, int64_t rank, int64_t size, const int64_t* names, int64_t slot_bytes, int64_t single_bytes,
     int64_t stuck_ns);
 int tandem_group_meet(Group* group, int64_t limit_ns);
 void tandem_group_leave(Group* group);

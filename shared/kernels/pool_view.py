@@ -12,6 +12,8 @@ def pool_sizes(kv_blocks: Tensor) -> tuple[int, int]:
     a contiguous pool. Asserts these strides.
     """
     assert kv_blocks.dim() == 6
+    if kv_blocks.is_contiguous():
+        return kv_blocks.shape[1], kv_blocks.shape[3]
     of_block, of_layer, of_plane, of_head, of_token, of_number = kv_blocks.stride()
     block_size, head_dim = kv_blocks.shape[4:]
     assert (of_number, of_token, of_head) == (1, head_dim, block_size * head_dim), "a head of a block is strided"

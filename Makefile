@@ -48,7 +48,7 @@ CLIENTS := sdks lm-eval guidellm aiperf
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast test-gpu test-clients test-timing test-sweep test-k8s k8s-programs lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-metrics bench-overload bench-long-prompt bench-parallel bench-memory bench-planner loadtest chaos soak clean test-image always wheel page-browser mutation fuzz bench-determinism
+.PHONY: help setup run test test-fast test-gpu test-clients test-timing test-neon test-sweep test-k8s k8s-programs lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-metrics bench-overload bench-long-prompt bench-parallel bench-memory bench-planner loadtest chaos soak clean test-image always wheel page-browser mutation fuzz bench-determinism
 
 ##@ Use
 help:  ## list the targets
@@ -105,6 +105,9 @@ test-clients: setup $(CLIENTS:%=.venv-clients/%/.packages) .venv-clients/node/.p
 
 test-timing: setup  ## the tests that hold on a quiet machine only
 	$(PYTEST) -m timing $(ARGS)
+
+test-neon: setup  ## the C++ kernels as aarch64 computes them, emulated: needs Debian, root and an hour
+	$(BIN)/python -m tests.neon $(ARGS)
 
 test-sweep: setup  ## every shape of every Triton kernel: in the interpreter, and compiled for every GPU that is served
 	$(PYTEST) $(SHARED) -m sweep $(ARGS)

@@ -2,9 +2,10 @@
 
     python .ci/build_wheel.py [--out FOLDER] [--libraries FOLDER]
 
-Inside are the C++ kernels for every instruction set of x86-64, the gRPC stubs and the demo model: all that `tandem up`
-needs beside the packages that pyproject.toml names. The compiler targets each instruction set by flags, so any x86-64
-machine with g++ makes all of them; --libraries takes libraries that were made before in place of the compiler.
+Inside are the C++ kernels for every instruction set of this machine's kind of processor, the gRPC stubs and the demo
+model: all that `tandem up` needs beside the packages that pyproject.toml names. The compiler targets each instruction
+set by flags, so any x86-64 machine with g++ makes all of x86-64; --libraries takes libraries that were made before in
+place of the compiler.
 
 The wheel's tag is the lowest of `LEVELS` whose machines have every symbol version and library that the kernels ask for,
 read with readelf. Nothing is written into the checkout but the wheel: it is built from a copy.
@@ -21,6 +22,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from platform import machine
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -29,7 +31,9 @@ from shared.kernels.cpu.build import CannotBuild, prebuild, prebuilt_names  # no
 
 CONTENT = ("services", "shared", "tandem", "loadtest", "models/demo", "proto", "pyproject.toml", "README.md", "LICENSE")
 LIBRARIES = "shared/kernels/cpu/prebuilt"
-SYSTEM = frozenset(("libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libc.so.6", "ld-linux-x86-64.so.2"))
+SYSTEM = frozenset(
+    ("libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libc.so.6", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1")
+)
 """Libraries that every machine of a level has; another one would have to be in the wheel."""
 
 SETUP = """\
@@ -68,8 +72,12 @@ class Level:
 
 
 LEVELS = (
-    Level("manylinux_2_28_x86_64", {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}),
-    Level("manylinux_2_34_x86_64", {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 29), "CXXABI": (1, 3, 13), "GCC": (7, 0, 0)}),
+    Level(
+        f"manylinux_2_28_{machine()}", {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
+    ),
+    Level(
+        f"manylinux_2_34_{machine()}", {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 29), "CXXABI": (1, 3, 13), "GCC": (7, 0, 0)}
+    ),
 )
 """The lowest first. torch's own wheels ask for 2.28, so that a lower one would reach nobody."""
 

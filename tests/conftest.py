@@ -32,9 +32,10 @@ if _wanted in _emulated:
     build.AUTO_ORDER = (_emulated[_wanted], *isa.BUILT)
 elif _wanted != "auto":
     _of_all = {need for each in isa.BUILT for need in each.needs}
-    _kept = {need for each in isa.BUILT if each.name == _wanted for need in each.needs}
-    if _wanted != "torch" and (not _kept or _kept - isa.processor_features()):
+    _own = next((each for each in isa.BUILT if each.name == _wanted), None)
+    if _wanted != "torch" and (_own is None or _own.missing(isa.processor_features())):
         raise pytest.UsageError(f"TANDEM_CPU_ISA: this processor has no {_wanted!r}")
+    _kept = set(_own.needs if _own else ())
     _features = isa.processor_features() - (_of_all - _kept)
     isa.processor_features = lambda: _features
 

@@ -76,7 +76,7 @@ class WorkerSettings(ServiceSettings):
     piecewise_tokens: int = Field(default=0, ge=0, le=8192)
     """Longest step of prompts, or of prompts and answers, that runs as CUDA graphs between its attention calls; 0 =
     none. For 512 tokens, 20 graphs a layer are captured at the start. Only on cuda; it has not run yet."""
-    cpu_isa: Literal["auto", "avx2", "avx512", "avx512-bf16", "amx", "amx-emulated", "torch"] = Field(
+    cpu_isa: Literal["auto", "avx2", "avx512", "avx512-bf16", "amx", "amx-emulated", "neon", "torch"] = Field(
         default="auto", validation_alias=AliasChoices("cpu_isa", "TANDEM_WORKER_CPU_ISA", "TANDEM_CPU_ISA")
     )
     """Instruction set of the C++ kernels. auto: the fastest that the processor runs; torch: no C++ kernels;

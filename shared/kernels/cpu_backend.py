@@ -19,7 +19,7 @@ from shared.kernels.torch_backend import TorchKernels
 
 
 class CpuKernels(CpuOps):
-    """`Kernels` for x86-64 processors with AVX2 or more."""
+    """`Kernels` for processors with AVX2 or more, or NEON."""
 
     gather_blocks = staticmethod(TorchKernels.gather_blocks)
     scatter_blocks = staticmethod(TorchKernels.scatter_blocks)

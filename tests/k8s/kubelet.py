@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import itertools
 import os
 import threading
@@ -23,6 +24,8 @@ from tests.k8s.containers import Container, PodFiles, add_address, remove_addres
 
 LOOK_S = 0.25
 """Time between two looks at the API server, and between two probes."""
+AWAY = (OSError, http.client.HTTPException)
+"""What a call raises when the API server is away or goes away meanwhile; refusals are among them."""
 _NUMBERS = itertools.count(1)
 
 
@@ -53,10 +56,14 @@ class Kubelet:
         self._end.set()
         self._thread.join()
 
+    def unready(self) -> list[str]:
+        """What each Pod that is not ready says, for people."""
+        return [text for running in list(self._running.values()) for text in running.unready()]
+
     async def _run(self) -> None:
         try:
             while not self._end.is_set():
-                with contextlib.suppress(OSError):  # the API server is away: what runs goes on
+                with contextlib.suppress(*AWAY):  # what runs goes on
                     await self._look()
                 await asyncio.sleep(LOOK_S)
         finally:
@@ -100,7 +107,7 @@ class Kubelet:
             self._hosts.write_text(text)  # in place: the containers have this very file
 
     async def call(self, method: str, path: str, body: object = None) -> Any:
-        """One call as the admin. Raises OSError, also for refusals."""
+        """One call as the admin. Raises what AWAY says."""
         return await asyncio.to_thread(self._api.request, method, path, body)
 
 
@@ -130,6 +137,14 @@ class RunningPod:
         """Begins to run it."""
         self._life = asyncio.create_task(self._live(), name=self.name)
 
+    def unready(self) -> list[str]:
+        """What its containers that are not ready wrote last."""
+        return [
+            f"{process.name} is not ready:\n{process.log_tail()}"
+            for name, process in list(self._processes.items())
+            if not self.has_ended and not self._ready.get(name)
+        ]
+
     def end(self, grace_s: float) -> None:
         """Begins to end it, as its deletion asks; once."""
         if self._ending is None:
@@ -146,22 +161,26 @@ class RunningPod:
         remove_address(self.address)
 
     async def _live(self) -> None:
-        add_address(self.address)
         try:
-            self._folder.mkdir(parents=True)
-            await asyncio.to_thread(self._files.write)
-            for container in self._pod["spec"].get("initContainers") or ():
-                status = await (await self._begin(container)).wait()
-                if status:
-                    raise OSError(f"init container {container['name']} ended with status {status}")
-            for container in self._containers:
-                await self._begin(container)
-        except OSError as error:
-            self._kubelet.failures.append(f"{self.name}: {error}")
-            return
-        while not self.has_ended:
-            await self._watch_over()
-            await asyncio.sleep(LOOK_S)
+            await self._set_up()
+            while not self.has_ended:
+                with contextlib.suppress(*AWAY):  # said again at the next look
+                    await self._watch_over()
+                await asyncio.sleep(LOOK_S)
+        except Exception as error:
+            self._kubelet.failures.append(f"{self.name}: {error!r}")
+
+    async def _set_up(self) -> None:
+        """Its address, its files, its init containers one after the other, and then all its containers."""
+        add_address(self.address)
+        self._folder.mkdir(parents=True)
+        await asyncio.to_thread(self._files.write)
+        for container in self._pod["spec"].get("initContainers") or ():
+            status = await (await self._begin(container)).wait()
+            if status:
+                raise OSError(f"init container {container['name']} ended with status {status}")
+        for container in self._containers:
+            await self._begin(container)
 
     async def _begin(self, container: Mapping[str, Any]) -> Container:
         command, environment = await asyncio.to_thread(
@@ -274,7 +293,7 @@ class RunningPod:
                 await self._kubelet.call("DELETE", self._path, options)
             except urllib.error.HTTPError:
                 return
-            except OSError:  # the API server is away
+            except AWAY:
                 await asyncio.sleep(LOOK_S)
             else:
                 return

@@ -89,7 +89,9 @@ class Release:
         """Waits for it; raises AssertionError with what containers said where it does not come."""
         end_s = time.monotonic() + DEADLINE_S
         while not condition():
-            assert time.monotonic() < end_s, f"{what} does not come\n" + "\n".join(self.kubelet.failures)
+            if time.monotonic() > end_s:
+                said = "\n".join([*self.kubelet.failures, *self.kubelet.unready()])
+                raise AssertionError(f"{what} does not come\n{said}")
             time.sleep(0.1)
 
 

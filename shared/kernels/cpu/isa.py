@@ -11,6 +11,7 @@ _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 DETERMINISTIC = "-deterministic"
 """Suffix of the builds that `InstructionSet.deterministic` gives."""
 _V3, _V4 = "-march=x86-64-v3", "-march=x86-64-v4"
+_X86, _ARM = ("x86_64", "AMD64"), ("aarch64", "arm64")
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,9 @@ class InstructionSet:
     flags: tuple[str, ...]
     """Of the compiler."""
     is_checked: bool = False
-    """Whether the library has to pass `self_check` before its first use: few processors have these instructions."""
+    """Whether the library has to pass `self_check` before its first use: we have met few processors that run it."""
+    machines: tuple[str, ...] = _X86
+    """What `platform.machine()` says where it is compiled."""
 
     @property
     def deterministic(self) -> InstructionSet:
@@ -47,19 +50,20 @@ AVX512_BF16 = InstructionSet(
 AMX = InstructionSet(
     "amx", (*_AVX512, "amx_tile", "amx_bf16"), (_V4, "-mamx-tile", "-mamx-bf16", "-DTANDEM_AMX"), is_checked=True
 )
-BUILT = (AMX, AVX512_BF16, AVX512, AVX2)
-"""All that processors run, the fastest first."""
+NEON = InstructionSet("neon", (), ("-march=armv8-a",), is_checked=True, machines=_ARM)
+"""Part of aarch64 itself. Widens bf16 as AVX2 does: the instructions for bf16 that some processors have stay unused."""
+BUILT = tuple(isa for isa in (AMX, AVX512_BF16, AVX512, AVX2, NEON) if platform.machine() in isa.machines)
+"""All that processors of this machine's kind run, the fastest first; empty where there are no kernels for the kind."""
 
 
 def emulated(features: frozenset[str]) -> tuple[InstructionSet, ...]:
     """The code for bf16 instructions with plain C++ in their place, for tests, over the widest vectors there are."""
-    base = AVX2 if AVX512.missing(features) else AVX512
-    return (
-        InstructionSet("avx512-bf16-emulated", base.needs, (*base.flags, "-DTANDEM_PAIRS")),
-        InstructionSet(
-            "amx-emulated", base.needs, (*base.flags, "-DTANDEM_AMX", "-DTANDEM_EMULATED_TILES"), is_checked=True
-        ),
-    )
+    if not BUILT:
+        return ()
+    base = next((isa for isa in (AVX512, NEON) if isa in BUILT and not isa.missing(features)), BUILT[-1])
+    pairs = replace(base, name="avx512-bf16-emulated", flags=(*base.flags, "-DTANDEM_PAIRS"), is_checked=False)
+    tiles = (*base.flags, "-DTANDEM_AMX", "-DTANDEM_EMULATED_TILES")
+    return pairs, replace(base, name="amx-emulated", flags=tiles, is_checked=True)
 
 
 def named(name: str, features: frozenset[str]) -> InstructionSet | None:
@@ -86,4 +90,4 @@ def processor_features() -> frozenset[str]:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return frozenset()
-    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
+    return frozenset(next((line for line in lines if line.startswith(("flags", "Features"))), "").split())

@@ -22,6 +22,7 @@ def _runs(each: isa.InstructionSet) -> bool:
 
 ISAS = tuple(each.name for each in dict.fromkeys((*isa.BUILT, *isa.emulated(_FEATURES))) if _runs(each))
 SUMS = {
+    "neon": "fma",
     "avx2": "fma",
     "avx512": "fma",
     "avx512-bf16": "pairs",

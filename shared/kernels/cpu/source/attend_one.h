@@ -17,7 +17,7 @@ struct Rows {
   int64_t dim, count;
 
   const T* row(int64_t t, int64_t d) const { return now + t * dim + d; }
-  void fetch(int64_t t, int64_t d) const { _mm_prefetch((const char*)(ahead + t * dim + d), _MM_HINT_T0); }
+  void fetch(int64_t t, int64_t d) const { __builtin_prefetch((const char*)(ahead + t * dim + d)); }
   Rows moved(int64_t by) const { return {now + by, ahead + by, dim, count}; }
 };
 
@@ -42,7 +42,7 @@ template <int G>
 void score_keys(const Rows<bf16>& keys, const float* query, float* scores, int64_t step) {
   const int64_t dim = keys.dim;
   // Sums of even and odd dimensions apart, where there are registers.
-  constexpr int P = !kDeterministic && kRegisters == 32 && G <= 4 ? 2 : 1;
+  constexpr int P = !kDeterministic && kVectors == 32 && G <= 4 ? 2 : 1;
   Floats sums[P][G];
   for (int p = 0; p < P; p++)
     for (int g = 0; g < G; g++) sums[p][g] = zeros();
@@ -108,7 +108,7 @@ void add_pairs(const Rows<bf16>& values, const float* weights, int64_t step, flo
 
 template <int G>
 void add_all_values(const Rows<bf16>& values, const float* weights, int64_t step, float* out) {
-  constexpr int P = kRegisters == 32 && G <= 4 ? 2 : 1;
+  constexpr int P = kVectors == 32 && G <= 4 ? 2 : 1;
   int64_t d = 0;
   for (; d + 32 * P <= values.dim; d += 32 * P) add_pairs<G, P>(values.moved(d), weights, step, out + d);
   for (; d + 32 <= values.dim; d += 32) add_pairs<G, 1>(values.moved(d), weights, step, out + d);
@@ -117,7 +117,7 @@ void add_all_values(const Rows<bf16>& values, const float* weights, int64_t step
 
 template <int G>
 void add_all_values(const Rows<float>& values, const float* weights, int64_t step, float* out) {
-  constexpr int V = kRegisters == 32 ? (G <= 4 ? 4 : 2) : 1;
+  constexpr int V = kVectors == 32 ? (G <= 4 ? 4 : 2) : 1;
   int64_t d = 0;
   for (; d + 16 * V <= values.dim; d += 16 * V) add_values<G, V>(values.moved(d), weights, step, out + d);
   for (; d < values.dim; d += 16) add_values<G, 1>(values.moved(d), weights, step, out + d);
@@ -130,7 +130,7 @@ struct Sums {
   float* tops;    // [G]
 };
 
-constexpr int kHeads = kRegisters == 32 ? 8 : 4;  // query heads that a key and a value are used for at once
+constexpr int kHeads = kVectors == 32 ? 8 : 4;  // query heads that a key and a value are used for at once
 
 // f with `count` heads, 1 to kHeads, as a compile-time number.
 template <int N = kHeads, typename F>

@@ -41,7 +41,7 @@ inline void softmax_row(float* scores, int64_t low, int64_t high, float* best, f
 
 template <typename KV>
 [[gnu::always_inline]] inline void prefetch_keys(const KV* keys, int64_t count, int64_t dim) {
-  for (int64_t i = 0; i < count * dim; i += 64 / int64_t(sizeof(KV))) _mm_prefetch((const char*)(keys + i), _MM_HINT_T0);
+  for (int64_t i = 0; i < count * dim; i += 64 / int64_t(sizeof(KV))) __builtin_prefetch((const char*)(keys + i));
 }
 
 // As attend_one.

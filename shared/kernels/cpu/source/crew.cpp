@@ -1,18 +1,36 @@
 #include "crew.h"
 
-#include <immintrin.h>
 #include <sched.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <thread>
 
 #include "ops.h"
+#include "pause.h"
 
 namespace {
 
-constexpr int kPauses = 64;    // between two looks at the other runnable threads
-constexpr int kYields = 100;   // before a helper without a loop goes to sleep
+using Clock = std::chrono::steady_clock;
+using std::chrono::microseconds;
+
+constexpr int kPauses = 32;  // between two looks at the clock
+constexpr microseconds kLeastSpin{10}, kMostSpin{200};
+
+// Whether it was so before the time was over. Not by sched_yield in between: where anything else wants the core, that
+// costs a whole slice of time, and loops are shorter than those.
+template <typename F>
+bool spin(microseconds time, const F& so) {
+  const auto end = Clock::now() + time;
+  do {
+    for (int i = 0; i < kPauses; i++) {
+      if (so()) return true;
+      pause_a_little();
+    }
+  } while (Clock::now() < end);
+  return false;
+}
 
 class Crew {
  public:
@@ -30,7 +48,7 @@ class Crew {
     take_tasks();
     open_.store(false);
     // A helper that comes now finds the loop closed; one that came before is counted.
-    for (int i = 0; active_.load() > 0; i++) i % kPauses ? _mm_pause() : (void)sched_yield();
+    while (!spin(kMostSpin, [&] { return active_.load() == 0; })) sched_yield();
   }
 
  private:
@@ -39,24 +57,26 @@ class Crew {
   }
 
   void help(int index) {
+    auto time = kMostSpin;
     for (uint32_t seen = 0;;) {
-      seen = wait(seen);
+      seen = wait(seen, time);
       active_.fetch_add(1);
       if (open_.load() && index <= wanted_.load(std::memory_order_relaxed)) take_tasks();
       active_.fetch_sub(1);
     }
   }
 
-  // The number of a loop after `seen`. The next one mostly follows within microseconds, so look for it first.
-  uint32_t wait(uint32_t seen) {
-    for (int i = 0; i < kPauses * kYields; i++) {
-      const uint32_t now = loop_.load();
-      if (now != seen) return now;
-      i % kPauses ? _mm_pause() : (void)sched_yield();
+  // The number of a loop after `seen`. The next one mostly follows within microseconds, so a helper looks for it first:
+  // for as long a time as that has paid off lately.
+  uint32_t wait(uint32_t seen, microseconds& time) {
+    const auto begin = Clock::now();
+    if (!spin(time, [&] { return loop_.load() != seen; })) {
+      asleep_.fetch_add(1);
+      loop_.wait(seen);
+      asleep_.fetch_sub(1);
     }
-    asleep_.fetch_add(1);
-    loop_.wait(seen);
-    asleep_.fetch_sub(1);
+    const bool was_short = Clock::now() - begin < kMostSpin;
+    time = was_short ? std::min(kMostSpin, 2 * time) : std::max(kLeastSpin, time / 2);
     return loop_.load();
   }
 

@@ -4,7 +4,7 @@
 #include "product.h"
 
 // Rows that share a weight as it is widened: that takes registers too.
-constexpr int64_t kDirectTile = kRegisters == 32 ? 12 : 4;
+constexpr int64_t kDirectTile = kVectors == 32 ? 12 : 4;
 
 template <int R>
 void direct_tile(const float* a, const float* w, int64_t k, float* c) {
@@ -50,7 +50,7 @@ void direct_tile(const float* a, const PlainPanel& panel, int64_t k, float* c) {
 template <int R, int First, int V, typename Panel>
 __attribute__((always_inline)) inline void direct_pass(const float* row, const Panel& panel, int64_t k, float* c) {
   // Few rows: sums of even and odd k apart, so that enough products are under way.
-  constexpr int P = !kDeterministic && R < (kRegisters == 32 ? 4 : 2) ? 2 : 1;
+  constexpr int P = !kDeterministic && R < (kVectors == 32 ? 4 : 2) ? 2 : 1;
   Floats sums[P][R][V];
 #pragma GCC unroll 2
   for (int p = 0; p < P; p++)
@@ -92,7 +92,7 @@ __attribute__((always_inline)) inline void direct_pass(const float* row, const P
 
 template <int R, typename Panel>
 void direct_tile(const float* a, const Panel& panel, int64_t k, float* c) {
-  if constexpr (kWide == 1 || R <= 2) {
+  if constexpr (kVectors == 32 || R <= 2) {
     direct_pass<R, 0, 2>(a, panel, k, c);
   } else {
     direct_pass<R, 0, 1>(a, panel, k, c);

@@ -7,8 +7,9 @@
 #include "simd.h"
 
 constexpr int kColumns = 32;  // of a tile
-// Of a tile. 32 registers: 28 sums, 2 vectors of columns, 1 broadcast. 16: 12 sums, 2 halves of a vector, 1 broadcast.
-constexpr int kRows = kRegisters == 32 ? 14 : 6;
+// Of a tile. 32 vectors: 28 sums, 2 of columns, 1 broadcast. 8, of which a pass takes one column: 6 sums, the column, and
+// what is broadcast, which is less than a vector there.
+constexpr int kRows = kVectors == 32 ? 14 : 6;
 
 // Rows cut into tiles as equal as can be, none above `most`.
 struct Tiles {
@@ -54,7 +55,7 @@ __attribute__((always_inline)) inline void multiply_pass(
 // All 32 columns, in two passes where the registers do not hold their sums.
 template <int R>
 __attribute__((noinline)) void multiply_tile(const float* a, int64_t a_step, const float* b, int64_t k, float* c, bool add) {
-  if constexpr (kWide == 1 || R <= 2) {
+  if constexpr (kVectors == 32 || R <= 2) {
     multiply_pass<R, 2>(a, a_step, b, k, c, add);
   } else {
     multiply_pass<R, 1>(a, a_step, b, k, c, add);

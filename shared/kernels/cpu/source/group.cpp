@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "ops.h"
+#include "pause.h"
 #include "simd.h"
 
 namespace {
@@ -53,7 +54,7 @@ bool spin_for(const Member& member, uint32_t message, int64_t begin, int64_t lim
   do {
     for (int i = 0; i < kPauses; i++) {
       if (reached(member.arrived, message)) return true;
-      _mm_pause();
+      pause_a_little();
     }
   } while (now_ns() - begin < limit_ns);
   return false;

@@ -1,8 +1,9 @@
 // 16 lanes in two registers: AVX2 and FMA. What is said in lanes512.h holds here too.
 #pragma once
 
-constexpr int kRegisters = 16;
-constexpr int kWide = 2;
+#include <immintrin.h>
+
+constexpr int kVectors = 8;
 
 struct Floats {
   __m256 low, high;
@@ -152,8 +153,8 @@ inline __m256i upper_halves(__m256 x) {
   return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc00000), nan), 16);
 }
 inline Words upper_halves(Floats x) { return {upper_halves(x.low), upper_halves(x.high)}; }
-inline __m256i narrow(Words halves) {  // packing runs of 128 bits leaves the middle quarters exchanged
-  return _mm256_permute4x64_epi64(_mm256_packus_epi32(halves.low, halves.high), 0xd8);
+inline void store_halves(void* p, Words x) {  // packing runs of 128 bits leaves the middle quarters exchanged
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(_mm256_packus_epi32(x.low, x.high), 0xd8));
 }
 
 // Rows and columns of 8 x 8 words exchanged; row i of what comes out has the lanes given by `put(i)`.

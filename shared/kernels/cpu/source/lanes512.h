@@ -1,8 +1,9 @@
 // 16 lanes in one register: AVX-512 with F, BW, VL and DQ.
 #pragma once
 
-constexpr int kRegisters = 32;  // of vectors
-constexpr int kWide = 1;        // registers that hold 16 lanes
+#include <immintrin.h>
+
+constexpr int kVectors = 32;  // of 16 lanes, that the registers hold
 
 using Floats = __m512;
 using Words = __m512i;  // of 32 bits, where nothing else is said
@@ -76,7 +77,7 @@ inline Words upper_halves(Floats x) {
   __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
   return _mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc00000)), 16);
 }
-inline __m256i narrow(Words halves) { return _mm512_cvtepi32_epi16(halves); }
+inline void store_halves(void* p, Words x) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(x)); }
 
 // a0 b0 a1 b1 …: the first 16 in `low`.
 inline void zip(Words a, Words b, Words& low, Words& high) {

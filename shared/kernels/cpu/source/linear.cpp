@@ -13,7 +13,7 @@
 namespace {
 
 // Up to so many rows, weights are widened as they are used; fp32 ones need not be.
-constexpr int64_t kDirectRows = 36, kDirectWideRows = kRegisters == 32 ? kDirectRows : 2;
+constexpr int64_t kDirectRows = 36, kDirectWideRows = kVectors == 32 ? kDirectRows : 2;
 constexpr int64_t kTaskWork = 1 << 20;  // products of a task of few rows, so that tasks are neither tiny nor few
 
 template <typename T>

@@ -28,7 +28,7 @@ struct PlainPanel {
   struct Group {
     const bf16* weights;
     [[gnu::always_inline]] void prefetch() const {
-      for (int line = 0; line < 4; line++) _mm_prefetch((const char*)weights + kAhead + 64 * line, _MM_HINT_T0);
+      for (int line = 0; line < 4; line++) __builtin_prefetch((const char*)weights + kAhead + 64 * line);
     }
     Pairs half(int i) const {
       return {load_words(weights + 64 * i), load_words(weights + 64 * i + 32)};
@@ -60,7 +60,7 @@ class TightPanel {
     const std::byte* bytes;
     Words upper;
     [[gnu::always_inline]] void prefetch() const {
-      for (int line = 0; line < 3; line++) _mm_prefetch((const char*)bytes + kAhead + 64 * line, _MM_HINT_T0);
+      for (int line = 0; line < 3; line++) __builtin_prefetch((const char*)bytes + kAhead + 64 * line);
     }
     Pairs half(int i) const {
       Words places = load_words(bytes + 128);

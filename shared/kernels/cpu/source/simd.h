@@ -1,8 +1,6 @@
 // What the CPU kernels share: element types and a vector exponential, over 16 fp32 lanes of whichever width the
-// processor has: one register of AVX-512, or two of AVX2.
+// processor has: one register of AVX-512, two of AVX2, or four of NEON.
 #pragma once
-
-#include <immintrin.h>
 
 #include <cstdint>
 #include <cstring>
@@ -28,7 +26,9 @@ inline float to_float(bf16 x) {
   return y;
 }
 
-#ifdef __AVX512F__
+#ifdef __aarch64__
+#include "lanes128.h"
+#elif defined(__AVX512F__)
 #include "lanes512.h"
 #else
 #include "lanes256.h"
@@ -37,7 +37,7 @@ inline float to_float(bf16 x) {
 inline Floats load16(const float* p) { return load(p); }
 inline Floats load16(const bf16* p) { return widen16(p); }
 inline void store16(float* p, Floats x) { store(p, x); }
-inline void store16(bf16* p, Floats x) { _mm256_storeu_si256((__m256i*)p, narrow(upper_halves(x))); }
+inline void store16(bf16* p, Floats x) { store_halves(p, upper_halves(x)); }
 
 // What a value becomes when it is stored as T and loaded again.
 inline Floats rounded_as(const float*, Floats x) { return x; }

@@ -48,7 +48,7 @@ class PlainPieces {
   const bf16* at(int64_t step) {
     const bf16* piece = panel_.weights + step * kPiece;
     const int64_t count = std::min(kStep, k_size_ - step * kStep);
-    for (int64_t line = 0; line < 32; line++) _mm_prefetch((const char*)piece + kAhead + 64 * line, _MM_HINT_T0);
+    for (int64_t line = 0; line < 32; line++) __builtin_prefetch((const char*)piece + kAhead + 64 * line);
     if (count == kStep) return piece;
     bf16* copy = out_(step);
     std::memcpy(copy, piece, count * kColumns * sizeof(bf16));

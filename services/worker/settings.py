@@ -91,9 +91,10 @@ class WorkerSettings(ServiceSettings):
     """Whether errors about NaN or infinite numbers name the part of the model where they begin. Slower."""
     tp: int = Field(default=1, ge=1, le=16)
     """Tensor-parallel degree: processes that each hold a part of every layer. It must divide the model's attention
-    heads, and divide its KV heads or be a multiple of them. Above 1 only on the CPU."""
+    heads, and divide its KV heads or be a multiple of them. Above 1 only on the CPU, and not for models with experts or
+    latent attention."""
     pp: int = Field(default=1, ge=1, le=16)
-    """Pipeline stages, each of `tp` processes: parts of the layers, one behind the other. Above 1 only on the CPU."""
+    """Pipeline stages, each of `tp` processes: parts of the layers, one behind the other. Above 1 as `tp`."""
     num_threads: int = Field(default=0, ge=0, le=1024)
     """Compute threads; 0 = one for each core that the worker has, however many hardware threads it has, within the
     cgroup's CPU quota."""

@@ -159,15 +159,7 @@ class RouterMetrics:
             self.tpot.record(end.tokens_s / (end.num_output_tokens - 1))
             if end.summary.prefill_worker:
                 self._exposed.record(split.ship_exposed_ms / 1e3)
-        for part, taken_ms in (
-            ("placement", split.placement_ms),
-            ("queue", split.queue_ms),
-            ("reserve", split.reserve_ms),
-            ("prefix_fetch", split.prefix_fetch_ms),
-            ("prefill_queue", split.prefill_queue_ms),
-            ("prefill_compute", split.prefill_compute_ms),
-            ("return", split.return_ms),
-        ):
+        for part, taken_ms in split.parts_ms.items():
             self._ttft_parts.add(taken_ms / 1e3, part)
 
     def _count_prefix(self, request: Request, summary: RequestSummary) -> None:

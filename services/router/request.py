@@ -112,6 +112,19 @@ class TtftSplit:
     ship_exposed_ms: float = 0.0
     first_decode_step_ms: float = 0.0
 
+    @property
+    def parts_ms(self) -> dict[str, float]:
+        """What adds up to `ttft_ms`, in the order in which it is shown, by name without the unit."""
+        return {
+            "queue": self.queue_ms,
+            "placement": self.placement_ms,
+            "reserve": self.reserve_ms,
+            "prefix_fetch": self.prefix_fetch_ms,
+            "prefill_queue": self.prefill_queue_ms,
+            "prefill_compute": self.prefill_compute_ms,
+            "return": self.return_ms,
+        }
+
 
 @dataclass(slots=True)
 class RequestSummary:

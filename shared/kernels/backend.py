@@ -423,6 +423,21 @@ class SamplingOps(Protocol):
         """
         ...
 
+    def likeliest_tokens(self, logits: Tensor, masks: Tensor, rows: Tensor) -> Tensor:
+        """The token with the highest logit in each row, of equal ones the lowest id; in some rows among the tokens that
+        are allowed.
+
+        Args:
+            logits: [num_rows, vocab_size] fp32, contiguous.
+            masks: as for `mask_tokens`; none where no row has one.
+            rows: as for `mask_tokens`.
+
+        Returns:
+            [num_rows] int64; -1 for a row with a NaN or +inf, also at a token that is not allowed, and where no allowed
+            token has a finite logit.
+        """
+        ...
+
 
 class Kernels(DecoderOps, BlockOps, SamplingOps, Protocol):
     """A backend whole."""

@@ -36,6 +36,7 @@ class TritonKernels:
     block_checksums = staticmethod(blocks.block_checksums)
     sample_tokens = staticmethod(sampling.sample_tokens)
     mask_tokens = staticmethod(masking.mask_tokens)
+    likeliest_tokens = staticmethod(masking.likeliest_tokens)
 
 
 class DeterministicTritonKernels(TritonKernels):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from contextvars import ContextVar
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED = 0x01
@@ -15,9 +15,8 @@ _MAX_STATE = 512
 _current: ContextVar[str] = ContextVar("trace_id", default="")
 
 
-@dataclass(frozen=True, slots=True)
-class TraceContext:
-    """One span as its children see it."""
+class TraceContext(NamedTuple):
+    """One span as its children see it. A tuple: several are made for a request."""
 
     trace_id: int
     """128 bits, not 0."""
@@ -48,7 +47,11 @@ class TraceContext:
     @property
     def traceparent(self) -> str:
         """The header's value."""
-        return f"00-{self.trace_id:032x}-{self.span_id:016x}-{self.sampled:02x}"
+        return self.traceparent_under(self.span_id)
+
+    def traceparent_under(self, span_id: int) -> str:
+        """The header's value for children of another span of this trace."""
+        return f"00-{self.trace_id:032x}-{span_id:016x}-{self.sampled:02x}"
 
     @property
     def trace_hex(self) -> str:

@@ -34,6 +34,15 @@ NATIVE = ("numpy", "safetensors", "tokenizers", "hypothesis", "pyyaml")
 """Brought for aarch64 in the version of this environment."""
 TESTS = tuple(f"tests/unit/kernels/test_cpu{part}.py" for part in ("", "_build", "_linear", "_panels", "_layers"))
 
+LIBRARIES = """
+from shared.kernels.cpu import build, isa
+build.CHECK_TIMEOUT_S = 3600
+for each in (*isa.BUILT, *isa.emulated(frozenset())):
+    print("checked", build.library(each).name)
+    build.library(each.deterministic)
+"""
+"""Makes and checks them ahead: a library whose check does not end in time is passed over, and its tests with it."""
+
 
 def bring() -> None:
     """Installs and unpacks all of it; what is there already stays."""
@@ -91,11 +100,13 @@ def _run(*command: str, cwd: Path = ROOT) -> None:
 
 
 def main() -> int:
-    """pytest's exit status."""
+    """pytest's exit status; another one where a library cannot be made."""
     bring()
-    arguments = sys.argv[1:] or TESTS
-    command = [str(CACHE / "python"), "-m", "pytest", "-p", "no:cacheprovider", "--timeout", "1200", *arguments]
     environment = {**os.environ, "PATH": f"{COMMANDS}{os.pathsep}{os.environ['PATH']}"}
+    program = str(CACHE / "python")
+    subprocess.run([program, "-c", LIBRARIES], cwd=ROOT, env=environment, check=True)
+    arguments = sys.argv[1:] or TESTS
+    command = [program, "-m", "pytest", "-p", "no:cacheprovider", "--timeout", "1200", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 

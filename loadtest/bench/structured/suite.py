@@ -7,6 +7,7 @@ allows, with a bias to what closes strings and brackets, and checked by `jsonsch
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections import Counter
 from pathlib import Path
@@ -28,6 +29,7 @@ from shared.structure.compiler import StructureCompiler, fault_of
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 MAX_ANSWER_LEN = 600
+OUTCOMES = ("valid", "invalid", "not judged", "cut off", "refused")
 CLOSE_SHARE = 0.7
 """Of the tokens that are drawn among those that close something, where there are any."""
 
@@ -62,6 +64,8 @@ class Suite:
         validator = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
         try:
             validator(schema).validate(json.loads(text))
+        except re.error:  # an expression of the schema that is JavaScript's and not Python's
+            self.outcomes["not judged"] += 1
         except (ValueError, jsonschema.ValidationError) as error:
             self.outcomes["invalid"] += 1
             self.invalid.append(f"{name}: {str(error)[:100]}")
@@ -122,7 +126,7 @@ def main(
     times = 1e6 * np.array(suite.mask_times or [0.0])
     results = [
         Result("schemas", len(given), ""),
-        *(Result(f"answers {name}", suite.outcomes[name], "") for name in ("valid", "invalid", "cut off", "refused")),
+        *(Result(f"answers {name}", suite.outcomes[name], "") for name in OUTCOMES),
         Result("mask, of a core, p50", float(np.quantile(times, 0.5)), "µs", 100.0),
         Result("mask, of a core, p99", float(np.quantile(times, 0.99)), "µs", 1000.0),
     ]

@@ -96,6 +96,11 @@ class ActiveRequest:
         return self.request.num_prompt_tokens + len(self.produced)
 
     @property
+    def num_output_tokens(self) -> int:
+        """Output tokens of this call."""
+        return len(self.produced) - self.num_resumed
+
+    @property
     def wire_id(self) -> str:
         """The id of its reservation: one for each attempt of each call, so that messages of an earlier one are ignored,
         also where a client uses its request id again. The attempt's first prefill worker knows the request by it too;

@@ -301,7 +301,7 @@ class Attempt:
             self._reassigning = False
             if self._prefill is not None:
                 self._prefill.close(self._sender_id)
-            if len(active.produced) == active.num_resumed + 1:
+            if active.num_output_tokens == 1:
                 active.on_second_token(tokens, time.perf_counter())
             active.emit(tokens)
         elif self._prefill is None:
@@ -336,7 +336,7 @@ class Attempt:
         self._computing.computed(self._sender_id)
         if self._num_senders == 1:
             self._learn(tokens, now)
-        if len(active.produced) == active.num_resumed:
+        if not active.num_output_tokens:
             active.on_first_token(tokens, now)
         active.emit(tokens)
 

@@ -239,7 +239,7 @@ class Dispatcher:
                 active.log.warning("request %s is placed anew: %s", active.request.request_id, error)
                 if not attempt.is_charged:
                     self._metrics.retried(error)
-                if len(active.produced) > active.num_resumed:
+                if active.num_output_tokens:
                     self._metrics.migrated("answer", error)
             active.move(RequestEvent.RETRY)
             if attempt.died:

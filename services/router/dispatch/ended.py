@@ -34,7 +34,7 @@ def ended_request(active: ActiveRequest, error: BaseException | None, held_by: C
         arrived_s=active.timeline.accepted,
         ended_s=time.perf_counter(),
         num_prompt_tokens=request.num_prompt_tokens,
-        num_output_tokens=len(active.produced) - active.num_resumed,
+        num_output_tokens=active.num_output_tokens,
         summary=active.summary,
         first_token_s=active.timeline.first_token,
         ttft_target_s=request.ttft_timeout_s,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from services.router.traces.request_trace import RequestTrace
+from services.router.traces.request_trace import RequestTrace, TracedRequest
 from shared.errors import TandemError
 from shared.telemetry.trace_context import TraceContext, new_span_id, new_trace_id, set_current_trace_id
 from shared.telemetry.tracing.span import Span, SpanKind, Value
 
 if TYPE_CHECKING:
-    from services.router.dispatch.active_request import ActiveRequest
     from shared.telemetry.tracing.settings import RouterTracesSettings
 
 _RATIO_BITS = 64
@@ -22,8 +22,9 @@ _RATIO_BITS = 64
 class TraceSink(Protocol):
     """Where the router's finished traces go."""
 
-    def export(self, trace_id: int, spans: list[Span]) -> None:
-        """Takes all the router's spans of a trace. Does not block."""
+    def export(self, trace_id: int, num_spans: int, build: Callable[[], list[Span]]) -> None:
+        """Takes all the router's spans of a trace, `num_spans` at most: `build` is called once, later. Does not
+        block."""
 
 
 class CallTraces:
@@ -55,8 +56,9 @@ class CallTraces:
         else:
             sampled = client.sampled if self.settings.follow_client else self._is_drawn(client.trace_id)
             context = TraceContext(client.trace_id, new_span_id(), sampled, client.state)
-        set_current_trace_id(context.trace_hex)
-        return CallTrace(context, self, self._sink, arrived_at, client.span_id if client is not None else 0)
+        trace = CallTrace(context, self, self._sink, arrived_at, client.span_id if client is not None else 0)
+        set_current_trace_id(trace.trace_id)
+        return trace
 
     def _is_drawn(self, trace_id: int) -> bool:
         return trace_id & ((1 << _RATIO_BITS) - 1) < self._bound
@@ -64,9 +66,9 @@ class CallTraces:
 
 class CallTrace:
     """One call from its arrival to the last byte of its reply; its requests (one, or one a choice) have a
-    `RequestTrace` each. Nothing is built before `end`, and then only for a trace that is exported."""
+    `RequestTrace` each. Nothing is built before its end, and then only for a trace that is exported."""
 
-    __slots__ = ("_began", "_owner", "_parent_id", "_requests", "_sink", "_submitted", "context")
+    __slots__ = ("_began", "_owner", "_parent_id", "_requests", "_sink", "_submitted", "context", "trace_id")
 
     def __init__(
         self,
@@ -78,6 +80,8 @@ class CallTrace:
     ) -> None:
         """`context`: of the root span; of the client's own where nothing is recorded."""
         self.context = context
+        self.trace_id = context.trace_hex if context is not None else ""
+        """As 32 hex digits; empty without a trace."""
         self._owner = owner
         self._sink = sink
         self._began = began
@@ -90,12 +94,7 @@ class CallTrace:
         """What the workers get of a request that is not recorded; empty without a client's."""
         return self.context.traceparent if self.context is not None else ""
 
-    @property
-    def trace_id(self) -> str:
-        """As 32 hex digits; empty without a trace."""
-        return self.context.trace_hex if self.context is not None else ""
-
-    def request(self, active: ActiveRequest) -> RequestTrace | None:
+    def request(self, active: TracedRequest) -> RequestTrace | None:
         """The core has accepted one of its requests; None where nothing is recorded."""
         if self._owner is None or self.context is None:
             return None
@@ -115,7 +114,8 @@ class CallTrace:
         self._requests.clear()
 
     def _export(self, owner: CallTraces, error: TandemError | None, route: str, model: str) -> None:
-        """Builds and exports it, where it was sampled or is kept."""
+        """Hands it to the sink, where it was sampled or is kept. Spans are built there, many at a time: here each would
+        meet a processor that has forgotten how."""
         assert self._sink is not None
         assert self.context is not None
         now = time.perf_counter()
@@ -124,7 +124,8 @@ class CallTrace:
             if not self._is_kept(owner, now, failed=failed):
                 return
             self._spread_word(owner)
-        root = Span(
+        root = partial(
+            Span,
             f"{_operation(route)} {model}",
             self.context.span_id,
             self._parent_id,
@@ -136,11 +137,9 @@ class CallTrace:
             error=str(error) if failed else "",
             state=self.context.state,
         )
-        edge = Span("edge", new_span_id(), root.span_id, self._began, self._submitted or now)
-        spans = [root, edge]
-        for trace in self._requests:
-            spans += trace.spans(now)
-        self._sink.export(self.context.trace_id, spans)
+        parts = [trace.spans_later(now) for trace in self._requests]
+        num_spans = 2 + sum(trace.most_spans for trace in self._requests)
+        self._sink.export(self.context.trace_id, num_spans, partial(_spans, root, self._submitted or now, parts))
 
     def _is_kept(self, owner: CallTraces, now: float, *, failed: bool) -> bool:
         settings = owner.settings
@@ -178,6 +177,15 @@ class CallTrace:
 
 NO_TRACE = CallTrace(None)
 """Of a call without a trace."""
+
+
+def _spans(root: Callable[[], Span], submitted: float, parts: Sequence[Callable[[], list[Span]]]) -> list[Span]:
+    """The call's own, then those of its requests."""
+    whole = root()
+    spans = [whole, Span("edge", new_span_id(), whole.span_id, whole.began, submitted)]
+    for part in parts:
+        spans += part()
+    return spans
 
 
 def _operation(route: str) -> str:

@@ -7,17 +7,83 @@ exported.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
 
 from services.router.dispatch.states import RequestEvent
 from services.router.traces.notes import AttemptNote, Look, Mark, TracedWorker
 from services.router.traces.request_spans import RequestSpans
+from shared.engine.sampling_params import SamplingParams
 from shared.telemetry.trace_context import TraceContext, new_span_id
 from shared.telemetry.tracing.span import Span, Value
 
-if TYPE_CHECKING:
-    from services.router.dispatch.active_request import ActiveRequest
+
+class Timed(Protocol):
+    """Its moments, time.perf_counter() seconds."""
+
+    accepted: float
+    first_token: float
+    """0 where none came."""
+
+
+class Asked(Protocol):
+    """What the client asked for."""
+
+    @property
+    def request_id(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def tenant(self) -> str:
+        """Whose it is."""
+        ...
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """As it was resolved."""
+        ...
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of the client's prompt."""
+        ...
+
+
+class Spared(Protocol):
+    """What it cost so far."""
+
+    num_cached_tokens: int
+    """Prompt tokens whose KV was not recomputed."""
+
+
+class TracedRequest(Protocol):
+    """What a trace reads of the request in the core that it is about."""
+
+    trace: RequestTrace | None
+    """Taken away at the end."""
+
+    @property
+    def request(self) -> Asked:
+        """What the client asked for."""
+        ...
+
+    @property
+    def summary(self) -> Spared:
+        """What it cost so far."""
+        ...
+
+    @property
+    def timeline(self) -> Timed:
+        """Its moments."""
+        ...
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Of this call."""
+        ...
 
 
 class RequestTrace:
@@ -25,7 +91,7 @@ class RequestTrace:
 
     __slots__ = ("_active", "_attempts", "_context", "_looks", "_marks", "_next", "began", "error")
 
-    def __init__(self, context: TraceContext, active: ActiveRequest) -> None:
+    def __init__(self, context: TraceContext, active: TracedRequest) -> None:
         """`context`: of the call's root span."""
         self.began = time.perf_counter()
         self.error: BaseException | None = None
@@ -48,7 +114,7 @@ class RequestTrace:
         """The index is asked. Returns the `traceparent` for it."""
         look = Look(new_span_id(), time.perf_counter())
         self._looks.append(look)
-        return self._context.under(look.span_id).traceparent
+        return self._context.traceparent_under(look.span_id)
 
     def looked(self) -> None:
         """The index has answered, or not in time."""
@@ -60,14 +126,14 @@ class RequestTrace:
 
     def reserving(self) -> str:
         """The `traceparent` for the decode worker."""
-        return self._context.under(self._attempts[-1].span_id).traceparent
+        return self._context.traceparent_under(self._attempts[-1].span_id)
 
     def submitting(self, prefill: TracedWorker) -> str:
         """The `traceparent` for a prefill worker; the event SUBMITTED follows."""
         self._attempts[-1].senders.append(prefill)
         span_id = new_span_id()
         self._next = (span_id, prefill.name)
-        return self._context.under(span_id).traceparent
+        return self._context.traceparent_under(span_id)
 
     def close(self) -> None:
         """The call is over: nothing more is noted, and neither holds the other in memory."""
@@ -95,7 +161,7 @@ class RequestTrace:
     @property
     def num_output_tokens(self) -> int:
         """Of this call."""
-        return len(self._active.produced) - self._active.num_resumed
+        return self._active.num_output_tokens
 
     def is_slow(self, ttft_s: float, tpot_s: float, now: float) -> bool:
         """Whether the first token, or on average the others, took longer than that; 0 = no limit."""
@@ -122,8 +188,13 @@ class RequestTrace:
             attributes["gen_ai.request.max_tokens"] = sampling.max_tokens
         return attributes
 
-    def spans(self, now: float) -> list[Span]:
-        """All its spans; what has not ended ends `now`."""
-        return RequestSpans(self._context, self._active.request.request_id, self.error).build(
-            self.began, self._marks, self._looks, self._attempts, now
-        )
+    @property
+    def most_spans(self) -> int:
+        """As many as it may have at most."""
+        return 1 + len(self._marks) + 2 * len(self._looks) + 2 * len(self._attempts)
+
+    def spans_later(self, now: float) -> Callable[[], list[Span]]:
+        """What builds all its spans, and keeps nothing of the request itself; what has not ended ends `now`."""
+        spans = RequestSpans(self._context, self._active.request.request_id, self.error)
+        looks = [replace(look) for look in self._looks]  # an answer may still come
+        return partial(spans.build, self.began, self._marks, looks, self._attempts, now)

@@ -55,11 +55,11 @@ def is_plain(spec: SampleSpec) -> bool:
     return not spec.banned_token_ids and not params.changes_logits and params.structured_output is None
 
 
-def argmax(logits: Tensor) -> Tensor:
-    """[num_rows] int64, the highest of each row of [num_rows, vocab_size]; -1 for a row with a NaN, +inf or nothing
-    finite: argmax takes a NaN or +inf for the highest, so one look at what it found is enough."""
-    tokens = logits.argmax(dim=-1)
-    return torch.where(logits.gather(1, tokens[:, None])[:, 0].isfinite(), tokens, -1)
+def _takes_likeliest(spec: SampleSpec) -> bool:
+    """True where the row's token is the likeliest of the logits as they are, among those that its structure allows."""
+    params = spec.params
+    is_masked = params.structured_output is not None  # by a mask that leaves out what is banned
+    return params.is_greedy and not params.has_penalties and not params.logit_bias and (is_masked or is_plain(spec))
 
 
 def sample(
@@ -72,9 +72,10 @@ def sample(
     assert logits.dim() == 2, f"logits {tuple(logits.shape)}"
     assert logits.dtype == torch.float32, f"logits are {logits.dtype}"
     assert logits.shape[0] == len(specs), f"{logits.shape[0]} rows for {len(specs)} specs"
-    tokens = argmax(logits)
-    rows = [i for i, s in enumerate(specs) if not (s.params.is_greedy and is_plain(s))]
-    resample(tokens, logits, specs, rows, ops, send, masks)
+    chosen = {row: row for row, spec in enumerate(specs) if _takes_likeliest(spec)}
+    tokens = ops.likeliest_tokens(logits, *_masks_of(chosen, masks, logits.shape[1], send))
+    if len(chosen) < len(specs):
+        resample(tokens, logits, specs, [row for row in range(len(specs)) if row not in chosen], ops, send, masks)
     return tokens
 
 
@@ -106,22 +107,26 @@ def resample(
         for row, spec in zip(part, chosen_specs, strict=True):
             if not is_plain(spec):
                 _modify(row, spec, send)
-        _mask(part, group, masks, ops, send)
-        chosen = argmax(part) if greedy else ops.sample_tokens(part, sampling_rows(chosen_specs, send))
+        words, places = _masks_of({row: place for place, row in enumerate(group)}, masks, part.shape[1], send)
+        if greedy:
+            chosen = ops.likeliest_tokens(part, words, places)
+        else:
+            if places.shape[0]:
+                ops.mask_tokens(part, words, places)
+            chosen = ops.sample_tokens(part, sampling_rows(chosen_specs, send))
         # A NaN is a fault also where it was a token that is not allowed.
         tokens.index_copy_(0, index, torch.where(tokens.index_select(0, index) < 0, -1, chosen))
 
 
-def _mask(part: Tensor, group: Sequence[int], masks: RowMasks | None, ops: SamplingOps, send: Send) -> None:
-    """Leaves the rows of `group`, [len(group), vocab_size], only the tokens that their masks allow."""
-    if masks is None:
-        return
-    places = {row: place for place, row in enumerate(group)}
-    pairs = [(places[row], at) for at, row in enumerate(masks.rows) if row in places]
-    if pairs:
-        rows, at = (list(column) for column in zip(*pairs, strict=True))
-        words = masks.words if len(at) == len(masks.rows) else masks.words.index_select(0, send(torch.tensor(at)))
-        ops.mask_tokens(part, words, send(torch.tensor(rows)))
+def _masks_of(places: Mapping[int, int], masks: RowMasks | None, vocab_size: int, send: Send) -> tuple[Tensor, Tensor]:
+    """The masks of some rows, as the ops take them: their words, and their rows' places. `places` by row."""
+    pairs = [] if masks is None else [(places[row], at) for at, row in enumerate(masks.rows) if row in places]
+    if masks is None or not pairs:
+        num_words = -(-vocab_size // 32)
+        return send(torch.empty(0, num_words, dtype=torch.int32)), send(torch.empty(0, dtype=torch.int64))
+    rows, at = (list(column) for column in zip(*pairs, strict=True))
+    words = masks.words if len(at) == len(masks.rows) else masks.words.index_select(0, send(torch.tensor(at)))
+    return words, send(torch.tensor(rows))
 
 
 def sampling_rows(specs: Sequence[SampleSpec], send: Send) -> SamplingRows:

@@ -47,10 +47,11 @@ def load(path: Path) -> ctypes.CDLL:
     library.tandem_rotate_and_write.argtypes = [p, p, p, p, p, p, p, p, p, p, c_float, p, p, c_int, c_int]
     library.tandem_paged_attention.argtypes = [p, p, p, p, p, p, c_float, p, c_int, c_int]
     library.tandem_mask_tokens.argtypes = [p, p, p, n, n, n]
+    library.tandem_likeliest_tokens.argtypes = [p, p, p, p, n, n, n, n]
     library.tandem_layers.argtypes = [p, p, p, p, c_float, c_float, p]
     for name in (
         "pack_linear", "plan_tight", "tighten", "linear", "rms_norm", "silu_mul", "rotate_and_write",
-        "paged_attention", "mask_tokens",
+        "paged_attention", "mask_tokens", "likeliest_tokens",
     ):  # fmt: skip
         getattr(library, f"tandem_{name}").restype = None
     return library
@@ -236,6 +237,17 @@ class CpuOps:
         self.library.tandem_mask_tokens(
             logits.data_ptr(), masks.data_ptr(), rows.data_ptr(), masks.shape[0], logits.shape[1], masks.shape[1]
         )
+
+    def likeliest_tokens(self, logits: Tensor, masks: Tensor, rows: Tensor) -> Tensor:
+        """See `SamplingOps`. The logits are read once, also where they are masked."""
+        check_mask_tokens(logits, masks, rows)
+        num_rows, vocab_size = logits.shape
+        out = torch.empty(num_rows, dtype=torch.int64)
+        self.library.tandem_likeliest_tokens(
+            logits.data_ptr(), masks.data_ptr(), rows.data_ptr(), out.data_ptr(),
+            num_rows, masks.shape[0], vocab_size, masks.shape[1],
+        )  # fmt: skip
+        return out
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

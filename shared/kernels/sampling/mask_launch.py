@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from shared.kernels.sampling import mask_reference
 from shared.kernels.sampling.mask_jit import mask_rows
 from shared.kernels.sampling.mask_reference import check_mask_tokens
 
@@ -19,3 +20,8 @@ def mask_tokens(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
         return
     grid = (-(-vocab_size // TILE), masks.shape[0])
     mask_rows[grid](logits, masks, rows, vocab_size, masks.shape[1], TILE=TILE, num_warps=8)
+
+
+def likeliest_tokens(logits: Tensor, masks: Tensor, rows: Tensor) -> Tensor:
+    """`SamplingOps.likeliest_tokens`, torch's reductions around this mask."""
+    return mask_reference.likeliest_tokens(logits, masks, rows, mask_tokens)

@@ -1,9 +1,13 @@
-"""Masks in plain torch: the definition that the kernels are held to."""
+"""Masks, and the likeliest token under them, in plain torch: the definition that the kernels are held to."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+MaskTokens = Callable[[Tensor, Tensor, Tensor], None]
 
 
 def check_mask_tokens(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
@@ -26,3 +30,23 @@ def mask_tokens(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
     allowed = ((masks[:, :, None] >> bits) & 1).bool().flatten(1)[:, : logits.shape[1]]
     kept = logits.index_select(0, rows).masked_fill_(~allowed, float("-inf"))
     logits.index_copy_(0, rows, kept)
+
+
+def likeliest_tokens(logits: Tensor, masks: Tensor, rows: Tensor, mask: MaskTokens = mask_tokens) -> Tensor:
+    """`SamplingOps.likeliest_tokens`; `mask` is the backend's."""
+    check_mask_tokens(logits, masks, rows)
+    tokens = _highest(logits)
+    if masks.shape[0]:
+        part = logits.index_select(0, rows)
+        mask(part, masks, torch.arange(rows.shape[0], device=rows.device))
+        # A NaN is a fault also where it was a token that is not allowed.
+        chosen = torch.where(tokens.index_select(0, rows) < 0, -1, _highest(part))
+        tokens.index_copy_(0, rows, chosen)
+    return tokens
+
+
+def _highest(logits: Tensor) -> Tensor:
+    """[num_rows] int64; -1 for a row with a NaN, +inf or nothing finite: argmax takes a NaN or +inf for the highest, so
+    one look at what it found is enough."""
+    tokens = logits.argmax(dim=-1)
+    return torch.where(logits.gather(1, tokens[:, None])[:, 0].isfinite(), tokens, -1)

@@ -14,9 +14,13 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SpanMessage
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from shared.telemetry.tracing.span import Attributes, Span, Value
+from shared.telemetry.tracing.span import Attributes, Span, SpanKind, Value
 
 SCOPE = "tandem"
+_KINDS = {kind: SpanMessage.SpanKind.ValueType(kind) for kind in SpanKind}
+_FIELDS: dict[type, str] = {
+    str: "string_value", bool: "bool_value", int: "int_value", float: "double_value",
+}  # fmt: skip
 
 
 def empty_request(resource: Attributes) -> ExportTraceServiceRequest:
@@ -36,19 +40,19 @@ def add_spans(request: ExportTraceServiceRequest, trace_id: int, spans: Sequence
         message = into.add(
             trace_id=trace,
             span_id=span.span_id.to_bytes(8, "big"),
+            parent_span_id=span.parent_id.to_bytes(8, "big") if span.parent_id else b"",
             name=span.name,
-            kind=SpanMessage.SpanKind.ValueType(span.kind),
+            kind=_KINDS[span.kind],
             start_time_unix_nano=_nanoseconds(span.began, clock_offset_s),
             end_time_unix_nano=_nanoseconds(max(span.began, span.ended), clock_offset_s),
         )
-        if span.parent_id:
-            message.parent_span_id = span.parent_id.to_bytes(8, "big")
         if span.state:
             message.trace_state = span.state
         if span.error:
             message.status.code = Status.STATUS_CODE_ERROR
             message.status.message = span.error
-        _set(message.attributes, span.attributes)
+        if span.attributes:
+            _set(message.attributes, span.attributes)
         for name, at, attributes in span.events:
             event = message.events.add(name=name, time_unix_nano=_nanoseconds(at, clock_offset_s))
             _set(event.attributes, attributes)
@@ -61,19 +65,21 @@ def _nanoseconds(at: float, clock_offset_s: float) -> int:
 
 
 def _set(into: Iterable[KeyValue], attributes: Attributes) -> None:
+    add = into.add  # type: ignore[attr-defined]  # a repeated field
     for key, value in attributes.items():
-        _put(into.add(key=key), value)  # type: ignore[attr-defined]  # a repeated field
+        pair = add(key=key)
+        field = _FIELDS.get(type(value))
+        if field is not None:
+            setattr(pair.value, field, value)
+        else:
+            _set_other(pair, value)
 
 
-def _put(pair: KeyValue, value: Value) -> None:
-    if isinstance(value, str):
-        pair.value.string_value = value
-    elif isinstance(value, bool):
-        pair.value.bool_value = value
-    elif isinstance(value, int):
-        pair.value.int_value = value
-    elif isinstance(value, float):
-        pair.value.double_value = value
-    else:
+def _set_other(pair: KeyValue, value: Value) -> None:
+    """Texts, or a value of a type derived from a plain one, such as an enum's."""
+    if isinstance(value, tuple):
         for item in value:
             pair.value.array_value.values.add(string_value=item)
+        return
+    field = next(field for kind, field in _FIELDS.items() if isinstance(value, kind))
+    setattr(pair.value, field, value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shared.telemetry.metrics import Metrics, Observed, counter, gauge
@@ -51,9 +51,9 @@ class Tracer:
         if context.sampled or self.kept.put(context.trace_id, spans):
             self._exporter.add(context.trace_id, spans)
 
-    def export(self, trace_id: int, spans: Sequence[Span]) -> None:
-        """Exports spans whatever the sampling said."""
-        self._exporter.add(trace_id, spans)
+    def export(self, trace_id: int, num_spans: int, build: Callable[[], Sequence[Span]]) -> None:
+        """Exports spans whatever the sampling said; see `SpanExporter.add_later`."""
+        self._exporter.add_later(trace_id, num_spans, build)
 
     def release(self, trace_ids: Iterable[bytes]) -> None:
         """See `SpanSink`."""

@@ -152,6 +152,55 @@ async def test_beside_a_format_the_model_calls_or_answers_in_it(edge: Edge, text
     assert (matcher.deep_copy().try_consume_tokens(token_ids) == len(token_ids)) == fits
 
 
+CITY = {
+    "type": "object",
+    "properties": {"city": {"$ref": "#/$defs/city"}},
+    "$defs": {"city": {"enum": ["Rome", "Oslo"]}},
+}
+TOOLS = [TOOL, {"type": "function", "function": {"name": "a.size", "parameters": CITY}}]
+ROME, OSLO = '{"city":"Rome"}', '{"city":"Oslo"}'
+LISTED = '[TOOL_CALLS] [{"name":"a.size","arguments":%s}, {"name":"a.size","arguments":%s}]'
+NAMED = "[TOOL_CALLS]a.size[ARGS]%s[TOOL_CALLS]a.size[ARGS]%s"
+V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>a.size\n```json\n%s\n```<｜tool▁call▁end｜>"
+V31 = "<｜tool▁call▁begin｜>a.size<｜tool▁sep｜>%s<｜tool▁call▁end｜>"
+DEEPSEEK = "<｜tool▁calls▁begin｜>%s\n%s<｜tool▁calls▁end｜>"
+
+
+@pytest.mark.parametrize(
+    ("parser", "written"),
+    [("mistral", LISTED), ("mistral", NAMED), ("deepseek", DEEPSEEK % (V3, V3)), ("deepseek", DEEPSEEK % (V31, V31))],
+    ids=["mistral", "mistral v11", "deepseek v3", "deepseek v3.1"],
+)
+async def test_beside_a_format_each_family_calls_in_its_own_way(
+    start_edge: StartEdge, parser: str, written: str
+) -> None:
+    edge = await start_edge(tool_call_parser=parser)
+    edge.core.limit = 2000
+    edge.stops_with(written % (ROME, OSLO))
+    body = {**ASK, "tools": TOOLS, "response_format": FORMAT}
+    answer = await edge.client.post(CHAT, json=body)
+    assert answer.status_code == 200, answer.text
+    calls = [call["function"] for call in answer.json()["choices"][0]["message"]["tool_calls"]]
+    assert calls == [{"name": "a.size", "arguments": ROME}, {"name": "a.size", "arguments": OSLO}]
+    structure = edge.core.requests[0].sampling.structured_output
+    assert structure is not None
+    ends = [edge.tokenizer.eos_token_id or 0]
+    matcher = StructureCompiler(lambda: edge.tokenizer, ends).compile(replace(structure, reasoning=None))
+
+    def fits(text: str) -> bool:
+        """As a whole answer."""
+        token_ids, copy = edge.tokenizer.encode(text, add_special_tokens=False), matcher.deep_copy()
+        return copy.try_consume_tokens(token_ids) == len(token_ids) and copy.is_accepting()
+
+    assert fits('{"n": 5}')
+    assert fits(written % (ROME, OSLO))
+    assert fits((written % (ROME, OSLO)).replace("a.size", "weather"))  # whose arguments are any object
+    assert not fits(written % (ROME, '{"city":"Bonn"}'))
+    assert not fits((written % (ROME, OSLO)).replace("a.size", "time"))
+    assert not fits(written % (ROME, OSLO) + '{"n": 5}')
+    assert not fits("Let me see.")
+
+
 async def test_a_format_beside_tools_is_refused_where_no_grammar_has_both(start_edge: StartEdge) -> None:
     for parser, body in (("pythonic", {"response_format": FORMAT}), ("hermes", {"guided_regex": "[a-z]"})):
         edge = await start_edge(tool_call_parser=parser)

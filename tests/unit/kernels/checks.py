@@ -5,6 +5,7 @@ Only functions that are called in the right process import triton.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -349,6 +350,39 @@ def check_masks(num_rows: int, vocab_size: int, num_masks: int, seed: int, kerne
 
 def check_triton_masks(num_rows: int, vocab_size: int, num_masks: int, seed: int, device: str = "cpu") -> None:
     check_masks(num_rows, vocab_size, num_masks, seed, triton_kernels(), device)
+
+
+def check_likeliest(vocab_size: int, seed: int, kernels: Any, device: str = "cpu") -> None:
+    """The first of the highest among the allowed tokens, in rows with and without masks, ties and broken numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    num_words = -(-vocab_size // 32) + seed % 2
+    logits = torch.randint(-3, 4, (12, vocab_size), generator=generator).float()  # many are equal
+    logits = torch.where(logits == 0, torch.tensor([0.0, -0.0]).repeat(vocab_size)[:vocab_size], logits)
+    logits[1:3] = torch.randn(2, vocab_size, generator=generator)
+    logits[3, -1], logits[4, 0], logits[5, vocab_size // 2] = float("nan"), -float("nan"), float("inf")
+    logits[6], logits[7, :-1] = float("-inf"), float("-inf")
+    masks = torch.randint(-(2**31), 2**31, (9, num_words), generator=generator, dtype=torch.int32)
+    kinds = torch.randint(0, 3, masks.shape, generator=generator)
+    masks = torch.where(kinds == 0, 0, torch.where(kinds == 1, -1, masks))
+    masks[0], masks[1] = 0, -1
+    rows = torch.randperm(12, generator=generator)[:9]
+    allowed_of: dict[int, list[int]] = dict(zip(rows.tolist(), masks.tolist(), strict=True))
+    expected = []
+    for row, values in enumerate(logits.tolist()):
+        words = allowed_of.get(row)
+        allowed = [t for t in range(vocab_size) if words is None or words[t // 32] >> t % 32 & 1]
+        found = max(allowed, key=lambda token: values[token], default=-1)
+        is_broken = any(math.isnan(value) or value == math.inf for value in values)
+        expected.append(-1 if is_broken or found < 0 or values[found] == -math.inf else found)
+    before, logits = logits, logits.to(device)
+    assert kernels.likeliest_tokens(logits, masks.to(device), rows.to(device)).tolist() == expected
+    assert logits.cpu().nan_to_num(9.5).equal(before.nan_to_num(9.5))
+    unmasked = TorchKernels.likeliest_tokens(before, masks[:0], rows[:0])
+    assert kernels.likeliest_tokens(logits, masks[:0].to(device), rows[:0].to(device)).equal(unmasked.to(device))
+
+
+def check_triton_likeliest(vocab_size: int, seed: int, device: str = "cpu") -> None:
+    check_likeliest(vocab_size, seed, triton_kernels(), device)
 
 
 def check_wrong_arguments_are_refused(device: str = "cpu") -> None:

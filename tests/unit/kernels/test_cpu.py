@@ -13,7 +13,7 @@ from shared.kernels.cpu.launch import num_threads_function
 from shared.kernels.torch_backend import TorchKernels
 
 from .attention_case import LAYER, AttentionCase
-from .checks import check_masks
+from .checks import check_likeliest, check_masks
 from .cpu_case import DTYPES, close, random
 from .isas import ISAS, needs_library
 
@@ -163,3 +163,11 @@ def test_threads_do_not_change_a_result(cpu):
 def test_masks(cpu, num_rows, vocab_size, num_masks):
     check_masks(num_rows, vocab_size, num_masks, vocab_size, cpu)
     check_masks(num_rows, vocab_size, num_masks, vocab_size + 1, REFERENCE)
+
+
+@needs_library
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("vocab_size", [1, 31, 64, 100, 2048, 5001])
+def test_the_likeliest_of_the_allowed_tokens(cpu, vocab_size, seed):
+    check_likeliest(vocab_size, seed, cpu)
+    check_likeliest(vocab_size, seed, REFERENCE)

@@ -51,6 +51,11 @@ def test_masks_leave_the_allowed_tokens(interpreted: Run, num_rows: int, vocab_s
     interpreted(checks.check_triton_masks, num_rows, vocab_size, num_masks, vocab_size)
 
 
+@pytest.mark.parametrize(("vocab_size", "seed"), [(1, 0), (33, 1), (5000, 2)])
+def test_the_likeliest_of_the_allowed_tokens(interpreted: Run, vocab_size: int, seed: int) -> None:
+    interpreted(checks.check_triton_likeliest, vocab_size, seed)
+
+
 def test_random_numbers_equal_the_engines(interpreted: Run) -> None:
     choose = random.Random(0)
     pairs = [(choose.getrandbits(64), choose.getrandbits(40)) for _ in range(20)]

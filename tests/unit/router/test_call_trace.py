@@ -18,8 +18,9 @@ class Sink:
     def __init__(self) -> None:
         self.exported = []
 
-    def export(self, trace_id, spans) -> None:
-        self.exported.append((trace_id, spans))
+    def export(self, trace_id, num_spans, build) -> None:
+        self.exported.append((trace_id, build()))
+        assert len(self.exported[-1][1]) <= num_spans
 
 
 def traces(sink: Sink, **settings) -> CallTraces:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from services.router.edge.answer.call_rules import CallGrammar
 from services.router.edge.answer.events import Events
 from services.router.edge.answer.formats import deepseek, hermes, llama_json, mistral, pythonic
 from services.router.edge.answer.reasoning import ReasoningMarks
@@ -14,19 +15,6 @@ from shared.model.chat_template import ChatTemplate
 
 CallFormatName = Literal["auto", "hermes", "llama3_json", "pythonic", "mistral", "deepseek"]
 ReasoningName = Literal["auto", "none", "think", "mistral"]
-
-
-@dataclass(frozen=True, slots=True)
-class CallGrammar:
-    """A format as a rule of a grammar, for answers that are calls or match something."""
-
-    arguments: str
-    """The field of a call's JSON object that holds them."""
-    one: Callable[[Callable[[str], str]], str]
-    """What one call is, made of the rules `call` (its JSON object) and `BLANKS`; the argument turns a mark into a
-    symbol."""
-    between: str
-    """What stands between two of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +32,11 @@ class CallFormat:
 
 
 CALL_FORMATS: Mapping[str, CallFormat] = {
-    "hermes": CallFormat(hermes.calls, hermes.SPECIAL, CallGrammar(hermes.ARGUMENTS, hermes.one_call, hermes.BETWEEN)),
-    "llama3_json": CallFormat(
-        llama_json.calls, llama_json.SPECIAL, CallGrammar(llama_json.ARGUMENTS, llama_json.one_call, llama_json.BETWEEN)
-    ),
+    "hermes": CallFormat(hermes.calls, hermes.SPECIAL, hermes.grammar),
+    "llama3_json": CallFormat(llama_json.calls, llama_json.SPECIAL, llama_json.grammar),
     "pythonic": CallFormat(pythonic.calls, pythonic.SPECIAL),
-    "mistral": CallFormat(mistral.calls, mistral.SPECIAL, short_ids=True),
-    "deepseek": CallFormat(deepseek.calls, deepseek.SPECIAL),
+    "mistral": CallFormat(mistral.calls, mistral.SPECIAL, mistral.grammar, short_ids=True),
+    "deepseek": CallFormat(deepseek.calls, deepseek.SPECIAL, deepseek.grammar),
 }
 
 REASONING: Mapping[str, ReasoningMarks] = {

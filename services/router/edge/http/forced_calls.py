@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.families import CallFormat
 from services.router.edge.answer.reader import ToolUse
 from services.router.edge.http.chat_messages import Tool
@@ -54,13 +55,13 @@ def call_or_answer(
         token_ids = tokenizer.encode(text, add_special_tokens=False)
         return f"<[{token_ids[0]}]>" if len(token_ids) == 1 else json.dumps(text)
 
-    call, definitions = _any_call(tools, grammar.arguments)
-    call = {**closed(call), "x-guidance": _COMPACT, **({"$defs": closed(definitions)} if definitions else {})}
-    more = "" if use.max_calls == 1 else f" ({grammar.between} one)*"
-    lark = (
-        f"start: calls | answer\ncalls: one{more}\none: {grammar.one(mark)}\n"
-        f"call: %json {_written(call)}\nanswer: {_answer_rule(answer)}\nBLANKS: /[ \\n\\r\\t]{{1,16}}/\n"
+    rules = CallRules(
+        mark,
+        lambda arguments: _any_call_rule(tools, arguments),
+        {name: _compact(parameters) for name, parameters in _parameters(tools)},
+        many=use.max_calls != 1,
     )
+    lark = f"start: calls | answer\n{grammar(rules)}answer: {_answer_rule(answer)}\nBLANKS: /[ \\n\\r\\t]{{1,16}}/\n"
     return StructuredOutput(StructureKind.GRAMMAR, lark, source=field)
 
 
@@ -69,6 +70,21 @@ def _answer_rule(answer: StructuredOutput) -> str:
         return " | ".join(map(_written, answer.choices))
     schema = json.loads(answer.text) if answer.kind is StructureKind.JSON_SCHEMA else _ANYTHING
     return f"%json {_written({'x-guidance': {'whitespace_pattern': WHITESPACE}, **schema})}"
+
+
+def _any_call_rule(tools: Sequence[Tool], arguments: str) -> str:
+    call, definitions = _any_call(tools, arguments)
+    return _compact({**call, **({"$defs": definitions} if definitions else {})})
+
+
+def _compact(schema: dict[str, Any]) -> str:
+    return f"%json {_written({**closed(schema), 'x-guidance': _COMPACT})}"
+
+
+def _parameters(tools: Sequence[Tool]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for tool in tools:
+        assert tool.function is not None
+        yield tool.function.name, dict(tool.function.parameters or _ANYTHING)
 
 
 def _written(value: object) -> str:
@@ -89,16 +105,14 @@ def _any_call(tools: Sequence[Tool], arguments: str) -> tuple[dict[str, Any], di
     """A call's object, with its arguments under that name, and the definitions that it refers to."""
     calls: list[dict[str, Any]] = []
     definitions: dict[str, Any] = {}
-    for i, tool in enumerate(tools):
-        assert tool.function is not None
-        parameters = dict(tool.function.parameters or _ANYTHING)
+    for i, (tool, parameters) in enumerate(_parameters(tools)):
         for key in ("$defs", "definitions"):
             for name, schema in (parameters.pop(key, None) or {}).items():
                 definitions[f"{i}.{name}"] = _moved(schema, i)
         calls.append(
             {
                 "type": "object",
-                "properties": {"name": {"const": tool.function.name}, arguments: _moved(parameters, i)},
+                "properties": {"name": {"const": tool}, arguments: _moved(parameters, i)},
                 "required": ["name", arguments],
                 "additionalProperties": False,
             }

@@ -34,11 +34,12 @@ struct Scratch {
 };
 
 // c[m][32] (+)= a b: a(r, j) at a[j * a_step + r] for all m rows.
-inline void multiply_rows(int64_t m, const float* a, int64_t a_step, const float* b, int64_t k, float* c, bool add) {
+template <typename Of = Numbers>
+void multiply_rows(int64_t m, const float* a, int64_t a_step, const float* b, int64_t k, float* c, bool add) {
   const Tiles tiles(m);
   for (int64_t t = 0; t < tiles.count; t++)
     with_rows(tiles.size(t), [&](auto rows) {
-      multiply_tile<rows.value>(a + tiles.first(t), a_step, b, k, c + tiles.first(t) * kColumns, add);
+      multiply_tile<rows.value, Of>(a + tiles.first(t), a_step, b, k, c + tiles.first(t) * kColumns, add);
     });
 }
 

@@ -6,7 +6,9 @@
 #include "attend_one.h"
 #include "attend_row.h"
 #ifdef TANDEM_AMX
-#include "attend_tiled.h"
+#include "attend_tiles.h"
+#elif defined(TANDEM_PAIRS)
+#include "attend_dots.h"
 #endif
 #include "crew.h"
 #include "ops.h"
@@ -54,8 +56,13 @@ void paged_attention(
       return attend(pool, task.heads, q, o, start(task) + 1, workspace);
     }
 #ifdef TANDEM_AMX
+    using Products = TileProducts;
+#elif defined(TANDEM_PAIRS)
+    using Products = DotProducts;
+#endif
+#if defined(TANDEM_AMX) || defined(TANDEM_PAIRS)
     if constexpr (sizeof(T) == 2 && sizeof(KV) == 2 && !kDeterministic)
-      if (fits_tiles(s)) return attend_tiled(pool, q, o, start(task), task.count, workspace);
+      if (Products::fits(s)) return attend_pairs<Products>(pool, q, o, start(task), task.count, workspace);
 #endif
     attend_many(pool, q, o, start(task), task.count, workspace);
   });

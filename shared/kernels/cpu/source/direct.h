@@ -12,15 +12,6 @@ void direct_tile(const float* a, const float* w, int64_t k, float* c) {
 }
 
 #ifdef TANDEM_PAIRS
-// sums += x's pair times the pairs of 16 outputs.
-inline Floats plus_pairs(Floats sums, Words x, Words pairs) {
-#ifdef __AVX512BF16__
-  return _mm512_dpbf16_ps(sums, (__m512bh)x, (__m512bh)pairs);
-#else  // the same without the instruction, for tests
-  return plus_product(plus_product(sums, odd_of(x), odd_of(pairs)), even_of(x), even_of(pairs));
-#endif
-}
-
 template <int R>
 void direct_tile(const float* a, const PlainPanel& panel, int64_t k, float* c) {
   Floats sums[R][2];

@@ -20,8 +20,18 @@ struct Tiles {
   int size(int64_t tile) const { return int(first(tile + 1) - first(tile)); }
 };
 
+// What a and b of a product hold: numbers, or pairs of bf16 over two neighbours of its depth.
+struct Numbers {
+  static Floats plus(Floats c, Floats a, Floats b) { return plus_product(c, a, b); }
+};
+#ifdef TANDEM_PAIRS
+struct PairsOfBf16 {
+  static Floats plus(Floats c, Floats a, Floats b) { return plus_pairs(c, as_words(a), as_words(b)); }
+};
+#endif
+
 // c[R][16 V] (+)= a b in fp32: a(r, j) at a[j * a_step + r], b(j, .) at b[j * 32], c(r, .) at c[r * 32].
-template <int R, int V>
+template <int R, int V, typename Of>
 __attribute__((always_inline)) inline void multiply_pass(
     const float* a, int64_t a_step, const float* b, int64_t k, float* c, bool add) {
   Floats sums[R][V];
@@ -43,7 +53,7 @@ __attribute__((always_inline)) inline void multiply_pass(
     for (int r = 0; r < R; r++) {
       const Floats x = all(a[r]);
 #pragma GCC unroll 2
-      for (int v = 0; v < V; v++) sums[r][v] = plus_product(sums[r][v], x, column[v]);
+      for (int v = 0; v < V; v++) sums[r][v] = Of::plus(sums[r][v], x, column[v]);
     }
   }
 #pragma GCC unroll 14
@@ -53,13 +63,13 @@ __attribute__((always_inline)) inline void multiply_pass(
 }
 
 // All 32 columns, in two passes where the registers do not hold their sums.
-template <int R>
+template <int R, typename Of = Numbers>
 __attribute__((noinline)) void multiply_tile(const float* a, int64_t a_step, const float* b, int64_t k, float* c, bool add) {
   if constexpr (kVectors == 32 || R <= 2) {
-    multiply_pass<R, 2>(a, a_step, b, k, c, add);
+    multiply_pass<R, 2, Of>(a, a_step, b, k, c, add);
   } else {
-    multiply_pass<R, 1>(a, a_step, b, k, c, add);
-    multiply_pass<R, 1>(a, a_step, b + 16, k, c + 16, add);
+    multiply_pass<R, 1, Of>(a, a_step, b, k, c, add);
+    multiply_pass<R, 1, Of>(a, a_step, b + 16, k, c + 16, add);
   }
 }
 

@@ -29,6 +29,9 @@ void tandem_paged_attention(
 void tandem_mask_tokens(
     float* logits, const uint32_t* masks, const int64_t* rows, int64_t num_masks, int64_t vocab_size,
     int64_t num_words);
+void tandem_likeliest_tokens(
+    const float* logits, const uint32_t* masks, const int64_t* rows, int64_t* out, int64_t num_rows, int64_t num_masks,
+    int64_t vocab_size, int64_t num_words);
 void tandem_multilinear(const uint64_t* words, const uint64_t* keys, int64_t n, uint64_t* out);
 struct Layer;
 struct Sizes;

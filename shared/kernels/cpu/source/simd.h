@@ -50,6 +50,17 @@ inline Words paired(Floats a, Floats b) { return either(upper_halves(a), shift_l
 inline Floats even_of(Words pairs) { return as_floats(shift_left<16>(pairs)); }
 inline Floats odd_of(Words pairs) { return as_floats(both(pairs, all_words(0xffff0000))); }
 
+#ifdef TANDEM_PAIRS
+// c + the products of pairs, both of them.
+inline Floats plus_pairs(Floats c, Words a, Words b) {
+#ifdef __AVX512BF16__
+  return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
+#else  // the same without the instruction, for tests
+  return plus_product(plus_product(c, odd_of(a), odd_of(b)), even_of(a), even_of(b));
+#endif
+}
+#endif
+
 // exp(x) for x <= 104, to about 2 units in the last place: x = n ln 2 + r, a polynomial of degree 6 for 2^(r / ln 2).
 // Coefficients: Taylor's, the range is |r| <= ln 2 / 2. Below -87 it is 0.
 inline Floats exp16(Floats x) {

@@ -52,7 +52,7 @@ async def test_a_span_is_written_as_otlp_has_it():
     exporter.start()
     whole = Span(
         "prefill", 5, 4, 1.0, 2.5, SpanKind.SERVER,
-        {"text": "x", "whole": 3, "part": 0.5, "is": True, "several": ("a", "b")},
+        {"text": "x", "whole": 3, "part": 0.5, "is": True, "several": ("a", "b"), "kind": SpanKind.CLIENT},
         (("chunk", 1.5, {"tandem.blocks": 2}),), (7,), "it broke", "vendor=1",
     )  # fmt: skip
     exporter.add(1 << 100, [whole])
@@ -73,7 +73,7 @@ async def test_a_span_is_written_as_otlp_has_it():
     assert (found.status.code, found.status.message) == (found.status.STATUS_CODE_ERROR, "it broke")
     assert {pair.key: pair.value.WhichOneof("value") for pair in found.attributes} == {
         "text": "string_value", "whole": "int_value", "part": "double_value", "is": "bool_value",
-        "several": "array_value",
+        "several": "array_value", "kind": "int_value",
     }  # fmt: skip
     assert [(event.name, event.time_unix_nano - found.start_time_unix_nano) for event in found.events] == [
         ("chunk", 500_000_000)
@@ -93,6 +93,26 @@ async def test_many_spans_go_in_several_batches_and_all_are_counted():
     assert max(sizes) <= MAX_BATCH_SPANS
     await exporter.close()
     await exporter.close()
+
+
+async def test_spans_are_built_when_their_turn_comes_and_not_where_they_are_dropped():
+    collector, built = Collecting(), []
+
+    def build() -> list[Span]:
+        built.append(span())
+        return built[-1:]
+
+    exporter = SpanExporter(collector, {})
+    exporter.add_later(1, 3, build)
+    exporter.add_later(2, MAX_QUEUED_SPANS - 2, build)
+    assert not built
+    exporter.start()
+    await exporter.close()
+    assert (len(built), exporter.counters.num_exported, exporter.counters.num_dropped_full) == (
+        1,
+        1,
+        MAX_QUEUED_SPANS - 2,
+    )
 
 
 async def test_what_is_too_much_is_dropped_and_counted():
@@ -132,7 +152,7 @@ async def test_a_real_port_where_nobody_listens_ends_in_the_metric(caplog):
             metrics = Metrics("tandem-test")
             tracer.observe(metrics)
             tracer.start()
-            tracer.export(1, [span()])
+            tracer.export(1, 1, lambda: [span()])
             await until(lambda tracer=tracer: tracer.num_dropped["collector"] == 1)
             page = metrics.page().decode()
             assert 'tandem_trace_spans_dropped_total{reason="collector"} 1.0' in page

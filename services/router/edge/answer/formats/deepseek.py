@@ -5,12 +5,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.events import Events
 from services.router.edge.answer.scan import MAX_NAME_LEN, NoCallError, Scanner, Tape, through, value
 
 CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 SPECIAL = (CALLS, CALLS_END, CALL, SEPARATOR, CALL_END)
+
+
+def grammar(rules: CallRules) -> str:
+    """See `CallGrammar`. As V3 or as V3.1: the model knows its own."""
+    separator = rules.mark(SEPARATOR)
+
+    def named(name: str, arguments: str) -> str:
+        fenced = f'"function" {separator} {name} "\\n```json\\n" {arguments} "\\n```"'
+        return f"{fenced} | {name} {separator} {arguments}"
+
+    return (
+        f"calls: {rules.mark(CALLS)} {rules.repeated('one')} {rules.mark(CALLS_END)}\n"
+        f"one: {rules.mark(CALL)} named {rules.mark(CALL_END)}\n{rules.by_tool('named', named)}"
+    )
 
 
 def calls(events: Events, _is_tool: Callable[[str], bool]) -> Scanner[None]:

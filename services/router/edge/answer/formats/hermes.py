@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.events import Events
 from services.router.edge.answer.scan import NoCallError, Scanner, Tape, call_object, through
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 SPECIAL = (BEGIN, END)
-ARGUMENTS = "arguments"
-BETWEEN = "BLANKS?"
 
 
-def one_call(mark: Callable[[str], str]) -> str:
+def grammar(rules: CallRules) -> str:
     """See `CallGrammar`."""
-    return f"{mark(BEGIN)} BLANKS? call BLANKS? {mark(END)}"
+    one = f"{rules.mark(BEGIN)} BLANKS? call BLANKS? {rules.mark(END)}"
+    return f"calls: {rules.repeated('one')}\none: {one}\ncall: {rules.call('arguments')}\n"
 
 
 def calls(events: Events, _is_tool: Callable[[str], bool]) -> Scanner[None]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.events import Events
 from services.router.edge.answer.scan import NoCallError, Scanner, Tape, call_object, rest, solid_behind
 
 TAG = "<|python_tag|>"
 SPECIAL = (TAG,)
-ARGUMENTS = "parameters"
-BETWEEN = '";" BLANKS?'
 
 
-def one_call(_mark: Callable[[str], str]) -> str:
+def grammar(rules: CallRules) -> str:
     """See `CallGrammar`."""
-    return "call"
+    between = '";" BLANKS?'
+    return f"calls: {rules.repeated('call', between)}\ncall: {rules.call('parameters')}\n"
 
 
 def calls(events: Events, is_tool: Callable[[str], bool]) -> Scanner[None]:

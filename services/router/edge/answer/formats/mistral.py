@@ -5,11 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.events import Events
 from services.router.edge.answer.scan import MAX_NAME_LEN, NoCallError, Scanner, Tape, call_object, through, value
 
 MARK, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 SPECIAL = (MARK, ARGS, CALL_ID)
+
+
+def grammar(rules: CallRules) -> str:
+    """See `CallGrammar`. Either way to write them: the model knows its own."""
+    between = 'BLANKS? "," BLANKS?'
+    listed = f'BLANKS? "[" BLANKS? {rules.repeated("call", between)} BLANKS? "]"'
+    mark, separator = rules.mark(MARK), rules.mark(ARGS)
+    named = rules.by_tool("named", lambda name, arguments: f"{name} {separator} BLANKS? {arguments}")
+    return (
+        f"calls: {mark} {listed} | {rules.repeated('one')}\none: {mark} BLANKS? named\n"
+        f"{named}call: {rules.call('arguments')}\n"
+    )
 
 
 def calls(events: Events, _is_tool: Callable[[str], bool]) -> Scanner[None]:

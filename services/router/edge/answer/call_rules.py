@@ -1,0 +1,37 @@
+"""Tool calls as rules of a grammar (llguidance's Lark), for answers that are calls or match something."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CallRules:
+    """What a format makes its rules of. `BLANKS`, some whitespace, is a symbol that each may use."""
+
+    mark: Callable[[str], str]
+    """Turns a mark into a symbol: the one token that it is, or its characters."""
+    call: Callable[[str], str]
+    """What matches the JSON object of any tool's call; the argument names its field for arguments."""
+    arguments: Mapping[str, str]
+    """What matches a tool's arguments, by the tool's name."""
+    many: bool
+    """Whether there may be more than one call."""
+
+    def repeated(self, one: str, between: str = "BLANKS?") -> str:
+        """One call, or several with something between them."""
+        return f"{one} ({between} {one})*" if self.many else one
+
+    def by_tool(self, rule: str, one: Callable[[str, str], str]) -> str:
+        """A rule with an alternative for each tool: `one` of its name and its arguments, both as symbols."""
+        alternatives, rules = [], []
+        for number, (name, arguments) in enumerate(self.arguments.items()):
+            alternatives.append(one(json.dumps(name, ensure_ascii=False), f"{rule}_{number}"))
+            rules.append(f"{rule}_{number}: {arguments}\n")
+        return f"{rule}: {' | '.join(alternatives)}\n{''.join(rules)}"
+
+
+CallGrammar = Callable[[CallRules], str]
+"""The rule `calls`, which matches all calls of an answer as a family writes them, and the rules that it needs."""

@@ -1,0 +1,103 @@
+// The products of a prompt's attention by AMX: scores are keys times queries, sums are values, transposed, times weights.
+#pragma once
+
+#include "attend_pairs.h"
+#include "tiles.h"
+
+constexpr int64_t kPairKeys = 32;  // keys of a product's depth
+
+struct TileProducts {
+  static constexpr int64_t kKeys = 256;
+
+  static bool fits(const Shape& s) { return s.dim % 32 == 0 && s.block_size % 16 == 0 && s.scale > 0.0f; }
+  static int64_t words(int64_t dim) { return kKeys * dim / 2; }  // values: [key / 32][dim][32]
+
+  struct Held {
+    TwoByTwo tiles;
+    Held() { tiles.shape(16, 16); }
+  };
+  static Held begin() { return {}; }
+
+  // `count` keys' values, transposed; the rest of the last 32 is zero.
+  static void lay(const Pool<bf16>& pool, int64_t first, int64_t count, uint32_t* laid) {
+    bf16* values = (bf16*)laid;
+    const int64_t dim = pool.s.dim;
+    for (int64_t t = 0; t < count; t += kPairKeys, values += kPairKeys * dim) {
+      const bf16* rows[kPairKeys] = {};
+      const int64_t last = std::min(count, t + kPairKeys);
+      pool.runs(first + t, first + last, 16, [&](const bf16* key, int64_t position, int64_t n) {
+        for (int64_t i = 0; i < n; i++) rows[position - first - t + i] = key + pool.to_values() + i * dim;
+      });
+      for (int64_t d = 0; d < dim; d += 16) {
+        Words v[16];
+        for (int i = 0; i < 16; i++) {
+          const bf16 *even = rows[2 * i], *odd = rows[2 * i + 1];
+          const Words lower = even ? shift_right<16>(as_words(load16(even + d))) : no_words();
+          v[i] = odd ? either(lower, as_words(load16(odd + d))) : lower;
+        }
+        transpose16(v);
+        for (int i = 0; i < 16; i++) store_words(values + (d + i) * kPairKeys, v[i]);
+      }
+    }
+  }
+
+  // 16 keys of a block are a row tile as they lie.
+  static void score(
+      const Pool<bf16>& pool, int64_t first, int64_t from, int64_t to, int64_t count, const uint32_t*, const uint32_t* query,
+      float* scores) {
+    finish_stores();
+    const int64_t dim = pool.s.dim, block_size = pool.s.block_size;
+    auto key_at = [&](int64_t t) { return pool.keys((first + t) / block_size) + (first + t) % block_size * dim; };
+    for (int64_t t = from; t < to; t += 32) {
+      const bf16 *a = key_at(t), *b = t + 16 < count ? key_at(t + 16) : a;
+      TILE_ZERO(0);
+      TILE_ZERO(1);
+      TILE_ZERO(2);
+      TILE_ZERO(3);
+      for (int64_t d = 0; d < dim; d += 32) {
+        const uint32_t* q = query + d / 2 * kColumns;
+        TILE_LOAD(4, a + d, dim * 2);
+        TILE_LOAD(6, q, 128);
+        TILE_DOT(0, 4, 6);
+        TILE_LOAD(7, q + 16, 128);
+        TILE_DOT(1, 4, 7);
+        TILE_LOAD(5, b + d, dim * 2);
+        TILE_DOT(2, 5, 6);
+        TILE_DOT(3, 5, 7);
+      }
+      float* c = scores + t * kColumns;
+      TILE_STORE(0, c, 128);
+      TILE_STORE(1, c + 16, 128);
+      TILE_STORE(2, c + 16 * kColumns, 128);
+      TILE_STORE(3, c + 16 * kColumns + 16, 128);
+    }
+  }
+
+  static void add(const uint32_t* laid, const uint32_t* weights, int64_t from, int64_t to, int64_t dim, float* sums) {
+    const bf16* values = (const bf16*)laid;
+    finish_stores();
+    for (int64_t d = 0; d < dim; d += 32) {
+      float* c = sums + d * kColumns;
+      TILE_LOAD(0, c, 128);
+      TILE_LOAD(1, c + 16, 128);
+      TILE_LOAD(2, c + 16 * kColumns, 128);
+      TILE_LOAD(3, c + 16 * kColumns + 16, 128);
+      for (int64_t t = from; t < to; t += kPairKeys) {
+        const bf16* a = values + (t * dim + d * kPairKeys);
+        const uint32_t* b = weights + t / 2 * kColumns;
+        TILE_LOAD(4, a, 64);
+        TILE_LOAD(6, b, 128);
+        TILE_DOT(0, 4, 6);
+        TILE_LOAD(7, b + 16, 128);
+        TILE_DOT(1, 4, 7);
+        TILE_LOAD(5, a + 16 * kPairKeys, 64);
+        TILE_DOT(2, 5, 6);
+        TILE_DOT(3, 5, 7);
+      }
+      TILE_STORE(0, c, 128);
+      TILE_STORE(1, c + 16, 128);
+      TILE_STORE(2, c + 16 * kColumns, 128);
+      TILE_STORE(3, c + 16 * kColumns + 16, 128);
+    }
+  }
+};

@@ -107,6 +107,7 @@ class Foreground:
         workers = "; ".join(map(_pools_text, spec.pools))
         self._print(f"Tandem serves {served} after {took_s:.1f} s: {workers}")
         for router in cluster.routers:
+            self._print(f"  page        http://{router.http}/")
             self._print(f"  OpenAI API  http://{router.http}/v1")
             self._print(f"  gRPC        {router.grpc} (tandem.v1.InferenceService)")
         self._print(f"  logs        {cluster.spec.log_dir}/")

@@ -15,7 +15,8 @@
     ├── ModelMismatch         500  a worker serves another model or block layout
     ├── TransferFailed        503  KV blocks did not arrive complete
     ├── WorkerLost            503  a worker's session broke
-    │   └── WorkerDied        503  … because its process ended
+    │   ├── WorkerDied        503  … because its process ended
+    │   └── RankLost          503  … a rank of its group died, or is stuck
     ├── Quarantined           422  the request was present when two workers died
     ├── StoreUnavailable      503  the index or a tier does not answer
     ├── ClusterUnavailable    503  the Kubernetes API server does not answer, or not as it should
@@ -188,6 +189,10 @@ class WorkerLost(TandemError):
 
 class WorkerDied(WorkerLost):
     """A worker's process ended while it served: it was neither draining nor given up for its silence."""
+
+
+class RankLost(WorkerLost):
+    """A rank of a worker's group died or is stuck, so the whole group ends. `rank` names it."""
 
 
 class Quarantined(TandemError):

@@ -28,6 +28,7 @@ BENCHMARKS = {
     "determinism": ("determinism.measure", "How often answers depend on their batch or a retry; what the mode costs."),
     "traces": ("traces.measure", "What traces cost a router for a request and a decode worker for a step."),
     "structured": ("structured.measure", "Masks of structured answers, and decode steps with and without them."),
+    "parallel": ("parallel.measure", "Sums over ranks beside gloo, and steps of a group beside one process."),
     "structured-suite": ("structured.suite", "An answer to each JSON Schema of a folder: refused, valid, or not."),
     "long-prompt": ("long_prompt.measure", "Effect of long prompts on running answers."),
 }

@@ -65,13 +65,15 @@ def _model_line(model: inference_pb2.ModelStatus) -> str:
 
 def worker_table(cluster: inference_pb2.ClusterStatus) -> Table:
     """One row a worker: sequences running and waiting, prompt tokens to compute, free blocks, prefix hits, memory of
-    the process and of its KV pool, what computes, and the model where there are several."""
+    the process and of its KV pool, what computes, the processes where a worker has several, and the model where there
+    are several."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for header in ("worker", "role", "address", "state"):
         table.add_column(header, no_wrap=True)
     for header in ("run", "wait", "queued", "free blocks", "hits", "resident", "pool"):
         table.add_column(header, justify="right", no_wrap=True)
-    for header in ("kernels", *(("model",) if cluster.models else ())):
+    has_groups = any(max(worker.tp, worker.pp) > 1 for worker in cluster.workers)
+    for header in ("kernels", *(("ranks",) if has_groups else ()), *(("model",) if cluster.models else ())):
         table.add_column(header, no_wrap=True)
     for worker in cluster.workers:
         load = worker.load
@@ -84,6 +86,7 @@ def worker_table(cluster: inference_pb2.ClusterStatus) -> Table:
             size(load.resident_bytes) if load.HasField("resident_bytes") else "-",
             size(worker.pool_bytes),
             f"{worker.kernels} {worker.dtype}",
+            *((_ranks(worker),) if has_groups else ()),
         )
         table.add_row(
             worker.worker.name,
@@ -94,6 +97,11 @@ def worker_table(cluster: inference_pb2.ClusterStatus) -> Table:
             *((worker.model,) if cluster.models else ()),
         )
     return table
+
+
+def _ranks(worker: inference_pb2.WorkerStatus) -> str:
+    tp, pp = max(1, worker.tp), max(1, worker.pp)
+    return f"{tp * pp}" + (f" (tp {tp}, pp {pp})" if tp * pp > 1 else "")
 
 
 def _state(worker: inference_pb2.WorkerStatus) -> str:

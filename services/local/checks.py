@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from services.kvstore.settings import KVStoreSettings
@@ -11,6 +11,7 @@ from services.router.workers.configured import discovery_of
 from services.worker.settings import WorkerSettings
 from shared.config import load_settings
 from shared.environment import check_variables
+from shared.model.shard import Degrees
 
 
 def check_settings(*, router: Sequence[str], worker: Sequence[str], kvstore: Sequence[str]) -> None:
@@ -27,10 +28,10 @@ def check_settings(*, router: Sequence[str], worker: Sequence[str], kvstore: Seq
     discovery_of(settings)
 
 
-def check_model(folder: Path) -> None:
+def check_model(folder: Path, splits: Iterable[Degrees] = ()) -> None:
     """Reads what workers and routers read of a model folder before its weights, and the weights' headers.
 
-    Blocking. Raises ModelLoadError.
+    `splits`: how its workers split it over processes. Blocking. Raises ModelLoadError, ConfigError.
     """
     # Imported here: most commands need neither.
     from shared.model.chat_template import ChatTemplate
@@ -38,7 +39,9 @@ def check_model(folder: Path) -> None:
     from shared.model.safetensors_files import checkpoint_files
     from shared.model.tokenizer import Tokenizer
 
-    ModelConfig.load(folder)
+    config = ModelConfig.load(folder)
+    for degrees in splits:
+        degrees.check(config)
     tokenizer = Tokenizer.load(folder)
     ChatTemplate.load(folder, tokenizer.special_tokens)
     checkpoint_files(folder)

@@ -202,7 +202,7 @@ class LocalCluster:
         self._supervisor.start((IndexPart(self._index), *self._parts.values()))
 
     def _plan_workers(self, stores: str) -> list[WorkerPlan]:
-        shares = share_machine(read_topology(), os.sched_getaffinity(0), read_quota(), self.spec.num_workers)
+        shares = share_machine(read_topology(), os.sched_getaffinity(0), read_quota(), self.spec.num_processes)
         plans = plan_workers(self.spec, shares)
         return [replace(plan, stores=stores, address=self._places.reserve(plan.name)) for plan in plans]
 

@@ -78,7 +78,7 @@ class TandemCommands:
         # Imported here: only who starts a cluster needs the settings of all services.
         from services.local.checks import check_model, check_settings
 
-        plans = plan_workers(self._spec, [CoreShare((), 1)] * self._spec.num_workers)
+        plans = plan_workers(self._spec, [CoreShare((), 1)] * self._spec.num_processes)
         workers: dict[WorkerRole, dict[str, str]] = {}
         for plan in plans:
             workers.setdefault(plan.role, {})[plan.name] = _SOME_ADDRESS
@@ -88,7 +88,7 @@ class TandemCommands:
             router=self.router(workers, _SOME_ADDRESS),
         )
         for pools in self._spec.pools:
-            check_model(pools.model)
+            check_model(pools.model, {self._spec.degrees(role) for role, _ in pools.workers})
 
     def kvstore(self, bind: str, redis_url: str) -> Sequence[str]:
         """See ServiceCommands."""
@@ -111,6 +111,8 @@ class TandemCommands:
         spec = self._spec
         pools = plan.pools or spec.pools[0]
         modes = {"deterministic": True} if spec.deterministic else {}  # else the environment may say so
+        degrees = spec.degrees(plan.role)
+        ranks = {name: degree for name, degree in (("tp", degrees.tensor), ("pp", degrees.pipeline)) if degree > 1}
         gpu_flags = {} if plan.share == ON_CPU else {"gpu_memory": plan.share.gpu_memory}
         return _module(
             plan.role,
@@ -128,6 +130,7 @@ class TandemCommands:
             num_kv_blocks=pools.num_kv_blocks,
             max_model_len=pools.max_model_len,
             **modes,
+            **ranks,
             **gpu_flags,
             **self._encryption_flags,
             **self._common_flags,
@@ -190,13 +193,23 @@ def with_flags(command: Sequence[str], **values: str) -> list[str]:
 
 def plan_workers(spec: ClusterSpec, shares: Sequence[CoreShare]) -> list[WorkerPlan]:
     """All workers by name (`prefill-0`, `decode-0`, …), one model after another, prefill first; `shares` are their
-    cores in that order. GPUs are dealt in the same order."""
+    processes' cores in that order. GPUs are dealt in the same order."""
     names = [(role, name, pools) for pools in spec.pools for role, name in pools.workers]
+    of_ranks = iter(shares)
+    cores_of = [_joined([next(of_ranks) for _ in range(spec.degrees(role).num_ranks)]) for role, _, _ in names]
     devices = share_devices(spec.devices, len(names), spec.gpu_memory)
     return [
         WorkerPlan(role, name, cores, share=share, pools=pools)
-        for (role, name, pools), cores, share in zip(names, shares, devices, strict=True)
+        for (role, name, pools), cores, share in zip(names, cores_of, devices, strict=True)
     ]
+
+
+def _joined(shares: Sequence[CoreShare]) -> CoreShare:
+    """The cores of a worker's processes together; it divides them again."""
+    if len(shares) == 1:
+        return shares[0]
+    cpus = tuple(sorted({cpu for share in shares for cpu in share.cpus}))
+    return CoreShare(cpus, sum(share.num_threads for share in shares))
 
 
 def store_name(number: int) -> str:

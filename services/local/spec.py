@@ -11,7 +11,9 @@ from services.local.devices import CPU, parse_devices
 from services.local.model_pools import MAX_WORKERS, Dtype, KVDtype, Mode, ModelPools, check_range
 from shared.address import MAX_PORT, Address
 from shared.errors import ConfigError
+from shared.identity import WorkerRole
 from shared.kv.encryption import Encryption
+from shared.model.shard import MAX_DEGREE, Degrees
 from shared.telemetry.logs import LogFormat
 
 PrefixFetch = Literal["auto", "always", "never"]
@@ -58,6 +60,14 @@ class ClusterSpec:
     """Of blocks between the processes."""
     deterministic: bool = False
     """Whether answers do not depend on batches, caches and failures, to the bit."""
+    tp: int = 1
+    """Processes that split each layer of a worker."""
+    pp: int = 1
+    """Stages of a worker's layers, each of `tp` processes."""
+    prefill_tp: int = 0
+    """`tp` of the prefill workers; 0 = as `tp`."""
+    decode_tp: int = 0
+    """`tp` of the decode workers; 0 = as `tp`."""
     device: str = CPU
     """Where the workers run: cpu, cuda, or cuda:0,1,… for GPUs that they are dealt to in turn, prefill first."""
     gpu_memory: float = 0.9
@@ -121,6 +131,13 @@ class ClusterSpec:
             raise ConfigError(f"device names {num_gpus} GPUs for {self.num_workers} workers", field="device")
         if not 0 < self.gpu_memory <= 1:
             raise ConfigError(f"gpu_memory must be above 0 and at most 1, got {self.gpu_memory}", field="gpu_memory")
+        for name, degree, fewest in (
+            ("tp", self.tp, 1),
+            ("pp", self.pp, 1),
+            ("prefill_tp", self.prefill_tp, 0),
+            ("decode_tp", self.decode_tp, 0),
+        ):
+            check_range(name, degree, fewest, MAX_DEGREE)
         check_range("store_nodes", self.store_nodes, 1, MAX_WORKERS)
         check_range("store_host_bytes", self.store_host_bytes, 0, 2**63 - 1)
         check_range("store_disk_bytes", self.store_disk_bytes, 0, 2**63 - 1)
@@ -150,6 +167,11 @@ class ClusterSpec:
         """Of all models."""
         return sum(len(pools.workers) for pools in self.pools)
 
+    def degrees(self, role: WorkerRole) -> Degrees:
+        """How the workers of a role split their model."""
+        own = self.prefill_tp if role == WorkerRole.PREFILL else self.decode_tp
+        return Degrees(own or self.tp, self.pp)
+
     def _check_models(self) -> None:
         workers = Counter(name for pools in self.pools for _, name in pools.workers)
         names = Counter(name for pools in self.pools for name in (pools.name, *pools.aliases))
@@ -160,6 +182,11 @@ class ClusterSpec:
                 "store_host_bytes, store_disk_bytes: store nodes keep the blocks of one model, and there are several",
                 field="store_host_bytes" if self.store_host_bytes else "store_disk_bytes",
             )
+
+    @property
+    def num_processes(self) -> int:
+        """Of all workers: a worker has as many as ranks."""
+        return sum(self.degrees(role).num_ranks for pools in self.pools for role, _ in pools.workers)
 
     @property
     def routers(self) -> tuple[RouterPlace, ...]:

@@ -41,15 +41,21 @@ def take_cores(settings: WorkerSettings) -> None:
     """Applies `choose_cores` to the calling thread and to those that it starts from then on; the memory that they touch
     first is near them. Two engines whose threads share a core stall each other. Raises ConfigError."""
     share = choose_cores(settings, read_topology(), frozenset(os.sched_getaffinity(0)), read_quota())
+    try:
+        take_share(settings.name, share)
+    except (OSError, OverflowError) as error:
+        raise _not_cores(settings, error) from error
+
+
+def take_share(name: str, share: CoreShare) -> None:
+    """Pins the calling thread and those that it starts, and sets the number of compute threads. Raises OSError or
+    OverflowError for CPUs that this machine does not have."""
     if share.cpus:
-        try:
-            os.sched_setaffinity(0, share.cpus)
-        except (OSError, OverflowError) as error:
-            raise _not_cores(settings, error) from error
+        os.sched_setaffinity(0, share.cpus)
     torch.set_num_threads(share.num_threads)
     node = "" if share.node is None else f" of NUMA node {share.node}"
     where = f"pinned to CPUs {format_cpu_list(share.cpus)}{node}" if share.cpus else "not pinned"
-    logger.info("%s is %s, compute threads: %d", settings.name, where, share.num_threads)
+    logger.info("%s is %s, compute threads: %d", name, where, share.num_threads)
 
 
 def _not_cores(settings: WorkerSettings, reason: Exception) -> ConfigError:

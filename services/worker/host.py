@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import sys
 from collections.abc import Callable
@@ -13,20 +14,24 @@ from pathlib import Path
 import psutil
 import torch
 
-from services.worker.cores import take_cores
+from services.worker.cores import choose_cores, take_cores, take_share
+from services.worker.group.leader import RankGroup
 from services.worker.self_test import self_test
 from services.worker.settings import WorkerSettings
+from shared.cores.quota import read_quota
+from shared.cores.topology import read_topology
 from shared.engine.engine import Engine
-from shared.engine.messages import Event
+from shared.engine.messages import EngineDied, Event
 from shared.engine.runner.pool_memory import MemoryBudget
 from shared.engine.runner.profile_run import measure_budget
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
-from shared.errors import ConfigError
+from shared.errors import ConfigError, TandemError
 from shared.fingerprints import deterministic_fingerprint
 from shared.kernels.cpu.multilinear import fastest_sum
 from shared.kernels.dtype_timing import faster_dtype
 from shared.kernels.kv_dtype import KV_DTYPES
+from shared.kernels.registry import choose_kernels
 from shared.kv.fleet_key import FleetKey, seal_of
 from shared.kv.hashing import ChainRoots
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout
@@ -37,6 +42,7 @@ from shared.kv.ucx import UcxTransfer
 from shared.model.arithmetic import arithmetic_digest
 from shared.model.config import ModelConfig
 from shared.model.decoder import Decoder
+from shared.model.rank_decoder import RankDecoder
 from shared.model.texts_digest import texts_digest
 from shared.model.tokenizer import Tokenizer
 from shared.model.weights import fingerprint
@@ -92,6 +98,7 @@ class EngineHost:
         self.model: LoadedModel
         self.structures: StructureCompiler
         """For structured output; as `model`, there once it is started."""
+        self._group: RankGroup | None = None
 
     async def start(self, on_event: Callable[[Event], None], on_progress: Callable[[float, str], None]) -> None:
         """Loads the model and starts the engine thread and the transfer plane.
@@ -99,13 +106,24 @@ class EngineHost:
         `on_event` gets the engine's events on the event loop, in order; `on_progress` gets (fraction, what).
         Raises ModelLoadError, ConfigError.
         """
-        take_cores(self.settings)
         loop = asyncio.get_running_loop()
 
         def progress(loaded: int, total: int) -> None:
             loop.call_soon_threadsafe(on_progress, loaded / max(1, total), "loading weights")
 
-        self.model = await asyncio.to_thread(load_model, self.settings, progress)
+        def emit(event: Event) -> None:
+            loop.call_soon_threadsafe(on_event, event)
+
+        if self.settings.degrees.num_ranks > 1:
+            dtype, kernels = await asyncio.to_thread(_check_group, self.settings)
+            # On this thread: the kernel ends the followers with the thread that started them.
+            self._group = _start_group(self.settings, dtype, kernels)
+            take_share(self.settings.name, self._group.own_share)
+        else:
+            take_cores(self.settings)
+        self.model = await asyncio.to_thread(
+            load_model, self.settings, progress, self._group, lambda error: emit(EngineDied(error))
+        )
         if self.fleet_key is not None:
             self.fleet_key.use(await asyncio.to_thread(fastest_sum))
         await self.transfer.start()
@@ -115,11 +133,7 @@ class EngineHost:
         self.structures = StructureCompiler(
             lambda: Tokenizer.load(self.settings.model), checkpoint.eos_token_ids, checkpoint.vocab_size
         )
-        runner = await asyncio.to_thread(_start_runner, self.settings, self.model, self.structures)
-
-        def emit(event: Event) -> None:
-            loop.call_soon_threadsafe(on_event, event)
-
+        runner = await asyncio.to_thread(_start_runner, self.settings, self.model, self.structures, self._group)
         self.engine = Engine(Scheduler(pool, config), runner, emit)
         self.engine.start()
 
@@ -128,26 +142,41 @@ class EngineHost:
         return seal_of(self.fleet_key, purpose, ticket, self.model.layout.block_bytes)
 
     async def close(self) -> None:
-        """Stops the engine, then the transfer plane."""
+        """Stops the engine, then the group's other ranks and the transfer plane."""
         if hasattr(self, "engine"):
             await asyncio.to_thread(self.engine.close)
+        if self._group is not None:
+            await asyncio.to_thread(self._group.close)
         await self.transfer.close()
 
 
-def load_model(settings: WorkerSettings, on_progress: Callable[[int, int], None]) -> LoadedModel:
-    """Reads the folder and sizes the pool. Blocking. Raises ModelLoadError, ConfigError."""
+def load_model(
+    settings: WorkerSettings,
+    on_progress: Callable[[int, int], None],
+    group: RankGroup | None = None,
+    on_lost: Callable[[TandemError], None] = lambda _: None,
+) -> LoadedModel:
+    """Reads the folder, or as a group's leader the first rank's slice of it, and sizes the pool. Blocking.
+
+    `on_lost` as in `RankGroup.meet`. Raises ModelLoadError, ConfigError, RankLost.
+    """
     config = ModelConfig.load(settings.model)
     check_device(settings.device)
-    dtype = choose_dtype(settings.dtype, config, settings.device, choose_backend(settings))
+    backend = choose_backend(settings)
+    dtype = choose_dtype(settings.dtype, config, settings.device, backend) if group is None else group.dtype
     layout = config.block_layout(settings.block_size, _name(choose_kv_dtype(settings.kv_dtype, dtype)))
-    decoder = Decoder.load(
-        settings.model,
-        dtype,
-        settings.device,
-        on_progress,
-        choose_backend(settings),
-        deterministic=settings.deterministic,
-    )
+    if group is None:
+        decoder = Decoder.load(
+            settings.model,
+            dtype,
+            settings.device,
+            on_progress,
+            backend,
+            deterministic=settings.deterministic,
+        )
+    else:
+        links = group.meet(on_lost)
+        decoder = RankDecoder.load_rank(settings.model, dtype, group.kernels, group.degrees, links, on_progress)
     identity = fingerprint(settings.model, _name(dtype))
     if settings.deterministic:
         identity = deterministic_fingerprint(identity, arithmetic_digest(decoder, layout))
@@ -165,6 +194,20 @@ def load_model(settings: WorkerSettings, on_progress: Callable[[int, int], None]
         name=Path(settings.model).resolve().name,
         texts_digest=texts_digest(settings.model),
     )
+
+
+def _check_group(settings: WorkerSettings) -> tuple[torch.dtype, str]:
+    """The dtype and the kernels of all ranks: `auto` is decided once, as its timings may differ. Blocking. Raises
+    ConfigError where the ranks cannot share the model."""
+    config, backend = ModelConfig.load(settings.model), choose_backend(settings)
+    settings.degrees.check(config)
+    dtype = choose_dtype(settings.dtype, config, settings.device, backend)
+    return dtype, choose_kernels(settings.device, dtype, backend).name
+
+
+def _start_group(settings: WorkerSettings, dtype: torch.dtype, kernels: str) -> RankGroup:
+    share = choose_cores(settings, read_topology(), frozenset(os.sched_getaffinity(0)), read_quota())
+    return RankGroup(settings.name, str(settings.model), settings.degrees, dtype, kernels, share)
 
 
 def check_device(device: str) -> None:
@@ -259,8 +302,10 @@ def _gpu_binding(settings: WorkerSettings) -> Callable[[], None] | None:
     return partial(torch.cuda.set_device, torch.device(settings.device).index or 0)
 
 
-def _start_runner(settings: WorkerSettings, model: LoadedModel, structures: StructureCompiler) -> Runner:
-    """The runner, ready for its first step. Blocking. Raises ConfigError, and as `self_test`."""
+def _start_runner(
+    settings: WorkerSettings, model: LoadedModel, structures: StructureCompiler, group: RankGroup | None = None
+) -> Runner:
+    """The runner, ready for its first step. Blocking. Raises ConfigError, RankLost, and as `self_test`."""
     config = RunnerConfig(
         settings.max_num_seqs,
         model.max_model_len,
@@ -271,7 +316,11 @@ def _start_runner(settings: WorkerSettings, model: LoadedModel, structures: Stru
         debug_numerics=settings.debug_numerics,
     )
     structures.start(model.decoder.config.vocab_size)
-    runner = Runner(model.decoder, model.layout, model.num_blocks, config, structures=structures)
+    pool = None if group is None else group.share_pool(model.layout, model.num_blocks, model.fingerprint)
+    announce = None if group is None else group.announcer
+    runner = Runner(
+        model.decoder, model.layout, model.num_blocks, config, structures=structures, pool=pool, announce=announce
+    )
     with torch.inference_mode():
         runner.start()
     self_test(runner, model.layout.block_size, model.decoder.config.vocab_size)

@@ -12,6 +12,7 @@ from pydantic_settings import SettingsConfigDict
 from shared.config import ServiceSettings
 from shared.identity import WorkerRole
 from shared.kv.encryption import Encryption
+from shared.model.shard import Degrees
 from shared.rpc.tls import ServiceTls
 from shared.telemetry.tracing.settings import TracesSettings
 
@@ -88,6 +89,12 @@ class WorkerSettings(ServiceSettings):
     nor for models with experts or latent attention."""
     debug_numerics: bool = False
     """Whether errors about NaN or infinite numbers name the part of the model where they begin. Slower."""
+    tp: int = Field(default=1, ge=1, le=16)
+    """Tensor-parallel degree: processes that each hold a part of every layer. It must divide the model's attention
+    heads, and divide its KV heads or be a multiple of them. Above 1 only on the CPU, and not for models with experts or
+    latent attention."""
+    pp: int = Field(default=1, ge=1, le=16)
+    """Pipeline stages, each of `tp` processes: parts of the layers, one behind the other. Above 1 as `tp`."""
     num_threads: int = Field(default=0, ge=0, le=1024)
     """Compute threads; 0 = one for each core that the worker has, however many hardware threads it has, within the
     cgroup's CPU quota."""
@@ -152,6 +159,20 @@ class WorkerSettings(ServiceSettings):
         if value and info.data.get("fleet_key"):
             raise ValueError("cannot be used with a fleet_key, whose tags are made on the host")
         return value
+
+    @field_validator("tp", "pp")
+    @classmethod
+    def _check_degree(cls, value: int, info: ValidationInfo) -> int:
+        if value > 1:
+            for name, only in (("device", "cpu"), ("deterministic", False), ("debug_numerics", False)):
+                if (found := info.data.get(name, only)) != only:
+                    raise ValueError(f"cannot be above 1 with {name} {found}")
+        return value
+
+    @property
+    def degrees(self) -> Degrees:
+        """How the model is split over processes."""
+        return Degrees(self.tp, self.pp)
 
     @property
     def is_on_gpu(self) -> bool:

@@ -155,6 +155,8 @@ class Worker(ABC, Generic[CommandT, EventT]):
             pool_bytes=model.num_blocks * model.layout.block_bytes,
             block_encryption=encryption_of(host.fleet_key),
             texts_digest=model.texts_digest,
+            tp=host.settings.tp,
+            pp=host.settings.pp,
         )
 
     def take(self, session: Session[EventT], command: CommandT) -> None:

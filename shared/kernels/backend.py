@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from shared.collectives.interface import Collectives
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.sampling.rows import SamplingRows
 
@@ -187,7 +188,8 @@ class DecoderOps(Protocol):
             cos: [num_tokens, head_dim], query's dtype, both halves equal.
             sin: [num_tokens, head_dim], likewise.
             kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous, changed in place;
-                query's dtype or another that `KV_DTYPES` allows, to which K and V are rounded.
+                query's dtype or another that `KV_DTYPES` allows, to which K and V are rounded. Backends of the CPU also
+                take some adjacent layers and heads of a contiguous pool.
             layer: 0 <= layer < num_layers.
             slots: [num_tokens] int64, block_id * block_size + offset, no two equal.
             q_norm: [head_dim], weight of the query heads' RMS norm, or None.
@@ -339,8 +341,16 @@ class LayerStack(Protocol):
 class StacksLayers(Protocol):
     """What a backend offers besides where one call for all layers is faster than one for each op."""
 
-    def stack_layers(self, layers: Sequence[LayerWeights], last_norm: Tensor, sizes: LayerSizes) -> LayerStack | None:
+    def stack_layers(
+        self,
+        layers: Sequence[LayerWeights],
+        last_norm: Tensor,
+        sizes: LayerSizes,
+        group: Collectives | None = None,
+    ) -> LayerStack | None:
         """The layers of a decoder whose projections this backend made; None where a shape or a kind does not suit.
+
+        `group`: the ranks over which `o` and `down` are split, each rank's giving a part of a sum.
 
         The stack gives what the ops give one by one, up to the order of fp32 sums.
         """

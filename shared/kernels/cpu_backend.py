@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from shared.collectives.interface import Collectives
 from shared.errors import ConfigError
 from shared.kernels.backend import LayerSizes, LayerWeights, Linear
 from shared.kernels.cpu.build import AUTO, CannotBuild, choose
@@ -56,9 +57,11 @@ class DeterministicCpuKernels(CpuKernels):
             return super().make_linear(weight, bias, own=own)
         return PaddedLinear.pack(lambda: self.library, weight, bias)
 
-    def stack_layers(self, layers: Sequence[LayerWeights], last_norm: Tensor, sizes: LayerSizes) -> CpuLayerStack:
+    def stack_layers(
+        self, layers: Sequence[LayerWeights], last_norm: Tensor, sizes: LayerSizes, group: Collectives | None = None
+    ) -> CpuLayerStack:
         """See `StacksLayers`. Raises ConfigError for sizes of which an op would be left to torch."""
-        stack = super().stack_layers(layers, last_norm, sizes)
+        stack = super().stack_layers(layers, last_norm, sizes, group)
         if stack is None:
             down = layers[0].down
             assert down is not None, "layers without a feed-forward block"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shared.collectives.interface import Collectives
 from shared.kernels.backend import Kernels, LayerSizes, LayerStack, StacksLayers
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.registry import AUTO
@@ -19,6 +20,7 @@ from shared.model.modules import DecoderModules
 from shared.model.parameters import DecoderParameters, unused_tensors
 from shared.model.pieces import DecoderPieces
 from shared.model.rope import Rotary
+from shared.model.summed_linear import add_up
 from shared.model.weights import OnProgress, load_weights
 
 
@@ -29,11 +31,23 @@ class Decoder:
     their batches write to different blocks.
     """
 
-    def __init__(self, config: ModelConfig, parameters: DecoderParameters, kernels: Kernels | None = None) -> None:
+    num_stages = 1
+    """Groups of processes that its layers are spread over."""
+    is_split = False
+    """Whether the vocabulary's rows, and so the logits, are spread over processes."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        parameters: DecoderParameters,
+        kernels: Kernels | None = None,
+        group: Collectives | None = None,
+    ) -> None:
         """Takes ownership of the parameters, whose memory the kernels' linear layers may lay out anew.
 
-        Without `kernels`, `kernels_for` picks them by the parameters' device and dtype. Raises ConfigError where they
-        cannot serve this architecture.
+        Without `kernels`, `kernels_for` picks them by the parameters' device and dtype. `group`: the ranks that
+        projections are split over; what `o` and `down` give is then a part of a sum. Raises ConfigError where the
+        kernels cannot serve this architecture.
         """
         self.config = config
         self.dtype = parameters.embedding.dtype
@@ -42,11 +56,11 @@ class Decoder:
         self.kernels = kernels or kernels_for(config, self.device, self.dtype)
         check_kernels(config, self.kernels)
         self._modules = modules = DecoderModules.build(parameters, self.kernels, config)
-        self.pieces = DecoderPieces(config, modules, self.kernels)
+        self.pieces = DecoderPieces(config, modules if group is None else add_up(modules, group), self.kernels)
         self._stack: LayerStack | None = None
         is_plain = config.moe is None and config.latent is None
         if is_plain and isinstance(self.kernels, StacksLayers):
-            self._stack = self.kernels.stack_layers(modules.layers, modules.norm, _sizes(config))
+            self._stack = self.kernels.stack_layers(modules.layers, modules.norm, _sizes(config), group)
 
     @classmethod
     def load(
@@ -89,6 +103,7 @@ class Decoder:
         batch: AttentionBatch,
         logit_rows: Tensor,
         rope_lengths: Tensor | None = None,
+        num_candidates: int = 0,
     ) -> Tensor:
         """Compute one step: write the K and V of all its tokens, return the logits of some.
 
@@ -99,6 +114,8 @@ class Decoder:
             batch: the step's sequences.
             logit_rows: [num_logits] int64, rows of the step's tokens.
             rope_lengths: [num_tokens] int64, required if `rotary.needs_lengths`.
+            num_candidates: so many of the highest logits of each row are needed, the others may be -inf; 0 = all. A
+                vocabulary that is split over ranks is then not gathered.
 
         Returns:
             [num_logits, vocab_size] fp32, computed in the model's dtype.
@@ -110,15 +127,16 @@ class Decoder:
             normed = self._stack.run(embedded, cos, sin, kv_blocks, batch, logit_rows)
         else:
             normed = self.pieces.run(embedded, cos, sin, kv_blocks, batch, logit_rows)
-        return self.logits(normed)
+        return self.logits(normed, num_candidates)
 
     def embed(self, token_ids: Tensor, positions: Tensor, rope_lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """What the layers begin with: the tokens [num_tokens, hidden_size], and their angles' cosines and sines
         [num_tokens, rotary_dim]. Arguments as for `forward`."""
         return functional.embedding(token_ids, self._modules.embedding), *self.rotary.cos_sin(positions, rope_lengths)
 
-    def logits(self, normed: Tensor) -> Tensor:
-        """[num_logits, hidden_size], the layers' output, to [num_logits, vocab_size] fp32."""
+    def logits(self, normed: Tensor, num_candidates: int = 0) -> Tensor:  # noqa: ARG002
+        """[num_logits, hidden_size], the layers' output, to [num_logits, vocab_size] fp32; `num_candidates` as for
+        `forward`."""
         return self._modules.lm_head.forward(normed).float()
 
     @property

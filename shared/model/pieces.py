@@ -108,6 +108,15 @@ class DecoderPieces:
             query, residual = self.between(layer, residual, attended, cos, sin, kv_blocks, batch.slots)
         return self.last(residual, self.attend(self.num_layers - 1, query, kv_blocks, batch), logit_rows)
 
+    def residual(self, residual: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch) -> Tensor:
+        """[num_tokens, hidden_size] behind the last layer, not normed: what another stage's layers begin with."""
+        query = self.first(residual, cos, sin, kv_blocks, batch.slots)
+        for layer in range(self.num_layers - 1):
+            attended = self.attend(layer, query, kv_blocks, batch)
+            query, residual = self.between(layer, residual, attended, cos, sin, kv_blocks, batch.slots)
+        projected = self._attention[-1].project(self.attend(self.num_layers - 1, query, kv_blocks, batch))
+        return self._finish(self.num_layers - 1, projected, residual)[1]
+
     def _finish(self, layer: int, projected: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """A layer behind its attention block: (what the next layer reads, normed; the residual stream)."""
         layers = self._modules.layers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -29,12 +30,13 @@ class Stream:
     """One client's stream."""
 
     number: int
+    max_tokens: int = FIELDS["max_tokens"]
     tokens: list[int] = field(default_factory=list)
     longest_pause_s: float = 0.0
     error: str = ""
 
     async def run(self, cluster: Running) -> None:
-        body = {"prompt": prompt(self.number), "stream": True, **FIELDS}
+        body = {"prompt": prompt(self.number), "stream": True, **FIELDS, "max_tokens": self.max_tokens}
         last = time.monotonic()
         async with cluster.http.stream("POST", "/v1/completions", json=body) as response:
             async for line in response.aiter_lines():
@@ -57,13 +59,14 @@ async def all_at(streams: list[Stream], num_tokens: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def undisturbed(cluster: Running) -> list[list[int]]:
-    return list(await asyncio.gather(*(cluster.tokens(prompt(n), **FIELDS) for n in range(NUM_STREAMS))))
+async def undisturbed(cluster: Running, max_tokens: int = FIELDS["max_tokens"]) -> list[list[int]]:
+    fields = {**FIELDS, "max_tokens": max_tokens}
+    return list(await asyncio.gather(*(cluster.tokens(prompt(n), **fields) for n in range(NUM_STREAMS))))
 
 
-async def under_fault(cluster: Running, fault) -> list[Stream]:
+async def under_fault(cluster: Running, fault, max_tokens: int = FIELDS["max_tokens"]) -> list[Stream]:
     """Streams that all decode when `fault` strikes, run to their end."""
-    streams = [Stream(number) for number in range(NUM_STREAMS)]
+    streams = [Stream(number, max_tokens) for number in range(NUM_STREAMS)]
     tasks = [asyncio.create_task(stream.run(cluster)) for stream in streams]
     await all_at(streams, 3)
     await fault(streams)
@@ -79,10 +82,11 @@ def nothing_lost(streams: list[Stream], expected: list[list[int]]) -> None:
 
 async def gone(pid: int) -> None:
     """Waits until the process has ended."""
-    process = psutil.Process(pid)
-    async with asyncio.timeout(DEADLINE_S):
-        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-            await asyncio.sleep(0.02)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        async with asyncio.timeout(DEADLINE_S):
+            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                await asyncio.sleep(0.02)
 
 
 async def test_a_prefill_pool_that_is_drained_one_by_one_costs_no_stream_a_token(tmp_path):

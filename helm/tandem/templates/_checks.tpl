@@ -20,10 +20,15 @@
     {{- fail (printf "%s.name: %s is the name of another part of the release" $at .name) -}}
   {{- end -}}
   {{- $names = append $names .name -}}
-  {{- range $kind, $size := .parallelism -}}
-    {{- if gt (int $size) 1 -}}
-      {{- fail (printf "%s.parallelism.%s: %d: a worker runs on one GPU; more are not supported yet, set 1" $at $kind (int $size)) -}}
-    {{- end -}}
+  {{- $ranks := include "tandem.worker.ranks" . | int -}}
+  {{- if gt (int (dig "parallelism" "expert" 1 .)) 1 -}}
+    {{- fail (printf "%s.parallelism.expert: %d: workers do not spread experts over ranks yet, set 1" $at (int .parallelism.expert)) -}}
+  {{- end -}}
+  {{- if gt $ranks 16 -}}
+    {{- fail (printf "%s.parallelism: %d ranks, and a worker has at most 16: all of them run in one Pod. Workers over several Nodes (a LeaderWorkerSet) are not supported yet" $at $ranks) -}}
+  {{- end -}}
+  {{- if and (gt $ranks 1) (eq (include "tandem.device" .) "cuda") -}}
+    {{- fail (printf "%s.parallelism: %d ranks, and a worker runs on one GPU; groups are for device: cpu, set 1" $at $ranks) -}}
   {{- end -}}
   {{- if and .quantization (ne .quantization "none") -}}
     {{- fail (printf "%s.quantization: %s: workers do not quantise weights yet; leave it out or set none" $at .quantization) -}}
@@ -41,7 +46,7 @@
       {{- fail (printf "%s.dra: the pool asks for a GPU in resources.limits (%s) too; choose one" $at $vendor) -}}
     {{- end -}}
   {{- end -}}
-  {{- range $flag := list "name" "bind" "model" "metrics" "kvstore" "store" "device" "drain-timeout-s" -}}
+  {{- range $flag := list "name" "bind" "model" "metrics" "kvstore" "store" "device" "drain-timeout-s" "tp" "pp" -}}
     {{- if regexMatch (printf "(^| )--%s([= ]|$)" $flag) (join " " $pool.extraArgs) -}}
       {{- fail (printf "%s.extraArgs: --%s is set by the chart" $at $flag) -}}
     {{- end -}}

@@ -47,6 +47,11 @@ tandem-llm.io/nvlink-domain: {{ . | quote }}
 {{- with .pool.kvDtype }}
 - --kv-dtype={{ . }}
 {{- end }}
+{{- range $flag, $degree := dict "tp" (dig "parallelism" "tensor" 1 .pool) "pp" (dig "parallelism" "pipeline" 1 .pool) }}
+{{- if gt (int $degree) 1 }}
+- --{{ $flag }}={{ $degree }}
+{{- end }}
+{{- end }}
 {{- with .pool.blockSize }}
 - --block-size={{ . }}
 {{- end }}
@@ -63,8 +68,35 @@ tandem-llm.io/nvlink-domain: {{ . | quote }}
 {{- end }}
 {{- end }}
 
+{{/* Processes of one worker. Takes a pool. */}}
+{{- define "tandem.worker.ranks" -}}
+{{- mul (int (dig "parallelism" "tensor" 1 .)) (int (dig "parallelism" "pipeline" 1 .)) -}}
+{{- end }}
+
+{{/* `ranks` times a quantity such as 500m, 1.5 or 4Gi. Takes {quantity, ranks, field}. */}}
+{{- define "tandem.times" -}}
+{{- $quantity := toString .quantity -}}
+{{- if not (regexMatch "^[0-9]+(\\.[0-9]+)?(m|k|[MGTPE]|[KMGTPE]i)?$" $quantity) -}}
+{{- fail (printf "%s: %s cannot be multiplied by the ranks of a worker; write a number such as 500m, 1.5 or 4Gi" .field $quantity) -}}
+{{- end -}}
+{{- $number := regexFind "^[0-9.]+" $quantity -}}
+{{- $unit := trimPrefix $number $quantity -}}
+{{- if contains "." $number }}{{ printf "%.3f" (mulf $number .ranks) }}{{ else }}{{ mul (int64 $number) .ranks }}{{ end }}{{ $unit -}}
+{{- end }}
+
+{{/* Of all ranks: what the values say is one rank's. Devices of the pool's `rdma` and `dra` are the worker's. */}}
 {{- define "tandem.worker.resources" -}}
 {{- $resources := deepCopy (.pool.resources | default .root.Values.worker.resources) -}}
+{{- $ranks := include "tandem.worker.ranks" .pool | int -}}
+{{- if gt $ranks 1 -}}
+{{- $name := .pool.name -}}
+{{- range $kind := list "requests" "limits" -}}
+{{- range $resource, $quantity := get $resources $kind -}}
+{{- $field := printf "resources.%s.%s of pool %s" $kind $resource $name -}}
+{{- $_ := set (get $resources $kind) $resource (include "tandem.times" (dict "quantity" $quantity "ranks" $ranks "field" $field)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- with .pool.rdma -}}
 {{- $_ := set $resources "limits" (merge (dict .resource (.count | default 1)) ($resources.limits | default dict)) -}}
 {{- end -}}

@@ -12,10 +12,12 @@ from torch import Tensor
 from shared.engine.plan import PlannedSequence, StepPlan, StepResult
 from shared.engine.runner.block_access import BlockAccess, DeviceBlocks, DirectBlocks, StagedBlocks
 from shared.engine.runner.block_sums import BlockSums
+from shared.engine.runner.candidates import ALL, num_candidates
 from shared.engine.runner.cuda_graphs import CudaGraphs
 from shared.engine.runner.device_link import DeviceLink
-from shared.engine.runner.eager_inputs import EagerInputs
+from shared.engine.runner.eager_inputs import EagerInputs, StepInputs
 from shared.engine.runner.host_arena import HostArena
+from shared.engine.runner.micro_batches import micro_batches
 from shared.engine.runner.numerics import NumericsProbe
 from shared.engine.runner.pending_step import PendingStep
 from shared.engine.runner.piecewise import PiecewiseSteps
@@ -27,6 +29,7 @@ from shared.engine.runner.structure_masks import StructureMasks
 from shared.engine.runner.warm_up import warm_up_plans
 from shared.kv.layout import BlockLayout
 from shared.model.decoder import Decoder
+from shared.model.rank_decoder import MicroBatch, RankDecoder
 from shared.structure.compiler import StructureCompiler
 
 
@@ -68,9 +71,14 @@ class Runner:
         config: RunnerConfig = RunnerConfig(),
         link: DeviceLink | None = None,
         structures: StructureCompiler | None = None,
+        pool: Tensor | None = None,
+        announce: Callable[[StepPlan], None] | None = None,
     ) -> None:
         """Allocates the pool: num_blocks * layout.block_bytes bytes on the model's device. `link`: by default that to
         the model's device. `structures`: without it, plans have no structured output.
+
+        A group's ranks give a `pool` that they share, [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim];
+        its leader's runner calls `announce` for each plan, when its copies are done and nothing is computed yet.
 
         Raises ConfigError where they do not fit; it says how many would. Host memory for preempted sequences likewise.
         """
@@ -89,9 +97,12 @@ class Runner:
         is_static = is_static and may_pad
         most_tokens = min(config.piecewise_tokens, config.max_num_batched_tokens) if may_pad else 0
         is_padded = is_static or most_tokens > 0
+        assert pool is None or not is_padded, "a shared pool has no block for padding"
         self._num_blocks = num_blocks
         # [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]; padding has one block more.
-        self.kv_blocks: Tensor = allocate_pool(layout, num_blocks + is_padded, decoder.device)
+        self.kv_blocks: Tensor = allocate_pool(layout, num_blocks + is_padded, decoder.device) if pool is None else pool
+        assert self.kv_blocks.shape == layout.shape(num_blocks + is_padded)
+        self._announce = announce
         self._arena = (
             HostArena(layout, config.num_host_blocks, self.kv_blocks, link) if config.num_host_blocks else None
         )
@@ -168,6 +179,8 @@ class Runner:
         if plan.copies:
             assert self._arena is not None, "The plan has host copies but no host arena is configured."
             self._arena.run(plan.copies)
+        if self._announce is not None:
+            self._announce(plan)
         targets: PendingTargets | None = None
         masks = None if self._masks is None else self._masks.begin(items, self._sampled_before())
         if not items:
@@ -180,7 +193,7 @@ class Runner:
             rows = [row for row, spec in enumerate(specs) if not is_plain(spec)]
             resample(tokens, logits, specs, rows, ops, send, row_masks)
         else:
-            logits, targets = split(self._forward(items), items, self._link)
+            logits, targets = split(self.forward(items), items, self._link)
             row_masks = None if masks is None else masks.row_masks()
             tokens = sample(logits, specs, ops, send, row_masks)
             self._remember(tokens)
@@ -198,19 +211,39 @@ class Runner:
         """Checksums of these blocks as they are now; no step in flight may write to them."""
         return self._sums.of(block_ids)
 
-    def _forward(self, items: tuple[PlannedSequence, ...]) -> Tensor:
-        """[num_logits, vocab_size] fp32: those of `logit_rows`, from any mix of chunks and decodes."""
-        inputs = self._inputs.of(items)
-        if inputs.pending is not None:
-            assert self._sampled is not None
-            places, rows = inputs.pending
-            # A row without a token is -1; it computes from token 0 instead, and the result is dropped.
-            inputs.token_ids.index_copy_(0, places, self._sampled.index_select(0, rows).clamp(min=0))
+    def forward(self, items: tuple[PlannedSequence, ...]) -> Tensor:
+        """[num_logits, vocab_size] fp32: those of `logit_rows`, from any mix of chunks and decodes. In a group, every
+        rank calls it for the same sequences, and the leader gets the logits."""
+        if self._decoder.num_stages > 1:
+            return self._forward_staged(items)
+        inputs = self._filled(items)
         if self._pieces is not None and self._pieces.takes(inputs.batch.num_tokens):
             return self._pieces.run(inputs)
         return self._decoder.forward(
-            inputs.token_ids, inputs.positions, self.kv_blocks, inputs.batch, inputs.logit_rows, inputs.rope_lengths
+            inputs.token_ids,
+            inputs.positions,
+            self.kv_blocks,
+            inputs.batch,
+            inputs.logit_rows,
+            inputs.rope_lengths,
+            num_candidates(items) if self._decoder.is_split else ALL,
         )
+
+    def _forward_staged(self, items: tuple[PlannedSequence, ...]) -> Tensor:
+        assert isinstance(self._decoder, RankDecoder)
+        filled = [self._filled(part) for part in micro_batches(items, self._decoder.num_stages)]
+        parts = [MicroBatch(x.token_ids, x.positions, x.batch, x.logit_rows, x.rope_lengths) for x in filled]
+        return self._decoder.forward_parts(parts, self.kv_blocks, num_candidates(items))
+
+    def _filled(self, items: tuple[PlannedSequence, ...]) -> StepInputs:
+        """The inputs, with the tokens in place that the step before sampled."""
+        inputs = self._inputs.of(items)
+        if inputs.pending is not None:
+            assert self._sampled is not None, "a group's plans follow the result before"
+            places, rows = inputs.pending
+            # A row without a token is -1; it computes from token 0 instead, and the result is dropped.
+            inputs.token_ids.index_copy_(0, places, self._sampled.index_select(0, rows).clamp(min=0))
+        return inputs
 
     def _remember(self, tokens: Tensor) -> None:
         """Keeps the sampled tokens [num_rows] for the next step's `pending` tokens; static steps read one buffer."""

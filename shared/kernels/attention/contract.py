@@ -6,16 +6,18 @@ from torch import Tensor
 
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.kv_dtype import assert_kv_dtype
+from shared.kernels.pool_view import pool_sizes
 
 
 def check_paged_attention(
-    query: Tensor, kv_blocks: Tensor, layer: int, batch: AttentionBatch, window: int | None
+    query: Tensor, kv_blocks: Tensor, layer: int, batch: AttentionBatch, window: int | None, *, part: bool = False
 ) -> None:
-    """Assert the shapes, dtypes and strides that `DecoderOps.paged_attention` promises."""
+    """Assert the shapes, dtypes and strides that `DecoderOps.paged_attention` promises. `part`: `kv_blocks` may be some
+    heads and layers of a pool."""
     num_tokens, num_heads, head_dim = query.shape
     assert num_tokens == batch.num_tokens
     assert kv_blocks.dim() == 6
-    assert kv_blocks.is_contiguous()
+    assert kv_blocks.is_contiguous() or (part and pool_sizes(kv_blocks))
     assert_kv_dtype(query.dtype, kv_blocks.dtype)
     assert 0 <= layer < kv_blocks.shape[1]
     assert kv_blocks.shape[2] in (1, 2)

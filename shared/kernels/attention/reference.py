@@ -21,7 +21,7 @@ def paged_attention(
     Sequences with one query token run together, in groups of similar KV length; longer queries run one
     sequence at a time.
     """
-    check_paged_attention(query, kv_blocks, layer, batch, window)
+    check_paged_attention(query, kv_blocks, layer, batch, window, part=True)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     start = 0
     for index, query_len in enumerate(batch.query_lens):
@@ -107,6 +107,9 @@ def _gather(kv_blocks: Tensor, layer: int, block_ids: Tensor, dtype: torch.dtype
     that attention reads; any other order would cost a second copy.
     """
     _, num_layers, num_planes, num_kv_heads, block_size, head_dim = kv_blocks.shape
+    if not kv_blocks.is_contiguous():  # some heads or layers of a pool
+        chosen = kv_blocks[:, layer][block_ids]  # [..., n, num_planes, num_kv_heads, block_size, head_dim]
+        return chosen.movedim(-4, 0).transpose(-4, -3).flatten(-3, -2).to(dtype)
     heads = torch.arange(num_kv_heads, device=kv_blocks.device)[:, None]  # [num_kv_heads, 1]
     layer_rows = num_planes * num_kv_heads
     key_rows = block_ids[..., None, :] * (num_layers * layer_rows) + (layer * layer_rows + heads)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shared.collectives.interface import Collectives
 from shared.kernels.activation import reference as activation
 from shared.kernels.attention import reference as attention
 from shared.kernels.attention.contract import check_paged_attention
@@ -23,6 +24,7 @@ from shared.kernels.cpu.linear import WideLinear, pack
 from shared.kernels.cpu.packing import LANES, fits_panels, is_bf16
 from shared.kernels.latent import reference as latents
 from shared.kernels.linear import PlainLinear
+from shared.kernels.pool_view import pool_sizes
 from shared.kernels.rmsnorm import reference as rmsnorm
 from shared.kernels.rotary import reference as rotary
 from shared.kernels.sampling.mask_reference import check_mask_tokens
@@ -52,11 +54,10 @@ def load(path: Path) -> ctypes.CDLL:
     library.tandem_paged_attention.argtypes = [p, p, p, p, p, p, c_float, p, c_int, c_int]
     library.tandem_mask_tokens.argtypes = [p, p, p, n, n, n]
     library.tandem_likeliest_tokens.argtypes = [p, p, p, p, n, n, n, n]
-    library.tandem_layers.argtypes = [p, p, p, p, c_float, c_float]
+    library.tandem_layers.argtypes = [p, p, p, p, c_float, c_float, p]
     for name in (
         "pack_linear", "plan_tight", "tighten", "linear", "rms_norm", "silu_mul", "rotate_and_write",
         "experts", "batched_linear", "rotate_and_write_latent", "paged_attention", "mask_tokens", "likeliest_tokens",
-        "layers",
     ):  # fmt: skip
         getattr(library, f"tandem_{name}").restype = None
     return library
@@ -101,10 +102,10 @@ class CpuOps:
         return PackedBatchedLinear(lambda: self.library, weight, own=own)
 
     def stack_layers(
-        self, layers: Sequence[LayerWeights], last_norm: Tensor, sizes: LayerSizes
+        self, layers: Sequence[LayerWeights], last_norm: Tensor, sizes: LayerSizes, group: Collectives | None = None
     ) -> CpuLayerStack | None:
-        """See `StacksLayers`."""
-        return CpuLayerStack.build(lambda: self.library, layers, last_norm, sizes)
+        """See `StacksLayers`; `group` as in `CpuLayerStack.build`."""
+        return CpuLayerStack.build(lambda: self.library, layers, last_norm, sizes, group)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `DecoderOps`."""
@@ -167,13 +168,15 @@ class CpuOps:
         rotary.check_rotate_and_write(query, key, value, cos, sin, kv_blocks, layer, slots, q_norm, k_norm)
         for part in (query, key, value):
             assert part.stride()[1:] == (head_dim, 1), "the heads of a token are not contiguous"
-        assert kv_blocks.is_contiguous(), "the pool is strided"
         assert cos.is_contiguous(), "cos is strided"
         assert sin.is_contiguous(), "sin is strided"
         out = torch.empty((num_tokens, num_heads, head_dim), dtype=query.dtype)
         strides = (c_int64 * 3)(query.stride(0), key.stride(0), value.stride(0))
-        num_layers, num_kv_heads, block_size = kv_blocks.shape[1], kv_blocks.shape[3], kv_blocks.shape[4]
-        sizes = (c_int64 * 7)(num_tokens, num_heads, num_kv_heads, head_dim, block_size, num_layers, layer)
+        pool_layers, pool_kv_heads = pool_sizes(kv_blocks)
+        num_kv_heads, block_size = kv_blocks.shape[3:5]
+        sizes = (c_int64 * 8)(
+            num_tokens, num_heads, num_kv_heads, head_dim, block_size, pool_layers, layer, pool_kv_heads
+        )
         self.library.tandem_rotate_and_write(
             query.data_ptr(),
             key.data_ptr(),
@@ -256,20 +259,22 @@ class CpuOps:
         num_kv_heads = kv_blocks.shape[3]
         if head_dim % LANES:
             return attention.paged_attention(query, kv_blocks, layer, batch, scale=scale, window=window)
-        check_paged_attention(query, kv_blocks, layer, batch, window)
+        check_paged_attention(query, kv_blocks, layer, batch, window, part=True)
         assert query.is_contiguous(), "the query is strided"
         out = torch.empty((num_tokens, num_heads * head_dim), dtype=query.dtype)
-        sizes = (c_int64 * 10)(
+        pool_layers, pool_kv_heads = pool_sizes(kv_blocks)
+        sizes = (c_int64 * 11)(
             batch.num_seqs,
             num_heads,
             num_kv_heads,
             head_dim,
             batch.block_size,
-            kv_blocks.shape[1],
+            pool_layers,
             layer,
             batch.block_tables.shape[1],
             window or 0,
             kv_blocks.shape[2],
+            pool_kv_heads,
         )
         self.library.tandem_paged_attention(
             query.data_ptr(),

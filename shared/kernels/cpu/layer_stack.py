@@ -9,11 +9,14 @@ from ctypes import Structure, c_int64, c_void_p
 import torch
 from torch import Tensor
 
+from shared.collectives.interface import Collectives
 from shared.kernels.backend import LayerSizes, LayerWeights
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.cpu.group import CpuGroup
 from shared.kernels.cpu.linear import Library, PackedLinear
 from shared.kernels.cpu.packing import LANES, is_bf16
 from shared.kernels.kv_dtype import assert_kv_dtype
+from shared.kernels.pool_view import pool_sizes
 
 _PROJECTIONS = ("qkv", "o", "gate_up", "down")
 _NORMS = ("input_norm", "q_norm", "k_norm", "post_norm")
@@ -36,8 +39,8 @@ class _Sizes(Structure):
         (name, c_int64)
         for name in (
             "num_layers", "hidden", "heads", "kv_heads", "dim", "inner",
-            "tokens", "num_seqs", "block_size", "max_blocks", "num_rows", "is_bf16",
-            "kv_is_bf16",
+            "tokens", "num_seqs", "block_size", "max_blocks", "num_rows", "pool_layers", "pool_kv_heads",
+            "is_bf16", "kv_is_bf16",
         )
     ]  # fmt: skip
 
@@ -57,15 +60,21 @@ class CpuLayerStack:
 
     @classmethod
     def build(
-        cls, library: Library, layers: Sequence[LayerWeights], last_norm: Tensor, sizes: LayerSizes
+        cls,
+        library: Library,
+        layers: Sequence[LayerWeights],
+        last_norm: Tensor,
+        sizes: LayerSizes,
+        group: Collectives | None = None,
     ) -> CpuLayerStack | None:
-        """None where an op of these layers has no C++ kernel: sizes of no whole vectors, projections not in panels."""
+        """None where an op of these layers has no C++ kernel: sizes of no whole vectors, projections not in panels, or
+        a group whose sums are not the kernels' own. `group`: as for `stack_layers`."""
         projections = [_packed_projections(layer) for layer in layers]
         packed = [layer for layer in projections if layer is not None]
         fits = last_norm.shape[0] % LANES == 0 and sizes.head_dim % (2 * LANES) == 0 and sizes.head_dim <= 512
-        if not fits or len(packed) != len(layers):
+        if not fits or len(packed) != len(layers) or not (group is None or isinstance(group, CpuGroup)):
             return None
-        return cls(library, layers, packed, last_norm, sizes)
+        return cls(library, layers, packed, last_norm, sizes, group)
 
     def __init__(
         self,
@@ -74,12 +83,14 @@ class CpuLayerStack:
         projections: Sequence[Sequence[PackedLinear]],
         last_norm: Tensor,
         sizes: LayerSizes,
+        group: CpuGroup | None = None,
     ) -> None:
         """`projections`: those of each layer, in the order of `_PROJECTIONS`."""
         self._library = library
         self._layer_weights = tuple(layers)  # owners of the memory that `_layers` points to
         self._last_norm = last_norm
         self._sizes = sizes
+        self._group = group
         self._hidden = last_norm.shape[0]
         self._inner = projections[0][-1].in_size
         self._dtype = last_norm.dtype
@@ -95,6 +106,7 @@ class CpuLayerStack:
         """See `LayerStack`."""
         sizes, num_tokens = self._sizes, x.shape[0]
         shape = (len(self._layers), 2, sizes.num_kv_heads, batch.block_size, sizes.head_dim)
+        pool_layers, pool_kv_heads = pool_sizes(kv_blocks)
         tables = (batch.block_tables, batch.query_start, batch.seq_lens, batch.slots)
         assert x.shape == (batch.num_tokens, self._hidden)
         assert cos.shape == sin.shape == (num_tokens, sizes.head_dim)
@@ -102,7 +114,7 @@ class CpuLayerStack:
         assert x.dtype == cos.dtype == sin.dtype == self._dtype
         assert_kv_dtype(self._dtype, kv_blocks.dtype)
         assert logit_rows.dtype == torch.int64
-        assert all(tensor.is_contiguous() for tensor in (x, cos, sin, kv_blocks, logit_rows, *tables))
+        assert all(tensor.is_contiguous() for tensor in (x, cos, sin, logit_rows, *tables))
         heads, kv_heads = (count * sizes.head_dim for count in (sizes.num_heads, sizes.num_kv_heads))
         normed = x.new_empty((num_tokens, self._hidden))
         widths = (heads + 2 * kv_heads, heads, heads, self._hidden, 2 * self._inner, self._inner)
@@ -123,17 +135,22 @@ class CpuLayerStack:
             block_size=batch.block_size,
             max_blocks=batch.block_tables.shape[1],
             num_rows=logit_rows.shape[0],
+            pool_layers=pool_layers,
+            pool_kv_heads=pool_kv_heads,
             is_bf16=is_bf16(x),
             kv_is_bf16=is_bf16(kv_blocks),
         )
-        self._library().tandem_layers(
+        failed = self._library().tandem_layers(
             ctypes.byref(self._layers),
             self._last_norm.data_ptr(),
             ctypes.byref(step),
             ctypes.byref(memory),
             sizes.eps,
             sizes.head_dim**-0.5,
+            None if self._group is None else self._group.handle,
         )
+        if self._group is not None:
+            self._group.check(failed)
         return normed[: logit_rows.shape[0]]
 
 

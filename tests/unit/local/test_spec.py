@@ -163,6 +163,25 @@ def test_all_services_log_json_where_the_spec_says_so_and_as_they_are_set_otherw
     assert all("--log-format" not in command for command in commands(spec))
 
 
+def test_a_group_gets_the_cores_of_all_its_processes() -> None:
+    spec = ClusterSpec(model=Path("m"), tp=2, prefill_tp=1)
+    assert spec.num_processes == 3
+    shares = [CoreShare((0,), 1), CoreShare((1,), 1), CoreShare((2, 3), 2)]
+    prefill, decode = plan_workers(spec, shares)
+    assert (prefill.cores, decode.cores) == (CoreShare((0,), 1), CoreShare((1, 2, 3), 3))
+    of_prefill, of_decode = (list(TandemCommands(spec).worker(plan, "127.0.0.1:9")) for plan in (prefill, decode))
+    assert "--tp" not in of_prefill
+    assert of_decode[of_decode.index("--tp") + 1] == "2"
+    assert "--pp" not in of_decode
+
+
+@pytest.mark.parametrize("field", ["tp", "pp", "prefill_tp", "decode_tp"])
+def test_degrees_out_of_bounds_are_named(field: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        ClusterSpec(model=Path("m"), **{field: 17})
+    assert refused.value.field == field
+
+
 def test_all_services_send_their_spans_where_the_spec_says_and_the_router_samples_all_or_what_it_says() -> None:
     spec = ClusterSpec(model=Path("m"), traces_endpoint="http://c:4317")
     for made in (commands(spec), commands(replace(spec, traces_sample=0.1))):

@@ -1,9 +1,6 @@
 #include "crew.h"
 
 #include <sched.h>
-#ifdef __x86_64__
-#include <immintrin.h>
-#endif
 
 #include <algorithm>
 #include <atomic>
@@ -11,6 +8,7 @@
 #include <thread>
 
 #include "ops.h"
+#include "pause.h"
 
 namespace {
 
@@ -20,14 +18,6 @@ using std::chrono::microseconds;
 constexpr int kPauses = 32;  // between two looks at the clock
 constexpr microseconds kLeastSpin{10}, kMostSpin{200};
 
-void pause() {
-#ifdef __x86_64__
-  _mm_pause();
-#else
-  __asm__ volatile("isb");  // `yield` is over at once on processors without threads that share a core
-#endif
-}
-
 // Whether it was so before the time was over. Not by sched_yield in between: where anything else wants the core, that
 // costs a whole slice of time, and loops are shorter than those.
 template <typename F>
@@ -36,7 +26,7 @@ bool spin(microseconds time, const F& so) {
   do {
     for (int i = 0; i < kPauses; i++) {
       if (so()) return true;
-      pause();
+      pause_a_little();
     }
   } while (Clock::now() < end);
   return false;

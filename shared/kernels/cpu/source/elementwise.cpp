@@ -82,7 +82,7 @@ void rotate_and_write(
     const T* query, const T* key, const T* value, const int64_t* strides, const T* cos, const T* sin, KV* blocks,
     const int64_t* slots, const T* q_norm, const T* k_norm, float eps, T* out, const int64_t* sizes) {
   const int64_t tokens = sizes[0], heads = sizes[1], kv_heads = sizes[2], dim = sizes[3], block_size = sizes[4];
-  const int64_t num_layers = sizes[5], layer = sizes[6], half = kv_heads * block_size * dim;
+  const int64_t num_layers = sizes[5], layer = sizes[6], half = sizes[7] * block_size * dim;
   for_rows(tokens, (heads + 2 * kv_heads) * dim, [&](int64_t t) {
     T normed[512];
     const T *c = cos + t * dim, *s = sin + t * dim;
@@ -178,8 +178,8 @@ extern "C" void tandem_silu_mul(const void* gate_up, void* y, int64_t rows, int6
 
 // query [tokens, heads, dim] (and key, value with kv_heads) with strides[] elements between tokens; cos, sin
 // [tokens, dim]; blocks as in shared/kernels/backend.py; out [tokens, heads, dim];
-// sizes: tokens, heads, kv_heads, dim (a multiple of 32, at most 512), block_size, num_layers, layer. Blocks are bf16
-// where `kv_is_bf16`, beside a query of either dtype; else both are fp32.
+// sizes: tokens, heads, kv_heads, dim (a multiple of 32, at most 512), block_size, num_layers, layer, KV heads of a
+// block. Blocks are bf16 where `kv_is_bf16`, beside a query of either dtype; else both are fp32.
 extern "C" void tandem_rotate_and_write(
     const void* query, const void* key, const void* value, const int64_t* strides, const void* cos, const void* sin,
     void* blocks, const int64_t* slots, const void* q_norm, const void* k_norm, float eps, void* out,

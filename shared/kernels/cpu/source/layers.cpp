@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "group.h"
 #include "ops.h"
 
 struct Linear {  // as tandem_linear takes it
@@ -21,6 +22,7 @@ struct Layer {
 
 struct Sizes {
   int64_t num_layers, hidden, heads, kv_heads, dim, inner, tokens, num_seqs, block_size, max_blocks, num_rows;
+  int64_t pool_layers, pool_kv_heads;  // those of a block, of which these layers and heads may be a part
   int64_t element() const { return is_bf16 ? 2 : 4; }
   int64_t q_size() const { return heads * dim; }
   int64_t kv_size() const { return kv_heads * dim; }
@@ -64,9 +66,11 @@ void keep_rows(std::byte* x, int64_t row_bytes, const int64_t* rows, int64_t cou
 }  // namespace
 
 // Layers as in shared/model/decoder.py. `normed` begins with the last norm of the wanted rows' residual stream
-// afterwards. Where they are no more than there are sequences, the last layer only remembers the other tokens.
-extern "C" void tandem_layers(
-    const Layer* layers, const void* last_norm, const Sizes* sizes, const Memory* memory, float eps, float scale) {
+// afterwards. Where they are no more than there are sequences, the last layer only remembers the other tokens. With a
+// `group`, o and down give each member a part of a sum. Returns 0, or 1 + the member that is gone.
+extern "C" int tandem_layers(
+    const Layer* layers, const void* last_norm, const Sizes* sizes, const Memory* memory, float eps, float scale,
+    Group* group) {
   const Sizes& s = *sizes;
   const Memory& m = *memory;
   const int is_bf16 = int(s.is_bf16), kv_is_bf16 = int(s.kv_is_bf16);
@@ -76,12 +80,14 @@ extern "C" void tandem_layers(
   auto linear = [&](const void* x, const Linear& w, void* y, int64_t in, int64_t out) {
     tandem_linear(x, w.panels, w.tight_bytes, w.bias, y, m.scratch, tokens, in, out, is_bf16);
   };
+  auto add_up = [&] { return group ? all_reduce(*group, m.out, tokens * s.hidden, is_bf16) : 0; };
   auto add_norm = [&](const void* weight) {
     tandem_rms_norm(m.out, m.residual, weight, m.normed, m.residual, tokens, s.hidden, eps, is_bf16);
   };
   auto attend = [&](int64_t i, int64_t num_seqs, const int32_t* tables, const int32_t* query_start, const int32_t* seq_lens) {
     const int64_t attending[] = {
-        num_seqs, s.heads, s.kv_heads, s.dim, s.block_size, s.num_layers, i, s.max_blocks, layers[i].window, 2};
+        num_seqs, s.heads, s.kv_heads, s.dim, s.block_size, s.pool_layers, i, s.max_blocks, layers[i].window,
+        2, s.pool_kv_heads};
     tandem_paged_attention(
         m.placed, m.blocks, tables, query_start, seq_lens, m.attended, scale, attending, is_bf16, kv_is_bf16);
   };
@@ -91,12 +97,13 @@ extern "C" void tandem_layers(
     const bool is_last = i + 1 == s.num_layers;
     linear(m.normed, layer.qkv, m.qkv, s.hidden, qkv_size);
     const std::byte *key = m.qkv + s.q_size() * s.element(), *value = key + s.kv_size() * s.element();
-    const int64_t placing[] = {tokens, s.heads, s.kv_heads, s.dim, s.block_size, s.num_layers, i};
+    const int64_t placing[] = {
+        tokens, s.heads, s.kv_heads, s.dim, s.block_size, s.pool_layers, i, s.pool_kv_heads};
     tandem_rotate_and_write(
         m.qkv, key, value, strides, m.cos, m.sin, m.blocks, m.slots, layer.q_norm, layer.k_norm, eps, m.placed, placing,
         is_bf16, kv_is_bf16);
     if (is_last && s.num_rows < tokens && s.num_rows <= s.num_seqs) {
-      if (s.num_rows == 0) return;
+      if (s.num_rows == 0) return 0;
       const Ends ends(s, m);
       keep_rows(m.placed, s.q_size() * s.element(), m.rows, s.num_rows, copy);
       keep_rows(m.residual, s.hidden * s.element(), m.rows, s.num_rows, copy);
@@ -106,11 +113,14 @@ extern "C" void tandem_layers(
       attend(i, s.num_seqs, m.tables, m.query_start, m.seq_lens);
     }
     linear(m.attended, layer.o, m.out, s.q_size(), s.hidden);
+    if (const int failed = add_up()) return failed;
     add_norm(layer.post_norm);
     linear(m.normed, layer.gate_up, m.gate_up, s.hidden, 2 * s.inner);
     tandem_silu_mul(m.gate_up, m.activated, tokens, s.inner, is_bf16);
     linear(m.activated, layer.down, m.out, s.inner, s.hidden);
+    if (const int failed = add_up()) return failed;
     add_norm(is_last ? last_norm : layers[i + 1].input_norm);
   }
   if (tokens != s.num_rows) keep_rows(m.normed, s.hidden * s.element(), m.rows, s.num_rows, copy);
+  return 0;
 }

@@ -46,7 +46,20 @@ void tandem_multilinear(const uint64_t* words, const uint64_t* keys, int64_t n, 
 struct Layer;
 struct Sizes;
 struct Memory;
-void tandem_layers(
-    const Layer* layers, const void* last_norm, const Sizes* sizes, const Memory* memory, float eps, float scale);
+struct Group;
+int tandem_layers(
+    const Layer* layers, const void* last_norm, const Sizes* sizes, const Memory* memory, float eps, float scale,
+    Group* group);
+int64_t tandem_group_bytes(int64_t size, int64_t slot_bytes);
+Group* tandem_group_join(
+    int descriptor, int64_t rank, int64_t size, const int64_t* names, int64_t slot_bytes, int64_t single_bytes,
+    int64_t stuck_ns);
+int tandem_group_meet(Group* group, int64_t limit_ns);
+void tandem_group_leave(Group* group);
+void tandem_group_fail(Group* group, int64_t name);
+int tandem_group_fault(Group* group);
+int tandem_all_reduce(Group* group, void* x, int64_t count, int is_bf16);
+int tandem_gather(Group* group, const void* x, int64_t bytes, void* out);
+int tandem_broadcast(Group* group, void* x, int64_t bytes);
 }
 #pragma GCC visibility pop

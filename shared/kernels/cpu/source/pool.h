@@ -6,6 +6,7 @@
 struct Shape {
   int64_t num_seqs, heads, kv_heads, dim, block_size, num_layers, layer, max_blocks, window;
   int64_t planes;  // 2: keys, then values; 1: a row is both
+  int64_t pool_kv_heads;  // of a block, of which these may be some
   float scale;
 
   int64_t group() const { return heads / kv_heads; }   // query heads of a KV head
@@ -21,10 +22,10 @@ struct Pool {
   int64_t head;
 
   const T* keys(int64_t block) const {
-    int64_t plane = s.kv_heads * s.block_size * s.dim;
+    int64_t plane = s.pool_kv_heads * s.block_size * s.dim;
     return blocks + (int64_t(table[block]) * s.num_layers + s.layer) * s.planes * plane + head * s.block_size * s.dim;
   }
-  int64_t to_values() const { return (s.planes - 1) * s.kv_heads * s.block_size * s.dim; }  // from a key to its value
+  int64_t to_values() const { return (s.planes - 1) * s.pool_kv_heads * s.block_size * s.dim; }  // from a key to its value
 
   // Calls f(keys, position, count) for runs of positions [first, last) that lie in one block, at most `most` long.
   template <typename F>

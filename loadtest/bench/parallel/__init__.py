@@ -1,0 +1,1 @@
+"""Groups of ranks: their sums beside gloo's, their steps beside one process's."""

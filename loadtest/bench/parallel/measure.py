@@ -1,0 +1,34 @@
+"""`python -m loadtest.bench parallel`: what splitting a model over processes of this machine costs and gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from loadtest.bench.engine.cpu import DTYPES
+from loadtest.bench.parallel.steps import measure_steps
+from loadtest.bench.parallel.sums import measure_sums
+from loadtest.bench.shapes import SHAPES, checkpoint
+from loadtest.command_line import Out, choice, integers
+from loadtest.figures import machine, table, write
+
+
+def main(
+    model: Annotated[str, typer.Option(help=f"model folder or shape ({', '.join(SHAPES)}); empty = sums alone")] = "1b",
+    dtype: Annotated[str, typer.Option(help="of weights and computation: bf16 or fp32")] = "fp32",
+    ranks: Annotated[str, typer.Option(help="numbers of ranks whose sums are measured")] = "2",
+    pairs: Annotated[int, typer.Option(help="pairs of runs")] = 5,
+    repeats: Annotated[int, typer.Option(help="sums of 64 KiB in a run; fewer of larger ones")] = 400,
+    out: Out = None,
+) -> None:
+    """Measure sums over ranks beside gloo, and steps at tp 2 beside one process with two threads."""
+    choice(dtype, "dtype", DTYPES)
+    results = [result for count in integers(ranks, "ranks") for result in measure_sums(count, pairs, repeats)]
+    if model:
+        folder = checkpoint(model) if model in SHAPES else Path(model)
+        results += measure_steps(folder, DTYPES[dtype], 2, pairs)
+    print(f"{machine()}\n\n{table(results)}\n\nLimit of a sum: one copy of the same bytes.")
+    if out is not None:
+        write(out, results)

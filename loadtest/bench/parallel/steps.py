@@ -1,0 +1,78 @@
+"""Steps of a model split over processes of one thread each, beside one process with as many threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from loadtest.bench.engine.cpu import BLOCK_SIZE, Bench, Step
+from loadtest.figures import Result
+from services.worker.group.leader import RankGroup
+from shared.cores.policy import CoreShare
+from shared.engine.plan import StepPlan
+from shared.engine.runner.runner import Runner
+from shared.errors import TandemError
+from shared.model.rank_decoder import RankDecoder
+from shared.model.shard import Degrees
+from shared.model.weights import fingerprint
+
+GOAL_RATIO = 0.95
+STEPS = (Step(1, 0, 512), Step(1, 0, 2048), Step(1, 512, 1), Step(8, 512, 1), Step(32, 512, 1))
+
+
+def measure_steps(folder: Path, dtype: torch.dtype, tensor: int, pairs: int) -> list[Result]:
+    """Tokens a second of the group, and its ratio to one process, by pairs of steps right after each other."""
+    num_tokens = max(step.num_kv_tokens for step in STEPS)
+    threads = torch.get_num_threads()
+    whole = Bench(folder, dtype, "auto", num_tokens)
+    results = []
+    with _group_runner(folder, dtype, whole, Degrees(tensor)) as split:
+        for step in STEPS:
+            plan = whole.plan(step.batch, step.start, step.count)
+            times = []
+            for _ in range(pairs + 1):
+                torch.set_num_threads(threads)
+                alone = _timed(whole.runner, plan)
+                torch.set_num_threads(max(1, threads // tensor))
+                times.append((alone, _timed(split, plan)))
+            torch.set_num_threads(threads)
+            ratio = median(alone / group for alone, group in times[1:])
+            rate = step.batch * step.count / median(group for _, group in times[1:])
+            results.append(Result(f"tp {tensor}: {step.name}", rate, "tok/s", None, None, "one process", ratio))
+    return results
+
+
+def _timed(runner: Runner, plan: StepPlan) -> float:
+    with torch.inference_mode():
+        begin = perf_counter()
+        runner.execute(plan)
+        return perf_counter() - begin
+
+
+@contextmanager
+def _group_runner(folder: Path, dtype: torch.dtype, whole: Bench, degrees: Degrees) -> Iterator[Runner]:
+    """The leader's runner of a group whose followers are processes."""
+    name = str(dtype).removeprefix("torch.")
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    share = CoreShare((), max(degrees.num_ranks, len(cores)))
+    group = RankGroup("bench", str(folder), degrees, dtype, whole.decoder.kernels.name, share)
+    try:
+        links = group.meet(_raise)
+        decoder = RankDecoder.load_rank(folder, dtype, whole.decoder.kernels.name, degrees, links)
+        num_blocks = whole.runner.kv_blocks.shape[0]
+        layout = decoder.config.block_layout(BLOCK_SIZE, name)
+        pool = group.share_pool(layout, num_blocks, fingerprint(folder, name))
+        pool.fill_(0.01)
+        yield Runner(decoder, layout, num_blocks, pool=pool, announce=group.announcer)
+    finally:
+        group.close()
+
+
+def _raise(error: TandemError) -> None:
+    raise error

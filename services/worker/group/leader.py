@@ -1,0 +1,195 @@
+"""The leader's side of a group: starts the followers, watches them while it serves, ends them with itself."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import psutil
+import torch
+from torch import Tensor
+
+from services.worker.group.rank_spec import PoolSpec, RankSpec
+from services.worker.group.shared_pool import map_pool
+from shared.collectives.messages import broadcast_bytes
+from shared.collectives.rank_links import RankLinks, join, shared_memories
+from shared.cores.policy import CoreShare
+from shared.engine.group.plans import PlanAnnouncer
+from shared.errors import ConfigError, RankLost, TandemError
+from shared.kernels.cpu.build import CannotBuild, choose
+from shared.kernels.cpu.group import CpuGroup, lost, shared_memory
+from shared.kernels.cpu.launch import load
+from shared.kv.layout import BlockLayout
+from shared.model.shard import Degrees
+from shared.parent_death import command_dying_with_parent
+
+logger = logging.getLogger(__name__)
+
+WATCH_INTERVAL_S = 0.1
+STOPPED_S = 1.0
+"""A follower that stays stopped for so long is lost."""
+END_TIMEOUT_S = 2.0
+"""For followers to end when they are told to."""
+
+
+class RankGroup:
+    """A worker's followers. Made on the thread that lives as long as the process: the kernel ends them with it."""
+
+    def __init__(
+        self, name: str, folder: str, degrees: Degrees, dtype: torch.dtype, kernels: str, share: CoreShare
+    ) -> None:
+        """Starts them; they load their slices at once, and need no more of the leader than `meet` and `share_pool`.
+
+        `share`: the worker's cores and threads, the leader's own among them. Raises ConfigError without C++ kernels.
+        """
+        try:
+            library = load(choose()[1])
+        except CannotBuild as error:
+            raise ConfigError(f"tp and pp above 1 need the C++ kernels: {error}", field="tp") from error
+        self.degrees = degrees
+        self.dtype = dtype
+        """Of weights and computation, on all ranks."""
+        self.kernels = kernels
+        """Of all ranks, by the registry's name."""
+        self._library = library
+        self._descriptors = [*shared_memories(library, degrees.tensor, degrees.pipeline), shared_memory()]
+        self._closing = False
+        self._watch: threading.Thread | None = None
+        self._links: RankLinks | None = None
+        self._announcer: PlanAnnouncer | None = None
+        shares = divide_cores(share, degrees.num_ranks)
+        self.own_share = shares[0]
+        """The leader's part of the cores."""
+        self.followers = [
+            self._start(
+                RankSpec(
+                    name,
+                    rank,
+                    degrees.tensor,
+                    degrees.pipeline,
+                    tuple(self._descriptors),
+                    folder,
+                    str(dtype).removeprefix("torch."),
+                    kernels,
+                    shares[rank].num_threads,
+                    tuple(shares[rank].cpus),
+                )
+            )
+            for rank in range(1, degrees.num_ranks)
+        ]
+
+    def _start(self, spec: RankSpec) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "services.worker.group.follower", spec.to_json()]
+        # Its log is the worker's. stdout is the leader's channel to the launcher.
+        return subprocess.Popen(
+            command_dying_with_parent(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=self._descriptors,
+        )
+
+    def meet(self, on_lost: Callable[[TandemError], None]) -> RankLinks:
+        """Waits until all ranks run. From now on `on_lost`, called from another thread, tells of a rank that is gone,
+        at most once. Raises RankLost."""
+        self._watch = threading.Thread(target=self._watch_followers, args=(on_lost,), name="ranks", daemon=True)
+        tensor, pipeline = self.degrees.tensor, self.degrees.pipeline
+        self._links = join(self._library, self._descriptors[:-1], 0, tensor, pipeline, self._check_started)
+        self._watch.start()
+        return self._links
+
+    def share_pool(self, layout: BlockLayout, num_blocks: int, identity: str) -> Tensor:
+        """The pool, [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], when all ranks have mapped it.
+
+        `identity`: the checkpoint's fingerprint, which theirs must equal. Raises ConfigError, RankLost.
+        """
+        assert self._links is not None, "meet() first"
+        everyone = self._links.everyone
+        pool = map_pool(self._descriptors[-1], layout, num_blocks, is_leader=True)
+        broadcast_bytes(everyone, PoolSpec(num_blocks, layout.block_size, layout.format.dtype, identity).to_json())
+        everyone.gather(torch.zeros(1))
+        return pool
+
+    def _check_started(self) -> None:
+        for rank, follower in enumerate(self.followers, 1):
+            if follower.poll() is not None:
+                raise RankLost(
+                    f"rank {rank} of this worker's group ended as it started, exit status {follower.returncode}; the "
+                    "worker's log says why",
+                    rank=rank,
+                )
+
+    @property
+    def announcer(self) -> PlanAnnouncer:
+        """Tells the followers of every plan."""
+        assert self._links is not None, "meet() first"
+        if self._announcer is None:
+            self._announcer = PlanAnnouncer(self._links.everyone)
+        return self._announcer
+
+    def close(self) -> None:
+        """Ends the followers; the engine has stopped. Twice is fine."""
+        self._closing = True
+        if self._announcer is not None:
+            try:
+                self._announcer.end()
+            except RankLost as error:
+                logger.warning("%s", error)
+        deadline = time.monotonic() + END_TIMEOUT_S
+        for follower in self.followers:
+            try:
+                follower.wait(max(0.0, deadline - time.monotonic()) if self._announcer is not None else 0.0)
+            except subprocess.TimeoutExpired:
+                follower.kill()
+                follower.wait()
+        if self._watch is not None and self._watch.is_alive():
+            self._watch.join()
+        if self._links is not None:
+            self._links.close()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors.clear()
+        self._announcer = None
+
+    def _watch_followers(self, on_lost: Callable[[TandemError], None]) -> None:
+        """A child's end shows at once, and so does one that was stopped, also while no step waits for it. A step that
+        does not end shows as in any worker: the engine does not come back."""
+        assert self._links is not None
+        everyone = self._links.everyone
+        assert isinstance(everyone, CpuGroup)
+        stopped = [0.0] * len(self.followers)
+        while not self._closing:
+            rank = everyone.lost_rank()
+            for number, follower in enumerate(self.followers):
+                ended = follower.poll() is not None
+                stopped[number] = stopped[number] + WATCH_INTERVAL_S if not ended and is_stopped(follower.pid) else 0.0
+                if ended or stopped[number] > STOPPED_S:
+                    rank = number + 1
+            if rank is not None and not self._closing:
+                self._links.fail(rank)
+                on_lost(lost(rank))
+                return
+            time.sleep(WATCH_INTERVAL_S)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped the process: not the want of a core, nor a debugger."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
+
+
+def divide_cores(share: CoreShare, num_ranks: int) -> Sequence[CoreShare]:
+    """Each rank's part of a worker's cores, the leader's first: as even as can be, and at least one thread each. Where
+    there are fewer cores than ranks, none is pinned."""
+    cpus, threads = share.cpus, max(1, share.num_threads // num_ranks)
+    if len(cpus) < num_ranks:
+        return [CoreShare((), threads)] * num_ranks
+    edges = [len(cpus) * rank // num_ranks for rank in range(num_ranks + 1)]
+    return [CoreShare(cpus[begin:end], threads, share.node) for begin, end in pairwise(edges)]

@@ -1,0 +1,1 @@
+"""How the ranks of a worker's group add up tensors and pass messages."""

@@ -1,0 +1,42 @@
+"""What a group's ranks ask of whatever connects them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Collectives(Protocol):
+    """The ranks 0 … size - 1 of one group. All of them make the same calls in one order, each from one thread.
+
+    A call returns when this rank's part is done and its arguments may be used again. Once a rank
+    is known to be gone, the call raises RankLost, and so does every later one.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This process's."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        ...
+
+    def all_reduce(self, x: Tensor) -> None:
+        """Replaces `x` by the sum of all ranks' `x`: contiguous, of one shape, fp32 or bf16, added in fp32. All ranks
+        get the same bits."""
+        ...
+
+    def gather(self, x: Tensor) -> Tensor | None:
+        """[size, *x.shape] on rank 0, None elsewhere; `x` is contiguous, of one shape and dtype on all ranks."""
+        ...
+
+    def broadcast(self, x: Tensor) -> None:
+        """Fills `x`, contiguous and of one shape and dtype, with rank 0's. Rank 0 need not wait for the others."""
+        ...
+
+    def close(self) -> None:
+        """Leaves the group; the others find out as they would of a death. Twice is fine."""
+        ...

@@ -1,0 +1,39 @@
+"""Every step's plan as one message from the leader to the followers, which compute it in lockstep."""
+
+from __future__ import annotations
+
+import torch
+
+from shared.collectives.interface import Collectives
+from shared.collectives.messages import broadcast_bytes
+from shared.engine.plan import StepPlan
+from shared.engine.plan_codec import PlanDecoder, PlanEncoder
+from shared.engine.runner.runner import Runner
+
+_END = b""
+
+
+class PlanAnnouncer:
+    """The leader's side. Called by one thread, before it computes its own part of the step."""
+
+    def __init__(self, everyone: Collectives) -> None:
+        self._everyone = everyone
+        self._encoder = PlanEncoder()
+
+    def __call__(self, plan: StepPlan) -> None:
+        """Sends the plan; does not wait until it is read. Raises RankLost."""
+        broadcast_bytes(self._everyone, self._encoder.encode(plan))
+
+    def end(self) -> None:
+        """Sends the followers home: no plan follows. Raises RankLost."""
+        broadcast_bytes(self._everyone, _END)
+
+
+def follow(everyone: Collectives, runner: Runner) -> None:
+    """A follower's steps, until the leader ends them. Raises RankLost, and as `PlanDecoder.decode`."""
+    decoder = PlanDecoder()
+    with torch.inference_mode():
+        while (message := broadcast_bytes(everyone)) != _END:
+            plan = decoder.decode(message)
+            if plan.sequences:
+                runner.forward(plan.sequences)

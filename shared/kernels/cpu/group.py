@@ -1,0 +1,154 @@
+"""Sums and messages between processes of one host through shared memory: `source/group.cpp` behind `Collectives`."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable, Sequence
+from ctypes import c_int, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from shared.errors import RankLost
+
+SLOT_BYTES = 256 << 10
+"""Longest message; longer ones go in pieces, whose copies stay in the cache."""
+SINGLE_BYTES = 64 << 10
+"""Up to so many bytes, more than two ranks add up in one message; beyond, each adds a share."""
+STUCK_S = 30.0
+"""A rank is given up when its process has not run for so much longer than one's own. Who started it notices its end at
+once, and that it was stopped; what is left is a process that gets no core, and load alone must not end a group."""
+MEETING_S = 300.0
+"""Time for all processes of a group to have started."""
+_MEETING_STEP_NS = 100_000_000
+MAX_RANKS = 16
+
+
+def declare(library: ctypes.CDLL) -> None:
+    """Declares the argument types of the group's functions."""
+    p, n = c_void_p, c_int64
+    for name, arguments, result in (
+        ("group_bytes", [n, n], n),
+        ("group_join", [c_int, n, n, p, n, n, n], p),
+        ("group_meet", [p, n], c_int),
+        ("group_leave", [p], None),
+        ("group_fail", [p, n], None),
+        ("group_fault", [p], c_int),
+        ("all_reduce", [p, p, n, c_int], c_int),
+        ("gather", [p, p, n, p], c_int),
+        ("broadcast", [p, p, n], c_int),
+    ):
+        function = getattr(library, f"tandem_{name}")
+        function.argtypes = arguments
+        function.restype = result
+
+
+def shared_memory(num_bytes: int = 0) -> int:
+    """A file descriptor of zeroed memory without a name, for this process and those that inherit it; its owner closes
+    it. It is gone with the last of them, however they end."""
+    descriptor = os.memfd_create("tandem-group")
+    os.ftruncate(descriptor, num_bytes)
+    return descriptor
+
+
+class CpuGroup:
+    """See `Collectives`. One thread makes its calls; `fail` and `lost_rank` may be called from any."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        descriptor: int,
+        rank: int,
+        size: int,
+        names: Sequence[int] | None = None,
+        stuck_s: float = STUCK_S,
+    ) -> None:
+        """Joins the group in the memory behind `descriptor`, of `group_bytes`; others may join later.
+
+        `names`: the ranks' numbers for errors, where this is a part of a larger group; by default 0 … size - 1.
+        Raises RankLost where there is no room to map it.
+        """
+        assert 0 <= rank < size <= MAX_RANKS
+        declare(library)
+        self._library = library
+        self._rank, self._size = rank, size
+        ranks = (c_int64 * size)(*(names or range(size)))
+        self.handle: int | None = library.tandem_group_join(
+            descriptor, rank, size, ranks, SLOT_BYTES, SINGLE_BYTES, int(stuck_s * 1e9)
+        )
+        """Of the C++ kernels; None once closed."""
+        if self.handle is None:
+            raise RankLost(f"rank {rank} cannot map its group's memory", rank=rank)
+
+    @property
+    def rank(self) -> int:
+        """See `Collectives`."""
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        """See `Collectives`."""
+        return self._size
+
+    def meet(self, check: Callable[[], None] = lambda: None, limit_s: float = MEETING_S) -> None:
+        """Waits until all have joined, before the first message. `check` is called meanwhile, and raises where one
+        will not come. Raises RankLost."""
+        end = time.monotonic() + limit_s
+        while failed := self._library.tandem_group_meet(self.handle, _MEETING_STEP_NS):
+            check()
+            if time.monotonic() > end:
+                self.check(failed)
+
+    def all_reduce(self, x: Tensor) -> None:
+        """See `Collectives`."""
+        assert x.is_contiguous()
+        assert x.dtype in (torch.float32, torch.bfloat16), f"sums of {x.dtype}"
+        is_bf16 = int(x.dtype == torch.bfloat16)
+        self.check(self._library.tandem_all_reduce(self.handle, x.data_ptr(), x.numel(), is_bf16))
+
+    def gather(self, x: Tensor) -> Tensor | None:
+        """See `Collectives`."""
+        assert x.is_contiguous()
+        out = x.new_empty((self._size, *x.shape)) if self._rank == 0 else None
+        pointer = None if out is None else out.data_ptr()
+        self.check(self._library.tandem_gather(self.handle, x.data_ptr(), x.nbytes, pointer))
+        return out
+
+    def broadcast(self, x: Tensor) -> None:
+        """See `Collectives`."""
+        assert x.is_contiguous()
+        self.check(self._library.tandem_broadcast(self.handle, x.data_ptr(), x.nbytes))
+
+    def close(self) -> None:
+        """See `Collectives`."""
+        if self.handle is not None:
+            self._library.tandem_group_leave(self.handle)
+            self.handle = None
+
+    def fail(self, rank: int) -> None:
+        """Ends every wait of all ranks: `rank`, by its name and of this group or not, is known to be gone."""
+        if self.handle is not None:
+            self._library.tandem_group_fail(self.handle, rank)
+
+    def lost_rank(self) -> int | None:
+        """A rank that is gone or stuck, by its name; None while all run."""
+        failed = 0 if self.handle is None else self._library.tandem_group_fault(self.handle)
+        return failed - 1 if failed else None
+
+    def check(self, failed: int) -> None:
+        """Raises RankLost for what the C++ functions return, unless it is 0."""
+        if failed:
+            raise lost(failed - 1)
+
+
+def lost(rank: int) -> RankLost:
+    """The error of a rank that is gone."""
+    return RankLost(f"rank {rank} of this worker's group died, or is stuck", rank=rank)
+
+
+def group_bytes(library: ctypes.CDLL, size: int) -> int:
+    """Bytes of shared memory that a group of `size` ranks needs."""
+    declare(library)
+    return int(library.tandem_group_bytes(size, SLOT_BYTES))

@@ -1,0 +1,109 @@
+"""Workers that are groups of processes: one answer whatever the split, and any rank's death costs no stream a token."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import psutil
+import pytest
+
+from shared.rpc.pb.tandem.v1 import inference_pb2
+from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, DEMO, Running, block_bytes, running
+from tests.e2e.stage import HOST_BYTES, Recording, staged
+from tests.e2e.test_worker_faults import FIELDS, Stream, gone, nothing_lost, prompt, under_fault, undisturbed
+from tests.integration.engine.test_greedy_against_transformers import transformers_greedy
+from tests.unit.collectives.in_threads import needs_library
+
+pytestmark = [pytest.mark.slow, needs_library]
+
+MAX_TOKENS = 120
+"""Six processes share the cores of a small machine."""
+FOLLOWER = "services.worker.group.follower"
+
+
+def ranks(cluster: Running, worker: str) -> list[psutil.Process]:
+    """A worker's processes, the leader first."""
+    leader = psutil.Process(cluster.cluster.children[worker].pid)
+    return [leader, *(each for each in leader.children() if FOLLOWER in each.cmdline())]
+
+
+def incarnations(status: inference_pb2.ClusterStatus) -> dict[str, int]:
+    return {w.worker.name: w.worker.incarnation for w in status.workers if w.connected}
+
+
+async def test_a_prefix_of_one_degree_is_a_hit_at_another(tmp_path):
+    """One decode worker computes, another of the same pools fetches: blocks have one form."""
+    async with running(tmp_path, prefill_tp=2, decode_tp=4) as cluster, running(tmp_path) as plain:
+        expected = await plain.tokens(prompt(0), max_tokens=64)
+        assert await cluster.tokens(prompt(0), max_tokens=64) == expected
+        first = await cluster.complete(prompt(0), max_tokens=64)
+        assert first["choices"][0]["token_ids"] == expected
+        assert first["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        status = await cluster.status()
+        assert sorted((w.worker.name, w.tp, w.pp) for w in status.workers) == [("decode-0", 4, 1), ("prefill-0", 2, 1)]
+        await cluster.idle()
+
+
+SPLITS = {"prefill-0": ("--tp", "2"), "prefill-1": ("--pp", "2"), "decode-0": ("--tp", "4")}
+
+
+class Unequal(Recording):
+    """No two workers are split alike."""
+
+    def worker(self, plan, kvstore):
+        return [*super().worker(plan, kvstore), *SPLITS[plan.name]]
+
+
+async def test_hand_offs_and_stored_prefixes_are_the_same_whatever_the_split(tmp_path):
+    tokens = prompt(0) * 3 + prompt(1)[:20]  # 200: 12 full blocks and a part of one
+    expected = transformers_greedy(DEMO, tokens)
+    async with staged(tmp_path, Unequal, num_prefill=2, store_host_bytes=HOST_BYTES) as stage:
+        for name in ("prefill-0", "prefill-1"):
+            before = stage.load("decode-0").kv_bytes_received
+            answer, summary = await stage.ask(tokens, name, tenant=name, max_tokens=64)
+            assert (answer, summary.prefill_worker) == (expected, name)
+            assert stage.load("decode-0").kv_bytes_received - before == 13 * block_bytes(DEMO), "the KV, no more"
+            await stage.stored(tokens, 12, tenant=name)
+        for name, other in (("prefill-0", "prefill-1"), ("prefill-1", "prefill-0")):
+            answer, summary = await stage.ask(tokens, name, tenant=other, max_tokens=64)
+            assert answer == expected
+            assert summary.num_cached_tokens == summary.num_fetched_tokens == 12 * BLOCK_SIZE, "from the store"
+            assert summary.num_peer_tokens == 0
+        await stage.idle()
+
+
+@pytest.mark.parametrize(("worker", "rank"), [("prefill-0", 0), ("prefill-0", 1), ("decode-0", 0), ("decode-0", 3)])
+async def test_the_death_of_any_rank_costs_no_stream_a_token(tmp_path, worker, rank):
+    async with running(tmp_path, prefill_tp=2, decode_tp=4, num_kv_blocks=1600, restart=True) as cluster:
+        expected = await undisturbed(cluster, MAX_TOKENS)
+        before = incarnations(await cluster.status())
+        processes = ranks(cluster, worker)
+        assert len(processes) == (2 if worker == "prefill-0" else 4)
+
+        async def kill(_: list[Stream]) -> None:
+            os.kill(processes[rank].pid, signal.SIGKILL)
+            for process in processes:
+                await gone(process.pid)
+
+        nothing_lost(await under_fault(cluster, kill, MAX_TOKENS), expected)
+        after = incarnations(await cluster.until(lambda status: incarnations(status).keys() == before.keys()))
+        assert {name for name in after if after[name] != before[name]} == {worker}
+        await cluster.idle()
+        assert await cluster.tokens(prompt(0), **{**FIELDS, "max_tokens": MAX_TOKENS}) == expected[0]
+
+
+async def test_a_stopped_follower_of_an_idle_group_ends_it(tmp_path):
+    async with running(tmp_path, num_prefill=0, mode="collocated", decode_tp=2, restart=True) as cluster:
+        leader, follower = ranks(cluster, "decode-0")
+        before = incarnations(await cluster.status())
+        os.kill(follower.pid, signal.SIGSTOP)
+        async with asyncio.timeout(DEADLINE_S):
+            await gone(leader.pid)
+            await gone(follower.pid)
+        # Connected alone says nothing: the router may not have noticed the end yet.
+        await cluster.until(
+            lambda status: incarnations(status).get("decode-0", before["decode-0"]) != before["decode-0"]
+        )
+        assert len(await cluster.tokens(prompt(0), max_tokens=8)) == 8

@@ -1,0 +1,41 @@
+"""All ranks of a group as threads of one process, over the C++ kernels' shared memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import pytest
+import torch
+
+from shared.collectives.rank_links import RankLinks, join, shared_memories
+from shared.kernels import cpu_backend
+from shared.kernels.cpu.build import choose
+from shared.kernels.cpu.launch import load
+
+T = TypeVar("T")
+TIMEOUT_S = 120.0
+_REFUSAL = cpu_backend.refusal(torch.device("cpu"), torch.float32)
+needs_library = pytest.mark.skipif(_REFUSAL is not None, reason=f"no C++ kernels here: {_REFUSAL}")
+
+
+def run_group(tensor: int, pipeline: int, work: Callable[[RankLinks], T]) -> list[T]:
+    """What `work` returns on each rank of tensor x pipeline."""
+    library = load(choose()[1])
+    descriptors = shared_memories(library, tensor, pipeline)
+
+    def rank_of(rank: int) -> T:
+        links = join(library, descriptors, rank, tensor, pipeline)
+        try:
+            return work(links)
+        finally:
+            links.close()
+
+    try:
+        with ThreadPoolExecutor(tensor * pipeline) as threads:
+            return list(threads.map(rank_of, range(tensor * pipeline), timeout=TIMEOUT_S))
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)

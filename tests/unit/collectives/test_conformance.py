@@ -1,0 +1,83 @@
+"""What every implementation of `Collectives` gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from shared.collectives.interface import Collectives
+from shared.collectives.messages import broadcast_bytes
+from tests.unit.collectives.conftest import RunRanks
+from tests.unit.collectives.in_threads import needs_library
+
+pytestmark = needs_library
+
+SIZES = (1, 15, 17, 4096, 70_000, 200_001)
+"""Numbers: below a vector, in one message, in shares, in several messages."""
+
+
+def part(rank: int, count: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_sums_are_taken_in_the_ranks_order_in_fp32(run_ranks: RunRanks[Any], size: int, dtype: torch.dtype) -> None:
+    def work(group: Collectives) -> list[Tensor]:
+        sums = [part(group.rank, count, dtype) for count in SIZES]
+        for x in sums:
+            group.all_reduce(x)
+        return sums
+
+    results = run_ranks(size, work)
+    for count, *sums in zip(SIZES, *results, strict=True):
+        expected = part(0, count, dtype).float()
+        for rank in range(1, size):
+            expected = expected + part(rank, count, dtype).float()
+        for found in sums:
+            assert torch.equal(found, expected.to(dtype)), count
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_rank_0_gathers_all_parts_and_the_others_none(run_ranks: RunRanks[Any], size: int) -> None:
+    shape = (3, 40_000)
+
+    def work(group: Collectives) -> Tensor | None:
+        return group.gather(part(group.rank, 120_000, torch.float32).view(shape))
+
+    first, *others = run_ranks(size, work)
+    assert torch.equal(first, torch.stack([part(rank, 120_000, torch.float32).view(shape) for rank in range(size)]))
+    assert others == [None] * (size - 1)
+
+
+@pytest.mark.parametrize("length", [0, 1, 700_000])
+def test_messages_arrive_whole_and_in_order(run_ranks: RunRanks[Any], length: int) -> None:
+    messages = [bytes([number]) * length for number in range(3)]
+
+    def work(group: Collectives) -> list[bytes]:
+        return [broadcast_bytes(group, message if group.rank == 0 else None) for message in messages]
+
+    assert run_ranks(3, work) == [messages] * 3
+
+
+def test_calls_of_all_kinds_may_follow_each_other(run_ranks: RunRanks[Any]) -> None:
+    def work(group: Collectives) -> list[float]:
+        found = []
+        for step in range(200):
+            x = torch.full((8,), float(group.rank + step))
+            group.broadcast(x)
+            found.append(float(x[0]))
+            x += group.rank
+            gathered = group.gather(x)
+            found.append(0.0 if gathered is None else float(gathered[2, 0]))
+            group.all_reduce(x)
+            found.append(float(x[7]))
+        return found
+
+    results = run_ranks(3, work)
+    for rank, found in enumerate(results):
+        expected = [[float(step), step + 2.0 if rank == 0 else 0.0, 3.0 * step + 3] for step in range(200)]
+        assert found == [value for row in expected for value in row]

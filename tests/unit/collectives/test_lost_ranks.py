@@ -1,0 +1,71 @@
+"""A rank that dies or stops in the middle of a sum ends the group everywhere, soon and by name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from shared.kernels.cpu.build import choose
+from shared.kernels.cpu.group import CpuGroup, group_bytes, shared_memory
+from shared.kernels.cpu.launch import load
+from tests.unit.collectives.in_threads import needs_library
+
+pytestmark = needs_library
+
+SIZE = 3
+
+
+@pytest.fixture
+def members() -> Iterator[list[subprocess.Popen[str]]]:
+    """Three ranks that add up without end."""
+    descriptor = shared_memory(group_bytes(load(choose()[1]), SIZE))
+    module = "tests.unit.collectives.member"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", module, str(descriptor), str(rank), str(SIZE)],
+            pass_fds=[descriptor],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(SIZE)
+    ]
+    os.close(descriptor)
+    for member in started:
+        assert member.stdout is not None
+        assert member.stdout.readline() == "running\n"
+    yield started
+    for member in started:
+        member.kill()
+        member.communicate()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_others_name_the_lost_rank(members: list[subprocess.Popen[str]], rank: int, how: signal.Signals) -> None:
+    members[rank].send_signal(how)
+    for other, member in enumerate(members):
+        if other != rank:
+            assert member.stdout is not None
+            assert member.stdout.readline().split()[:2] == ["lost", str(rank)]
+
+
+def test_an_idle_group_can_be_asked() -> None:
+    """What a leader without work asks: there is no sum that could fail."""
+    library = load(choose()[1])
+    descriptor = shared_memory(group_bytes(library, 2))
+    try:
+        first, second = CpuGroup(library, descriptor, 0, 2), CpuGroup(library, descriptor, 1, 2)
+        first.meet()
+        assert first.lost_rank() is None
+        second.fail(1)
+        assert first.lost_rank() == 1
+        first.close()
+        first.close()
+        second.close()
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,51 @@
+"""What a step of a group sends: candidates for a row's token, and micro-batches through the stages."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.engine.plan import PlannedSequence, SampleSpec
+from shared.engine.runner.candidates import ALL, MOST, num_candidates
+from shared.engine.runner.micro_batches import micro_batches
+from shared.engine.sampling_params import SamplingParams
+
+
+def item(name: str = "s", count: int = 1, targets: tuple[int, ...] = (), **sampling: object) -> PlannedSequence:
+    params = SamplingParams(**{"temperature": 1.0, "seed": 0, "max_tokens": 1, **sampling})  # type: ignore[arg-type]
+    return PlannedSequence(name, (0,) * count, 0, (0,), count, SampleSpec(params, count), None, targets)
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [
+        ((), 1),
+        ((item()._replace(sample=None),), 1),
+        ((item(temperature=0.0), item(top_k=7)), 7),
+        ((item(temperature=0.0), item(top_p=0.9)), ALL),
+        ((item(temperature=0.0, logprobs=0),), ALL),
+        ((item(temperature=0.0, repetition_penalty=1.1),), ALL),
+        ((item(top_k=MOST + 1),), ALL),
+        ((item(temperature=0.0, count=3, targets=(1, 2)),), ALL),
+    ],
+)
+def test_as_many_candidates_as_a_token_may_be_chosen_from(items: tuple[PlannedSequence, ...], expected: int) -> None:
+    assert num_candidates(items) == expected
+
+
+@pytest.mark.parametrize(
+    ("counts", "parts", "expected"),
+    [
+        ((1,), 2, [[1]]),
+        ((1, 1, 1, 1), 2, [[1, 1], [1, 1]]),
+        ((40, 1, 1), 2, [[40], [1, 1]]),
+        ((1, 1, 40), 2, [[1, 1, 40]]),
+        ((3, 3, 3), 4, [[3], [3], [3]]),
+    ],
+)
+def test_micro_batches_keep_the_order_and_have_about_as_many_tokens(
+    counts: tuple[int, ...], parts: int, expected: list[list[int]]
+) -> None:
+    items = [item(f"s{number}", count) for number, count in enumerate(counts)]
+    found = micro_batches(items, parts)
+    assert [[len(each.token_ids) for each in part] for part in found] == expected
+    assert [each for part in found for each in part] == items

@@ -138,6 +138,8 @@ class ClusterSpec:
             ("decode_tp", self.decode_tp, 0),
         ):
             check_range(name, degree, fewest, MAX_DEGREE)
+        if self.prefill_tp and not any(role == WorkerRole.PREFILL for pools in self.pools for role, _ in pools.workers):
+            raise ConfigError("prefill_tp is set, but no worker is a prefill worker", field="prefill_tp")
         check_range("store_nodes", self.store_nodes, 1, MAX_WORKERS)
         check_range("store_host_bytes", self.store_host_bytes, 0, 2**63 - 1)
         check_range("store_disk_bytes", self.store_disk_bytes, 0, 2**63 - 1)

@@ -27,7 +27,7 @@ def choose_cores(
         try:
             cpus = parse_cpu_list(settings.cpu_affinity)
         except ValueError as error:
-            raise _not_cores(settings, error) from error
+            raise not_cores(settings, error) from error
         return CoreShare(cpus, settings.num_threads or count_threads(topology, cpus, quota))
     if settings.is_on_gpu:
         return CoreShare((), settings.num_threads or count_threads(topology, allowed, quota))
@@ -44,7 +44,7 @@ def take_cores(settings: WorkerSettings) -> None:
     try:
         take_share(settings.name, share)
     except (OSError, OverflowError) as error:
-        raise _not_cores(settings, error) from error
+        raise not_cores(settings, error) from error
 
 
 def take_share(name: str, share: CoreShare) -> None:
@@ -58,7 +58,8 @@ def take_share(name: str, share: CoreShare) -> None:
     logger.info("%s is %s, compute threads: %d", name, where, share.num_threads)
 
 
-def _not_cores(settings: WorkerSettings, reason: Exception) -> ConfigError:
+def not_cores(settings: WorkerSettings, reason: Exception | str) -> ConfigError:
+    """What is raised for a `cpu_affinity` that cannot be had."""
     return ConfigError(
         f"cpu_affinity {settings.cpu_affinity!r} does not name cores of this machine: {reason}",
         field="cpu_affinity",

@@ -7,14 +7,14 @@ import os
 import secrets
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import psutil
 import torch
 
-from services.worker.cores import choose_cores, take_cores, take_share
+from services.worker.cores import choose_cores, not_cores, take_cores, take_share
 from services.worker.group.leader import RankGroup
 from services.worker.self_test import self_test
 from services.worker.settings import WorkerSettings
@@ -202,12 +202,21 @@ def _check_group(settings: WorkerSettings) -> tuple[torch.dtype, str]:
     config, backend = ModelConfig.load(settings.model), choose_backend(settings)
     settings.degrees.check(config)
     dtype = choose_dtype(settings.dtype, config, settings.device, backend)
+    if dtype == torch.float16:
+        raise ConfigError("tp and pp above 1 compute in float32 and bfloat16, not in float16", field="dtype")
     return dtype, choose_kernels(settings.device, dtype, backend).name
 
 
 def _start_group(settings: WorkerSettings, dtype: torch.dtype, kernels: str) -> RankGroup:
-    share = choose_cores(settings, read_topology(), frozenset(os.sched_getaffinity(0)), read_quota())
-    return RankGroup(settings.name, str(settings.model), settings.degrees, dtype, kernels, share)
+    allowed = frozenset(os.sched_getaffinity(0))
+    share = choose_cores(settings, read_topology(), allowed, read_quota())
+    cpus = tuple(cpu for cpu in share.cpus if cpu in allowed)  # as the kernel reads a process's mask
+    if share.cpus and not cpus:
+        raise not_cores(settings, "none of them is this process's")
+    logs = settings.log_format, settings.log_level
+    return RankGroup(
+        settings.name, str(settings.model), settings.degrees, dtype, kernels, replace(share, cpus=cpus), logs
+    )
 
 
 def check_device(device: str) -> None:

@@ -32,7 +32,9 @@ TORCH = "torch==2.10.0"
 """The last one whose wheel for aarch64 needs no CUDA."""
 NATIVE = ("numpy", "safetensors", "tokenizers", "hypothesis", "pyyaml")
 """Brought for aarch64 in the version of this environment."""
-TESTS = tuple(f"tests/unit/kernels/test_cpu{part}.py" for part in ("", "_build", "_linear", "_panels", "_layers"))
+TESTS = tuple(
+    f"tests/unit/kernels/test_cpu{part}.py" for part in ("", "_build", "_experts", "_linear", "_panels", "_layers")
+)
 
 LIBRARIES = """
 from shared.kernels.cpu import build, isa

@@ -84,7 +84,7 @@ tandem-llm.io/nvlink-domain: {{ . | quote }}
 {{- if contains "." $number }}{{ printf "%.3f" (mulf $number .ranks) }}{{ else }}{{ mul (int64 $number) .ranks }}{{ end }}{{ $unit -}}
 {{- end }}
 
-{{/* Of all ranks: what the values say is one rank's. Devices of the pool's `rdma` and `dra` are the worker's. */}}
+{{/* Of all ranks: what the values say of cores and memory is one rank's. Devices are the worker's. */}}
 {{- define "tandem.worker.resources" -}}
 {{- $resources := deepCopy (.pool.resources | default .root.Values.worker.resources) -}}
 {{- $ranks := include "tandem.worker.ranks" .pool | int -}}
@@ -92,8 +92,10 @@ tandem-llm.io/nvlink-domain: {{ . | quote }}
 {{- $name := .pool.name -}}
 {{- range $kind := list "requests" "limits" -}}
 {{- range $resource, $quantity := get $resources $kind -}}
+{{- if regexMatch "^(cpu|memory|ephemeral-storage|hugepages-.*)$" $resource -}}
 {{- $field := printf "resources.%s.%s of pool %s" $kind $resource $name -}}
 {{- $_ := set (get $resources $kind) $resource (include "tandem.times" (dict "quantity" $quantity "ranks" $ranks "field" $field)) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

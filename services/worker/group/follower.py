@@ -60,7 +60,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     spec = RankSpec.parse(sys.argv[1])
-    set_up_logs(f"{spec.name} rank {spec.rank}")
+    set_up_logs(f"{spec.name} rank {spec.rank}", spec.log_format, spec.log_level)
     try:
         run(spec)
     except RankLost as error:

@@ -28,6 +28,7 @@ from shared.kernels.cpu.launch import load
 from shared.kv.layout import BlockLayout
 from shared.model.shard import Degrees
 from shared.parent_death import command_dying_with_parent
+from shared.telemetry.logs import LogFormat, LogLevel
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,14 @@ class RankGroup:
     """A worker's followers. Made on the thread that lives as long as the process: the kernel ends them with it."""
 
     def __init__(
-        self, name: str, folder: str, degrees: Degrees, dtype: torch.dtype, kernels: str, share: CoreShare
+        self,
+        name: str,
+        folder: str,
+        degrees: Degrees,
+        dtype: torch.dtype,
+        kernels: str,
+        share: CoreShare,
+        logs: tuple[LogFormat, LogLevel] = ("text", "info"),
     ) -> None:
         """Starts them; they load their slices at once, and need no more of the leader than `meet` and `share_pool`.
 
@@ -59,7 +67,8 @@ class RankGroup:
         """Of all ranks, by the registry's name."""
         self._library = library
         self._descriptors = [*shared_memories(library, degrees.tensor, degrees.pipeline), shared_memory()]
-        self._closing = False
+        self._closing_s: float | None = None  # since when, by the monotonic clock
+        self._all_ended = False
         self._watch: threading.Thread | None = None
         self._links: RankLinks | None = None
         self._announcer: PlanAnnouncer | None = None
@@ -79,6 +88,7 @@ class RankGroup:
                     kernels,
                     shares[rank].num_threads,
                     tuple(shares[rank].cpus),
+                    *logs,
                 )
             )
             for rank in range(1, degrees.num_ranks)
@@ -134,19 +144,20 @@ class RankGroup:
 
     def close(self) -> None:
         """Ends the followers; the engine has stopped. Twice is fine."""
-        self._closing = True
+        self._closing_s = time.monotonic()
         if self._announcer is not None:
             try:
                 self._announcer.end()
             except RankLost as error:
                 logger.warning("%s", error)
-        deadline = time.monotonic() + END_TIMEOUT_S
+        deadline = self._closing_s + END_TIMEOUT_S
         for follower in self.followers:
             try:
                 follower.wait(max(0.0, deadline - time.monotonic()) if self._announcer is not None else 0.0)
             except subprocess.TimeoutExpired:
                 follower.kill()
                 follower.wait()
+        self._all_ended = True
         if self._watch is not None and self._watch.is_alive():
             self._watch.join()
         if self._links is not None:
@@ -163,16 +174,22 @@ class RankGroup:
         everyone = self._links.everyone
         assert isinstance(everyone, CpuGroup)
         stopped = [0.0] * len(self.followers)
-        while not self._closing:
+        while not self._all_ended:
+            closing_s = self._closing_s
+            # Told to end, a follower may end; one that does not must not keep the leader waiting for it.
+            is_late = closing_s is not None and time.monotonic() - closing_s > END_TIMEOUT_S
             rank = everyone.lost_rank()
             for number, follower in enumerate(self.followers):
-                ended = follower.poll() is not None
-                stopped[number] = stopped[number] + WATCH_INTERVAL_S if not ended and is_stopped(follower.pid) else 0.0
-                if ended or stopped[number] > STOPPED_S:
+                status = follower.poll()
+                ended = status is not None and not (closing_s is not None and status == 0)
+                is_running = status is None
+                stopped[number] = stopped[number] + WATCH_INTERVAL_S if is_running and is_stopped(follower.pid) else 0.0
+                if ended or stopped[number] > STOPPED_S or (is_late and is_running):
                     rank = number + 1
-            if rank is not None and not self._closing:
+            if rank is not None:
                 self._links.fail(rank)
-                on_lost(lost(rank))
+                if closing_s is None:
+                    on_lost(lost(rank))
                 return
             time.sleep(WATCH_INTERVAL_S)
 

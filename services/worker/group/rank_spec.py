@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from shared.model.shard import Degrees
+from shared.telemetry.logs import LogFormat, LogLevel
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class RankSpec:
     num_threads: int
     cpus: tuple[int, ...]
     """That it is pinned to; none = not pinned."""
+    log_format: LogFormat = "text"
+    log_level: LogLevel = "info"
 
     @property
     def degrees(self) -> Degrees:

@@ -95,7 +95,7 @@ class SpanExporter:
             while self._waiting and (self._answers or not self._closing):
                 try:
                     await self._send_batch()
-                except Exception:  # a bug costs these spans, not those of the next requests
+                except Exception:  # a bug costs these spans, not those to come
                     logger.exception("spans could not be exported")
             if self._closing:
                 return
@@ -106,7 +106,12 @@ class SpanExporter:
         while self._waiting and num_spans < MAX_BATCH_SPANS:
             trace_id, most_spans, build = self._waiting.popleft()
             self._num_waiting -= most_spans
-            spans = build()
+            try:
+                spans = build()
+            except Exception:  # a bug costs this trace, not the others of the request
+                logger.exception("a trace could not be built")
+                self.counters.num_dropped_refused += most_spans
+                continue
             num_spans += len(spans)
             otlp.add_spans(request, trace_id, spans, offset_s)
             num_in_a_row += len(spans)

@@ -24,7 +24,6 @@ class CpuKernels(CpuOps):
     gather_blocks = staticmethod(TorchKernels.gather_blocks)
     scatter_blocks = staticmethod(TorchKernels.scatter_blocks)
     block_checksums = staticmethod(TorchKernels.block_checksums)
-    sample_tokens = staticmethod(TorchKernels.sample_tokens)
 
     def __init__(self, isa: str = AUTO, *, deterministic: bool = False) -> None:
         """Loads the library of an instruction set; `refusal` has made sure that it exists."""

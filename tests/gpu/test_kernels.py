@@ -137,8 +137,8 @@ def test_blocks_are_copied_and_checked_bit_for_bit(dtype: torch.dtype) -> None:
 def test_tokens_equal_those_of_the_reference(ties: bool) -> None:
     for seed, vocab_size in enumerate((1, 100, 2048, 32_000, 128_256)):
         checks.check_sampling(32, vocab_size, seed, ties=ties, device="cuda")
-    checks.check_broken_logits("cuda")
-    checks.check_banned_tokens_are_never_drawn("cuda")
+    checks.check_broken_logits(device="cuda")
+    checks.check_banned_tokens_are_never_drawn(device="cuda")
 
 
 def test_a_captured_decode_attention_follows_growing_sequences() -> None:

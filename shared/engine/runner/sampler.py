@@ -96,14 +96,15 @@ def resample(
     """
     if not rows:
         return
-    # The likeliest tokens need no sort, which is how the CPU samples.
+    # The likeliest tokens need no sort, which is how torch samples.
     for greedy in (True, False):
         group = [row for row in rows if specs[row].params.is_greedy is greedy]
         if not group:
             continue
         index = send(torch.tensor(group))
         chosen_specs = [specs[row] for row in group]
-        part = logits.index_select(0, index)
+        is_whole = len(group) == logits.shape[0] and all(is_plain(spec) for spec in chosen_specs)
+        part = logits if is_whole else logits.index_select(0, index)
         for row, spec in zip(part, chosen_specs, strict=True):
             if not is_plain(spec):
                 _modify(row, spec, send)

@@ -27,7 +27,12 @@ from shared.kernels.linear import PlainLinear
 from shared.kernels.pool_view import pool_sizes
 from shared.kernels.rmsnorm import reference as rmsnorm
 from shared.kernels.rotary import reference as rotary
+from shared.kernels.sampling import reference as sampling
 from shared.kernels.sampling.mask_reference import check_mask_tokens
+from shared.kernels.sampling.rows import SamplingRows
+
+LONGEST_SAMPLED = 1 << 22
+"""Tokens of a vocabulary that the sampling kernel can count."""
 
 MOST_ROTATED, MOST_RANK = 512, 2048
 """Of a head, and of a latent: as source/elementwise.cpp says."""
@@ -54,10 +59,12 @@ def load(path: Path) -> ctypes.CDLL:
     library.tandem_paged_attention.argtypes = [p, p, p, p, p, p, c_float, p, c_int, c_int]
     library.tandem_mask_tokens.argtypes = [p, p, p, n, n, n]
     library.tandem_likeliest_tokens.argtypes = [p, p, p, p, n, n, n, n]
+    library.tandem_sample_tokens.argtypes = [p, p, p, p, p, p, p, p, n, n]
     library.tandem_layers.argtypes = [p, p, p, p, c_float, c_float, p]
     for name in (
         "pack_linear", "plan_tight", "tighten", "linear", "rms_norm", "silu_mul", "rotate_and_write",
         "experts", "batched_linear", "rotate_and_write_latent", "paged_attention", "mask_tokens", "likeliest_tokens",
+        "sample_tokens",
     ):  # fmt: skip
         getattr(library, f"tandem_{name}").restype = None
     return library
@@ -306,6 +313,21 @@ class CpuOps:
             logits.data_ptr(), masks.data_ptr(), rows.data_ptr(), out.data_ptr(),
             num_rows, masks.shape[0], vocab_size, masks.shape[1],
         )  # fmt: skip
+        return out
+
+    def sample_tokens(self, logits: Tensor, rows: SamplingRows) -> Tensor:
+        """See `SamplingOps`. Nothing is sorted, and each row is read by one thread.
+
+        Weights are rounded otherwise than the reference's: the tokens are the same unless the random point, or where
+        top-p or min-p ends, lies within that rounding (about 1e-7 of the mass) of a boundary between two.
+        """
+        sampling.check_sample_tokens(logits, rows)
+        num_rows, vocab_size = logits.shape
+        if vocab_size > LONGEST_SAMPLED:
+            return sampling.sample_tokens(logits, rows)
+        out = torch.empty(num_rows, dtype=torch.int64)
+        pointers = [column.data_ptr() for column in vars(rows).values()]
+        self.library.tandem_sample_tokens(logits.data_ptr(), *pointers, out.data_ptr(), num_rows, vocab_size)
         return out
 
 

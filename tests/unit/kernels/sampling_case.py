@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shared.engine.plan import SampleSpec
 from shared.engine.sampling_params import SamplingParams
+from shared.kernels.sampling.philox import uniform as engine_uniform
 from shared.kernels.sampling.rows import SamplingRows
 from tests.unit.engine.sampling import sample
 
@@ -57,3 +58,30 @@ def broken_rows(device: str = "cpu") -> tuple[Tensor, SamplingRows, list[int]]:
     rows = SamplingRows.from_lists(temperatures, [0] * 7, [1.0] * 7, [0.0] * 7, [1] * 7, [2] * 7, device)
     likeliest = int(logits[6].argmax())
     return logits.to(device), rows, [-1, -1, -1, 49, -1, -1, likeliest]
+
+
+def is_drawn_within_rounding(logits: Tensor, rows: SamplingRows, row: int, token: int, slack: float = 1e-6) -> bool:
+    """Whether a row's point lies on `token`, or so near to it that rounding decides.
+
+    Computed in fp64 from logits [vocab_size] of which no two are nearly equal. The point may be off by `slack` of the
+    mass, and so may the bounds that top-p and min-p set.
+    """
+    temperature, top_p, min_p = (float(x[row]) for x in (rows.temperatures, rows.top_ps, rows.min_ps))
+    quotients = (logits / rows.temperatures[row]).double()
+    weights, order = (quotients - quotients.max()).exp().sort(descending=True, stable=True)
+    if temperature == 0 or token < 0:
+        return False
+    place = int((order == token).nonzero())
+    ends = weights.cumsum(0)
+    for p in (top_p, top_p * (1 - slack), min(top_p * (1 + slack), 1.0)):
+        for least in (min_p, min_p * (1 - slack), min(min_p * (1 + slack), 1.0)):
+            kept = int((weights >= least).sum())
+            kept = min(kept, int(rows.top_ks[row]) or kept)
+            if p < 1:
+                kept = max(int((ends[:kept] - weights[:kept] < p * ends[kept - 1]).sum()), 1)
+            mass = float(ends[kept - 1])
+            point = engine_uniform(int(rows.seeds[row]) % (1 << 64), int(rows.positions[row])) * mass
+            begin, end = float(ends[place] - weights[place]), float(ends[place])
+            if place < kept and begin - slack * mass <= point <= end + slack * mass:
+                return True
+    return False

@@ -1,4 +1,6 @@
 // The likeliest token of each row of logits, among those that a mask allows where the row has one.
+#include "likeliest.h"
+
 #include <climits>
 #include <cstring>
 #include <limits>
@@ -64,6 +66,8 @@ bool is_allowed(const uint32_t* words, int64_t token) {
   return words == nullptr || (words[token / kWord] >> token % kWord & 1);
 }
 
+}  // namespace
+
 int64_t likeliest(const float* logits, const uint32_t* words, int64_t vocab_size) {
   bool is_broken = false;
   int32_t best = INT_MIN;
@@ -86,8 +90,6 @@ int64_t likeliest(const float* logits, const uint32_t* words, int64_t vocab_size
   }
   return is_broken || best <= place_of(-kInfinity) ? -1 : found;
 }
-
-}  // namespace
 
 // logits [num_rows, vocab_size], masks [num_masks, num_words] as tandem_mask_tokens takes them, rows [num_masks]: the row
 // that each is for, out [num_rows]: -1 for a row with a NaN or +inf, or where no token with a finite logit is allowed.

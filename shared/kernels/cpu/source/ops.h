@@ -42,6 +42,9 @@ void tandem_mask_tokens(
 void tandem_likeliest_tokens(
     const float* logits, const uint32_t* masks, const int64_t* rows, int64_t* out, int64_t num_rows, int64_t num_masks,
     int64_t vocab_size, int64_t num_words);
+void tandem_sample_tokens(
+    const float* logits, const float* temperatures, const int32_t* top_ks, const double* top_ps, const float* min_ps,
+    const uint64_t* seeds, const uint64_t* positions, int64_t* out, int64_t num_rows, int64_t vocab_size);
 void tandem_multilinear(const uint64_t* words, const uint64_t* keys, int64_t n, uint64_t* out);
 struct Layer;
 struct Sizes;

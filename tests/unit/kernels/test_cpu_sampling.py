@@ -1,0 +1,159 @@
+"""The C++ sampling, token for token, against the torch reference, with every instruction set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from shared.kernels.cpu.launch import LONGEST_SAMPLED
+from shared.kernels.cpu_backend import CpuKernels, DeterministicCpuKernels
+from shared.kernels.sampling import reference
+from shared.kernels.sampling.philox import uniform
+from shared.kernels.sampling.rows import SamplingRows
+
+from .checks import check_banned_tokens_are_never_drawn, check_broken_logits
+from .isas import ISAS, needs_library
+from .sampling_case import SamplingCase, is_drawn_within_rounding
+
+pytestmark = needs_library
+
+SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
+    "all": lambda x: x,
+    "equal": torch.zeros_like,
+    "one has all the mass": lambda x: torch.where(torch.arange(len(x)) == len(x) // 2, x + 500.0, x),
+    "half is banned": lambda x: torch.where(torch.arange(len(x)) % 2 == 1, -math.inf, x),
+    "but the last is banned": lambda x: torch.where(torch.arange(len(x)) < len(x) - 1, -math.inf, x),
+    "far apart": lambda x: 40.0 * x,
+    "zeros of both signs": lambda x: torch.where(x > 0, 0.0, -0.0),
+}
+VECTORS = [isa for isa in ISAS if isa in ("avx2", "avx512")]
+"""Whose fp32 products and sums are the same."""
+
+
+@pytest.fixture(scope="module", params=ISAS)
+def cpu(request: pytest.FixtureRequest) -> CpuKernels:
+    return CpuKernels(request.param)
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def draws(num_rows: int, temperature: float = 1.0) -> SamplingRows:
+    """That many rows which leave out no token, each with a random number of its own."""
+    seeds = range(num_rows)
+    return SamplingRows.from_lists(
+        [temperature] * num_rows, [0] * num_rows, [1.0] * num_rows, [0.0] * num_rows, seeds, seeds
+    )
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize(
+    ("num_rows", "vocab_size", "seed"),
+    [(8, 100, 0), (8, 100, 1), (6, 3000, 2), (4, 5001, 3), (3, 1, 4), (0, 9, 5), (12, 2049, 6), (3, 32_000, 7)],
+)
+def test_tokens_equal_those_of_the_reference(
+    cpu: CpuKernels, num_rows: int, vocab_size: int, seed: int, ties: bool
+) -> None:
+    case = SamplingCase(num_rows, vocab_size, seed, ties)
+    before = case.logits.clone()
+    tokens = cpu.sample_tokens(case.logits, case.rows).tolist()
+    assert tokens == reference.sample_tokens(case.logits, case.rows).tolist() == case.tokens_of_the_engine()
+    assert case.logits.equal(before)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    vocab_size=st.sampled_from([1, 2, 15, 16, 17, 33, 100, 1000]),
+    seed=st.integers(0, 2**32),
+    steps=st.sampled_from([1, 4, 64]),
+    shape=st.sampled_from(sorted(SHAPES)),
+    temperature=st.sampled_from([1e-38, 1e-6, 0.01, 0.3, 1.0, 1.7, 100.0]),
+    top_k=st.sampled_from([0, 1, 2, 7, 16, 40, 10_000]),
+    top_p=st.sampled_from([1.0, 0.999, 0.95, 0.5, 0.1, 1e-9]),
+    min_p=st.sampled_from([0.0, 1e-6, 0.05, 0.3, 1.0]),
+)
+def test_any_way_to_choose_gives_a_token_at_the_point(
+    cpu: CpuKernels, vocab_size: int, seed: int, steps: int, shape: str, temperature: float, top_k: int, top_p: float,
+    min_p: float,
+) -> None:  # fmt: skip
+    """Logits are whole `steps`-ths, so that many are equal and no two nearly so."""
+    generator = torch.Generator().manual_seed(seed)
+    numbers = torch.randn(vocab_size, generator=generator) * 2 * steps
+    logits = SHAPES[shape](numbers.round() / steps)[None].repeat(6, 1)
+    rows = SamplingRows.from_lists(
+        [temperature] * 6, [top_k] * 6, [top_p] * 6, [min_p] * 6, [seed] * 6, range(6)
+    )  # fmt: skip
+    tokens = cpu.sample_tokens(logits, rows).tolist()
+    for row, (found, expected) in enumerate(zip(tokens, reference.sample_tokens(logits, rows).tolist(), strict=True)):
+        assert found == expected or is_drawn_within_rounding(logits[row], rows, row, found), f"{found}, not {expected}"
+
+
+def test_rows_without_a_choice_give_minus_one(cpu: CpuKernels) -> None:
+    check_broken_logits(cpu)
+
+
+def test_banned_tokens_are_never_drawn(cpu: CpuKernels) -> None:
+    check_banned_tokens_are_never_drawn(cpu)
+
+
+def test_equal_tokens_are_drawn_by_every_bit_of_the_point(cpu: CpuKernels) -> None:
+    """Of 2^n equal tokens the point's first n bits are the token."""
+    for size in (1 << 12, LONGEST_SAMPLED):
+        tokens = cpu.sample_tokens(torch.zeros(5, size), draws(5))
+        assert tokens.tolist() == [math.floor(uniform(row, row) * size) for row in range(5)]
+
+
+@pytest.mark.parametrize("past", [0, 1])
+def test_the_longest_vocabularies(cpu: CpuKernels, past: int) -> None:
+    """Keys whose lower bits are nearly all set, of as many tokens as a tally counts, and of one more."""
+    size, logit = LONGEST_SAMPLED + past, math.log(1.0625 * (1 - 1e-6))
+    logits = torch.full((1, size), logit)
+    logits[0, 7] = logit + math.log(16.0)
+    rows = SamplingRows.from_lists([1.0], [0], [0.5], [0.0], [4], [4])
+    (token,) = cpu.sample_tokens(logits, rows).tolist()
+    kept = (size + 15) / 2  # in weights of one of the many, the likeliest before them
+    expected = uniform(4, 4) * kept - 16
+    expected += expected >= 7
+    assert abs(token - expected) <= 2e-6 * size
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", [CpuKernels, DeterministicCpuKernels])
+def test_a_row_depends_on_itself_alone(
+    isa: str, kind: type[CpuKernels], threads: Callable[[int], None]
+) -> None:  # fmt: skip
+    kernels, case = kind(isa), SamplingCase(9, 3001, 8)
+    threads(2)
+    together = kernels.sample_tokens(case.logits, case.rows).tolist()
+    threads(1)
+    assert kernels.sample_tokens(case.logits, case.rows).tolist() == together
+    for row, token in enumerate(together):
+        rows = SamplingRows(*(column[row : row + 1] for column in vars(case.rows).values()))
+        assert kernels.sample_tokens(case.logits[row : row + 1], rows).tolist() == [token]
+
+
+@pytest.mark.skipif(len(VECTORS) < 2, reason="this processor has one of AVX2 and AVX-512 at most")
+def test_avx2_and_avx512_choose_the_same_tokens() -> None:
+    """Over so many tokens that nearly every boundary lies within rounding of the points."""
+    logits = 0.3 * torch.randn(40, 200_000, generator=torch.Generator().manual_seed(0))
+    rows = SamplingRows.from_lists(
+        [0.9] * 40, [0, 150_000] * 20, [1.0, 0.9, 0.99, 0.8] * 10, [0.0] * 40, range(40), range(40)
+    )
+    found = [DeterministicCpuKernels(isa).sample_tokens(logits, rows).tolist() for isa in VECTORS]
+    assert found[0] == found[1]
+
+
+def test_wrong_arguments_are_refused(cpu: CpuKernels) -> None:
+    for logits in (torch.zeros(2, 9), torch.zeros(3, 9).half(), torch.zeros(9, 3).t(), torch.zeros(3, 0)):
+        with pytest.raises(AssertionError):
+            cpu.sample_tokens(logits, draws(3))

@@ -61,6 +61,8 @@ _STEP_TIMEOUT_S = 60.0
 class NoModel:
     """Stands where a decoder stands, and gives the same logits for every row."""
 
+    num_stages, is_split = 1, False
+
     def __init__(self, decoder: Decoder, most_rows: int) -> None:
         self.config, self.dtype, self.device = decoder.config, decoder.dtype, decoder.device
         self.rotary, self.kernels = decoder.rotary, NoSampling()
@@ -74,6 +76,7 @@ class NoModel:
         batch: AttentionBatch,  # noqa: ARG002
         logit_rows: Tensor,
         rope_lengths: Tensor | None = None,  # noqa: ARG002
+        num_candidates: int = 0,  # noqa: ARG002
     ) -> Tensor:
         """[num_logits, vocab_size] fp32."""
         return self._logits[: logit_rows.shape[0]]

@@ -93,12 +93,13 @@ void direct_tile(const float* a, const Panel& panel, int64_t k, float* c) {
 }
 #endif
 
+// Tiles [low, high) times panel p.
 template <typename T>
-void direct_panel(const Product<T>& job, int64_t p) {
+void direct_panel(const Product<T>& job, int64_t low, int64_t high, int64_t p) {
   const Tiles& tiles = job.tiles;
   alignas(64) float c[kRows * kColumns];
   with_panel(job, p, [&](const auto& panel) {
-    for (int64_t t = 0; t < tiles.count; t++)
+    for (int64_t t = low; t < high; t++)
       with_rows(tiles.size(t), [&](auto r) {
         direct_tile<r.value>(job.rows + tiles.first(t) * job.words(), panel, job.k_size, c);
         job.put(c, tiles.first(t), r.value, p);

@@ -11,6 +11,9 @@
 // Up to so many rows, weights are widened as they are used; fp32 ones need not be.
 constexpr int64_t kDirectRows = 36, kDirectWideRows = kVectors == 32 ? kDirectRows : 2;
 constexpr int64_t kTaskWork = 1 << 20;  // products of a task of few rows, so that tasks are neither tiny nor few
+// Of laid out rows that all panels are read against before the next rows are: they stay in a cache that other processes
+// share. Each panel then comes from memory once for so many rows, which is nothing beside their products.
+constexpr int64_t kStayingBytes = 2 << 20;
 
 inline int64_t tasks_of(int64_t count, int64_t grain) { return (count + grain - 1) / grain; }
 
@@ -41,7 +44,7 @@ class Multiplication {
              Tiles(o.m, is_direct_ && sizeof(T) == 2 && Laid<T>::per_word == 1 ? kDirectTile : kRows)},
         scratch_(scratch),
         panels_(n / kColumns),
-        chunks_(is_direct_ ? 1 : tasks_of(o.m, kChunk)),
+        chunks_(is_direct_ ? tasks_of(o.m * job_.words() * 4, kStayingBytes) : tasks_of(o.m, kChunk)),
         grain_(std::max<int64_t>(1, kTaskWork / (kColumns * k * (o.m + 8)))),
         lay_grain_(o.m < kChunk ? job_.tiles.count : 2) {}
 
@@ -56,13 +59,17 @@ class Multiplication {
     });
   }
 
-  int64_t tasks() const { return is_direct_ ? tasks_of(panels_, grain_) : chunks_ * tasks_of(panels_, kTaskPanels); }
+  int64_t tasks() const { return chunks_ * tasks_of(panels_, is_direct_ ? grain_ : kTaskPanels); }
   void run(int64_t task) const {
-    if (is_direct_)
-      return run_range(task, panels_, grain_, [&](int64_t first, int64_t last) {
-        for (int64_t p = first; p < last; p++) direct_panel(job_, p);
+    const int64_t count = job_.tiles.count;
+    if (is_direct_) {
+      const int64_t of_chunk = tasks_of(panels_, grain_), chunk = task / of_chunk;
+      return run_range(task % of_chunk, panels_, grain_, [&](int64_t first, int64_t last) {
+        for (int64_t p = first; p < last; p++)
+          direct_panel(job_, chunk * count / chunks_, (chunk + 1) * count / chunks_, p);
       });
-    const int64_t chunk = task % chunks_, p = task / chunks_ * kTaskPanels, count = job_.tiles.count;
+    }
+    const int64_t chunk = task % chunks_, p = task / chunks_ * kTaskPanels;
     blocked(job_, chunk * count / chunks_, (chunk + 1) * count / chunks_, p, std::min(p + kTaskPanels, panels_));
   }
 
@@ -106,7 +113,7 @@ class Multiplication<bf16> {
   void run(int64_t task) const {
     run_range(task, panels_, grain(), [&](int64_t first, int64_t last) {
       if (is_tiled_) return tiled_.row_tiles() <= 2 ? few_rows(tiled_, first, last) : many_rows(tiled_, first, last);
-      for (int64_t p = first; p < last; p++) direct_panel(job_, p);
+      for (int64_t p = first; p < last; p++) direct_panel(job_, 0, job_.tiles.count, p);
     });
   }
 

@@ -14,6 +14,7 @@ constexpr int64_t kTileRows = 16;
 constexpr int64_t kStep = 32;        // k of a tile
 constexpr int64_t kPiece = kStep * kColumns;
 constexpr int64_t kTiledTaskWork = 1 << 22;  // products of a task of few rows
+constexpr int64_t kOpenBytes = 768 << 10;  // of panels that rows are multiplied with: two threads may share 2 MiB
 
 struct TiledProduct {
   const bf16 *x, *weight, *bias;
@@ -184,19 +185,33 @@ inline void few_rows(const TiledProduct& job, int64_t first, int64_t last) {
     });
 }
 
-// Panels [first, last), each opened once for all pairs of row tiles.
+// The panel, opened: multiplied with the first pair of row tiles on the way, so that its weights are read ahead. What
+// does not lie ready is written to `opened`.
+inline const bf16* open_panel(const TiledProduct& job, TwoByTwo& tiles, int64_t p, bf16* opened) {
+  with_pieces(job, p, [&](int64_t step) { return opened + step * kPiece; }, [&](auto panel) {
+    multiply_rows(job, tiles, 0, p, [&](int64_t step) { return panel.at(step); });
+  });
+  const bf16* plain = job.weight + p * kColumns * job.k_size;
+  if (!job.tight_bytes && job.k_size % kStep == 0) return plain;
+  if (!job.tight_bytes) std::memcpy(opened, plain, job.k_size / kStep * kPiece * sizeof(bf16));
+  finish_stores();
+  return opened;
+}
+
+// Panels [first, last), each opened once. A pair of row tiles is multiplied with several while it is in the second
+// cache: AMX would wait for rows that come from the third one for each panel.
 inline void many_rows(const TiledProduct& job, int64_t first, int64_t last) {
   thread_local Workspace workspace;
   TwoByTwo tiles;
-  bf16* opened = (bf16*)workspace.floats(job.steps() * kPiece / 2);
-  for (int64_t p = first; p < last; p++)
-    with_pieces(job, p, [&](int64_t step) { return opened + step * kPiece; }, [&](auto panel) {
-      multiply_rows(job, tiles, 0, p, [&](int64_t step) { return panel.at(step); });
-      const bool lies_ready = !job.tight_bytes && job.k_size % kStep == 0;
-      const bf16* all_of_it = lies_ready ? job.weight + p * kColumns * job.k_size : opened;
-      if (!lies_ready && !job.tight_bytes) std::memcpy(opened, job.weight + p * kColumns * job.k_size, job.k_size / kStep * kPiece * sizeof(bf16));
-      finish_stores();
-      for (int64_t t = 2; t < job.row_tiles(); t += 2)
-        multiply_rows(job, tiles, t, p, [&](int64_t step) { return all_of_it + step * kPiece; });
-    });
+  const int64_t panel_size = job.steps() * kPiece;
+  const int64_t together = std::clamp<int64_t>(kOpenBytes / (panel_size * int64_t(sizeof(bf16))), 1, kTaskPanels);
+  bf16* opened = (bf16*)workspace.floats(together * panel_size / 2);
+  for (; first < last; first += together) {
+    const int64_t count = std::min(together, last - first);
+    const bf16* panels[kTaskPanels];
+    for (int64_t i = 0; i < count; i++) panels[i] = open_panel(job, tiles, first + i, opened + i * panel_size);
+    for (int64_t t = 2; t < job.row_tiles(); t += 2)
+      for (int64_t i = 0; i < count; i++)
+        multiply_rows(job, tiles, t, first + i, [&](int64_t step) { return panels[i] + step * kPiece; });
+  }
 }

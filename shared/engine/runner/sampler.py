@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from shared.engine.plan import NoToken, SampledToken, SampleSpec
-from shared.kernels.backend import SamplingOps
 from shared.kernels.sampling.rows import SamplingRows
+from shared.kernels.sampling_ops import SamplingOps
 
 Send = Callable[[Tensor], Tensor]
 """Brings a host tensor to the device of the logits."""

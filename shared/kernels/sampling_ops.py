@@ -40,14 +40,14 @@ class SamplingOps(Protocol):
         """
         ...
 
-    def likeliest_tokens(self, logits: Tensor, masks: Tensor, rows: Tensor) -> Tensor:
+    def likeliest_tokens(self, logits: Tensor, masks: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
         """The token with the highest logit in each row, of equal ones the lowest id; in some rows among the tokens that
         are allowed.
 
         Args:
             logits: [num_rows, vocab_size] fp32, contiguous.
-            masks: as for `mask_tokens`; none where no row has one.
-            rows: as for `mask_tokens`.
+            masks: as for `mask_tokens`, or None where no row has one.
+            rows: as for `mask_tokens`, given with masks.
 
         Returns:
             [num_rows] int64; -1 for a row with a NaN or +inf, also at a token that is not allowed, and where no allowed

@@ -418,18 +418,21 @@ def check_likeliest(vocab_size: int, seed: int, kernels: Any, device: str = "cpu
     masks[0], masks[1] = 0, -1
     rows = torch.randperm(12, generator=generator)[:9]
     allowed_of: dict[int, list[int]] = dict(zip(rows.tolist(), masks.tolist(), strict=True))
-    expected = []
-    for row, values in enumerate(logits.tolist()):
-        words = allowed_of.get(row)
-        allowed = [t for t in range(vocab_size) if words is None or words[t // 32] >> t % 32 & 1]
-        found = max(allowed, key=lambda token: values[token], default=-1)
-        is_broken = any(math.isnan(value) or value == math.inf for value in values)
-        expected.append(-1 if is_broken or found < 0 or values[found] == -math.inf else found)
+    expected = [_likeliest(values, allowed_of.get(row)) for row, values in enumerate(logits.tolist())]
     before, logits = logits, logits.to(device)
     assert kernels.likeliest_tokens(logits, masks.to(device), rows.to(device)).tolist() == expected
     assert logits.cpu().nan_to_num(9.5).equal(before.nan_to_num(9.5))
-    unmasked = TorchKernels.likeliest_tokens(before, masks[:0], rows[:0])
-    assert kernels.likeliest_tokens(logits, masks[:0].to(device), rows[:0].to(device)).equal(unmasked.to(device))
+    unmasked = [_likeliest(values, None) for values in before.tolist()]
+    assert kernels.likeliest_tokens(logits).tolist() == unmasked
+    assert kernels.likeliest_tokens(logits, masks[:0].to(device), rows[:0].to(device)).tolist() == unmasked
+
+
+def _likeliest(logits: list[float], words: list[int] | None) -> int:
+    """Of one row, as `SamplingOps.likeliest_tokens` says it."""
+    allowed = [token for token in range(len(logits)) if words is None or words[token // 32] >> token % 32 & 1]
+    found = max(allowed, key=lambda token: logits[token], default=-1)
+    is_broken = any(math.isnan(value) or value == math.inf for value in logits)
+    return -1 if is_broken or found < 0 or logits[found] == -math.inf else found
 
 
 def check_triton_likeliest(vocab_size: int, seed: int, device: str = "cpu") -> None:

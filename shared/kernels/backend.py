@@ -1,7 +1,8 @@
 """What a backend computes: each op's contract, said once for all of them.
 
-A consumer takes the protocol that it needs; a backend offers all three. Every op asserts the shapes, dtypes and
-strides given here, and works on the device of its arguments without waiting for it.
+A consumer takes the protocol that it needs; a backend offers all three: `DecoderOps` here, `BlockOps` and `SamplingOps`
+in modules of their own. Every op asserts the shapes, dtypes and strides given there, and works on the device of its
+arguments without waiting for it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from shared.collectives.interface import Collectives
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.sampling.rows import SamplingRows
+from shared.kernels.block_ops import BlockOps
+from shared.kernels.sampling_ops import SamplingOps
 
 
 class Linear(Protocol):
@@ -353,91 +355,6 @@ class StacksLayers(Protocol):
         `group`: the ranks over which `o` and `down` are split, each rank's giving a part of a sum.
 
         The stack gives what the ops give one by one, up to the order of fp32 sums.
-        """
-        ...
-
-
-class BlockOps(Protocol):
-    """Whole blocks, between a pool and other memory of its device."""
-
-    def gather_blocks(self, pool: Tensor, block_ids: Tensor) -> Tensor:
-        """Copy blocks out of a pool into one contiguous tensor.
-
-        Args:
-            pool: [num_blocks, …], contiguous, a block a multiple of 8 bytes.
-            block_ids: [n] int64, each below num_blocks.
-
-        Returns:
-            [n, …], the pool's dtype.
-        """
-        ...
-
-    def scatter_blocks(self, blocks: Tensor, pool: Tensor, block_ids: Tensor) -> None:
-        """Copy blocks into a pool: the opposite of `gather_blocks`.
-
-        Args:
-            blocks: [n, …], contiguous.
-            pool: [num_blocks, …], contiguous, a block a multiple of 8 bytes, changed in place.
-            block_ids: [n] int64, each below num_blocks, no two equal.
-        """
-        ...
-
-    def block_checksums(self, pool: Tensor, block_ids: Tensor) -> Tensor:
-        """The checksum of `shared.kv.checksum` over each of some blocks.
-
-        Args:
-            pool: [num_blocks, …], contiguous, a block a multiple of 8 bytes.
-            block_ids: [n] int64, each below num_blocks.
-
-        Returns:
-            [n] int64 with the bits of the unsigned checksum.
-        """
-        ...
-
-
-class SamplingOps(Protocol):
-    """From logits to tokens."""
-
-    def sample_tokens(self, logits: Tensor, rows: SamplingRows) -> Tensor:
-        """One token for each row of logits, by temperature, min-p, top-k and top-p, in this order.
-
-        The tokens that remain are laid side by side in order of falling probability (equal ones by token id),
-        each as long as its probability; the row's random number, a function of (seed, position) alone, points
-        at one. Temperature 0 takes the likeliest token, of equal ones the lowest id.
-
-        Args:
-            logits: [num_rows, vocab_size] fp32, contiguous, penalties already applied, -inf where banned.
-            rows: how to choose in each row.
-
-        Returns:
-            [num_rows] int64; -1 for a row with a NaN or +inf, without any finite logit, or with a temperature so low
-            that the quotient overflows.
-        """
-        ...
-
-    def mask_tokens(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
-        """Set the logits of tokens that are not allowed to -inf; those of all other tokens stay as they are.
-
-        Args:
-            logits: [num_rows, vocab_size] fp32, contiguous, changed in place.
-            masks: [num_masks, num_words] int32, contiguous, num_words at least vocab_size / 32 rounded up; bit i % 32
-                of word i // 32 is set where token id i is allowed.
-            rows: [num_masks] int64, the row that each mask is for, no two equal.
-        """
-        ...
-
-    def likeliest_tokens(self, logits: Tensor, masks: Tensor, rows: Tensor) -> Tensor:
-        """The token with the highest logit in each row, of equal ones the lowest id; in some rows among the tokens that
-        are allowed.
-
-        Args:
-            logits: [num_rows, vocab_size] fp32, contiguous.
-            masks: as for `mask_tokens`; none where no row has one.
-            rows: as for `mask_tokens`.
-
-        Returns:
-            [num_rows] int64; -1 for a row with a NaN or +inf, also at a token that is not allowed, and where no allowed
-            token has a finite logit.
         """
         ...
 

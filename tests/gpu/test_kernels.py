@@ -14,7 +14,7 @@ from shared.kernels.registry import choose_kernels
 from shared.kernels.torch_backend import TorchKernels
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
-from tests.unit.kernels import checks
+from tests.unit.kernels import attention_checks, block_checks, comparing, decoder_checks, sampling_checks
 from tests.unit.kernels.attention_case import LAYER, AttentionCase
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -34,7 +34,7 @@ def test_the_gpu_is_served_by_triton() -> None:
 def test_mixed_batches_equal_the_reference(
     head_dim: int, group: int, block_size: int, window: int | None, dtype: torch.dtype
 ) -> None:
-    checks.check_attention(
+    attention_checks.check_attention(
         MIXED,
         heads=(2 * group, 2),
         head_dim=head_dim,
@@ -61,9 +61,9 @@ def test_hopper_prefill_equals_the_reference(
     )
     kernels = choose_kernels("cuda", dtype, "triton-hopper")
     output = kernels.paged_attention(
-        case.query, case.kv_blocks, LAYER, case.batch, scale=checks.scale_of(case), window=window
+        case.query, case.kv_blocks, LAYER, case.batch, scale=attention_checks.scale_of(case), window=window
     )
-    checks.assert_near(output, checks.exact_attention(case, window))
+    comparing.assert_near(output, attention_checks.exact_attention(case, window))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("flashinfer") is None, reason="the package flashinfer is not installed")
@@ -76,15 +76,15 @@ def test_flashinfer_equals_the_reference(head_dim: int, group: int, block_size: 
             plan, heads=(2 * group, 2), head_dim=head_dim, block_size=block_size, dtype=torch.bfloat16, device="cuda"
         )
         output = kernels.paged_attention(
-            case.query, case.kv_blocks, LAYER, case.batch, scale=checks.scale_of(case), window=window
+            case.query, case.kv_blocks, LAYER, case.batch, scale=attention_checks.scale_of(case), window=window
         )
-        checks.assert_near(output, checks.exact_attention(case, window))
+        comparing.assert_near(output, attention_checks.exact_attention(case, window))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("parts_per_multiprocessor", [1, 4, 16])
 def test_long_sequences_cut_into_parts_equal_the_reference(parts_per_multiprocessor: int, dtype: torch.dtype) -> None:
-    checks.check_split_decode(
+    attention_checks.check_split_decode(
         [5000, 1, 333, 2048, 64],
         tile=32,
         parts_per_multiprocessor=parts_per_multiprocessor,
@@ -97,25 +97,25 @@ def test_long_sequences_cut_into_parts_equal_the_reference(parts_per_multiproces
 
 
 def test_lengths_come_from_the_device() -> None:
-    checks.check_lengths_come_from_the_device("cuda")
+    attention_checks.check_lengths_come_from_the_device("cuda")
 
 
 def test_random_numbers_equal_the_engines() -> None:
     from shared.kernels.sampling.philox import uniform
 
     pairs = [(7**k % 2**64, 3**k % 2**40) for k in range(24)]
-    assert checks.check_uniform(pairs, "cuda") == [uniform(*pair) for pair in pairs]
+    assert sampling_checks.check_uniform(pairs, "cuda") == [uniform(*pair) for pair in pairs]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_elementwise_ops_equal_the_reference(dtype: torch.dtype) -> None:
     for shape in ((5, 32), (3, 1000), (64, 4096), (7, 16_384), (0, 64), (4, 3, 80)):
-        checks.check_rms_norm(shape, dtype=dtype, device="cuda")
+        decoder_checks.check_rms_norm(shape, dtype=dtype, device="cuda")
     for num_tokens, size in ((3, 64), (2, 5000), (64, 14_336), (0, 64)):
-        checks.check_silu_mul(num_tokens, size, dtype=dtype, device="cuda")
+        decoder_checks.check_silu_mul(num_tokens, size, dtype=dtype, device="cuda")
     for head_dim, heads in ((64, (4, 2)), (80, (3, 1)), (128, (32, 8)), (256, (5, 1))):
         for norms in (False, True):
-            checks.check_rotate_and_write(
+            decoder_checks.check_rotate_and_write(
                 num_tokens=70,
                 heads=heads,
                 head_dim=head_dim,
@@ -124,31 +124,31 @@ def test_elementwise_ops_equal_the_reference(dtype: torch.dtype) -> None:
                 dtype=dtype,
                 device="cuda",
             )
-    checks.check_negative_slots_are_not_written("cuda")
+    decoder_checks.check_negative_slots_are_not_written("cuda")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_blocks_are_copied_and_checked_bit_for_bit(dtype: torch.dtype) -> None:
-    checks.check_blocks(9, (2, 2, 2, 16, 40), [3, 0, 8], dtype=dtype, device="cuda")
-    checks.check_blocks(40, (4, 2, 8, 16, 128), [39, *range(0, 30, 2), 5, 5], dtype=dtype, device="cuda")
+    block_checks.check_blocks(9, (2, 2, 2, 16, 40), [3, 0, 8], dtype=dtype, device="cuda")
+    block_checks.check_blocks(40, (4, 2, 8, 16, 128), [39, *range(0, 30, 2), 5, 5], dtype=dtype, device="cuda")
 
 
 @pytest.mark.parametrize("ties", [False, True])
 def test_tokens_equal_those_of_the_reference(ties: bool) -> None:
     for seed, vocab_size in enumerate((1, 100, 2048, 32_000, 128_256)):
-        checks.check_sampling(32, vocab_size, seed, ties=ties, device="cuda")
-    checks.check_broken_logits(device="cuda")
-    checks.check_banned_tokens_are_never_drawn(device="cuda")
+        sampling_checks.check_sampling(32, vocab_size, seed, ties=ties, device="cuda")
+    sampling_checks.check_broken_logits(device="cuda")
+    sampling_checks.check_banned_tokens_are_never_drawn(device="cuda")
 
 
 def test_a_captured_decode_attention_follows_growing_sequences() -> None:
     case = AttentionCase([(1, 900), (1, 64), (1, 300), (1, 7)], heads=(8, 2), head_dim=64, block_size=16, device="cuda")
-    kernels = checks.triton_kernels()
+    kernels = comparing.triton_kernels()
 
     def attend() -> torch.Tensor:
         batch = replace(case.batch)  # without a plan yet: a step's planning is captured with it
         return kernels.paged_attention(
-            case.query, case.kv_blocks, LAYER, batch, scale=checks.scale_of(case), window=None
+            case.query, case.kv_blocks, LAYER, batch, scale=attention_checks.scale_of(case), window=None
         )
 
     attend()
@@ -161,7 +161,7 @@ def test_a_captured_decode_attention_follows_growing_sequences() -> None:
         graph.replay()
         torch.cuda.synchronize()
         case.batch = replace(case.batch, kv_lens=kv_lens)
-        checks.assert_near(output, checks.expected_attention(case, None))
+        comparing.assert_near(output, attention_checks.expected_attention(case, None))
 
 
 def test_a_pool_past_32_bit_offsets_is_read_and_written_right() -> None:
@@ -169,10 +169,10 @@ def test_a_pool_past_32_bit_offsets_is_read_and_written_right() -> None:
     num_blocks, block_size, head_dim = (1 << 20) + 4, 16, 128
     kv_blocks = torch.zeros(num_blocks, 1, 2, 1, block_size, head_dim, dtype=torch.float16, device="cuda")
     table = [num_blocks - 1, 2, num_blocks - 3]
-    kernels = checks.triton_kernels()
+    kernels = comparing.triton_kernels()
     batch = AttentionBatch.from_lists([40, 1], [40, 1], [table, [num_blocks - 2]], block_size, "cuda")
     shape = {"dtype": torch.float16, "device": "cuda"}
-    query, key, value = (checks.random_tensor(41, 1, head_dim, seed=seed, **shape) for seed in range(3))
+    query, key, value = (comparing.random_tensor(41, 1, head_dim, seed=seed, **shape) for seed in range(3))
     cos, sin = torch.ones(41, head_dim, **shape), torch.zeros(41, head_dim, **shape)
     placed = kernels.rotate_and_write(
         query, key, value, cos, sin, kv_blocks, 0, batch.slots, q_norm=None, k_norm=None, eps=1e-6
@@ -183,7 +183,7 @@ def test_a_pool_past_32_bit_offsets_is_read_and_written_right() -> None:
     ids = torch.tensor([*table, num_blocks - 2], device="cuda")
     few = AttentionBatch.from_lists([40, 1], [40, 1], [[0, 1, 2], [3]], block_size, "cuda")
     expected = TorchKernels().paged_attention(placed.float(), kv_blocks[ids].float(), 0, few, scale=0.1, window=None)
-    checks.assert_near(output, expected)
+    comparing.assert_near(output, expected)
     assert torch.equal(kernels.gather_blocks(kv_blocks, ids), kv_blocks[ids])
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from shared.engine.runner.device_link import DeviceLink
-from shared.kernels.backend import BlockOps
+from shared.kernels.block_ops import BlockOps
 from shared.kv.checksum import BlockChecksum
 from shared.kv.layout import BlockLayout
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from shared.engine.plan import NoToken, SampledToken, SampleSpec
-from shared.kernels.backend import SamplingOps
 from shared.kernels.sampling.rows import SamplingRows
+from shared.kernels.sampling_ops import SamplingOps
 
 Send = Callable[[Tensor], Tensor]
 """Brings a host tensor to the device of the logits."""
@@ -73,7 +73,7 @@ def sample(
     assert logits.dtype == torch.float32, f"logits are {logits.dtype}"
     assert logits.shape[0] == len(specs), f"{logits.shape[0]} rows for {len(specs)} specs"
     chosen = {row: row for row, spec in enumerate(specs) if _takes_likeliest(spec)}
-    tokens = ops.likeliest_tokens(logits, *_masks_of(chosen, masks, logits.shape[1], send))
+    tokens = ops.likeliest_tokens(logits, *_masks_of(chosen, masks, send))
     if len(chosen) < len(specs):
         resample(tokens, logits, specs, [row for row in range(len(specs)) if row not in chosen], ops, send, masks)
     return tokens
@@ -108,23 +108,25 @@ def resample(
         for row, spec in zip(part, chosen_specs, strict=True):
             if not is_plain(spec):
                 _modify(row, spec, send)
-        words, places = _masks_of({row: place for place, row in enumerate(group)}, masks, part.shape[1], send)
+        words, places = _masks_of({row: place for place, row in enumerate(group)}, masks, send)
         if greedy:
             chosen = ops.likeliest_tokens(part, words, places)
         else:
-            if places.shape[0]:
+            if words is not None and places is not None:
                 ops.mask_tokens(part, words, places)
             chosen = ops.sample_tokens(part, sampling_rows(chosen_specs, send))
         # A NaN is a fault also where it was a token that is not allowed.
         tokens.index_copy_(0, index, torch.where(tokens.index_select(0, index) < 0, -1, chosen))
 
 
-def _masks_of(places: Mapping[int, int], masks: RowMasks | None, vocab_size: int, send: Send) -> tuple[Tensor, Tensor]:
-    """The masks of some rows, as the ops take them: their words, and their rows' places. `places` by row."""
+def _masks_of(
+    places: Mapping[int, int], masks: RowMasks | None, send: Send
+) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """The masks of some rows, as the ops take them: their words, and their rows' places; None where none of these rows
+    has one. `places` by row."""
     pairs = [] if masks is None else [(places[row], at) for at, row in enumerate(masks.rows) if row in places]
     if masks is None or not pairs:
-        num_words = -(-vocab_size // 32)
-        return send(torch.empty(0, num_words, dtype=torch.int32)), send(torch.empty(0, dtype=torch.int64))
+        return None, None
     rows, at = (list(column) for column in zip(*pairs, strict=True))
     words = masks.words if len(at) == len(masks.rows) else masks.words.index_select(0, send(torch.tensor(at)))
     return words, send(torch.tensor(rows))

@@ -28,7 +28,7 @@ from shared.kernels.pool_view import pool_sizes
 from shared.kernels.rmsnorm import reference as rmsnorm
 from shared.kernels.rotary import reference as rotary
 from shared.kernels.sampling import reference as sampling
-from shared.kernels.sampling.mask_reference import check_mask_tokens
+from shared.kernels.sampling.mask_reference import check_likeliest_tokens, check_mask_tokens
 from shared.kernels.sampling.rows import SamplingRows
 
 LONGEST_SAMPLED = 1 << 22
@@ -304,14 +304,15 @@ class CpuOps:
             logits.data_ptr(), masks.data_ptr(), rows.data_ptr(), masks.shape[0], logits.shape[1], masks.shape[1]
         )
 
-    def likeliest_tokens(self, logits: Tensor, masks: Tensor, rows: Tensor) -> Tensor:
+    def likeliest_tokens(self, logits: Tensor, masks: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
         """See `SamplingOps`. The logits are read once, also where they are masked."""
-        check_mask_tokens(logits, masks, rows)
+        check_likeliest_tokens(logits, masks, rows)
         num_rows, vocab_size = logits.shape
+        num_masks, num_words = (0, 0) if masks is None else masks.shape
         out = torch.empty(num_rows, dtype=torch.int64)
         self.library.tandem_likeliest_tokens(
-            logits.data_ptr(), masks.data_ptr(), rows.data_ptr(), out.data_ptr(),
-            num_rows, masks.shape[0], vocab_size, masks.shape[1],
+            logits.data_ptr(), _pointer(masks), _pointer(rows), out.data_ptr(),
+            num_rows, num_masks, vocab_size, num_words,
         )  # fmt: skip
         return out
 

@@ -23,6 +23,17 @@ def check_mask_tokens(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
     assert logits.device == masks.device == rows.device
 
 
+def check_likeliest_tokens(logits: Tensor, masks: Tensor | None, rows: Tensor | None) -> None:
+    """Likewise for `SamplingOps.likeliest_tokens`."""
+    assert (masks is None) == (rows is None), "masks and their rows go together"
+    if masks is not None and rows is not None:
+        check_mask_tokens(logits, masks, rows)
+        return
+    assert logits.dim() == 2
+    assert logits.dtype == torch.float32
+    assert logits.is_contiguous()
+
+
 def mask_tokens(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
     """`SamplingOps.mask_tokens`."""
     check_mask_tokens(logits, masks, rows)
@@ -32,11 +43,13 @@ def mask_tokens(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
     logits.index_copy_(0, rows, kept)
 
 
-def likeliest_tokens(logits: Tensor, masks: Tensor, rows: Tensor, mask: MaskTokens = mask_tokens) -> Tensor:
+def likeliest_tokens(
+    logits: Tensor, masks: Tensor | None = None, rows: Tensor | None = None, mask: MaskTokens = mask_tokens
+) -> Tensor:
     """`SamplingOps.likeliest_tokens`; `mask` is the backend's."""
-    check_mask_tokens(logits, masks, rows)
+    check_likeliest_tokens(logits, masks, rows)
     tokens = _highest(logits)
-    if masks.shape[0]:
+    if masks is not None and rows is not None:
         part = logits.index_select(0, rows)
         mask(part, masks, torch.arange(rows.shape[0], device=rows.device))
         # A NaN is a fault also where it was a token that is not allowed.

@@ -1,4 +1,5 @@
-"""A model answers the same whatever instruction set its C++ kernels run with."""
+"""A model answers the same whatever instruction set its C++ kernels run with: all that this processor has, and the
+emulated ones."""
 
 from __future__ import annotations
 
@@ -9,16 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.kernels.batch import AttentionBatch
-from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
 from tests.unit.kernels.isas import ISAS, every_isa, needs_library
+from tests.unit.model.paged_run import load_oracle, oracle_greedy, oracle_logits, prompt_logits
 
-from .engine_run import BLOCK_SIZE, EngineRun
-from .families import FAMILIES, write_family
+from .engine_run import EngineRun
+from .families import EXPERTS, FAMILIES, write_family
 
 pytestmark = needs_library
 
+KERNELS = ("torch", *(f"cpu:{isa}" for isa in ISAS))
+FP32_TOLERANCE = 1.5e-5
+"""Of the largest logit: what two orders of fp32 sums leave."""
 BF16_TOLERANCE = 1.1
 """Root mean square of the errors of logits over that of torch in bf16, which is 2.5 to 3.6 % of their deviation."""
 
@@ -28,36 +31,40 @@ def prompts(lengths: Sequence[int]) -> list[list[int]]:
     return [torch.randint(3, 128, (length,), generator=generator).tolist() for length in lengths]
 
 
-def write_vector_sized(folder: Path, architecture: str) -> Path:
+def write_vector_sized(folder: Path, family: str) -> Path:
     """Sizes of whole vectors, so that all layers run in one call."""
-    write_random_checkpoint(folder, architecture, hidden_size=96, intermediate_size=160, num_heads=6, head_dim=32)
-    return folder
+    return write_family(folder, family, hidden_size=96, intermediate_size=160, num_heads=6, head_dim=32)
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
-@pytest.mark.parametrize("write", [write_family, write_vector_sized])
-def test_greedy_tokens_in_fp32_are_the_same_with_all(tmp_path: Path, write, architecture) -> None:
-    folder = write(tmp_path, architecture)
-    found = {}
-    for kernels in ("torch", *(f"cpu:{isa}" for isa in ISAS)):
+DENSE = [(write, family) for write in (write_family, write_vector_sized) for family in FAMILIES]
+ALL = [*DENSE, *((write_family, family) for family in EXPERTS)]
+
+
+@pytest.mark.parametrize(("write", "family"), ALL)
+def test_greedy_tokens_in_fp32_are_those_of_transformers_with_all(tmp_path: Path, write, family) -> None:
+    folder = write(tmp_path, family)
+    given = prompts([3, 40, 17, 65])
+    oracle = load_oracle(folder)
+    expected = [oracle_greedy(oracle, prompt, 24)[0] for prompt in given]
+    for kernels in KERNELS:
         run = EngineRun(folder, kernels=kernels)
         try:
-            found[kernels] = run.generate(*prompts([3, 40, 17, 65]), max_tokens=24)
+            assert run.generate(*given, max_tokens=24) == expected, kernels
         finally:
             run.close()
-    assert all(tokens == found["torch"] for tokens in found.values())
 
 
-def logits(folder: Path, kernels: str, dtype: torch.dtype, prompt: list[int]) -> Tensor:
-    """Of all the prompt's tokens, in one step."""
-    decoder = Decoder.load(folder, dtype, "cpu", kernels=kernels)
-    config, length = decoder.config, len(prompt)
-    num_blocks = -(-length // BLOCK_SIZE)
-    shape = (num_blocks, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
-    batch = AttentionBatch.from_lists([length], [length], [list(range(num_blocks))], BLOCK_SIZE)
-    with torch.inference_mode():
-        rows = torch.arange(length)
-        return decoder.forward(torch.tensor(prompt), rows, torch.zeros(shape, dtype=dtype), batch, rows).float()
+@pytest.mark.parametrize(("write", "family"), ALL)
+def test_logits_in_fp32_are_those_of_transformers_with_all(tmp_path: Path, write, family) -> None:
+    folder = write(tmp_path, family)
+    prompt = prompts([75])[0]
+    expected = oracle_logits(load_oracle(folder), prompt)
+    limit = FP32_TOLERANCE * expected.abs().max()
+    for kernels in KERNELS:
+        decoder = Decoder.load(folder, torch.float32, "cpu", kernels=kernels)
+        for chunk_len in (len(prompt), 16, 1):
+            found = prompt_logits(decoder, prompt, chunk_len)
+            assert (found - expected).abs().max() < limit, f"{kernels}, chunks of {chunk_len}"
 
 
 def error(found: Tensor, exact: Tensor) -> float:
@@ -65,11 +72,14 @@ def error(found: Tensor, exact: Tensor) -> float:
 
 
 @every_isa
-@pytest.mark.parametrize("architecture", FAMILIES)
-@pytest.mark.parametrize("write", [write_family, write_vector_sized])
-def test_logits_in_bf16_are_as_exact_as_those_of_torch(tmp_path: Path, write, architecture, isa) -> None:
-    folder = write(tmp_path, architecture)
+@pytest.mark.parametrize(("write", "family"), DENSE)
+def test_logits_in_bf16_are_as_exact_as_those_of_torch(tmp_path: Path, write, family, isa) -> None:
+    folder = write(tmp_path, family)
     prompt = prompts([75])[0]
-    exact = logits(folder, "torch", torch.float32, prompt)
-    ours, theirs = (logits(folder, kernels, torch.bfloat16, prompt) for kernels in (f"cpu:{isa}", "torch"))
+
+    def logits(kernels: str, dtype: torch.dtype) -> Tensor:
+        return prompt_logits(Decoder.load(folder, dtype, "cpu", kernels=kernels), prompt, len(prompt)).float()
+
+    exact = logits("torch", torch.float32)
+    ours, theirs = (logits(kernels, torch.bfloat16) for kernels in (f"cpu:{isa}", "torch"))
     assert error(ours, exact) < BF16_TOLERANCE * error(theirs, exact)

@@ -16,7 +16,7 @@ import torch
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.sampling.rows import SamplingRows
 
-from .checks import triton_kernels
+from .comparing import triton_kernels
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from shared.kernels.batch import AttentionBatch
 from shared.model.decoder import Decoder
 
 from .attention_case import LAYER, AttentionCase
-from .checks import assert_near, exact_attention, random_tensor, scale_of
+from .attention_checks import exact_attention, scale_of
+from .comparing import assert_near, random_tensor
 from .compiling import TARGETS, Compiled, collect
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from shared.kernels.cpu.launch import num_threads_function
 from shared.kernels.torch_backend import TorchKernels
 
 from .attention_case import LAYER, AttentionCase
-from .checks import check_likeliest, check_masks
 from .cpu_case import DTYPES, close, random
 from .isas import ISAS, needs_library
+from .sampling_checks import check_likeliest, check_masks
 
 REFERENCE = TorchKernels()
 

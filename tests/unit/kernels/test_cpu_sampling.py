@@ -17,9 +17,9 @@ from shared.kernels.sampling import reference
 from shared.kernels.sampling.philox import uniform
 from shared.kernels.sampling.rows import SamplingRows
 
-from .checks import check_banned_tokens_are_never_drawn, check_broken_logits
 from .isas import ISAS, needs_library
 from .sampling_case import SamplingCase, is_drawn_within_rounding
+from .sampling_checks import check_banned_tokens_are_never_drawn, check_broken_logits
 
 pytestmark = needs_library
 

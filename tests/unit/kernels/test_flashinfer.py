@@ -21,7 +21,7 @@ from shared.kernels.attention.flashinfer.pages import PagedSequences, split_step
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.registry import choose_kernels
 
-from . import checks
+from . import attention_checks, comparing
 from .attention_case import LAYER, AttentionCase
 from .conftest import Run
 from .flashinfer_double import Double
@@ -42,9 +42,9 @@ def check_attention(plan: list[tuple[int, int]], window: int | None = None, **sh
     library = Double()
     output = attend.paged_attention(
         wrappers.Wrappers(library), case.query, case.kv_blocks, LAYER, case.batch,
-        scale=checks.scale_of(case), window=window,
+        scale=attention_checks.scale_of(case), window=window,
     )  # fmt: skip
-    checks.assert_near(output, checks.exact_attention(case, window))
+    comparing.assert_near(output, attention_checks.exact_attention(case, window))
     return library
 
 
@@ -109,9 +109,9 @@ def test_a_step_is_planned_once_for_all_layers_with_the_same_window() -> None:
     planned = wrappers.Wrappers(library)
     for window in (None, 7, None, 7):
         output = attend.paged_attention(
-            planned, case.query, case.kv_blocks, LAYER, case.batch, scale=checks.scale_of(case), window=window
+            planned, case.query, case.kv_blocks, LAYER, case.batch, scale=attention_checks.scale_of(case), window=window
         )
-        checks.assert_near(output, checks.exact_attention(case, window))
+        comparing.assert_near(output, attention_checks.exact_attention(case, window))
     assert len(library.planned()) == 4  # two kinds, two windows
 
 
@@ -122,7 +122,7 @@ def test_a_step_may_be_planned_while_another_one_runs_and_no_more() -> None:
 
     def attend_over(case: AttentionCase) -> None:
         output = attend.paged_attention(planned, case.query, case.kv_blocks, LAYER, case.batch, scale=0.1, window=None)
-        checks.assert_near(output, case.expected(None, 0.1))
+        comparing.assert_near(output, case.expected(None, 0.1))
 
     for case in (cases[0], cases[1], cases[0], cases[1]):
         attend_over(case)
@@ -153,9 +153,9 @@ def attend_as_a_backend() -> list[str]:  # in another process, where no fixture 
     for head_dim in (64, 48):
         case = AttentionCase(MIXED, dtype=torch.float16, head_dim=head_dim, block_size=16)
         output = kernels.paged_attention(
-            case.query, case.kv_blocks, LAYER, case.batch, scale=checks.scale_of(case), window=None
+            case.query, case.kv_blocks, LAYER, case.batch, scale=attention_checks.scale_of(case), window=None
         )
-        checks.assert_near(output, checks.exact_attention(case, None))
+        comparing.assert_near(output, attention_checks.exact_attention(case, None))
     return [kernels.name, *library.planned()]
 
 

@@ -15,7 +15,7 @@ from shared.kernels.torch_backend import TorchKernels
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
 
-from . import checks
+from . import attention_checks, comparing, decoder_checks
 from .attention_case import LAYER, AttentionCase
 from .conftest import Run
 from .isas import ISAS, needs_library
@@ -37,11 +37,11 @@ def placed(
     """[the placed query, the pool] of some random tokens."""
     num_heads, num_kv_heads = heads
     query, key, value = (
-        checks.random_tensor(7, count, head_dim, dtype=FP32, device="cpu", seed=seed)
+        comparing.random_tensor(7, count, head_dim, dtype=FP32, device="cpu", seed=seed)
         for seed, count in enumerate((num_heads, num_kv_heads, num_kv_heads))
     )
-    angles = checks.random_tensor(7, head_dim // 2, dtype=FP32, device="cpu").repeat(1, 2)
-    norm = checks.random_tensor(head_dim, dtype=FP32, device="cpu") if norms else None
+    angles = comparing.random_tensor(7, head_dim // 2, dtype=FP32, device="cpu").repeat(1, 2)
+    norm = comparing.random_tensor(head_dim, dtype=FP32, device="cpu") if norms else None
     kv_blocks = torch.zeros(3, 2, 2, num_kv_heads, 16, head_dim, dtype=kv_dtype)
     slots = torch.tensor([0, 47, 5, 16, 31, 40, 1])
     query = kernels.rotate_and_write(
@@ -76,7 +76,7 @@ def test_attention_reads_what_was_written(
 @pytest.mark.parametrize(("head_dim", "group", "window"), [(64, 2, None), (80, 3, 9), (128, 1, None)])
 def test_triton_reads_what_was_written(interpreted: Run, head_dim: int, group: int, window: int | None) -> None:
     interpreted(
-        checks.check_attention, MIXED[:-1], heads=(group, 1), head_dim=head_dim, block_size=16, kv_dtype=BF16,
+        attention_checks.check_attention, MIXED[:-1], heads=(group, 1), head_dim=head_dim, block_size=16, kv_dtype=BF16,
         window=window,
     )  # fmt: skip
 
@@ -87,7 +87,7 @@ def test_triton_writes_in_the_dtype_of_the_pool(
 ) -> None:
     """To the tolerance of bf16 and no closer: the interpreter cuts off where a GPU rounds."""
     interpreted(
-        checks.check_rotate_and_write, num_tokens=3, heads=heads, head_dim=head_dim, block_size=16, norms=norms,
+        decoder_checks.check_rotate_and_write, num_tokens=3, heads=heads, head_dim=head_dim, block_size=16, norms=norms,
         kv_dtype=BF16,
     )  # fmt: skip
 

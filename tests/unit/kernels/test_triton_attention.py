@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from . import checks
+from . import attention_checks as checks
 from .conftest import Run
 
 MIXED = [(1, 1), (9, 9), (1, 37), (4, 70), (2, 2), (1, 16)]

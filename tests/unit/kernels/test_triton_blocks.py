@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from . import checks
+from . import block_checks as checks
 from .conftest import Run
 
 

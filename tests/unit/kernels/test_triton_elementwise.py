@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 
-from . import checks
+from . import argument_checks, decoder_checks
 from .conftest import Run
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -17,13 +17,13 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(5, 32), (3, 1000), (1, 4096), (0, 64), (4, 3, 80)])
 def test_rms_norm_equals_the_reference(interpreted: Run, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    interpreted(checks.check_rms_norm, shape, dtype=dtype)
+    interpreted(decoder_checks.check_rms_norm, shape, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_tokens", "size"), [(3, 64), (2, 5000), (1, 1), (0, 64)])
 def test_silu_mul_equals_the_reference(interpreted: Run, num_tokens: int, size: int, dtype: torch.dtype) -> None:
-    interpreted(checks.check_silu_mul, num_tokens, size, dtype=dtype)
+    interpreted(decoder_checks.check_silu_mul, num_tokens, size, dtype=dtype)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_rotate_and_write_equals_the_reference(
     dtype: torch.dtype,
 ) -> None:
     interpreted(
-        checks.check_rotate_and_write,
+        decoder_checks.check_rotate_and_write,
         num_tokens=3,
         heads=heads,
         head_dim=head_dim,
@@ -63,7 +63,7 @@ def test_every_shape_rotated_and_written_equals_the_reference(
 ) -> None:
     for group, block_size, norms in product([1, 3, 4, 16], [16, 32, 64], [False, True]):
         interpreted(
-            checks.check_rotate_and_write,
+            decoder_checks.check_rotate_and_write,
             num_tokens=3,
             heads=(2 * group, 2),
             head_dim=head_dim,
@@ -74,12 +74,14 @@ def test_every_shape_rotated_and_written_equals_the_reference(
 
 
 def test_no_tokens_are_rotated_without_harm(interpreted: Run) -> None:
-    interpreted(checks.check_rotate_and_write, num_tokens=0, heads=(4, 2), head_dim=64, block_size=16, norms=True)
+    interpreted(
+        decoder_checks.check_rotate_and_write, num_tokens=0, heads=(4, 2), head_dim=64, block_size=16, norms=True
+    )
 
 
 def test_tokens_with_a_negative_slot_are_not_written(interpreted: Run) -> None:
-    interpreted(checks.check_negative_slots_are_not_written)
+    interpreted(decoder_checks.check_negative_slots_are_not_written)
 
 
 def test_wrong_arguments_are_refused(interpreted: Run) -> None:
-    interpreted(checks.check_wrong_arguments_are_refused)
+    interpreted(argument_checks.check_wrong_arguments_are_refused)

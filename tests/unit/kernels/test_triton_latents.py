@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from . import checks, compiling
+from . import attention_checks as checks
+from . import compiling
 from .compiling import TARGETS
 from .conftest import Run
 

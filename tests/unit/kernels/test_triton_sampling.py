@@ -8,7 +8,7 @@ import pytest
 
 from shared.kernels.sampling.philox import uniform
 
-from . import checks
+from . import sampling_checks as checks
 from .conftest import Run
 
 

@@ -7,7 +7,7 @@ import torch
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.sampling.rows import SamplingRows
 
-from .checks import triton_kernels
+from .comparing import triton_kernels
 from .compiling import count_specialisations
 from .conftest import Run
 

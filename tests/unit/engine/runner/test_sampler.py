@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from shared.engine.plan import NoToken, SampledToken, SampleSpec
+from shared.engine.runner import sampler
 from shared.engine.sampling_params import SamplingParams
+from shared.kernels.torch_backend import TorchKernels
 from tests.unit.engine.sampling import sample
 
 
@@ -28,6 +30,13 @@ def drawn(row: torch.Tensor, num: int = 400, **params) -> Counter:
 
 def test_greedy_takes_the_likeliest():
     assert [t.token_id for t in sample(logits(0.1, 0.6, 0.3).repeat(2, 1), [spec(temperature=0)] * 2)] == [1, 1]
+
+
+def test_greedy_rows_without_a_structure_bring_nothing_to_the_device():
+    sent = []
+    tokens = sampler.sample(logits(0.1, 0.6, 0.3), [spec(temperature=0)], TorchKernels(), lambda t: sent.append(t) or t)
+    assert tokens.tolist() == [1]
+    assert not sent
 
 
 def test_samples_follow_the_distribution():

@@ -1,0 +1,56 @@
+"""What a backend makes of logits: tokens. For its ops holds what `backend.py` says of all."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from shared.kernels.sampling.rows import SamplingRows
+
+
+class SamplingOps(Protocol):
+    """From logits to tokens."""
+
+    def sample_tokens(self, logits: Tensor, rows: SamplingRows) -> Tensor:
+        """One token for each row of logits, by temperature, min-p, top-k and top-p, in this order.
+
+        The tokens that remain are laid side by side in order of falling probability (equal ones by token id),
+        each as long as its probability; the row's random number, a function of (seed, position) alone, points
+        at one. Temperature 0 takes the likeliest token, of equal ones the lowest id.
+
+        Args:
+            logits: [num_rows, vocab_size] fp32, contiguous, penalties already applied, -inf where banned.
+            rows: how to choose in each row.
+
+        Returns:
+            [num_rows] int64; -1 for a row with a NaN or +inf, without any finite logit, or with a temperature so low
+            that the quotient overflows.
+        """
+        ...
+
+    def mask_tokens(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
+        """Set the logits of tokens that are not allowed to -inf; those of all other tokens stay as they are.
+
+        Args:
+            logits: [num_rows, vocab_size] fp32, contiguous, changed in place.
+            masks: [num_masks, num_words] int32, contiguous, num_words at least vocab_size / 32 rounded up; bit i % 32
+                of word i // 32 is set where token id i is allowed.
+            rows: [num_masks] int64, the row that each mask is for, no two equal.
+        """
+        ...
+
+    def likeliest_tokens(self, logits: Tensor, masks: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
+        """The token with the highest logit in each row, of equal ones the lowest id; in some rows among the tokens that
+        are allowed.
+
+        Args:
+            logits: [num_rows, vocab_size] fp32, contiguous.
+            masks: as for `mask_tokens`, or None where no row has one.
+            rows: as for `mask_tokens`, given with masks.
+
+        Returns:
+            [num_rows] int64; -1 for a row with a NaN or +inf, also at a token that is not allowed, and where no allowed
+            token has a finite logit.
+        """
+        ...

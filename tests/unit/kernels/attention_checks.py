@@ -1,0 +1,181 @@
+"""Triton's attention against the formula and the torch reference, on any device: run interpreted here, on a GPU in
+`tests/gpu`. Only functions that are called in the right process import triton.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shared.kernels.attention import reference as attention_reference
+
+from .attention_case import LAYER, AttentionCase
+from .comparing import assert_near, triton_kernels
+
+
+def scale_of(case: AttentionCase) -> float:
+    """The models' own: a steeper one magnifies the rounding of the scores, the reference's as well."""
+    return float(case.query.shape[-1] ** -0.5)
+
+
+def exact_attention(case: AttentionCase, window: int | None) -> Tensor:
+    """The formula in fp64 at the models' scale: a bound on the kernel's own error, free of the reference's.
+
+    In fp32 torch's attention is the less exact of the two: it rounds about three times as far as the kernels do, and
+    how far depends on the processor.
+    """
+    return case.expected(window, scale_of(case))
+
+
+def expected_attention(case: AttentionCase, window: int | None) -> Tensor:
+    """The torch reference on the CPU in fp32, whatever the case's device and dtype."""
+    batch = replace(case.batch, **{name: value.cpu() for name, value in _tensors(case.batch).items()})
+    query, kv_blocks = case.query.cpu().float(), case.kv_blocks.cpu().float()
+    return attention_reference.paged_attention(query, kv_blocks, LAYER, batch, scale=scale_of(case), window=window)
+
+
+def _tensors(batch: object) -> dict[str, Tensor]:
+    return {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
+
+
+def check_attention(
+    plan: list[tuple[int, int]],
+    *,
+    window: int | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    **shape: Any,
+) -> None:
+    """A mix of chunks and single tokens; `shape` are `AttentionCase`'s sizes."""
+    case = AttentionCase(plan, dtype=dtype, device=device, **shape)
+    output = triton_kernels().paged_attention(
+        case.query, case.kv_blocks, LAYER, case.batch, scale=scale_of(case), window=window
+    )
+    assert output.dtype == dtype
+    assert_near(output, exact_attention(case, window))
+
+
+def check_split_decode(
+    kv_lens: list[int],
+    *,
+    tile: int,
+    min_tiles: int = 1,
+    parts_per_multiprocessor: int = 8,
+    window: int | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    **shape: Any,
+) -> None:
+    """Single tokens with a chosen way to cut sequences, short parts too."""
+    from shared.kernels.attention.decode.launch import decode_attention
+    from shared.kernels.attention.decode.splits import DecodeConfig
+
+    case = AttentionCase([(1, kv_len) for kv_len in kv_lens], dtype=dtype, device=device, **shape)
+    output = torch.full_like(case.query, float("nan"))
+    config = DecodeConfig(tile, min_tiles, parts_per_multiprocessor, num_warps=4, num_stages=2)
+    decode_attention(
+        case.query, case.kv_blocks, LAYER, case.batch, output, scale=scale_of(case), window=window, config=config
+    )
+    assert_near(output.flatten(1), exact_attention(case, window))
+
+
+def check_lengths_come_from_the_device(device: str = "cpu") -> None:
+    """A launch planned for long sequences serves the shorter ones that the device tensors now hold."""
+    from shared.kernels.attention.decode.launch import decode_attention
+
+    case = AttentionCase([(1, 90), (1, 64), (1, 300), (1, 7)], block_size=16, head_dim=16, device=device)
+    output = torch.full_like(case.query, float("nan"))
+    short = [33, 64, 1, 0]
+    case.batch.seq_lens.copy_(torch.tensor(short, dtype=torch.int32))
+    decode_attention(case.query, case.kv_blocks, LAYER, case.batch, output, scale=scale_of(case), window=None)
+    case.batch = replace(case.batch, kv_lens=(33, 64, 1, 7))
+    expected = expected_attention(case, None)
+    assert_near(output[:3].flatten(1), expected[:3])
+    assert torch.equal(output[3], torch.zeros_like(output[3]))
+
+
+def check_layers_share_a_plan(device: str = "cpu") -> None:
+    """A step is planned once; each layer finds the tickets of the parts as the one before left them: all zero."""
+    from shared.kernels.attention.decode import launch, plan
+
+    planned: list[plan.DecodePlan] = []
+
+    def plan_and_note(*args: Any) -> plan.DecodePlan:
+        planned.append(plan.plan_decode(*args))
+        return planned[-1]
+
+    case = AttentionCase([(1, 900), (1, 30), (5, 40)], block_size=16, head_dim=16, device=device)
+    kept, launch.plan_decode = launch.plan_decode, plan_and_note
+    try:
+        outputs = [
+            triton_kernels().paged_attention(
+                case.query, case.kv_blocks, LAYER, case.batch, scale=scale_of(case), window=None
+            )
+            for _ in range(3)
+        ]
+    finally:
+        launch.plan_decode = kept
+    (only,) = planned
+    assert only.part_means.shape[0] == only.num_slots  # there were parts to merge
+    assert not bool(only.tickets.any())
+    for output in outputs:
+        assert_near(output, exact_attention(case, None))
+
+
+def check_prefill_tiles(
+    plan: list[tuple[int, int]], *, rows: int, tile: int, window: int | None, device: str = "cpu", **shape: Any
+) -> None:
+    """Chunks with chosen tiles, single tokens left alone."""
+    from shared.kernels.attention.prefill.configs import PrefillConfig
+    from shared.kernels.attention.prefill.launch import prefill_attention
+
+    case = AttentionCase(plan, device=device, **shape)
+    output = torch.full_like(case.query, float("nan"))
+    prefill_attention(
+        case.query, case.kv_blocks, LAYER, case.batch, output, scale=scale_of(case), window=window,
+        config=PrefillConfig(rows, tile, num_warps=4, num_stages=2),
+    )  # fmt: skip
+    long = torch.tensor([query_len > 1 for query_len, _ in plan for _ in range(query_len)], device=device)
+    assert_near(output[long].flatten(1), exact_attention(case, window)[long.cpu()])
+    assert bool(output[~long].isnan().all())
+
+
+def check_latents(
+    plan: list[tuple[int, int]],
+    *,
+    num_heads: int,
+    dim: int,
+    tile: int | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
+) -> None:
+    """Rows that are key and value; with `tile`, cut into parts of one tile each."""
+    from shared.kernels.attention.decode.splits import DecodeConfig
+    from shared.kernels.attention.latent.launch import latent_attention
+
+    case = AttentionCase(
+        plan, (num_heads, 1), dim, block_size=16, dtype=dtype, device=device, kv_dtype=kv_dtype, num_planes=1
+    )
+    config = None if tile is None else DecodeConfig(tile, 1, 8, num_warps=4, num_stages=2)
+    scale = scale_of(case)
+    found = latent_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=scale, config=config)
+    assert_near(found, exact_attention(case, None))
+    whole = triton_kernels().paged_attention(case.query, case.kv_blocks, LAYER, case.batch, scale=scale, window=None)
+    assert_near(whole, exact_attention(case, None))
+
+
+def check_slot_offsets_pass_32_bits(device: str = "cpu") -> None:
+    """A pool of 2^21 blocks of 2^12 elements: the last rows lie past 2^32."""
+    from .probes import store_offsets
+
+    table = torch.tensor([2**21 - 1, 3, -7], dtype=torch.int32, device=device)
+    offsets = torch.empty(64, dtype=torch.int64, device=device)
+    store_offsets[(1,)](table, offsets, 20, 4096, TILE=64, BLOCK_SIZE=16, HEAD_DIM=8)
+    first = [(2**21 - 1) * 4096 + position * 8 for position in range(16)]
+    second = [3 * 4096 + position * 8 for position in range(4)]
+    assert offsets[:20].tolist() == first + second
+    assert int(offsets[20:].max()) < 4096  # past the length, block 0 stands in for what the table holds

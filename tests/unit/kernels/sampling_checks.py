@@ -1,0 +1,124 @@
+"""Sampling and masks of any backend against the torch reference or the plain formula, on any device.
+
+Only functions that are called in the right process import triton.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from shared.kernels.sampling.rows import SamplingRows
+from shared.kernels.torch_backend import TorchKernels
+
+from .comparing import triton_kernels
+from .sampling_case import SamplingCase, broken_rows
+
+
+def check_uniform(pairs: list[tuple[int, int]], device: str = "cpu") -> list[float]:
+    """The kernel's random numbers of (seed, position) pairs."""
+    from .probes import store_uniform
+
+    signed = [(seed - (1 << 64) if seed >> 63 else seed, position) for seed, position in pairs]
+    inputs = torch.tensor(signed, dtype=torch.int64, device=device)
+    numbers = torch.empty(len(pairs), dtype=torch.float64, device=device)
+    store_uniform[(len(pairs),)](inputs, numbers)
+    return [float(number) for number in numbers]
+
+
+def check_sampling(num_rows: int, vocab_size: int, seed: int, *, ties: bool, device: str = "cpu") -> None:
+    """Token for token what the reference chooses from the same probabilities."""
+    case = SamplingCase(num_rows, vocab_size, seed, ties, device)
+    tokens = triton_kernels().sample_tokens(case.logits, case.rows)
+    assert tokens.tolist() == TorchKernels().sample_tokens(case.logits, case.rows).tolist()
+    if device == "cpu":
+        assert tokens.tolist() == case.tokens_of_the_engine()
+
+
+def check_split_sampling(
+    num_rows: int, vocab_size: int, seed: int, *, ties: bool, capacity: int, device: str = "cpu"
+) -> None:
+    """Rows of many splits; a small `capacity` makes ranges that do not fit the list."""
+    from shared.kernels.sampling.launch import SamplingSizes, sample_tokens
+
+    case = SamplingCase(num_rows, vocab_size, seed, ties, device)
+    sizes = SamplingSizes(split=64, split_tile=32, capacity=capacity, tile=128)
+    tokens = sample_tokens(case.logits, case.rows, sizes)
+    assert tokens.tolist() == TorchKernels().sample_tokens(case.logits, case.rows).tolist()
+
+
+def check_broken_logits(kernels: Any = None, device: str = "cpu") -> None:
+    logits, rows, tokens = broken_rows(device)
+    assert (kernels or triton_kernels()).sample_tokens(logits, rows).tolist() == tokens
+
+
+def check_banned_tokens_are_never_drawn(kernels: Any = None, device: str = "cpu") -> None:
+    """A row of -inf but for a few tokens, many draws."""
+    allowed = [3, 17, 40]
+    logits = torch.full((12, 50), float("-inf"), device=device)
+    logits[:, allowed] = 0.0
+    rows = SamplingRows.from_lists(
+        [1.0] * 12, [0] * 12, [1.0] * 12, [0.0] * 12, list(range(12)), list(range(12)), device
+    )
+    assert set((kernels or triton_kernels()).sample_tokens(logits, rows).tolist()) == set(allowed)
+
+
+def check_masks(num_rows: int, vocab_size: int, num_masks: int, seed: int, kernels: Any, device: str = "cpu") -> None:
+    """Bit for bit what the bits of the masks say, over rows in any order; words of all, of none and of some tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    num_words = -(-vocab_size // 32) + seed % 2
+    masks = torch.randint(-(2**31), 2**31, (num_masks, num_words), generator=generator, dtype=torch.int32)
+    kinds = torch.randint(0, 3, (num_masks, num_words), generator=generator)
+    masks = torch.where(kinds == 0, 0, torch.where(kinds == 1, -1, masks)).to(device)
+    logits = torch.randn(num_rows, vocab_size, generator=generator).to(device)
+    logits[:, 0] = float("nan")
+    rows = torch.randperm(num_rows, generator=generator)[:num_masks].to(device)
+    expected = logits.clone()
+    for mask, row in zip(masks.tolist(), rows.tolist(), strict=True):
+        for token in range(vocab_size):
+            if not mask[token // 32] >> token % 32 & 1:
+                expected[row, token] = float("-inf")
+    kernels.mask_tokens(logits, masks, rows)
+    assert torch.equal(logits.nan_to_num(7.0), expected.nan_to_num(7.0))
+
+
+def check_triton_masks(num_rows: int, vocab_size: int, num_masks: int, seed: int, device: str = "cpu") -> None:
+    check_masks(num_rows, vocab_size, num_masks, seed, triton_kernels(), device)
+
+
+def check_likeliest(vocab_size: int, seed: int, kernels: Any, device: str = "cpu") -> None:
+    """The first of the highest among the allowed tokens, in rows with and without masks, ties and broken numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    num_words = -(-vocab_size // 32) + seed % 2
+    logits = torch.randint(-3, 4, (12, vocab_size), generator=generator).float()  # many are equal
+    logits = torch.where(logits == 0, torch.tensor([0.0, -0.0]).repeat(vocab_size)[:vocab_size], logits)
+    logits[1:3] = torch.randn(2, vocab_size, generator=generator)
+    logits[3, -1], logits[4, 0], logits[5, vocab_size // 2] = float("nan"), -float("nan"), float("inf")
+    logits[6], logits[7, :-1] = float("-inf"), float("-inf")
+    masks = torch.randint(-(2**31), 2**31, (9, num_words), generator=generator, dtype=torch.int32)
+    kinds = torch.randint(0, 3, masks.shape, generator=generator)
+    masks = torch.where(kinds == 0, 0, torch.where(kinds == 1, -1, masks))
+    masks[0], masks[1] = 0, -1
+    rows = torch.randperm(12, generator=generator)[:9]
+    allowed_of: dict[int, list[int]] = dict(zip(rows.tolist(), masks.tolist(), strict=True))
+    expected = [_likeliest(values, allowed_of.get(row)) for row, values in enumerate(logits.tolist())]
+    before, logits = logits, logits.to(device)
+    assert kernels.likeliest_tokens(logits, masks.to(device), rows.to(device)).tolist() == expected
+    assert logits.cpu().nan_to_num(9.5).equal(before.nan_to_num(9.5))
+    unmasked = [_likeliest(values, None) for values in before.tolist()]
+    assert kernels.likeliest_tokens(logits).tolist() == unmasked
+    assert kernels.likeliest_tokens(logits, masks[:0].to(device), rows[:0].to(device)).tolist() == unmasked
+
+
+def _likeliest(logits: list[float], words: list[int] | None) -> int:
+    """Of one row, as `SamplingOps.likeliest_tokens` says it."""
+    allowed = [token for token in range(len(logits)) if words is None or words[token // 32] >> token % 32 & 1]
+    found = max(allowed, key=lambda token: logits[token], default=-1)
+    is_broken = any(math.isnan(value) or value == math.inf for value in logits)
+    return -1 if is_broken or found < 0 or logits[found] == -math.inf else found
+
+
+def check_triton_likeliest(vocab_size: int, seed: int, device: str = "cpu") -> None:
+    check_likeliest(vocab_size, seed, triton_kernels(), device)

@@ -49,8 +49,8 @@ APIs that is not served is refused by its name (400), never dropped, unless its 
 How tools and reasoning are found in an answer is a matter of the model: see
 [tools and reasoning](guides/clients.md#tools-and-reasoning). A structure (`response_format`, `structured_outputs`,
 `guided_*`) beside `tools` that the model is free to call is refused (400, naming the structure's field) where the
-model writes calls pythonically, and where it is an expression or a grammar; with `tool_choice` required or a name it
-always is.
+model writes calls as Python and a tool's schema has what its literals cannot be held to (`oneOf`, `not`, …), and
+where it is an expression or a grammar; with `tool_choice` required or a name it always is.
 """
 
 ENDPOINTS: tuple[tuple[str, type[BaseModel], Mapping[str, tuple[object, ...]]], ...] = (

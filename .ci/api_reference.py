@@ -33,8 +33,9 @@ INTRODUCTION = """\
 Made by `python .ci/api_reference.py` from the schemas that parse the requests; `make lint` fails where it is stale, and
 a test sends every field once and compares. Do not edit it by hand.
 
-Every body may have fields that are named nowhere here: they are ignored, as OpenAI's own servers do. A field of these
-APIs that is not served is refused by its name (400), never dropped, unless its value asks for nothing.
+Every body may have fields that are named nowhere here: they are ignored, as vLLM does, unless one looks like a
+misspelt field of this API (`temprature`, `max_new_tokens`): a 400 that names the nearest. A field of these APIs that
+is not served is refused by its name (400), never dropped, unless its value asks for nothing.
 
 | path | |
 | --- | --- |

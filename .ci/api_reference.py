@@ -33,8 +33,9 @@ INTRODUCTION = """\
 Made by `python .ci/api_reference.py` from the schemas that parse the requests; `make lint` fails where it is stale, and
 a test sends every field once and compares. Do not edit it by hand.
 
-Every body may have fields that are named nowhere here: they are ignored, as OpenAI's own servers do. A field of these
-APIs that is not served is refused by its name (400), never dropped, unless its value asks for nothing.
+Every body may have fields that are named nowhere here: they are ignored, as vLLM does, unless one looks like a
+misspelt field of this API (`temprature`, `max_new_tokens`): a 400 that names the nearest. A field of these APIs that
+is not served is refused by its name (400), never dropped, unless its value asks for nothing.
 
 | path | |
 | --- | --- |
@@ -49,8 +50,8 @@ APIs that is not served is refused by its name (400), never dropped, unless its 
 How tools and reasoning are found in an answer is a matter of the model: see
 [tools and reasoning](guides/clients.md#tools-and-reasoning). A structure (`response_format`, `structured_outputs`,
 `guided_*`) beside `tools` that the model is free to call is refused (400, naming the structure's field) where the
-model writes calls pythonically, and where it is an expression or a grammar; with `tool_choice` required or a name it
-always is.
+model writes calls as Python and a tool's schema has what its literals cannot be held to (`oneOf`, `not`, …), and
+where it is an expression or a grammar; with `tool_choice` required or a name it always is.
 """
 
 ENDPOINTS: tuple[tuple[str, type[BaseModel], Mapping[str, tuple[object, ...]]], ...] = (

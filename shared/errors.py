@@ -5,7 +5,8 @@
     │   ├── PromptTooLong     400  prompt or prompt + max_tokens does not fit
     │   └── RequestRunning    409  a request of this id runs already
     ├── Unauthenticated       401  no key, or an unknown one
-    ├── NotFound              404  a model or path that is not served
+    ├── NotFound              404  what does not exist here
+    │   └── ModelNotFound          a model that is not served
     ├── QuotaExceeded         429  the tenant's share is used up
     ├── Overloaded            429  refused at once rather than served late; carries `retry_after_s`
     │   └── Draining          503  this process is about to end; another one takes the request
@@ -95,11 +96,17 @@ class Unauthenticated(TandemError):
 
 
 class NotFound(TandemError):
-    """The named model or resource is not served here."""
+    """The named resource is not here."""
 
     grpc_code = "NOT_FOUND"
     http_status = 404
     error_type = "invalid_request_error"
+    code = "not_found"
+
+
+class ModelNotFound(NotFound):
+    """No model of that name is served here."""
+
     code = "model_not_found"
 
 

@@ -90,6 +90,7 @@ def pin(
     token_ids: Annotated[bool, typer.Option("--token-ids", help="The prefix is token ids, such as 1,15,9.")] = False,
     tenant: Annotated[str, typer.Option("--tenant", help="The prefix's tenant.")] = "default",
     cache_salt: Annotated[str, typer.Option("--cache-salt", help="The cache_salt of its requests.")] = "",
+    model: Annotated[str, typer.Option(help="Served name; empty = the first model.")] = "",
     as_json: AsJson = False,
     target: Target = DEFAULT_TARGET,
     api_key: ApiKey = "",
@@ -102,7 +103,7 @@ def pin(
     if system + raw + token_ids > 1:
         raise InvalidRequest("--system, --raw and --token-ids exclude each other", field="prefix")
     text = _read(prefix)
-    request = cache_pb2.PinPrefixRequest(name=name or _name_of(text), tenant=tenant, cache_salt=cache_salt)
+    request = cache_pb2.PinPrefixRequest(name=name or _name_of(text), tenant=tenant, cache_salt=cache_salt, model=model)
     if token_ids:
         request.tokens.ids.extend(parse_token_ids(text))
     elif raw:

@@ -77,7 +77,9 @@ def up(
     served_model_name: Annotated[str, typer.Option(help="What clients call it; empty = the folder's name.")] = "",
     num_kv_blocks: Annotated[int, typer.Option(help="Blocks of each worker's KV pool; 0 = by memory.")] = 0,
     max_model_len: Annotated[int, typer.Option(help="Longest sequence, tokens; 0 = the model's.")] = 0,
-    store_nodes: Annotated[int, typer.Option(help="Processes that keep blocks, each with what follows.")] = 1,
+    store_nodes: Annotated[
+        int, typer.Option(help="Processes for each model that keep blocks, each with what follows.")
+    ] = 1,
     store_host_bytes: Annotated[int, typer.Option(help="Host memory for blocks that leave the pools; 0 = none.")] = 0,
     store_disk_folder: Annotated[Path | None, typer.Option(help="Folder for such blocks; it outlives the run.")] = None,
     store_disk_bytes: Annotated[int, typer.Option(help="Most that it holds; 0 = none.")] = 0,

@@ -13,15 +13,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from services.local.addresses import check_free
-from services.local.commands import (
-    ServiceCommands,
-    TandemCommands,
-    WorkerPlan,
-    plan_workers,
-    store_name,
-    with_flags,
-)
+from services.local.commands import ServiceCommands, TandemCommands, WorkerPlan, plan_workers, with_flags
 from services.local.environment import cluster_environment
+from services.local.model_pools import ModelPools
 from services.local.parts import IndexPart, ServicePart
 from services.local.places import INDEX, Places, ThisHost
 from services.local.readiness import wait_until_serving
@@ -193,37 +187,44 @@ class LocalCluster:
         kvstore = self._places.reserve("kvstore")
         await self._spawn("kvstore", self._commands.kvstore(kvstore, self._index.url))
         await self._spawn_stores(kvstore, self._index.url)
-        stores = ",".join(f"{name}={address}" for name, address in self._stores.items())
-        self._workers = self._plan_workers(stores)
+        self._workers = self._plan_workers()
         for plan in self._workers:
             await self._spawn(plan.name, self._commands.worker(plan, kvstore))
         await self._all_ready()
-        await self._start_routers(kvstore, stores)
+        await self._start_routers(kvstore)
         self._supervisor.start((IndexPart(self._index), *self._parts.values()))
 
-    def _plan_workers(self, stores: str) -> list[WorkerPlan]:
+    def _plan_workers(self) -> list[WorkerPlan]:
         shares = share_machine(read_topology(), os.sched_getaffinity(0), read_quota(), self.spec.num_processes)
         plans = plan_workers(self.spec, shares)
-        return [replace(plan, stores=stores, address=self._places.reserve(plan.name)) for plan in plans]
+        return [
+            replace(plan, stores=self._named_stores(plan.pools), address=self._places.reserve(plan.name))
+            for plan in plans
+        ]
+
+    def _named_stores(self, pools: ModelPools | None = None) -> str:
+        """The store nodes of a model, or all, as the services' flags name them."""
+        names = self.spec.store_names if pools is None else self.spec.stores_of(pools)
+        return ",".join(f"{name}={self._stores[name]}" for name in names)
 
     async def _spawn_stores(self, kvstore: str, redis_url: str) -> None:
         """The KV store is the first store node; starts the others."""
         if not self.spec.has_store:
             return
-        self._stores[store_name(0)] = kvstore
-        for number in range(1, self.spec.store_nodes):
-            name = store_name(number)
+        first, *others = self.spec.store_names
+        self._stores[first] = kvstore
+        for number, name in enumerate(others, start=1):
             address = self._places.reserve(name)
             self._stores[name] = address
             await self._spawn(name, self._commands.store_node(number, address, redis_url))
 
-    async def _start_routers(self, kvstore: str, stores: str) -> None:
+    async def _start_routers(self, kvstore: str) -> None:
         workers: dict[WorkerRole, dict[str, str]] = {WorkerRole.PREFILL: {}, WorkerRole.DECODE: {}}
         for plan in self._workers:
             workers[plan.role][plan.name] = plan.address
         started = []
         for number, place in enumerate(self.spec.routers):
-            command = self._commands.router(workers, kvstore, stores, number)
+            command = self._commands.router(workers, kvstore, self._named_stores(), number)
             places = {
                 "http": self._places.reserve(place.name, place.http),
                 "grpc": self._places.reserve(place.name, place.grpc),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -28,7 +28,7 @@ class WorkerPlan:
     name: str
     cores: CoreShare
     stores: str = ""
-    """The store nodes, name=host:port, comma-separated; empty = none."""
+    """Its model's store nodes, name=host:port, comma-separated; empty = none."""
     share: DeviceShare = ON_CPU
     address: str = "127.0.0.1:0"
     """host:port that it serves on; port 0 = any free one."""
@@ -46,7 +46,7 @@ class ServiceCommands(Protocol):
         """The KV store on `bind`, its index in `redis_url`; it is the first store node where there are any."""
 
     def store_node(self, number: int, bind: str, redis_url: str) -> Sequence[str]:
-        """A further store node, from 1 on, over the same index."""
+        """A further store node, from 1 on by `ClusterSpec.store_names`, over the same index."""
 
     def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
         """One worker on the plan's address, `kvstore` being the store's host:port."""
@@ -54,7 +54,7 @@ class ServiceCommands(Protocol):
     def router(
         self, workers: Mapping[WorkerRole, Mapping[str, str]], kvstore: str, stores: str = "", number: int = 0
     ) -> Sequence[str]:
-        """A router before the workers, for each role name → host:port; `stores` as in WorkerPlan."""
+        """A router before the workers, for each role name → host:port; `stores` as in WorkerPlan, of all models."""
 
 
 class TandemCommands:
@@ -99,10 +99,10 @@ class TandemCommands:
         spec = self._spec
         flags: dict[str, object] = {}
         if spec.has_store:
-            name = store_name(number)
+            name = spec.store_names[number]
             flags = {"name": name, "host_bytes": spec.store_host_bytes, "disk_bytes": spec.store_disk_bytes}
             if spec.store_disk_folder is not None:
-                flags["disk_folder"] = spec.store_disk_folder / (name if spec.store_nodes > 1 else "")
+                flags["disk_folder"] = spec.store_disk_folder / (name if len(spec.store_names) > 1 else "")
             flags |= self._encryption_flags
         return _module("kvstore", bind=bind, redis_url=redis_url, **flags, **self._common_flags)
 
@@ -145,7 +145,12 @@ class TandemCommands:
         first, *further = spec.pools
         names: dict[str, str] = {"aliases": json.dumps(first.aliases)} if first.aliases else {}
         if further:
-            names["models"] = json.dumps({pools.name: _model_settings(pools, workers) for pools in further})
+            names["models"] = json.dumps(
+                {
+                    pools.name: {**_model_settings(pools, workers), "stores": _those(stores, spec.stores_of(pools))}
+                    for pools in further
+                }
+            )
         return _module(
             "router",
             name=f"router-{number}",
@@ -155,7 +160,7 @@ class TandemCommands:
             served_model_name=spec.model_name,
             mode=spec.mode,
             kvstore=kvstore,
-            stores=stores,
+            stores=_those(stores, spec.stores_of(first)),
             **_lists(first, workers),
             **names,
             **self._sample_flags,
@@ -213,9 +218,9 @@ def _joined(shares: Sequence[CoreShare]) -> CoreShare:
     return CoreShare(cpus, sum(share.num_threads for share in shares))
 
 
-def store_name(number: int) -> str:
-    """A store node's name: which blocks it keeps follows from it, also after a restart on another port."""
-    return f"store-{number}"
+def _those(stores: str, names: Collection[str]) -> str:
+    """The nodes of these names, of a list name=host:port."""
+    return ",".join(entry for entry in stores.split(",") if entry.partition("=")[0] in names)
 
 
 def _module(service: str, **flags: object) -> list[str]:

@@ -42,7 +42,7 @@ class ModelPools:
     max_model_len: int = 0
     """Longest sequence in tokens; 0 = the model's own limit."""
     prefix: str = ""
-    """What its workers' names begin with: nothing for a cluster's first model."""
+    """What its workers' and store nodes' names begin with: nothing for a cluster's first model."""
 
     def __post_init__(self) -> None:
         for name, value, allowed in (

@@ -93,7 +93,8 @@ class ClusterSpec:
     max_model_len: int = 0
     """Longest sequence in tokens; 0 = the model's own limit."""
     store_nodes: int = 1
-    """Processes that keep blocks evicted from the workers' pools, where memory or disk is configured for that."""
+    """Processes for each model that keep blocks evicted from its workers' pools, where memory or disk is configured for
+    that."""
     store_host_bytes: int = 0
     """Host memory of each store node, bytes; 0 = none."""
     store_disk_folder: Path | None = None
@@ -192,11 +193,6 @@ class ClusterSpec:
         names = Counter(name for pools in self.pools for name in (pools.name, *pools.aliases))
         if twice := [name for name, count in (names + workers).items() if max(names[name], workers[name]) > 1]:
             raise ConfigError(f"models: {twice[0]!r} stands for two models or workers", field="models", value=twice[0])
-        if self.further and self.has_store:
-            raise ConfigError(
-                "store_host_bytes, store_disk_bytes: store nodes keep the blocks of one model, and there are several",
-                field="store_host_bytes" if self.store_host_bytes else "store_disk_bytes",
-            )
 
     @property
     def num_processes(self) -> int:
@@ -233,6 +229,17 @@ class ClusterSpec:
     def has_store(self) -> bool:
         """Whether there are store nodes: KV store processes that keep blocks, beside the index of the pools."""
         return bool(self.store_host_bytes or self.store_disk_bytes)
+
+    @property
+    def store_names(self) -> tuple[str, ...]:
+        """Of the store nodes, those of each model together; none without a store. Which blocks a node keeps follows
+        from its name, also after a restart on another port."""
+        return tuple(name for pools in self.pools for name in self.stores_of(pools))
+
+    def stores_of(self, pools: ModelPools) -> tuple[str, ...]:
+        """The names of one model's store nodes: a node's blocks have one size, so that no two models share one."""
+        count = self.store_nodes if self.has_store else 0
+        return tuple(f"{pools.prefix}store-{number}" for number in range(count))
 
     @property
     def model_name(self) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import grpc.aio
 
 from services.router.cache.servicer import SERVICE_NAME as CACHE_SERVICE_NAME
-from services.router.cache.servicer import CacheServicer
+from services.router.cache.servicer import CachedModel, CacheServicer
 from services.router.cache.watch import CacheWatch
 from services.router.edge.access import Access
 from services.router.edge.catalog import Catalog
@@ -31,7 +31,7 @@ from services.router.request_info import request_info
 from services.router.served_model import ServedModel, Surroundings
 from services.router.settings import RouterSettings
 from services.router.traces.call_trace import CallTraces
-from shared.address import Address, parse_named
+from shared.address import Address
 from shared.block_service.store_nodes import StoreNodes
 from shared.errors import TandemError
 from shared.kv.fleet_key import FleetKey, token_of
@@ -59,7 +59,7 @@ class RouterService:
         self._credentials = settings.tls.channel_credentials()
         self._token = token_of(FleetKey.of(settings.fleet_key.get_secret_value()))
         self._store = self._new_store_client()
-        self._stores = StoreNodes(parse_named(settings.stores, "stores", unnamed=True), self._credentials, self._token)
+        self._stores = StoreNodes(settings.store_addresses(), self._credentials, self._token)
         self._watch = CacheWatch(self._store, self._stores)
         self._tracer = Tracer.of(settings.traces, "tandem-router", settings.name)
         self._models = self._new_models()
@@ -111,17 +111,17 @@ class RouterService:
             for model in self._models
         }
         inference = ModelServicer(lambda name: servicers[catalog.find(name).model_name])
-        first, *others = self._models
         cache = CacheServicer(
-            first.fleet,
+            [
+                CachedModel(model.edge.names, model.fleet, model.reader, tuple(model.settings.store_addresses()))
+                for model in self._models
+            ],
             self._store,
             self._stores,
-            first.reader,
-            first.metrics.tenants,
+            self._models[0].metrics.tenants,
             edge,
             self._credentials,
             self._token,
-            [model.fleet for model in others],
         )
         fleet = FleetServicer([model.fleet for model in self._models], edge)
 

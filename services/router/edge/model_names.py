@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.errors import NotFound, brief
+from shared.errors import ModelNotFound, brief
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +19,12 @@ class ModelNames:
     """Other models' names, for messages."""
 
     def check(self, model: str) -> None:
-        """Passes for its names and for none; raises NotFound (`model`) that says what is served."""
+        """Passes for its names and for none; raises ModelNotFound (`model`) that says what is served."""
         if not model or model == self.name or model in self.aliases:
             return
         served = [repr(name) for name in (self.name, *self.beside)]
         verb = "is" if len(served) == 1 else "are"
-        raise NotFound(
+        raise ModelNotFound(
             f"the model {brief(model, 100)!r} is not served here; {', '.join(served)} {verb}",
             field="model",
             value=brief(model, 100),

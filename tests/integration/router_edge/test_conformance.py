@@ -141,5 +141,29 @@ async def test_every_documented_field_does_what_the_reference_says(edge: Edge, p
     assert not differing
 
 
+@pytest.mark.parametrize(
+    ("path", "field", "meant"),
+    [
+        ("/v1/completions", "temprature", "temperature"),
+        ("/v1/chat/completions", "max_new_tokens", "max_tokens"),
+        ("/v1/chat/completions", "sufix", None),  # a field of completions
+        ("/v1/responses", "max_output_token", "max_output_tokens"),
+        ("/v1/messages", "tool_choise", "tool_choice"),
+    ],
+)
+async def test_a_misspelt_field_is_refused_and_an_unknown_one_is_not(
+    edge: Edge, path: str, field: str, meant: str | None
+) -> None:
+    edge.core.limit = 2000
+    edge.says("hello")
+    answer = await edge.client.post(path, json={**BODIES[path], field: 1})
+    if meant is None:
+        assert answer.status_code == 200
+    else:
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"] == f"there is no field {field}: did you mean {meant}?"
+    assert (await edge.client.post(path, json={**BODIES[path], field: None, "keep_alive": 5})).status_code == 200
+
+
 def test_the_reference_has_every_endpoint_that_takes_a_body() -> None:
     assert list(dict.fromkeys(path for path, _, _ in documented())) == list(BODIES)

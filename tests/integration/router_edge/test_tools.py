@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -166,6 +167,20 @@ V31 = "<｜tool▁call▁begin｜>a.size<｜tool▁sep｜>%s<｜tool▁call▁en
 DEEPSEEK = "<｜tool▁calls▁begin｜>%s\n%s<｜tool▁calls▁end｜>"
 
 
+def whole_answers(edge: Edge) -> Callable[[str], bool]:
+    """Whether a text is an answer that the last request's structure allows."""
+    structure = edge.core.requests[-1].sampling.structured_output
+    assert structure is not None
+    ends = [edge.tokenizer.eos_token_id or 0]
+    matcher = StructureCompiler(lambda: edge.tokenizer, ends).compile(replace(structure, reasoning=None))
+
+    def fits(text: str) -> bool:
+        token_ids, copy = edge.tokenizer.encode(text, add_special_tokens=False), matcher.deep_copy()
+        return copy.try_consume_tokens(token_ids) == len(token_ids) and copy.is_accepting()
+
+    return fits
+
+
 @pytest.mark.parametrize(
     ("parser", "written"),
     [("mistral", LISTED), ("mistral", NAMED), ("deepseek", DEEPSEEK % (V3, V3)), ("deepseek", DEEPSEEK % (V31, V31))],
@@ -182,16 +197,7 @@ async def test_beside_a_format_each_family_calls_in_its_own_way(
     assert answer.status_code == 200, answer.text
     calls = [call["function"] for call in answer.json()["choices"][0]["message"]["tool_calls"]]
     assert calls == [{"name": "a.size", "arguments": ROME}, {"name": "a.size", "arguments": OSLO}]
-    structure = edge.core.requests[0].sampling.structured_output
-    assert structure is not None
-    ends = [edge.tokenizer.eos_token_id or 0]
-    matcher = StructureCompiler(lambda: edge.tokenizer, ends).compile(replace(structure, reasoning=None))
-
-    def fits(text: str) -> bool:
-        """As a whole answer."""
-        token_ids, copy = edge.tokenizer.encode(text, add_special_tokens=False), matcher.deep_copy()
-        return copy.try_consume_tokens(token_ids) == len(token_ids) and copy.is_accepting()
-
+    fits = whole_answers(edge)
     assert fits('{"n": 5}')
     assert fits(written % (ROME, OSLO))
     assert fits((written % (ROME, OSLO)).replace("a.size", "weather"))  # whose arguments are any object
@@ -201,18 +207,51 @@ async def test_beside_a_format_each_family_calls_in_its_own_way(
     assert not fits("Let me see.")
 
 
-async def test_a_format_beside_tools_is_refused_where_no_grammar_has_both(start_edge: StartEdge) -> None:
-    for parser, body in (("pythonic", {"response_format": FORMAT}), ("hermes", {"guided_regex": "[a-z]"})):
-        edge = await start_edge(tool_call_parser=parser)
-        answer = await edge.client.post(CHAT, json={**ASK, **body})
-        field = answer.json()["error"]["param"]
-        assert (answer.status_code, field) == (
-            400,
-            {"pythonic": "response_format.json_schema.schema"}.get(parser, "guided_regex"),
-        )
-        assert "tools" in answer.json()["error"]["message"]
-        edge.stops_with("a")
-        assert (await edge.client.post(CHAT, json={**ASK, **body, "tool_choice": "none"})).status_code == 200
+PYTHONIC = "[a.size(city=\"Rome\"), a.size(city='Oslo')]"
+
+
+@pytest.mark.parametrize("written", [PYTHONIC, f"<|python_start|>{PYTHONIC}<|python_end|>"], ids=["bare", "tagged"])
+async def test_beside_a_format_calls_may_be_pythonic(start_edge: StartEdge, written: str) -> None:
+    edge = await start_edge(tool_call_parser="pythonic")
+    edge.core.limit = 2000
+    edge.stops_with(written)
+    answer = await edge.client.post(CHAT, json={**ASK, "tools": TOOLS, "response_format": FORMAT})
+    assert answer.status_code == 200, answer.text
+    calls = [call["function"] for call in answer.json()["choices"][0]["message"]["tool_calls"]]
+    assert [(call["name"], json.loads(call["arguments"])) for call in calls] == [
+        ("a.size", {"city": "Rome"}),
+        ("a.size", {"city": "Oslo"}),
+    ]
+    fits = whole_answers(edge)
+    assert fits('{"n": 5}')
+    assert fits(written)
+    assert fits(written.replace("a.size", "weather"))  # whose arguments are any object
+    assert not fits(written.replace("Oslo", "Bonn"))
+    assert not fits(written.replace("a.size", "time"))
+    assert not fits(written + '{"n": 5}')
+    assert not fits("[]")
+
+
+NO_LITERALS = {**TOOL["function"], "parameters": {"type": "object", "properties": {"a": {"oneOf": [{}]}}}}  # type: ignore[dict-item]
+UNSAID = {"response_format": FORMAT, "tools": [{"type": "function", "function": NO_LITERALS}]}
+
+
+@pytest.mark.parametrize(
+    ("parser", "body", "field", "reason"),
+    [
+        ("pythonic", UNSAID, "response_format.json_schema.schema", 'tool "weather": oneOf'),
+        ("hermes", {"guided_regex": "[a-z]"}, "guided_regex", "excludes tools"),
+    ],
+)
+async def test_a_format_beside_tools_is_refused_where_no_grammar_has_both(
+    start_edge: StartEdge, parser: str, body: dict[str, Any], field: str, reason: str
+) -> None:
+    edge = await start_edge(tool_call_parser=parser)
+    answer = await edge.client.post(CHAT, json={**ASK, **body})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+    assert reason in answer.json()["error"]["message"]
+    edge.stops_with("a")
+    assert (await edge.client.post(CHAT, json={**ASK, **body, "tool_choice": "none"})).status_code == 200
 
 
 async def test_a_tool_that_does_not_exist_is_a_400_that_names_the_field(edge: Edge) -> None:

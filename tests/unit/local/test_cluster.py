@@ -13,6 +13,7 @@ import pytest
 
 from services.local import cluster as cluster_module
 from services.local.cluster import LocalCluster
+from services.local.model_pools import ModelPools
 from services.local.spec import ClusterSpec
 from services.local.supervisor import Died
 from shared.cores.topology import Topology
@@ -50,6 +51,16 @@ async def test_every_worker_is_told_all_store_nodes_and_they_stop_last(
         assert named["store-0"] in commands.kvstores
     stops = [line.removesuffix(" stop") for line in commands.events() if line.endswith(" stop")]
     assert sorted(stops[3:]) == ["kvstore", "store-1", "store-2"]
+
+
+async def test_a_worker_is_told_its_own_models_store_nodes(spec: ClusterSpec, commands: FakeCommands) -> None:
+    further = (ModelPools("q", spec.model, prefix="q-"),)
+    spec = replace(spec, store_nodes=2, store_host_bytes=1 << 20, further=further)
+    async with LocalCluster(spec, commands=commands) as cluster:
+        assert list(cluster.children)[:4] == ["kvstore", "store-1", "q-store-0", "q-store-1"]
+        told = {plan.name: [entry.split("=")[0] for entry in plan.stores.split(",")] for plan in commands.workers}
+        assert told["decode-0"] == told["prefill-0"] == ["store-0", "store-1"]
+        assert told["q-decode-0"] == told["q-prefill-0"] == ["q-store-0", "q-store-1"]
 
 
 async def test_several_routers_are_told_the_same_workers_and_stop_before_them(

@@ -107,9 +107,22 @@ def test_a_name_stands_for_one_model(second):
     assert caught.value.field == "models"
 
 
-def test_store_nodes_are_for_one_model():
-    with pytest.raises(ConfigError, match="keep the blocks of one model"):
-        ClusterSpec(model=Path("l"), store_host_bytes=1 << 20, further=(ModelPools("q", Path("q"), prefix="q-"),))
+def test_each_model_has_store_nodes_of_its_own():
+    """A node's blocks have one size."""
+    spec = ClusterSpec(
+        model=Path("l"), store_nodes=2, store_disk_folder=Path("d"), store_disk_bytes=1 << 20,
+        further=(ModelPools("q", Path("q"), prefix="q-"),),
+    )  # fmt: skip
+    assert spec.store_names == ("store-0", "store-1", "q-store-0", "q-store-1")
+    made = TandemCommands(spec)
+    node = made.store_node(3, "h:9", "redis://")
+    assert [node[node.index(flag) + 1] for flag in ("--name", "--disk-folder")] == ["q-store-1", "d/q-store-1"]
+    stores = ",".join(f"{name}=h:{port}" for port, name in enumerate(spec.store_names, start=1))
+    workers = {role: {f"{prefix}{role}-0": "h:8" for prefix in ("", "q-")} for role in WorkerRole}
+    command = made.router(workers, "h:7", stores)
+    settings = load_settings(RouterSettings, command[command.index("services.router") + 1 :])
+    assert [each.stores for each in settings.each_model()] == ["store-0=h:1,store-1=h:2", "q-store-0=h:3,q-store-1=h:4"]
+    assert ",".join(f"{name}={address}" for name, address in settings.store_addresses().items()) == stores
 
 
 def test_names_in_a_routers_settings(tmp_path):
@@ -117,5 +130,6 @@ def test_names_in_a_routers_settings(tmp_path):
     models = {"b": {"model": "n", "decode": "e=h:3", "prefill": "f=h:4", "aliases": ["a"]}}
     with pytest.raises(ConfigError, match="'a' is the name of two models"):
         load_settings(RouterSettings, [*flags, "--models", json.dumps(models)]).each_model()
-    with pytest.raises(ConfigError, match="store nodes keep the blocks of one model"):
-        load_settings(RouterSettings, [*flags, "--models", json.dumps(models), "--stores", "s=h:5"]).each_model()
+    models["b"] |= {"aliases": [], "stores": "s=h:6"}
+    with pytest.raises(ConfigError, match="'s' has two addresses"):
+        load_settings(RouterSettings, [*flags, "--models", json.dumps(models), "--stores", "s=h:5"]).store_addresses()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,8 @@ class CallRules:
     """What matches the JSON object of any tool's call; the argument names its field for arguments."""
     arguments: Mapping[str, str]
     """What matches a tool's arguments, by the tool's name."""
+    schemas: Mapping[str, Mapping[str, Any]]
+    """A tool's schema of its arguments, by its name: for those that do not write JSON."""
     many: bool
     """Whether there may be more than one call."""
 
@@ -34,4 +37,5 @@ class CallRules:
 
 
 CallGrammar = Callable[[CallRules], str]
-"""The rule `calls`, which matches all calls of an answer as a family writes them, and the rules that it needs."""
+"""The rule `calls`, which matches all calls of an answer as a family writes them, and the rules that it needs. Raises
+NotSaidError."""

@@ -25,8 +25,8 @@ class CallFormat:
     """Reads a whole answer; its second argument says whether a name is one of the request's tools."""
     special: tuple[str, ...]
     """Marks that may be special tokens of the vocabulary: they must stay in the text."""
-    grammar: CallGrammar | None = None
-    """How a grammar says it; None: not told yet, so that such answers follow no structure."""
+    grammar: CallGrammar
+    """How a grammar says it."""
     short_ids: bool = False
     """Its template takes ids of nine letters and digits alone."""
 
@@ -34,7 +34,7 @@ class CallFormat:
 CALL_FORMATS: Mapping[str, CallFormat] = {
     "hermes": CallFormat(hermes.calls, hermes.SPECIAL, hermes.grammar),
     "llama3_json": CallFormat(llama_json.calls, llama_json.SPECIAL, llama_json.grammar),
-    "pythonic": CallFormat(pythonic.calls, pythonic.SPECIAL),
+    "pythonic": CallFormat(pythonic.calls, pythonic.SPECIAL, pythonic.grammar),
     "mistral": CallFormat(mistral.calls, mistral.SPECIAL, mistral.grammar, short_ids=True),
     "deepseek": CallFormat(deepseek.calls, deepseek.SPECIAL, deepseek.grammar),
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.families import CallFormat
+from services.router.edge.answer.python_rules import NotSaidError
 from services.router.edge.answer.reader import ToolUse
 from services.router.edge.http.chat_messages import Tool
 from services.router.edge.http.structure_fields import closed
@@ -39,13 +40,7 @@ def call_or_answer(
 ) -> StructuredOutput:
     """Calls as the model writes them, or what matches `answer`, where the model decides. Raises InvalidRequest (the
     answer's field) where the two cannot be one grammar."""
-    grammar, field = call_format.grammar, answer.source or answer.kind.value
-    if grammar is None:
-        raise InvalidRequest(
-            f"{field} excludes tools for this model, whose way to write calls no grammar here has: leave one of them "
-            "out, or let tool_choice say 'none' or 'required'",
-            field=field,
-        )
+    field = answer.source or answer.kind.value
     if answer.kind in (StructureKind.REGEX, StructureKind.GRAMMAR):
         raise InvalidRequest(
             f"{field} excludes tools: beside them an answer can match a JSON schema or a choice", field=field
@@ -55,13 +50,23 @@ def call_or_answer(
         token_ids = tokenizer.encode(text, add_special_tokens=False)
         return f"<[{token_ids[0]}]>" if len(token_ids) == 1 else json.dumps(text)
 
+    schemas = dict(_parameters(tools))
     rules = CallRules(
         mark,
         lambda arguments: _any_call_rule(tools, arguments),
-        {name: _compact(parameters) for name, parameters in _parameters(tools)},
+        {name: _compact(schema) for name, schema in schemas.items()},
+        {name: closed(schema) for name, schema in schemas.items()},
         many=use.max_calls != 1,
     )
-    lark = f"start: calls | answer\n{grammar(rules)}answer: {_answer_rule(answer)}\nBLANKS: /[ \\n\\r\\t]{{1,16}}/\n"
+    try:
+        calls = call_format.grammar(rules)
+    except NotSaidError as error:
+        raise InvalidRequest(
+            f"{field} excludes tools whose arguments this model's way to write calls cannot be held to: {error}. Leave "
+            "one of the two out, or let tool_choice say 'none' or 'required'",
+            field=field,
+        ) from None
+    lark = f"start: calls | answer\n{calls}answer: {_answer_rule(answer)}\nBLANKS: /[ \\n\\r\\t]{{1,16}}/\n"
     return StructuredOutput(StructureKind.GRAMMAR, lark, source=field)
 
 

@@ -1,12 +1,15 @@
 """Fields of OpenAI's and vLLM's APIs that we know and do not honour: refused by name, never dropped.
 
 A value that asks for nothing beyond our behaviour (null, or one listed here) passes. Fields that appear
-nowhere in these APIs are ignored, as OpenAI-compatible servers do; so are pure hints such as `user`.
+nowhere in these APIs are ignored, as OpenAI-compatible servers do, unless they look like one that is misspelt; so are
+pure hints such as `user`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from itertools import islice
 
 from shared.errors import InvalidRequest
 
@@ -70,6 +73,25 @@ HINTS: Mapping[str, str] = {
     "user": "nothing is reported about users",
 }
 """Fields that are taken and change nothing, and why."""
+
+
+_ALIKE = 0.82
+"""From this likeness on (difflib's ratio) a field is taken for a misspelt one: `max_new_tokens`, `repeat_penalty`."""
+_MAX_COMPARED, _MAX_NAME_LEN = 8, 64
+"""Fields of a body that are compared, and how long their names may be: it takes 0.2 ms each."""
+
+
+def refuse_misspelt(
+    given: Mapping[str, object] | None, served: Collection[str], known: Mapping[str, tuple[object, ...]]
+) -> None:
+    """Raises InvalidRequest naming the first field of `given` that is nowhere in the API but close to one that is:
+    ignored, it would be an answer to another question."""
+    names = [*served, *known, *HINTS]
+    others = (name for name, value in (given or {}).items() if value is not None and name not in names)
+    for name in islice(others, _MAX_COMPARED):
+        near = get_close_matches(name, names, n=1, cutoff=_ALIKE) if len(name) <= _MAX_NAME_LEN else []
+        if near:
+            raise InvalidRequest(f"there is no field {name}: did you mean {near[0]}?", field=name)
 
 
 def refuse_unsupported(

@@ -5,15 +5,34 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Callable
 
+from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.events import Events
+from services.router.edge.answer.python_rules import ARGUMENT_NAME, COMMA, NotSaidError, PythonRules
 from services.router.edge.answer.scan import MAX_NAME_LEN, NoCallError, Scanner, Tape, rest, solid_behind
 
 TAG, TAG_END = "<|python_start|>", "<|python_end|>"
 SPECIAL = (TAG, TAG_END)
 MAX_CALL_LEN = 65_536
 """Characters of one call; a longer one is text."""
+
+
+def grammar(rules: CallRules) -> str:
+    """See `CallGrammar`."""
+    alternatives, made = [], ""
+    for number, (name, schema) in enumerate(rules.schemas.items()):
+        tool = PythonRules(f"tool_{number}", schema)
+        try:
+            alternatives.append(f'{json.dumps(name, ensure_ascii=False)} "(" {tool.arguments()} ")"')
+        except NotSaidError as error:
+            raise NotSaidError(f"tool {json.dumps(name, ensure_ascii=False)}: {error}") from None
+        made += tool.text
+    listed = f'"[" {rules.repeated("one", COMMA)} "]"'
+    return (
+        f"calls: {listed} | {rules.mark(TAG)} {listed} {rules.mark(TAG_END)}?\none: {' | '.join(alternatives)}\n{made}"
+    )
 
 
 def calls(events: Events, is_tool: Callable[[str], bool]) -> Scanner[None]:
@@ -61,11 +80,13 @@ def _call(events: Events, tape: Tape, is_tool: Callable[[str], bool]) -> Scanner
 
 def _arguments(tape: Tape) -> Scanner[str]:
     """The arguments as JSON, behind the opening parenthesis."""
+    arguments: list[str] = []
     read: list[str] = []
-    depth, quote = 0, ""
+    depth, quote, length = 0, "", 0
     while True:
         character = yield from tape.next()
-        if not character or len(read) > MAX_CALL_LEN:
+        length += 1
+        if not character or length > MAX_CALL_LEN:
             raise NoCallError
         if quote:
             if character == "\\":
@@ -79,18 +100,28 @@ def _arguments(tape: Tape) -> Scanner[str]:
             depth += 1
         elif character in ")]}":
             if depth == 0:
-                return _as_json("".join(read))
+                return _as_json([*arguments, "".join(read)])
             depth -= 1
+        elif character == "," and depth == 0:
+            arguments.append("".join(read))
+            read.clear()
+            continue
         read.append(character)
 
 
-def _as_json(arguments: str) -> str:
+def _as_json(arguments: list[str]) -> str:
+    """Each by itself: a tool's parameter may have a name that is no name in Python, such as `from`."""
+    if not arguments[-1].strip():  # none, or a comma at the end
+        del arguments[-1]
+    values: dict[str, object] = {}
     try:
-        call = ast.parse(f"f({arguments}\n)", mode="eval").body
-        assert isinstance(call, ast.Call)
-        if call.args or any(keyword.arg is None for keyword in call.keywords):
-            raise NoCallError
-        values = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
-        return json.dumps(values, ensure_ascii=False, allow_nan=False)
-    except (SyntaxError, ValueError, TypeError, AssertionError, RecursionError, MemoryError):
+        for argument in arguments:
+            name, equals, source = (part.strip() for part in argument.partition("="))
+            if not equals or re.fullmatch(ARGUMENT_NAME, name) is None:
+                raise NoCallError
+            values[name] = ast.literal_eval(source)
+        text = json.dumps(values, ensure_ascii=False, allow_nan=False)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         raise NoCallError from None
+    # Python keeps both halves of a character beyond 16 bits apart where they were written as two escapes.
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -83,6 +83,15 @@ def test_text_before_calls_is_content_without_the_blanks_between(name: str) -> N
     assert events[1] == CallBegun(0, "weather")
 
 
+def test_pythonic_arguments_may_have_names_that_python_keeps_for_itself() -> None:
+    text = r"[weather(from='a=b', class={'x': (1, 2)}, face='\ud83d\ude00',), time()]"
+    _, arguments, begun, _ = read("pythonic", text)
+    assert isinstance(arguments, CallArguments)
+    assert json.loads(arguments.text) == {"from": "a=b", "class": {"x": [1, 2]}, "face": "\U0001f600"}
+    assert arguments.text.isprintable()
+    assert begun == CallBegun(1, "time")
+
+
 PROSE = [
     "",
     " ",

@@ -180,6 +180,18 @@ METRICS: tuple[Observed[WorkerSources], ...] = (
     ),
     # Transfer
     Observed(
+        counter("tandem_transfer_sent_blocks_total", "KV blocks sent to other processes, a message each."),
+        lambda worker: worker.transfer.blocks_sent,
+    ),
+    Observed(
+        counter("tandem_transfer_sent_notes_total", "Messages sent that name blocks: notes beside them, and trailers."),
+        lambda worker: worker.transfer.notes_sent,
+    ),
+    Observed(
+        counter("tandem_transfer_sent_note_bytes_total", "Bytes of those notes and trailers."),
+        lambda worker: worker.transfer.note_bytes_sent,
+    ),
+    Observed(
         counter("tandem_transfer_sent_bytes_total", "Bytes of KV blocks sent to other processes."),
         lambda worker: worker.transfer.bytes_sent,
     ),

@@ -17,6 +17,7 @@ from torch import Tensor
 from shared.collectives.interface import Collectives
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.block_ops import BlockOps
+from shared.kernels.experts.rules import Routing
 from shared.kernels.sampling_ops import SamplingOps
 
 
@@ -115,6 +116,20 @@ class DecoderOps(Protocol):
             down: [num_experts, hidden_size, intermediate_size], contiguous.
             first_expert: id of the first of them.
             own: as for `make_linear`.
+        """
+        ...
+
+    def choose_experts(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+        """The experts of each token; a token's choice depends on its own logits alone.
+
+        Args:
+            logits: [num_tokens, num_experts], contiguous, the router's: of the model's dtype or fp32.
+            bias: [num_experts] fp32, or None where not `has_bias`.
+            routing: how to choose; `shared.kernels.experts.routing` says what that means.
+
+        Returns:
+            (expert_ids [num_tokens, top_k] int64, weights [num_tokens, top_k] fp32), the best first. Two backends may
+            differ where a bias, or the sum of a group's best, tells experts apart by no more than rounding.
         """
         ...
 

@@ -6,6 +6,7 @@ from shared.kernels.activation import reference as activation
 from shared.kernels.attention import reference as attention
 from shared.kernels.blocks import reference as blocks
 from shared.kernels.experts import reference as experts
+from shared.kernels.experts import routing
 from shared.kernels.latent import reference as latent
 from shared.kernels.linear import make_plain_linear
 from shared.kernels.rmsnorm import reference as rmsnorm
@@ -23,6 +24,7 @@ class TorchKernels:
     serves_latents = True
     make_linear = staticmethod(make_plain_linear)
     make_experts = staticmethod(experts.make_plain_experts)
+    choose_experts = staticmethod(routing.choose_experts)
     make_batched_linear = staticmethod(experts.make_plain_batched_linear)
     rms_norm = staticmethod(rmsnorm.rms_norm)
     add_rms_norm = staticmethod(rmsnorm.add_rms_norm)

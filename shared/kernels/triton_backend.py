@@ -7,6 +7,7 @@ from shared.kernels.attention import paged, uniform
 from shared.kernels.blocks import launch as blocks
 from shared.kernels.experts import launch as grouped
 from shared.kernels.experts import reference as experts
+from shared.kernels.experts import routing
 from shared.kernels.latent import reference as latent
 from shared.kernels.linear import make_plain_linear
 from shared.kernels.matmul.launch import make_rowwise_linear
@@ -25,6 +26,7 @@ class TritonKernels:
     serves_latents = True
     make_linear = staticmethod(make_plain_linear)
     make_experts = staticmethod(grouped.make_grouped_experts)
+    choose_experts = staticmethod(routing.choose_experts)
     make_batched_linear = staticmethod(experts.make_plain_batched_linear)
     rms_norm = staticmethod(rmsnorm.rms_norm)
     add_rms_norm = staticmethod(rmsnorm.add_rms_norm)

@@ -34,10 +34,13 @@ def tag(ticket: int, index: int) -> int:
 
 @dataclass(slots=True)
 class TransferCounters:
-    """Sums since start, of blocks only, trailers are not counted; and the endpoints that are open."""
+    """Sums since start, and the endpoints that are open. Blocks, a message each, are counted apart from notes and
+    trailers, which say what the blocks are."""
 
     blocks_sent: int = 0
     bytes_sent: int = 0
+    notes_sent: int = 0  # and trailers
+    note_bytes_sent: int = 0
     blocks_received: int = 0
     bytes_received: int = 0
     send_s: float = 0.0  # seconds from a block's start to its end, over all blocks; many are on their way at once

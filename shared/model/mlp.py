@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from shared.kernels.backend import DecoderOps
-from shared.kernels.experts.routing import choose_experts
 from shared.model.modules import ExpertModules, LayerModules
 from shared.model.moe_config import MoeConfig
 
@@ -40,12 +39,13 @@ class Mlp:
 class MixtureOfExperts:
     """The experts that a router chooses for each token, and the shared ones that all pass."""
 
-    def __init__(self, moe: MoeConfig, modules: ExpertModules, shared: Mlp | None) -> None:
+    def __init__(self, moe: MoeConfig, modules: ExpertModules, shared: Mlp | None, kernels: DecoderOps) -> None:
         """Keeps references to its arguments."""
         self._routing = moe.routing
         self._fp32_router = moe.fp32_router
         self._modules = modules
         self._shared = shared
+        self._kernels = kernels
         self._one = torch.ones((), dtype=torch.int64)
         self.num_chosen = torch.zeros(moe.routing.num_experts, dtype=torch.int64)
         """[num_experts] tokens that chose each expert since start, other ranks' too; counted on the CPU alone."""
@@ -53,8 +53,8 @@ class MixtureOfExperts:
     def forward(self, x: Tensor) -> Tensor:
         """[num_tokens, hidden_size] to the same shape."""
         modules = self._modules
-        logits = modules.router.forward(x.float() if self._fp32_router else x).float()
-        expert_ids, weights = choose_experts(logits, modules.router_bias, self._routing)
+        logits = modules.router.forward(x.float() if self._fp32_router else x)
+        expert_ids, weights = self._kernels.choose_experts(logits, modules.router_bias, self._routing)
         if x.device.type == "cpu":
             ids = expert_ids.flatten()
             self.num_chosen.scatter_add_(0, ids, self._one.expand(ids.shape))
@@ -71,4 +71,4 @@ def feed_forward(layer: LayerModules, moe: MoeConfig | None, kernels: DecoderOps
     if layer.experts is None:
         return Mlp(layer, kernels)
     assert moe is not None
-    return MixtureOfExperts(moe, layer.experts, None if layer.gate_up is None else Mlp(layer, kernels))
+    return MixtureOfExperts(moe, layer.experts, None if layer.gate_up is None else Mlp(layer, kernels), kernels)

@@ -12,6 +12,29 @@ from torch.nn import functional
 from shared.kernels.cpu.linear import Library, PackedLinear, pack
 from shared.kernels.cpu.packing import LANES, PANEL, is_bf16
 from shared.kernels.experts.reference import check_experts, check_forward
+from shared.kernels.experts.routing import check_choose_experts
+from shared.kernels.experts.rules import Routing
+
+
+def choose_experts(library: Library, logits: Tensor, bias: Tensor | None, rules: Routing) -> tuple[Tensor, Tensor]:
+    """See `DecoderOps`."""
+    check_choose_experts(logits, bias, rules)
+    assert logits.is_contiguous(), "the logits are strided"
+    num_tokens, top_k = logits.shape[0], rules.top_k
+    ids, weights = torch.empty((num_tokens, top_k), dtype=torch.int64), torch.empty((num_tokens, top_k))
+    sizes = (c_int64 * 8)(
+        num_tokens,
+        rules.num_experts,
+        top_k,
+        rules.num_groups,
+        rules.top_groups,
+        rules.group_score,
+        rules.scoring == "sigmoid",
+        rules.is_normalised,
+    )
+    pointers = (logits.data_ptr(), None if bias is None else bias.data_ptr(), ids.data_ptr(), weights.data_ptr())
+    library().tandem_choose_experts(*pointers, sizes, rules.scale, is_bf16(logits))
+    return ids, weights
 
 
 class PackedExperts:

@@ -18,10 +18,11 @@ from shared.kernels.attention import reference as attention
 from shared.kernels.attention.contract import check_paged_attention
 from shared.kernels.backend import LayerSizes, LayerWeights, Linear
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.cpu.experts import PackedBatchedLinear, PackedExperts
+from shared.kernels.cpu.experts import PackedBatchedLinear, PackedExperts, choose_experts
 from shared.kernels.cpu.layer_stack import CpuLayerStack
 from shared.kernels.cpu.linear import WideLinear, pack
 from shared.kernels.cpu.packing import LANES, fits_panels, is_bf16
+from shared.kernels.experts.rules import Routing
 from shared.kernels.latent import reference as latents
 from shared.kernels.linear import PlainLinear
 from shared.kernels.pool_view import pool_sizes
@@ -51,6 +52,7 @@ def load(path: Path) -> ctypes.CDLL:
     library.tandem_tighten.argtypes = [p, n, n, p, n, p]
     library.tandem_linear.argtypes = [p, p, n, p, p, p, n, n, n, c_int]
     library.tandem_experts.argtypes = [p, p, p, p, n, p, n, p, p, p, c_int]
+    library.tandem_choose_experts.argtypes = [p, p, p, p, p, c_float, c_int]
     library.tandem_batched_linear.argtypes = [p, p, n, p, p, p, n, n, n, n, c_int]
     library.tandem_rms_norm.argtypes = [p, p, p, p, p, n, n, c_float, c_int]
     library.tandem_silu_mul.argtypes = [p, p, n, n, c_int]
@@ -63,8 +65,8 @@ def load(path: Path) -> ctypes.CDLL:
     library.tandem_layers.argtypes = [p, p, p, p, c_float, c_float, p]
     for name in (
         "pack_linear", "plan_tight", "tighten", "linear", "rms_norm", "silu_mul", "rotate_and_write",
-        "experts", "batched_linear", "rotate_and_write_latent", "paged_attention", "mask_tokens", "likeliest_tokens",
-        "sample_tokens",
+        "experts", "choose_experts", "batched_linear", "rotate_and_write_latent", "paged_attention", "mask_tokens",
+        "likeliest_tokens", "sample_tokens",
     ):  # fmt: skip
         getattr(library, f"tandem_{name}").restype = None
     return library
@@ -103,6 +105,10 @@ class CpuOps:
     def make_experts(self, gate_up: Tensor, down: Tensor, first_expert: int, *, own: bool) -> PackedExperts:
         """See `DecoderOps`."""
         return PackedExperts(lambda: self.library, gate_up, down, first_expert, own=own)
+
+    def choose_experts(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+        """See `DecoderOps`."""
+        return choose_experts(lambda: self.library, logits, bias, routing)
 
     def make_batched_linear(self, weight: Tensor, *, own: bool) -> PackedBatchedLinear:
         """See `DecoderOps`."""

@@ -9,32 +9,30 @@ from shared.kernels.experts.rules import Routing
 
 
 def choose_experts(logits: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
-    """The experts of each token; a token's choice depends on its own logits alone.
+    """See `DecoderOps`: the definition of how experts are chosen.
 
-    1. score = softmax or sigmoid of the logits; merit = score + bias (DeepSeek-V3's balance without an auxiliary loss,
-       arXiv:2412.19437, section 2.1.2), or the score itself.
+    1. score = softmax or sigmoid of the logits, in fp32; merit = score + bias (DeepSeek-V3's balance without an
+       auxiliary loss, arXiv:2412.19437, section 2.1.2), or the score itself.
     2. Only experts of the `top_groups` best groups can be chosen; a group is as good as the sum of its `group_score`
        best merits (device-limited routing, arXiv:2405.04434, section 2.1.3).
     3. The `top_k` experts of the highest merit are chosen. A weight is the expert's score, over the sum of the chosen
        ones where `is_normalised`, times `scale`.
 
-    Args:
-        logits: [num_tokens, num_experts] fp32.
-        bias: [num_experts] fp32, or None where not `has_bias`.
-        routing: how to choose.
-
-    Returns:
-        (expert_ids [num_tokens, top_k] int64, weights [num_tokens, top_k] fp32), the best first.
+    Of equal experts the first is chosen, and of equal groups; equal scores come of equal logits, where nothing is added
+    to them. NaN is above all numbers.
     """
-    assert logits.dtype == torch.float32
-    assert logits.shape[1] == routing.num_experts, f"{logits.shape[1]} logits of {routing.num_experts} experts"
-    assert (bias is not None) == routing.has_bias
+    check_choose_experts(logits, bias, routing)
+    logits = logits.float()
     scores = logits.softmax(-1) if routing.scoring == "softmax" else logits.sigmoid()
-    merits = scores if bias is None else scores + bias
-    if routing.top_groups < routing.num_groups:
+    has_groups = routing.top_groups < routing.num_groups
+    if bias is None and (not has_groups or routing.group_score == 1):
+        merits = logits  # in the order of the scores, and no two of them were rounded to one
+    else:
+        merits = scores if bias is None else scores + bias
+    if has_groups:
         merits = _within_groups(merits, routing)
-    best, expert_ids = merits.topk(routing.top_k, dim=-1)
-    weights = best if bias is None else scores.gather(1, expert_ids)
+    expert_ids = _best(merits, routing.top_k)[1]
+    weights = scores.gather(1, expert_ids)
     if routing.is_normalised:
         # What DeepSeek adds so that no sum of sigmoids is zero; a sum of the best softmaxes never is.
         total = weights.sum(-1, keepdim=True)
@@ -42,10 +40,27 @@ def choose_experts(logits: Tensor, bias: Tensor | None, routing: Routing) -> tup
     return expert_ids, weights * routing.scale if routing.scale != 1.0 else weights
 
 
+def check_choose_experts(logits: Tensor, bias: Tensor | None, routing: Routing) -> None:
+    """Assert what `DecoderOps.choose_experts` asks of its arguments."""
+    assert logits.dim() == 2
+    assert logits.shape[1] == routing.num_experts, f"{logits.shape[1]} logits of {routing.num_experts} experts"
+    assert (bias is not None) == routing.has_bias
+    if bias is not None:
+        assert bias.shape == (routing.num_experts,)
+        assert bias.dtype == torch.float32
+
+
 def _within_groups(merits: Tensor, routing: Routing) -> Tensor:
     """[num_tokens, num_experts] with -inf for the experts of groups that a token does not choose from."""
     grouped = merits.view(merits.shape[0], routing.num_groups, -1)
-    group_merits = grouped.topk(routing.group_score, dim=-1).values.sum(-1)
-    chosen = group_merits.topk(routing.top_groups, dim=-1).indices
+    group_merits = _best(grouped, routing.group_score)[0].sum(-1)
+    chosen = _best(group_merits, routing.top_groups)[1]
     banned = torch.ones_like(group_merits, dtype=torch.bool).scatter_(1, chosen, False)
     return grouped.masked_fill(banned[..., None], float("-inf")).view(merits.shape)
+
+
+def _best(merits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(values, indices) of the `count` highest in the last dimension, the first of equal ones first: torch's own top-k
+    leaves open which it takes."""
+    values, indices = merits.sort(dim=-1, descending=True, stable=True)
+    return values[..., :count], indices[..., :count]

@@ -90,7 +90,10 @@ class UcxTransfer:
             if self._peers.get(address) is peer:
                 self._forget(address, "another send to the peer failed")
             raise
-        if index != TRAILER_INDEX:
+        if index == TRAILER_INDEX:
+            self.counters.notes_sent += 1
+            self.counters.note_bytes_sent += memory.nbytes
+        else:
             self.counters.blocks_sent += 1
             self.counters.bytes_sent += memory.nbytes
             self.counters.send_s += time.perf_counter() - begun

@@ -207,7 +207,7 @@ async def test_an_unknown_ticket_can_be_cancelled(sides: Sides) -> None:
     await sides.near.cancel(new_ticket())
 
 
-async def test_counters_count_blocks_alone_and_each_once(sides: Sides) -> None:
+async def test_counters_count_blocks_each_once_and_trailers_apart(sides: Sides) -> None:
     sizes = blocks(8)
     total = sum(num_bytes for _, num_bytes in sizes)
     inward, outward = new_ticket(), new_ticket()
@@ -223,6 +223,7 @@ async def test_counters_count_blocks_alone_and_each_once(sides: Sides) -> None:
     counters = sides.near.counters
     assert (counters.blocks_received, counters.bytes_received) == (8, total)
     assert (counters.blocks_sent, counters.bytes_sent) == (5, sum(num_bytes for _, num_bytes in sizes[:5]))
+    assert (counters.notes_sent, counters.note_bytes_sent) == (1, TRAILER_BYTES)
 
 
 async def test_drop_peer_fails_its_sends_and_later_ones_reach_it_again(sides: Sides) -> None:

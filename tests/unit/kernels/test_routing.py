@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,16 +11,7 @@ import torch
 from shared.kernels.experts.routing import choose_experts
 from shared.kernels.experts.rules import Routing
 
-PLAIN = Routing(num_experts=12, top_k=3, scoring="softmax", is_normalised=False)
-ROUTINGS = {
-    "softmax": PLAIN,
-    "normalised": replace(PLAIN, is_normalised=True),
-    "all experts": replace(PLAIN, top_k=12, is_normalised=True),
-    "one expert": replace(PLAIN, top_k=1, is_normalised=True),
-    "groups": replace(PLAIN, num_groups=4, top_groups=2, scale=16.0),
-    "sigmoid": replace(PLAIN, scoring="sigmoid", num_groups=3, top_groups=2, group_score=2, scale=2.5, has_bias=True),
-    "sigmoid, normalised": Routing(12, 3, "sigmoid", True, 2.5, 4, 3, 2, True),
-}
+from .routing_case import FAMILIES, ROUTINGS
 
 
 def chosen(logits: list[float], bias: list[float] | None, routing: Routing) -> dict[int, float]:
@@ -64,3 +54,11 @@ def test_a_token_chooses_alike_alone_and_among_others(name: str) -> None:
         assert its_ids.equal(ids[row : row + 1])
         # A vector's last lanes may be computed by another function than its first ones.
         torch.testing.assert_close(its_weights, weights[row : row + 1], rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("name", ROUTINGS | FAMILIES)
+def test_of_equal_experts_and_groups_the_first_are_chosen(name: str) -> None:
+    routing = (ROUTINGS | FAMILIES)[name]
+    logits = torch.full((3, routing.num_experts), 0.25)
+    bias = torch.zeros(routing.num_experts) if routing.has_bias else None
+    assert choose_experts(logits, bias, routing)[0].tolist() == [list(range(routing.top_k))] * 3

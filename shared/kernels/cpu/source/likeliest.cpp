@@ -1,26 +1,17 @@
 // The likeliest token of each row of logits, among those that a mask allows where the row has one.
 #include "likeliest.h"
 
-#include <climits>
-#include <cstring>
 #include <limits>
 
 #include "crew.h"
 #include "ops.h"
+#include "order.h"
 
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int32_t kWord = 32;          // tokens of a mask's word
 constexpr int64_t kPart = 64 * kWord;  // logits that are looked at twice while they are near
-
-// Whole numbers in the order of the logits; both zeros are one. Loops over them become vectors, over floats' they do not.
-int32_t place_of(float x) {
-  x += 0.0f;
-  int32_t bits;
-  std::memcpy(&bits, &x, 4);
-  return bits ^ (bits >> 31 & 0x7fffffff);
-}
 
 // The highest place among `count` logits, and whether one of them is NaN or +inf.
 int32_t highest(const float* logits, int64_t count, bool& is_broken) {

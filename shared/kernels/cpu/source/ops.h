@@ -18,6 +18,8 @@ void tandem_linear(
 void tandem_experts(
     const void* x, const int64_t* ids, const float* weights, const void* gate_up, int64_t gate_up_tight,
     const void* down, int64_t down_tight, void* out, void* const* memory, const int64_t* sizes, int is_bf16);
+void tandem_choose_experts(
+    const void* logits, const float* bias, int64_t* ids, float* weights, const int64_t* sizes, float scale, int is_bf16);
 void tandem_batched_linear(
     const void* x, const void* w, int64_t tight_bytes, void* y, float* scratch, const int64_t* strides, int64_t parts,
     int64_t m, int64_t k, int64_t n, int is_bf16);

@@ -12,7 +12,7 @@ from pydantic_settings import SettingsConfigDict
 from shared.config import ServiceSettings
 from shared.identity import WorkerRole
 from shared.kv.encryption import Encryption
-from shared.model.shard import Degrees
+from shared.model.shard import MAX_DEGREE, Degrees
 from shared.rpc.tls import ServiceTls
 from shared.telemetry.tracing.settings import TracesSettings
 
@@ -89,15 +89,18 @@ class WorkerSettings(ServiceSettings):
     nor for models with experts or latent attention."""
     debug_numerics: bool = False
     """Whether errors about NaN or infinite numbers name the part of the model where they begin. Slower."""
-    tp: int = Field(default=1, ge=1, le=16)
+    tp: int = Field(default=1, ge=1, le=MAX_DEGREE)
     """Tensor-parallel degree: processes that each hold a part of every layer. It must divide the model's attention
     heads, and divide its KV heads or be a multiple of them. Above 1 only on the CPU."""
-    pp: int = Field(default=1, ge=1, le=16)
+    pp: int = Field(default=1, ge=1, le=MAX_DEGREE)
     """Pipeline stages, each of `tp` processes: parts of the layers, one behind the other. Above 1 as `tp`."""
-    ep: int = Field(default=1, ge=1, le=16)
+    ep: int = Field(default=1, ge=1, le=MAX_DEGREE)
     """Expert-parallel degree, for models with experts: sets of a stage's `tp` processes, over which the experts are
     spread; the processes of a set split each of its experts. It must divide `tp`. 1: all processes split every expert;
     as `tp`: each has whole experts."""
+    group_hosts: int = Field(default=1, ge=1)
+    """Hosts of this worker's ranks. More than one is refused: all ranks share one host's memory. The chart says it, so
+    that a group over several Nodes does not start as several of the same."""
     num_threads: int = Field(default=0, ge=0, le=1024)
     """Compute threads; 0 = one for each core that the worker has, however many hardware threads it has, within the
     cgroup's CPU quota."""
@@ -177,6 +180,13 @@ class WorkerSettings(ServiceSettings):
     def _check_expert_degree(cls, value: int, info: ValidationInfo) -> int:
         if (tp := info.data.get("tp", value)) % value:
             raise ValueError(f"must divide tp, which is {tp}")
+        return value
+
+    @field_validator("group_hosts")
+    @classmethod
+    def _check_hosts(cls, value: int) -> int:
+        if value > 1:
+            raise ValueError(f"is {value}, and a group has 1: its ranks share one host's memory")
         return value
 
     @property

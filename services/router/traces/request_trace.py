@@ -19,6 +19,9 @@ from shared.engine.sampling_params import SamplingParams
 from shared.telemetry.trace_context import TraceContext, new_span_id
 from shared.telemetry.tracing.span import Span, Value
 
+_UNKNOWN = (0, "")
+"""Span id and worker of the state that the next event begins."""
+
 
 class Timed(Protocol):
     """Its moments, time.perf_counter() seconds."""
@@ -101,14 +104,15 @@ class RequestTrace:
         self._marks: list[Mark] = []
         self._looks: list[Look] = []
         self._attempts: list[AttemptNote] = []
-        self._next = (0, "")  # span id and worker of the state that the next event begins
+        self._next = _UNKNOWN
 
     # --- while it runs
 
     def moved(self, event: RequestEvent) -> None:
         """The request took an event."""
-        self._marks.append(Mark(event, time.perf_counter(), self.error, *self._next))
-        self._next, self.error = (0, ""), None
+        span_id, worker = self._next
+        self._marks.append((event, time.perf_counter(), self.error, span_id, worker))
+        self._next, self.error = _UNKNOWN, None
 
     def looking(self) -> str:
         """The index is asked. Returns the `traceparent` for it."""
@@ -168,7 +172,7 @@ class RequestTrace:
         line = self._active.timeline
         if ttft_s and (line.first_token or now) - line.accepted > ttft_s:
             return True
-        num_further, ended = self.num_output_tokens - 1, self._marks[-1].at if self._marks else now
+        num_further, ended = self.num_output_tokens - 1, self._marks[-1][1] if self._marks else now
         return bool(tpot_s and line.first_token and num_further > 0) and (
             ended - line.first_token > tpot_s * num_further
         )

@@ -32,7 +32,7 @@ class Tracer:
         from opentelemetry.sdk.resources import Resource
 
         from shared.telemetry.tracing.collector import collector_of
-        from shared.telemetry.tracing.exporter import SpanExporter  # brings OTLP's messages
+        from shared.telemetry.tracing.exporter import SpanExporter  # and what it sends with
 
         own = {"service.name": service, "service.instance.id": instance}
         resource = Resource.create(own).attributes  # with those of OTEL_RESOURCE_ATTRIBUTES

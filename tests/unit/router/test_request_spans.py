@@ -31,7 +31,7 @@ def note(span_id: int, at: float) -> AttemptNote:
 
 
 def mark(event: E, at: float, error=None, span_id: int = 0, worker: str = "") -> Mark:
-    return Mark(event, at, error, span_id, worker)
+    return (event, at, error, span_id, worker)
 
 
 def spans(marks, looks, attempts, error=None, now: float = 99.0) -> list[Span]:

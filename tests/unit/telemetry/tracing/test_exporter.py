@@ -10,7 +10,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from shared.telemetry.metrics import Metrics
 from shared.telemetry.tracing.collector import CollectorError
-from shared.telemetry.tracing.exporter import MAX_BATCH_SPANS, MAX_QUEUED_SPANS, SpanExporter
+from shared.telemetry.tracing.exporter import (
+    MAX_BATCH_SPANS,
+    MAX_QUEUED_SPANS,
+    MAX_SPANS_IN_A_ROW,
+    SpanExporter,
+)
 from shared.telemetry.tracing.settings import TracesSettings
 from shared.telemetry.tracing.span import Span, SpanKind
 from shared.telemetry.tracing.tracer import Tracer
@@ -113,6 +118,46 @@ async def test_spans_are_built_when_their_turn_comes_and_not_where_they_are_drop
         1,
         MAX_QUEUED_SPANS - 2,
     )
+
+
+async def test_a_row_is_built_at_once_and_other_tasks_have_their_turn_between_rows():
+    """Long before a second has passed, and without the notes of all traces in memory until then."""
+    turns, built_at = 0, []
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        if len(built_at) < 12:
+            asyncio.get_running_loop().call_soon(turn)
+
+    def build() -> list[Span]:
+        built_at.append(turns)
+        return [span(span_id=number + 1) for number in range(MAX_SPANS_IN_A_ROW // 4)]
+
+    exporter = SpanExporter(Collecting(), {})
+    exporter.start()
+    turn()
+    for number in range(12):
+        exporter.add_later(number + 1, MAX_SPANS_IN_A_ROW // 4, build)
+    assert not built_at  # never where a request ends
+    await until(lambda: len(built_at) == 12)
+    assert [built_at.count(number) for number in sorted(set(built_at))] == [4, 4, 4]
+    assert exporter.counters.num_exported == 0  # no batch is full
+    await exporter.close()
+    assert exporter.counters.num_exported == 3 * MAX_SPANS_IN_A_ROW
+
+
+async def test_a_trace_that_cannot_be_built_costs_itself_alone(caplog):
+    def broken() -> list[Span]:
+        raise ValueError("a bug")
+
+    exporter = SpanExporter(Collecting(), {})
+    exporter.add_later(1, 3, broken)
+    exporter.add(2, [span()])
+    exporter.start()
+    await exporter.close()
+    assert (exporter.counters.num_exported, exporter.counters.num_dropped_refused) == (1, 3)
+    assert [record.message for record in caplog.records] == ["a trace could not be built"]
 
 
 async def test_what_is_too_much_is_dropped_and_counted():

@@ -1,0 +1,89 @@
+"""What is written is read back by the generated messages."""
+
+from __future__ import annotations
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from shared.telemetry.tracing.otlp import encoded_request, encoded_spans
+from shared.telemetry.tracing.span import Span, SpanKind, Value
+
+
+def read(*traces: bytes):
+    [group] = ExportTraceServiceRequest.FromString(encoded_request({"service.name": "s"}, traces)).resource_spans
+    [scope] = group.instrumentation_library_spans
+    assert scope.instrumentation_library.name == "tandem"
+    return scope.spans
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ("", "string_value"),
+        ("é" * 100, "string_value"),
+        ("x" * 20_000, "string_value"),
+        (True, "bool_value"),
+        (False, "bool_value"),
+        (0, "int_value"),
+        (1, "int_value"),
+        (127, "int_value"),
+        (128, "int_value"),
+        (16_383, "int_value"),
+        (16_384, "int_value"),
+        (2**62, "int_value"),
+        (-1, "int_value"),
+        (-(2**63), "int_value"),
+        (0.0, "double_value"),
+        (1.0, "double_value"),
+        (-2.5e-300, "double_value"),
+        (SpanKind.CLIENT, "int_value"),
+    ],
+)
+def test_an_attribute_is_read_back_with_its_kind(value: Value, kind: str) -> None:
+    [span] = read(encoded_spans(1, [Span("a", 2, 3, 1.0, 2.0, attributes={"key": value})], 0.0))
+    [pair] = span.attributes
+    assert (pair.key, pair.value.WhichOneof("value")) == ("key", kind)
+    assert getattr(pair.value, kind) == value
+
+
+def test_equal_values_of_several_kinds_stay_apart() -> None:
+    attributes = {"key": 1}
+    kinds = []
+    for value in (1, True, 1.0, 1):
+        [span] = read(encoded_spans(1, [Span("a", 2, 3, 1.0, 2.0, attributes={**attributes, "key": value})], 0.0))
+        kinds.append(span.attributes[0].value.WhichOneof("value"))
+    assert kinds == ["int_value", "bool_value", "double_value", "int_value"]
+
+
+def test_texts_and_the_empty_list_are_an_array() -> None:
+    [span] = read(encoded_spans(1, [Span("a", 2, 3, 1.0, 2.0, attributes={"some": ("b", ""), "none": ()})], 0.0))
+    found = {
+        pair.key: [item.string_value for item in pair.value.array_value.values]
+        for pair in span.attributes
+        if pair.value.WhichOneof("value") == "array_value"
+    }
+    assert found == {"some": ["b", ""], "none": []}
+
+
+def test_spans_of_several_traces_lie_in_one_request_in_their_order() -> None:
+    long = "n" * 300
+    first = encoded_spans((1 << 128) - 1, [Span(long, (1 << 64) - 1, 0, 1.0, 2.0), Span("b", 2, 3, 4.0, 3.0)], 0.0)
+    spans = read(first, encoded_spans(9, [Span("c", 1, 0, 1.25, 1.5)], 1e9))
+    assert [(span.trace_id, span.name) for span in spans] == [
+        (b"\xff" * 16, long),
+        (b"\xff" * 16, "b"),
+        ((9).to_bytes(16, "big"), "c"),
+    ]
+    assert (spans[0].span_id, spans[0].parent_span_id) == (b"\xff" * 8, b"")
+    assert spans[1].end_time_unix_nano == spans[1].start_time_unix_nano == 4_000_000_000  # never before its beginning
+    assert (spans[2].start_time_unix_nano, spans[2].end_time_unix_nano) == (
+        1_000_000_001_250_000_000,
+        1_000_000_001_500_000_000,
+    )
+
+
+def test_half_a_pair_of_surrogates_costs_a_character_and_not_the_request() -> None:
+    broken = Span("a\ud800", 2, 3, 1.0, 2.0, attributes={"key\udfff": "v\ud800"}, error="e\ud800", state="s")
+    [span] = read(encoded_spans(1, [broken], 0.0))
+    assert (span.name, span.status.message, span.trace_state) == ("a?", "e?", "s")
+    assert [(pair.key, pair.value.string_value) for pair in span.attributes] == [("key?", "v?")]

@@ -25,8 +25,12 @@ from services.router.placement.disaggregation import Thresholds
 from services.router.placement.policy import PlacementConfig
 from services.router.placement.scorers.registry import weights
 from shared.errors import ConfigError
-from shared.sizing.shapes import H200, LLAMA_3_8B, LLAMA_3_70B, SPARSE_MODELS
-from shared.sizing.step_time import roofline
+from shared.sizing import memory
+from shared.sizing.devices import H200
+from shared.sizing.load import Hardware
+from shared.sizing.shapes import LLAMA_3_8B, LLAMA_3_70B, SPARSE_MODELS
+from shared.sizing.spread import Spread
+from shared.sizing.step_time import roofline, step_times
 
 MODELS = {"llama-3-70b": LLAMA_3_70B, "llama-3-8b": LLAMA_3_8B, **SPARSE_MODELS}
 BLOCK_SIZE = 16
@@ -40,13 +44,17 @@ class WorkerOptions:
 
     model: str = "llama-3-70b"
     gpus: int = 4
-    """Number of H200s, with tensor parallelism."""
+    """Number of H200s, taken as one that is so many times as fast."""
     table: Path | None = None
     """Step times measured by bench-engine; None = the roofline."""
     blocks: int = 0
     """Number of blocks of BLOCK_SIZE tokens; 0 = as many as fit in memory."""
     report_ms: float = 5.0
     """Minimum time between two load reports."""
+    spread: Spread | None = None
+    """Its ranks, an H200 each, with what they send each other and wait for; None = `gpus`."""
+    decode_spread: Spread | None = None
+    """Of decode workers; None = `spread`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +119,13 @@ def simulate_trace(
         bool, typer.Option("--peers-refuse", help="peers also refuse requests predicted to be late, like tandem")
     ] = False,
     model: Annotated[str, typer.Option(help=", ".join(sorted(MODELS)))] = _WORKER.model,
-    gpus: Annotated[int, typer.Option(help="H200s a worker (tensor parallel)")] = _WORKER.gpus,
+    gpus: Annotated[
+        int, typer.Option(help="H200s a worker, as one that is so many times as fast; see --degrees")
+    ] = _WORKER.gpus,
+    degrees: Annotated[
+        str, typer.Option(help="a worker's ranks, tp=4,pp=2,ep=4: an H200 each, in place of --gpus; counts their sums")
+    ] = "",
+    decode_degrees: Annotated[str, typer.Option(help="the same for decode workers; default: --degrees")] = "",
     table: Annotated[
         Path | None, typer.Option(help="step times from bench-engine's JSON, not the roofline")
     ] = _WORKER.table,
@@ -146,7 +160,15 @@ def simulate_trace(
     if speedup and rate:
         raise typer.BadParameter("either --speedup or --rate", param_hint="--rate")
     policies = POLICIES if policy == "all" else (choice(policy, "policy", (*POLICIES, "all")),)
-    worker = WorkerOptions(choice(model, "model", MODELS), gpus, table, blocks, report_ms)
+    worker = WorkerOptions(
+        choice(model, "model", MODELS),
+        gpus,
+        table,
+        blocks,
+        report_ms,
+        Spread.parse(degrees, "degrees") if degrees else None,
+        Spread.parse(decode_degrees, "decode-degrees") if decode_degrees else None,
+    )
     fleet = FleetOptions(prefill, decode, routers, ttft, tpot, peers_refuse, choice(order, "order", ORDERS), seed)
     placement = PlacementOptions(
         max_queued_tokens, patience, prefix, prefill_here, prefill_here_max, min_hit_share, tie_margin, max_candidates
@@ -160,8 +182,9 @@ def simulate_trace(
     speedups = _speedups(decimals(speedup, "speedup"), decimals(rate, "rate"), requests)
     loads = [[_simulate(requests, times, name, setup) for name in policies] for times in speedups]
     print(
-        f"{len(requests)} requests, {prefill} prefill and {decode} decode workers of {gpus} H200, "
-        f"{model}, {setup.worker.num_blocks} blocks each, targets TTFT {ttft:g} s TPOT {tpot * 1e3:g} ms\n"
+        f"{len(requests)} requests, {_pool(prefill, 'prefill', worker.spread, setup.worker, gpus)}, "
+        f"{_pool(decode, 'decode', worker.decode_spread or worker.spread, setup.decode or setup.worker, gpus)}, "
+        f"{model}, targets TTFT {ttft:g} s TPOT {tpot * 1e3:g} ms\n"
     )
     print(report.outcome_table(loads))
     if out is not None:
@@ -175,24 +198,9 @@ def main(argv: Sequence[str]) -> None:
 
 def setup_of(worker: WorkerOptions, fleet: FleetOptions, placement: PlacementOptions = _PLACEMENT) -> Setup:
     """The simulation's setup from the options; raises ConfigError."""
-    model = MODELS[worker.model]
-    room = H200.memory_bytes * worker.gpus * MEMORY_SHARE - model.weight_bytes
-    num_blocks = worker.blocks or int(room / (model.kv_bytes_per_token * BLOCK_SIZE))
-    if num_blocks < 1:
-        raise ConfigError(
-            f"{worker.model} leaves no room for KV on {worker.gpus} GPUs", field="gpus", value=worker.gpus
-        )
-    spec = WorkerSpec(
-        times=measured(worker.table) if worker.table else roofline(model, H200, worker.gpus),
-        num_blocks=num_blocks,
-        link=H200.link * H200.link_efficiency * worker.gpus,
-        kv_bytes_per_token=model.kv_bytes_per_token,
-        block_size=BLOCK_SIZE,
-        run_len=BLOCK_LEN,
-        report_s=worker.report_ms / 1e3,
-    )
+    own = worker.decode_spread
     return Setup(
-        spec,
+        worker_spec(worker, worker.spread),
         fleet.prefill,
         fleet.decode,
         Targets(fleet.ttft_s, fleet.tpot_s),
@@ -200,7 +208,45 @@ def setup_of(worker: WorkerOptions, fleet: FleetOptions, placement: PlacementOpt
         peers_refuse=fleet.peers_refuse,
         tandem=TandemConfig(order=fleet.order, ttft_target_s=fleet.ttft_s, placement=placement.config),
         seed=fleet.seed,
+        decode=None if own is None else worker_spec(worker, own),
     )
+
+
+def worker_spec(worker: WorkerOptions, spread: Spread | None) -> WorkerSpec:
+    """A worker of these ranks, or of `gpus` without any; raises ConfigError."""
+    model = MODELS[worker.model]
+    if spread is None:
+        ranks, field = worker.gpus, "gpus"
+        room = H200.memory_bytes * ranks * MEMORY_SHARE - model.weight_bytes
+        num_tokens = room / model.kv_bytes_per_token
+        times = roofline(model, H200, ranks)
+    else:
+        _check_table(worker)
+        ranks, field = spread.num_ranks, "degrees"
+        num_tokens = memory.room(model, H200, spread, Hardware(memory_share=MEMORY_SHARE)).kv_tokens
+        times = step_times(model, H200, spread)
+    num_blocks = worker.blocks or int(num_tokens / BLOCK_SIZE)
+    if num_blocks < 1:
+        raise ConfigError(f"{worker.model} leaves no room for KV on {ranks} GPUs", field=field, value=ranks)
+    return WorkerSpec(
+        times=measured(worker.table) if worker.table else times,
+        num_blocks=num_blocks,
+        link=H200.link * H200.link_efficiency * ranks,
+        kv_bytes_per_token=model.kv_bytes_per_token,
+        block_size=BLOCK_SIZE,
+        run_len=BLOCK_LEN,
+        report_s=worker.report_ms / 1e3,
+    )
+
+
+def _check_table(worker: WorkerOptions) -> None:
+    if worker.table is not None:
+        raise ConfigError("a table holds the times of the ranks that it was measured with: no degrees", field="table")
+
+
+def _pool(count: int, role: str, spread: Spread | None, spec: WorkerSpec, gpus: int) -> str:
+    of = f"{gpus} H200" if spread is None else f"{spread.num_ranks} H200 ({spread})"
+    return f"{count} {role} workers of {of} with {spec.num_blocks} blocks"
 
 
 def _simulate(requests: Sequence[TraceRequest], speedup: float, policy: str, setup: Setup) -> Outcome:

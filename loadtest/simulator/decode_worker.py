@@ -35,9 +35,10 @@ class DecodeWorker:
 
     def __init__(self, world: World, name: str) -> None:
         self.name = name
-        self._clock, self._spec, self._times = world.clock, world.spec, world.spec.times
-        self.cache = world.prefix_cache(name)
-        self.reports = Reporter(world.clock, world.spec, self)
+        self.spec = world.decode_spec
+        self._clock, self._times = world.clock, self.spec.times
+        self.cache = world.prefix_cache(name, self.spec)
+        self.reports = Reporter(world.clock, self.spec, self)
         self.num_requests = 0
         self._reservations: deque[tuple[SimRequest, Callable[[], None]]] = deque()  # reservations that wait for room
         self._joining: list[tuple[SimRequest, Done]] = []
@@ -59,7 +60,7 @@ class DecodeWorker:
 
     def try_reserve(self, request: SimRequest) -> bool:
         """Takes blocks and a batch slot for the request; False if there is no room."""
-        if self.num_requests >= self._spec.max_num_seqs or not self.cache.acquire(
+        if self.num_requests >= self.spec.max_num_seqs or not self.cache.acquire(
             request.runs, request.num_prompt_tokens, request.num_output_tokens
         ):
             return False
@@ -141,16 +142,17 @@ class DecodeWorker:
 
     def _duration_s(self, num_steps: int) -> float:
         batch = len(self._running)
-        first_s = self._times.decode_step_s(batch, self._num_kv_tokens)
         if self._chunking:
-            return first_s + self._times.chunk_s(self._chunk_len(), self._prompts[0].num_computed)
-        return num_steps * first_s + self._times.kv_s * batch * num_steps * (num_steps - 1) / 2
+            chunk_s = self._times.chunk_s(self._chunk_len(), self._prompts[0].num_computed)
+            return self._times.mixed_step_s(batch, self._num_kv_tokens, chunk_s)
+        first_s = self._times.decode_step_s(batch, self._num_kv_tokens)
+        return num_steps * first_s + self._times.growth_s(batch) * num_steps * (num_steps - 1) / 2
 
     def _steps_until(self, time_s: float) -> int:
         """Number of steps up to the first one that ends at `time_s` or later."""
         batch = len(self._running)
         first_s = self._times.decode_step_s(batch, self._num_kv_tokens)
-        half = self._times.kv_s * batch / 2
+        half = self._times.growth_s(batch) / 2
         elapsed_s = time_s - self._synced_s
         if half <= 0:
             return max(1, math.ceil(elapsed_s / first_s - 1e-9))
@@ -164,7 +166,7 @@ class DecodeWorker:
 
     def _chunk_len(self) -> int:
         item = self._prompts[0]
-        return min(self._spec.here_chunk_tokens, item.request.num_prompt_tokens - item.num_computed)
+        return min(self.spec.here_chunk_tokens, item.request.num_prompt_tokens - item.num_computed)
 
     def _after_chunk(self) -> None:
         item = self._prompts[0]
@@ -182,7 +184,7 @@ class DecodeWorker:
             self._joining.append((item.request, item.on_done))
 
     def _finish(self, request: SimRequest, on_done: Done) -> None:
-        request.finished_s = self._clock.now_s + self._spec.message_s
+        request.finished_s = self._clock.now_s + self.spec.message_s
         self.cache.release(request.runs, request.num_output_tokens)
         self.num_requests -= 1
         self.reports.changed()

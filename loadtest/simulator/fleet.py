@@ -91,18 +91,25 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Clock, index and the workers' specification."""
+    """Clock, index and the workers' specifications; what is no worker's own is the same in both."""
 
     clock: Clock
     index: PrefixIndex
     spec: WorkerSpec
+    """Of prefill workers, and of decode workers unless they have one of their own."""
+    own_decode_spec: WorkerSpec | None = None
 
-    def prefix_cache(self, worker: str) -> PrefixCache:
+    @property
+    def decode_spec(self) -> WorkerSpec:
+        """Of decode workers."""
+        return self.own_decode_spec or self.spec
+
+    def prefix_cache(self, worker: str, spec: WorkerSpec) -> PrefixCache:
         """An empty pool for that worker, which reports its content to the index."""
         return PrefixCache(
-            self.spec.num_blocks,
-            self.spec.block_size,
-            self.spec.run_len,
+            spec.num_blocks,
+            spec.block_size,
+            spec.run_len,
             lambda run: self.index.add(run, worker),
             lambda run: self.index.remove(run, worker),
         )

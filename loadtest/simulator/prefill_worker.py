@@ -37,9 +37,10 @@ class PrefillWorker:
 
     def __init__(self, world: World, name: str) -> None:
         self.name = name
-        self._clock, self._spec, self._times = world.clock, world.spec, world.spec.times
-        self.cache = world.prefix_cache(name)
-        self.reports = Reporter(world.clock, world.spec, self)
+        self.spec = world.spec
+        self._clock, self._times = world.clock, self.spec.times
+        self.cache = world.prefix_cache(name, self.spec)
+        self.reports = Reporter(world.clock, self.spec, self)
         self._waiting: deque[_Prompt] = deque()
         self._started: deque[_Prompt] = deque()
         self._num_queued_tokens = 0
@@ -64,7 +65,7 @@ class PrefillWorker:
 
     def _next_step(self) -> None:
         """Fills a step's budget: prompts in progress, then new ones while there are blocks for them."""
-        budget, chunks_s = self._spec.chunk_tokens, 0.0
+        budget, chunks_s = self.spec.chunk_tokens, 0.0
         plan: list[tuple[_Prompt, int]] = []
         for item in self._started:
             budget, chunks_s = self._add(item, budget, chunks_s, plan)
@@ -74,7 +75,7 @@ class PrefillWorker:
             budget, chunks_s = self._add(item, budget, chunks_s, plan)
         self._busy = bool(plan)
         if plan:
-            step_s = self._times.prefill_step_s(chunks_s)
+            step_s = self._times.prefill_step_s(chunks_s, len(plan))
             self.busy_s += step_s
             self._clock.after(step_s, self._step_done, plan)
 
@@ -123,5 +124,5 @@ class PrefillWorker:
 
     def _ship(self, num_tokens: int) -> None:
         """Sends over one link, one message after the other, during computation."""
-        seconds = num_tokens * self._spec.kv_bytes_per_token / self._spec.link
+        seconds = num_tokens * self.spec.kv_bytes_per_token / self.spec.link
         self._link_free_s = max(self._link_free_s, self._clock.now_s) + seconds

@@ -36,8 +36,8 @@ class SimRouter(ABC):
 
     def add_worker(self, worker: PrefillWorker | DecodeWorker) -> None:
         """A worker has connected; it is in `prefills` or `decodes`."""
-        num_blocks = self.world.spec.num_blocks
-        view = WorkerView(worker.name, num_blocks, num_blocks, 0, self.world.spec.max_num_seqs, 0)
+        num_blocks = worker.spec.num_blocks
+        view = WorkerView(worker.name, num_blocks, num_blocks, 0, worker.spec.max_num_seqs, 0)
         self._ledgers[worker.name] = Ledger(view)
         (self.prefill_pool if isinstance(worker, PrefillWorker) else self.decode_pool).add(view)
         worker.reports.listen(self)

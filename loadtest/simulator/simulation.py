@@ -28,6 +28,7 @@ class Setup:
     """The fleet, its targets and its routers."""
 
     worker: WorkerSpec
+    """Of both pools, but for `decode`."""
     num_prefills: int
     num_decodes: int
     targets: Targets
@@ -38,6 +39,8 @@ class Setup:
     """Peers also refuse requests that they predict to be late."""
     tandem: TandemConfig = field(default_factory=TandemConfig)
     seed: int = 0
+    decode: WorkerSpec | None = None
+    """Of decode workers, where they are unlike `worker`."""
 
 
 def simulate(trace: Sequence[TraceRequest], speedup: float, policy: str, setup: Setup) -> Outcome:
@@ -49,7 +52,7 @@ def simulate(trace: Sequence[TraceRequest], speedup: float, policy: str, setup: 
 
 def play(trace: Sequence[TraceRequest], speedup: float, policy: str, setup: Setup) -> list[SimRequest]:
     """The requests with their results."""
-    world = World(Clock(), PrefixIndex(setup.worker.run_len), setup.worker)
+    world = World(Clock(), PrefixIndex(setup.worker.run_len), setup.worker, setup.decode)
     prefills = {f"p{n}": PrefillWorker(world, f"p{n}") for n in range(setup.num_prefills)}
     decodes = {f"d{n}": DecodeWorker(world, f"d{n}") for n in range(setup.num_decodes)}
 

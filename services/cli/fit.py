@@ -10,24 +10,26 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from services.cli.fit_degrees import WORKERS_OF_TODAY, degrees_as_dict, degrees_table
 from services.cli.fit_values import not_yet, values_yaml
 from services.cli.fit_view import as_dict, memory_table, show
 from services.cli.quantities import count_of, seconds_of
 from shared.errors import ConfigError
 from shared.model.config import ModelConfig
+from shared.sizing.degrees import degree_fits
+from shared.sizing.devices import GPUS, device_name, gpu_of
 from shared.sizing.fit import fit as size_load
 from shared.sizing.load import Hardware, Load
 from shared.sizing.shapes import (
     BYTES_PER_VALUE,
-    GPUS,
     NAMED_MODELS,
     SPARSE_MODELS,
     ExpertShape,
     LatentShape,
     ModelShape,
     decoder,
-    gpu_of,
 )
+from shared.sizing.spread import MOST_RANKS
 
 _PIPED_WIDTH = 120
 _MAX_TOKENS = 10_000_000
@@ -43,7 +45,12 @@ def fit(
             f"{', '.join(SPARSE_MODELS)}."
         ),
     ] = "",
-    gpu: Annotated[str, typer.Option("--gpu", help=f"GPU of both pools: {', '.join(GPUS)}.")] = "H200",
+    gpu: Annotated[
+        str,
+        typer.Option(
+            "--gpu", help=f"GPU of both pools: {', '.join(GPUS)}, or in numbers, memory=24G,bandwidth=60G,flops=900G."
+        ),
+    ] = "H200",
     prefill_gpu: Annotated[str, typer.Option("--prefill-gpu", help="Another GPU for prefill workers.")] = "",
     decode_gpu: Annotated[str, typer.Option("--decode-gpu", help="Another GPU for decode workers.")] = "",
     context: Annotated[
@@ -62,7 +69,13 @@ def fit(
     ] = None,
     weights: Annotated[str, typer.Option("--weights", help=f"Weights: {', '.join(BYTES_PER_VALUE)}.")] = "bf16",
     kv_dtype: Annotated[str, typer.Option("--kv-dtype", help="KV, likewise.")] = "bf16",
-    max_tensor: Annotated[int, typer.Option("--max-tensor", help="Most GPUs that one worker may have.")] = 8,
+    max_tensor: Annotated[int, typer.Option("--max-tensor", help="Most GPUs that split a worker's layers.")] = 8,
+    max_pipeline: Annotated[
+        int, typer.Option("--max-pipeline", help="Most stages of a worker, each of that many GPUs.")
+    ] = 1,
+    node_gpus: Annotated[
+        int, typer.Option("--node-gpus", help="GPUs of a machine; beyond, ranks reach each other over the network.")
+    ] = 8,
     memory_share: Annotated[
         float, typer.Option("--memory-share", help="Share of a GPU's memory for weights and KV.")
     ] = 0.9,
@@ -73,6 +86,13 @@ def fit(
     uri: Annotated[str, typer.Option("--uri", help="model.uri in --values; default: the model's folder.")] = "",
     table: Annotated[
         bool, typer.Option("--table", help="GPUs by memory alone for all named models, with and without shared heads.")
+    ] = False,
+    degrees: Annotated[
+        bool,
+        typer.Option(
+            "--degrees",
+            help="What each number of ranks takes in place of the answer: memory of a rank, times, waiting.",
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
@@ -92,16 +112,22 @@ def fit(
     hardware = Hardware(
         prefill_gpu=gpu_of(prefill_gpu or gpu, "prefill-gpu" if prefill_gpu else "gpu"),
         decode_gpu=gpu_of(decode_gpu or gpu, "decode-gpu" if decode_gpu else "gpu"),
-        prefill_name=(prefill_gpu or gpu).upper(),
-        decode_name=(decode_gpu or gpu).upper(),
+        prefill_name=device_name(prefill_gpu or gpu),
+        decode_name=device_name(decode_gpu or gpu),
         weights=_dtype(weights, "weights"),
         kv_dtype=_dtype(kv_dtype, "kv-dtype"),
         memory_share=_between(memory_share, "memory-share", 0.1, 1.0),
-        max_tensor=int(_between(max_tensor, "max-tensor", 1, 64)),
+        max_tensor=int(_between(max_tensor, "max-tensor", 1, MOST_RANKS)),
+        max_pipeline=int(_between(max_pipeline, "max-pipeline", 1, MOST_RANKS)),
+        node_devices=int(_between(node_gpus, "node-gpus", 1, 1024)),
         prefill_price=_price(prefill_price if prefill_price is not None else price, "prefill-price"),
         decode_price=_price(decode_price if decode_price is not None else price, "decode-price"),
     )
-    found = size_load(shape, _load(context, concurrency, prompt, output, ttft, tpot, rate), hardware)
+    load = _load(context, concurrency, prompt, output, ttft, tpot, rate)
+    if degrees:
+        _show_degrees(console, shape, load, hardware, as_json=as_json)
+        return
+    found = size_load(shape, load, hardware)
     if values is not None:
         _write(values, values_yaml(found, uri or _uri(model)))
     if as_json:
@@ -112,6 +138,16 @@ def fit(
             for line in not_yet(found):
                 console.print(f"warning: {line}", markup=False)
             console.print(f"\nwrote {values}: helm install tandem helm/tandem --values {values}", markup=False)
+
+
+def _show_degrees(console: Console, shape: ModelShape, load: Load, hardware: Hardware, *, as_json: bool) -> None:
+    """Of the decode GPU, which is the prefill GPU's too unless another one is named."""
+    fits = degree_fits(shape, load, hardware.decode_gpu, hardware)
+    if as_json:
+        _print_json(degrees_as_dict(fits))
+        return
+    console.print(degrees_table(fits, hardware.decode_name, load.prompt_len, load.context))
+    console.print(f"\n{WORKERS_OF_TODAY}", markup=False)
 
 
 def _load(context: str, concurrency: str, prompt: str, output: str, ttft: str, tpot: str, rate: float | None) -> Load:

@@ -32,7 +32,7 @@ def not_yet(fit: Fit) -> list[str]:
     """What of the fit the chart refuses today, and how to stay within it."""
     pools = [fit.prefill, fit.decode]
     found = []
-    if most := max((pool.tensor for pool in pools if pool.tensor > 1), default=0):
+    if most := max((pool.gpus_each for pool in pools if pool.gpus_each > 1), default=0):
         found.append(
             f"workers run on one GPU yet, this has up to {most} each; the chart takes what --max-tensor 1 gives"
         )
@@ -50,8 +50,8 @@ def _pool(pool: PoolFit, fit: Fit) -> dict[str, object]:
         "name": pool.role,
         "role": pool.role,
         "replicas": pool.workers,
-        "parallelism": {"tensor": pool.tensor, "pipeline": 1, "expert": 1},
-        "resources": {"limits": {resource: pool.tensor}},
+        "parallelism": {"tensor": pool.spread.tensor, "pipeline": pool.spread.pipeline, "expert": pool.spread.expert},
+        "resources": {"limits": {resource: pool.gpus_each}},
         "dtype": "bf16" if weights in _QUANTIZED else weights,
     }
     if weights in _QUANTIZED:

@@ -10,7 +10,7 @@ from rich.table import Table
 from shared.sizing.fit import Cost, Fit
 from shared.sizing.load import PoolFit
 from shared.sizing.memory import GB, gpus_by_memory
-from shared.sizing.shapes import NAMED_MODELS
+from shared.sizing.shapes import BYTES_PER_VALUE, NAMED_MODELS
 
 GIB = 1 << 30
 PUBLISHED_LOADS = ((8000, 32), (128_000, 256))
@@ -71,7 +71,7 @@ def show(console: Console, fit: Fit, name: str) -> None:
     """Everything, with the arithmetic."""
     load, hardware, model = fit.load, fit.hardware, fit.model
     kv = model.kv_bytes(model.num_kv_heads, hardware.kv_dtype)
-    weights = fit.prefill.weight_bytes * fit.prefill.tensor
+    weights = model.num_params * BYTES_PER_VALUE[hardware.weights]
     active = "" if model.experts is None else f" ({model.active_params / 1e9:.3g} B of them for a token)"
     values = f"2 · {model.num_layers} layers · {model.num_kv_heads} heads · {model.head_dim}"
     if model.latent is not None:
@@ -111,7 +111,7 @@ def _cells(pool: PoolFit) -> list[str]:
         pool.role,
         pool.gpu,
         f"{pool.workers}",
-        f"{pool.tensor}",
+        f"{pool.gpus_each}",
         f"{pool.gpus}",
         f"{pool.kv_tokens:,}",
         f"{pool.sequences}" if pool.role != "prefill" else "-",
@@ -153,14 +153,20 @@ def warnings(fit: Fit) -> list[str]:
     """What the sizes do not say by themselves."""
     found = []
     kv_heads = fit.model.num_kv_heads
-    if fit.model.latent is not None and max(fit.prefill.tensor, fit.decode.tensor) > 1:
+    prefill, decode = fit.prefill.spread, fit.decode.spread
+    if fit.model.latent is not None and max(prefill.tensor, decode.tensor) > 1:
         found.append("warning: latents do not split by heads: each GPU of a worker holds all of them")
-    elif max(fit.prefill.tensor, fit.decode.tensor) > kv_heads:
+    elif max(prefill.tensor, decode.tensor) > kv_heads:
         found.append(f"warning: {kv_heads} KV heads on more GPUs: several GPUs of a worker hold the same head's KV")
-    if fit.prefill.tensor != fit.decode.tensor and fit.model.latent is None:
+    if prefill != decode:
         found.append(
-            f"note: prefill workers have {fit.prefill.tensor} GPUs, decode workers {fit.decode.tensor}: blocks are "
-            "handed over in slices of heads"
+            f"note: prefill workers have {prefill}, decode workers {decode}: blocks are handed over whole, whatever "
+            "the degrees"
+        )
+    if (most := max(prefill.num_ranks, decode.num_ranks)) > fit.hardware.node_devices:
+        found.append(
+            f"warning: a worker of {most} GPUs spans machines of {fit.hardware.node_devices} (--node-gpus), which no "
+            "worker does yet"
         )
     if fit.transfer > 1:
         found.append(
@@ -177,7 +183,7 @@ def as_dict(fit: Fit, name: str) -> dict[str, object]:
             "name": name,
             "num_params": fit.model.num_params,
             "num_active_params": fit.model.active_params,
-            "weight_bytes": fit.prefill.weight_bytes * fit.prefill.tensor,
+            "weight_bytes": fit.model.num_params * BYTES_PER_VALUE[fit.hardware.weights],
             "kv_bytes_per_token": fit.model.kv_bytes(fit.model.num_kv_heads, fit.hardware.kv_dtype),
         },
         "load": asdict(fit.load),
@@ -195,7 +201,7 @@ def as_dict(fit: Fit, name: str) -> dict[str, object]:
 
 
 def _pool(pool: PoolFit) -> dict[str, object]:
-    return {**asdict(pool), "gpus": pool.gpus}
+    return {**asdict(pool), "tensor": pool.spread.tensor, "gpus": pool.gpus}
 
 
 def _cost(cost: Cost) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shared.errors import ConfigError
-from shared.sizing.shapes import H200, GpuShape, ModelShape
+from shared.sizing.devices import H200, GpuShape
+from shared.sizing.shapes import ModelShape
+from shared.sizing.spread import MOST_RANKS, Spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,11 @@ class Hardware:
     memory_share: float = 0.9
     """Share of a GPU's memory for weights and KV; the rest is for activations and the runtime."""
     max_tensor: int = 8
-    """Most GPUs that one worker may have."""
+    """Most GPUs that split a layer."""
+    max_pipeline: int = 1
+    """Most stages of a worker: its GPUs are at most that many times `max_tensor`."""
+    node_devices: int = 8
+    """GPUs of a machine, which reach each other without the network."""
     prefill_price: float | None = None
     """For one GPU and hour, in any currency."""
     decode_price: float | None = None
@@ -62,6 +68,14 @@ class Hardware:
     def tensor_sizes(self, model: ModelShape) -> list[int]:
         """Powers of two that divide the heads, up to `max_tensor`."""
         return [1 << i for i in range(10) if 1 << i <= self.max_tensor and model.num_heads % (1 << i) == 0]
+
+    def spreads(self, model: ModelShape) -> list[Spread]:
+        """What a worker may be, fewest GPUs first: stages and ranks of a stage are powers of two. Experts are split as
+        everything is: that no rank reads more of them than another one is never slower here."""
+        most = min(self.max_pipeline, model.num_layers)
+        stages = [1 << i for i in range(10) if 1 << i <= most]
+        found = [Spread(t, p) for p in stages for t in self.tensor_sizes(model) if t * p <= MOST_RANKS]
+        return sorted(found, key=lambda spread: (spread.num_ranks, spread.pipeline))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +85,12 @@ class PoolFit:
     role: str
     gpu: str
     workers: int
-    tensor: int
-    """GPUs of a worker."""
+    spread: Spread
+    """Of each worker."""
     weight_bytes: float
-    """On each GPU."""
+    """On a worker's GPU that has the most."""
     kv_bytes_per_token: float
-    """On each GPU."""
+    """Likewise."""
     kv_tokens: int
     """Tokens whose KV one worker holds."""
     sequences: int
@@ -91,6 +105,11 @@ class PoolFit:
     """What set the size."""
 
     @property
+    def gpus_each(self) -> int:
+        """GPUs of a worker."""
+        return self.spread.num_ranks
+
+    @property
     def gpus(self) -> int:
         """GPUs of the pool."""
-        return self.workers * self.tensor
+        return self.workers * self.gpus_each

@@ -6,31 +6,33 @@ import math
 from dataclasses import dataclass
 
 from shared.errors import ConfigError
+from shared.sizing.devices import GpuShape
 from shared.sizing.load import Hardware
-from shared.sizing.shapes import BYTES_PER_VALUE, GpuShape, ModelShape
+from shared.sizing.shapes import BYTES_PER_VALUE, ModelShape
+from shared.sizing.spread import Spread
 
 GB = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What one worker of `tensor` GPUs holds."""
+    """What one worker holds."""
 
-    tensor: int
+    spread: Spread
     weight_bytes: float
-    """On each GPU."""
+    """On the GPU that has the most."""
     kv_bytes_per_token: float
-    """On each GPU."""
+    """Likewise."""
     kv_tokens: int
     """0 or less: the weights do not fit."""
 
 
-def room(model: ModelShape, gpu: GpuShape, tensor: int, hardware: Hardware) -> Room:
-    """weights / t + tokens · KV a token and GPU ≤ memory · share, solved for the tokens."""
-    weight_bytes = model.num_params * BYTES_PER_VALUE[hardware.weights] / tensor
-    kv_bytes = model.kv_bytes_per_gpu(tensor, hardware.kv_dtype)
+def room(model: ModelShape, gpu: GpuShape, spread: Spread, hardware: Hardware) -> Room:
+    """weights of a GPU + tokens · KV a token and GPU ≤ memory · share, solved for the tokens."""
+    weight_bytes = model.params_per_gpu(spread) * BYTES_PER_VALUE[hardware.weights]
+    kv_bytes = model.kv_bytes_per_gpu(spread.tensor, hardware.kv_dtype, spread.pipeline)
     free = gpu.memory_bytes * hardware.memory_share - weight_bytes
-    return Room(tensor, weight_bytes, kv_bytes, math.floor(free / kv_bytes))
+    return Room(spread, weight_bytes, kv_bytes, math.floor(free / kv_bytes))
 
 
 def rooms(model: ModelShape, gpu: GpuShape, name: str, context: int, hardware: Hardware) -> list[Room]:
@@ -38,18 +40,18 @@ def rooms(model: ModelShape, gpu: GpuShape, name: str, context: int, hardware: H
 
     Raises ConfigError, which says what is too large for what.
     """
-    found = [room(model, gpu, tensor, hardware) for tensor in hardware.tensor_sizes(model)]
+    found = [room(model, gpu, spread, hardware) for spread in hardware.spreads(model)]
     fitting = [one for one in found if one.kv_tokens >= context]
     if fitting:
         return fitting
-    largest = found[-1]
-    usable = gpu.memory_bytes * hardware.memory_share * largest.tensor / GB
-    where = f"{largest.tensor} × {name} ({usable:.0f} GB usable at --memory-share {hardware.memory_share:g})"
+    largest = max(found, key=lambda one: one.kv_tokens)
+    usable = gpu.memory_bytes * hardware.memory_share * largest.spread.num_ranks / GB
+    where = f"{largest.spread.num_ranks} × {name} ({usable:.0f} GB usable at --memory-share {hardware.memory_share:g})"
     weights = model.num_params * BYTES_PER_VALUE[hardware.weights] / GB
     if largest.kv_tokens < 1:
         raise ConfigError(
             f"{weights:.0f} GB of {hardware.weights} weights do not fit {where}: use narrower --weights, a larger "
-            "--gpu or a larger --max-tensor",
+            "--gpu, a larger --max-tensor or --max-pipeline",
             field="max_tensor",
             limit=hardware.max_tensor,
         )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 
 from shared.errors import ConfigError
+from shared.sizing.devices import GpuShape
 from shared.sizing.load import Hardware, Load, PoolFit
 from shared.sizing.memory import Room, rooms
 from shared.sizing.queueing import servers_needed, waits_longer
-from shared.sizing.shapes import GpuShape, ModelShape
-from shared.sizing.step_time import StepTimes, roofline
+from shared.sizing.shapes import ModelShape
+from shared.sizing.step_time import StepTimes, step_times
 
 VARIATION = 1.0
 """Of the prompts' lengths around their mean: squared coefficient, as of an exponential distribution."""
@@ -32,12 +34,12 @@ def prefill_pool(model: ModelShape, load: Load, hardware: Hardware) -> PoolFit:
     if not fits:
         raise ConfigError(
             f"a prompt of {load.prompt_len} tokens takes {fastest_s:.3g} s alone on the largest worker of "
-            f"{hardware.max_tensor} × {name}, --ttft is {load.ttft_s:g} s: more workers do not help",
+            f"{_most_gpus(hardware)} × {name}, --ttft is {load.ttft_s:g} s: more workers do not help",
             field="ttft",
             limit=round(fastest_s, 3),
             value=load.ttft_s,
         )
-    return min(fits, key=lambda fit: (fit.gpus, fit.tensor))
+    return min(fits, key=_size)
 
 
 def decode_pool(model: ModelShape, load: Load, hardware: Hardware) -> PoolFit:
@@ -63,12 +65,12 @@ def decode_pool(model: ModelShape, load: Load, hardware: Hardware) -> PoolFit:
     if not fits:
         raise ConfigError(
             f"one sequence alone takes {fastest_s * 1e3:.3g} ms a token on the largest worker of "
-            f"{hardware.max_tensor} × {name}, --tpot is {load.tpot_s * 1e3:g} ms: more workers do not help",
+            f"{_most_gpus(hardware)} × {name}, --tpot is {load.tpot_s * 1e3:g} ms: more workers do not help",
             field="tpot",
             limit=round(fastest_s, 4),
             value=load.tpot_s,
         )
-    return min(fits, key=lambda fit: (fit.gpus, fit.tensor))
+    return min(fits, key=_size)
 
 
 def collocated_pool(model: ModelShape, load: Load, hardware: Hardware, max_gpus: int) -> PoolFit | None:
@@ -80,7 +82,7 @@ def collocated_pool(model: ModelShape, load: Load, hardware: Hardware, max_gpus:
     fits: list[PoolFit] = []
     for room in rooms(model, gpu, name, load.context, hardware):
         times = _times(model, gpu, room, hardware)
-        for workers in range(1, max_gpus // room.tensor + 1):
+        for workers in range(1, max_gpus // room.spread.num_ranks + 1):
             batch = -(-load.concurrency // workers)
             left = 1 - _step_s(times, load, batch) / load.tpot_s
             if batch * load.context > room.kv_tokens or left <= 0:
@@ -104,11 +106,20 @@ def collocated_pool(model: ModelShape, load: Load, hardware: Hardware, max_gpus:
                     )
                 )
                 break
-    return min(fits, key=lambda fit: (fit.gpus, fit.tensor), default=None)
+    return min(fits, key=_size, default=None)
 
 
 def _times(model: ModelShape, gpu: GpuShape, room: Room, hardware: Hardware) -> StepTimes:
-    return roofline(model, gpu, room.tensor, hardware.weights, hardware.kv_dtype)
+    return step_times(model, gpu, room.spread, hardware.weights, hardware.kv_dtype, hardware.node_devices)
+
+
+def _most_gpus(hardware: Hardware) -> int:
+    return hardware.max_tensor * hardware.max_pipeline
+
+
+def _size(fit: PoolFit) -> tuple[int, int, int]:
+    """The fewest GPUs, of workers as small as can be, with as few stages."""
+    return fit.gpus, fit.gpus_each, fit.spread.pipeline
 
 
 def _prompt_s(times: StepTimes, num_tokens: int) -> float:
@@ -121,13 +132,11 @@ def _step_s(times: StepTimes, load: Load, batch: int) -> float:
 
 
 def _largest_batch(times: StepTimes, load: Load) -> int:
-    """The most sequences whose step keeps TPOT: the largest batch if all experts are read, or more where few are."""
-    each_s = times.sequence_s + (load.prompt_len + load.output_len // 2) * times.kv_s
-    batch = max(0, math.floor((load.tpot_s - times.decode_fixed_s - times.experts_s) / each_s))
-    if times.experts_s:
-        while _step_s(times, load, batch + 1) <= load.tpot_s:
-            batch += 1
-    return batch
+    """The most sequences whose step keeps TPOT; steps of more sequences are longer."""
+    most = 1
+    while _step_s(times, load, most) <= load.tpot_s:
+        most *= 2
+    return bisect_right(range(1, most), load.tpot_s, key=lambda batch: _step_s(times, load, batch))
 
 
 def _fit(
@@ -143,6 +152,6 @@ def _fit(
     busy: float | None = None,
 ) -> PoolFit:
     return PoolFit(
-        role, gpu, workers, room.tensor, room.weight_bytes, room.kv_bytes_per_token, room.kv_tokens, sequences,
+        role, gpu, workers, room.spread, room.weight_bytes, room.kv_bytes_per_token, room.kv_tokens, sequences,
         ttft_s, tpot_s, busy, limits,
     )  # fmt: skip

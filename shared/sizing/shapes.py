@@ -1,10 +1,10 @@
-"""Models and GPUs as plain numbers: what arithmetic over memory and time needs of them."""
+"""Models as plain numbers: what arithmetic over memory and time needs of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.errors import ConfigError
+from shared.sizing.spread import Spread
 
 BYTES_PER_VALUE = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
 """By the names that `--weights` and `--kv-dtype` take; scales of quantized tensors are not counted."""
@@ -53,6 +53,16 @@ class ModelShape:
     """Of `num_params`, those of all experts that a router chooses among."""
     experts: ExpertShape | None = None
     latent: LatentShape | None = None
+    hidden: int = 0
+    """Values of a token between two layers."""
+    embedding_params: float = 0.0
+    """Of `num_params`, one table of the vocabulary."""
+    is_tied: bool = False
+    """Whether the output projection is the embedding."""
+    kv_params: float = 0.0
+    """Of `num_params`, the projections to K and V of all layers; 0 with latents."""
+    copied_params: float = 0.0
+    """Of `num_params`, what ranks that split a layer hold in full: norms, routers, the projections to latents."""
 
     @property
     def active_params(self) -> float:
@@ -88,23 +98,30 @@ class ModelShape:
             values = self.latent.kv_rank + self.latent.rope_dim
         return self.num_layers * values * BYTES_PER_VALUE[dtype]
 
-    def kv_bytes_per_gpu(self, tensor: int, dtype: str) -> float:
-        """The same on one of `tensor` GPUs: each has its share of the KV heads, at least one. Where there are more GPUs
-        than KV heads, several hold the same one; latents are one head."""
-        return self.kv_bytes(-(-self.num_kv_heads // tensor), dtype)
+    def kv_bytes_per_gpu(self, tensor: int, dtype: str, pipeline: int = 1) -> float:
+        """The same on one GPU of a worker of `tensor` x `pipeline`: each has its share of the KV heads, at least one,
+        in its stage's layers. With more GPUs than KV heads several hold the same one; latents are one head."""
+        return self.kv_bytes(-(-self.num_kv_heads // tensor), dtype) * self.layers_of(pipeline) / self.num_layers
 
+    def layers_of(self, pipeline: int) -> int:
+        """The most layers that a stage has."""
+        return -(-self.num_layers // pipeline)
 
-@dataclass(frozen=True, slots=True)
-class GpuShape:
-    """One GPU; the efficiencies are the shares of its limits that a good engine reaches."""
-
-    flops: float  # dense 16 bit, 1/s
-    bandwidth: float  # bytes/s
-    memory_bytes: float
-    link: float  # network, bytes/s
-    flops_efficiency: float = 0.6
-    bandwidth_efficiency: float = 0.8
-    link_efficiency: float = 0.8
+    def params_per_gpu(self, spread: Spread) -> float:
+        """Parameters on the GPU of a worker that has the most: one of the last stage, which has no fewer layers than
+        any other one and the output projection. Layers with and without experts are taken as equal but for them."""
+        tensor, layers = spread.tensor, self.layers_of(spread.pipeline)
+        tables = 1 if self.is_tied else 2
+        split = self.num_params - self.expert_params - self.kv_params - self.copied_params
+        split -= tables * self.embedding_params
+        kv = self.kv_params * -(-self.num_kv_heads // tensor) / self.num_kv_heads
+        found = (split / tensor + kv + self.copied_params) * layers / self.num_layers
+        found += self.embedding_params / tensor * (tables if spread.pipeline == 1 else 1)
+        if self.experts is not None:
+            whole = -(-self.experts.num_experts // spread.expert) / self.experts.num_experts
+            of_stage = min(layers, self.experts.layers) / self.experts.layers
+            found += self.expert_params * of_stage * whole * spread.expert / tensor
+        return found
 
 
 def decoder(
@@ -118,23 +135,33 @@ def decoder(
     num_params = layers * (attention + 2 * hidden) + vocabulary * hidden * (1 if tied else 2) + hidden
     sparse = 0 if experts is None else experts.layers
     num_params += (layers - sparse) * 3 * hidden * intermediate
+    kv_params = layers * hidden * head_dim * 2 * kv_heads if latent is None else 0
+    copied_params = layers * 2 * hidden + hidden
+    if latent is not None:
+        copied_params += layers * _latent_projections(hidden, latent)
     expert_params = 0.0
     if experts is not None:
+        copied_params += experts.layers * hidden * experts.num_experts
         expert_params = experts.layers * experts.num_experts * 3 * hidden * experts.size
         num_params += int(expert_params) + experts.layers * hidden * (experts.num_experts + 3 * experts.shared_size)
     return ModelShape(
         num_params, layers, heads, kv_heads, head_dim, positions, expert_params=expert_params, experts=experts,
-        latent=latent,
+        latent=latent, hidden=hidden, embedding_params=vocabulary * hidden, is_tied=tied, kv_params=kv_params,
+        copied_params=copied_params,
     )  # fmt: skip
 
 
 def _attention(hidden: int, heads: int, latent: LatentShape) -> int:
     """Parameters of a layer's latent attention, its latents' norms included."""
     query_size = heads * (latent.nope_dim + latent.rope_dim)
-    query = hidden * query_size if not latent.q_rank else latent.q_rank * (hidden + 1 + query_size)
-    latents = hidden * (latent.kv_rank + latent.rope_dim) + latent.kv_rank
+    query = (latent.q_rank or hidden) * query_size
     expand = latent.kv_rank * heads * (latent.nope_dim + latent.value_dim)
-    return query + latents + expand + heads * latent.value_dim * hidden
+    return _latent_projections(hidden, latent) + query + expand + heads * latent.value_dim * hidden
+
+
+def _latent_projections(hidden: int, latent: LatentShape) -> int:
+    """Of those, what leads to the latents of queries and of keys, with their norms: the same for all heads."""
+    return latent.q_rank * (hidden + 1) + hidden * (latent.kv_rank + latent.rope_dim) + latent.kv_rank
 
 
 LLAMA_3_8B = decoder(
@@ -159,24 +186,3 @@ SPARSE_MODELS = {"mixtral-8x7b": MIXTRAL_8X7B, "deepseek-v3": DEEPSEEK_V3}
 """Published shapes with experts."""
 NAMED_MODELS = {"8b": LLAMA_3_8B, "70b": LLAMA_3_70B, "405b": LLAMA_3_405B}
 """Llama 3.1's three sizes."""
-
-H200 = GpuShape(flops=790e12, bandwidth=4.3e12, memory_bytes=141e9, link=50e9)
-"""Measured rates: a large bf16 product, a device copy; one 400 Gb/s network card for each GPU."""
-GPUS = {
-    "A100-40GB": GpuShape(flops=312e12, bandwidth=1.56e12, memory_bytes=40e9, link=25e9),
-    "A100": GpuShape(flops=312e12, bandwidth=2.04e12, memory_bytes=80e9, link=25e9),
-    "L40S": GpuShape(flops=362e12, bandwidth=0.86e12, memory_bytes=48e9, link=25e9),
-    "H100": GpuShape(flops=790e12, bandwidth=3.35e12, memory_bytes=80e9, link=50e9),
-    "H200": H200,
-    "B200": GpuShape(flops=2250e12, bandwidth=8.0e12, memory_bytes=180e9, link=50e9),
-    "MI300X": GpuShape(flops=1307e12, bandwidth=5.3e12, memory_bytes=192e9, link=50e9),
-}
-"""H200's rates (and H100's compute) are measured, all others are the data sheets': real ones are lower."""
-
-
-def gpu_of(name: str, option: str) -> GpuShape:
-    """The GPU of that name, in any case. Raises ConfigError (`option`)."""
-    for known, shape in GPUS.items():
-        if known.lower() == name.strip().lower():
-            return shape
-    raise ConfigError(f"--{option}: no GPU {name!r}; known: {', '.join(GPUS)}", field=option, value=name)

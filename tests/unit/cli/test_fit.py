@@ -85,3 +85,22 @@ def test_refusals_name_the_option_and_exit_with_2(tandem: RunTandem, arguments: 
     done = tandem("fit", *arguments)
     assert done.status == 2
     assert says in done.err
+
+
+def test_degrees_as_json_and_as_a_table(tandem: RunTandem):
+    arguments = ("fit", "mixtral-8x7b", "--gpu", "H100", "--degrees", "--max-tensor", "4", "--max-pipeline", "2")
+    rows = json.loads(tandem(*arguments, "--json").out)
+    assert {(row["spread"]["tensor"], row["spread"]["pipeline"]) for row in rows} == {
+        (tensor, pipeline) for tensor in (1, 2, 4) for pipeline in (1, 2)
+    }
+    assert [row["fits"] for row in rows if row["spread"] == {"tensor": 1, "pipeline": 1, "expert": 1}] == [False]
+    shown = tandem(*arguments).out
+    assert "does not fit" in shown
+    assert "on GPUs they run with tp=1" in shown
+
+
+def test_a_device_in_numbers_serves_as_a_gpu(tandem: RunTandem):
+    device = "memory=24G,bandwidth=60G,flops=900G"
+    done = tandem("fit", str(DEMO), "--gpu", device, "--context", "512", "--tpot", "100ms", "--json")
+    assert done.status == 0, done.err
+    assert {pool["gpu"] for pool in json.loads(done.out)["pools"]} == {"device"}

@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import ConfigError
+from shared.sizing.devices import GPUS, H200
 from shared.sizing.fit import fit
 from shared.sizing.load import Hardware, Load
 from shared.sizing.memory import gpus_by_memory, room
 from shared.sizing.queueing import erlang_c, servers_needed, waits_longer
-from shared.sizing.shapes import DEEPSEEK_V3, GPUS, H200, LLAMA_3_8B, LLAMA_3_70B, MIXTRAL_8X7B, NAMED_MODELS
+from shared.sizing.shapes import DEEPSEEK_V3, LLAMA_3_8B, LLAMA_3_70B, MIXTRAL_8X7B, NAMED_MODELS
+from shared.sizing.spread import Spread
 from shared.sizing.step_time import roofline
 
 LOAD = Load(context=8000, concurrency=256, prompt_len=4000, output_len=500, ttft_s=1.0, tpot_s=0.04, rate=12.0)
@@ -163,6 +165,6 @@ def test_cost_is_hours_over_tokens():
 
 
 def test_narrow_weights_leave_more_room_for_kv():
-    wide = room(LLAMA_3_70B, H200, 2, Hardware())
-    narrow = room(LLAMA_3_70B, H200, 2, Hardware(weights="fp8"))
+    wide = room(LLAMA_3_70B, H200, Spread(2), Hardware())
+    narrow = room(LLAMA_3_70B, H200, Spread(2), Hardware(weights="fp8"))
     assert narrow.kv_tokens > wide.kv_tokens > 0

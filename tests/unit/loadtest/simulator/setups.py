@@ -14,7 +14,8 @@ from loadtest.workloads.trace import TraceRequest
 from services.router.placement.disaggregation import Thresholds
 from services.router.placement.policy import PlacementConfig
 from services.router.placement.scorers.registry import weights
-from shared.sizing.shapes import H200, LLAMA_3_70B
+from shared.sizing.devices import H200
+from shared.sizing.shapes import LLAMA_3_70B
 from shared.sizing.step_time import roofline
 
 HEAD = Path(__file__).parents[4] / "loadtest" / "traces" / "mooncake_conversation_head.jsonl"

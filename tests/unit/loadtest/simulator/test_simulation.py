@@ -8,12 +8,16 @@ from statistics import median
 
 import pytest
 
-from loadtest.simulator.cli import main
+from loadtest.simulator.cli import FleetOptions, WorkerOptions, main, setup_of
 from loadtest.simulator.outcome import summarize
 from loadtest.simulator.replicas import Case, run
 from loadtest.simulator.simulation import POLICIES, play, simulate
 from loadtest.simulator.step_time import measured
 from shared.errors import ConfigError
+from shared.sizing.devices import H200
+from shared.sizing.shapes import LLAMA_3_70B
+from shared.sizing.spread import Spread
+from shared.sizing.step_time import step_times
 from tests.unit.loadtest.simulator.setups import HEAD, head, repeated, setup, spec
 
 
@@ -139,6 +143,31 @@ def test_wrong_arguments_are_named():
         with pytest.raises(ConfigError) as wrong:
             main(["--trace", str(HEAD), *flags])
         assert wrong.value.field == field
+    for flags, field in (
+        (["--degrees", "tp=4,ep=3"], "ep"),
+        (["--decode-degrees", "four"], "decode-degrees"),
+        (["--degrees", "tp=1"], "degrees"),
+        (["--degrees", "tp=2", "--table", "measured.json"], "table"),
+    ):
+        with pytest.raises(ConfigError) as wrong:
+            main(["--trace", str(HEAD), *flags])
+        assert wrong.value.field == field
+
+
+def test_pools_of_unequal_degrees_have_steps_and_room_of_their_own():
+    options = WorkerOptions(spread=Spread(4), decode_spread=Spread(2, 2))
+    pair = setup_of(options, FleetOptions(prefill=4, decode=4))
+    assert pair.decode is not None
+    assert pair.worker.times == step_times(LLAMA_3_70B, H200, Spread(4))
+    assert pair.decode.times == step_times(LLAMA_3_70B, H200, Spread(2, 2))
+    equal = replace(pair, decode=None)
+    trace = head()
+    unequal, same = simulate(trace, 1.0, "tandem", pair), simulate(trace, 1.0, "tandem", equal)
+    longer = pair.decode.times.decode_step_s(8, 0) / pair.worker.times.decode_step_s(8, 0)
+    assert longer > 1.5, "two stages read their weights for every part of the batch"
+    assert unequal.tpot_p90_s > same.tpot_p90_s
+    small = replace(pair, decode=replace(pair.decode, num_blocks=9000))
+    assert simulate(trace, 1.0, "tandem", small).goodput < unequal.goodput
 
 
 def test_step_times_come_from_a_measured_table(tmp_path):

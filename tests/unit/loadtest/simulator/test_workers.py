@@ -16,6 +16,10 @@ from loadtest.simulator.prefix_cache import PrefixCache
 from loadtest.simulator.prefix_index import PrefixIndex
 from loadtest.simulator.request import SimRequest, from_trace
 from loadtest.workloads.trace import TraceRequest
+from shared.sizing.devices import H200
+from shared.sizing.shapes import LLAMA_3_70B
+from shared.sizing.spread import Spread
+from shared.sizing.step_time import step_times
 from tests.unit.loadtest.simulator.setups import spec
 
 
@@ -40,17 +44,18 @@ def test_a_lone_request_decodes_in_the_sum_of_its_steps():
     assert worker.cache.num_used == worker.num_requests == 0
 
 
+@pytest.mark.parametrize("spread", [None, Spread(4, 3)], ids=["one", "three-stages"])
 @settings(max_examples=30)
 @given(
-    st.lists(
+    arrivals=st.lists(
         st.tuples(st.integers(0, 20_000).map(lambda n: n * 1e-4), st.integers(1, 3000), st.integers(1, 40)),
         max_size=8,
         unique_by=lambda one: one[0],
     )
 )
-def test_jumping_over_steps_gives_what_stepping_gives(arrivals):
+def test_jumping_over_steps_gives_what_stepping_gives(spread, arrivals):
     """Against a worker that really does one step after the other."""
-    here = world()
+    here = world() if spread is None else world(times=step_times(LLAMA_3_70B, H200, spread))
     worker = DecodeWorker(here, "d0")
     requests = []
     for number, (at_s, num_prompt, num_output) in enumerate(arrivals):
@@ -133,6 +138,32 @@ def test_a_prefill_worker_takes_the_prefix_that_it_holds_and_ships_beside_comput
     here.clock.run()
     assert again.num_cached_tokens == 20 * 512
     assert worker.report().num_queued_tokens == 0
+
+
+def test_prompts_of_one_step_follow_each_other_through_the_stages():
+    here = world(times=step_times(LLAMA_3_70B, H200, Spread(4, 2)))
+    worker = PrefillWorker(here, "p0")
+    ends = []
+    calls = PrefillCalls(lambda _: None, lambda _, at_s, __: ends.append(at_s), lambda _: None)
+    for name in ("r0", "r1", "r2"):
+        worker.submit(request(name), 0, calls)
+    here.clock.run()
+    times = here.spec.times
+    one_s, two_s = times.prefill_step_s(times.chunk_s(1000, 0)), times.prefill_step_s(2 * times.chunk_s(1000, 0), 2)
+    assert ends == pytest.approx([one_s, one_s + two_s, one_s + two_s])
+    assert one_s < two_s < 2 * one_s
+
+
+def test_a_decode_worker_has_its_own_blocks_and_times():
+    own = replace(spec(500), message_s=0.0, times=step_times(LLAMA_3_70B, H200, Spread(2, 2)))
+    here = replace(world(), own_decode_spec=own)
+    worker = DecodeWorker(here, "d0")
+    one = request("r1", 1000, 50)
+    assert worker.try_reserve(one)
+    worker.join(one, lambda _: None)
+    here.clock.run()
+    assert one.finished_s == pytest.approx(sum(own.times.decode_step_s(1, 1001 + step) for step in range(49)))
+    assert (worker.cache.num_blocks, PrefillWorker(here, "p0").cache.num_blocks) == (500, here.spec.num_blocks)
 
 
 steps = st.lists(

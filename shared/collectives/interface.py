@@ -38,5 +38,6 @@ class Collectives(Protocol):
         ...
 
     def close(self) -> None:
-        """Leaves the group; the others find out as they would of a death. Twice is fine."""
+        """Leaves the group. What this rank has sent can still be read; a call that waits for more of it raises RankLost
+        at once. Twice is fine."""
         ...

@@ -133,7 +133,7 @@ class CpuGroup:
             self._library.tandem_group_fail(self.handle, rank)
 
     def lost_rank(self) -> int | None:
-        """A rank that is gone or stuck, by its name; None while all run."""
+        """A rank that has left, is gone or stuck, by its name; None while all run."""
         failed = 0 if self.handle is None else self._library.tandem_group_fault(self.handle)
         return failed - 1 if failed else None
 

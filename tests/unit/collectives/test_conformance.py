@@ -81,3 +81,16 @@ def test_calls_of_all_kinds_may_follow_each_other(run_ranks: RunRanks[Any]) -> N
     for rank, found in enumerate(results):
         expected = [[float(step), step + 2.0 if rank == 0 else 0.0, 3.0 * step + 3] for step in range(200)]
         assert found == [value for row in expected for value in row]
+
+
+def test_a_rank_may_leave_once_its_own_calls_are_done(run_ranks: RunRanks[Tensor]) -> None:
+    """The first to be done leaves while the others still read its last message, which is longer than one piece."""
+
+    def work(group: Collectives) -> Tensor:
+        x = torch.full((300_000,), float(group.rank))
+        group.all_reduce(x)
+        group.broadcast(x)
+        return x
+
+    for _ in range(5):
+        assert all(x.eq(3).all() for x in run_ranks(3, work))

@@ -7,9 +7,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
+from shared.errors import RankLost
 from shared.kernels.cpu.build import choose
 from shared.kernels.cpu.group import CpuGroup, group_bytes, shared_memory
 from shared.kernels.cpu.launch import load
@@ -18,6 +21,7 @@ from tests.unit.collectives.in_threads import needs_library
 pytestmark = needs_library
 
 SIZE = 3
+DEADLINE_S = 20.0
 
 
 @pytest.fixture
@@ -68,4 +72,31 @@ def test_an_idle_group_can_be_asked() -> None:
         first.close()
         second.close()
     finally:
+        os.close(descriptor)
+
+
+def test_a_rank_that_leaves_ends_the_others_waits_at_once_but_not_what_it_has_sent() -> None:
+    """No death, and no silence of any length, is needed: here a silent rank would be waited for without end."""
+    library = load(choose()[1])
+    descriptor = shared_memory(group_bytes(library, 2))
+    first, second = (CpuGroup(library, descriptor, rank, 2, stuck_s=1e6) for rank in range(2))
+    waits = ThreadPoolExecutor(1)
+    try:
+        second.meet()
+        first.broadcast(torch.ones(1024))
+        first.close()
+        got = torch.zeros(1024)
+        second.broadcast(got)
+        assert got.eq(1).all()
+        assert second.lost_rank() == 0
+        waiting = waits.submit(second.all_reduce, torch.zeros(1024))
+        with pytest.raises(RankLost) as lost:
+            waiting.result(timeout=DEADLINE_S)
+        assert lost.value.details["rank"] == 0
+        with pytest.raises(RankLost):
+            second.broadcast(got)
+    finally:
+        second.fail(0)  # ends a wait that nothing else does
+        waits.shutdown()
+        second.close()
         os.close(descriptor)

@@ -39,12 +39,18 @@ void futex(std::atomic<uint32_t>& word, int what, uint32_t value, const timespec
 
 bool reached(const std::atomic<uint32_t>& arrived, uint32_t message) { return int32_t(arrived.load() - message) >= 0; }
 
-// 0, or 1 + the name of a member that has failed, or is not seen running. Its last beat is held against this process's own last one,
-// not against the clock: where neither gets a core, neither is stuck.
+// Whether a member has left, or is not seen running. Its last beat is held against this process's own last one, not against the
+// clock: where neither gets a core, neither is stuck.
+bool is_gone(const Group& g, int other) {
+  const Member& member = g.shared->members[other];
+  return member.left.load() || g.shared->members[g.rank].beat.load() - member.beat.load() >= g.stuck_ns;
+}
+
+// 0, or 1 + the name of a member that has failed, or of the one that is waited for, if it is gone.
 int fault(Group& g, int waited_for) {
   const uint32_t failed = g.shared->failed.load();
   if (failed) return int(failed);
-  if (g.shared->members[g.rank].beat.load() - g.shared->members[waited_for].beat.load() < g.stuck_ns) return 0;
+  if (!is_gone(g, waited_for)) return 0;
   uint32_t none = 0;
   g.shared->failed.compare_exchange_strong(none, uint32_t(g.names[waited_for] + 1));
   return int(g.shared->failed.load());
@@ -69,7 +75,9 @@ int sleep_for(Group& g, int other, uint32_t message) {
     if (int32_t(seen - message) < 0) futex(member.arrived, FUTEX_WAIT, seen, &nap);
     member.sleepers.fetch_sub(1);
     if (reached(member.arrived, message)) return 0;
-    if (const int failed = fault(g, other)) return failed;
+    const int failed = fault(g, other);
+    if (reached(member.arrived, message)) return 0;  // its last message, then it left
+    if (failed) return failed;
   }
 }
 
@@ -251,8 +259,12 @@ extern "C" int tandem_group_meet(Group* group, int64_t limit_ns) {
   return 0;
 }
 
+// What this member has sent stays readable; waits for more of it end.
 extern "C" void tandem_group_leave(Group* group) {
-  pulse().remove(&group->shared->members[group->rank]);
+  Member& own = group->shared->members[group->rank];
+  pulse().remove(&own);
+  own.left.store(1);
+  futex(own.arrived, FUTEX_WAKE, INT_MAX, nullptr);
   munmap(group->shared, tandem_group_bytes(group->size, group->slot_bytes));
   delete group;
 }
@@ -264,11 +276,11 @@ extern "C" void tandem_group_fail(Group* group, int64_t name) {
   for (int i = 0; i < group->size; i++) futex(group->shared->members[i].arrived, FUTEX_WAKE, INT_MAX, nullptr);
 }
 
-// 0, or 1 + the name of a member that has failed or is not seen running.
+// 0, or 1 + the name of a member that has failed, has left or is not seen running. Tells nobody.
 extern "C" int tandem_group_fault(Group* group) {
+  if (const uint32_t failed = group->shared->failed.load()) return int(failed);
   for (int other = 0; other < group->size; other++)
-    if (other != group->rank)
-      if (const int failed = fault(*group, other)) return failed;
+    if (other != group->rank && is_gone(*group, other)) return group->names[other] + 1;
   return 0;
 }
 

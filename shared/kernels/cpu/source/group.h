@@ -13,6 +13,7 @@ constexpr int kMostMembers = 16;
 struct alignas(128) Member {  // two cache lines: processors fetch them in pairs
   std::atomic<uint32_t> arrived;   // messages, of which the last one is in its slot
   std::atomic<uint32_t> sleepers;  // who sleeps until `arrived` changes
+  std::atomic<uint32_t> left;      // whether it sends nothing any more
   std::atomic<int64_t> beat;       // nanoseconds of the monotonic clock: when it was last seen running
 };
 

@@ -209,7 +209,8 @@ def _joined(shares: Sequence[CoreShare]) -> CoreShare:
     if len(shares) == 1:
         return shares[0]
     cpus = tuple(sorted({cpu for share in shares for cpu in share.cpus}))
-    return CoreShare(cpus, sum(share.num_threads for share in shares))
+    nodes = {share.node for share in shares}
+    return CoreShare(cpus, sum(share.num_threads for share in shares), nodes.pop() if len(nodes) == 1 else None)
 
 
 def store_name(number: int) -> str:

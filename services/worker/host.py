@@ -104,8 +104,15 @@ class EngineHost:
         """Loads the model and starts the engine thread and the transfer plane.
 
         `on_event` gets the engine's events on the event loop, in order; `on_progress` gets (fraction, what).
-        Raises ModelLoadError, ConfigError.
+        Raises ModelLoadError, ConfigError; then it is closed, and no rank of its group runs on.
         """
+        try:
+            await self._start(on_event, on_progress)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start(self, on_event: Callable[[Event], None], on_progress: Callable[[float, str], None]) -> None:
         loop = asyncio.get_running_loop()
 
         def progress(loaded: int, total: int) -> None:
@@ -181,6 +188,8 @@ def load_model(
     if settings.deterministic:
         identity = deterministic_fingerprint(identity, arithmetic_digest(decoder, layout))
     wanted_len = settings.max_model_len or config.max_position_embeddings
+    if group is not None:
+        group.wait_loaded()
     num_blocks = _choose_num_blocks(settings, decoder, layout, wanted_len)
     return LoadedModel(
         decoder=decoder,
@@ -209,14 +218,14 @@ def _check_group(settings: WorkerSettings) -> tuple[torch.dtype, str]:
 
 def _start_group(settings: WorkerSettings, dtype: torch.dtype, kernels: str) -> RankGroup:
     allowed = frozenset(os.sched_getaffinity(0))
-    share = choose_cores(settings, read_topology(), allowed, read_quota())
+    topology = read_topology()
+    share = choose_cores(settings, topology, allowed, read_quota())
     cpus = tuple(cpu for cpu in share.cpus if cpu in allowed)  # as the kernel reads a process's mask
     if share.cpus and not cpus:
         raise not_cores(settings, "none of them is this process's")
     logs = settings.log_format, settings.log_level
-    return RankGroup(
-        settings.name, str(settings.model), settings.degrees, dtype, kernels, replace(share, cpus=cpus), logs
-    )
+    own = replace(share, cpus=cpus)
+    return RankGroup(settings.name, str(settings.model), settings.degrees, dtype, kernels, own, topology, logs)
 
 
 def check_device(device: str) -> None:

@@ -12,7 +12,7 @@ from pydantic_settings import SettingsConfigDict
 from shared.config import ServiceSettings
 from shared.identity import WorkerRole
 from shared.kv.encryption import Encryption
-from shared.model.shard import Degrees
+from shared.model.shard import MAX_DEGREE, Degrees
 from shared.rpc.tls import ServiceTls
 from shared.telemetry.tracing.settings import TracesSettings
 
@@ -89,11 +89,11 @@ class WorkerSettings(ServiceSettings):
     nor for models with experts or latent attention."""
     debug_numerics: bool = False
     """Whether errors about NaN or infinite numbers name the part of the model where they begin. Slower."""
-    tp: int = Field(default=1, ge=1, le=16)
+    tp: int = Field(default=1, ge=1, le=MAX_DEGREE)
     """Tensor-parallel degree: processes that each hold a part of every layer. It must divide the model's attention
     heads, and divide its KV heads or be a multiple of them. Above 1 only on the CPU, and not for models with experts or
     latent attention."""
-    pp: int = Field(default=1, ge=1, le=16)
+    pp: int = Field(default=1, ge=1, le=MAX_DEGREE)
     """Pipeline stages, each of `tp` processes: parts of the layers, one behind the other. Above 1 as `tp`."""
     num_threads: int = Field(default=0, ge=0, le=1024)
     """Compute threads; 0 = one for each core that the worker has, however many hardware threads it has, within the

@@ -65,6 +65,46 @@ def count_threads(topology: Topology, cpus: Collection[int], quota: float | None
     return max(1, cores if quota is None else min(cores, int(quota)))
 
 
+def divide_share(topology: Topology, share: CoreShare, num_parts: int) -> list[CoreShare]:
+    """The parts of a worker's cores that its ranks get, in their order: whole cores, and within one NUMA node each,
+    where there are no fewer ranks than nodes.
+
+    A node gets as many ranks as its cores are a share of all; neighbours, which split one layer, lie on one node
+    where they can. With one thread a core each part has its cores' number, else an even share of `num_threads`, at
+    least one and no more than its CPUs. Where there are fewer cores than parts, none is pinned.
+    """
+    assert num_parts >= 1, num_parts
+    by_core: dict[int, list[Cpu]] = defaultdict(list)
+    for cpu in topology.restricted(share.cpus):
+        by_core[cpu.core].append(cpu)
+    cores = sorted(by_core.values(), key=lambda core: (core[0].node, core[0].core))
+    even = max(1, share.num_threads // num_parts)
+    if len(cores) < num_parts:
+        return [CoreShare((), even)] * num_parts
+    has_nodes = len({cpu.node for cpu in topology.cpus}) > 1
+    parts = []
+    for run in _runs(cores, num_parts):
+        cpus = tuple(sorted(cpu.number for core in run for cpu in core))
+        nodes = {core[0].node for core in run}
+        threads = len(run) if share.num_threads == len(cores) else min(even, len(cpus))
+        parts.append(CoreShare(cpus, threads, min(nodes) if has_nodes and len(nodes) == 1 else None))
+    return parts
+
+
+def _runs(cores: Sequence[list[Cpu]], num_parts: int) -> list[tuple[list[Cpu], ...]]:
+    """`cores`, sorted by node, cut into runs that cross no node unless there are fewer runs than nodes."""
+    by_node: dict[int, list[list[Cpu]]] = defaultdict(list)
+    for core in cores:
+        by_node[core[0].node].append(core)
+    if num_parts < len(by_node):
+        return share_cores(cores, num_parts)
+    dealt = dict.fromkeys(by_node, 0)
+    for _ in range(num_parts):
+        best = max(by_node, key=lambda node: (len(by_node[node]) / (dealt[node] + 1), -dealt[node], -node))
+        dealt[best] += 1
+    return [run for node, of_node in by_node.items() if dealt[node] for run in share_cores(of_node, dealt[node])]
+
+
 def _within_quota(
     shares: Sequence[CoreShare], by_node: dict[int, list[tuple[Cpu, ...]]], quota: float
 ) -> list[CoreShare]:

@@ -15,6 +15,7 @@ from loadtest.bench.engine.cpu import BLOCK_SIZE, Bench, Step
 from loadtest.figures import Result
 from services.worker.group.leader import RankGroup
 from shared.cores.policy import CoreShare
+from shared.cores.topology import read_topology
 from shared.engine.plan import StepPlan
 from shared.engine.runner.runner import Runner
 from shared.errors import TandemError
@@ -61,10 +62,11 @@ def _group_runner(folder: Path, dtype: torch.dtype, whole: Bench, degrees: Degre
     name = str(dtype).removeprefix("torch.")
     cores = tuple(sorted(os.sched_getaffinity(0)))
     share = CoreShare((), max(degrees.num_ranks, len(cores)))
-    group = RankGroup("bench", str(folder), degrees, dtype, whole.decoder.kernels.name, share)
+    group = RankGroup("bench", str(folder), degrees, dtype, whole.decoder.kernels.name, share, read_topology())
     try:
         links = group.meet(_raise)
         decoder = RankDecoder.load_rank(folder, dtype, whole.decoder.kernels.name, degrees, links)
+        group.wait_loaded()
         num_blocks = whole.runner.kv_blocks.shape[0]
         layout = decoder.config.block_layout(BLOCK_SIZE, name)
         pool = group.share_pool(layout, num_blocks, fingerprint(folder, name))

@@ -41,6 +41,7 @@ def run(spec: RankSpec) -> None:
 def _serve(spec: RankSpec, links: RankLinks, pool_descriptor: int) -> None:
     dtype: torch.dtype = getattr(torch, spec.dtype)
     decoder = RankDecoder.load_rank(spec.folder, dtype, spec.kernels, spec.degrees, links)
+    links.everyone.gather(torch.zeros(1))  # tells the leader that this rank's slice is loaded
     pool = PoolSpec.parse(broadcast_bytes(links.everyone))
     found = fingerprint(spec.folder, spec.dtype)
     if found != pool.identity:

@@ -8,8 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable
 
 import psutil
 import torch
@@ -19,7 +18,8 @@ from services.worker.group.rank_spec import PoolSpec, RankSpec
 from services.worker.group.shared_pool import map_pool
 from shared.collectives.messages import broadcast_bytes
 from shared.collectives.rank_links import RankLinks, join, shared_memories
-from shared.cores.policy import CoreShare
+from shared.cores.policy import CoreShare, divide_share
+from shared.cores.topology import Topology
 from shared.engine.group.plans import PlanAnnouncer
 from shared.errors import ConfigError, RankLost, TandemError
 from shared.kernels.cpu.build import CannotBuild, choose
@@ -32,6 +32,8 @@ from shared.telemetry.logs import LogFormat, LogLevel
 
 logger = logging.getLogger(__name__)
 
+FOLLOWER = "services.worker.group.follower"
+"""What a follower's process runs."""
 WATCH_INTERVAL_S = 0.1
 STOPPED_S = 1.0
 """A follower that stays stopped for so long is lost."""
@@ -50,11 +52,13 @@ class RankGroup:
         dtype: torch.dtype,
         kernels: str,
         share: CoreShare,
+        topology: Topology,
         logs: tuple[LogFormat, LogLevel] = ("text", "info"),
     ) -> None:
         """Starts them; they load their slices at once, and need no more of the leader than `meet` and `share_pool`.
 
-        `share`: the worker's cores and threads, the leader's own among them. Raises ConfigError without C++ kernels.
+        `share`: the worker's cores and threads, the leader's own among them, on a machine of that `topology`. Raises
+        ConfigError without C++ kernels.
         """
         try:
             library = load(choose()[1])
@@ -72,7 +76,7 @@ class RankGroup:
         self._watch: threading.Thread | None = None
         self._links: RankLinks | None = None
         self._announcer: PlanAnnouncer | None = None
-        shares = divide_cores(share, degrees.num_ranks)
+        shares = divide_share(topology, share, degrees.num_ranks)
         self.own_share = shares[0]
         """The leader's part of the cores."""
         self.followers = [
@@ -95,7 +99,7 @@ class RankGroup:
         ]
 
     def _start(self, spec: RankSpec) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "services.worker.group.follower", spec.to_json()]
+        command = [sys.executable, "-m", FOLLOWER, spec.to_json()]
         # Its log is the worker's. stdout is the leader's channel to the launcher.
         return subprocess.Popen(
             command_dying_with_parent(command),
@@ -112,6 +116,11 @@ class RankGroup:
         self._links = join(self._library, self._descriptors[:-1], 0, tensor, pipeline, self._check_started)
         self._watch.start()
         return self._links
+
+    def wait_loaded(self) -> None:
+        """Waits until all ranks hold their slices, and memory that is free is theirs no longer. Raises RankLost."""
+        assert self._links is not None, "meet() first"
+        self._links.everyone.gather(torch.zeros(1))
 
     def share_pool(self, layout: BlockLayout, num_blocks: int, identity: str) -> Tensor:
         """The pool, [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], when all ranks have mapped it.
@@ -175,12 +184,13 @@ class RankGroup:
         assert isinstance(everyone, CpuGroup)
         stopped = [0.0] * len(self.followers)
         while not self._all_ended:
+            rank, statuses = everyone.lost_rank(), [follower.poll() for follower in self.followers]
+            # Read behind what it explains: told to end, a follower may leave and end; one that does not must not keep
+            # the leader waiting for it.
             closing_s = self._closing_s
-            # Told to end, a follower may end; one that does not must not keep the leader waiting for it.
             is_late = closing_s is not None and time.monotonic() - closing_s > END_TIMEOUT_S
-            rank = everyone.lost_rank()
-            for number, follower in enumerate(self.followers):
-                status = follower.poll()
+            rank = rank if closing_s is None else None
+            for number, (follower, status) in enumerate(zip(self.followers, statuses, strict=True)):
                 ended = status is not None and not (closing_s is not None and status == 0)
                 is_running = status is None
                 stopped[number] = stopped[number] + WATCH_INTERVAL_S if is_running and is_stopped(follower.pid) else 0.0
@@ -200,13 +210,3 @@ def is_stopped(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_STOPPED
     except psutil.NoSuchProcess:
         return False
-
-
-def divide_cores(share: CoreShare, num_ranks: int) -> Sequence[CoreShare]:
-    """Each rank's part of a worker's cores, the leader's first: as even as can be, and at least one thread each. Where
-    there are fewer cores than ranks, none is pinned."""
-    cpus, threads = share.cpus, max(1, share.num_threads // num_ranks)
-    if len(cpus) < num_ranks:
-        return [CoreShare((), threads)] * num_ranks
-    edges = [len(cpus) * rank // num_ranks for rank in range(num_ranks + 1)]
-    return [CoreShare(cpus[begin:end], threads, share.node) for begin, end in pairwise(edges)]

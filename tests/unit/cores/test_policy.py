@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.cores.policy import CoreShare, count_threads, share_machine
+from shared.cores.policy import CoreShare, count_threads, divide_share, share_machine
 from shared.cores.topology import Cpu, Topology, read_topology
 from tests.unit.cores.machines import laptop, two_sockets
 
@@ -98,3 +98,67 @@ def test_no_share_leaves_its_bounds(
         assert sum(share.num_threads for share in shares) <= max(quota, num_workers, 1)
     elif num_workers == 1:
         assert shares[0].cpus
+
+
+def test_ranks_get_whole_cores_of_a_laptop_and_never_siblings_of_one(tmp_path: Path) -> None:
+    topology = read_topology(laptop(tmp_path).root)
+    assert divide_share(topology, CoreShare(tuple(range(8)), 4), 2) == [
+        CoreShare((0, 1, 2, 3), 2), CoreShare((4, 5, 6, 7), 2),
+    ]  # fmt: skip
+    assert divide_share(topology, CoreShare((0, 1, 2, 3, 4, 5), 3), 2) == [
+        CoreShare((0, 1, 2, 3), 2), CoreShare((4, 5), 1),
+    ]  # fmt: skip
+    assert divide_share(topology, CoreShare((0, 1, 2, 3), 4), 4) == [CoreShare((), 1)] * 4, "two cores for four ranks"
+
+
+def test_ranks_keep_to_the_node_of_their_cores(tmp_path: Path) -> None:
+    """Linux numbers first threads before second ones: runs of CPU numbers would cut every core, and mix the nodes."""
+    topology = read_topology(two_sockets(tmp_path).root)
+    everything = CoreShare(tuple(range(16)), 8)
+    assert divide_share(topology, everything, 2) == [
+        CoreShare((0, 1, 2, 3, 8, 9, 10, 11), 4, 0), CoreShare((4, 5, 6, 7, 12, 13, 14, 15), 4, 1),
+    ]  # fmt: skip
+    assert [part.node for part in divide_share(topology, everything, 4)] == [0, 0, 1, 1]
+    uneven = divide_share(topology, CoreShare((0, 1, 2, 4, 8, 9, 10, 12), 4), 3)
+    assert [(part.cpus, part.node) for part in uneven] == [((0, 1, 8, 9), 0), ((2, 10), 0), ((4, 12), 1)]
+
+
+def test_threads_that_were_chosen_are_shared_out(tmp_path: Path) -> None:
+    topology = read_topology(two_sockets(tmp_path).root)
+    few = divide_share(topology, CoreShare(tuple(range(16)), 4), 2)
+    assert [part.num_threads for part in few] == [2, 2]
+    many = divide_share(topology, CoreShare(tuple(range(16)), 16), 4)
+    assert [part.num_threads for part in many] == [4, 4, 4, 4]
+
+
+@given(st.data())
+def test_parts_are_disjoint_whole_cores_within_a_node_wherever_ranks_are_no_fewer_than_nodes(
+    data: st.DataObject,
+) -> None:
+    num_nodes, per_core = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 2))
+    cores = data.draw(st.integers(num_nodes, 24))
+    nodes = [data.draw(st.integers(0, num_nodes - 1)) for _ in range(cores)]
+    topology = Topology(
+        tuple(Cpu(core + thread * cores, core, nodes[core]) for thread in range(per_core) for core in range(cores))
+    )
+    cpus = data.draw(st.sets(st.integers(0, cores * per_core - 1), min_size=1))
+    share = CoreShare(tuple(sorted(cpus)), count_threads(topology, cpus, None))
+    num_parts = data.draw(st.integers(1, 8))
+    parts = divide_share(topology, share, num_parts)
+    assert len(parts) == num_parts
+    used = [cpu for part in parts for cpu in part.cpus]
+    if not used:
+        assert share.num_threads < num_parts
+        return
+    by_number = {cpu.number: cpu for cpu in topology.cpus}
+    assert len(used) == len(set(used))
+    assert set(used) <= cpus
+    owners: dict[int, set[int]] = {}
+    for rank, part in enumerate(parts):
+        assert part.cpus
+        assert 1 <= part.num_threads <= len(part.cpus)
+        for cpu in part.cpus:
+            owners.setdefault(by_number[cpu].core, set()).add(rank)
+        if num_parts >= len({by_number[cpu].node for cpu in cpus}):
+            assert len({by_number[cpu].node for cpu in part.cpus}) == 1
+    assert all(len(ranks) == 1 for ranks in owners.values())

@@ -1,0 +1,85 @@
+"""A worker that is a group starts whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from services.worker import host
+from services.worker.group import leader
+from services.worker.host import EngineHost
+from services.worker.settings import WorkerSettings
+from shared.config import load_settings
+from shared.errors import ConfigError
+from tests.integration.worker.held_follower import FOLDER_VARIABLE
+from tests.unit.collectives.in_threads import needs_library
+
+pytestmark = [needs_library, pytest.mark.timeout(120)]
+
+END_S = 30.0
+
+
+def group_settings() -> WorkerSettings:
+    return load_settings(
+        WorkerSettings,
+        [
+            *("--name", "d0", "--bind", "127.0.0.1:0", "--model", "models/demo", "--dtype", "fp32", "--tp", "2"),
+            *("--num-threads", "2", "--num-kv-blocks", "64"),
+        ],
+    )
+
+
+@pytest.fixture(autouse=True)
+def _unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader is this process, which other tests need as it was."""
+    monkeypatch.setattr(host, "take_share", lambda *_: None)
+
+
+async def test_a_start_that_fails_half_way_ends_the_followers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker's process may live on: what is left must be none of it."""
+    followers: list[psutil.Process] = []
+
+    def failing(*_: object) -> None:
+        followers.extend(psutil.Process().children())
+        raise ConfigError("the runner cannot start", field="num_kv_blocks")
+
+    monkeypatch.setattr(host, "_start_runner", failing)
+    engine_host = EngineHost(group_settings())
+    with pytest.raises(ConfigError, match="cannot start"):
+        await engine_host.start(lambda _: None, lambda *_: None)
+    assert len(followers) == 1
+    _, alive = psutil.wait_procs(followers, timeout=END_S)
+    for process in alive:
+        process.kill()
+    assert not alive
+    await engine_host.close()
+
+
+async def test_the_pool_is_sized_when_all_ranks_hold_their_slices(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Memory that a follower has not taken yet is not free."""
+    choose, fingerprint = host._choose_num_blocks, host.fingerprint
+    had_loaded: list[bool] = []
+
+    def let_the_follower_load(*arguments: Any) -> str:
+        (tmp_path / "go").touch()
+        return fingerprint(*arguments)
+
+    def looking(*arguments: Any) -> int:
+        had_loaded.append((tmp_path / "loaded").exists())
+        return choose(*arguments)
+
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(leader, "FOLLOWER", "tests.integration.worker.held_follower")
+    monkeypatch.setattr(host, "fingerprint", let_the_follower_load)
+    monkeypatch.setattr(host, "_choose_num_blocks", looking)
+    engine_host = EngineHost(group_settings())
+    try:
+        await engine_host.start(lambda _: None, lambda *_: None)
+    finally:
+        await engine_host.close()
+    assert had_loaded == [True]

@@ -95,6 +95,9 @@ class WorkerSettings(ServiceSettings):
     latent attention."""
     pp: int = Field(default=1, ge=1, le=MAX_DEGREE)
     """Pipeline stages, each of `tp` processes: parts of the layers, one behind the other. Above 1 as `tp`."""
+    group_hosts: int = Field(default=1, ge=1)
+    """Hosts of this worker's ranks. More than one is refused: all ranks share one host's memory. The chart says it, so
+    that a group over several Nodes does not start as several of the same."""
     num_threads: int = Field(default=0, ge=0, le=1024)
     """Compute threads; 0 = one for each core that the worker has, however many hardware threads it has, within the
     cgroup's CPU quota."""
@@ -167,6 +170,13 @@ class WorkerSettings(ServiceSettings):
             for name, only in (("device", "cpu"), ("deterministic", False), ("debug_numerics", False)):
                 if (found := info.data.get(name, only)) != only:
                     raise ValueError(f"cannot be above 1 with {name} {found}")
+        return value
+
+    @field_validator("group_hosts")
+    @classmethod
+    def _check_hosts(cls, value: int) -> int:
+        if value > 1:
+            raise ValueError(f"is {value}, and a group has 1: its ranks share one host's memory")
         return value
 
     @property

@@ -27,6 +27,18 @@
   {{- if gt $ranks 16 -}}
     {{- fail (printf "%s.parallelism: %d ranks, and a worker has at most 16: all of them run in one Pod. Workers over several Nodes (a LeaderWorkerSet) are not supported yet" $at $ranks) -}}
   {{- end -}}
+  {{- $hosts := include "tandem.worker.hosts" . | int -}}
+  {{- if gt $hosts 1 -}}
+    {{- if mod $ranks (int .devicesPerNode) -}}
+      {{- fail (printf "%s.parallelism: %d ranks, which %d devicesPerNode do not divide" $at $ranks (int .devicesPerNode)) -}}
+    {{- end -}}
+    {{- if not $.Values.preview.groupsOverNodes -}}
+      {{- fail (printf "%s.parallelism: %d ranks, and devicesPerNode is %d: a group over %d Nodes, which workers do not run yet: all ranks of one share a Node's memory" $at $ranks (int .devicesPerNode) $hosts) -}}
+    {{- end -}}
+    {{- if and $.Values.planner.enabled (has .name (list $.Values.planner.prefill.pool $.Values.planner.decode.pool)) -}}
+      {{- fail (printf "%s.parallelism: %d ranks over %d Nodes, and planner.enabled: the planner scales Deployments" $at $ranks $hosts) -}}
+    {{- end -}}
+  {{- end -}}
   {{- if and (gt $ranks 1) (eq (include "tandem.device" .) "cuda") -}}
     {{- fail (printf "%s.parallelism: %d ranks, and a worker runs on one GPU; groups are for device: cpu, set 1" $at $ranks) -}}
   {{- end -}}
@@ -46,7 +58,7 @@
       {{- fail (printf "%s.dra: the pool asks for a GPU in resources.limits (%s) too; choose one" $at $vendor) -}}
     {{- end -}}
   {{- end -}}
-  {{- range $flag := list "name" "bind" "model" "metrics" "kvstore" "store" "device" "drain-timeout-s" "tp" "pp" -}}
+  {{- range $flag := list "name" "bind" "model" "metrics" "kvstore" "store" "device" "drain-timeout-s" "tp" "pp" "group-hosts" -}}
     {{- if regexMatch (printf "(^| )--%s([= ]|$)" $flag) (join " " $pool.extraArgs) -}}
       {{- fail (printf "%s.extraArgs: --%s is set by the chart" $at $flag) -}}
     {{- end -}}

@@ -52,6 +52,11 @@ tandem-llm.io/nvlink-domain: {{ . | quote }}
 - --{{ $flag }}={{ $degree }}
 {{- end }}
 {{- end }}
+{{- with include "tandem.worker.hosts" .pool | int }}
+{{- if gt . 1 }}
+- --group-hosts={{ . }}
+{{- end }}
+{{- end }}
 {{- with .pool.blockSize }}
 - --block-size={{ . }}
 {{- end }}
@@ -73,6 +78,12 @@ tandem-llm.io/nvlink-domain: {{ . | quote }}
 {{- mul (int (dig "parallelism" "tensor" 1 .)) (int (dig "parallelism" "pipeline" 1 .)) -}}
 {{- end }}
 
+{{/* Nodes that they need. Takes a pool. */}}
+{{- define "tandem.worker.hosts" -}}
+{{- $ranks := include "tandem.worker.ranks" . | int -}}
+{{- div (sub (add $ranks (.devicesPerNode | default $ranks)) 1) (.devicesPerNode | default $ranks) -}}
+{{- end }}
+
 {{/* `ranks` times a quantity such as 500m, 1.5 or 4Gi. Takes {quantity, ranks, field}. */}}
 {{- define "tandem.times" -}}
 {{- $quantity := toString .quantity -}}
@@ -84,14 +95,14 @@ tandem-llm.io/nvlink-domain: {{ . | quote }}
 {{- if contains "." $number }}{{ printf "%.3f" (mulf $number .ranks) }}{{ else }}{{ mul (int64 $number) .ranks }}{{ end }}{{ $unit -}}
 {{- end }}
 
-{{/* Of all ranks: what the values say of cores and memory is one rank's. Devices are the worker's. */}}
+{{/* Of all ranks in a Pod: what the values say of cores and memory is one rank's. Devices are the worker's. */}}
 {{- define "tandem.worker.resources" -}}
 {{- $resources := deepCopy (.pool.resources | default .root.Values.worker.resources) -}}
-{{- $ranks := include "tandem.worker.ranks" .pool | int -}}
+{{- $ranks := div (include "tandem.worker.ranks" .pool) (include "tandem.worker.hosts" .pool) | int -}}
 {{- if gt $ranks 1 -}}
 {{- $name := .pool.name -}}
 {{- range $kind := list "requests" "limits" -}}
-{{- range $resource, $quantity := get $resources $kind -}}
+{{- range $resource, $quantity := (get $resources $kind | default dict) -}}
 {{- if regexMatch "^(cpu|memory|ephemeral-storage|hugepages-.*)$" $resource -}}
 {{- $field := printf "resources.%s.%s of pool %s" $kind $resource $name -}}
 {{- $_ := set (get $resources $kind) $resource (include "tandem.times" (dict "quantity" $quantity "ranks" $ranks "field" $field)) -}}

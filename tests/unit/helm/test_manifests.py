@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import jsonschema
+import kubernetes_validate
 import pytest
+import yaml
 
+from services.worker.settings import WorkerSettings
+from shared.config import load_settings
+from shared.errors import ConfigError
 from tests.unit.helm.charts import Helm, Manifest, Manifests
 
+DEFINITION = Path(__file__).resolve().parents[2] / "k8s" / "leader_worker_set.yaml"
 MODELS = {
     "/models/m": ("/models/m", None, "m"),
     "pvc://claim/a/b": ("/model", {"persistentVolumeClaim": {"claimName": "claim", "readOnly": True}}, "b"),
@@ -172,6 +180,54 @@ def test_a_group_is_one_pod_with_the_resources_of_all_its_ranks(helm: Helm) -> N
     alone = main_of(helm.manifests(values={"pools": [pool]}), "c")
     assert alone["resources"] == one
     assert not any(argument.startswith(("--tp", "--pp")) for argument in alone["args"])
+
+
+def test_a_group_over_nodes_fits_the_kinds_definition_and_its_pods_are_pods(helm: Helm) -> None:
+    pool = {"name": "c", "role": "collocated", "replicas": 3, "devicesPerNode": 4, "parallelism": {"tensor": 8}}
+    made = helm.manifests(values={"preview": {"groupsOverNodes": True}, "pools": [pool]}).one("LeaderWorkerSet", "c")
+    (version,) = yaml.safe_load(DEFINITION.read_text())["spec"]["versions"]
+    schema = strict(version["schema"]["openAPIV3Schema"])
+    jsonschema.validate(made["spec"], schema["properties"]["spec"])
+    group = made["spec"]["leaderWorkerTemplate"]
+    for field, wrong in (("restartPolicy", "Never"), ("sizes", 2), ("size", 0)):
+        bad = {**made["spec"], "leaderWorkerTemplate": {**group, field: wrong}}
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(bad, schema["properties"]["spec"])
+    for name in ("leaderTemplate", "workerTemplate"):
+        pod = {"apiVersion": "v1", "kind": "Pod", **group[name]}
+        pod["metadata"] = {**pod["metadata"], "name": "one"}
+        kubernetes_validate.validate(pod, "1.34", strict=True)
+
+
+def strict(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same, with unknown fields refused wherever fields are named."""
+    fields = {name: strict(part) for name, part in schema.get("properties", {}).items()}
+    return {**schema, **({"properties": fields, "additionalProperties": False} if fields else {})}
+
+
+def test_a_group_over_nodes_is_a_set_of_a_leader_and_ranks_whose_workers_refuse_to_start(helm: Helm) -> None:
+    one = {"requests": {"cpu": "500m", "memory": "4Gi"}}
+    pool = {"name": "c", "role": "collocated", "replicas": 3, "resources": one, "devicesPerNode": 4}
+    values = {"preview": {"groupsOverNodes": True}}
+    within = helm.manifests(values={**values, "pools": [{**pool, "parallelism": {"tensor": 4}}]})
+    assert within.one("Deployment", "c")
+    assert not within.of("LeaderWorkerSet")
+    over = helm.manifests(values={**values, "pools": [{**pool, "parallelism": {"tensor": 4, "pipeline": 2}}]})
+    made = over.one("LeaderWorkerSet", "c")["spec"]
+    group = made["leaderWorkerTemplate"]
+    assert (made["replicas"], group["size"], group["restartPolicy"]) == (3, 2, "RecreateGroupOnPodRestart")
+    assert "c" not in over.pods, "no Deployment"
+    leader, rank = group["leaderTemplate"], group["workerTemplate"]
+    found_by = over.one("PodDisruptionBudget", "c")["spec"]["selector"]["matchLabels"].items()
+    assert found_by <= leader["metadata"]["labels"].items()
+    assert not found_by <= rank["metadata"]["labels"].items(), "a rank is no worker for routers"
+    for pod in (leader, rank):
+        (container,) = pod["spec"]["containers"]
+        assert container["resources"]["requests"] == {"cpu": "2000m", "memory": "16Gi"}, "of the four ranks of a Node"
+        assert "--group-hosts=2" in container["args"]
+        assert ("readinessProbe" in container) == (pod is leader)
+    with pytest.raises(ConfigError, match="a group has 1: its ranks share one host's memory"):
+        load_settings(WorkerSettings, ["--name=w", "--model=m", "--group-hosts=2"])
 
 
 def test_store_nodes_have_names_that_stay(helm: Helm) -> None:

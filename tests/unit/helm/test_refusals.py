@@ -106,6 +106,27 @@ BAD = [
         ("pools[1].parallelism: 32 ranks", "at most 16", "LeaderWorkerSet"),
     ),
     Bad(
+        "a-group-over-nodes",
+        pools({"parallelism": {"tensor": 4, "pipeline": 2}, "devicesPerNode": 4}),
+        ("pools[0].parallelism: 8 ranks", "devicesPerNode is 4", "a group over 2 Nodes"),
+    ),
+    Bad(
+        "a-group-that-leaves-a-node-half-empty",
+        {**pools({"parallelism": {"tensor": 6}, "devicesPerNode": 4}), "preview": {"groupsOverNodes": True}},
+        ("pools[0].parallelism: 6 ranks", "4 devicesPerNode do not divide"),
+    ),
+    Bad(
+        "a-group-over-nodes-that-the-planner-scales",
+        {
+            **pools({"name": "prefill", "parallelism": {"tensor": 8}, "devicesPerNode": 4}, {"name": "decode"}),
+            "preview": {"groupsOverNodes": True},
+            "planner": {"enabled": True},
+        },
+        ("pools[0].parallelism: 8 ranks over 2 Nodes", "planner.enabled"),
+    ),
+    Bad("no-devices-on-a-node", pools({"devicesPerNode": 0}), ("pools.0.devicesPerNode",)),
+    Bad("a-groups-hosts-among-the-flags", pools({"extraArgs": ["--group-hosts=2"]}), ("pools[0].extraArgs: --group",)),
+    Bad(
         "a-group-on-gpus",
         pools({"resources": GPU, "parallelism": {"tensor": 2}}),
         ("pools[0].parallelism: 2 ranks", "one GPU"),

@@ -109,7 +109,7 @@ test-timing: setup  ## the tests that hold on a quiet machine only
 test-neon: setup  ## the C++ kernels as aarch64 computes them, emulated: needs Debian, root and an hour
 	$(BIN)/python -m tests.neon $(ARGS)
 
-test-sweep: setup  ## every shape of every Triton kernel: in the interpreter, and compiled for every GPU that is served
+test-sweep: setup  ## every shape of every Triton kernel, in the interpreter and compiled for every GPU that is served, and the widest tests
 	$(PYTEST) $(SHARED) -m sweep $(ARGS)
 
 lint: setup  ## formatting, lint, types, lock, made pages, proto/ against its baseline

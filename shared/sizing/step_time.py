@@ -75,7 +75,7 @@ class StepTimes:
 
         Tokens choose at random; the most of g groups' numbers is about their mean + sqrt(2 ln g) standard deviations.
         """
-        unread = self.unread_share**num_tokens
+        unread: float = self.unread_share**num_tokens
         return min(1.0, 1 - unread + math.sqrt(self.uneven * unread * (1 - unread)))
 
     def bubble(self, num_sequences: int) -> float:

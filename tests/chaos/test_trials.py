@@ -12,16 +12,26 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 TRIALS = [
     Trial("decode", "SIGKILL", "decoding"),
-    Trial("kvstore", "SIGKILL", "queued"),
     Trial("prefill", "SIGKILL", "prefilling"),
-    Trial("redis", "SIGKILL", "shipping"),
-    Trial("store", "SIGKILL", "decoding"),
     Trial("prefill", "drain", "shipping"),  # a decode worker that died twice within a minute would be waited for
     Trial("decode-pool", "SIGKILL", "decoding"),
 ]
+STORE_TRIALS = [
+    Trial("kvstore", "SIGKILL", "queued"),
+    Trial("redis", "SIGKILL", "shipping"),
+    Trial("store", "SIGKILL", "decoding"),
+]
+"""Deaths of what no stream needs; test_supervisor.py, test_store_faults.py and test_store_tiers.py have one of each."""
 
 
-@pytest.mark.parametrize(("todo", "resuming"), [(TRIALS, False), ([Trial("router", "SIGKILL", "decoding")], True)])
+@pytest.mark.parametrize(
+    ("todo", "resuming"),
+    [
+        pytest.param(TRIALS, False, id="workers"),
+        pytest.param(STORE_TRIALS, False, id="store", marks=pytest.mark.sweep),
+        pytest.param([Trial("router", "SIGKILL", "decoding")], True, id="router"),
+    ],
+)
 async def test_faults_that_cost_a_pause(tmp_path, todo, resuming):
     outcomes: list[Outcome] = []
     await Chaos(DEMO, tmp_path, resuming=resuming, num_streams=20).run(

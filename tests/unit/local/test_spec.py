@@ -169,6 +169,9 @@ def test_a_group_gets_the_cores_of_all_its_processes() -> None:
     shares = [CoreShare((0,), 1), CoreShare((1,), 1), CoreShare((2, 3), 2)]
     prefill, decode = plan_workers(spec, shares)
     assert (prefill.cores, decode.cores) == (CoreShare((0,), 1), CoreShare((1, 2, 3), 3))
+    for nodes, kept in (((1, 1), 1), ((0, 1), None)):
+        _, decode = plan_workers(spec, [CoreShare((0,), 1), *(CoreShare((cpu,), 1, cpu) for cpu in nodes)])
+        assert decode.cores.node == kept
     of_prefill, of_decode = (list(TandemCommands(spec).worker(plan, "127.0.0.1:9")) for plan in (prefill, decode))
     assert "--tp" not in of_prefill
     assert of_decode[of_decode.index("--tp") + 1] == "2"

@@ -225,8 +225,8 @@ class DecoderOps(Protocol):
             latent: [num_tokens, rank + rope_dim], query's dtype: the latent, and the key of all heads.
             cos: [num_tokens, rope_dim], query's dtype, both halves equal.
             sin: [num_tokens, rope_dim], likewise.
-            kv_blocks: [num_blocks, num_layers, 1, 1, block_size, rank + rope_dim], contiguous, changed in place; its
-                dtype as for `rotate_and_write`.
+            kv_blocks: [num_blocks, num_layers, 1, 1, block_size, rank + rope_dim], changed in place; its dtype and
+                strides as for `rotate_and_write`.
             layer: 0 <= layer < num_layers.
             slots: [num_tokens] int64, block_id * block_size + offset, no two equal.
             norm: [rank], weight of the latents' RMS norm.

@@ -80,6 +80,11 @@ class ModelConfig:
         """Factor on query · key."""
         return self.head_dim**-0.5 if self.latent is None else self.latent.scale
 
+    @property
+    def has_dense(self) -> bool:
+        """Whether any layer has a dense feed-forward block."""
+        return self.moe is None or not all(self.moe.layers)
+
     def has_experts(self, layer: int) -> bool:
         """Whether a layer's feed-forward block is made of experts."""
         return self.moe is not None and self.moe.layers[layer]

@@ -51,8 +51,12 @@ class MixtureOfExperts:
         modules = self._modules
         logits = modules.router.forward(x.float() if self._fp32_router else x).float()
         expert_ids, weights = choose_experts(logits, modules.router_bias, self._routing)
-        routed = modules.experts.forward(x, expert_ids, weights)
-        return routed if self._shared is None else routed + self._shared.forward(x)
+        out = modules.experts.forward(x, expert_ids, weights)
+        if self._shared is not None:
+            out = out + self._shared.forward(x)
+        if modules.group is not None:  # all ranks have x: nothing is sent to experts, and one sum brings all back
+            modules.group.all_reduce(out)
+        return out
 
 
 def feed_forward(layer: LayerModules, moe: MoeConfig | None, kernels: DecoderOps) -> FeedForward:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shared.collectives.interface import Collectives
 from shared.kernels.backend import BatchedLinear, DecoderOps, Experts, Linear
 from shared.model.config import ModelConfig
 from shared.model.latent_config import LatentConfig
@@ -33,6 +34,7 @@ class ExpertModules:
     router: Linear  # hidden_size to num_experts
     router_bias: Tensor | None  # [num_experts] fp32
     experts: Experts
+    group: Collectives | None = None  # ranks whose experts' results, the shared ones' among them, are parts of a sum
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""A decoder's part on one rank of a group: its heads and columns, its rows of the vocabulary, its stage's layers."""
+"""A decoder's part on one rank of a group: its heads, columns and experts, its rows of the vocabulary, its stage's
+layers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from shared.model.decoder import Decoder
 from shared.model.huge_pages import ask_for_huge_pages
 from shared.model.parameters import DecoderParameters
 from shared.model.shard import Degrees, Shard, Span
-from shared.model.shard_weights import load_shard
+from shared.model.shard_weights import allocate_shard, load_shard
 from shared.model.split_vocabulary import SplitVocabulary
 from shared.model.weights import OnProgress
 
@@ -38,12 +38,13 @@ class RankDecoder(Decoder):
     """See `Decoder`. Every rank of the group makes the same calls; only the leader gets logits.
 
     KV blocks are the whole model's, in memory that the ranks share: each reads and writes its own layers and heads.
+    Latents are one head of all ranks of a stage, which write the same bits to the same place.
     """
 
     is_split = True
 
     def __init__(self, shard: Shard, parameters: DecoderParameters, kernels: Kernels, links: RankLinks) -> None:
-        """`parameters`: of `shard.local_config`."""
+        """`parameters`: as `allocate_shard` makes them."""
         super().__init__(shard.local_config, parameters, kernels, links.stage)
         self.config = shard.config
         self.num_stages = shard.degrees.pipeline
@@ -71,9 +72,7 @@ class RankDecoder(Decoder):
         config = ModelConfig.load(folder)
         degrees.check(config)
         shard = Shard(config, degrees, links.everyone.rank)
-        parameters = DecoderParameters.allocate(shard.local_config, dtype, "cpu")
-        if not shard.is_last:  # no stage but the last one has a use for it
-            parameters = replace(parameters, lm_head=torch.zeros(32, config.hidden_size, dtype=dtype))
+        parameters = allocate_shard(shard, dtype)
         load_shard(folder, shard, parameters, on_progress)
         return cls(shard, parameters, choose_kernels("cpu", dtype, kernels), links)
 

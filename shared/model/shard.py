@@ -1,7 +1,9 @@
-"""Which part of a model one rank of a group holds: heads, columns, rows of the vocabulary, layers. Pure arithmetic.
+"""Which part of a model one rank of a group holds: heads, columns, experts, rows of the vocabulary, layers. Pure
+arithmetic.
 
 A group of `tensor` x `pipeline` ranks has `pipeline` stages, each of some adjacent layers, and `tensor` ranks in each
-stage, which split every projection. Ranks are numbered stage by stage: rank = stage * tensor + part.
+stage, which split every projection. Ranks are numbered stage by stage: rank = stage * tensor + part. The ranks of a
+stage form `expert` sets of neighbours: each set has experts of its own, whose columns its ranks split.
 """
 
 from __future__ import annotations
@@ -25,11 +27,18 @@ class Degrees:
 
     tensor: int = 1
     pipeline: int = 1
+    expert: int = 1
+    """Sets of a stage's ranks over which the experts of a layer are spread, whole; it divides `tensor`."""
 
     @property
     def num_ranks(self) -> int:
         """Processes of the group."""
         return self.tensor * self.pipeline
+
+    @property
+    def expert_slices(self) -> int:
+        """Ranks that split each expert."""
+        return self.tensor // self.expert
 
     def check(self, config: ModelConfig) -> None:
         """Raises ConfigError, with the two numbers, where the model cannot be split so."""
@@ -40,15 +49,7 @@ class Degrees:
                 value=self.num_ranks,
                 limit=MAX_DEGREE,
             )
-        kind = "latent attention" if config.latent is not None else "experts" if config.moe is not None else ""
-        if self.num_ranks > 1 and kind:
-            raise ConfigError(
-                f"tp is {self.tensor} and pp is {self.pipeline}, but {config.architecture} has {kind}: such models run "
-                "in one process a worker, with tp and pp of 1",
-                field="tp" if self.tensor > 1 else "pp",
-                value=self.num_ranks,
-                limit=1,
-            )
+        self.check_expert()
         heads, kv_heads, layers = config.num_heads, config.num_kv_heads, config.num_layers
         if heads % self.tensor:
             raise ConfigError(
@@ -64,13 +65,9 @@ class Degrees:
                 value=self.tensor,
                 limit=kv_heads,
             )
-        if config.intermediate_size < self.tensor * _unit(config.intermediate_size, _INNER_UNIT):
-            raise ConfigError(
-                f"tp is {self.tensor}, too many for an intermediate_size of {config.intermediate_size}",
-                field="tp",
-                value=self.tensor,
-                limit=config.intermediate_size,
-            )
+        if config.has_dense and config.intermediate_size < self.tensor:
+            raise _too_many(f"tp is {self.tensor}", "tp", self.tensor, "intermediate_size", config.intermediate_size)
+        self._check_experts(config)
         if self.pipeline > layers:
             raise ConfigError(
                 f"pp is {self.pipeline}, and the model has {layers} layers",
@@ -78,6 +75,48 @@ class Degrees:
                 value=self.pipeline,
                 limit=layers,
             )
+
+    def check_expert(self) -> None:
+        """What can be said of `expert` without the model. Raises ConfigError."""
+        if self.tensor % self.expert:
+            raise ConfigError(
+                f"ep is {self.expert}, which does not divide tp, {self.tensor}",
+                field="ep",
+                value=self.expert,
+                limit=self.tensor,
+            )
+
+    def _check_experts(self, config: ModelConfig) -> None:
+        moe = config.moe
+        if moe is None:
+            if self.expert > 1:
+                raise ConfigError(
+                    f"ep is {self.expert}, but {config.architecture} has no experts here: 1 is the only degree",
+                    field="ep",
+                    value=self.expert,
+                    limit=1,
+                )
+            return
+        num_experts = moe.routing.num_experts
+        if self.expert > num_experts:
+            raise ConfigError(
+                f"ep is {self.expert}, and the model has {num_experts} experts in a layer",
+                field="ep",
+                value=self.expert,
+                limit=num_experts,
+            )
+        slices = self.expert_slices
+        if moe.expert_size < slices:
+            split = f"tp {self.tensor} with ep {self.expert} splits an expert over {slices} ranks"
+            raise _too_many(split, "tp", slices, "expert's intermediate size", moe.expert_size)
+        if 0 < moe.shared_size < self.tensor:
+            size = "intermediate size of shared experts"
+            raise _too_many(f"tp is {self.tensor}", "tp", self.tensor, size, moe.shared_size)
+
+
+def _too_many(split: str, field: str, value: int, size: str, limit: int) -> ConfigError:
+    article = "an" if size[0] in "aei" else "a"
+    return ConfigError(f"{split}, too many for {article} {size} of {limit}", field=field, value=value, limit=limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +178,30 @@ class Shard:
 
     @property
     def inner(self) -> Span:
-        """Its columns of the feed-forward block."""
+        """Its columns of a dense feed-forward block."""
         return _split(self.config.intermediate_size, self.degrees.tensor, self.part, _INNER_UNIT)
+
+    @property
+    def experts(self) -> range | None:
+        """Its experts of each layer that has any; the sets' numbers differ by one at most. None in dense models."""
+        if self.config.moe is None:
+            return None
+        own = self.part // self.degrees.expert_slices
+        span = _split(self.config.moe.routing.num_experts, self.degrees.expert, own, 1)
+        return range(span.begin, span.end)
+
+    @property
+    def expert_inner(self) -> Span:
+        """Its columns of each of its experts."""
+        size = 0 if self.config.moe is None else self.config.moe.expert_size
+        slices = self.degrees.expert_slices
+        return _split(size, slices, self.part % slices, _INNER_UNIT)
+
+    @property
+    def shared_inner(self) -> Span:
+        """Its columns of the experts that every token passes."""
+        size = 0 if self.config.moe is None else self.config.moe.shared_size
+        return _split(size, self.degrees.tensor, self.part, _INNER_UNIT)
 
     @property
     def vocab(self) -> Span:
@@ -162,6 +223,12 @@ class Shard:
     def local_config(self) -> ModelConfig:
         """A model of this rank's sizes, its layers counted from 0."""
         config, layers = self.config, self.layers
+        moe = config.moe and replace(
+            config.moe,
+            expert_size=self.expert_inner.length,
+            shared_size=self.shared_inner.length,
+            layers=config.moe.layers[layers.begin : layers.end],
+        )
         return replace(
             config,
             vocab_size=self.vocab.length,
@@ -170,16 +237,15 @@ class Shard:
             num_heads=self.heads.length,
             num_kv_heads=self.kv_heads.length,
             windows=config.windows[layers.begin : layers.end],
+            moe=moe,
         )
 
 
 def _split(total: int, parts: int, part: int, unit: int) -> Span:
-    """As even as whole units allow; the last part takes what is left of one."""
-    unit = _unit(total, unit)
+    """As even as whole units allow, where each part gets one at least; else as even as can be. The last part takes what
+    is left of one."""
+    if total % unit or total < parts * unit:
+        unit = 1
     units = total // unit
     begin, end = (units * edge // parts * unit for edge in (part, part + 1))
     return Span(begin, total if part == parts - 1 else end)
-
-
-def _unit(total: int, unit: int) -> int:
-    return unit if total % unit == 0 else 1

@@ -8,6 +8,7 @@ its slice and one piece.
 from __future__ import annotations
 
 import mmap
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from shared.errors import ModelLoadError
-from shared.model.parameters import DecoderParameters
+from shared.model.parameters import DecoderParameters, unused_tensors
 from shared.model.safetensors_files import SafetensorsFile, TensorEntry, checkpoint_files
 from shared.model.shard import Shard, Span
 from shared.model.weights import OnProgress, match_entries
@@ -23,18 +24,31 @@ from shared.model.weights import OnProgress, match_entries
 PIECE_BYTES = 4 << 20
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _LAYERS = "model.layers."
+_DENSE = ("gate_proj", "up_proj", "down_proj")
+"""Names of a dense block's projections, and of the shared experts'."""
+_PANEL_ROWS = 32
+"""The fewest rows of a linear layer that is there to be made, not to be used."""
+
+
+def allocate_shard(shard: Shard, dtype: torch.dtype) -> DecoderParameters:
+    """Uninitialised parameters of this rank's sizes, on the CPU: of `shard.local_config`, and of its experts alone."""
+    parameters = DecoderParameters.allocate(shard.local_config, dtype, "cpu", shard.experts)
+    if shard.is_last:
+        return parameters
+    # No stage but the last one has a use for it.
+    return replace(parameters, lm_head=torch.zeros(_PANEL_ROWS, shard.config.hidden_size, dtype=dtype))
 
 
 def load_shard(
     folder: Path, shard: Shard, parameters: DecoderParameters, on_progress: OnProgress | None = None
 ) -> None:
-    """Fills the parameters of `shard.local_config`. Names, shapes and dtypes of the whole checkpoint are checked first.
+    """Fills what `allocate_shard` made. Names, shapes and dtypes of the whole checkpoint are checked first.
 
     Raises ModelLoadError, as `load_weights`.
     """
     files = checkpoint_files(folder)
     whole = DecoderParameters.allocate(shard.config, torch.float32, "meta").checkpoint_views(shard.config)
-    entries = match_entries(files, whole)
+    entries = match_entries(files, whole, unused_tensors(shard.config))
     targets = _targets(shard, parameters)
     total = sum(target.nbytes for target in targets.values())
     loaded = 0
@@ -76,24 +90,40 @@ def _is_tied_head(shard: Shard) -> bool:
 
 def _slices(shard: Shard, entry: TensorEntry) -> tuple[Span, Span]:
     """(rows, columns) of a tensor that this rank holds; a vector has one column."""
-    size = shard.config.head_dim
-    heads, kv_heads, inner = shard.heads, shard.kv_heads, shard.inner
+    config = shard.config
+    heads, size = shard.heads, config.head_dim
     rows = Span(0, entry.shape[0])
     columns = Span(0, entry.shape[1] if len(entry.shape) > 1 else 1)
-    name = entry.name
-    if "q_proj" in name:
-        rows = Span(heads.begin * size, heads.end * size)
-    elif "k_proj" in name or "v_proj" in name:
-        rows = Span(kv_heads.begin * size, kv_heads.end * size)
-    elif "gate_proj" in name or "up_proj" in name:
-        rows = inner
-    elif name.endswith("o_proj.weight"):
-        columns = Span(heads.begin * size, heads.end * size)
-    elif name.endswith("down_proj.weight"):
-        columns = inner
-    elif name in ("model.embed_tokens.weight", "lm_head.weight"):
-        rows = shard.vocab
+    module, _, kind = entry.name.rpartition(".")
+    of_weight = kind == "weight"
+    gate, up, down = _DENSE if config.moe is None else config.moe.projections
+    match module.rpartition(".")[2]:
+        case "q_proj" | "q_b_proj":
+            rows = _times(heads, size)
+        case "k_proj" | "v_proj":
+            rows = _times(shard.kv_heads, size)
+        case "kv_b_proj" if config.latent is not None:
+            rows = _times(heads, config.latent.nope_dim + config.latent.value_dim)
+        case "o_proj" if of_weight:
+            columns = _times(heads, config.value_dim)
+        case name if name in (*_DENSE[:2], gate, up):
+            rows = _inner(shard, module)
+        case name if name in (_DENSE[2], down) and of_weight:
+            columns = _inner(shard, module)
+        case "embed_tokens" | "lm_head":
+            rows = shard.vocab
     return rows, columns
+
+
+def _inner(shard: Shard, module: str) -> Span:
+    """A rank's columns of the block that a projection belongs to."""
+    if ".experts." in module:
+        return shard.expert_inner
+    return shard.shared_inner if ".shared_experts." in module else shard.inner
+
+
+def _times(span: Span, size: int) -> Span:
+    return Span(span.begin * size, span.end * size)
 
 
 class _Mapped:

@@ -48,10 +48,14 @@ class SummedLinear:
 
 
 def add_up(modules: DecoderModules, group: Collectives) -> DecoderModules:
-    """The same modules, with what the projections back to the residual stream give added up over the ranks."""
+    """The same modules, with what the projections back to the residual stream give added up over the ranks, and once
+    what experts give."""
     return replace(modules, layers=tuple(_summed(layer, group) for layer in modules.layers))
 
 
 def _summed(layer: LayerModules, group: Collectives) -> LayerModules:
-    assert layer.down is not None, "a layer without a dense block"
-    return replace(layer, o=SummedLinear(layer.o, group), down=SummedLinear(layer.down, group))
+    o = SummedLinear(layer.o, group)
+    if layer.experts is not None:  # `down`, if there is one, is the shared experts': a part of the same sum
+        return replace(layer, o=o, experts=replace(layer.experts, group=group))
+    assert layer.down is not None, "a layer without a feed-forward block"
+    return replace(layer, o=o, down=SummedLinear(layer.down, group))

@@ -109,7 +109,8 @@ def _gather(kv_blocks: Tensor, layer: int, block_ids: Tensor, dtype: torch.dtype
     _, num_layers, num_planes, num_kv_heads, block_size, head_dim = kv_blocks.shape
     if not kv_blocks.is_contiguous():  # some heads or layers of a pool
         chosen = kv_blocks[:, layer][block_ids]  # [..., n, num_planes, num_kv_heads, block_size, head_dim]
-        return chosen.movedim(-4, 0).transpose(-4, -3).flatten(-3, -2).to(dtype)
+        planes = chosen.movedim(-4, 0).transpose(-4, -3).flatten(-3, -2).to(dtype)
+        return planes if num_planes == 2 else torch.cat((planes, planes))
     heads = torch.arange(num_kv_heads, device=kv_blocks.device)[:, None]  # [num_kv_heads, 1]
     layer_rows = num_planes * num_kv_heads
     key_rows = block_ids[..., None, :] * (num_layers * layer_rows) + (layer * layer_rows + heads)

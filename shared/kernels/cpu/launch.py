@@ -227,12 +227,12 @@ class CpuOps:
         latents.check_rotate_and_write_latent(query, latent, cos, sin, kv_blocks, layer, slots, norm)
         assert query.stride()[1:] == (query_dim, 1), "the heads of a token are not contiguous"
         assert latent.stride(1) == 1, "a latent is strided"
-        assert all(tensor.is_contiguous() for tensor in (cos, sin, kv_blocks, slots, norm))
+        assert all(tensor.is_contiguous() for tensor in (cos, sin, slots, norm))
         out = torch.empty((num_tokens, num_heads, query_dim), dtype=query.dtype)
         strides = (c_int64 * 2)(query.stride(0), latent.stride(0))
-        num_layers, block_size = kv_blocks.shape[1], kv_blocks.shape[4]
+        pool_layers, block_size = pool_sizes(kv_blocks)[0], kv_blocks.shape[4]
         nope_dim = query_dim - rope_dim
-        sizes = (c_int64 * 8)(num_tokens, num_heads, nope_dim, rope_dim, rank, block_size, num_layers, layer)
+        sizes = (c_int64 * 8)(num_tokens, num_heads, nope_dim, rope_dim, rank, block_size, pool_layers, layer)
         self.library.tandem_rotate_and_write_latent(
             query.data_ptr(),
             latent.data_ptr(),

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from itertools import permutations
+from itertools import pairwise, permutations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.shard import Degrees
 from tests.integration.engine.engine_run import BLOCK_SIZE, EngineRun, hand_off
+from tests.integration.engine.families import EXPERTS, write_family
 from tests.integration.engine.group_run import GroupRun
 from tests.integration.engine.test_greedy_against_transformers import transformers_greedy
 from tests.unit.collectives.in_threads import needs_library
@@ -22,8 +23,10 @@ pytestmark = needs_library
 
 ONE = Degrees()
 SPLITS = (Degrees(2), Degrees(4), Degrees(1, 2), Degrees(2, 2))
+OF_EXPERTS = (Degrees(2), Degrees(2, expert=2), Degrees(4), Degrees(4, expert=4), Degrees(1, 2), Degrees(4, expert=2))
+OF_LATENTS = (Degrees(2), Degrees(4, expert=4), Degrees(1, 2), Degrees(2, 2, expert=2))
 PROMPT = [7 + (i * 37) % 190 for i in range(53)]
-SHAPES: dict[str, dict[str, Any]] = {
+DENSE: dict[str, dict[str, Any]] = {
     "llama": {"num_heads": 8, "num_kv_heads": 4, "head_dim": 32, "hidden_size": 64, "intermediate_size": 96},
     "12 heads, 2 KV heads": {
         "num_heads": 12,
@@ -33,13 +36,35 @@ SHAPES: dict[str, dict[str, Any]] = {
         "intermediate_size": 101,
     },
 }
+FAMILIES: dict[str, tuple[tuple[Degrees, ...], dict[str, Any]]] = {
+    "mixtral": (OF_EXPERTS, {}),
+    "qwen3-moe": (
+        OF_EXPERTS,
+        {"num_heads": 12, "extra_config": {**EXPERTS["qwen3-moe"][1], "num_experts": 7, "num_experts_per_tok": 3}},
+    ),
+    "deepseek-v2": (OF_LATENTS, {"num_heads": 12, "num_kv_heads": 12, "hidden_size": 96, "num_layers": 3}),
+    "deepseek-v3": (OF_LATENTS, {"tie": True, "num_layers": 3}),
+}
+"""Those with experts, of 5, 7, 9 and 12: how each is split, and what differs from the family's small checkpoint."""
 
 
-@pytest.fixture(params=SHAPES)
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    path = tmp_path / "model"
-    write_random_checkpoint(path, "LlamaForCausalLM", vocab_size=211, num_layers=2, **SHAPES[request.param])
-    return path
+class Model(NamedTuple):
+    """A checkpoint, how it is split, and what transformers answers to PROMPT."""
+
+    folder: Path
+    splits: tuple[Degrees, ...]
+    expected: list[int]
+
+
+@pytest.fixture(scope="module", params=[*DENSE, *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES)])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder, name = tmp_path_factory.mktemp("group") / "model", request.param
+    splits, sizes = FAMILIES.get(name, (SPLITS, {}))
+    if name in DENSE:
+        write_random_checkpoint(folder, "LlamaForCausalLM", vocab_size=211, num_layers=2, **DENSE[name])
+    else:
+        write_family(folder, name, **sizes)
+    return Model(folder, splits, transformers_greedy(folder, PROMPT))
 
 
 def run_of(folder: Path, degrees: Degrees, **policy: Any) -> EngineRun:
@@ -48,48 +73,63 @@ def run_of(folder: Path, degrees: Degrees, **policy: Any) -> EngineRun:
     return GroupRun(folder, degrees, **policy)
 
 
-@pytest.fixture
-def runs(folder: Path) -> Iterator[dict[Degrees, EngineRun]]:
+@pytest.fixture(scope="module")
+def runs(model: Model) -> Iterator[dict[Degrees, EngineRun]]:
     """An engine of each kind."""
     with ExitStack() as stack:
-        yield {degrees: stack.enter_context(closing(run_of(folder, degrees))) for degrees in (ONE, *SPLITS)}
+        yield {degrees: stack.enter_context(closing(run_of(model.folder, degrees))) for degrees in (ONE, *model.splits)}
 
 
-def test_every_split_gives_the_tokens_of_transformers(folder: Path, runs: dict[Degrees, EngineRun]) -> None:
-    expected = transformers_greedy(folder, PROMPT)
+def test_every_split_gives_the_tokens_of_transformers(model: Model, runs: dict[Degrees, EngineRun]) -> None:
     for degrees, run in runs.items():
-        assert run.generate(PROMPT)[0] == expected, degrees
-        assert run.generate(PROMPT)[0] == expected, degrees  # behind its own prefix
-        assert run.scheduler.counters.num_prefix_hit_tokens == 48
+        run.pool.clear_cache()
+        assert run.generate(PROMPT)[0] == model.expected, degrees
+        before = run.scheduler.counters.num_prefix_hit_tokens
+        assert run.generate(PROMPT)[0] == model.expected, degrees  # behind its own prefix
+        assert run.scheduler.counters.num_prefix_hit_tokens - before == 48
 
 
-def test_every_unequal_pair_hands_over_whole_blocks(folder: Path, runs: dict[Degrees, EngineRun]) -> None:
-    expected = transformers_greedy(folder, PROMPT)
+def test_unequal_pairs_hand_over_whole_blocks(model: Model, runs: dict[Degrees, EngineRun]) -> None:
+    """Dense models in all pairs; else each split to the one behind it, and latents to the one before it too."""
+    ring = [*runs, ONE]
+    there, back = pairwise(ring), pairwise(ring[::-1])
+    pairs = {SPLITS: permutations(runs, 2), OF_EXPERTS: there, OF_LATENTS: (*there, *back)}
+    for pair in pairs[model.splits]:
+        hands_over_whole_blocks(model, runs, *pair)
+
+
+@pytest.mark.sweep
+def test_every_unequal_pair_hands_over_whole_blocks(model: Model, runs: dict[Degrees, EngineRun]) -> None:
+    for pair in permutations(runs, 2):
+        hands_over_whole_blocks(model, runs, *pair)
+
+
+def hands_over_whole_blocks(model: Model, runs: dict[Degrees, EngineRun], prefill: Degrees, decode: Degrees) -> None:
     num_blocks = -(-len(PROMPT) // BLOCK_SIZE)
-    for prefill, decode in permutations(runs, 2):
-        for run in runs.values():
-            run.pool.clear_cache()
-        taken: list[int] = []
-        access = runs[decode].engine.blocks
-        stored = access.store
-        access.store = lambda arrived, stored=stored, taken=taken: (  # type: ignore[method-assign]
-            taken.extend(len(memory) for _, memory in arrived),
-            stored(arrived),
-        )
-        try:
-            assert hand_off(runs[prefill], runs[decode], PROMPT) == expected, (prefill, decode)
-        finally:
-            access.store = stored  # type: ignore[method-assign]
-        assert taken == [runs[decode].layout.block_bytes] * num_blocks, "one message a block, whatever the degrees"
+    for degrees in (prefill, decode):
+        runs[degrees].pool.clear_cache()
+    taken: list[int] = []
+    access = runs[decode].engine.blocks
+    stored = access.store
+    access.store = lambda arrived: (  # type: ignore[method-assign]
+        taken.extend(len(memory) for _, memory in arrived),
+        stored(arrived),
+    )
+    try:
+        assert hand_off(runs[prefill], runs[decode], PROMPT) == model.expected, (prefill, decode)
+    finally:
+        access.store = stored  # type: ignore[method-assign]
+    assert taken == [runs[decode].layout.block_bytes] * num_blocks, "one message a block, whatever the degrees"
 
 
-def test_mixed_batches_preemption_and_sampling_do_not_change_with_the_split(folder: Path) -> None:
+def test_mixed_batches_preemption_and_sampling_do_not_change_with_the_split(model: Model) -> None:
     prompts = [[5 + (i * k) % 200 for i in range(20 + 9 * k)] for k in range(1, 5)]
-    with closing(run_of(folder, ONE, num_blocks=64, max_num_batched_tokens=512)) as roomy:
+    with closing(run_of(model.folder, ONE, num_blocks=64, max_num_batched_tokens=512)) as roomy:
         alone = [roomy.generate(prompt, max_tokens=40)[0] for prompt in prompts]
         drawn = [roomy.generate(prompt, max_tokens=40, temperature=0.8, top_k=5, seed=3)[0] for prompt in prompts]
-    for degrees in SPLITS:
-        with closing(run_of(folder, degrees, num_blocks=16, max_num_batched_tokens=17, num_host_blocks=8)) as tight:
+    for degrees in SPLITS if model.splits == SPLITS else model.splits[-1:]:
+        sizes = {"num_blocks": 16, "max_num_batched_tokens": 17, "num_host_blocks": 8}
+        with closing(run_of(model.folder, degrees, **sizes)) as tight:
             assert tight.generate(*prompts, max_tokens=40) == alone, degrees
             assert tight.scheduler.counters.num_preemptions > 0
             assert tight.generate(*prompts, max_tokens=40, temperature=0.8, top_k=5, seed=3) == drawn, degrees

@@ -18,6 +18,7 @@ from shared.model.config import ModelConfig
 from shared.model.decoder import Decoder
 from shared.model.rank_decoder import MicroBatch, RankDecoder
 from shared.model.shard import Degrees
+from tests.integration.engine.families import EXPERTS as MOE
 from tests.integration.engine.families import write_family
 from tests.unit.collectives.in_threads import needs_library, run_group
 
@@ -48,6 +49,35 @@ SHAPES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "qk norm, tied": ("Qwen3ForCausalLM", {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "tie": True}),
 }
 
+EXPERTS: dict[str, Mapping[str, Any]] = {
+    "mixtral": {},
+    "qwen3-moe": {"extra_config": {**MOE["qwen3-moe"][1], "num_experts": 7, "mlp_only_layers": [1]}},
+    "one expert a token": {"extra_config": {"num_local_experts": 4, "num_experts_per_tok": 1}, "intermediate_size": 37},
+    "deepseek-v2": {"num_heads": 12, "extra_config": {**MOE["deepseek-v2"][1], "attention_bias": True}},
+    "deepseek-v3": {"tie": True},
+    "deepseek-v3 of whole vectors": {
+        "extra_config": {
+            **MOE["deepseek-v3"][1],
+            "kv_lora_rank": 64,
+            "qk_rope_head_dim": 32,
+            "q_lora_rank": 96,
+            "n_shared_experts": 2,
+        },
+        "hidden_size": 96,
+    },
+}
+"""Family → what differs from it. Of 5, 7, 4, 9 and 12 experts; one whose shared experts are wider than a rank's own."""
+EXPERT_DEGREES = (
+    Degrees(2),
+    Degrees(4),
+    Degrees(1, 3),
+    Degrees(2, 2),
+    Degrees(2, expert=2),
+    Degrees(4, expert=2),
+    Degrees(4, expert=4),
+    Degrees(2, 3, expert=2),
+)
+
 
 def batch_of(chunks: tuple[tuple[int, int], ...], first_block: int) -> MicroBatch:
     tables = []
@@ -62,8 +92,7 @@ def batch_of(chunks: tuple[tuple[int, int], ...], first_block: int) -> MicroBatc
 
 
 def empty_pool(decoder: Decoder) -> Tensor:
-    config = decoder.config
-    shape = (9, config.num_layers, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
+    shape = decoder.config.block_layout(BLOCK_SIZE, "float32").shape(9)
     return torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(decoder.dtype)
 
 
@@ -76,6 +105,21 @@ def test_the_ranks_give_what_one_decoder_gives(
 ) -> None:
     architecture, sizes = SHAPES[name]
     write_random_checkpoint(tmp_path, architecture, num_layers=3, **sizes)
+    gives_what_one_decoder_gives(tmp_path, degrees, dtype, kernels)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize("degrees", EXPERT_DEGREES, ids=str)
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_and_latents_over_ranks_give_what_one_decoder_gives(
+    tmp_path: Path, name: str, degrees: Degrees, kernels: str
+) -> None:
+    family = name.removesuffix(" of whole vectors")
+    write_family(tmp_path, family, **{"num_layers": 3, "num_kv_heads": 1, **EXPERTS[name]})
+    gives_what_one_decoder_gives(tmp_path, degrees, torch.float32, kernels)
+
+
+def gives_what_one_decoder_gives(tmp_path: Path, degrees: Degrees, dtype: torch.dtype, kernels: str) -> None:
     whole = Decoder.load(tmp_path, dtype, "cpu", kernels=kernels)
     expected_pool, pool = empty_pool(whole), empty_pool(whole)
     step = batch_of(CHUNKS, 0)
@@ -108,7 +152,12 @@ def test_the_ranks_give_what_one_decoder_gives(
 
 @pytest.mark.parametrize(
     ("degrees", "numbers"),
-    [(Degrees(tensor=4), ("4", "6")), (Degrees(tensor=3), ("3", "2")), (Degrees(pipeline=3), ("3", "2"))],
+    [
+        (Degrees(tensor=4), ("4", "6")),
+        (Degrees(tensor=3), ("3", "2")),
+        (Degrees(pipeline=3), ("3", "2")),
+        (Degrees(tensor=2, expert=2), ("ep is 2", "no experts")),
+    ],
 )
 def test_degrees_that_do_not_fit_are_refused_with_both_numbers(
     tmp_path: Path, degrees: Degrees, numbers: tuple[str, str]
@@ -121,15 +170,28 @@ def test_degrees_that_do_not_fit_are_refused_with_both_numbers(
     assert all(number in refused.value.message for number in numbers)
 
 
-@pytest.mark.parametrize("degrees", [Degrees(tensor=2), Degrees(pipeline=2)], ids=str)
 @pytest.mark.parametrize(
-    ("family", "kind"), [("mixtral", "experts"), ("qwen3-moe", "experts"), ("deepseek-v2", "latent attention")]
+    ("family", "degrees", "numbers"),
+    [
+        ("mixtral", Degrees(tensor=4, expert=3), ("ep is 3", "tp, 4")),
+        ("mixtral", Degrees(tensor=2, expert=4), ("ep is 4", "tp, 2")),
+        ("one expert a token", Degrees(tensor=4, expert=4), ("ep is 4", "3 experts")),
+        ("deepseek-v2", Degrees(tensor=3), ("tp is 3", "4 attention heads")),
+        ("deepseek-v3", Degrees(pipeline=3), ("pp is 3", "2 layers")),
+    ],
 )
-def test_models_that_are_not_split_yet_are_refused_by_name(
-    tmp_path: Path, family: str, kind: str, degrees: Degrees
+def test_experts_that_do_not_fit_are_refused_with_both_numbers(
+    tmp_path: Path, family: str, degrees: Degrees, numbers: tuple[str, str]
 ) -> None:
     config = ModelConfig.load(write_family(tmp_path, family))
-    Degrees().check(config)
-    with pytest.raises(ConfigError, match=f"{config.architecture} has {kind}") as refused:
+    with pytest.raises(ConfigError) as refused:
         degrees.check(config)
-    assert refused.value.field == ("tp" if degrees.tensor > 1 else "pp")
+    assert all(number in refused.value.message for number in numbers)
+
+
+def test_experts_of_fewer_columns_than_ranks_are_refused_unless_they_are_whole(tmp_path: Path) -> None:
+    config = ModelConfig.load(write_family(tmp_path, "mixtral", intermediate_size=3))
+    with pytest.raises(ConfigError, match="over 4 ranks, too many for an expert's intermediate size of 3"):
+        Degrees(tensor=4).check(config)
+    Degrees(tensor=4, expert=4).check(config)
+    Degrees(tensor=4, expert=2).check(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,27 +12,28 @@ import torch
 
 from shared.errors import ModelLoadError
 from shared.model.checkpoints import write_random_checkpoint
+from shared.model.config import ModelConfig
 from shared.model.parameters import DecoderParameters
 from shared.model.shard import Degrees, Shard
-from shared.model.shard_weights import load_shard
+from shared.model.shard_weights import allocate_shard, load_shard
 from shared.model.weights import load_weights
+from tests.integration.engine.families import EXPERTS
 
 MEASURED = """
 import sys
 from pathlib import Path
 import torch
 from shared.model.config import ModelConfig
-from shared.model.parameters import DecoderParameters
 from shared.model.shard import Degrees, Shard
-from shared.model.shard_weights import load_shard
+from shared.model.shard_weights import allocate_shard, load_shard
 
 def resident(field):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
 
 folder = Path(sys.argv[1])
-shard = Shard(ModelConfig.load(folder), Degrees(4), 1)
-parameters = DecoderParameters.allocate(shard.local_config, torch.float32, "cpu")
+shard = Shard(ModelConfig.load(folder), Degrees(4, expert=int(sys.argv[2])), 1)
+parameters = allocate_shard(shard, torch.float32)
 torch.zeros(1).copy_(torch.ones(1, dtype=torch.bfloat16))
 Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
 before = resident("VmRSS")
@@ -53,7 +55,7 @@ def test_the_ranks_slices_are_those_of_the_whole_model(tmp_path: Path, degrees: 
     load_weights(tmp_path, whole.checkpoint_views(config))
     for rank in range(degrees.num_ranks):
         shard = Shard(config, degrees, rank)
-        own = DecoderParameters.allocate(shard.local_config, torch.float32, "cpu")
+        own = allocate_shard(shard, torch.float32)
         load_shard(tmp_path, shard, own)
         heads, kv_heads, inner = shard.heads, shard.kv_heads, shard.inner
         for index, layer in enumerate(own.layers):
@@ -76,16 +78,75 @@ def test_the_ranks_slices_are_those_of_the_whole_model(tmp_path: Path, degrees: 
             assert torch.equal(own.norm, whole.norm)
 
 
-def test_a_rank_holds_no_more_than_its_slice_while_it_reads(tmp_path: Path) -> None:
-    write_random_checkpoint(
-        tmp_path, "LlamaForCausalLM", num_layers=2, num_heads=16, num_kv_heads=4, head_dim=64, hidden_size=1024,
-        intermediate_size=4096, vocab_size=32_000, dtype=torch.bfloat16,
+@pytest.mark.parametrize("degrees", [Degrees(2), Degrees(4, expert=2), Degrees(4, expert=4), Degrees(2, 2)], ids=str)
+def test_the_ranks_experts_and_latents_are_those_of_the_whole_model(tmp_path: Path, degrees: Degrees) -> None:
+    config = write_random_checkpoint(
+        tmp_path, "DeepseekV3ForCausalLM", num_layers=3, num_heads=4, num_kv_heads=4, intermediate_size=48,
+        vocab_size=100, extra_config={**EXPERTS["deepseek-v3"][1], "n_routed_experts": 10, "n_group": 1,
+        "topk_group": 1, "n_shared_experts": 2, "moe_intermediate_size": 24},
     )  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURED, str(tmp_path)], capture_output=True, text=True, check=True, timeout=300
-    )
+    whole = DecoderParameters.allocate(config, torch.float32, "cpu")
+    load_weights(tmp_path, whole.checkpoint_views(config))
+    held: dict[int, list[int]] = {}  # expert → its columns on all ranks, in a layer
+    for rank in range(degrees.num_ranks):
+        shard = Shard(config, degrees, rank)
+        own = allocate_shard(shard, torch.float32)
+        load_shard(tmp_path, shard, own)
+        heads, inner, shared, of_expert = shard.heads, shard.inner, shard.shared_inner, shard.expert_inner
+        for index, layer in enumerate(own.layers):
+            of_whole = whole.layers[shard.layers.begin + index]
+            assert layer.latent is not None
+            assert of_whole.latent is not None
+            assert torch.equal(layer.qkv, of_whole.qkv), "the latents of queries and of the cache, on every rank"
+            assert torch.equal(layer.latent.q, of_whole.latent.q[heads.begin * 20 : heads.end * 20])
+            assert torch.equal(layer.latent.kv, of_whole.latent.kv[heads.begin * 32 : heads.end * 32])
+            assert torch.equal(layer.o, of_whole.o[:, heads.begin * 20 : heads.end * 20])
+            columns = inner if layer.experts is None else shared
+            gate, up = of_whole.gate_up.chunk(2)
+            assert torch.equal(layer.gate_up, torch.cat([x[columns.begin : columns.end] for x in (gate, up)]))
+            assert torch.equal(layer.down, of_whole.down[:, columns.begin : columns.end])
+            if layer.experts is None:
+                continue
+            of_all = of_whole.experts
+            assert torch.equal(layer.experts.router, of_all.router)
+            assert torch.equal(layer.experts.router_bias, of_all.router_bias)
+            assert shard.experts is not None
+            assert layer.experts.first_expert == shard.experts.start
+            for expert, gate_up, down in zip(shard.experts, layer.experts.gate_up, layer.experts.down, strict=True):
+                gate, up = of_all.gate_up[expert].chunk(2)
+                kept = [x[of_expert.begin : of_expert.end] for x in (gate, up)]
+                assert torch.equal(gate_up, torch.cat(kept))
+                assert torch.equal(down, of_all.down[expert][:, of_expert.begin : of_expert.end])
+                if shard.layers.begin + index == 2:
+                    held.setdefault(expert, []).extend(range(of_expert.begin, of_expert.end))
+    assert held == {expert: list(range(24)) for expert in range(10)}, "each column of each expert once"
+
+
+@pytest.mark.parametrize("family", ["LlamaForCausalLM", "MixtralForCausalLM"])
+def test_a_rank_holds_no_more_than_its_slice_while_it_reads(tmp_path: Path, family: str) -> None:
+    is_llama = family == "LlamaForCausalLM"
+    write_random_checkpoint(
+        tmp_path, family, num_layers=2, num_heads=16, num_kv_heads=4, head_dim=64, hidden_size=1024,
+        intermediate_size=4096 if is_llama else 1024, vocab_size=32_000, dtype=torch.bfloat16,
+        extra_config=None if is_llama else {"num_local_experts": 6, "num_experts_per_tok": 2},
+    )  # fmt: skip
+    command = [sys.executable, "-c", MEASURED, str(tmp_path), "1" if is_llama else "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     peak, own = map(int, done.stdout.split())
     assert peak <= 1.1 * own + (12 << 20), "its slice, one piece of a tensor, and its copy"
+
+
+def test_tensors_that_no_rank_reads_are_no_fault(tmp_path: Path) -> None:
+    """Layers behind the decoder's own, which predict further."""
+    extra = {**EXPERTS["deepseek-v3"][1], "num_nextn_predict_layers": 0}
+    sizes = {"num_heads": 4, "num_kv_heads": 4}
+    write_random_checkpoint(tmp_path, "DeepseekV3ForCausalLM", num_layers=3, extra_config=extra, **sizes)
+    content = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps({**content, "num_hidden_layers": 2, "num_nextn_predict_layers": 1})
+    )
+    shard = Shard(ModelConfig.load(tmp_path), Degrees(2), 1)
+    load_shard(tmp_path, shard, allocate_shard(shard, torch.float32))
 
 
 def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
@@ -94,4 +155,4 @@ def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ModelLoadError, match="truncated"):
-        load_shard(tmp_path, shard, DecoderParameters.allocate(shard.local_config, torch.float32, "cpu"))
+        load_shard(tmp_path, shard, allocate_shard(shard, torch.float32))

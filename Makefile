@@ -14,7 +14,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 
 # What make run hands to tandem serve: the settings given on make's command line; tandem serve knows the defaults.
-SETTINGS = MODEL PREFILL DECODE TP PP PREFILL_TP DECODE_TP ROUTERS DTYPE KV_DTYPE DEVICE GPU_MEMORY HTTP GRPC MODE
+SETTINGS = MODEL PREFILL DECODE TP PP PREFILL_TP DECODE_TP EP PREFILL_EP DECODE_EP ROUTERS DTYPE KV_DTYPE DEVICE GPU_MEMORY HTTP GRPC MODE
 UP_FLAGS = $(foreach name,$(SETTINGS),$(if $(findstring command,$(origin $(name))),\
 	--$(shell echo $(name) | tr A-Z_ a-z-) "$($(name))")) $(if $(filter 1 true yes,$(DETERMINISTIC)),--deterministic)
 
@@ -57,7 +57,7 @@ help:  ## list the targets
 
 setup: $(BIN)/.project shared/rpc/pb/__init__.py $(BIN)/.kernels  ## install everything into .venv (done by the others when needed); WHEEL=path takes its C++ kernels and needs no g++
 
-run: setup  ## serve a model here; settings: MODEL=folder|ORG/NAME PREFILL=n DECODE=n TP=n PP=n PREFILL_TP=n DECODE_TP=n ROUTERS=n DTYPE=bf16 KV_DTYPE=bf16 DEVICE=cuda:0,1 GPU_MEMORY=0.9 HTTP=host:port GRPC=host:port MODE=collocated DETERMINISTIC=1
+run: setup  ## serve a model here; settings: MODEL=folder|ORG/NAME PREFILL=n DECODE=n TP=n PP=n PREFILL_TP=n DECODE_TP=n EP=n PREFILL_EP=n DECODE_EP=n ROUTERS=n DTYPE=bf16 KV_DTYPE=bf16 DEVICE=cuda:0,1 GPU_MEMORY=0.9 HTTP=host:port GRPC=host:port MODE=collocated DETERMINISTIC=1
 	@exec $(BIN)/tandem serve $(UP_FLAGS) $(ARGS)
 
 clean:  ## remove what was made here, except .venv

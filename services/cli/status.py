@@ -101,7 +101,8 @@ def worker_table(cluster: inference_pb2.ClusterStatus) -> Table:
 
 def _ranks(worker: inference_pb2.WorkerStatus) -> str:
     tp, pp = max(1, worker.tp), max(1, worker.pp)
-    return f"{tp * pp}" + (f" (tp {tp}, pp {pp})" if tp * pp > 1 else "")
+    experts = f", ep {worker.ep}" if worker.ep > 1 else ""
+    return f"{tp * pp}" + (f" (tp {tp}, pp {pp}{experts})" if tp * pp > 1 else "")
 
 
 def _state(worker: inference_pb2.WorkerStatus) -> str:

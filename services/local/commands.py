@@ -112,7 +112,8 @@ class TandemCommands:
         pools = plan.pools or spec.pools[0]
         modes = {"deterministic": True} if spec.deterministic else {}  # else the environment may say so
         degrees = spec.degrees(plan.role)
-        ranks = {name: degree for name, degree in (("tp", degrees.tensor), ("pp", degrees.pipeline)) if degree > 1}
+        of_ranks = {"tp": degrees.tensor, "pp": degrees.pipeline, "ep": degrees.expert}
+        ranks = {name: degree for name, degree in of_ranks.items() if degree > 1}
         gpu_flags = {} if plan.share == ON_CPU else {"gpu_memory": plan.share.gpu_memory}
         return _module(
             plan.role,

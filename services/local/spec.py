@@ -68,6 +68,12 @@ class ClusterSpec:
     """`tp` of the prefill workers; 0 = as `tp`."""
     decode_tp: int = 0
     """`tp` of the decode workers; 0 = as `tp`."""
+    ep: int = 1
+    """Sets of a stage's `tp` processes over which experts are spread."""
+    prefill_ep: int = 0
+    """`ep` of the prefill workers; 0 = as `ep`."""
+    decode_ep: int = 0
+    """`ep` of the decode workers; 0 = as `ep`."""
     device: str = CPU
     """Where the workers run: cpu, cuda, or cuda:0,1,… for GPUs that they are dealt to in turn, prefill first."""
     gpu_memory: float = 0.9
@@ -136,10 +142,15 @@ class ClusterSpec:
             ("pp", self.pp, 1),
             ("prefill_tp", self.prefill_tp, 0),
             ("decode_tp", self.decode_tp, 0),
+            ("ep", self.ep, 1),
+            ("prefill_ep", self.prefill_ep, 0),
+            ("decode_ep", self.decode_ep, 0),
         ):
             check_range(name, degree, fewest, MAX_DEGREE)
-        if self.prefill_tp and not any(role == WorkerRole.PREFILL for pools in self.pools for role, _ in pools.workers):
-            raise ConfigError("prefill_tp is set, but no worker is a prefill worker", field="prefill_tp")
+        if not any(role == WorkerRole.PREFILL for pools in self.pools for role, _ in pools.workers):
+            for name, degree in (("prefill_tp", self.prefill_tp), ("prefill_ep", self.prefill_ep)):
+                if degree:
+                    raise ConfigError(f"{name} is set, but no worker is a prefill worker", field=name)
         check_range("store_nodes", self.store_nodes, 1, MAX_WORKERS)
         check_range("store_host_bytes", self.store_host_bytes, 0, 2**63 - 1)
         check_range("store_disk_bytes", self.store_disk_bytes, 0, 2**63 - 1)
@@ -171,8 +182,10 @@ class ClusterSpec:
 
     def degrees(self, role: WorkerRole) -> Degrees:
         """How the workers of a role split their model."""
-        own = self.prefill_tp if role == WorkerRole.PREFILL else self.decode_tp
-        return Degrees(own or self.tp, self.pp)
+        is_prefill = role == WorkerRole.PREFILL
+        tensor = self.prefill_tp if is_prefill else self.decode_tp
+        expert = self.prefill_ep if is_prefill else self.decode_ep
+        return Degrees(tensor or self.tp, self.pp, expert or self.ep)
 
     def _check_models(self) -> None:
         workers = Counter(name for pools in self.pools for _, name in pools.workers)

@@ -60,6 +60,7 @@ def worker_status(link: AnyLink) -> inference_pb2.WorkerStatus:
         pool_bytes=link.welcome.pool_bytes if link.welcome is not None else 0,
         tp=link.welcome.tp if link.welcome is not None else 0,
         pp=link.welcome.pp if link.welcome is not None else 0,
+        ep=link.welcome.ep if link.welcome is not None else 0,
     )
 
 

@@ -91,10 +91,13 @@ class WorkerSettings(ServiceSettings):
     """Whether errors about NaN or infinite numbers name the part of the model where they begin. Slower."""
     tp: int = Field(default=1, ge=1, le=16)
     """Tensor-parallel degree: processes that each hold a part of every layer. It must divide the model's attention
-    heads, and divide its KV heads or be a multiple of them. Above 1 only on the CPU, and not for models with experts or
-    latent attention."""
+    heads, and divide its KV heads or be a multiple of them. Above 1 only on the CPU."""
     pp: int = Field(default=1, ge=1, le=16)
     """Pipeline stages, each of `tp` processes: parts of the layers, one behind the other. Above 1 as `tp`."""
+    ep: int = Field(default=1, ge=1, le=16)
+    """Expert-parallel degree, for models with experts: sets of a stage's `tp` processes, over which the experts are
+    spread; the processes of a set split each of its experts. It must divide `tp`. 1: all processes split every expert;
+    as `tp`: each has whole experts."""
     num_threads: int = Field(default=0, ge=0, le=1024)
     """Compute threads; 0 = one for each core that the worker has, however many hardware threads it has, within the
     cgroup's CPU quota."""
@@ -169,10 +172,17 @@ class WorkerSettings(ServiceSettings):
                     raise ValueError(f"cannot be above 1 with {name} {found}")
         return value
 
+    @field_validator("ep")
+    @classmethod
+    def _check_expert_degree(cls, value: int, info: ValidationInfo) -> int:
+        if (tp := info.data.get("tp", value)) % value:
+            raise ValueError(f"must divide tp, which is {tp}")
+        return value
+
     @property
     def degrees(self) -> Degrees:
         """How the model is split over processes."""
-        return Degrees(self.tp, self.pp)
+        return Degrees(self.tp, self.pp, self.ep)
 
     @property
     def is_on_gpu(self) -> bool:

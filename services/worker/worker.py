@@ -157,6 +157,7 @@ class Worker(ABC, Generic[CommandT, EventT]):
             texts_digest=model.texts_digest,
             tp=host.settings.tp,
             pp=host.settings.pp,
+            ep=host.settings.ep,
         )
 
     def take(self, session: Session[EventT], command: CommandT) -> None:

@@ -49,7 +49,6 @@ class Degrees:
                 value=self.num_ranks,
                 limit=MAX_DEGREE,
             )
-        self.check_expert()
         heads, kv_heads, layers = config.num_heads, config.num_kv_heads, config.num_layers
         if heads % self.tensor:
             raise ConfigError(
@@ -76,8 +75,7 @@ class Degrees:
                 limit=layers,
             )
 
-    def check_expert(self) -> None:
-        """What can be said of `expert` without the model. Raises ConfigError."""
+    def _check_experts(self, config: ModelConfig) -> None:
         if self.tensor % self.expert:
             raise ConfigError(
                 f"ep is {self.expert}, which does not divide tp, {self.tensor}",
@@ -85,8 +83,6 @@ class Degrees:
                 value=self.expert,
                 limit=self.tensor,
             )
-
-    def _check_experts(self, config: ModelConfig) -> None:
         moe = config.moe
         if moe is None:
             if self.expert > 1:

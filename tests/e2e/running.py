@@ -22,8 +22,8 @@ BLOCK_SIZE = 16
 
 def block_bytes(model: Path, element_bytes: int = 4) -> int:
     """Bytes of one KV block of the model."""
-    config = ModelConfig.load(model)
-    return 2 * config.num_layers * config.num_kv_heads * BLOCK_SIZE * config.head_dim * element_bytes
+    in_fp32 = ModelConfig.load(model).block_layout(BLOCK_SIZE, "float32").block_bytes
+    return in_fp32 * element_bytes // 4
 
 
 class Running:

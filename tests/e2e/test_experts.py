@@ -17,17 +17,23 @@ pytestmark = pytest.mark.slow
 NUM_TOKENS = 24
 
 
+def write_model(folder: Path, family: str) -> Path:
+    """A small checkpoint of a family of EXPERTS that a cluster serves with the demo model's tokenizer."""
+    architecture, extra = EXPERTS[family]
+    is_latent = family.startswith("deepseek")
+    write_random_checkpoint(
+        folder, architecture, vocab_size=2048, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4,
+        num_kv_heads=4 if is_latent else 2, head_dim=16, rope=YARN if is_latent else None, extra_config=extra,
+        tokenizer_from=DEMO,
+    )  # fmt: skip
+    return folder
+
+
 @pytest.mark.parametrize("family", ["mixtral", "deepseek-v3"])
 async def test_handed_over_cached_and_stored_prefixes_give_the_tokens_of_transformers(
     tmp_path: Path, family: str
 ) -> None:
-    architecture, extra = EXPERTS[family]
-    model, is_latent = tmp_path / "model", family.startswith("deepseek")
-    write_random_checkpoint(
-        model, architecture, vocab_size=2048, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4,
-        num_kv_heads=4 if is_latent else 2, head_dim=16, rope=YARN if is_latent else None, extra_config=extra,
-        tokenizer_from=DEMO,
-    )  # fmt: skip
+    model = write_model(tmp_path / "model", family)
     tokens = prompt(200)
     expected = transformers_greedy(model, tokens, NUM_TOKENS)
     async with staged(tmp_path / "run", model=model, num_prefill=2, store_host_bytes=HOST_BYTES) as stage:

@@ -9,9 +9,11 @@ import signal
 import psutil
 import pytest
 
+from shared.model.config import ModelConfig
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, DEMO, Running, block_bytes, running
 from tests.e2e.stage import HOST_BYTES, Recording, staged
+from tests.e2e.test_experts import write_model
 from tests.e2e.test_worker_faults import FIELDS, Stream, gone, nothing_lost, prompt, under_fault, undisturbed
 from tests.integration.engine.test_greedy_against_transformers import transformers_greedy
 from tests.unit.collectives.in_threads import needs_library
@@ -47,24 +49,28 @@ async def test_a_prefix_of_one_degree_is_a_hit_at_another(tmp_path):
 
 
 SPLITS = {"prefill-0": ("--tp", "2"), "prefill-1": ("--pp", "2"), "decode-0": ("--tp", "4")}
+OF_EXPERTS = {**SPLITS, "prefill-0": ("--tp", "2", "--ep", "2"), "decode-0": ("--tp", "4", "--ep", "2")}
 
 
 class Unequal(Recording):
     """No two workers are split alike."""
 
     def worker(self, plan, kvstore):
-        return [*super().worker(plan, kvstore), *SPLITS[plan.name]]
+        splits = OF_EXPERTS if ModelConfig.load(plan.pools.model).moe is not None else SPLITS
+        return [*super().worker(plan, kvstore), *splits[plan.name]]
 
 
-async def test_hand_offs_and_stored_prefixes_are_the_same_whatever_the_split(tmp_path):
+@pytest.mark.parametrize("family", ["demo", "mixtral", "deepseek-v3"])
+async def test_hand_offs_and_stored_prefixes_are_the_same_whatever_the_split(tmp_path, family):
+    model = DEMO if family == "demo" else write_model(tmp_path / "model", family)
     tokens = prompt(0) * 3 + prompt(1)[:20]  # 200: 12 full blocks and a part of one
-    expected = transformers_greedy(DEMO, tokens)
-    async with staged(tmp_path, Unequal, num_prefill=2, store_host_bytes=HOST_BYTES) as stage:
+    expected = transformers_greedy(model, tokens)
+    async with staged(tmp_path / "run", Unequal, model=model, num_prefill=2, store_host_bytes=HOST_BYTES) as stage:
         for name in ("prefill-0", "prefill-1"):
             before = stage.load("decode-0").kv_bytes_received
             answer, summary = await stage.ask(tokens, name, tenant=name, max_tokens=64)
             assert (answer, summary.prefill_worker) == (expected, name)
-            assert stage.load("decode-0").kv_bytes_received - before == 13 * block_bytes(DEMO), "the KV, no more"
+            assert stage.load("decode-0").kv_bytes_received - before == 13 * block_bytes(model), "the KV, no more"
             await stage.stored(tokens, 12, tenant=name)
         for name, other in (("prefill-0", "prefill-1"), ("prefill-1", "prefill-0")):
             answer, summary = await stage.ask(tokens, name, tenant=other, max_tokens=64)

@@ -21,8 +21,10 @@
   {{- end -}}
   {{- $names = append $names .name -}}
   {{- $ranks := include "tandem.worker.ranks" . | int -}}
-  {{- if gt (int (dig "parallelism" "expert" 1 .)) 1 -}}
-    {{- fail (printf "%s.parallelism.expert: %d: workers do not spread experts over ranks yet, set 1" $at (int .parallelism.expert)) -}}
+  {{- $tensor := int (dig "parallelism" "tensor" 1 .) -}}
+  {{- $expert := int (dig "parallelism" "expert" 1 .) -}}
+  {{- if ne (mod $tensor $expert) 0 -}}
+    {{- fail (printf "%s.parallelism.expert: %d must divide parallelism.tensor, which is %d" $at $expert $tensor) -}}
   {{- end -}}
   {{- if gt $ranks 16 -}}
     {{- fail (printf "%s.parallelism: %d ranks, and a worker has at most 16: all of them run in one Pod. Workers over several Nodes (a LeaderWorkerSet) are not supported yet" $at $ranks) -}}
@@ -46,7 +48,7 @@
       {{- fail (printf "%s.dra: the pool asks for a GPU in resources.limits (%s) too; choose one" $at $vendor) -}}
     {{- end -}}
   {{- end -}}
-  {{- range $flag := list "name" "bind" "model" "metrics" "kvstore" "store" "device" "drain-timeout-s" "tp" "pp" -}}
+  {{- range $flag := list "name" "bind" "model" "metrics" "kvstore" "store" "device" "drain-timeout-s" "tp" "pp" "ep" -}}
     {{- if regexMatch (printf "(^| )--%s([= ]|$)" $flag) (join " " $pool.extraArgs) -}}
       {{- fail (printf "%s.extraArgs: --%s is set by the chart" $at $flag) -}}
     {{- end -}}

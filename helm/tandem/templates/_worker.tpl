@@ -47,7 +47,7 @@ tandem-llm.io/nvlink-domain: {{ . | quote }}
 {{- with .pool.kvDtype }}
 - --kv-dtype={{ . }}
 {{- end }}
-{{- range $flag, $degree := dict "tp" (dig "parallelism" "tensor" 1 .pool) "pp" (dig "parallelism" "pipeline" 1 .pool) }}
+{{- range $flag, $degree := dict "tp" (dig "parallelism" "tensor" 1 .pool) "pp" (dig "parallelism" "pipeline" 1 .pool) "ep" (dig "parallelism" "expert" 1 .pool) }}
 {{- if gt (int $degree) 1 }}
 - --{{ $flag }}={{ $degree }}
 {{- end }}

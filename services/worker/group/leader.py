@@ -82,6 +82,7 @@ class RankGroup:
                     rank,
                     degrees.tensor,
                     degrees.pipeline,
+                    degrees.expert,
                     tuple(self._descriptors),
                     folder,
                     str(dtype).removeprefix("torch."),

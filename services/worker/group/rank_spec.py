@@ -19,6 +19,7 @@ class RankSpec:
     rank: int
     tensor: int
     pipeline: int
+    expert: int
     descriptors: tuple[int, ...]
     """Inherited: the memory of `rank_links.memberships`, then that of the pool."""
     model: str
@@ -35,7 +36,7 @@ class RankSpec:
     @property
     def degrees(self) -> Degrees:
         """How the group splits the model."""
-        return Degrees(self.tensor, self.pipeline)
+        return Degrees(self.tensor, self.pipeline, self.expert)
 
     @property
     def folder(self) -> Path:

@@ -161,17 +161,17 @@ def test_rdma_brings_the_device_and_the_right_to_pin_memory(helm: Helm) -> None:
 def test_a_group_is_one_pod_with_the_resources_of_all_its_ranks(helm: Helm) -> None:
     one = {"requests": {"cpu": "500m", "memory": "4Gi", "hugepages-2Mi": 0}, "limits": {"cpu": 1.5}}
     pool = {"name": "c", "role": "collocated", "replicas": 1, "resources": one}
-    group = helm.manifests(values={"pools": [{**pool, "parallelism": {"tensor": 2, "pipeline": 3}}]})
+    group = helm.manifests(values={"pools": [{**pool, "parallelism": {"tensor": 2, "pipeline": 3, "expert": 2}}]})
     pod = group.pods["c"]["spec"]
     for container in (main_of(group, "c"), *(each for each in pod["initContainers"] if each["name"] == "preflight")):
-        assert {"--tp=2", "--pp=3"} <= set(container["args"])
+        assert {"--tp=2", "--pp=3", "--ep=2"} <= set(container["args"])
         assert container["resources"] == {
             "requests": {"cpu": "3000m", "memory": "24Gi", "hugepages-2Mi": "0"},
             "limits": {"cpu": "9.000"},
         }
     alone = main_of(helm.manifests(values={"pools": [pool]}), "c")
     assert alone["resources"] == one
-    assert not any(argument.startswith(("--tp", "--pp")) for argument in alone["args"])
+    assert not any(argument.startswith(("--tp", "--pp", "--ep")) for argument in alone["args"])
 
 
 def test_store_nodes_have_names_that_stay(helm: Helm) -> None:

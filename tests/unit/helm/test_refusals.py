@@ -116,8 +116,13 @@ BAD = [
         ("resources.requests.memory of pool p", "some"),
     ),
     Bad("a-groups-degree-among-the-flags", pools({"extraArgs": ["--tp=2"]}), ("pools[0].extraArgs: --tp",)),
+    Bad("experts-sets-among-the-flags", pools({"extraArgs": ["--ep", "2"]}), ("pools[0].extraArgs: --ep",)),
     Bad("a-groups-degree-among-the-settings", pools({"config": {"tp": 2}}), ("pools.0.config", "tp")),
-    Bad("expert-parallelism", pools({"parallelism": {"expert": 8}}), ("pools[0].parallelism.expert: 8",)),
+    Bad(
+        "experts-over-no-whole-sets",
+        pools({"parallelism": {"tensor": 4, "expert": 3}}),
+        ("pools[0].parallelism.expert: 3", "parallelism.tensor, which is 4"),
+    ),
     Bad("quantised-weights", pools({"quantization": "fp8"}), ("pools[0].quantization: fp8",)),
     Bad("unequal-dtypes", pools({"dtype": "bf16"}, {"dtype": "fp16"}), ("pools[1].dtype", "dtype=bf16", "dtype=fp16")),
     Bad(

@@ -175,7 +175,17 @@ def test_a_group_gets_the_cores_of_all_its_processes() -> None:
     assert "--pp" not in of_decode
 
 
-@pytest.mark.parametrize("field", ["tp", "pp", "prefill_tp", "decode_tp"])
+def test_the_sets_of_experts_follow_the_role() -> None:
+    spec = ClusterSpec(model=Path("m"), tp=4, ep=4, prefill_tp=2, prefill_ep=1)
+    prefill, decode = plan_workers(spec, [CoreShare((), 1)] * spec.num_processes)
+    of_prefill, of_decode = (list(TandemCommands(spec).worker(plan, "127.0.0.1:9")) for plan in (prefill, decode))
+    assert "--ep" not in of_prefill
+    assert of_decode[of_decode.index("--ep") + 1] == "4"
+    with pytest.raises(ConfigError, match="prefill_ep is set"):
+        ClusterSpec(model=Path("m"), num_prefill=0, mode="collocated", prefill_ep=2)
+
+
+@pytest.mark.parametrize("field", ["tp", "pp", "prefill_tp", "decode_tp", "ep", "prefill_ep", "decode_ep"])
 def test_degrees_out_of_bounds_are_named(field: str) -> None:
     with pytest.raises(ConfigError) as refused:
         ClusterSpec(model=Path("m"), **{field: 17})

@@ -90,6 +90,11 @@ ROWS: Mapping[str, tuple[Panel, ...]] = {
         ),
         Panel("Output tokens of the engines", "short", {"{{pod}}": rate("tandem_engine_output_tokens_total", "pod")}),
         Panel("Prompt tokens computed", "short", {"{{pod}}": rate("tandem_engine_prefill_tokens_total", "pod")}),
+        Panel(
+            "Choices of experts by rank",
+            "short",
+            {"{{pod}} {{rank}}": rate("tandem_engine_expert_tokens_total", "pod", "rank")},
+        ),
         Panel("Prefix look-ups", "s", _quantiles("tandem_index_lookup_seconds")),
     ),
     "Engines": (

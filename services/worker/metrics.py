@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.worker.load import LoadReporter
@@ -21,6 +21,8 @@ class WorkerSources:
     steps: StepCounters
     transfer: TransferCounters
     shipments: ShipmentCounters
+    expert_tokens: Callable[[], Sequence[int]]
+    """See `Decoder.expert_tokens`."""
 
     @property
     def load(self) -> types_pb2.Load:
@@ -105,6 +107,15 @@ METRICS: tuple[Observed[WorkerSources], ...] = (
             "tandem_engine_computed_tokens_total", "Tokens that went through the model, of prompts and of answers."
         ),
         lambda worker: worker.steps.num_computed_tokens,
+    ),
+    Observed(
+        counter(
+            "tandem_engine_expert_tokens_total",
+            "Tokens' choices of experts, all layers together, by the rank that holds the expert or a part of it. Of the"
+            " first stage where the worker has several; on CPUs alone.",
+            "rank",
+        ),
+        lambda worker: {str(rank): tokens for rank, tokens in enumerate(worker.expert_tokens())},
     ),
     Observed(
         counter("tandem_engine_output_tokens_total", "Tokens that the engine produced."),

@@ -61,7 +61,13 @@ class WorkerService:
         self._guard = guard
         settings = host.settings
         self._metrics = Metrics(f"tandem-{worker.role.name.lower()}", settings.name)
-        sources = WorkerSources(worker.load, host.engine.steps, host.transfer.counters, worker.shipments)
+        sources = WorkerSources(
+            worker.load,
+            host.engine.steps,
+            host.transfer.counters,
+            worker.shipments,
+            host.model.decoder.expert_tokens,
+        )
         self._metrics.observe(METRICS, sources)
         if settings.vllm_metrics:
             self._metrics.observe(VLLM, sources, {"model_name": host.model.name, "engine": "0"})

@@ -154,6 +154,12 @@ class Decoder:
         """See `DecoderModules`."""
         return self._modules.expert_bytes
 
+    def expert_tokens(self) -> list[int]:
+        """Choices of experts by tokens since start, by the rank that holds them, all layers together; 0 off the CPU.
+        From any thread."""
+        counts = self.pieces.num_chosen
+        return [0 if counts is None else int(counts.sum())]
+
     def op_by_op(self, kernels: Kernels) -> Decoder:
         """The same model with one call of `kernels` for each op and all tokens, never one call for all layers."""
         other = copy.copy(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from shared.kernels.backend import DecoderOps
@@ -45,12 +46,18 @@ class MixtureOfExperts:
         self._fp32_router = moe.fp32_router
         self._modules = modules
         self._shared = shared
+        self._one = torch.ones((), dtype=torch.int64)
+        self.num_chosen = torch.zeros(moe.routing.num_experts, dtype=torch.int64)
+        """[num_experts] tokens that chose each expert since start, other ranks' too; counted on the CPU alone."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[num_tokens, hidden_size] to the same shape."""
         modules = self._modules
         logits = modules.router.forward(x.float() if self._fp32_router else x).float()
         expert_ids, weights = choose_experts(logits, modules.router_bias, self._routing)
+        if x.device.type == "cpu":
+            ids = expert_ids.flatten()
+            self.num_chosen.scatter_add_(0, ids, self._one.expand(ids.shape))
         out = modules.experts.forward(x, expert_ids, weights)
         if self._shared is not None:
             out = out + self._shared.forward(x)

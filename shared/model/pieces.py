@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 
+import torch
 from torch import Tensor
 
 from shared.kernels.backend import DecoderOps
@@ -15,7 +16,7 @@ from shared.kernels.batch import AttentionBatch
 from shared.model.attention_block import AttentionBlock
 from shared.model.config import ModelConfig
 from shared.model.latent_attention_block import LatentAttentionBlock
-from shared.model.mlp import feed_forward
+from shared.model.mlp import MixtureOfExperts, feed_forward
 from shared.model.modules import DecoderModules, LayerModules
 
 
@@ -36,6 +37,13 @@ class DecoderPieces:
     def num_layers(self) -> int:
         """Attention calls of a step."""
         return len(self._attention)
+
+    @property
+    def num_chosen(self) -> Tensor | None:
+        """[num_experts] tokens that chose each number of expert since start, all layers together; None without any
+        experts."""
+        counts = [block.num_chosen for block in self._mlp if isinstance(block, MixtureOfExperts)]
+        return torch.stack(counts).sum(0) if counts else None
 
     def over(self, kernels: DecoderOps) -> DecoderPieces:
         """The same layers with these norms, for all tokens up to the end."""

@@ -100,6 +100,15 @@ class RankDecoder(Decoder):
         normed = [self._through(part, kv_blocks) for part in parts]
         return self._vocabulary.logits(torch.cat(normed), num_candidates)
 
+    def expert_tokens(self) -> list[int]:
+        """See `Decoder`: of this stage's layers and ranks. A choice counts for each rank with a part of the expert."""
+        counts = self.pieces.num_chosen
+        degrees = self._shard.degrees
+        if counts is None:
+            return [0] * degrees.tensor
+        held = (Shard(self.config, degrees, part).experts or range(0) for part in range(degrees.tensor))
+        return [int(counts[experts.start : experts.stop].sum()) for experts in held]
+
     def _own(self, kv_blocks: Tensor) -> Tensor:
         layers, heads = self._shard.layers, self._shard.kv_heads
         return _narrow(_narrow(kv_blocks, 1, layers), 3, heads)

@@ -119,6 +119,15 @@ def test_experts_and_latents_over_ranks_give_what_one_decoder_gives(
     gives_what_one_decoder_gives(tmp_path, degrees, torch.float32, kernels)
 
 
+@pytest.mark.parametrize("degrees", [Degrees(4, expert=2), Degrees(2, 2)], ids=str)
+@pytest.mark.parametrize("family", ["qwen3-moe", "deepseek-v3"])
+def test_bf16_experts_over_ranks_give_what_one_decoder_gives(tmp_path: Path, family: str, degrees: Degrees) -> None:
+    """All experts are chosen: else rounding could choose others."""
+    all_chosen = {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 12} if family == "deepseek-v3" else {}
+    write_family(tmp_path, family, num_layers=3, extra_config={**MOE[family][1], **all_chosen})
+    gives_what_one_decoder_gives(tmp_path, degrees, torch.bfloat16, "auto")
+
+
 def gives_what_one_decoder_gives(tmp_path: Path, degrees: Degrees, dtype: torch.dtype, kernels: str) -> None:
     whole = Decoder.load(tmp_path, dtype, "cpu", kernels=kernels)
     expected_pool, pool = empty_pool(whole), empty_pool(whole)
@@ -168,6 +177,30 @@ def test_degrees_that_do_not_fit_are_refused_with_both_numbers(
     with pytest.raises(ConfigError) as refused:
         degrees.check(config)
     assert all(number in refused.value.message for number in numbers)
+
+
+def test_choices_of_experts_count_for_each_rank_that_has_a_part_of_them(tmp_path: Path) -> None:
+    write_family(tmp_path, "mixtral", num_layers=3)
+    step = batch_of(CHUNKS, 0)
+    # The last layer's feed-forward block is computed for the wanted rows alone.
+    num_choices = 2 * (2 * step.batch.num_tokens + len(CHUNKS))
+
+    def work(links: RankLinks) -> list[int]:
+        with torch.inference_mode():
+            decoder = RankDecoder.load_rank(tmp_path, torch.float32, "auto", Degrees(4, expert=2), links)
+            decoder.forward(step.token_ids, step.positions, empty_pool(decoder), step.batch, step.logit_rows)
+            return decoder.expert_tokens()
+
+    ranks = run_group(4, 1, work)
+    assert all(found == ranks[0] for found in ranks), "all choose alike"
+    first, again, second, too = ranks[0]
+    assert (first, second) == (again, too), "the ranks of a set have parts of the same experts"
+    assert first + second == num_choices
+    assert min(first, second) > 0
+    whole = Decoder.load(tmp_path, torch.float32, "cpu")
+    with torch.inference_mode():
+        whole.forward(step.token_ids, step.positions, empty_pool(whole), step.batch, step.logit_rows)
+    assert whole.expert_tokens() == [num_choices]
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,11 @@ async def test_hand_offs_and_stored_prefixes_are_the_same_whatever_the_split(tmp
             assert answer == expected
             assert summary.num_cached_tokens == summary.num_fetched_tokens == 12 * BLOCK_SIZE, "from the store"
             assert summary.num_peer_tokens == 0
+        if family != "demo":
+            welcomes = {link.name: link.welcome for link in stage.fleet.links}
+            assert {name: (w.tp, w.pp, w.ep) for name, w in welcomes.items()} == {
+                "prefill-0": (2, 1, 2), "prefill-1": (1, 2, 1), "decode-0": (4, 1, 2),
+            }  # fmt: skip
         await stage.idle()
 
 

@@ -114,3 +114,11 @@ def test_several_models_have_a_line_each_and_workers_name_theirs(tandem: RunTand
         "  qwen, collocated, not ready: no decode worker is known, queue 0, running 0",
     ]
     assert [line.split()[-1] for line in lines[-3:]] == ["model", "llama", "llama"]
+
+
+def test_a_workers_processes_and_their_sets_of_experts_are_shown(tandem: RunTandem, router: ScriptedRouter) -> None:
+    router.status = some_status()
+    router.status.workers[0].MergeFrom(inference_pb2.WorkerStatus(tp=4, pp=2, ep=2))
+    assert "8 (tp 4, pp 2, ep 2)" in tandem("status").out
+    router.status.workers[0].ep = 1
+    assert "8 (tp 4, pp 2)" in tandem("status").out

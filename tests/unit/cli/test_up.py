@@ -9,6 +9,8 @@ import pytest
 
 from services.cli import up
 from services.local.spec import DEMO_MODEL, ClusterSpec
+from shared.identity import WorkerRole
+from shared.model.shard import Degrees
 from tests.unit.cli.conftest import Result, RunTandem
 
 
@@ -42,6 +44,13 @@ def test_the_files_options_count_where_no_flag_does(serve: Any) -> None:
     spec = Recorded.spec
     assert (spec.http, spec.num_kv_blocks, spec.num_routers, spec.mode) == ("127.0.0.1:9000", 77, 3, "collocated")
     assert (spec.num_prefill, spec.model, Recorded.example) == (0, DEMO_MODEL, False)
+
+
+def test_degrees_of_the_pools(serve: Any) -> None:
+    assert serve("tp: 4\nep: 2\n", "--prefill-tp", "2", "--decode-ep", "4").status == 0
+    spec = Recorded.spec
+    assert spec.degrees(WorkerRole.PREFILL) == Degrees(2, 1, 2)
+    assert spec.degrees(WorkerRole.DECODE) == Degrees(4, 1, 4)
 
 
 def test_models_of_the_file(serve: Any) -> None:

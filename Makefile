@@ -170,7 +170,7 @@ bench-metrics: setup  ## what counting costs a request in the router, and a deco
 bench-overload: setup  ## a router at three times its workers' capacity: OUT=file
 	$(BIN)/python -m loadtest.bench overload $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
 
-bench-parallel: setup  ## sums over ranks beside gloo, steps at tp 2 beside one process with two threads: MODEL=125m|1b DTYPE=bf16|fp32 OUT=file
+bench-parallel: setup  ## sums over ranks beside gloo, steps at tp 2 beside one process with two threads: MODEL=125m|1b|qwen3-moe DTYPE=bf16|fp32 OUT=file
 	$(BIN)/python -m loadtest.bench parallel $(BENCH_FLAGS) $(ARGS)
 
 bench-long-prompt: setup  ## what long prompts do to running answers, disaggregated and collocated: OUT=file

@@ -26,25 +26,26 @@ GOAL_RATIO = 0.95
 STEPS = (Step(1, 0, 512), Step(1, 0, 2048), Step(1, 512, 1), Step(8, 512, 1), Step(32, 512, 1))
 
 
-def measure_steps(folder: Path, dtype: torch.dtype, tensor: int, pairs: int) -> list[Result]:
+def measure_steps(folder: Path, dtype: torch.dtype, degrees: Degrees, pairs: int) -> list[Result]:
     """Tokens a second of the group, and its ratio to one process, by pairs of steps right after each other."""
     num_tokens = max(step.num_kv_tokens for step in STEPS)
     threads = torch.get_num_threads()
     whole = Bench(folder, dtype, "auto", num_tokens)
     results = []
-    with _group_runner(folder, dtype, whole, Degrees(tensor)) as split:
+    label = f"tp {degrees.tensor}" + (f", ep {degrees.expert}" if degrees.expert > 1 else "")
+    with _group_runner(folder, dtype, whole, degrees) as split:
         for step in STEPS:
             plan = whole.plan(step.batch, step.start, step.count)
             times = []
             for _ in range(pairs + 1):
                 torch.set_num_threads(threads)
                 alone = _timed(whole.runner, plan)
-                torch.set_num_threads(max(1, threads // tensor))
+                torch.set_num_threads(max(1, threads // degrees.tensor))
                 times.append((alone, _timed(split, plan)))
             torch.set_num_threads(threads)
             ratio = median(alone / group for alone, group in times[1:])
             rate = step.batch * step.count / median(group for _, group in times[1:])
-            results.append(Result(f"tp {tensor}: {step.name}", rate, "tok/s", None, None, "one process", ratio))
+            results.append(Result(f"{label}: {step.name}", rate, "tok/s", None, None, "one process", ratio))
     return results
 
 

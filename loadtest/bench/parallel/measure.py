@@ -20,17 +20,18 @@ def main(
     model: Annotated[str, typer.Option(help=f"model folder or shape ({', '.join(SHAPES)}); empty = sums alone")] = "1b",
     dtype: Annotated[str, typer.Option(help="of weights and computation: bf16 or fp32")] = "fp32",
     ranks: Annotated[str, typer.Option(help="numbers of ranks whose sums are measured")] = "2",
-    ep: Annotated[str, typer.Option(help="expert-parallel degrees of the steps, for models with experts: 1,2")] = "1",
+    ep: Annotated[str, typer.Option(help="expert-parallel degrees of the steps, for models with experts")] = "1",
     pairs: Annotated[int, typer.Option(help="pairs of runs")] = 5,
     repeats: Annotated[int, typer.Option(help="sums of 64 KiB in a run; fewer of larger ones")] = 400,
     out: Out = None,
 ) -> None:
     """Measure sums over ranks beside gloo, and steps at tp 2 beside one process with two threads."""
     choice(dtype, "dtype", DTYPES)
+    expert_degrees = integers(ep, "ep")
     results = [result for count in integers(ranks, "ranks") for result in measure_sums(count, pairs, repeats)]
     if model:
         folder = checkpoint(model) if model in SHAPES else Path(model)
-        for expert in integers(ep, "ep"):
+        for expert in expert_degrees:
             results += measure_steps(folder, DTYPES[dtype], Degrees(2, expert=expert), pairs)
     print(f"{machine()}\n\n{table(results)}\n\nLimit of a sum: one copy of the same bytes.")
     if out is not None:

@@ -90,9 +90,11 @@ def test_every_split_gives_the_tokens_of_transformers(model: Model, runs: dict[D
 
 
 def test_unequal_pairs_hand_over_whole_blocks(model: Model, runs: dict[Degrees, EngineRun]) -> None:
-    """Each split gives to the one behind it and takes from the one before; dense models in all pairs."""
-    ring = [*runs, next(iter(runs))]
-    for pair in permutations(runs, 2) if model.splits == SPLITS else [*pairwise(ring), *pairwise(ring[::-1])]:
+    """Dense models in all pairs; else each split to the one behind it, and latents to the one before it too."""
+    ring = [*runs, ONE]
+    there, back = pairwise(ring), pairwise(ring[::-1])
+    pairs = {SPLITS: permutations(runs, 2), OF_EXPERTS: there, OF_LATENTS: (*there, *back)}
+    for pair in pairs[model.splits]:
         hands_over_whole_blocks(model, runs, *pair)
 
 

@@ -7,6 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from shared.kernels.backend import DecoderOps
+from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.model.modules import ExpertModules, LayerModules
 from shared.model.moe_config import MoeConfig
 
@@ -52,7 +53,11 @@ class MixtureOfExperts:
         logits = modules.router.forward(x.float() if self._fp32_router else x)
         expert_ids, weights = self._kernels.choose_experts(logits, modules.router_bias, self._routing)
         routed = modules.experts.forward(x, expert_ids, weights)
-        return routed if self._shared is None else routed + self._shared.forward(x)
+        if self._shared is None:
+            return routed
+        shared = self._shared.forward(x)
+        with in_this_thread(x, x.numel()):
+            return routed + shared
 
 
 def feed_forward(layer: LayerModules, moe: MoeConfig | None, kernels: DecoderOps) -> FeedForward:

@@ -12,6 +12,7 @@ from torch.nn import functional
 from shared.collectives.interface import Collectives
 from shared.kernels.backend import Kernels, LayerSizes, LayerStack, StacksLayers
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.kernels.registry import AUTO
 from shared.model.config import ModelConfig
 from shared.model.huge_pages import ask_for_huge_pages
@@ -132,12 +133,16 @@ class Decoder:
     def embed(self, token_ids: Tensor, positions: Tensor, rope_lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """What the layers begin with: the tokens [num_tokens, hidden_size], and their angles' cosines and sines
         [num_tokens, rotary_dim]. Arguments as for `forward`."""
-        return functional.embedding(token_ids, self._modules.embedding), *self.rotary.cos_sin(positions, rope_lengths)
+        with in_this_thread(token_ids, token_ids.shape[0] * self.config.hidden_size):
+            cos, sin = self.rotary.cos_sin(positions, rope_lengths)
+            return functional.embedding(token_ids, self._modules.embedding), cos, sin
 
     def logits(self, normed: Tensor, num_candidates: int = 0) -> Tensor:  # noqa: ARG002
         """[num_logits, hidden_size], the layers' output, to [num_logits, vocab_size] fp32; `num_candidates` as for
         `forward`."""
-        return self._modules.lm_head.forward(normed).float()
+        logits = self._modules.lm_head.forward(normed)
+        with in_this_thread(logits, logits.numel()):
+            return logits.float()
 
     @property
     def first_norm(self) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from shared.kernels.backend import DecoderOps
+from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.model.modules import ExpertModules, LayerModules
 from shared.model.moe_config import MoeConfig
 
@@ -60,7 +61,9 @@ class MixtureOfExperts:
             self.num_chosen.scatter_add_(0, ids, self._one.expand(ids.shape))
         out = modules.experts.forward(x, expert_ids, weights)
         if self._shared is not None:
-            out = out + self._shared.forward(x)
+            shared = self._shared.forward(x)
+            with in_this_thread(x, x.numel()):
+                out = out + shared
         if modules.group is not None:  # all ranks have x: nothing is sent to experts, and one sum brings all back
             modules.group.all_reduce(out)
         return out

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shared.kernels.backend import DecoderOps
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.model.attention_block import AttentionBlock
 from shared.model.config import ModelConfig
 from shared.model.latent_attention_block import LatentAttentionBlock
@@ -104,7 +105,10 @@ class DecoderPieces:
             if not logit_rows.shape[0]:
                 return projected  # what comes now has an effect on nothing
         normed, _ = self._finish(layer, projected, residual)
-        return normed if drops_rows else normed[logit_rows]
+        if drops_rows:
+            return normed
+        with in_this_thread(normed, normed.numel()):
+            return normed[logit_rows]
 
     def run(
         self, residual: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch, logit_rows: Tensor

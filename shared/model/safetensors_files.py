@@ -19,18 +19,30 @@ INDEX_FILE = "model.safetensors.index.json"
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100 * 1024 * 1024  # the format's own limit
-_ELEMENT_BYTES = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U8": 1,
-    "BOOL": 1,
+
+
+@dataclass(frozen=True)
+class StoredDtype:
+    """One of the format's element types."""
+
+    num_bytes: int
+    weights: str | None = None
+    """Torch's name of it, if weights may be stored so."""
+
+
+STORED = {
+    "F64": StoredDtype(8, "float64"),
+    "F32": StoredDtype(4, "float32"),
+    "F16": StoredDtype(2, "float16"),
+    "BF16": StoredDtype(2, "bfloat16"),
+    "I64": StoredDtype(8),
+    "I32": StoredDtype(4),
+    "I16": StoredDtype(2),
+    "I8": StoredDtype(1),
+    "U8": StoredDtype(1),
+    "BOOL": StoredDtype(1),
 }
+"""By the header's names."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +132,7 @@ def _entry(name: str, value: dict[str, object], data_start: int) -> TensorEntry:
     dims = tuple(int(dim) for dim in shape)
     if begin < 0 or end < begin or any(dim < 0 for dim in dims):
         raise ValueError(f"{name}: negative size")
-    if dtype in _ELEMENT_BYTES and math.prod(dims) * _ELEMENT_BYTES[dtype] != end - begin:
+    if dtype in STORED and math.prod(dims) * STORED[dtype].num_bytes != end - begin:
         raise ValueError(f"{name}: {dtype} of shape {list(dims)} does not take {end - begin} bytes")
     return TensorEntry(name=name, dtype=dtype, shape=dims, begin=data_start + begin, num_bytes=end - begin)
 

@@ -1,28 +1,19 @@
-"""Reads one rank's slice of a checkpoint, and no more of it: memory-mapped, given back piece by piece.
-
-A mapped page counts as resident until it is given back, and a slice of a projection's columns touches all of its pages.
-So a tensor is copied a few MiB at a time, and what was read is unmapped at once: while a rank loads, its memory holds
-its slice and one piece.
-"""
+"""Reads one rank's slice of a checkpoint: its rows alone; where it holds columns, whole rows, a piece at a time."""
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from shared.errors import ModelLoadError
 from shared.model.parameters import DecoderParameters, unused_tensors
-from shared.model.safetensors_files import SafetensorsFile, TensorEntry, checkpoint_files
+from shared.model.safetensors_files import TensorEntry, checkpoint_files
 from shared.model.shard import Shard, Span
+from shared.model.tensor_reader import TensorReader
 from shared.model.weights import OnProgress, match_entries
 
-PIECE_BYTES = 4 << 20
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _LAYERS = "model.layers."
 _DENSE = ("gate_proj", "up_proj", "down_proj")
 """Names of a dense block's projections, and of the shared experts'."""
@@ -56,9 +47,9 @@ def load_shard(
         wanted = [entry for entry in file.entries if entry.name in targets and entries[entry.name] is entry]
         if not wanted:
             continue
-        with _Mapped(file) as mapped:
+        with TensorReader(file) as reader:
             for entry in wanted:
-                _copy(mapped, entry, *_slices(shard, entry), targets[entry.name])
+                _copy(reader, entry, *_slices(shard, entry), targets[entry.name])
                 loaded += targets[entry.name].nbytes
                 if on_progress is not None:
                     on_progress(loaded, total)
@@ -126,40 +117,8 @@ def _times(span: Span, size: int) -> Span:
     return Span(span.begin * size, span.end * size)
 
 
-class _Mapped:
-    """A file's bytes, as a context manager."""
-
-    def __init__(self, file: SafetensorsFile) -> None:
-        self._path = file.path
-
-    def __enter__(self) -> mmap.mmap:
-        try:
-            with self._path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # read alone: no page is copied
-        except (OSError, ValueError) as error:
-            raise ModelLoadError(f"{self._path} cannot be read: {error}", file=self._path.name) from error
-        self._map.madvise(mmap.MADV_RANDOM)  # else the kernel reads ahead what other ranks hold
-        return self._map
-
-    def __exit__(self, *_: object) -> None:
-        self._map.close()
-
-
-def _copy(mapped: mmap.mmap, entry: TensorEntry, rows: Span, columns: Span, target: Tensor) -> None:
-    width = entry.shape[1] if len(entry.shape) > 1 else 1
-    dtype = _DTYPES[entry.dtype]
-    row_bytes = width * dtype.itemsize
-    step = max(1, PIECE_BYTES // max(1, row_bytes))
+def _copy(reader: TensorReader, entry: TensorEntry, rows: Span, columns: Span, target: Tensor) -> None:
     flat = target.view(target.shape[0], -1)
-    item = dtype.itemsize
-    for begin in range(rows.begin, rows.end, step):
-        count = min(step, rows.end - begin)
-        offset = entry.begin + begin * row_bytes
-        shape, strides = (count, columns.length * item), (row_bytes, 1)
-        wanted = np.ndarray(shape, np.uint8, mapped, offset + columns.begin * item, strides)
-        piece = torch.from_numpy(wanted.copy()).view(dtype)  # its bytes may lie at any address
-        del wanted  # or the file could not be unmapped
-        at = begin - rows.begin
-        flat[at : at + count].copy_(piece)
-        page = offset // mmap.PAGESIZE * mmap.PAGESIZE
-        mapped.madvise(mmap.MADV_DONTNEED, page, offset + count * row_bytes - page)
+    for first, piece in reader.pieces(entry, rows.begin, rows.end):
+        at = first - rows.begin
+        flat[at : at + len(piece)].copy_(piece[:, columns.begin : columns.end])

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from shared.errors import ModelLoadError
 from shared.model.json_fields import read_json_object
-from shared.model.safetensors_files import SafetensorsFile, TensorEntry, checkpoint_files
+from shared.model.safetensors_files import STORED, SafetensorsFile, TensorEntry, checkpoint_files
+from shared.model.tensor_reader import TensorReader
 
 OnProgress = Callable[[int, int], None]
 """Called with (loaded_bytes, total_bytes) of the checkpoint after each tensor."""
@@ -20,7 +20,7 @@ OnProgress = Callable[[int, int], None]
 TIED_NAME = "lm_head.weight"
 TIED_SOURCE = "model.embed_tokens.weight"
 
-_FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+_FLOAT_DTYPES = tuple(name for name, stored in STORED.items() if stored.weights is not None)
 _SAMPLE_BYTES = 64 * 1024
 _NAMES_SHOWN = 3
 
@@ -33,9 +33,9 @@ def load_weights(
 ) -> None:
     """Copy every checkpoint tensor into its target, in place, converting to the target's dtype and device.
 
-    The files are memory-mapped: a tensor exists once in the target and otherwise only in the page cache. All names
-    and shapes are checked before the first byte is copied. The rotary frequencies of old checkpoints are skipped. An
-    `lm_head.weight` beside a tied embedding must equal it.
+    Beside the targets there is one piece of a tensor in memory, see `TensorReader`. All names and shapes are checked
+    before the first byte is copied. The rotary frequencies of old checkpoints are skipped. An `lm_head.weight` beside a
+    tied embedding must equal it.
 
     Args:
         folder: the model folder.
@@ -53,18 +53,16 @@ def load_weights(
     total_bytes = sum(entry.num_bytes for entry in entries.values())
     loaded_bytes = 0
     for file in files:
-        try:
-            with safe_open(file.path, framework="pt", device="cpu") as tensors:
-                for entry in file.entries:
-                    if entries.get(entry.name) is not entry:
-                        continue
-                    stored: Tensor = tensors.get_tensor(entry.name)
-                    targets[entry.name].copy_(stored)
-                    loaded_bytes += entry.num_bytes
-                    if on_progress is not None:
-                        on_progress(loaded_bytes, total_bytes)
-        except (SafetensorError, OSError) as error:
-            raise ModelLoadError(f"{file.path} is corrupt or truncated: {error}", file=file.path.name) from error
+        with TensorReader(file) as reader:
+            for entry in file.entries:
+                if entries.get(entry.name) is not entry:
+                    continue
+                flat = targets[entry.name].view(entry.shape[0], -1)
+                for first, piece in reader.pieces(entry, 0, entry.shape[0]):
+                    flat[first : first + len(piece)].copy_(piece)
+                loaded_bytes += entry.num_bytes
+                if on_progress is not None:
+                    on_progress(loaded_bytes, total_bytes)
     if tied_duplicate:
         _check_tied_duplicate(files, targets[TIED_SOURCE])
 
@@ -151,12 +149,21 @@ def _refuse_names(problem: str, names: list[str]) -> None:
 
 def _check_tied_duplicate(files: Iterable[SafetensorsFile], embedding: Tensor) -> None:
     for file in files:
-        if any(entry.name == TIED_NAME for entry in file.entries):
-            with safe_open(file.path, framework="pt", device="cpu") as tensors:
-                stored: Tensor = tensors.get_tensor(TIED_NAME)
-                if stored.shape != embedding.shape or not stored.to(embedding).equal(embedding):
-                    raise ModelLoadError(
-                        f"{TIED_NAME} differs from {TIED_SOURCE} although tie_word_embeddings is true",
-                        field="tie_word_embeddings",
-                        tensor=TIED_NAME,
-                    )
+        for entry in file.entries:
+            if entry.name == TIED_NAME and not _is_stored(file, entry, embedding):
+                raise ModelLoadError(
+                    f"{TIED_NAME} differs from {TIED_SOURCE} although tie_word_embeddings is true",
+                    field="tie_word_embeddings",
+                    tensor=TIED_NAME,
+                )
+
+
+def _is_stored(file: SafetensorsFile, entry: TensorEntry, tensor: Tensor) -> bool:
+    """Whether a file's tensor is this one, once it is converted."""
+    if entry.shape != tuple(tensor.shape) or entry.dtype not in _FLOAT_DTYPES:
+        return False
+    with TensorReader(file) as reader:
+        return all(
+            piece.to(tensor).equal(tensor[first : first + len(piece)])
+            for first, piece in reader.pieces(entry, 0, entry.shape[0])
+        )

@@ -16,7 +16,8 @@ from shared.errors import RankLost
 SLOT_BYTES = 256 << 10
 """Longest message; longer ones go in pieces, whose copies stay in the cache."""
 SINGLE_BYTES = 64 << 10
-"""Up to so many bytes, more than two ranks add up in one message; beyond, each adds a share."""
+"""Up to so many bytes, ranks with a core each add up in one message; beyond, more than two of them add a share each.
+With fewer cores than ranks one message is all there is: waiting for a rank costs more than adding everything up."""
 STUCK_S = 30.0
 """A rank is given up when its process has not run for so much longer than one's own. Who started it notices its end at
 once, and that it was stopped; what is left is a process that gets no core, and load alone must not end a group."""
@@ -64,9 +65,11 @@ class CpuGroup:
         size: int,
         names: Sequence[int] | None = None,
         stuck_s: float = STUCK_S,
+        single_bytes: int | None = None,
     ) -> None:
         """Joins the group in the memory behind `descriptor`, of `group_bytes`; others may join later.
 
+        `single_bytes`: up to which sums take one message, the same for all ranks; None: what suits this host.
         `names`: the ranks' numbers for errors, where this is a part of a larger group; by default 0 … size - 1.
         Raises RankLost where there is no room to map it.
         """
@@ -75,8 +78,10 @@ class CpuGroup:
         self._library = library
         self._rank, self._size = rank, size
         ranks = (c_int64 * size)(*(names or range(size)))
+        if single_bytes is None:  # by the host's cores, not by those that this process may use: all ranks must agree
+            single_bytes = SINGLE_BYTES if size <= (os.cpu_count() or 1) else SLOT_BYTES
         self.handle: int | None = library.tandem_group_join(
-            descriptor, rank, size, ranks, SLOT_BYTES, SINGLE_BYTES, int(stuck_s * 1e9)
+            descriptor, rank, size, ranks, SLOT_BYTES, single_bytes, int(stuck_s * 1e9)
         )
         """Of the C++ kernels; None once closed."""
         if self.handle is None:

@@ -15,7 +15,7 @@ from torch import distributed
 from shared.collectives.distributed import DistributedGroup
 from shared.collectives.interface import Collectives
 from shared.kernels.cpu.build import choose
-from shared.kernels.cpu.group import CpuGroup, group_bytes, shared_memory
+from shared.kernels.cpu.group import SINGLE_BYTES, SLOT_BYTES, CpuGroup, group_bytes, shared_memory
 from shared.kernels.cpu.launch import load
 
 T = TypeVar("T")
@@ -24,10 +24,11 @@ RunRanks = Callable[[int, Callable[[Collectives], T]], list[T]]
 TIMEOUT_S = 60.0
 
 
-@pytest.fixture(params=["shared memory", "gloo"])
+@pytest.fixture(params=["shared memory", "shared memory, in shares", "gloo"])
 def run_ranks(request: pytest.FixtureRequest, tmp_path: Path) -> RunRanks[Any]:
     """`run_ranks(size, work)`: what `work(group)` returns on each rank."""
     library = load(choose()[1])
+    single_bytes = SINGLE_BYTES if request.param.endswith("shares") else SLOT_BYTES
 
     @contextmanager
     def joined(rank: int, size: int, descriptor: int) -> Iterator[Collectives]:
@@ -35,7 +36,7 @@ def run_ranks(request: pytest.FixtureRequest, tmp_path: Path) -> RunRanks[Any]:
             with closing(DistributedGroup(rank, size, distributed.FileStore(str(tmp_path / "store"), size))) as gloo:
                 yield gloo
             return
-        with closing(CpuGroup(library, descriptor, rank, size)) as group:
+        with closing(CpuGroup(library, descriptor, rank, size, single_bytes=single_bytes)) as group:
             group.meet()
             yield group
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,29 +16,6 @@ from shared.model.shard import Degrees, Shard
 from shared.model.shard_weights import allocate_shard, load_shard
 from shared.model.weights import load_weights
 from tests.integration.engine.families import EXPERTS
-
-MEASURED = """
-import sys
-from pathlib import Path
-import torch
-from shared.model.config import ModelConfig
-from shared.model.shard import Degrees, Shard
-from shared.model.shard_weights import allocate_shard, load_shard
-
-def resident(field):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
-
-folder = Path(sys.argv[1])
-shard = Shard(ModelConfig.load(folder), Degrees(4, expert=int(sys.argv[2])), 1)
-parameters = allocate_shard(shard, torch.float32)
-torch.zeros(1).copy_(torch.ones(1, dtype=torch.bfloat16))
-Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-before = resident("VmRSS")
-load_shard(folder, shard, parameters)
-views = parameters.checkpoint_views(shard.local_config).values()
-print(resident("VmHWM") - before, sum(view.nbytes for view in views))
-"""
 
 
 @pytest.mark.parametrize("tie", [False, True])
@@ -120,20 +95,6 @@ def test_the_ranks_experts_and_latents_are_those_of_the_whole_model(tmp_path: Pa
                 if shard.layers.begin + index == 2:
                     held.setdefault(expert, []).extend(range(of_expert.begin, of_expert.end))
     assert held == {expert: list(range(24)) for expert in range(10)}, "each column of each expert once"
-
-
-@pytest.mark.parametrize("family", ["LlamaForCausalLM", "MixtralForCausalLM"])
-def test_a_rank_holds_no_more_than_its_slice_while_it_reads(tmp_path: Path, family: str) -> None:
-    is_llama = family == "LlamaForCausalLM"
-    write_random_checkpoint(
-        tmp_path, family, num_layers=2, num_heads=16, num_kv_heads=4, head_dim=64, hidden_size=1024,
-        intermediate_size=4096 if is_llama else 1024, vocab_size=32_000, dtype=torch.bfloat16,
-        extra_config=None if is_llama else {"num_local_experts": 6, "num_experts_per_tok": 2},
-    )  # fmt: skip
-    command = [sys.executable, "-c", MEASURED, str(tmp_path), "1" if is_llama else "2"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    peak, own = map(int, done.stdout.split())
-    assert peak <= 1.1 * own + (12 << 20), "its slice, one piece of a tensor, and its copy"
 
 
 def test_tensors_that_no_rank_reads_are_no_fault(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
-"""A process that repeats a recording: `python -m tests.integration.engine.replaying FOLDER RECORDING NUM_HOST_BLOCKS
-STATIC`, over the checkpoint in FOLDER. Writes what was recorded and what came now to stdout, a JSON line a step."""
+"""A process that repeats a recording: `python -m tests.integration.engine.replaying FOLDER RECORDING KERNELS
+NUM_HOST_BLOCKS STATIC`, over the checkpoint in FOLDER. Writes what was recorded and what came now to stdout, a JSON
+line a step."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ NUM_BLOCKS = 16
 
 
 def main() -> None:
-    folder, recording, num_host_blocks, static = sys.argv[1:]
-    decoder = Decoder.load(Path(folder), torch.float32, "cpu")
+    folder, recording, kernels, num_host_blocks, static = sys.argv[1:]
+    decoder = Decoder.load(Path(folder), torch.float32, "cpu", kernels=kernels)
     layout = decoder.config.block_layout(BLOCK_SIZE, "float32")
     config = RunnerConfig(max_num_seqs=8, num_host_blocks=int(num_host_blocks), static_decode=static == "static")
     runner = Runner(decoder, layout, NUM_BLOCKS, config)

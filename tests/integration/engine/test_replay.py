@@ -42,7 +42,7 @@ def test_another_process_computes_the_same_from_a_recording(tmp_path, ahead, sta
     done = subprocess.run(
         [
             sys.executable, "-m", "tests.integration.engine.replaying", str(folder), str(tmp_path / "steps"),
-            str(2 * NUM_BLOCKS), "static" if static else "eager",
+            run.decoder.kernels.name, str(2 * NUM_BLOCKS), "static" if static else "eager",
         ],
         cwd=ROOT, capture_output=True, check=True, timeout=DEADLINE_S,
     )  # fmt: skip

@@ -9,6 +9,7 @@ of `sdks`, and know the cluster by TANDEM_CLIENTS_URL and TANDEM_CLIENTS_GRPC al
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +26,7 @@ DEADLINE_S = 120.0
 def main() -> int:
     """The checks' exit status."""
     clients, *arguments = sys.argv[1:]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the cluster ends too
     http, grpc = (f"127.0.0.1:{_free_port()}" for _ in range(2))
     tandem = Path(sys.executable).parent / "tandem"
     with tempfile.TemporaryDirectory() as folder:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 
+import grpc
 import jsonschema
 import pytest
 
-from shared.rpc.pb.tandem.v1 import types_pb2
+from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 from tests.e2e.running import DEADLINE_S, Running, running
 
 pytestmark = pytest.mark.slow
@@ -31,7 +33,8 @@ WORDS = {
     "additionalProperties": False,
     "x-guidance": {"whitespace_pattern": " "},
 }
-NUM_STREAMS = 4
+NUM_TEXTS, NUM_CALLS = 3, 3
+NUM_STREAMS = NUM_TEXTS + NUM_CALLS
 PROMPT = "Once upon a time"
 
 
@@ -39,10 +42,10 @@ TOOL = {"type": "function", "function": {"name": "sing", "parameters": WORDS}}
 
 
 def asked(number: int) -> tuple[str, dict]:
-    """Path and body: texts of a schema, and, for the last number, a tool's call."""
+    """Path and body: texts of a schema first, then calls of a tool."""
     text = f"{PROMPT}, {number} years ago"
-    sampling = {"max_tokens": 1000, "temperature": 0 if number == 0 else 0.9, "seed": number}
-    if number < NUM_STREAMS - 1:
+    sampling = {"max_tokens": 1000, "temperature": 0 if number in (0, NUM_TEXTS) else 0.9, "seed": number}
+    if number < NUM_TEXTS:
         return "/v1/completions", {"prompt": text, "guided_json": WORDS, **sampling}
     messages = [{"role": "user", "content": text}]
     tools = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
@@ -74,7 +77,8 @@ class Stream:
 
     async def run(self, cluster: Running) -> None:
         path, body = asked(self.number)
-        async with cluster.http.stream("POST", path, json={**body, "stream": True}) as answer:
+        named = {**body, "request_id": f"stream-{self.number}", "stream": True}
+        async with cluster.http.stream("POST", path, json=named) as answer:
             async for line in answer.aiter_lines():
                 if not line.startswith("data: {"):
                     continue
@@ -96,7 +100,7 @@ async def test_structured_answers_outlive_their_decode_worker(tmp_path):
         await every_kind_is_followed(cluster)
         await what_cannot_be_compiled_is_refused(cluster)
         expected = await asyncio.gather(*(whole(cluster, number) for number in range(NUM_STREAMS)))
-        assert [end for _, end in expected] == ["stop"] * (NUM_STREAMS - 1) + ["tool_calls"]
+        assert [end for _, end in expected] == ["stop"] * NUM_TEXTS + ["tool_calls"] * NUM_CALLS
         for text, _ in expected:
             jsonschema.validate(json.loads(text), WORDS)
 
@@ -105,14 +109,26 @@ async def test_structured_answers_outlive_their_decode_worker(tmp_path):
         async with asyncio.timeout(DEADLINE_S):
             while any(len(stream.text) < 40 for stream in streams):
                 await asyncio.sleep(0.01)
-        busy = max((await cluster.status()).workers, key=lambda w: (w.worker.name.startswith("decode"), w.num_requests))
-        assert busy.num_requests > 0
-        os.kill(cluster.cluster.children[busy.worker.name].pid, signal.SIGKILL)
-        assert any(stream.finish_reason is None for stream in streams), "all had ended before"
+        served = {name: await running_on(cluster, name) for name in ("decode-0", "decode-1")}
+        victim = max(served, key=lambda name: (len({number < NUM_TEXTS for number in served[name]}), len(served[name])))
+        os.kill(cluster.cluster.children[victim].pid, signal.SIGKILL)
+        cut = [number for number in served[victim] if streams[number].finish_reason is None]
+        assert {number < NUM_TEXTS for number in cut} == {True, False}, "it had to write a text and a call"
         async with asyncio.timeout(DEADLINE_S):
             await asyncio.gather(*tasks)
         found = [(stream.error, stream.text, stream.finish_reason) for stream in streams]
         assert found == [(None, *answer) for answer in expected]
+
+
+async def running_on(cluster: Running, worker: str) -> list[int]:
+    """The numbers of the streams that a decode worker writes now."""
+    found = []
+    for number in range(NUM_STREAMS):
+        request = inference_pb2.GetRequestRequest(request_id=f"stream-{number}")
+        with contextlib.suppress(grpc.aio.AioRpcError):  # it has ended
+            info = await cluster.stub.GetRequest(request, timeout=DEADLINE_S)
+            found += [number] * (info.decode_worker == worker)
+    return found
 
 
 async def every_kind_is_followed(cluster: Running) -> None:

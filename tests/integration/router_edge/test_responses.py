@@ -86,6 +86,8 @@ async def test_calls_and_their_outputs_come_back_as_one_conversation(edge: Edge)
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
+        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"not": {}}}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "c"}, "conversation"),
         ({"background": True}, "background"),

@@ -10,8 +10,9 @@ from services.router.edge.http.schemas import ChatRequest, chat_of
 from shared.errors import InvalidRequest, brief
 
 NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
-NAMES |= {"response_format": "text.format", "reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity"}
-"""What the chat request calls otherwise."""
+NAMES |= {"response_format.json_schema": "text.format", "response_format": "text.format"}
+NAMES |= {"reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity"}
+"""What the chat request calls otherwise, the longer before its beginning."""
 
 
 def chat_request(request: ResponseRequest) -> ChatRequest:

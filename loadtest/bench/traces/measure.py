@@ -36,20 +36,16 @@ async def measure_all(router_rounds: int, step_rounds: int, rate: float, in_flig
             endpoint = f"http://{(await sink.ready(START_S)).address}"
             if router_rounds:
                 router = await router_costs(endpoint, router_rounds, rate, turn_s, scratch)
-                results += _results("router's processor time a request", router)
+                results += results_of("router's processor time a request", "ms", router)
             if step_rounds:
                 steps = await step_costs(endpoint, step_rounds, in_flight, scratch)
-                results += _results(f"decode step, {in_flight} answers", steps.engine)
-                results += _results(f"decode worker's processor time a step, {in_flight} answers", steps.process)
+                results += results_of(f"decode step, {in_flight} answers", "ms", steps.engine)
+                worker = f"decode worker's processor time a step, {in_flight} answers"
+                results += results_of(worker, "ms", steps.process)
         finally:
             sink.kill()
             await sink.stop(START_S)
     return results
-
-
-def _results(name: str, costs: list[list[float]]) -> list[Result]:
-    print(f"{name}, ms:", *("/".join(f"{cost:.3f}" for cost in round_) for round_ in costs))
-    return results_of(name, "ms", costs)
 
 
 def main(

@@ -45,6 +45,11 @@ def order(turn: int) -> list[int]:
     return numbers[turn % len(numbers) :] + numbers[: turn % len(numbers)]
 
 
+def show(name: str, round_: Sequence[float]) -> None:
+    """Prints a round's costs as they come, milliseconds by `SAMPLES`."""
+    print(f"{name}:", " / ".join(f"{cost:.3f}" for cost in round_), "ms", flush=True)
+
+
 def results_of(name: str, unit: str, costs: Sequence[Sequence[float]]) -> list[Result]:
     """The median without traces, and for each share what it adds, with its bounds."""
     results = [Result(f"{name}, no traces", median(round_[0] for round_ in costs), unit)]

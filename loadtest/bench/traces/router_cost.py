@@ -10,7 +10,7 @@ from pathlib import Path
 from loadtest.bench.router.client import Load
 from loadtest.bench.router.rig import PROMPT_TOKENS, Rig
 from loadtest.bench.traces.loads import answered, connected
-from loadtest.bench.traces.pairs import SAMPLES, order
+from loadtest.bench.traces.pairs import SAMPLES, order, show
 from loadtest.bench.traces.switched_router import Switch
 
 NUM_WORKERS = 4
@@ -45,6 +45,7 @@ async def router_costs(endpoint: str, rounds: int, rate: float, duration_s: floa
                 num_requests = answered(load) if turn >= 0 else 1
                 costs[at] = 1e3 * (rig.router_cpu_s() - before) / num_requests
             if turn >= 0:
+                show("router, a request", costs)
                 found.append(costs)
         return found
 

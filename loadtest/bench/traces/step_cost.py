@@ -20,7 +20,7 @@ import httpx
 
 from loadtest.bench.router.client import Load
 from loadtest.bench.traces.loads import answered, connected
-from loadtest.bench.traces.pairs import SAMPLES, order
+from loadtest.bench.traces.pairs import SAMPLES, order, show
 from loadtest.bench.traces.switched_router import Switch, switched
 from services.local.cluster import LocalCluster
 from services.local.commands import TandemCommands
@@ -80,6 +80,8 @@ async def step_costs(endpoint: str, rounds: int, in_flight: int, scratch: Path) 
                 num_steps, engine_s, process_s = (new - old for new, old in zip(after, before, strict=True))
                 engine[at], process[at] = 1e3 * engine_s / num_steps, 1e3 * process_s / num_steps
             if turn >= 0:
+                show("decode step", engine)
+                show("decode worker, a step", process)
                 found.engine.append(engine)
                 found.process.append(process)
         return found

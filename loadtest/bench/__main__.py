@@ -27,6 +27,7 @@ BENCHMARKS = {
     "memory": ("memory", "Resident memory of a cluster under prompts of all lengths, for each instruction set."),
     "determinism": ("determinism.measure", "How often answers depend on their batch or a retry; what the mode costs."),
     "traces": ("traces.measure", "What traces cost a router for a request and a decode worker for a step."),
+    "traces-ttft": ("traces.ttft_sums", "Which part of the client's TTFT the spans of its trace account for."),
     "structured": ("structured.measure", "Masks of structured answers, and decode steps with and without them."),
     "parallel": ("parallel.measure", "Sums over ranks beside gloo, and steps of a group beside one process."),
     "structured-suite": ("structured.suite", "An answer to each JSON Schema of a folder: refused, valid, or not."),

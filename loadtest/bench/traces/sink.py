@@ -1,4 +1,6 @@
-"""`python -m loadtest.bench.traces.sink`: an OpenTelemetry collector that counts what it gets and keeps nothing.
+"""`python -m loadtest.bench.traces.sink [FILE]`: an OpenTelemetry collector that keeps nothing, or appends what it
+gets to FILE: requests one behind the other, which is how protobuf joins them, so the file is one
+ExportTraceServiceRequest.
 
 A process as in shared/process.py: its ready event names the address of its OTLP/gRPC port.
 """
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -22,14 +25,15 @@ class Sink:
 
     endpoints: Mapping[str, str] = {}
 
-    def __init__(self) -> None:
+    def __init__(self, out: Path | None) -> None:
         self.address = ""
+        self._out = out
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
         """Listens on any free port."""
         server = grpc.aio.server()
-        handler: grpc.RpcMethodHandler[Any, Any] = grpc.unary_unary_rpc_method_handler(_take)  # bytes in, bytes out
+        handler: grpc.RpcMethodHandler[Any, Any] = grpc.unary_unary_rpc_method_handler(self._take)  # bytes, both
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Export": handler}),))
         self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
@@ -40,13 +44,15 @@ class Sink:
         if self._server is not None:
             await self._server.stop(0.0)
 
-
-async def _take(_request: bytes, _context: Any) -> bytes:
-    return b""
+    async def _take(self, request: bytes, _context: Any) -> bytes:
+        if self._out is not None:
+            with self._out.open("ab") as file:
+                file.write(request)
+        return b""
 
 
 async def _start() -> Sink:
-    sink = Sink()
+    sink = Sink(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
     await sink.start()
     return sink
 

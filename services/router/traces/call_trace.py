@@ -111,7 +111,7 @@ class CallTrace:
             self._export(owner, error, route, model)
         for trace in self._requests:
             trace.close()
-        self._requests.clear()
+        self._requests = []
 
     def _export(self, owner: CallTraces, error: TandemError | None, route: str, model: str) -> None:
         """Hands it to the sink, where it was sampled or is kept. Spans are built there, many at a time: here each would
@@ -124,22 +124,46 @@ class CallTrace:
             if not self._is_kept(owner, now, failed=failed):
                 return
             self._spread_word(owner)
-        root = partial(
-            Span,
+        traces = tuple(self._requests)
+        num_spans = 2 + sum(trace.most_spans for trace in traces)
+        num_output_tokens = sum(trace.num_output_tokens for trace in traces)  # the core may still get some
+        shown = str(error) if failed else ""
+        build = partial(self._spans, traces, now, error, shown, num_output_tokens, route, model)
+        self._sink.export(self.context.trace_id, num_spans, build)
+
+    def _spans(
+        self,
+        traces: Sequence[RequestTrace],
+        now: float,
+        error: TandemError | None,
+        shown: str,
+        num_output_tokens: int,
+        route: str,
+        model: str,
+    ) -> list[Span]:
+        """The call's own, then those of its requests."""
+        assert self.context is not None
+        attributes = _attributes(error, route, model)
+        if traces:
+            attributes |= traces[0].request_attributes()
+            attributes["gen_ai.usage.input_tokens"] = traces[0].num_input_tokens
+            attributes["gen_ai.usage.output_tokens"] = num_output_tokens
+        whole = Span(
             f"{_operation(route)} {model}",
             self.context.span_id,
             self._parent_id,
             self._began,
             now,
             SpanKind.SERVER,
-            self._attributes(error, route, model),
-            tuple(("first token", at, {}) for trace in self._requests if (at := trace.first_token_at)),
-            error=str(error) if failed else "",
+            attributes,
+            tuple(("first token", at, {}) for trace in traces if 0 < (at := trace.first_token_at) <= now),
+            error=shown,
             state=self.context.state,
         )
-        parts = [trace.spans_later(now) for trace in self._requests]
-        num_spans = 2 + sum(trace.most_spans for trace in self._requests)
-        self._sink.export(self.context.trace_id, num_spans, partial(_spans, root, self._submitted or now, parts))
+        spans = [whole, Span("edge", new_span_id(), whole.span_id, whole.began, self._submitted or now)]
+        for trace in traces:
+            spans += trace.spans(now)
+        return spans
 
     def _is_kept(self, owner: CallTraces, now: float, *, failed: bool) -> bool:
         settings = owner.settings
@@ -157,35 +181,23 @@ class CallTrace:
         if owner.keep_in_store is not None:
             owner.keep_in_store(name)
 
-    def _attributes(self, error: TandemError | None, route: str, model: str) -> dict[str, Value]:
-        """By the semantic conventions for generative AI, as far as they go."""
-        attributes: dict[str, Value] = {
-            "gen_ai.operation.name": _operation(route),
-            "gen_ai.provider.name": "tandem",
-            "gen_ai.request.model": model,
-            "url.path" if route.startswith("/") else "rpc.method": route,
-        }
-        if self._requests:
-            attributes |= self._requests[0].request_attributes()
-            attributes["gen_ai.usage.input_tokens"] = self._requests[0].num_input_tokens
-            attributes["gen_ai.usage.output_tokens"] = sum(trace.num_output_tokens for trace in self._requests)
-        if error is not None:
-            attributes["error.type"] = error.code
-            attributes["http.response.status_code"] = error.http_status
-        return attributes
-
 
 NO_TRACE = CallTrace(None)
 """Of a call without a trace."""
 
 
-def _spans(root: Callable[[], Span], submitted: float, parts: Sequence[Callable[[], list[Span]]]) -> list[Span]:
-    """The call's own, then those of its requests."""
-    whole = root()
-    spans = [whole, Span("edge", new_span_id(), whole.span_id, whole.began, submitted)]
-    for part in parts:
-        spans += part()
-    return spans
+def _attributes(error: TandemError | None, route: str, model: str) -> dict[str, Value]:
+    """Of any call, by the semantic conventions for generative AI, as far as they go."""
+    attributes: dict[str, Value] = {
+        "gen_ai.operation.name": _operation(route),
+        "gen_ai.provider.name": "tandem",
+        "gen_ai.request.model": model,
+        "url.path" if route.startswith("/") else "rpc.method": route,
+    }
+    if error is not None:
+        attributes["error.type"] = error.code
+        attributes["http.response.status_code"] = error.http_status
+    return attributes
 
 
 def _operation(route: str) -> str:

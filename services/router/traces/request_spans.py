@@ -82,7 +82,7 @@ class RequestSpans:
             if is_retry:
                 self._add("pause", new_span_id(), self._root_id, since, look.began, None)
                 since = look.began
-            ended = look.ended or until
+            ended = min(look.ended or until, until)  # an answer may have come since
             self._add("match", look.span_id, self._root_id, since, ended, None).kind = SpanKind.CLIENT
             since = ended
         chosen_from = min(max(since, placed.placing_at), until) if placed is not None else until

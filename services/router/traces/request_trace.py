@@ -7,9 +7,7 @@ exported.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable
 from typing import Protocol
 
 from services.router.dispatch.states import RequestEvent
@@ -197,8 +195,7 @@ class RequestTrace:
         """As many as it may have at most."""
         return 1 + len(self._marks) + 2 * len(self._looks) + 2 * len(self._attempts)
 
-    def spans_later(self, now: float) -> Callable[[], list[Span]]:
-        """What builds all its spans, and keeps nothing of the request itself; what has not ended ends `now`."""
+    def spans(self, now: float) -> list[Span]:
+        """All its spans, some time after its end; what has not ended `now` ends then."""
         spans = RequestSpans(self._context, self._active.request.request_id, self.error)
-        looks = [replace(look) for look in self._looks]  # an answer may still come
-        return partial(spans.build, self.began, self._marks, looks, self._attempts, now)
+        return spans.build(self.began, self._marks, self._looks, self._attempts, now)

@@ -139,3 +139,9 @@ def test_what_has_not_ended_ends_now():
     found = spans([mark(E.PLACED, 1.0), mark(E.SUBMITTED, 2.0)], [], [note(33, 1.0)], now=5.0)
     assert [named(found, name)[0].ended for name in ("prefill", "attempt")] == [5.0, 5.0]
     assert [span.name for span in spans([], [Look(5, 0.0)], [], now=5.0)] == ["match", "queue"]
+
+
+def test_an_answer_of_the_index_that_came_after_the_end_ends_with_the_request():
+    """Spans are built some time after it, and the look may have ended meanwhile."""
+    found = spans([mark(E.CANCEL, 4.0)], [Look(55, 0.1, 7.0)], [])
+    assert [(span.name, span.began, span.ended) for span in found] == [("match", 0.0, 4.0), ("queue", 4.0, 4.0)]

@@ -114,20 +114,23 @@ class DecoderPieces:
         self, residual: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch, logit_rows: Tensor
     ) -> Tensor:
         """As `LayerStack.run`."""
-        query = self.first(residual, cos, sin, kv_blocks, batch.slots)
-        for layer in range(self.num_layers - 1):
-            attended = self.attend(layer, query, kv_blocks, batch)
-            query, residual = self.between(layer, residual, attended, cos, sin, kv_blocks, batch.slots)
-        return self.last(residual, self.attend(self.num_layers - 1, query, kv_blocks, batch), logit_rows)
+        attended, residual = self._to_last_attention(residual, cos, sin, kv_blocks, batch)
+        return self.last(residual, attended, logit_rows)
 
     def residual(self, residual: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch) -> Tensor:
         """[num_tokens, hidden_size] behind the last layer, not normed: what another stage's layers begin with."""
+        attended, residual = self._to_last_attention(residual, cos, sin, kv_blocks, batch)
+        return self._finish(self.num_layers - 1, self._attention[-1].project(attended), residual)[1]
+
+    def _to_last_attention(
+        self, residual: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch
+    ) -> tuple[Tensor, Tensor]:
+        """(what the last layer's attention gives, the residual stream before it)."""
         query = self.first(residual, cos, sin, kv_blocks, batch.slots)
         for layer in range(self.num_layers - 1):
             attended = self.attend(layer, query, kv_blocks, batch)
             query, residual = self.between(layer, residual, attended, cos, sin, kv_blocks, batch.slots)
-        projected = self._attention[-1].project(self.attend(self.num_layers - 1, query, kv_blocks, batch))
-        return self._finish(self.num_layers - 1, projected, residual)[1]
+        return self.attend(self.num_layers - 1, query, kv_blocks, batch), residual
 
     def _finish(self, layer: int, projected: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """A layer behind its attention block: (what the next layer reads, normed; the residual stream)."""

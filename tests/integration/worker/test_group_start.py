@@ -40,10 +40,11 @@ def _unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_start_that_fails_half_way_ends_the_followers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker's process may live on: what is left must be none of it."""
+    others = psutil.Process().children()  # of tests before this one
     followers: list[psutil.Process] = []
 
     def failing(*_: object) -> None:
-        followers.extend(psutil.Process().children())
+        followers.extend(child for child in psutil.Process().children() if child not in others)
         raise ConfigError("the runner cannot start", field="num_kv_blocks")
 
     monkeypatch.setattr(host, "_start_runner", failing)

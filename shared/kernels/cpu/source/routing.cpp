@@ -1,4 +1,5 @@
 // Which experts each token passes, and with what weight: shared/kernels/experts/routing.py says the rules.
+#include <algorithm>
 #include <limits>
 #include <vector>
 
@@ -98,7 +99,7 @@ class Router {
   // Takes out the experts of all groups but the best.
   void ban_groups() {
     const int64_t size = r_.num_experts / r_.num_groups;
-    rest_ = places_;
+    std::copy(places_.begin(), places_.end(), rest_.begin());  // assigned, it asks for a later libstdc++
     for (int64_t group = 0; group < r_.num_groups; group++) {
       float merit = 0;
       for (int64_t i = 0; i < r_.group_score; i++)

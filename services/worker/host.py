@@ -15,6 +15,7 @@ import psutil
 import torch
 
 from services.worker.cores import choose_cores, not_cores, take_cores, take_share
+from services.worker.group.expert_balance import ExpertBalance
 from services.worker.group.leader import RankGroup
 from services.worker.self_test import self_test
 from services.worker.settings import WorkerSettings
@@ -42,6 +43,7 @@ from shared.kv.ucx import UcxTransfer
 from shared.model.arithmetic import arithmetic_digest
 from shared.model.config import ModelConfig
 from shared.model.decoder import Decoder
+from shared.model.expert_placement import Placement
 from shared.model.rank_decoder import RankDecoder
 from shared.model.texts_digest import texts_digest
 from shared.model.tokenizer import Tokenizer
@@ -99,6 +101,7 @@ class EngineHost:
         self.structures: StructureCompiler
         """For structured output; as `model`, there once it is started."""
         self._group: RankGroup | None = None
+        self._balance: ExpertBalance | None = None
 
     async def start(self, on_event: Callable[[Event], None], on_progress: Callable[[float, str], None]) -> None:
         """Loads the model and starts the engine thread and the transfer plane.
@@ -123,8 +126,11 @@ class EngineHost:
 
         if self.settings.degrees.num_ranks > 1:
             dtype, kernels = await asyncio.to_thread(_check_group, self.settings)
+            if self.settings.expert_load:
+                self._balance = await asyncio.to_thread(_load_balance, self.settings)
             # On this thread: the kernel ends the followers with the thread that started them.
-            self._group = _start_group(self.settings, dtype, kernels)
+            placement = () if self._balance is None else self._balance.placement
+            self._group = _start_group(self.settings, dtype, kernels, placement)
             take_share(self.settings.name, self._group.own_share)
         else:
             take_cores(self.settings)
@@ -143,15 +149,19 @@ class EngineHost:
         runner = await asyncio.to_thread(_start_runner, self.settings, self.model, self.structures, self._group)
         self.engine = Engine(Scheduler(pool, config), runner, emit)
         self.engine.start()
+        if self._balance is not None and isinstance(self.model.decoder, RankDecoder):
+            self._balance.measure(self.model.decoder.expert_counts)
 
     def seal(self, purpose: Purpose, ticket: int) -> Seal | None:
         """Of a ticket; None in a fleet without a key."""
         return seal_of(self.fleet_key, purpose, ticket, self.model.layout.block_bytes)
 
     async def close(self) -> None:
-        """Stops the engine, then the group's other ranks and the transfer plane."""
+        """Stops the engine, keeps what is measured, then stops the group's other ranks and the transfer plane."""
         if hasattr(self, "engine"):
             await asyncio.to_thread(self.engine.close)
+        if self._balance is not None:
+            await asyncio.to_thread(self._balance.keep)
         if self._group is not None:
             await asyncio.to_thread(self._group.close)
         await self.transfer.close()
@@ -183,7 +193,9 @@ def load_model(
         )
     else:
         links = group.meet(on_lost)
-        decoder = RankDecoder.load_rank(settings.model, dtype, group.kernels, group.degrees, links, on_progress)
+        decoder = RankDecoder.load_rank(
+            settings.model, dtype, group.kernels, group.degrees, links, on_progress, group.placement
+        )
     identity = fingerprint(settings.model, _name(dtype))
     if settings.deterministic:
         identity = deterministic_fingerprint(identity, arithmetic_digest(decoder, layout))
@@ -216,7 +228,11 @@ def _check_group(settings: WorkerSettings) -> tuple[torch.dtype, str]:
     return dtype, choose_kernels(settings.device, dtype, backend).name
 
 
-def _start_group(settings: WorkerSettings, dtype: torch.dtype, kernels: str) -> RankGroup:
+def _load_balance(settings: WorkerSettings) -> ExpertBalance:
+    return ExpertBalance(settings, ModelConfig.load(settings.model))
+
+
+def _start_group(settings: WorkerSettings, dtype: torch.dtype, kernels: str, placement: Placement) -> RankGroup:
     allowed = frozenset(os.sched_getaffinity(0))
     topology = read_topology()
     share = choose_cores(settings, topology, allowed, read_quota())
@@ -225,7 +241,9 @@ def _start_group(settings: WorkerSettings, dtype: torch.dtype, kernels: str) -> 
         raise not_cores(settings, "none of them is this process's")
     logs = settings.log_format, settings.log_level
     own = replace(share, cpus=cpus)
-    return RankGroup(settings.name, str(settings.model), settings.degrees, dtype, kernels, own, topology, logs)
+    return RankGroup(
+        settings.name, str(settings.model), settings.degrees, dtype, kernels, own, topology, logs, placement
+    )
 
 
 def check_device(device: str) -> None:

@@ -111,7 +111,7 @@ METRICS: tuple[Observed[WorkerSources], ...] = (
     Observed(
         counter(
             "tandem_engine_expert_tokens_total",
-            "Tokens' choices of experts, all layers together, by the rank that holds the expert or a part of it. Of the"
+            "Tokens' choices of experts, all layers together, by the rank that computes them, or a part of them. Of the"
             " first stage where the worker has several; on CPUs alone.",
             "rank",
         ),

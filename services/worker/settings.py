@@ -98,6 +98,15 @@ class WorkerSettings(ServiceSettings):
     """Expert-parallel degree, for models with experts: sets of a stage's `tp` processes, over which the experts are
     spread; the processes of a set split each of its experts. It must divide `tp`. 1: all processes split every expert;
     as `tp`: each has whole experts."""
+    expert_load: str = ""
+    """File of the tokens that chose each expert, which a worker with `ep` above 1 reads when it starts, where there is
+    one, and writes when it has drained. By it experts move between the sets, so that the busiest has less work.
+    `{name}` in it is the worker's name; each worker needs a file of its own. A worker of several stages knows the first
+    one's layers, the others' experts stay where they are. Empty = adjacent experts, nothing is written."""
+    expert_spare: int = Field(default=0, ge=0, le=256)
+    """Experts of a layer that each set may hold beyond its even number: copies of the hottest by `expert_load`, which
+    it needs. The copies of an expert share its tokens, and take memory that blocks would have. 0 = experts move, none
+    is copied."""
     group_hosts: int = Field(default=1, ge=1)
     """Hosts of this worker's ranks. More than one is refused: all ranks share one host's memory. The chart says it, so
     that a group over several Nodes does not start as several of the same."""
@@ -180,6 +189,20 @@ class WorkerSettings(ServiceSettings):
     def _check_expert_degree(cls, value: int, info: ValidationInfo) -> int:
         if (tp := info.data.get("tp", value)) % value:
             raise ValueError(f"must divide tp, which is {tp}")
+        return value
+
+    @field_validator("expert_load")
+    @classmethod
+    def _check_expert_load(cls, value: str, info: ValidationInfo) -> str:
+        if value and info.data.get("ep", 2) == 1:
+            raise ValueError("needs ep above 1: there is one set of processes, which has all experts")
+        return value
+
+    @field_validator("expert_spare")
+    @classmethod
+    def _check_expert_spare(cls, value: int, info: ValidationInfo) -> int:
+        if value and not info.data.get("expert_load", "-"):
+            raise ValueError(f"is {value}, but without expert_load nothing says which experts are hot")
         return value
 
     @field_validator("group_hosts")

@@ -162,8 +162,7 @@ class Decoder:
     def expert_tokens(self) -> list[int]:
         """Choices of experts by tokens since start, by the rank that holds them, all layers together; 0 off the CPU.
         From any thread."""
-        counts = self.pieces.num_chosen
-        return [0 if counts is None else int(counts.sum())]
+        return [sum(int(counts.sum()) for counts in self.pieces.num_chosen.values())]
 
     def op_by_op(self, kernels: Kernels) -> Decoder:
         """The same model with one call of `kernels` for each op and all tokens, never one call for all layers."""

@@ -48,18 +48,27 @@ class MixtureOfExperts:
         self._shared = shared
         self._kernels = kernels
         self._one = torch.ones((), dtype=torch.int64)
-        self.num_chosen = torch.zeros(moe.routing.num_experts, dtype=torch.int64)
-        """[num_experts] tokens that chose each expert since start, other ranks' too; counted on the CPU alone."""
+        self._num_experts = moe.routing.num_experts
+        most_copies = 1 if modules.copies is None else modules.copies.most_copies
+        self._num_chosen = torch.zeros(self._num_experts * most_copies, dtype=torch.int64)
+
+    @property
+    def num_chosen(self) -> Tensor:
+        """[num_experts, most copies of one] tokens that each copy of each expert was chosen for since start, other
+        ranks' too; counted on the CPU alone."""
+        return self._num_chosen.view(self._num_experts, -1)
 
     def forward(self, x: Tensor) -> Tensor:
         """[num_tokens, hidden_size] to the same shape."""
         modules = self._modules
         logits = modules.router.forward(x.float() if self._fp32_router else x)
         expert_ids, weights = self._kernels.choose_experts(logits, modules.router_bias, self._routing)
+        slots = expert_ids if modules.copies is None else modules.copies.slots(expert_ids)
         if x.device.type == "cpu":
-            ids = expert_ids.flatten()
-            self.num_chosen.scatter_add_(0, ids, self._one.expand(ids.shape))
-        out = modules.experts.forward(x, expert_ids, weights)
+            chosen = slots.flatten()
+            self._num_chosen.scatter_add_(0, chosen, self._one.expand(chosen.shape))
+        local_ids = expert_ids if modules.copies is None else modules.copies.local_ids(slots)
+        out = modules.experts.forward(x, local_ids, weights)
         if self._shared is not None:
             shared = self._shared.forward(x)
             with in_this_thread(x, x.numel()):

@@ -10,6 +10,7 @@ from torch import Tensor
 from shared.collectives.interface import Collectives
 from shared.kernels.backend import BatchedLinear, DecoderOps, Experts, Linear
 from shared.model.config import ModelConfig
+from shared.model.expert_copies import ExpertCopies
 from shared.model.latent_config import LatentConfig
 from shared.model.parameters import DecoderParameters, ExpertParameters, LatentParameters, LayerParameters
 
@@ -34,6 +35,7 @@ class ExpertModules:
     router: Linear  # hidden_size to num_experts
     router_bias: Tensor | None  # [num_experts] fp32
     experts: Experts
+    copies: ExpertCopies | None = None  # None: ids are the router's
     group: Collectives | None = None  # ranks whose experts' results, the shared ones' among them, are parts of a sum
 
 
@@ -136,4 +138,5 @@ def _build_experts(parameters: ExpertParameters, ops: DecoderOps) -> ExpertModul
         router=ops.make_linear(parameters.router, None, own=True),
         router_bias=parameters.router_bias,
         experts=ops.make_experts(parameters.gate_up, parameters.down, parameters.first_expert, own=True),
+        copies=parameters.copies,
     )

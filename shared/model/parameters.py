@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from shared.model.config import ModelConfig
+from shared.model.expert_copies import ExpertCopies
 from shared.model.moe_config import MoeConfig
 
 
@@ -21,13 +23,20 @@ class LatentParameters:
 
 @dataclass(frozen=True)
 class ExpertParameters:
-    """A layer's router, and the experts `first_expert`, `first_expert` + 1, … of it."""
+    """A layer's router, and some of its experts."""
 
     router: Tensor  # [num_experts, hidden_size], fp32 where the logits are
     router_bias: Tensor | None  # [num_experts] fp32
     gate_up: Tensor  # [num_local_experts, 2 * expert_size, hidden_size]
     down: Tensor  # [num_local_experts, hidden_size, expert_size]
-    first_expert: int
+    experts: Sequence[int]  # [num_local_experts] their ids, ascending; adjacent ones where `copies` is None
+    copies: ExpertCopies | None = None
+
+    @property
+    def first_expert(self) -> int:
+        """The id that the first of them has for who multiplies by them: where copies are chosen, they are numbered
+        from 0."""
+        return self.experts[0] if self.copies is None else 0
 
 
 @dataclass(frozen=True)
@@ -65,10 +74,14 @@ class DecoderParameters:
 
     @classmethod
     def allocate(
-        cls, config: ModelConfig, dtype: torch.dtype, device: torch.device | str, experts: range | None = None
+        cls,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        experts: Sequence[Sequence[int]] | None = None,
     ) -> DecoderParameters:
-        """Uninitialised tensors of the right shapes (on `device="meta"`, only the shapes); `experts`: those to have of
-        each layer, in steps of one, or None for all."""
+        """Uninitialised tensors of the right shapes (on `device="meta"`, only the shapes); `experts`: ids of those to
+        have of each layer, or None for all."""
 
         def empty(*shape: int) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
@@ -76,7 +89,10 @@ class DecoderParameters:
         embedding = empty(config.vocab_size, config.hidden_size)
         return cls(
             embedding=embedding,
-            layers=tuple(_allocate_layer(config, index, dtype, device, experts) for index in range(config.num_layers)),
+            layers=tuple(
+                _allocate_layer(config, index, dtype, device, None if experts is None else experts[index])
+                for index in range(config.num_layers)
+            ),
             norm=empty(config.hidden_size),
             lm_head=embedding if config.tie_word_embeddings else empty(config.vocab_size, config.hidden_size),
         )
@@ -134,7 +150,7 @@ def _norm_sizes(config: ModelConfig) -> tuple[int | None, int | None]:
 
 
 def _allocate_layer(
-    config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device | str, experts: range | None
+    config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device | str, experts: Sequence[int] | None
 ) -> LayerParameters:
     hidden = config.hidden_size
     qkv_size = sum(_qkv_rows(config).values())
@@ -178,19 +194,18 @@ def _allocate_latent(config: ModelConfig, dtype: torch.dtype, device: torch.devi
 
 
 def _allocate_experts(
-    moe: MoeConfig, hidden: int, dtype: torch.dtype, device: torch.device | str, experts: range | None
+    moe: MoeConfig, hidden: int, dtype: torch.dtype, device: torch.device | str, experts: Sequence[int] | None
 ) -> ExpertParameters:
     num_experts = moe.routing.num_experts
     local = range(num_experts) if experts is None else experts
-    assert local.step == 1
-    assert 0 <= local.start < local.stop <= num_experts, f"{local} of {num_experts} experts"
+    assert 0 <= local[0] <= local[-1] < num_experts, f"{local} of {num_experts} experts"
     router_dtype = torch.float32 if moe.fp32_router else dtype
     return ExpertParameters(
         router=torch.empty((num_experts, hidden), dtype=router_dtype, device=device),
         router_bias=torch.empty(num_experts, dtype=torch.float32, device=device) if moe.routing.has_bias else None,
         gate_up=torch.empty((len(local), 2 * moe.expert_size, hidden), dtype=dtype, device=device),
         down=torch.empty((len(local), hidden, moe.expert_size), dtype=dtype, device=device),
-        first_expert=local.start,
+        experts=local,
     )
 
 
@@ -235,8 +250,7 @@ def _expert_views(moe: MoeConfig, experts: ExpertParameters) -> dict[str, Tensor
         f"{moe.prefix}.gate.weight": experts.router,
         f"{moe.prefix}.gate.e_score_correction_bias": experts.router_bias,
     }
-    pairs = zip(experts.gate_up, experts.down, strict=True)
-    for expert, (gate_up_weight, down_weight) in enumerate(pairs, start=experts.first_expert):
+    for expert, gate_up_weight, down_weight in zip(experts.experts, experts.gate_up, experts.down, strict=True):
         prefix = f"{moe.prefix}.experts.{expert}"
         views[f"{prefix}.{gate}.weight"], views[f"{prefix}.{up}.weight"] = gate_up_weight.chunk(2)
         views[f"{prefix}.{down}.weight"] = down_weight

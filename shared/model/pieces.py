@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 
-import torch
 from torch import Tensor
 
 from shared.kernels.backend import DecoderOps
@@ -40,11 +39,10 @@ class DecoderPieces:
         return len(self._attention)
 
     @property
-    def num_chosen(self) -> Tensor | None:
-        """[num_experts] tokens that chose each number of expert since start, all layers together; None without any
-        experts."""
-        counts = [block.num_chosen for block in self._mlp if isinstance(block, MixtureOfExperts)]
-        return torch.stack(counts).sum(0) if counts else None
+    def num_chosen(self) -> dict[int, Tensor]:
+        """Layer with experts → [num_experts, most copies of one] tokens that chose each since start."""
+        blocks = enumerate(self._mlp)
+        return {layer: block.num_chosen for layer, block in blocks if isinstance(block, MixtureOfExperts)}
 
     def over(self, kernels: DecoderOps) -> DecoderPieces:
         """The same layers with these norms, for all tokens up to the end."""

@@ -16,6 +16,8 @@ from shared.kernels.batch import AttentionBatch
 from shared.kernels.registry import choose_kernels
 from shared.model.config import ModelConfig
 from shared.model.decoder import Decoder
+from shared.model.expert_copies import slot_owners
+from shared.model.expert_placement import Placement
 from shared.model.huge_pages import ask_for_huge_pages
 from shared.model.parameters import DecoderParameters
 from shared.model.shard import Degrees, Shard, Span
@@ -50,6 +52,7 @@ class RankDecoder(Decoder):
         self.num_stages = shard.degrees.pipeline
         self._shard = shard
         self._links = links
+        self._owners = {layer: slot_owners(shard.expert_sets(layer)) for layer in self.pieces.num_chosen}
         self._vocabulary = SplitVocabulary(shard, self._modules, links.stage, links.head)
 
     @classmethod
@@ -61,8 +64,9 @@ class RankDecoder(Decoder):
         degrees: Degrees,
         links: RankLinks,
         on_progress: OnProgress | None = None,
+        placement: Placement = (),
     ) -> RankDecoder:
-        """Reads this rank's slice of a model folder, for computation on the CPU.
+        """Reads this rank's slice of a model folder, for computation on the CPU; `placement` is the same on all ranks.
 
         Raises:
             ConfigError: the model cannot be split so; see `Degrees.check`. Those kernels cannot serve this dtype.
@@ -71,7 +75,7 @@ class RankDecoder(Decoder):
         ask_for_huge_pages()
         config = ModelConfig.load(folder)
         degrees.check(config)
-        shard = Shard(config, degrees, links.everyone.rank)
+        shard = Shard(config, degrees, links.everyone.rank, placement)
         parameters = allocate_shard(shard, dtype)
         load_shard(folder, shard, parameters, on_progress)
         return cls(shard, parameters, choose_kernels("cpu", dtype, kernels), links)
@@ -101,13 +105,19 @@ class RankDecoder(Decoder):
         return self._vocabulary.logits(torch.cat(normed), num_candidates)
 
     def expert_tokens(self) -> list[int]:
-        """See `Decoder`: of this stage's layers and ranks. A choice counts for each rank with a part of the expert."""
-        counts = self.pieces.num_chosen
+        """See `Decoder`: of this stage's layers and ranks. A choice counts for each rank with a part of the copy that
+        computes it."""
         degrees = self._shard.degrees
-        if counts is None:
-            return [0] * degrees.tensor
-        held = (Shard(self.config, degrees, part).experts or range(0) for part in range(degrees.tensor))
-        return [int(counts[experts.start : experts.stop].sum()) for experts in held]
+        of_sets = torch.zeros(degrees.expert, dtype=torch.int64)
+        for layer, counts in self.pieces.num_chosen.items():
+            of_sets.scatter_add_(0, self._owners[layer].flatten(), counts.flatten())
+        return [int(of_sets[part // degrees.expert_slices]) for part in range(degrees.tensor)]
+
+    def expert_counts(self) -> dict[int, tuple[int, ...]]:
+        """Of this stage's layers with experts, numbered as in the whole model: tokens that chose each expert since
+        start, [num_experts]. From any thread."""
+        chosen = self.pieces.num_chosen.items()
+        return {self._shard.layers.begin + layer: tuple(counts.sum(1).tolist()) for layer, counts in chosen}
 
     def _own(self, kv_blocks: Tensor) -> Tensor:
         layers, heads = self._shard.layers, self._shard.kv_heads

@@ -8,10 +8,12 @@ stage form `expert` sets of neighbours: each set has experts of its own, whose c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shared.errors import ConfigError
 from shared.model.config import ModelConfig
+from shared.model.expert_placement import Placement, adjacent
 
 MAX_DEGREE = 16
 """Of either kind, and of both multiplied."""
@@ -136,6 +138,8 @@ class Shard:
     """Of the whole model."""
     degrees: Degrees
     rank: int
+    placement: Placement = ()
+    """Of experts on the sets of ranks."""
 
     @property
     def stage(self) -> int:
@@ -178,13 +182,25 @@ class Shard:
         return _split(self.config.intermediate_size, self.degrees.tensor, self.part, _INNER_UNIT)
 
     @property
-    def experts(self) -> range | None:
-        """Its experts of each layer that has any; the sets' numbers differ by one at most. None in dense models."""
+    def expert_set(self) -> int:
+        """Number of its set of ranks."""
+        return self.part // self.degrees.expert_slices
+
+    @property
+    def experts(self) -> tuple[Sequence[int], ...] | None:
+        """Ids of its experts of each of its layers, as if all had some. None in dense models."""
         if self.config.moe is None:
             return None
-        own = self.part // self.degrees.expert_slices
-        span = _split(self.config.moe.routing.num_experts, self.degrees.expert, own, 1)
-        return range(span.begin, span.end)
+        return tuple(self.expert_sets(layer)[self.expert_set] for layer in range(self.layers.length))
+
+    def expert_sets(self, layer: int) -> Sequence[Sequence[int]]:
+        """Ids of each set's experts in a layer, counted from the stage's first."""
+        assert self.config.moe is not None, "a dense model"
+        return self.placed(layer) or adjacent(self.config.moe.routing.num_experts, self.degrees.expert)
+
+    def placed(self, layer: int) -> Sequence[Sequence[int]] | None:
+        """As `expert_sets` where the sets do not hold adjacent ranges, else None."""
+        return self.placement[self.layers.begin + layer] if self.placement else None
 
     @property
     def expert_inner(self) -> Span:

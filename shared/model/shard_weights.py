@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shared.model.parameters import DecoderParameters, unused_tensors
+from shared.model.expert_copies import ExpertCopies
+from shared.model.parameters import DecoderParameters, LayerParameters, unused_tensors
 from shared.model.safetensors_files import TensorEntry, checkpoint_files
 from shared.model.shard import Shard, Span
 from shared.model.tensor_reader import TensorReader
@@ -24,10 +25,19 @@ _PANEL_ROWS = 32
 def allocate_shard(shard: Shard, dtype: torch.dtype) -> DecoderParameters:
     """Uninitialised parameters of this rank's sizes, on the CPU: of `shard.local_config`, and of its experts alone."""
     parameters = DecoderParameters.allocate(shard.local_config, dtype, "cpu", shard.experts)
+    layers = tuple(_with_copies(shard, index, layer) for index, layer in enumerate(parameters.layers))
+    parameters = replace(parameters, layers=layers)
     if shard.is_last:
         return parameters
     # No stage but the last one has a use for it.
     return replace(parameters, lm_head=torch.zeros(_PANEL_ROWS, shard.config.hidden_size, dtype=dtype))
+
+
+def _with_copies(shard: Shard, index: int, layer: LayerParameters) -> LayerParameters:
+    sets = shard.placed(index)
+    if layer.experts is None or sets is None:
+        return layer
+    return replace(layer, experts=replace(layer.experts, copies=ExpertCopies.of(sets, shard.expert_set)))
 
 
 def load_shard(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
 
 from shared.model.config import ModelConfig
+from shared.model.expert_load import ExpertLoad
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, DEMO, Running, block_bytes, running
 from tests.e2e.stage import HOST_BYTES, Recording, staged
@@ -49,7 +51,13 @@ async def test_a_prefix_of_one_degree_is_a_hit_at_another(tmp_path):
 
 
 SPLITS = {"prefill-0": ("--tp", "2"), "prefill-1": ("--pp", "2"), "decode-0": ("--tp", "4")}
-OF_EXPERTS = {**SPLITS, "prefill-0": ("--tp", "2", "--ep", "2"), "decode-0": ("--tp", "4", "--ep", "2")}
+OF_EXPERTS = {
+    **SPLITS,
+    "prefill-0": ("--tp", "2", "--ep", "2", "--expert-spare", "1"),
+    "decode-0": ("--tp", "4", "--ep", "2"),
+}
+LOADS = "{name}.json"
+"""Beside the model's folder: counts of experts of the workers with more than one set of ranks."""
 
 
 class Unequal(Recording):
@@ -57,12 +65,28 @@ class Unequal(Recording):
 
     def worker(self, plan, kvstore):
         splits = OF_EXPERTS if ModelConfig.load(plan.pools.model).moe is not None else SPLITS
-        return [*super().worker(plan, kvstore), *splits[plan.name]]
+        flags = splits[plan.name]
+        if "--ep" in flags:
+            flags = (*flags, "--expert-load", str(Path(plan.pools.model).with_name(LOADS)))
+        return [*super().worker(plan, kvstore), *flags]
+
+
+def write_skewed(path: Path, config: ModelConfig) -> ExpertLoad:
+    """As if one expert of each layer had been chosen far more often than the others."""
+    none = ExpertLoad.none(config)
+    hot = [9000, *[10] * (none.num_experts - 1)]
+    skewed = none.and_then({layer: hot for layer in range(config.num_layers) if config.has_experts(layer)})
+    skewed.write(path)
+    return skewed
 
 
 @pytest.mark.parametrize("family", ["demo", "mixtral", "deepseek-v3"])
 async def test_hand_offs_and_stored_prefixes_are_the_same_whatever_the_split(tmp_path, family):
     model = DEMO if family == "demo" else write_model(tmp_path / "model", family)
+    config = ModelConfig.load(model)
+    loads = {name: tmp_path / LOADS.format(name=name) for name in ("prefill-0", "decode-0")}
+    if config.moe is not None:
+        skewed = write_skewed(loads["prefill-0"], config)
     tokens = prompt(0) * 3 + prompt(1)[:20]  # 200: 12 full blocks and a part of one
     expected = transformers_greedy(model, tokens)
     async with staged(tmp_path / "run", Unequal, model=model, num_prefill=2, store_host_bytes=HOST_BYTES) as stage:
@@ -83,6 +107,11 @@ async def test_hand_offs_and_stored_prefixes_are_the_same_whatever_the_split(tmp
                 "prefill-0": (2, 1, 2), "prefill-1": (1, 2, 1), "decode-0": (4, 1, 2),
             }  # fmt: skip
         await stage.idle()
+    if config.moe is not None:
+        kept = {name: ExpertLoad.read(path, config).tokens for name, path in loads.items()}
+        assert kept["prefill-0"] != skewed.tokens, "written when they drained"
+        assert kept["prefill-0"].keys() == kept["decode-0"].keys() == skewed.tokens.keys()
+        assert all(sum(counts) >= 100 for counts in kept["decode-0"].values())
 
 
 @pytest.mark.parametrize(

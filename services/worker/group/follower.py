@@ -9,7 +9,7 @@ import sys
 
 import torch
 
-from services.worker.group.rank_spec import PoolSpec, RankSpec
+from services.worker.group.rank_spec import PlacementSpec, PoolSpec, RankSpec
 from services.worker.group.shared_pool import map_pool
 from shared.collectives.messages import broadcast_bytes
 from shared.collectives.rank_links import RankLinks, join
@@ -40,7 +40,8 @@ def run(spec: RankSpec) -> None:
 
 def _serve(spec: RankSpec, links: RankLinks, pool_descriptor: int) -> None:
     dtype: torch.dtype = getattr(torch, spec.dtype)
-    decoder = RankDecoder.load_rank(spec.folder, dtype, spec.kernels, spec.degrees, links)
+    placement = PlacementSpec.parse(broadcast_bytes(links.everyone)).placement
+    decoder = RankDecoder.load_rank(spec.folder, dtype, spec.kernels, spec.degrees, links, None, placement)
     links.everyone.gather(torch.zeros(1))  # tells the leader that this rank's slice is loaded
     pool = PoolSpec.parse(broadcast_bytes(links.everyone))
     found = fingerprint(spec.folder, spec.dtype)

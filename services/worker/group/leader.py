@@ -14,7 +14,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from services.worker.group.rank_spec import PoolSpec, RankSpec
+from services.worker.group.rank_spec import PlacementSpec, PoolSpec, RankSpec
 from services.worker.group.shared_pool import map_pool
 from shared.collectives.messages import broadcast_bytes
 from shared.collectives.rank_links import RankLinks, join, shared_memories
@@ -26,6 +26,7 @@ from shared.kernels.cpu.build import CannotBuild, choose
 from shared.kernels.cpu.group import CpuGroup, lost, shared_memory
 from shared.kernels.cpu.launch import load
 from shared.kv.layout import BlockLayout
+from shared.model.expert_placement import Placement
 from shared.model.shard import Degrees
 from shared.parent_death import command_dying_with_parent
 from shared.telemetry.logs import LogFormat, LogLevel
@@ -54,8 +55,9 @@ class RankGroup:
         share: CoreShare,
         topology: Topology,
         logs: tuple[LogFormat, LogLevel] = ("text", "info"),
+        placement: Placement = (),
     ) -> None:
-        """Starts them; they load their slices at once, and need no more of the leader than `meet` and `share_pool`.
+        """Starts them; they load their slices behind `meet`, and need no more of the leader than that and `share_pool`.
 
         `share`: the worker's cores and threads, the leader's own among them, on a machine of that `topology`. Raises
         ConfigError without C++ kernels.
@@ -69,6 +71,8 @@ class RankGroup:
         """Of weights and computation, on all ranks."""
         self.kernels = kernels
         """Of all ranks, by the registry's name."""
+        self.placement = placement
+        """Of experts, on all ranks."""
         self._library = library
         self._descriptors = [*shared_memories(library, degrees.tensor, degrees.pipeline), shared_memory()]
         self._closing_s: float | None = None  # since when, by the monotonic clock
@@ -110,12 +114,13 @@ class RankGroup:
         )
 
     def meet(self, on_lost: Callable[[TandemError], None]) -> RankLinks:
-        """Waits until all ranks run. From now on `on_lost`, called from another thread, tells of a rank that is gone,
-        at most once. Raises RankLost."""
+        """Waits until all ranks run, and tells them where experts lie. From now on `on_lost`, called from another
+        thread, tells of a rank that is gone, at most once. Raises RankLost."""
         self._watch = threading.Thread(target=self._watch_followers, args=(on_lost,), name="ranks", daemon=True)
         tensor, pipeline = self.degrees.tensor, self.degrees.pipeline
         self._links = join(self._library, self._descriptors[:-1], 0, tensor, pipeline, self._check_started)
         self._watch.start()
+        broadcast_bytes(self._links.everyone, PlacementSpec(self.placement).to_json())
         return self._links
 
     def wait_loaded(self) -> None:

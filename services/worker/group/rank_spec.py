@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from shared.model.expert_placement import Placement
 from shared.model.shard import Degrees
 from shared.telemetry.logs import LogFormat, LogLevel
 
@@ -52,6 +53,23 @@ class RankSpec:
         """What `to_json` gave in the leader of the same build."""
         fields = json.loads(text)
         return cls(**{**fields, "descriptors": tuple(fields["descriptors"]), "cpus": tuple(fields["cpus"])})
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementSpec:
+    """Where experts lie, before any rank reads its own: too long for a command line."""
+
+    placement: Placement
+
+    def to_json(self) -> bytes:
+        """For `parse`."""
+        return json.dumps(self.placement).encode()
+
+    @classmethod
+    def parse(cls, text: bytes) -> PlacementSpec:
+        """What `to_json` gave."""
+        layers = json.loads(text)
+        return cls(tuple(None if sets is None else tuple(tuple(experts) for experts in sets) for sets in layers))
 
 
 @dataclass(frozen=True, slots=True)

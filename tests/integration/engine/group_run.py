@@ -21,6 +21,7 @@ from shared.kernels.registry import AUTO
 from shared.kv.layout import BlockLayout
 from shared.kv.pool import BlockPool
 from shared.model.config import ModelConfig
+from shared.model.expert_placement import Placement
 from shared.model.rank_decoder import RankDecoder
 from shared.model.shard import Degrees
 from tests.integration.engine.engine_run import BLOCK_SIZE, DEADLINE_S, MAX_NUM_SEQS, EngineRun
@@ -38,6 +39,7 @@ class GroupRun(EngineRun):
         *,
         kernels: str = AUTO,
         dtype: torch.dtype = torch.float32,
+        placement: Placement = (),
         **policy,
     ) -> None:
         self.layout = ModelConfig.load(folder).block_layout(BLOCK_SIZE, str(dtype).removeprefix("torch."))
@@ -48,7 +50,7 @@ class GroupRun(EngineRun):
 
         def join_as(rank: int) -> tuple[RankLinks, RankDecoder]:
             links = join(library, descriptors, rank, degrees.tensor, degrees.pipeline)
-            return links, RankDecoder.load_rank(folder, dtype, kernels, degrees, links)
+            return links, RankDecoder.load_rank(folder, dtype, kernels, degrees, links, None, placement)
 
         def run_follower(rank: int, layout: BlockLayout) -> None:
             links, decoder = join_as(rank)

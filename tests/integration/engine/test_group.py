@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from shared.model.checkpoints import write_random_checkpoint
+from shared.model.config import ModelConfig
+from shared.model.expert_placement import adjacent, balance, set_loads
 from shared.model.shard import Degrees
 from tests.integration.engine.engine_run import BLOCK_SIZE, EngineRun, hand_off
 from tests.integration.engine.families import EXPERTS, write_family
@@ -87,6 +89,27 @@ def test_every_split_gives_the_tokens_of_transformers(model: Model, runs: dict[D
         before = run.scheduler.counters.num_prefix_hit_tokens
         assert run.generate(PROMPT)[0] == model.expected, degrees  # behind its own prefix
         assert run.scheduler.counters.num_prefix_hit_tokens - before == 48
+
+
+def test_hot_experts_with_copies_give_the_tokens_of_transformers(tmp_path: Path) -> None:
+    """Placed by what a group has measured, with prompts and answers in its batches, as a restarted worker is."""
+    folder = write_family(tmp_path / "model", "mixtral")
+    degrees, num_layers = Degrees(2, expert=2), ModelConfig.load(folder).num_layers
+    expected = transformers_greedy(folder, PROMPT)
+    with closing(GroupRun(folder, degrees)) as run:
+        assert run.generate(PROMPT)[0] == expected
+        measured = run.decoder.expert_counts()
+    skewed = [[8 * counts[0], *counts[1:]] for _, counts in sorted(measured.items())]
+    placement = balance(skewed, 2, spare=1)
+    for counts, sets in zip(skewed, placement, strict=True):
+        assert sets is not None
+        assert max(set_loads(counts, sets)) < max(set_loads(counts, adjacent(5, 2)))
+        assert all(0 in experts for experts in sets), "the hot one is everywhere"
+    assert len(placement) == num_layers
+    with closing(GroupRun(folder, degrees, placement=placement)) as run:
+        assert run.generate(PROMPT)[0] == expected
+        assert run.generate(PROMPT, PROMPT[:20], PROMPT[5:])[0] == expected, "behind its prefix, beside others"
+        assert sum(run.decoder.expert_tokens()) == sum(sum(counts) for counts in run.decoder.expert_counts().values())
 
 
 def test_unequal_pairs_hand_over_whole_blocks(model: Model, runs: dict[Degrees, EngineRun]) -> None:

@@ -21,7 +21,8 @@ def test_ranges_of_experts_are_read_by_name_and_add_up(tmp_path: Path) -> None:
     weights = torch.rand(9, 2, generator=torch.Generator().manual_seed(2))
 
     def forward(experts: range | None) -> torch.Tensor:
-        parameters = DecoderParameters.allocate(config, torch.float32, "cpu", experts)
+        own = None if experts is None else [experts] * config.num_layers
+        parameters = DecoderParameters.allocate(config, torch.float32, "cpu", own)
         views = parameters.checkpoint_views(config)
         load_weights(tmp_path, views, unused=unused_tensors(config, experts))
         layer = parameters.layers[1].experts

@@ -16,6 +16,7 @@ from shared.kernels.batch import AttentionBatch
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.config import ModelConfig
 from shared.model.decoder import Decoder
+from shared.model.expert_placement import Placement, set_loads
 from shared.model.rank_decoder import MicroBatch, RankDecoder
 from shared.model.shard import Degrees
 from tests.integration.engine.families import EXPERTS as MOE
@@ -128,7 +129,32 @@ def test_bf16_experts_over_ranks_give_what_one_decoder_gives(tmp_path: Path, fam
     gives_what_one_decoder_gives(tmp_path, degrees, torch.bfloat16, "auto")
 
 
-def gives_what_one_decoder_gives(tmp_path: Path, degrees: Degrees, dtype: torch.dtype, kernels: str) -> None:
+FIVE, TWELVE = ((0, 3, 4), (0, 1, 2, 3)), ((0, 4, 5, 6, 7, 11), (0, 1, 2, 3, 8, 9, 10, 11))
+"""Experts of two sets of ranks, out of order and some in both."""
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize(
+    ("family", "degrees", "placement"),
+    [
+        ("mixtral", Degrees(2, expert=2), (FIVE, None, FIVE)),
+        ("mixtral", Degrees(4, expert=2), (FIVE, FIVE, FIVE)),
+        ("mixtral", Degrees(3, expert=3), (((0, 4), (0, 1, 2), (0, 2, 3)), ((2,), (0, 1), (3, 4)), None)),
+        ("deepseek-v3", Degrees(2, 3, expert=2), (None, TWELVE, TWELVE)),
+    ],
+    ids=str,
+)
+def test_copies_of_experts_give_what_one_decoder_gives(
+    tmp_path: Path, family: str, degrees: Degrees, placement: Placement, kernels: str
+) -> None:
+    sizes = {"num_heads": 6, "num_kv_heads": 1} if degrees.tensor == 3 else {}
+    write_family(tmp_path, family, **{"num_layers": 3, "num_kv_heads": 1, **sizes})
+    gives_what_one_decoder_gives(tmp_path, degrees, torch.float32, kernels, placement)
+
+
+def gives_what_one_decoder_gives(
+    tmp_path: Path, degrees: Degrees, dtype: torch.dtype, kernels: str, placement: Placement = ()
+) -> None:
     whole = Decoder.load(tmp_path, dtype, "cpu", kernels=kernels)
     expected_pool, pool = empty_pool(whole), empty_pool(whole)
     step = batch_of(CHUNKS, 0)
@@ -141,7 +167,7 @@ def gives_what_one_decoder_gives(tmp_path: Path, degrees: Degrees, dtype: torch.
 
     def work(links: RankLinks) -> list[Tensor]:
         with torch.inference_mode():
-            decoder = RankDecoder.load_rank(tmp_path, dtype, kernels, degrees, links)
+            decoder = RankDecoder.load_rank(tmp_path, dtype, kernels, degrees, links, None, placement)
             found = [
                 decoder.forward(step.token_ids, step.positions, pool, step.batch, step.logit_rows, None, candidates)
                 for candidates in (0, 1, 5)
@@ -201,6 +227,30 @@ def test_choices_of_experts_count_for_each_rank_that_has_a_part_of_them(tmp_path
     with torch.inference_mode():
         whole.forward(step.token_ids, step.positions, empty_pool(whole), step.batch, step.logit_rows)
     assert whole.expert_tokens() == [num_choices]
+
+
+def test_the_copies_of_an_expert_compute_equal_parts_of_its_tokens(tmp_path: Path) -> None:
+    config = write_family(tmp_path, "mixtral", num_layers=1, vocab_size=128)
+    num_tokens, sets = 96, FIVE
+    step = batch_of(((num_tokens, num_tokens),), 0)
+    step = step._replace(logit_rows=torch.arange(num_tokens))
+
+    def work(links: RankLinks) -> tuple[list[int], dict[int, tuple[int, ...]], int]:
+        with torch.inference_mode():
+            decoder = RankDecoder.load_rank(tmp_path, torch.float32, "auto", Degrees(2, expert=2), links, None, (sets,))
+            decoder.forward(step.token_ids, step.positions, empty_pool(decoder), step.batch, step.logit_rows)
+            return decoder.expert_tokens(), decoder.expert_counts(), decoder.expert_bytes
+
+    ranks = run_group(2, 1, work)
+    tokens, counts, _ = ranks[0]
+    assert (tokens, counts) == ranks[1][:2], "all choose alike"
+    assert counts.keys() == {0}
+    assert sum(tokens) == sum(counts[0]) == 2 * num_tokens
+    # Turns: an expert's tokens are its rows of the step, which need not be as many even as odd ones.
+    assert tokens == pytest.approx(set_loads(counts[0], sets), abs=num_tokens / 4)
+    whole = Decoder.load(tmp_path, torch.float32, "cpu")
+    assert [num_bytes for *_, num_bytes in ranks] == [whole.expert_bytes * len(own) // 5 for own in sets]
+    assert config.exists()
 
 
 @pytest.mark.parametrize(

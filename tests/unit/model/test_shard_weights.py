@@ -86,8 +86,9 @@ def test_the_ranks_experts_and_latents_are_those_of_the_whole_model(tmp_path: Pa
             assert torch.equal(layer.experts.router, of_all.router)
             assert torch.equal(layer.experts.router_bias, of_all.router_bias)
             assert shard.experts is not None
-            assert layer.experts.first_expert == shard.experts.start
-            for expert, gate_up, down in zip(shard.experts, layer.experts.gate_up, layer.experts.down, strict=True):
+            ids = shard.experts[index]
+            assert layer.experts.experts == ids
+            for expert, gate_up, down in zip(ids, layer.experts.gate_up, layer.experts.down, strict=True):
                 gate, up = of_all.gate_up[expert].chunk(2)
                 kept = [x[of_expert.begin : of_expert.end] for x in (gate, up)]
                 assert torch.equal(gate_up, torch.cat(kept))

@@ -159,12 +159,7 @@ class LocalTransfer:
             await message.taken
         finally:
             self._sends.discard(message)
-        if index == TRAILER_INDEX:
-            self.counters.notes_sent += 1
-            self.counters.note_bytes_sent += memory.nbytes
-        else:
-            self.counters.blocks_sent += 1
-            self.counters.bytes_sent += memory.nbytes
+        self.counters.sent(index, memory.nbytes)
 
     async def cancel(self, ticket: int) -> None:
         """See `KVTransfer`."""

@@ -47,6 +47,16 @@ class TransferCounters:
     num_failed_sends: int = 0
     num_endpoints: int = 0  # open now
 
+    def sent(self, index: int, num_bytes: int, seconds: float = 0.0) -> None:
+        """Counts a message that has gone: a block, or at TRAILER_INDEX a note or trailer."""
+        if index == TRAILER_INDEX:
+            self.notes_sent += 1
+            self.note_bytes_sent += num_bytes
+            return
+        self.blocks_sent += 1
+        self.bytes_sent += num_bytes
+        self.send_s += seconds
+
 
 class Incoming(Protocol):
     """The receives of one hand-off."""

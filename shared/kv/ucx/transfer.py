@@ -90,13 +90,7 @@ class UcxTransfer:
             if self._peers.get(address) is peer:
                 self._forget(address, "another send to the peer failed")
             raise
-        if index == TRAILER_INDEX:
-            self.counters.notes_sent += 1
-            self.counters.note_bytes_sent += memory.nbytes
-        else:
-            self.counters.blocks_sent += 1
-            self.counters.bytes_sent += memory.nbytes
-            self.counters.send_s += time.perf_counter() - begun
+        self.counters.sent(index, memory.nbytes, time.perf_counter() - begun)
 
     async def cancel(self, ticket: int) -> None:
         """See `KVTransfer`. Raises TransferFailed with `details["memory_lost"]` if a sender fell silent in the

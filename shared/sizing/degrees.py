@@ -68,8 +68,7 @@ def _degree_fit(model: ModelShape, load: Load, gpu: GpuShape, hardware: Hardware
     batch = max(1, min(load.concurrency, sequences))
     times = step_times(model, gpu, spread, hardware.weights, hardware.kv_dtype, hardware.node_devices)
     sent = exchange(model, gpu, spread, hardware.node_devices)
-    parts = min(batch, spread.pipeline)
-    passes = (parts + spread.pipeline - 1) / spread.pipeline
+    parts, passes = times.through(batch)
     return DegreeFit(
         spread,
         held.weight_bytes,

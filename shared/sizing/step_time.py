@@ -49,25 +49,25 @@ class StepTimes:
 
     def prefill_step_s(self, chunks_s: float, num_prompts: int = 1) -> float:
         """Time of a step of chunks only, of that many prompts, which take `chunks_s` together and read all experts."""
-        parts, passes = self._through(num_prompts)
+        parts, passes = self.through(num_prompts)
         read_s = self.decode_fixed_s + (passes - 1) * self.pass_s + passes * self.experts_s
         return max(self.chunk_fixed_s + chunks_s * passes / parts, read_s)
 
     def decode_step_s(self, batch: int, num_kv_tokens: int) -> float:
         """Time of one token for each of `batch` sequences."""
-        parts, passes = self._through(batch)
+        parts, passes = self.through(batch)
         experts_s = self.experts_s * self.read_share(batch / parts)
         work_s = batch * self.sequence_s + num_kv_tokens * self.kv_s
         return self.decode_fixed_s + (passes - 1) * self.pass_s + work_s * passes / parts + experts_s * passes
 
     def growth_s(self, batch: int) -> float:
         """How much longer the next decode step is, by the KV of this one's tokens."""
-        parts, passes = self._through(batch)
+        parts, passes = self.through(batch)
         return self.kv_s * batch * passes / parts
 
     def mixed_step_s(self, batch: int, num_kv_tokens: int, chunk_s: float) -> float:
         """Time of a decode step with a chunk beside it."""
-        parts, passes = self._through(batch + 1)
+        parts, passes = self.through(batch + 1)
         return self.decode_step_s(batch, num_kv_tokens) + chunk_s * passes / parts
 
     def read_share(self, num_tokens: float) -> float:
@@ -80,10 +80,10 @@ class StepTimes:
 
     def bubble(self, num_sequences: int) -> float:
         """Share of a step in which a stage waits for others."""
-        parts, passes = self._through(num_sequences)
+        parts, passes = self.through(num_sequences)
         return 1 - parts / (passes * self.num_stages)
 
-    def _through(self, num_sequences: int) -> tuple[int, float]:
+    def through(self, num_sequences: int) -> tuple[int, float]:
         """A step's parts, and how many times as long as one part through all stages it takes."""
         parts = max(1, min(num_sequences, self.num_stages))
         return parts, (parts + self.num_stages - 1) / self.num_stages

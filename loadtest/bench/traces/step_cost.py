@@ -24,12 +24,11 @@ from loadtest.bench.traces.pairs import SAMPLES, order, show
 from loadtest.bench.traces.switched_router import Switch, switched
 from services.local.cluster import LocalCluster
 from services.local.commands import TandemCommands
-from services.local.spec import ClusterSpec
+from services.local.spec import DEMO_MODEL, ClusterSpec
 from shared.errors import Internal
 from shared.identity import WorkerRole
 
 TIMEOUT_S = 120.0
-DEMO = Path(__file__).parents[3] / "models" / "demo"
 PROMPT_TOKENS = 64
 NUM_TOKENS = 64
 NUM_BATCHES = 2
@@ -53,7 +52,7 @@ class StepCosts:
 async def step_costs(endpoint: str, rounds: int, in_flight: int, scratch: Path) -> StepCosts:
     """Rounds of `in_flight` answers for each share."""
     spec = ClusterSpec(
-        model=DEMO,
+        model=DEMO_MODEL,
         http="127.0.0.1:0",
         grpc="127.0.0.1:0",
         num_kv_blocks=2048,

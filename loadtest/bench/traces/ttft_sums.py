@@ -30,13 +30,12 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from loadtest.command_line import Out
 from loadtest.figures import Result, machine, table, write
 from services.local.cluster import LocalCluster
-from services.local.spec import ClusterSpec
+from services.local.spec import DEMO_MODEL, ClusterSpec
 from shared.child_process import ChildProcess
 from shared.errors import Internal
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 DEADLINE_S = 120.0
-DEMO = Path(__file__).parents[3] / "models" / "demo"
 VOCAB = range(260, 1260)
 NUM_TOKENS = 16
 GOAL = 0.95
@@ -189,7 +188,7 @@ async def measure(num_requests: int, num_retried: int, num_prompt_tokens: int) -
         await sink.start()
         try:
             spec = ClusterSpec(
-                model=DEMO,
+                model=DEMO_MODEL,
                 http="127.0.0.1:0",
                 grpc="127.0.0.1:0",
                 num_prefill=2,

@@ -190,7 +190,7 @@ class CacheServicer(cache_pb2_grpc.CacheServiceServicer):
     def _model(self, name: str) -> CachedModel:
         """Raises NotFound (`model`)."""
         for model in self._models:
-            if name in (model.names.name, *model.names.aliases):
+            if model.names.include(name):
                 return model
         self._models[0].names.check(name)
         return self._models[0]

@@ -18,9 +18,13 @@ class ModelNames:
     beside: tuple[str, ...] = ()
     """Other models' names, for messages."""
 
+    def include(self, model: str) -> bool:
+        """Whether it is one of its names."""
+        return model == self.name or model in self.aliases
+
     def check(self, model: str) -> None:
         """Passes for its names and for none; raises ModelNotFound (`model`) that says what is served."""
-        if not model or model == self.name or model in self.aliases:
+        if not model or self.include(model):
             return
         served = [repr(name) for name in (self.name, *self.beside)]
         verb = "is" if len(served) == 1 else "are"

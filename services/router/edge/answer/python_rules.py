@@ -170,8 +170,8 @@ class PythonRules:
         reference = schema["$ref"]
         known = self._by_reference.get(reference)
         if known is None:
-            known = self._by_reference[reference] = self._add("")  # its place, for a schema that refers to itself
-            number = int(known.rpartition("_")[2])
+            known, number = self._reserve()  # for a schema that refers to itself
+            self._by_reference[reference] = known
             self._rules[number] = self._value(self._target(reference))
         return known
 
@@ -198,8 +198,7 @@ class PythonRules:
     def _any(self) -> str:
         """Any literal."""
         if not self._anything:
-            self._anything = self._add("")
-            number = int(self._anything.rpartition("_")[2])
+            self._anything, number = self._reserve()
             one = self._anything
             listed = f'"[" ({one} ({COMMA} {one})*)? "]"'
             entry = _entry(self._add(self._typed("string", {})), one)
@@ -207,6 +206,10 @@ class PythonRules:
             plain = [self._typed(name, {}) for name in ("string", "number", "boolean", "null")]
             self._rules[number] = " | ".join((*plain, listed, mapped))
         return self._anything
+
+    def _reserve(self) -> tuple[str, int]:
+        """The symbol and number of a rule that is still to be made."""
+        return self._add(""), len(self._rules) - 1
 
     def _add(self, rule: str) -> str:
         self._rules.append(rule)

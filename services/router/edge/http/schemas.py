@@ -17,7 +17,7 @@ from services.router.edge.http.unsupported import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
     STREAM_OPTION_FIELDS,
-    refuse_misspelt,
+    refuse_extra,
     refuse_unsupported,
 )
 from services.router.edge.http.validation import STRICT, StringList, TokenIdList, TokenIdLists, explained, parse_body
@@ -141,8 +141,7 @@ class CommonRequest(SamplingFields):
 
     def check_supported(self, known: Mapping[str, tuple[object, ...]]) -> None:
         """Raises InvalidRequest for what we know and do not do."""
-        refuse_unsupported(self.model_extra, known)
-        refuse_misspelt(self.model_extra, type(self).model_fields, known)
+        refuse_extra(self, known)
         if self.truncate_prompt_tokens == 0:
             raise InvalidRequest(
                 "truncate_prompt_tokens must be at least 1, or -1 for as many as fit", field="truncate_prompt_tokens"

@@ -11,6 +11,8 @@ from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from itertools import islice
 
+from pydantic import BaseModel
+
 from shared.errors import InvalidRequest
 
 _COMMON: Mapping[str, tuple[object, ...]] = {
@@ -81,7 +83,14 @@ _MAX_COMPARED, _MAX_NAME_LEN = 8, 64
 """Fields of a body that are compared, and how long their names may be: it takes 0.2 ms each."""
 
 
-def refuse_misspelt(
+def refuse_extra(request: BaseModel, known: Mapping[str, tuple[object, ...]]) -> None:
+    """Raises InvalidRequest for the fields of a body beyond its schema's that are refused: what we know and do not do,
+    and what is misspelt."""
+    refuse_unsupported(request.model_extra, known)
+    _refuse_misspelt(request.model_extra, type(request).model_fields, known)
+
+
+def _refuse_misspelt(
     given: Mapping[str, object] | None, served: Collection[str], known: Mapping[str, tuple[object, ...]]
 ) -> None:
     """Raises InvalidRequest naming the first field of `given` that is nowhere in the API but close to one that is:

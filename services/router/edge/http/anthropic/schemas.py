@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from services.router.edge.http.unsupported import refuse_misspelt, refuse_unsupported
+from services.router.edge.http.unsupported import refuse_extra
 from services.router.edge.http.validation import STRICT, StringList, parse_body
 from shared.errors import InvalidRequest
 
@@ -121,8 +121,7 @@ def parse_count(body: bytes) -> CountRequest:
 
 
 def _check(request: CountRequest) -> None:
-    refuse_unsupported(request.model_extra, MESSAGES_FIELDS)
-    refuse_misspelt(request.model_extra, type(request).model_fields, MESSAGES_FIELDS)
+    refuse_extra(request, MESSAGES_FIELDS)
     choice = request.tool_choice
     if choice is not None and (choice.type == "tool") != (choice.name is not None):
         raise InvalidRequest("tool_choice.name goes with type 'tool', and must be there", field="tool_choice")

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from services.router.edge.http.chat_messages import ContentPart
 from services.router.edge.http.schemas import MAX_METADATA
-from services.router.edge.http.unsupported import refuse_misspelt, refuse_unsupported
+from services.router.edge.http.unsupported import refuse_extra, refuse_unsupported
 from services.router.edge.http.validation import STRICT, parse_body
 from shared.engine.sampling_params import MAX_LOGPROBS
 from shared.errors import InvalidRequest
@@ -138,8 +138,7 @@ class ResponseRequest(BaseModel):
 def parse_response(body: bytes) -> ResponseRequest:
     """Raises InvalidRequest naming the field."""
     request = parse_body(ResponseRequest, body)
-    refuse_unsupported(request.model_extra, RESPONSE_FIELDS)
-    refuse_misspelt(request.model_extra, type(request).model_fields, RESPONSE_FIELDS)
+    refuse_extra(request, RESPONSE_FIELDS)
     for name in request.include or ():
         if name not in _INCLUDED:
             raise InvalidRequest(f"include: {name[:80]!r} is not served here", field="include")

@@ -142,6 +142,13 @@ class Stage:
                     return
                 await asyncio.sleep(0.02)
 
+    async def pooled(self, tokens, tenant="t") -> bool:
+        """Whether any worker's pool has any block of these tokens, as the index has it: the last ones may outlive the
+        first."""
+        hashes = chain(self.fleet.hash_root(tenant, len(tokens)), tokens, BLOCK_SIZE)
+        blocks = (await self.index.match(hashes)).blocks
+        return any(holder.role is not WorkerRole.STORE for holders in blocks for holder in holders)
+
     async def num_bad(self) -> int:
         return sum(tier.num_bad for tier in (await self.store.stats()).tiers)
 

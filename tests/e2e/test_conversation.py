@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from shared.identity import WorkerRole
-from shared.kv.hashing import chain
 from tests.e2e.running import BLOCK_SIZE
 from tests.e2e.stage import HOST_BYTES, prompt, staged
 
@@ -18,14 +16,11 @@ async def test_six_turns_compute_their_new_tokens_alone_although_pools_are_flood
     spec = {"mode": "collocated", "num_prefill": 0, "num_decode": 2, "num_kv_blocks": 64}
     async with staged(tmp_path, store_host_bytes=HOST_BYTES, **spec) as stage:
         tokens, known, flood = prompt(70), 0, 101
-        first = chain(stage.fleet.hash_root("t", len(tokens)), tokens, BLOCK_SIZE)[:1]
         for turn in range(6):
             expected, alone = await stage.ask(tokens, tenant=f"alone-{turn}")
             assert alone.num_cached_tokens == 0
             await stage.stored(tokens, known // BLOCK_SIZE)
-            while turn and any(
-                holder.role is not WorkerRole.STORE for holder in (await stage.index.match(first)).blocks[0]
-            ):
+            while await stage.pooled(tokens):
                 flood += 2
                 await stage.ask(prompt(600, seed=flood), max_tokens=1, tenant="flood")
             answer, summary = await stage.ask(tokens)

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from shared.identity import WorkerRole
 from shared.kv.hashing import chain
 from tests.e2e.running import BLOCK_SIZE
 from tests.e2e.stage import HOST_BYTES, Recording, prompt, staged
@@ -71,9 +70,8 @@ async def test_a_prompt_comes_back_after_every_pool_was_flooded(tmp_path):
         tokens = prompt(330)
         expected, _ = await stage.ask(tokens)
         await stage.stored(tokens, 20)
-        first = chain(stage.fleet.hash_root("t", len(tokens)), tokens, BLOCK_SIZE)[:1]
         flood = 41
-        while any(holder.role is not WorkerRole.STORE for holder in (await stage.index.match(first)).blocks[0]):
+        while await stage.pooled(tokens):
             await stage.ask(prompt(600, seed=(flood := flood + 2)), max_tokens=1)
         answer, summary = await stage.ask(tokens)
         assert answer == expected

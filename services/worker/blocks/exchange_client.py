@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
+from collections.abc import Callable
 
 from shared.engine.engine import Engine
 from shared.engine.messages import (
@@ -27,7 +28,7 @@ class BlockExchangeClient:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._keys = itertools.count(1)
-        self._waiting: dict[str, deque[asyncio.Future[ExchangeEvent]]] = {}
+        self._waiting: dict[str, deque[Callable[[ExchangeEvent], None]]] = {}
 
     async def hold(self, hashes: tuple[bytes, ...]) -> BlocksHeld:
         """Holds those of the blocks that the pool has, for a sender. Await it to its end: they must be released."""
@@ -43,10 +44,17 @@ class BlockExchangeClient:
         assert isinstance(answer, FetchPrepared)
         return answer
 
-    def adopt(self, key: str, checksums: dict[int, int], num_damaged: int) -> asyncio.Future[ExchangeEvent]:
-        """Blocks of a prepared fetch have arrived, and others that count as damaged; the answer is a `BlocksAdopted`,
-        which need not be awaited."""
-        return self._ask(key, AdoptBlocks(key, checksums, num_damaged))
+    def adopt(
+        self, key: str, checksums: dict[int, int], num_damaged: int, on_adopted: Callable[[BlocksAdopted], None]
+    ) -> None:
+        """Blocks of a prepared fetch have arrived, and others that count as damaged. `on_adopted` is called with the
+        answer before any later event of the engine is handled: a first token that follows is counted with them."""
+
+        def answered(answer: ExchangeEvent) -> None:
+            assert isinstance(answer, BlocksAdopted)
+            on_adopted(answer)
+
+        self._submit(key, AdoptBlocks(key, checksums, num_damaged), answered)
 
     async def flush(self) -> int:
         """Forgets all cached blocks; returns how many there were."""
@@ -59,18 +67,28 @@ class BlockExchangeClient:
         """The engine's answer."""
         asked = self._waiting[event.key]
         answer = asked.popleft()
-        if not answer.done():  # else its caller was cancelled
-            answer.set_result(event)
         if not asked:
             del self._waiting[event.key]
+        answer(event)
 
     def _key(self) -> str:
         return f"blocks/{next(self._keys)}"
 
-    def _ask(
-        self, key: str, command: HoldBlocks | PrepareFetch | AdoptBlocks | FlushCache
-    ) -> asyncio.Future[ExchangeEvent]:
-        answer: asyncio.Future[ExchangeEvent] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(key, deque()).append(answer)
+    async def _ask(self, key: str, command: HoldBlocks | PrepareFetch | FlushCache) -> ExchangeEvent:
+        asked: asyncio.Future[ExchangeEvent] = asyncio.get_running_loop().create_future()
+
+        def answered(answer: ExchangeEvent) -> None:
+            if not asked.done():  # else its caller was cancelled
+                asked.set_result(answer)
+
+        self._submit(key, command, answered)
+        return await asked
+
+    def _submit(
+        self,
+        key: str,
+        command: HoldBlocks | PrepareFetch | AdoptBlocks | FlushCache,
+        on_answer: Callable[[ExchangeEvent], None],
+    ) -> None:
+        self._waiting.setdefault(key, deque()).append(on_answer)
         self._engine.submit(command)
-        return answer

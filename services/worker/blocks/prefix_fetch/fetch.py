@@ -268,8 +268,8 @@ class PrefixFetch:
                 places = {part.blocks[block.index][0]: block for block in sound}
                 tiers = {place: block.tier for place, block in places.items()}
                 checksums = {place: block.checksum for place, block in places.items()}
-                adopting = self._exchange.adopt(part.key, checksums, len(sent) - len(sound))
-                adopting.add_done_callback(lambda done, tiers=tiers: self._adopted(done.result(), tiers, fetch))  # type: ignore[misc]
+                adopted = functools.partial(self._adopted, tiers=tiers, fetch=fetch)
+                self._exchange.adopt(part.key, checksums, len(sent) - len(sound), adopted)
                 num_blocks += len(sent)
                 rest = names[: min((block.index for block in sent), default=0)]
                 if rest and all(name in self._local for name in rest):
@@ -278,7 +278,7 @@ class PrefixFetch:
                 await stream.unless_broken(incoming.trailer())
         return num_blocks * layout.block_bytes
 
-    def _adopted(self, adopted: BlocksAdopted, tiers: Mapping[int, Tier], fetch: Fetch) -> None:
+    def _adopted(self, adopted: BlocksAdopted, *, tiers: Mapping[int, Tier], fetch: Fetch) -> None:
         """The engine has taken in what arrived."""
         self.num_blocks.update(tiers[place] for place in adopted.indexes)
         block_size = self._host.model.layout.block_size

@@ -24,7 +24,7 @@ from services.local.spec import (
     PrefixFetch,
 )
 from shared.errors import ConfigError
-from shared.kv.encryption import Encryption
+from shared.kv.encryption_modes import Encryption
 from shared.telemetry.logs import LogFormat
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from shared.config import ServiceSettings
-from shared.kv.encryption import Encryption
+from shared.kv.encryption_modes import Encryption
 from shared.rpc.tls import ServiceTls
 from shared.telemetry.tracing.settings import TracesSettings
 

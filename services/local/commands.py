@@ -14,7 +14,7 @@ from services.local.spec import ClusterSpec
 from shared.cores.policy import CoreShare
 from shared.cores.topology import format_cpu_list
 from shared.identity import WorkerRole
-from shared.kv.encryption import NO_ENCRYPTION
+from shared.kv.encryption_modes import NO_ENCRYPTION
 
 _SOME_ADDRESS = "127.0.0.1:1"
 """In commands that are checked and not run."""

@@ -12,7 +12,7 @@ from services.local.model_pools import MAX_WORKERS, Dtype, KVDtype, Mode, ModelP
 from shared.address import MAX_PORT, Address
 from shared.errors import ConfigError
 from shared.identity import WorkerRole
-from shared.kv.encryption import Encryption
+from shared.kv.encryption_modes import Encryption
 from shared.model.shard import MAX_DEGREE, Degrees
 from shared.telemetry.logs import LogFormat
 

@@ -11,7 +11,7 @@ from pydantic_settings import SettingsConfigDict
 
 from shared.config import ServiceSettings
 from shared.identity import WorkerRole
-from shared.kv.encryption import Encryption
+from shared.kv.encryption_modes import Encryption
 from shared.model.shard import MAX_DEGREE, Degrees
 from shared.rpc.tls import ServiceTls
 from shared.telemetry.tracing.settings import TracesSettings

@@ -18,14 +18,13 @@ import struct
 import threading
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 from shared.errors import ConfigError
 from shared.kv.block_memory import host_bytes
+from shared.kv.encryption_modes import Encryption
 from shared.kv.seal import MAC_BYTES, Purpose, SealedBlock, forged_message
 
-Encryption = Literal["none", "aes-gcm", "chacha20-poly1305"]
-NO_ENCRYPTION: Encryption = "none"
 CLASSES = {"aes-gcm": "AESGCM", "chacha20-poly1305": "ChaCha20Poly1305"}
 """Names in `cryptography.hazmat.primitives.ciphers.aead`."""
 

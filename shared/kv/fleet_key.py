@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 
 from shared.errors import ConfigError
-from shared.kv.encryption import CLASSES, EncryptingSeal, Encryption, FleetCipher
+from shared.kv.encryption import CLASSES, EncryptingSeal, FleetCipher
+from shared.kv.encryption_modes import Encryption
 from shared.kv.multilinear import ExactSum, MultilinearHash, exact_sum
 from shared.kv.seal import MAC_BYTES, Purpose, Seal, TagSeal
 
 MIN_KEY_BYTES = 16
 
-_ADDRESS, _BLOCKS, _CIPHER, _PEER = b"address", b"blocks", b"cipher", b"peer"
+_ADDRESS, _BLOCKS, _CIPHER, _PEER, _GROUP = b"address", b"blocks", b"cipher", b"peer", b"group"
 
 
 class FleetKey:
@@ -64,6 +65,10 @@ class FleetKey:
     def token(self) -> str:
         """What a process of the fleet shows to another one; it tells nothing about the secret."""
         return self._derive(_PEER).hex()
+
+    def prove(self, challenge: bytes) -> bytes:
+        """32 bytes that only this fleet can make: for the hosts of one worker's group, as they meet."""
+        return hashlib.blake2b(challenge, key=self._derive(_GROUP), digest_size=32).digest()
 
     def seal(self, purpose: Purpose, ticket: int, block_bytes: int) -> Seal:
         """Of one ticket, whose blocks have this size."""

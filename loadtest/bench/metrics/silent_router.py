@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from loadtest.bench.metrics.silent import silence_router
-from services.router.__main__ import start
+from services.router.service import start
 from services.router.settings import RouterSettings
 from shared.process import run_service
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.router.__main__ import RouterService
+from services.router.service import RouterService
 from services.router.settings import RouterSettings
 from services.router.traces.call_trace import CallTraces
 from shared.process import run_service

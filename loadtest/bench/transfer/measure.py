@@ -18,7 +18,8 @@ from loadtest.bench.transfer.sender import TIMEOUT_S, bench_keys
 from loadtest.command_line import Out
 from loadtest.figures import Result, table, write
 from shared.kv.block_memory import host_bytes
-from shared.kv.encryption import CLASSES, Encryption
+from shared.kv.encryption import CLASSES
+from shared.kv.encryption_modes import Encryption
 from shared.kv.handoff.arrival_check import ArrivalCheck
 from shared.kv.handoff.receive_handoff import HandoffReceiver
 from shared.kv.handoff.receiving import receive_trailer

@@ -11,7 +11,7 @@ import numpy as np
 import uvloop
 
 from shared.kernels.cpu.multilinear import fastest_sum
-from shared.kv.encryption import Encryption
+from shared.kv.encryption_modes import Encryption
 from shared.kv.fleet_key import FleetKey, seal_of
 from shared.kv.handoff.arrival_check import ArrivalCheck
 from shared.kv.handoff.outgoing_block import OutgoingBlock

@@ -17,7 +17,7 @@ from services.router.workers.prefill_link import PrefillLink
 from shared.errors import ModelMismatch
 from shared.fingerprints import difference
 from shared.identity import WorkerRole
-from shared.kv.encryption import NO_ENCRYPTION
+from shared.kv.encryption_modes import NO_ENCRYPTION
 from shared.kv.hashing import ChainRoots
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout
 from shared.rpc.convert import layout_from_proto

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.errors import TransferFailed
-from shared.kv.encryption import Encryption
+from shared.kv.encryption_modes import Encryption
 from shared.kv.fleet_key import FleetKey
 from shared.kv.seal import MAC_BYTES
 

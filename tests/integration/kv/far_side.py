@@ -16,7 +16,7 @@ from typing import Any
 import uvloop
 
 from shared.errors import TransferFailed
-from shared.kv.encryption import NO_ENCRYPTION
+from shared.kv.encryption_modes import NO_ENCRYPTION
 from shared.kv.fleet_key import FleetKey, seal_of
 from shared.kv.handoff.arrival_check import ArrivalCheck
 from shared.kv.handoff.outgoing_block import OutgoingBlock

@@ -8,7 +8,7 @@ from services.router.placement.views import PrefixHits
 from services.router.placement.work import NO_WORK, Work
 from shared.errors import Overloaded
 from shared.rpc.pb.tandem.v1 import decode_pb2
-from tests.integration.router.test_dispatch import Router, decode_worker, prefill_worker, read
+from tests.integration.router.router_under_test import Router, decode_worker, prefill_worker, read
 
 TOKEN_S = 1e-3
 PROMPT = tuple(range(800))
@@ -27,8 +27,8 @@ class Hits:
 async def routed(router: Router, num_hit_tokens: int):
     """A prompt of 0.8 s with 0.3 s to its first token."""
     for n in range(1, 20):
-        router.dispatcher._predictor.observe_prefill(NO_WORK, Work(n * 50), n * 50 * TOKEN_S)
-    router.dispatcher._lookup = Hits(num_hit_tokens)
+        router.dispatcher._room._predictor.observe_prefill(NO_WORK, Work(n * 50), n * 50 * TOKEN_S)
+    router.dispatcher._room._lookup = Hits(num_hit_tokens)
     return router.ask(prompt=PROMPT, ttft_timeout_s=0.3)
 
 
@@ -54,7 +54,7 @@ async def test_admission_hears_how_much_of_the_prompt_is_cached(monkeypatch):
     prefill, decode = prefill_worker(), decode_worker()
     decode.num_blocks = prefill.num_blocks = 1000
     async with Router([prefill], [decode]) as router:
-        admission, seen = router.dispatcher._admission, []
+        admission, seen = router.dispatcher._room._admission, []
         enter = admission.enter
 
         def noting(item, *args, num_cached, **more):

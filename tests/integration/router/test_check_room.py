@@ -7,7 +7,7 @@ import pytest
 from services.router.placement.work import NO_WORK, Work
 from shared.errors import Overloaded
 from shared.rpc.pb.tandem.v1 import decode_pb2
-from tests.integration.router.test_dispatch import Router, decode_worker
+from tests.integration.router.router_under_test import Router, decode_worker
 
 TOKEN_S = 1e-3
 
@@ -32,7 +32,7 @@ async def test_a_tenant_whose_requests_wait_too_long_has_no_room_and_others_have
     decode.num_blocks = 30
     async with Router([], [decode], ttft_target_s=60.0) as router:
         for n in range(1, 20):
-            router.dispatcher._predictor.observe_prefill(NO_WORK, Work(n * 50), n * 50 * TOKEN_S)
+            router.dispatcher._room._predictor.observe_prefill(NO_WORK, Work(n * 50), n * 50 * TOKEN_S)
         running = [router.ask("first", prompt=tuple(range(5, 95)), tenant="busy")]
         await decode.expect(decode_pb2.Reserve)
         router.dispatcher.check_room("busy", 0, 0.01)  # nobody waits

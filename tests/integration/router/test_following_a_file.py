@@ -12,7 +12,15 @@ from shared.errors import WorkerLost
 from shared.identity import WorkerRole
 from shared.kv_index.holders import Holder, PrefixMatch, Tier
 from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
-from tests.integration.router.test_dispatch import PROMPT, STOP, Router, decode_worker, prefill_worker, read, to_submit
+from tests.integration.router.router_under_test import (
+    PROMPT,
+    STOP,
+    Router,
+    decode_worker,
+    prefill_worker,
+    read,
+    to_submit,
+)
 
 
 class FollowingRouter(Router):

@@ -11,7 +11,7 @@ import pytest
 
 from services.router.workers.discovery import StaticDiscovery
 from shared.rpc.server import KEEPALIVE_MS, PING_TIMEOUT_MS
-from tests.integration.router.test_dispatch import Router, decode_worker
+from tests.integration.router.router_under_test import Router, decode_worker
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,15 @@ from services.router.dispatch.states import RequestState
 from shared.errors import DeadlineExceeded, Overloaded, TransferFailed, WorkerLost
 from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import decode_pb2, types_pb2
-from tests.integration.router.test_dispatch import PROMPT, STOP, Router, decode_worker, prefill_worker, read, to_submit
+from tests.integration.router.router_under_test import (
+    PROMPT,
+    STOP,
+    Router,
+    decode_worker,
+    prefill_worker,
+    read,
+    to_submit,
+)
 
 
 async def test_a_prefill_worker_that_dies_after_the_hand_over_costs_nothing():

@@ -10,8 +10,8 @@ import pytest
 
 from shared.errors import Overloaded
 from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2
+from tests.integration.router.router_under_test import PROMPT, STOP, Router, decode_worker, prefill_worker
 from tests.integration.router.scripted_worker import ScriptedWorker
-from tests.integration.router.test_dispatch import PROMPT, STOP, Router, decode_worker, prefill_worker
 from tests.unit.router.reading import deltas
 
 SERVICE_S = 0.02

@@ -6,20 +6,20 @@ import math
 
 from services.router.workers.fleet import Fleet
 from shared.rpc.pb.tandem.v1 import decode_pb2, types_pb2
-from tests.integration.router.test_dispatch import Router, decode_worker, prefill_worker
+from tests.integration.router.router_under_test import Router, decode_worker, prefill_worker
 
 
 async def test_placement_hears_how_much_time_is_left_and_explain_how_long_it_waited(monkeypatch):
     prefill, decode = prefill_worker(), decode_worker()
     async with Router([prefill], [decode]) as router:
         heard = {}
-        choose = router.dispatcher._placement.choose
+        choose = router.dispatcher._room._placement.choose
 
         def noting(request, *pools, collocated):
             heard["slack_s"] = request.slack_s
             return choose(request, *pools, collocated=collocated)
 
-        monkeypatch.setattr(router.dispatcher._placement, "choose", noting)
+        monkeypatch.setattr(router.dispatcher._room._placement, "choose", noting)
         for name, target_s in (("hurried", 5000.0), ("patient", 0.0)):
             running = router.ask(name, ttft_timeout_s=target_s)
             await decode.expect(decode_pb2.Reserve)
@@ -41,14 +41,14 @@ async def test_where_other_routers_place_too_a_queue_is_looked_at_again_by_the_c
         await router.until(lambda: router.fleet.decodes["d0"].load.num_free_blocks == 0)
         running = router.submit()
         await router.until(lambda: router.dispatcher.num_waiting == 1)
-        assert router.dispatcher._again is None  # every change is reported
+        assert router.dispatcher._room._again is None  # every change is reported
         monkeypatch.setattr(Fleet, "shared", True)
         router.dispatcher.pump()
-        timer = router.dispatcher._again
+        timer = router.dispatcher._room._again
         assert timer is not None
         router.dispatcher.pump()
-        assert router.dispatcher._again is timer
-        await router.until(lambda: router.dispatcher._again is not timer)
-        assert router.dispatcher._again is not None
+        assert router.dispatcher._room._again is timer
+        await router.until(lambda: router.dispatcher._room._again is not timer)
+        assert router.dispatcher._room._again is not None
         await running.aclose()
-        await router.until(lambda: router.dispatcher._again is None)
+        await router.until(lambda: router.dispatcher._room._again is None)

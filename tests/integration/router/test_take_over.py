@@ -9,8 +9,8 @@ import pytest
 from services.router.request import Resume
 from shared.errors import RequestRunning, TakenOver
 from shared.rpc.pb.tandem.v1 import decode_pb2, types_pb2
+from tests.integration.router.router_under_test import PROMPT, STOP, Router, decode_worker
 from tests.integration.router.scripted_worker import DEADLINE_S
-from tests.integration.router.test_dispatch import PROMPT, STOP, Router, decode_worker
 from tests.unit.router.reading import deltas
 
 

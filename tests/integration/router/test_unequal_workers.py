@@ -6,7 +6,7 @@ import pytest
 
 from services.router.status import _failures
 from shared.fingerprints import deterministic_fingerprint
-from tests.integration.router.test_dispatch import Router, decode_worker
+from tests.integration.router.router_under_test import Router, decode_worker
 
 ONE, OTHER = (deterministic_fingerprint("model", arithmetic) for arithmetic in ("1a", "2b"))
 

@@ -34,6 +34,14 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
+def free_neighbours() -> int:
+    """A port such that nobody listens on it, nor on the next one."""
+    while True:
+        [first] = free_ports(1)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", first + 1)):
+            return first
+
+
 class RouterProcess:
     """`python -m services.router` with a picker."""
 

@@ -16,7 +16,7 @@ from services.local.cluster import LocalCluster
 from services.local.commands import TandemCommands
 from services.local.spec import ClusterSpec
 from tests.integration.router_picker.envoy import DEADLINE_S, ENVOY, envoy
-from tests.integration.router_picker.routers import DEMO, free_ports, knows_both
+from tests.integration.router_picker.routers import DEMO, free_neighbours, free_ports, knows_both
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -51,7 +51,7 @@ class WithPickers(TandemCommands):
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[LocalCluster, str, Path]]:
     """Two routers, and the address of the first one's picker."""
     folder = tmp_path_factory.mktemp("picker")
-    [first] = free_ports(1)  # Linux hands out every second port: the next one is free too
+    first = free_neighbours()
     pickers = [f"127.0.0.1:{port}" for port in free_ports(2)]
     https = [f"127.0.0.1:{first}", f"127.0.0.1:{first + 1}"]
     spec = ClusterSpec(

@@ -32,7 +32,7 @@ from shared.errors import InvalidRequest, TransferFailed, WorkerLost
 from shared.kv.layout import LAYOUT_VERSION
 from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
-from tests.integration.router.test_dispatch import NoMetrics
+from tests.integration.router.router_under_test import NoMetrics
 
 QUEUE_TIMEOUT_S = 60.0
 NUM_BLOCKS = 12

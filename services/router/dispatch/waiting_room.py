@@ -1,0 +1,284 @@
+"""Requests that wait for workers: how long they may, when the next one starts, and on which workers."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from dataclasses import dataclass, replace
+
+from services.router.admission.controller import AdmissionController, Estimate
+from services.router.admission.orders import ORDERS
+from services.router.admission.queue import AdmissionQueue
+from services.router.admission.queue_entry import BYTES_PER_TOKEN, QueueEntry
+from services.router.attribution.blocked import BlockedClock, between, blocker
+from services.router.dispatch.active_request import ActiveRequest
+from services.router.dispatch.attempt import Attempt, Successor
+from services.router.dispatch.config import DispatchConfig
+from services.router.dispatch.prefix_lookup import PrefixLookup
+from services.router.dispatch.states import RequestEvent
+from services.router.metrics import RouterMetrics
+from services.router.placement.decision import Choice, Decision, DecisionLog
+from services.router.placement.filters import GUEST_AFTER_S
+from services.router.placement.policy import Placement
+from services.router.placement.views import PlacementRequest, Pool
+from services.router.request import Request
+from services.router.workers.fleet import Fleet
+from shared.errors import Overloaded, TandemError, WorkerDied, WorkerLost
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Queued:
+    """A request in the admission queue."""
+
+    active: ActiveRequest
+    estimate: Estimate
+    assignment: asyncio.Future[Attempt]
+    """Set when it is taken out of the queue: an attempt on workers, or Overloaded."""
+
+
+class WaitingRoom:
+    """The router's one queue, and what leaves it: attempts on workers."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        placement: Placement,
+        lookup: PrefixLookup,
+        metrics: RouterMetrics,
+        config: DispatchConfig,
+    ) -> None:
+        self._fleet = fleet
+        self._placement = placement
+        self._lookup = lookup
+        self._metrics = metrics
+        self._config = config
+        self._queue: AdmissionQueue[_Queued] = AdmissionQueue(
+            config.queue_limit, config.queue_limit_bytes, ORDERS[config.order], config.tenant_weights
+        )
+        self._predictor = placement.predictor
+        self._admission = AdmissionController(self._predictor, config.late_idle_share, config.late_grace)
+        self._again: asyncio.TimerHandle | None = None
+        self.decisions = DecisionLog(config.max_explained)
+        """What was chosen lately, and why."""
+        self.blocked = BlockedClock()
+        """What requests have waited for."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._queue)
+
+    def check(self, request: Request) -> None:
+        """Raises Overloaded where the queue cannot take the request."""
+        self._queue.check(BYTES_PER_TOKEN * request.num_input_tokens)
+
+    def check_room(self, tenant: str, priority: int, ttft_timeout_s: float) -> None:
+        """See `Core`: judged as a prompt of one token would be."""
+        self._queue.check()
+        target_s = ttft_timeout_s or self._config.ttft_target_s
+        if not self._queue or not target_s:
+            return
+        now = time.perf_counter()
+        item = QueueEntry("", num_tokens=1, arrived_s=now, deadline_s=now + target_s, priority=priority, tenant=tenant)
+        self._admission.enter(item, now, self._queue, self._prompt_pool, num_cached=0, strict=bool(ttft_timeout_s))
+
+    def pump(self) -> None:
+        """Gives waiting requests to workers that can start them; called whenever a worker's state changes."""
+        self._queue.admit(self._try_start)
+        if not self._queue:
+            self.blocked.release(time.perf_counter())
+        if self._queue and self._again is None and self._fleet.shared:
+            self._again = asyncio.get_running_loop().call_later(GUEST_AFTER_S, self._pump_again)
+
+    def _pump_again(self) -> None:
+        """Workers of other routers' shards may have become idle meanwhile; an idle worker sends no report."""
+        self._again = None
+        self.pump()
+
+    async def place(self, active: ActiveRequest, *, returning: bool) -> Attempt:
+        """Waits in the queue until workers can start the request; raises Overloaded where that is not in time."""
+        request = active.request
+        request_id = request.request_id
+        active.hits = await self._lookup.hits_for(active)
+        active.timeline.matched = now = time.perf_counter()
+        estimate = self._enter(active, now, returning=returning)
+        item = estimate.item
+        wait_s = min(self._config.queue_timeout_s, max(0.0, estimate.given_up_s - now))
+        queued = _Queued(active, estimate, asyncio.get_running_loop().create_future())
+        held = self.blocked.read(now)
+        waits = False
+        try:
+            if returning:
+                self._queue.push_front(item, queued)
+            else:
+                self._queue.push(item, queued)
+            self.pump()
+            waits = not queued.assignment.done()
+            if waits:
+                await asyncio.wait((queued.assignment,), timeout=wait_s)
+        except Overloaded:
+            self._metrics.refused(waited=waits, cause="full")
+            raise
+        except asyncio.CancelledError:
+            given = _given(queued.assignment)
+            if given is not None:  # it got workers at the moment that it left
+                given.release()
+                self.pump()
+            raise
+        finally:
+            self._queue.remove(request_id)  # from here on nobody assigns workers to it
+            if waits:
+                active.waits = between(held, self.blocked.read(time.perf_counter()))
+        if not queued.assignment.done():
+            raise self._gave_up(estimate, wait_s)
+        try:
+            attempt = queued.assignment.result()
+        except Overloaded:
+            self._metrics.refused(waited=waits, cause="late")
+            raise
+        active.timeline.placed = time.perf_counter()
+        return attempt
+
+    def _gave_up(self, estimate: Estimate, wait_s: float) -> TandemError:
+        """Why a request that waited was not started."""
+        reason = self._fleet.not_ready_reason()
+        if reason:
+            return WorkerLost(reason)
+        self._admission.gave_up(estimate, time.perf_counter())
+        self._metrics.refused(waited=True, cause="timeout")
+        return Overloaded(f"no worker could start the request within {wait_s:.3g} s", limit=wait_s)
+
+    def _enter(self, active: ActiveRequest, now: float, *, returning: bool) -> Estimate:
+        """What is expected of the request in the queue; raises Overloaded where it would be late."""
+        item = self._waiting(active)
+        try:
+            return self._admission.enter(
+                item,
+                now,
+                self._queue,
+                self._prompt_pool,
+                num_cached=active.num_tokens - item.num_tokens,
+                strict=bool(active.request.ttft_timeout_s),
+                first=returning,
+            )
+        except Overloaded:
+            self._metrics.refused(waited=returning, cause="late")
+            raise
+
+    @property
+    def _prompt_pool(self) -> Pool:
+        """Who computes prompts."""
+        return self._fleet.decode_pool if self._config.collocated else self._fleet.prefill_pool
+
+    def _waiting(self, active: ActiveRequest) -> QueueEntry:
+        """What the queue knows of a request. Once a first token is out, its deadline is met or missed for good."""
+        request = active.request
+        target_s = request.ttft_timeout_s or self._config.ttft_target_s
+        return QueueEntry(
+            request.request_id,
+            num_tokens=max(1, active.num_tokens - active.hits.peer),
+            arrived_s=active.timeline.accepted,
+            deadline_s=active.timeline.accepted + target_s if target_s and not active.produced else math.inf,
+            priority=request.priority,
+            tenant=request.tenant,
+            num_bytes=BYTES_PER_TOKEN * active.num_tokens,
+        )
+
+    def _try_start(self, queued: _Queued) -> bool:
+        """Chooses workers for the queue's head; commits to them in our view, so that the next choice sees it."""
+        active, assignment, layout = queued.active, queued.assignment, self._fleet.layout
+        if assignment.done():
+            return True  # it gave up waiting
+        if layout is None:
+            return False
+        fleet = self._fleet
+        wanted = self._wanted(active, layout.block_size, queued.estimate.item.deadline_s)
+        choice = self._placement.choose(
+            wanted, fleet.decode_pool, fleet.prefill_pool, collocated=self._config.collocated
+        )
+        if choice is None:
+            self._note_blocked(wanted)
+            return False
+        self.blocked.release(wanted.now_s)
+        try:
+            self._admission.start(queued.estimate, time.perf_counter(), choice.predicted_ttft_s)
+        except Overloaded as error:
+            assignment.set_exception(error)
+            return True
+        decode = fleet.decodes[choice.decode]
+        prefill = fleet.prefills[choice.prefill] if choice.prefill is not None else None
+        active.num_attempts += 1
+        active.move(RequestEvent.PLACED)
+        self._explain(active, choice)
+        if active.trace is not None:
+            active.trace.placed(wanted.now_s, decode, prefill, choice.route.value)
+        attempt = Attempt(
+            active,
+            decode,
+            prefill,
+            self._predictor,
+            self._config.worker_timeout_s,
+            self._choose_successor,
+            self._fleet.heard,
+        )
+        active.log.debug(
+            "request %s: prefill on %s, decode on %s", active.wire_id, (prefill or decode).name, decode.name
+        )
+        attempt.open(wanted.work((prefill or decode).name), wanted.num_missing_blocks(decode.name))
+        assignment.set_result(attempt)
+        return True
+
+    def _note_blocked(self, wanted: PlacementRequest) -> None:
+        if self.blocked.is_due(wanted.now_s):
+            self.blocked.hold(blocker(wanted, self._fleet.decode_pool), wanted.now_s)
+
+    def _wanted(self, active: ActiveRequest, block_size: int, deadline_s: float) -> PlacementRequest:
+        """What placement has to know of a request now."""
+        request, now_s = active.request, time.perf_counter()
+        return PlacementRequest(
+            active.num_tokens,
+            block_size,
+            active.hits,
+            session=f"{request.tenant}/{request.session}" if request.session else "",
+            slack_s=deadline_s - now_s,
+            now_s=now_s,
+            excluded=frozenset(active.failed_workers),
+        )
+
+    def _choose_successor(
+        self, active: ActiveRequest, decode: str, lost: str, error: TandemError, held: bool
+    ) -> Successor | None:
+        """Another prefill worker for a reservation whose own one is lost; None where the request has to begin anew.
+        The loss counts as a failure of the request in either case, once. Raises Quarantined."""
+        fleet = self._fleet
+        near = fleet.decode_pool.get(decode)
+        if near is None or fleet.layout is None or active.num_failures + 1 >= self._config.max_attempts:
+            return None
+        wanted = self._wanted(active, fleet.layout.block_size, math.inf)
+        wanted = replace(wanted, excluded=wanted.excluded | {lost})
+        name = self._placement.choose_prefill(wanted, fleet.prefill_pool, near.label)
+        if name is None:
+            return None
+        if held and isinstance(error, WorkerDied):
+            active.deaths.note(active.request.request_id, lost, len(active.produced))
+        active.charge((lost,))
+        active.note_error(error)
+        self._metrics.retried(error)
+        self._metrics.migrated("prompt", error)
+        active.log.warning("request %s: prefill on %s from now on: %s", active.wire_id, name, error)
+        return fleet.prefills[name], wanted.work(name)
+
+    def _explain(self, active: ActiveRequest, choice: Choice) -> None:
+        self._metrics.placed(choice.route)
+        request, queue_s = active.request, time.perf_counter() - active.timeline.matched
+        self.decisions.note(
+            Decision(request.request_id, active.num_attempts, request.num_prompt_tokens, queue_s, choice)
+        )
+
+
+def _given(assignment: asyncio.Future[Attempt]) -> Attempt | None:
+    """The attempt that was assigned, None where none was."""
+    if not assignment.done() or assignment.cancelled() or assignment.exception() is not None:
+        return None
+    return assignment.result()

@@ -1,0 +1,8 @@
+"""The settings of block encryption, for who encrypts nothing itself."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Encryption = Literal["none", "aes-gcm", "chacha20-poly1305"]
+NO_ENCRYPTION: Encryption = "none"

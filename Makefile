@@ -4,8 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 # A process a core and one more, since many tests wait; each with files of its own, so that what a module starts is started
-# once.
-SPREAD := --numprocesses $(shell expr $$(nproc) + 1) --maxprocesses 8 --dist loadfile
+# once. They begin in the order of tests/order.py.
+SPREAD := --numprocesses $(shell expr $$(nproc) + 1) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 # Where each test stands alone and takes long: who has none left takes over another's.
 SHARED := --numprocesses logical --maxprocesses 8 --dist worksteal
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
@@ -170,7 +170,7 @@ bench-metrics: setup  ## what counting costs a request in the router, and a deco
 bench-overload: setup  ## a router at three times its workers' capacity: OUT=file
 	$(BIN)/python -m loadtest.bench overload $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
 
-bench-parallel: setup  ## sums over ranks beside gloo, steps at tp 2 beside one process with two threads: MODEL=125m|1b|qwen3-moe DTYPE=bf16|fp32 OUT=file
+bench-parallel: setup  ## sums over ranks beside gloo, messages between two hosts, steps at tp 2 beside one process with two threads: MODEL=125m|1b|qwen3-moe DTYPE=bf16|fp32 OUT=file
 	$(BIN)/python -m loadtest.bench parallel $(BENCH_FLAGS) $(ARGS)
 
 bench-long-prompt: setup  ## what long prompts do to running answers, disaggregated and collocated: OUT=file

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import inspect
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 from hypothesis import settings
 
+from shared.collector import uncollected
 from shared.kernels.cpu import build, isa
+from tests.order import begun_in_order
 
 # Test processes share the cores out (`make test`); torch in each would take them all and wait for its own threads.
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
@@ -47,9 +50,24 @@ def pytest_report_header() -> str:
     return f"instruction sets of the C++ kernels: {', '.join(covered) or 'none'}"
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Thousands of tests and all that they import stay to the end: no garbage collection need look through them."""
+    with uncollected():
+        return (yield)
+
+
+def pytest_unconfigure() -> None:
+    """Triton's bindings count what is left at the end as leaks."""
+    gc.unfreeze()
+
+
+@pytest.hookimpl(trylast=True)  # the tests that are left once those of other marks are gone
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A coroutine's time limit holds within its loop too: uvloop swallows what pytest-timeout raises in a test that
     waits."""
+    if hasattr(config, "workerinput"):  # one of several processes that share the files out
+        items[:] = begun_in_order(items)
     for item in items:
         test = getattr(item, "obj", None)
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(test):

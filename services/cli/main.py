@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Annotated
 
 import typer
@@ -62,6 +62,8 @@ def _options(
 
 
 def _version() -> None:
+    from importlib import metadata  # it brings the email package
+
     print(f"tandem {metadata.version(DISTRIBUTION)}")
     raise typer.Exit
 
@@ -80,6 +82,7 @@ def flags_of(command: object, arguments: Sequence[str]) -> set[str]:
 
 def main() -> None:
     """Runs the command line; exits 0, 2 for what the caller must change, 130 on Ctrl-C, else 1."""
+    gc.freeze()  # what is imported stays: no collection looks through it, not even the one at the end
     command = typer.main.get_command(build_app())
     try:
         check_variables(())

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from services.kvstore.server import KVStoreServer
-from services.kvstore.settings import KVStoreSettings
-from shared.process import run_service
-
-
-async def _start(settings: KVStoreSettings) -> KVStoreServer:
-    server = KVStoreServer(settings)
-    await server.start()
-    return server
-
+from shared.collector import uncollected
 
 if __name__ == "__main__":
-    sys.exit(run_service("tandem-kvstore", KVStoreSettings, _start))
+    with uncollected():
+        from services.kvstore.server import start
+        from services.kvstore.settings import KVStoreSettings
+        from shared.process import run_service
+    sys.exit(run_service("tandem-kvstore", KVStoreSettings, start))

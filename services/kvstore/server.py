@@ -175,3 +175,10 @@ def _quotas(settings: KVStoreSettings) -> dict[Tier, Quotas]:
         Tier.HOST: Quotas(settings.tenant_quota.host_bytes, {name: quota.host_bytes for name, quota in named.items()}),
         Tier.DISK: Quotas(settings.tenant_quota.disk_bytes, {name: quota.disk_bytes for name, quota in named.items()}),
     }
+
+
+async def start(settings: KVStoreSettings) -> KVStoreServer:
+    """Starts the KV store that the settings describe."""
+    server = KVStoreServer(settings)
+    await server.start()
+    return server

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 
 from services.kvstore.settings import KVStoreSettings
+from services.preflight.component import Component
 from services.preflight.model_folder import EngineNeed
 from services.preflight.redis_server import RedisNeed
 from services.router.settings import RouterSettings
@@ -17,16 +17,6 @@ from shared.errors import InvalidRequest
 
 FALLBACK_NAME = "preflight"
 """A worker's name does not matter here."""
-
-
-class Component(StrEnum):
-    """What would run on the machine."""
-
-    WORKER = "worker"
-    ROUTER = "router"
-    KVSTORE = "kvstore"
-    ALL = "all"
-    """All of them, as `tandem up` starts them."""
 
 
 @dataclass(frozen=True, slots=True)

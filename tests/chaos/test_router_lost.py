@@ -7,11 +7,12 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from shared.errors import RequestRunning, TakenOver
 from tandem import Answer, AsyncAnswerStream, AsyncTandemClient, TandemClient
@@ -19,7 +20,7 @@ from tandem.targets import Targets
 from tests.e2e.running import DEADLINE_S, Running, running
 from tests.e2e.stage import prompt
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 SHAPE = {"num_prefill": 2, "num_decode": 2, "num_routers": 2, "num_kv_blocks": 800}
 BEFORE_THE_FAULT = 8
@@ -115,52 +116,66 @@ async def with_a_stop_string(cluster: Running, fields: dict[str, Any]) -> dict[s
     return {**fields, "stop": [whole.text[-40:-28]]}
 
 
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
-async def test_streams_go_on_at_the_other_router(tmp_path, fault):
-    async with running(tmp_path, **SHAPE) as cluster:
-        asked = [*ASKED, await with_a_stop_string(cluster, ASKED[0])]
-        victim = cluster.cluster.routers[1]
-        loads = Loads(cluster, victim.grpc)
-        try:
-            expected = [a for answers in await asyncio.gather(*loads.start(asked)) for a in answers]
-            assert all(answer.router == "router-1" and answer.num_calls == 1 for answer in expected)
-            loads.num_begun = 0
-            streams = loads.start(asked)
-            await until(lambda: loads.num_begun == len(expected))
-            pid = cluster.cluster.children[victim.name].pid
-            os.kill(pid, fault)
-            try:
-                async with asyncio.timeout(2 * DEADLINE_S):
-                    answers = [a for answers in await asyncio.gather(*streams) for a in answers]
-            finally:
-                if fault == signal.SIGSTOP:
-                    os.kill(pid, signal.SIGCONT)
-            for mine, theirs in zip(answers, expected, strict=True):
-                assert_equal(mine, theirs)
-            assert sum(answer.num_calls > 1 for answer in answers) > len(answers) // 2  # else nothing was tried
-            assert {answer.router for answer in answers if answer.num_calls > 1} == {"router-0"}
-            await cluster.idle()
-        finally:
-            await loads.close()
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
+    """For tests that leave all of it running."""
+    async with running(tmp_path_factory.mktemp("cluster"), **SHAPE) as started:
+        yield started
 
 
 @pytest.mark.parametrize("elsewhere", [True, False])
-async def test_a_half_open_stream_is_taken_over(tmp_path, elsewhere):
+async def test_a_half_open_stream_is_taken_over(cluster, elsewhere):
     """The older call stays open and is still being served: the newer one ends it, at any router."""
-    async with running(tmp_path, **SHAPE) as cluster:
-        routers = [router.grpc for router in cluster.cluster.routers]
-        options = {"temperature": 0.0, "max_tokens": 400, "ignore_eos": True}
-        async with AsyncTandemClient(routers[:1]) as here, AsyncTandemClient(routers[elsewhere:][:1]) as there:
-            expected = await here.generate(prompt(75), **options)
-            older = here.stream(prompt(75), request_id="mine", **options)
-            while len(older.answer.token_ids) < BEFORE_THE_FAULT:
-                await anext(older)
-            with pytest.raises(RequestRunning):
-                await here.generate(prompt(75), request_id="mine", **options)
-            newer = there.stream(prompt(75), resume=older.answer, **options)
-            await anext(newer)
-            with pytest.raises(TakenOver):
-                await to_the_end(older)
-            await to_the_end(newer)
-            assert_equal(newer.answer, expected)
-            await cluster.idle()
+    routers = [router.grpc for router in cluster.cluster.routers]
+    options = {"temperature": 0.0, "max_tokens": 400, "ignore_eos": True}
+    async with AsyncTandemClient(routers[:1]) as here, AsyncTandemClient(routers[elsewhere:][:1]) as there:
+        expected = await here.generate(prompt(75), **options)
+        older = here.stream(prompt(75), request_id=f"mine-{elsewhere}", **options)
+        while len(older.answer.token_ids) < BEFORE_THE_FAULT:
+            await anext(older)
+        with pytest.raises(RequestRunning):
+            await here.generate(prompt(75), request_id=f"mine-{elsewhere}", **options)
+        newer = there.stream(prompt(75), resume=older.answer, **options)
+        await anext(newer)
+        with pytest.raises(TakenOver):
+            await to_the_end(older)
+        await to_the_end(newer)
+        assert_equal(newer.answer, expected)
+        await cluster.idle()
+
+
+async def streams_go_on(cluster: Running, fault: signal.Signals) -> None:
+    """Under that fault of the router that all of them have."""
+    asked = [*ASKED, await with_a_stop_string(cluster, ASKED[0])]
+    victim = cluster.cluster.routers[1]
+    loads = Loads(cluster, victim.grpc)
+    try:
+        expected = [a for answers in await asyncio.gather(*loads.start(asked)) for a in answers]
+        assert all(answer.router == "router-1" and answer.num_calls == 1 for answer in expected)
+        loads.num_begun = 0
+        streams = loads.start(asked)
+        await until(lambda: loads.num_begun == len(expected))
+        pid = cluster.cluster.children[victim.name].pid
+        os.kill(pid, fault)
+        try:
+            async with asyncio.timeout(2 * DEADLINE_S):
+                answers = [a for answers in await asyncio.gather(*streams) for a in answers]
+        finally:
+            if fault == signal.SIGSTOP:
+                os.kill(pid, signal.SIGCONT)
+        for mine, theirs in zip(answers, expected, strict=True):
+            assert_equal(mine, theirs)
+        assert sum(answer.num_calls > 1 for answer in answers) > len(answers) // 2  # else nothing was tried
+        assert {answer.router for answer in answers if answer.num_calls > 1} == {"router-0"}
+        await cluster.idle()
+    finally:
+        await loads.close()
+
+
+async def test_streams_of_a_stopped_router_go_on_at_the_other(cluster):
+    await streams_go_on(cluster, signal.SIGSTOP)
+
+
+async def test_streams_of_a_killed_router_go_on_at_the_other(tmp_path):
+    async with running(tmp_path, **SHAPE) as own:
+        await streams_go_on(own, signal.SIGKILL)

@@ -12,6 +12,7 @@ import pytest
 
 from services.local.cluster import LocalCluster
 from services.local.spec import ClusterSpec
+from shared.rpc.pb.tandem.v1 import cache_pb2, cache_pb2_grpc
 from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, DEMO, Running, block_bytes, running
 
 pytestmark = pytest.mark.slow
@@ -58,14 +59,18 @@ async def cached(run: Running, tokens: list[int], tenant: str = "", key: str = "
 
 
 async def held(run: Running, tenant: str, num_blocks: int) -> dict:
-    """Waits until the store has so many blocks of a tenant."""
+    """Waits until the store has so many blocks of a tenant, and then has the command say so."""
+    stub = cache_pb2_grpc.CacheServiceStub(run.channel)
     async with asyncio.timeout(DEADLINE_S):
         while True:
-            told = await stats(run)
-            uses = told["nodes"][0]["stats"]["tenants"]
-            if num_blocks == sum(int(use["num_blocks"]) for use in uses if use["tenant"] == tenant):
-                return told
+            seen = await stub.GetCacheStats(cache_pb2.GetCacheStatsRequest(), timeout=DEADLINE_S)
+            if num_blocks == sum(use.num_blocks for use in seen.nodes[0].stats.tenants if use.tenant == tenant):
+                break
             await asyncio.sleep(0.05)
+    told = await stats(run)
+    uses = told["nodes"][0]["stats"]["tenants"]
+    assert num_blocks == sum(int(use["num_blocks"]) for use in uses if use["tenant"] == tenant)
+    return told
 
 
 async def test_tenants_share_nothing_unless_they_name_the_same_share(tmp_path, monkeypatch):

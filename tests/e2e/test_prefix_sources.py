@@ -17,22 +17,29 @@ pytestmark = pytest.mark.slow
 STORES = ("store-0", "store-1", "store-2")
 
 
-@pytest.mark.parametrize("names", [("prefill-0",), ("decode-0",), ("prefill-0", "decode-0")])
-async def test_a_prefix_is_fetched_from_the_pools_of_those_that_hold_it(tmp_path, names):
+async def test_a_prefix_is_fetched_from_the_pools_of_those_that_hold_it(tmp_path):
     """There is no store node at all. 600 tokens: 37 blocks are known, and the last 8 tokens are computed."""
     async with staged(tmp_path, num_prefill=2) as stage:
-        stage.lookup.peers = frozenset(names)
-        tokens = prompt(600)
-        expected, _ = await stage.ask(tokens, "prefill-0")
-        await stage.held(tokens, 37, names)
-        answer, summary = await stage.ask(tokens, "prefill-1")
-        assert answer == expected
-        assert summary.num_cached_tokens == summary.num_fetched_tokens == summary.num_peer_tokens == 37 * BLOCK_SIZE
-        await stage.idle()
-        given = {name: stage.load(name).num_blocks_given for name in ("prefill-0", "decode-0")}
-        assert sum(given.values()) == 37
-        assert {name for name, count in given.items() if count} == set(names)
-        assert stage.load("prefill-1").num_peer_hit_tokens == 37 * BLOCK_SIZE
+        for number, names in enumerate([("prefill-0",), ("decode-0",), ("prefill-0", "decode-0")]):
+            stage.lookup.peers = frozenset(names)
+            tokens = prompt(600, seed=37 + 2 * number)
+            expected, _ = await stage.ask(tokens, "prefill-0")
+            await stage.held(tokens, 37, names)
+            await stage.idle()
+            before = given(stage)
+            answer, summary = await stage.ask(tokens, "prefill-1")
+            assert answer == expected
+            assert summary.num_cached_tokens == summary.num_fetched_tokens == summary.num_peer_tokens == 37 * BLOCK_SIZE
+            await stage.idle()
+            now = {name: count - before[name] for name, count in given(stage).items()}
+            assert sum(now.values()) == 37
+            assert {name for name, count in now.items() if count} == set(names)
+            assert stage.load("prefill-1").num_peer_hit_tokens == (number + 1) * 37 * BLOCK_SIZE
+
+
+def given(stage: Stage) -> dict[str, int]:
+    """How many blocks each of those that may hold a prefix has sent to others."""
+    return {name: stage.load(name).num_blocks_given for name in ("prefill-0", "decode-0")}
 
 
 async def test_collocated_workers_fetch_from_each_other(tmp_path):

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from services.router.__main__ import RouterService
 from services.router.edge.catalog import Catalog
 from services.router.edge.grpc_api import InferenceServicer
+from services.router.service import RouterService
 from services.router.settings import RouterSettings
 from shared.engine.finish_reason import FinishReason
 from shared.errors import NumericalFault, TransferFailed, error_classes

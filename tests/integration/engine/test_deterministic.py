@@ -19,7 +19,7 @@ from tests.unit.kernels.isas import ISAS, needs_library
 
 from .engine_run import EngineRun, hand_off
 
-pytestmark = needs_library
+pytestmark = [pytest.mark.slow, needs_library]
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 NUM_TOKENS = 40

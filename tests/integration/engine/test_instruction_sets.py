@@ -17,7 +17,7 @@ from tests.unit.model.paged_run import load_oracle, oracle_greedy, oracle_logits
 from .engine_run import EngineRun
 from .families import EXPERTS, FAMILIES, write_family
 
-pytestmark = needs_library
+pytestmark = [pytest.mark.slow, needs_library]
 
 KERNELS = ("torch", *(f"cpu:{isa}" for isa in ISAS))
 FP32_TOLERANCE = 1.5e-5

@@ -19,6 +19,8 @@ from shared.model.tokenizer import Tokenizer
 from shared.structure.compiler import StructureCompiler
 from tests.integration.engine.engine_run import EngineRun, hand_off
 
+pytestmark = pytest.mark.slow
+
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 MAX_TOKENS = 500
 UNIFORM = {"temperature": 100.0}

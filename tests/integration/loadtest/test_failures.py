@@ -18,6 +18,8 @@ from tests.integration.loadtest.conftest import StartFake
 from tests.integration.loadtest.fake_script import Behaviour
 from tests.integration.loadtest.load import load
 
+pytestmark = pytest.mark.slow
+
 PLAIN = Behaviour(messages=((10, 1), (10, 1)))
 
 
@@ -40,7 +42,6 @@ async def test_a_target_that_is_down_is_said_before_anything_is_sent(scheme: str
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-@pytest.mark.slow
 async def test_a_target_that_dies_in_mid_run_ends_it_as_partial(start_fake: StartFake, protocol: str) -> None:
     server = start_fake(*[PLAIN] * 10, Behaviour(messages=((10, 1), (10, 1)), die_after=1))
     result = await load(server.target(protocol), limits=Limits(num_requests=400), give_up_s=0.5)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.preflight.needs import Component, Overrides, needs_of
+from services.preflight.component import Component
+from services.preflight.needs import Overrides, needs_of
 from shared.errors import ConfigError, InvalidRequest
 
 DEMO = Path("models/demo")

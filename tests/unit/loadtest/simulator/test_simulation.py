@@ -91,7 +91,7 @@ def test_several_routers_with_views_a_step_old_place_nearly_as_well_as_one():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("load", [1.25, 1.75])
+@pytest.mark.parametrize("load", [1.25, pytest.param(1.75, marks=pytest.mark.sweep)])
 def test_eight_routers_with_views_of_a_quarter_second_lose_little_goodput_at_64_workers(load):
     trace = repeated(4)
     shares = []

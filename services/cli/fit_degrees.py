@@ -11,7 +11,7 @@ from shared.sizing.degrees import DegreeFit
 from shared.sizing.memory import GB
 
 WORKERS_OF_TODAY = (
-    "arithmetic: workers spread over ranks on CPUs of one machine alone, at most 16; on GPUs they run with tp=1"
+    "arithmetic: workers spread over at most 16 ranks of one machine; on GPUs no group of ranks has run yet"
 )
 """What is printed below the table."""
 

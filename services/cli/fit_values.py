@@ -6,6 +6,7 @@ import math
 
 import yaml
 
+from shared.model.shard import MAX_DEGREE
 from shared.sizing.fit import Fit
 from shared.sizing.load import PoolFit
 
@@ -32,9 +33,10 @@ def not_yet(fit: Fit) -> list[str]:
     """What of the fit the chart refuses today, and how to stay within it."""
     pools = [fit.prefill, fit.decode]
     found = []
-    if most := max((pool.gpus_each for pool in pools if pool.gpus_each > 1), default=0):
+    if (most := max(pool.gpus_each for pool in pools)) > MAX_DEGREE:
         found.append(
-            f"workers run on one GPU yet, this has up to {most} each; the chart takes what --max-tensor 1 gives"
+            f"a worker has at most {MAX_DEGREE} processes, this has up to {most}; the chart takes what --max-tensor "
+            f"{MAX_DEGREE} gives"
         )
     if fit.hardware.weights in _QUANTIZED:
         found.append(

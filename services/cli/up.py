@@ -61,6 +61,9 @@ def up(
     ep: Annotated[int, typer.Option(help="Expert parallelism: sets of a worker's --tp with experts of their own.")] = 1,
     prefill_ep: Annotated[int, typer.Option(help="--ep of the prefill workers; 0 = as --ep.")] = 0,
     decode_ep: Annotated[int, typer.Option(help="--ep of the decode workers; 0 = as --ep.")] = 0,
+    group_hosts: Annotated[
+        int, typer.Option(help="Hosts of a worker's processes, tried out on this one: they share no memory, only TCP.")
+    ] = 1,
     mode: Annotated[Mode, typer.Option(help="collocated: the decode workers prefill too.")] = "disaggregated",
     dtype: Annotated[Dtype, typer.Option(help="Of weights and computation.")] = "auto",
     kv_dtype: Annotated[KVDtype, typer.Option(help="Of the KV cache; auto = as the computation.")] = "auto",
@@ -117,6 +120,7 @@ def up(
         ep=ep,
         prefill_ep=prefill_ep,
         decode_ep=decode_ep,
+        group_hosts=group_hosts,
         mode=mode,
         dtype=dtype,
         kv_dtype=kv_dtype,

@@ -16,7 +16,7 @@ from services.local.addresses import check_free
 from services.local.commands import ServiceCommands, TandemCommands, WorkerPlan, plan_workers, with_flags
 from services.local.environment import cluster_environment
 from services.local.model_pools import ModelPools
-from services.local.parts import IndexPart, ServicePart
+from services.local.parts import IndexPart, MemberPart, ServicePart
 from services.local.places import INDEX, Places, ThisHost
 from services.local.readiness import wait_until_serving
 from services.local.spec import ClusterSpec, RouterPlace
@@ -189,7 +189,9 @@ class LocalCluster:
         await self._spawn_stores(kvstore, self._index.url)
         self._workers = self._plan_workers()
         for plan in self._workers:
-            await self._spawn(plan.name, self._commands.worker(plan, kvstore))
+            for one in (plan, *plan.members):
+                kind = MemberPart if one.host else ServicePart
+                await self._spawn(one.name, self._commands.worker(one, kvstore), kind)
         await self._all_ready()
         await self._start_routers(kvstore)
         self._supervisor.start((IndexPart(self._index), *self._parts.values()))
@@ -198,7 +200,12 @@ class LocalCluster:
         shares = share_machine(read_topology(), os.sched_getaffinity(0), read_quota(), self.spec.num_processes)
         plans = plan_workers(self.spec, shares)
         return [
-            replace(plan, stores=self._named_stores(plan.pools), address=self._places.reserve(plan.name))
+            replace(
+                plan,
+                stores=self._named_stores(plan.pools),
+                address=self._places.reserve(plan.name),
+                meeting=self._places.reserve(plan.name) if plan.further else plan.meeting,
+            )
             for plan in plans
         ]
 
@@ -241,10 +248,10 @@ class LocalCluster:
         self._on_progress(router.name, Progress(1.0, "ready"))
         return RouterPlace(router.name, http, grpc)
 
-    async def _spawn(self, name: str, command: Sequence[str]) -> ServicePart:
+    async def _spawn(self, name: str, command: Sequence[str], kind: type[ServicePart] = ServicePart) -> ServicePart:
         log_path = self.spec.log_dir / f"{name}.log"
         command = self._places.command(name, command)
-        part = ServicePart(name, command, log_path, self.spec.start_timeout_s, self._on_progress, self._environment)
+        part = kind(name, command, log_path, self.spec.start_timeout_s, self._on_progress, self._environment)
         self._parts[name] = part
         self._on_progress(name, Progress(0.0, "starting"))
         await part.start()
@@ -278,7 +285,7 @@ class LocalCluster:
 
     async def _stop(self, timeout_s: float) -> None:
         await self._supervisor.close()
-        workers = [plan.name for plan in self._workers]
+        workers = [one.name for plan in self._workers for one in (plan, *plan.members)]
         routers = [router.name for router in self.spec.routers]
         for stage in (routers, workers, ["kvstore", *self._stores]):
             children = [self._parts[name].child for name in stage if name in self._parts]

@@ -34,6 +34,20 @@ class WorkerPlan:
     """host:port that it serves on; port 0 = any free one."""
     pools: ModelPools | None = None
     """Of its model; None = of the spec's first."""
+    further: tuple[CoreShare, ...] = ()
+    """Where its group is over several hosts, tried out on this one: the cores of each but the first."""
+    host: int = 0
+    """Which of its group's hosts this is; 0 is the worker itself."""
+    meeting: str = _SOME_ADDRESS
+    """host:port at which they meet."""
+
+    @property
+    def members(self) -> list[WorkerPlan]:
+        """The processes that stand for the further hosts."""
+        return [
+            replace(self, name=f"{self.name}-host-{host}", cores=cores, host=host)
+            for host, cores in enumerate(self.further, 1)
+        ]
 
 
 class ServiceCommands(Protocol):
@@ -49,7 +63,8 @@ class ServiceCommands(Protocol):
         """A further store node, from 1 on by `ClusterSpec.store_names`, over the same index."""
 
     def worker(self, plan: WorkerPlan, kvstore: str) -> Sequence[str]:
-        """One worker on the plan's address, `kvstore` being the store's host:port."""
+        """One worker on the plan's address, `kvstore` being the store's host:port; or what stands for a further host
+        of its group."""
 
     def router(
         self, workers: Mapping[WorkerRole, Mapping[str, str]], kvstore: str, stores: str = "", number: int = 0
@@ -113,7 +128,13 @@ class TandemCommands:
         modes = {"deterministic": True} if spec.deterministic else {}  # else the environment may say so
         degrees = spec.degrees(plan.role)
         of_ranks = {"tp": degrees.tensor, "pp": degrees.pipeline, "ep": degrees.expert}
-        ranks = {name: degree for name, degree in of_ranks.items() if degree > 1}
+        if plan.further:
+            of_ranks |= {"group_hosts": 1 + len(plan.further)}
+        ranks: dict[str, object] = {name: degree for name, degree in of_ranks.items() if degree > 1}
+        if plan.further:
+            ranks["group_leader"] = plan.meeting
+        if plan.host:
+            ranks["group_host_index"] = plan.host
         gpu_flags = {} if plan.share == ON_CPU else {"gpu_memory": plan.share.gpu_memory}
         return _module(
             plan.role,
@@ -202,11 +223,17 @@ def plan_workers(spec: ClusterSpec, shares: Sequence[CoreShare]) -> list[WorkerP
     processes' cores in that order. GPUs are dealt in the same order."""
     names = [(role, name, pools) for pools in spec.pools for role, name in pools.workers]
     of_ranks = iter(shares)
-    cores_of = [_joined([next(of_ranks) for _ in range(spec.degrees(role).num_ranks)]) for role, _, _ in names]
-    devices = share_devices(spec.devices, len(names), spec.gpu_memory)
+    cores_of = [
+        [
+            _joined([next(of_ranks) for _ in range(spec.degrees(role).num_ranks // spec.hosts(role))])
+            for _ in range(spec.hosts(role))
+        ]
+        for role, _, _ in names
+    ]
+    devices = share_devices(spec.devices, [spec.degrees(role).num_ranks for role, _, _ in names], spec.gpu_memory)
     return [
-        WorkerPlan(role, name, cores, share=share, pools=pools)
-        for (role, name, pools), cores, share in zip(names, cores_of, devices, strict=True)
+        WorkerPlan(role, name, cores, share=share, pools=pools, further=tuple(further))
+        for (role, name, pools), (cores, *further), share in zip(names, cores_of, devices, strict=True)
     ]
 
 

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, cycle
 
 from shared.errors import ConfigError
 
@@ -19,8 +20,9 @@ class DeviceShare:
     """One worker's part."""
 
     device: str
+    """cpu, or the GPUs of its processes: cuda:0, or cuda:0,1 for two."""
     gpu_memory: float
-    """Share of the whole GPU's memory; 0 on the CPU."""
+    """Share of each GPU's whole memory; 0 on the CPU."""
 
 
 ON_CPU = DeviceShare(CPU, 0.0)
@@ -42,15 +44,24 @@ def parse_devices(text: str) -> tuple[str, ...]:
     return devices
 
 
-def share_devices(devices: Sequence[str], num_workers: int, gpu_memory: float) -> list[DeviceShare]:
-    """A device for each worker, in turn; those on one GPU divide `gpu_memory` of it evenly.
+def share_devices(devices: Sequence[str], ranks: Sequence[int], gpu_memory: float) -> list[DeviceShare]:
+    """A share for each worker; `ranks`: the processes of each, which get a device each, in turn. Those on one GPU
+    divide `gpu_memory` of it evenly.
 
-    So with two GPUs, one prefill and one decode worker have a GPU each.
+    So with two GPUs, one prefill and one decode worker of one process have a GPU each, and those of two have both.
     """
-    dealt = [devices[number % len(devices)] for number in range(num_workers)]
-    on_device = Counter(dealt)
+    if devices[0] == CPU:
+        return [ON_CPU] * len(ranks)
+    turns = cycle(devices)
+    dealt = [tuple(next(turns) for _ in range(count)) for count in ranks]
+    on_device = Counter(chain.from_iterable(dealt))
     unit = 10**_NUM_DIGITS  # rounded down: shares never add up to more
     return [
-        ON_CPU if device == CPU else DeviceShare(device, int(gpu_memory / on_device[device] * unit) / unit)
-        for device in dealt
+        DeviceShare(_named(own), int(gpu_memory / max(on_device[device] for device in own) * unit) / unit)
+        for own in dealt
     ]
+
+
+def _named(devices: Sequence[str]) -> str:
+    """As `parse_devices` reads them."""
+    return "cuda:" + ",".join(device.removeprefix("cuda:") for device in devices)

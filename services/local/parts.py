@@ -88,6 +88,14 @@ class ServicePart:
         self.child.kill()
 
 
+class MemberPart(ServicePart):
+    """What stands for a further host of a worker's group. Implements `Part`."""
+
+    async def answers(self) -> bool:
+        """See `Part`. It serves nothing: its leader notices when it is silent."""
+        return True
+
+
 class IndexPart:
     """The embedded Valkey; what it held is published again by its holders. Implements `Part`."""
 

@@ -74,8 +74,12 @@ class ClusterSpec:
     """`ep` of the prefill workers; 0 = as `ep`."""
     decode_ep: int = 0
     """`ep` of the decode workers; 0 = as `ep`."""
+    group_hosts: int = 1
+    """Hosts of each worker that has several processes, tried out on this machine: those of different hosts share no
+    memory."""
     device: str = CPU
-    """Where the workers run: cpu, cuda, or cuda:0,1,… for GPUs that they are dealt to in turn, prefill first."""
+    """Where the workers run: cpu, cuda, or cuda:0,1,… for GPUs that their processes are dealt to in turn, prefill
+    first."""
     gpu_memory: float = 0.9
     """Share of each GPU's memory, for all the workers on it together."""
     http: str = DEFAULT_HTTP
@@ -133,9 +137,6 @@ class ClusterSpec:
             raise ConfigError(f"traces_sample must be from 0 to 1, got {self.traces_sample}", field="traces_sample")
         self._check_models()
         check_range("routers", self.num_routers, 1, MAX_ROUTERS)
-        num_gpus = sum(device != CPU for device in self.devices)
-        if num_gpus > self.num_workers:
-            raise ConfigError(f"device names {num_gpus} GPUs for {self.num_workers} workers", field="device")
         if not 0 < self.gpu_memory <= 1:
             raise ConfigError(f"gpu_memory must be above 0 and at most 1, got {self.gpu_memory}", field="gpu_memory")
         for name, degree, fewest in (
@@ -152,11 +153,13 @@ class ClusterSpec:
             for name, degree in (("prefill_tp", self.prefill_tp), ("prefill_ep", self.prefill_ep)):
                 if degree:
                     raise ConfigError(f"{name} is set, but no worker is a prefill worker", field=name)
+        self._check_hosts()
         check_range("store_nodes", self.store_nodes, 1, MAX_WORKERS)
         check_range("store_host_bytes", self.store_host_bytes, 0, 2**63 - 1)
         check_range("store_disk_bytes", self.store_disk_bytes, 0, 2**63 - 1)
         if self.store_disk_bytes and self.store_disk_folder is None:
             raise ConfigError("store_disk_bytes is set, but no store_disk_folder", field="store_disk_folder")
+        self._check_gpus()
         self._check_routers()
 
     @property
@@ -187,6 +190,43 @@ class ClusterSpec:
         tensor = self.prefill_tp if is_prefill else self.decode_tp
         expert = self.prefill_ep if is_prefill else self.decode_ep
         return Degrees(tensor or self.tp, self.pp, expert or self.ep)
+
+    def hosts(self, role: WorkerRole) -> int:
+        """Of each worker of a role."""
+        return self.group_hosts if self.degrees(role).num_ranks > 1 else 1
+
+    def _check_hosts(self) -> None:
+        check_range("group_hosts", self.group_hosts, 1, MAX_DEGREE)
+        roles = {role for pools in self.pools for role, _ in pools.workers}
+        if self.group_hosts > 1 and all(self.hosts(role) == 1 for role in roles):
+            raise ConfigError(
+                f"group_hosts is {self.group_hosts}, but each worker is one process: set tp or pp", field="group_hosts"
+            )
+        for role in sorted(roles):
+            if (ranks := self.degrees(role).num_ranks) % self.hosts(role):
+                raise ConfigError(
+                    f"group_hosts is {self.group_hosts}, and does not divide the {ranks} processes of a {role} worker",
+                    field="group_hosts",
+                )
+
+    def _check_gpus(self) -> None:
+        num_gpus = sum(device != CPU for device in self.devices)
+        if not num_gpus:
+            return
+        if num_gpus > self.num_processes:
+            whom = f"{self.num_workers} workers"
+            if self.num_processes > self.num_workers:
+                whom += f" of {self.num_processes} processes"
+            raise ConfigError(f"device names {num_gpus} GPUs for {whom}", field="device", limit=self.num_processes)
+        for degrees in {self.degrees(role) for pools in self.pools for role, _ in pools.workers}:
+            if degrees.num_ranks > num_gpus:
+                raise ConfigError(
+                    f"device names {num_gpus} GPUs, and a worker of tp {degrees.tensor} times pp {degrees.pipeline} "
+                    f"takes {degrees.num_ranks}",
+                    field="device",
+                    value=num_gpus,
+                    limit=degrees.num_ranks,
+                )
 
     def _check_models(self) -> None:
         workers = Counter(name for pools in self.pools for _, name in pools.workers)

@@ -86,8 +86,14 @@ async def _engine(need: EngineNeed, machine: Machine, skipped: Collection[str]) 
     memory: int | None = machine.free_memory_bytes() if need.device == "cpu" else None
     if gpu.CHECK not in skipped:
         findings, found = await asyncio.to_thread(gpu.check_gpu, machine, need.device)
-        if found is not None:
-            memory = min(found.free_bytes, int(found.total_bytes * need.gpu_memory))
+        gpus = [found]
+        for device in need.further_gpus if found is not None else ():
+            finding, other = await asyncio.to_thread(gpu.compute_on, device)
+            findings.append(finding)
+            gpus.append(other)
+        there = [each for each in gpus if each is not None]
+        if there:  # a group's processes hold a part of the weights each
+            memory = sum(min(each.free_bytes, int(each.total_bytes * need.gpu_memory)) for each in there)
     if model_folder.CHECK not in skipped:
         findings.append(await asyncio.to_thread(check_weights, need, memory))
     return findings

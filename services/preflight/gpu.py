@@ -82,7 +82,7 @@ def check_gpu(
         findings = [_check_rocm()]
         if findings[0].fix:
             return findings, None
-    finding, gpu = _compute_on(device)
+    finding, gpu = compute_on(device)
     return [*findings, finding], gpu
 
 
@@ -135,8 +135,8 @@ def _check_rocm() -> Finding:
     return ok(CUDA_CHECK, f"torch is built for ROCm {torch.version.hip}")
 
 
-def _compute_on(device: str) -> tuple[Finding, Gpu | None]:
-    """Adds two numbers there."""
+def compute_on(device: str) -> tuple[Finding, Gpu | None]:
+    """Adds two numbers there. Blocking: imports torch."""
     import torch
 
     try:

@@ -34,6 +34,8 @@ class EngineNeed:
     max_model_len: int
     num_kv_blocks: int
     block_size: int
+    further_gpus: tuple[str, ...] = ()
+    """Of a group's other processes."""
 
 
 def check_weights(need: EngineNeed, memory_bytes: int | None) -> Finding:

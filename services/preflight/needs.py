@@ -74,13 +74,14 @@ def _worker(overrides: Overrides, flags: list[str]) -> Needs:
     return Needs(
         engine=EngineNeed(
             settings.model,
-            settings.device,
+            settings.devices[0],
             settings.gpu_memory,
             settings.dtype,
             settings.kv_dtype,
             settings.max_model_len,
             settings.num_kv_blocks,
             settings.block_size,
+            settings.devices[1:] if settings.is_on_gpu else (),
         ),
         redis=_redis(overrides),
         transfers=True,

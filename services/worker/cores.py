@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 
 import torch
 
@@ -35,6 +36,18 @@ def choose_cores(
     num_threads = settings.num_threads or share.num_threads
     is_kept = frozenset(share.cpus) != allowed and num_threads <= len(share.cpus)
     return CoreShare(share.cpus if is_kept else (), num_threads, share.node if is_kept else None)
+
+
+def choose_group_cores(settings: WorkerSettings) -> tuple[CoreShare, Topology]:
+    """As `choose_cores` for all of a group's ranks on this host, with CPUs of this process's alone, and the machine
+    that they are of. Raises ConfigError."""
+    allowed = frozenset(os.sched_getaffinity(0))
+    topology = read_topology()
+    share = choose_cores(settings, topology, allowed, read_quota())
+    cpus = tuple(cpu for cpu in share.cpus if cpu in allowed)  # as the kernel reads a process's mask
+    if share.cpus and not cpus:
+        raise not_cores(settings, "none of them is this process's")
+    return replace(share, cpus=cpus), topology
 
 
 def take_cores(settings: WorkerSettings) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import grpc.aio
 
 from services.worker.blocks.connector import KVConnector
+from services.worker.group.meeting.member import Member, start_member
 from services.worker.host import EngineHost
 from services.worker.metrics import METRICS, WorkerSources
 from services.worker.session_server import SessionServer
@@ -145,8 +146,11 @@ async def start_worker(
     worker_class: type[Worker[Any, Any]],
     register: Callable[[grpc.aio.Server, SessionServer[Any, Any]], None],
     service_name: str,
-) -> WorkerService:
-    """Loads the model, serves sessions. Raises ConfigError, ModelLoadError."""
+) -> WorkerService | Member:
+    """Loads the model, serves sessions; on a further host of a group, starts its ranks. Raises ConfigError,
+    ModelLoadError, as a member RankLost and Unauthenticated too."""
+    if settings.group_host_index:
+        return await start_member(settings)
     stores = parse_named(settings.store, "store", unnamed=True)
     index_address = str(Address.parse(settings.kvstore, "kvstore", min_port=1)) if settings.kvstore else ""
     settings.tls.check("tls", mutual=True)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from shared.address import Address
+from shared.collectives.rank_links import Backend
 from shared.config import ServiceSettings
+from shared.errors import ConfigError
 from shared.identity import WorkerRole
-from shared.kv.encryption_modes import Encryption
+from shared.kv.encryption_modes import NO_ENCRYPTION, Encryption
 from shared.model.shard import MAX_DEGREE, Degrees
 from shared.rpc.tls import ServiceTls
 from shared.telemetry.tracing.settings import TracesSettings
@@ -20,6 +24,10 @@ MIN_CHUNK = 16
 CHUNK = 512
 GPU_PREFILL_CHUNK = 8192
 """Tokens of a step that keep a GPU's matrix units busy."""
+
+
+_OF_ONE_PROCESS = {"gpu_direct": False, "piecewise_tokens": 0, "deterministic": False, "debug_numerics": False}
+"""What a worker of several processes cannot have, and its value without."""
 
 
 class WorkerSettings(ServiceSettings):
@@ -59,9 +67,10 @@ class WorkerSettings(ServiceSettings):
     bf16 and fp32 that a short timing finds faster."""
     kv_dtype: Literal["auto", "fp32", "bf16"] = "auto"
     """dtype of the KV cache. auto: that of the computation; bf16 beside fp32 halves a block, and costs accuracy."""
-    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:[0-9]+)?)$")
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:[0-9]+(,[0-9]+)*)?)$")
     """Where the engine runs: cpu, cuda, or cuda:N for the GPU of that index. On cuda, decode steps are CUDA graphs, and
-    each is planned while the one before runs."""
+    each is planned while the one before runs. A worker of `tp` times `pp` processes takes so many GPUs, the first ones
+    or cuda:0,1,… in their order; there without graphs, and each step planned behind the one before."""
     gpu_memory: float = Field(default=0.9, gt=0, le=1)
     """Share of the GPU's memory that this worker takes, of the whole and not of what is free: weights, steps and pool.
     Workers that share a GPU need shares that add up to less than 1."""
@@ -91,9 +100,9 @@ class WorkerSettings(ServiceSettings):
     """Whether errors about NaN or infinite numbers name the part of the model where they begin. Slower."""
     tp: int = Field(default=1, ge=1, le=MAX_DEGREE)
     """Tensor-parallel degree: processes that each hold a part of every layer. It must divide the model's attention
-    heads, and divide its KV heads or be a multiple of them. Above 1 only on the CPU."""
+    heads, and divide its KV heads or be a multiple of them."""
     pp: int = Field(default=1, ge=1, le=MAX_DEGREE)
-    """Pipeline stages, each of `tp` processes: parts of the layers, one behind the other. Above 1 as `tp`."""
+    """Pipeline stages, each of `tp` processes: parts of the layers, one behind the other."""
     ep: int = Field(default=1, ge=1, le=MAX_DEGREE)
     """Expert-parallel degree, for models with experts: sets of a stage's `tp` processes, over which the experts are
     spread; the processes of a set split each of its experts. It must divide `tp`. 1: all processes split every expert;
@@ -107,9 +116,27 @@ class WorkerSettings(ServiceSettings):
     """Experts of a layer that each set may hold beyond its even number: copies of the hottest by `expert_load`, which
     it needs. The copies of an expert share its tokens, and take memory that blocks would have. 0 = experts move, none
     is copied."""
-    group_hosts: int = Field(default=1, ge=1)
-    """Hosts of this worker's ranks. More than one is refused: all ranks share one host's memory. The chart says it, so
-    that a group over several Nodes does not start as several of the same."""
+    group_hosts: int = Field(default=1, ge=1, le=MAX_DEGREE)
+    """Hosts of this worker's processes, the same number on each: it must divide `tp` times `pp`. Those of one host
+    share its memory, all others reach each other over TCP, not encrypted. Above 1 only on the CPU, and without
+    block_encryption."""
+    group_leader: str = Field(default="", validate_default=True)
+    """host:port at which the hosts of one group meet: host 0 listens there, which is the worker, the others come to it.
+    With `group_hosts` above 1 alone, which needs it."""
+    group_host_index: int = Field(default=0, ge=0)
+    """Which host of the group this is. 0 is the worker. Any other serves no requests: it starts its part of the
+    processes, again and again with each start of the worker."""
+    group_address: str = ""
+    """IP address of this host for the group's others. Empty = on host 0 that of `group_leader`, elsewhere the one from
+    which that is reached."""
+    collectives: Literal["auto", "shm", "gloo", "nccl"] = "auto"
+    """What carries sums and hidden states between this worker's processes. shm: memory that they share, from within the
+    C++ kernels. gloo: TCP, slower on one host. nccl: what GPUs have between them; it has not run yet. auto: shm on the
+    CPU, nccl on GPUs."""
+    group_pool: Literal["auto", "shared", "own"] = "auto"
+    """Where the blocks of a worker of several processes lie. shared: in one pool of whole blocks, in memory that the
+    processes share. own: each process has the heads and layers that it computes in a pool of its own, and a whole block
+    is put together where it is sent. auto: shared on one host's CPU, own on GPUs and over several hosts."""
     num_threads: int = Field(default=0, ge=0, le=1024)
     """Compute threads; 0 = one for each core that the worker has, however many hardware threads it has, within the
     cgroup's CPU quota."""
@@ -179,7 +206,7 @@ class WorkerSettings(ServiceSettings):
     @classmethod
     def _check_degree(cls, value: int, info: ValidationInfo) -> int:
         if value > 1:
-            for name, only in (("device", "cpu"), ("deterministic", False), ("debug_numerics", False)):
+            for name, only in _OF_ONE_PROCESS.items():
                 if (found := info.data.get(name, only)) != only:
                     raise ValueError(f"cannot be above 1 with {name} {found}")
         return value
@@ -207,15 +234,99 @@ class WorkerSettings(ServiceSettings):
 
     @field_validator("group_hosts")
     @classmethod
-    def _check_hosts(cls, value: int) -> int:
-        if value > 1:
-            raise ValueError(f"is {value}, and a group has 1: its ranks share one host's memory")
+    def _check_hosts(cls, value: int, info: ValidationInfo) -> int:
+        if value == 1:
+            return value
+        for name, only in (("device", "cpu"), ("block_encryption", NO_ENCRYPTION)):
+            if (found := info.data.get(name, only)) != only:
+                raise ValueError(f"cannot be above 1 with {name} {found}")
+        tp, pp = info.data.get("tp", value), info.data.get("pp", 1)
+        if tp * pp % value:
+            raise ValueError(f"is {value}, which does not divide the {tp * pp} processes of tp {tp} and pp {pp}")
+        return value
+
+    @field_validator("group_leader")
+    @classmethod
+    def _check_leader(cls, value: str, info: ValidationInfo) -> str:
+        hosts = info.data.get("group_hosts", 1)
+        if bool(value) != (hosts > 1):
+            raise ValueError(f"is {'given' if value else 'missing'}, and group_hosts is {hosts}")
+        if value:
+            try:
+                Address.parse(value, "group_leader", min_port=1)
+            except ConfigError as error:
+                raise ValueError(error.message) from error
+        return value
+
+    @field_validator("group_host_index")
+    @classmethod
+    def _check_host_index(cls, value: int, info: ValidationInfo) -> int:
+        if value >= (hosts := info.data.get("group_hosts", value + 1)):
+            raise ValueError(f"is {value}, and with group_hosts {hosts} the last one is {hosts - 1}")
+        return value
+
+    @field_validator("group_address")
+    @classmethod
+    def _check_address(cls, value: str) -> str:
+        if value:
+            ip_address(value)
+        return value
+
+    @field_validator("collectives")
+    @classmethod
+    def _check_collectives(cls, value: str, info: ValidationInfo) -> str:
+        on_cpu = info.data.get("device", "cpu") == "cpu"
+        if value == ("nccl" if on_cpu else "shm"):
+            raise ValueError(f"cannot be {value} with device {info.data.get('device')}")
+        return value
+
+    @field_validator("group_pool")
+    @classmethod
+    def _check_group_pool(cls, value: str, info: ValidationInfo) -> str:
+        if value == "shared" and (hosts := info.data.get("group_hosts", 1)) > 1:
+            raise ValueError(f"cannot be shared by {hosts} hosts: each has its own memory")
+        if value == "shared" and (device := info.data.get("device", "cpu")) != "cpu":
+            raise ValueError(f"cannot be shared with device {device}: each GPU has its own memory")
         return value
 
     @property
     def degrees(self) -> Degrees:
         """How the model is split over processes."""
         return Degrees(self.tp, self.pp, self.ep)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Of each rank. Raises ConfigError where `device` does not name as many GPUs as there are ranks."""
+        ranks = self.degrees.num_ranks
+        name, _, numbers = self.device.partition(":")
+        if name == "cpu":
+            return (name,) * ranks
+        if not numbers:
+            return (name,) if ranks == 1 else tuple(f"{name}:{rank}" for rank in range(ranks))
+        devices = tuple(f"{name}:{int(number)}" for number in numbers.split(","))
+        if len(devices) != ranks or len(set(devices)) != ranks:
+            named = len(set(devices))
+            raise ConfigError(
+                f"device {self.device} names {named} GPUs, and tp {self.tp} times pp {self.pp} takes {ranks}",
+                field="device",
+                value=self.device,
+                limit=ranks,
+            )
+        return devices
+
+    @property
+    def backend(self) -> Backend:
+        """What carries the sums of a group."""
+        if self.collectives == "auto":
+            return "nccl" if self.is_on_gpu else "shm"
+        return self.collectives
+
+    @property
+    def has_own_pools(self) -> bool:
+        """Whether each rank of a group has a pool of its own."""
+        if self.group_pool == "auto":
+            return self.is_on_gpu or self.group_hosts > 1
+        return self.group_pool == "own"
 
     @property
     def is_on_gpu(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from services.worker.blocks.connector import KVConnector
 from services.worker.blocks.prefix_fetch.fetch import Fetch
 from services.worker.blocks.prefix_fetch.prefix_hint import PrefixHint
+from services.worker.choices import dtype_name
 from services.worker.host import EngineHost
 from services.worker.load import LoadReporter
 from services.worker.session import Session
@@ -151,7 +152,7 @@ class Worker(ABC, Generic[CommandT, EventT]):
             model_name=model.name,
             rope_trained_len=model.roots.rope_trained_len,
             kernels=model.decoder.kernels.name,
-            dtype=str(model.decoder.dtype).removeprefix("torch."),
+            dtype=dtype_name(model.decoder.dtype),
             pool_bytes=model.num_blocks * model.layout.block_bytes,
             block_encryption=encryption_of(host.fleet_key),
             texts_digest=model.texts_digest,

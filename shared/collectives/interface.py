@@ -33,8 +33,18 @@ class Collectives(Protocol):
         """[size, *x.shape] on rank 0, None elsewhere; `x` is contiguous, of one shape and dtype on all ranks."""
         ...
 
+    def scatter(self, parts: Tensor | None, out: Tensor) -> None:
+        """Fills each rank's `out` with its own of rank 0's `parts`, [size, *out.shape], which are None elsewhere; all
+        are contiguous, of one shape and dtype. Rank 0 need not wait for the others."""
+        ...
+
     def broadcast(self, x: Tensor) -> None:
         """Fills `x`, contiguous and of one shape and dtype, with rank 0's. Rank 0 need not wait for the others."""
+        ...
+
+    def fail(self, rank: int) -> None:
+        """Ends this rank's waits for any other: `rank`, by its number in the worker's group, is known to be gone. The
+        one call that may come from any thread."""
         ...
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shared.engine.sampling_params import SamplingParams
+from shared.errors import InvalidRequest, NumericalFault, TandemError
 
 STRUCTURE_MEMORY_PLANS = 8
 """A runner keeps the state of a structured answer for so many plans after the last one that sampled for it."""
@@ -103,6 +104,21 @@ class NoToken:
 
     source: str | None = None  # the first part of the model that gave such numbers, where the runner looks for it
     structure: str | None = None  # why no token goes on with a structured answer
+
+    def error(self, position: int) -> TandemError:
+        """What its sequence fails with; `position` in it is the token's that could not be chosen."""
+        if self.structure is not None:
+            return InvalidRequest(
+                f"structured_output cannot be followed beyond token {position}: {self.structure}",
+                field="structured_output",
+                position=position,
+            )
+        where = f", first in its {self.source}" if self.source else ""
+        return NumericalFault(
+            f"the model gave NaN or infinite numbers for token {position}{where}: nothing can be chosen",
+            position=position,
+            source=self.source,
+        )
 
 
 @dataclass(frozen=True, slots=True)

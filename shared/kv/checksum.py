@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from shared.kv.checksum_weights import checksum_weights, weighted_sum
 
@@ -28,12 +29,19 @@ _CUDA_CHUNK_BYTES = 64 << 20
 class BlockChecksum:
     """Checksums of blocks of `num_words` 64-bit words on one device; holds their weights, 8 bytes a word."""
 
-    def __init__(self, num_words: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        num_words: int,
+        device: torch.device | str = "cpu",
+        weights: NDArray[np.uint64] | None = None,
+    ) -> None:
+        """`weights`: of some of a block's words, [num_words], where a pool holds those alone; the checksums of such
+        parts add up to the block's, mod 2^64."""
         if num_words < 1:
             raise ValueError(f"num_words must be at least 1, not {num_words}")
         self.num_words = num_words
         self.device = torch.device(device)
-        self._weights_host = checksum_weights(num_words)  # [num_words] uint64
+        self._weights_host = checksum_weights(num_words) if weights is None else weights  # [num_words] uint64
         self._weights: torch.Tensor | None = None  # [num_words] int64 on the device
         if self.device.type != "cpu":
             self._weights = torch.from_numpy(self._weights_host.view(np.int64)).to(self.device)

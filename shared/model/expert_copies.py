@@ -25,19 +25,20 @@ class ExpertCopies:
     places: Tensor  # [num_experts * most_copies] int64: number among the set's own experts, -1 of other sets' copies
 
     @classmethod
-    def of(cls, sets: Sequence[Sequence[int]], own: int) -> ExpertCopies:
+    def of(cls, sets: Sequence[Sequence[int]], own: int, device: torch.device | str = "cpu") -> ExpertCopies:
         """For the set of number `own`."""
         held = holders(sets)
         most = max(len(numbers) for numbers in held)
-        places = torch.full((len(held), most), -1, dtype=torch.int64)
+        places = torch.full((len(held), most), -1, dtype=torch.int64, device="cpu")
         for place, expert in enumerate(sets[own]):
             places[expert, held[expert].index(own)] = place
-        return cls(most, torch.tensor([len(numbers) for numbers in held]), places.flatten())
+        num_copies = torch.tensor([len(numbers) for numbers in held], device=device)
+        return cls(most, num_copies, places.flatten().to(device))
 
     def slots(self, expert_ids: Tensor) -> Tensor:
         """[num_tokens, top_k] int64, ids to slots."""
         with in_this_thread(expert_ids, expert_ids.numel()):
-            turns = torch.arange(expert_ids.shape[0]).unsqueeze(1) + expert_ids
+            turns = torch.arange(expert_ids.shape[0], device=expert_ids.device).unsqueeze(1) + expert_ids
             return expert_ids * self.most_copies + turns % self.num_copies[expert_ids]
 
     def local_ids(self, slots: Tensor) -> Tensor:
@@ -50,4 +51,4 @@ def slot_owners(sets: Sequence[Sequence[int]]) -> Tensor:
     """[num_experts, most copies of one] int64: number of the set behind each slot, 0 where there is no copy."""
     held = holders(sets)
     most = max(len(numbers) for numbers in held)
-    return torch.tensor([[*numbers, *[0] * (most - len(numbers))] for numbers in held])
+    return torch.tensor([[*numbers, *[0] * (most - len(numbers))] for numbers in held], device="cpu")

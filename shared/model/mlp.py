@@ -47,10 +47,10 @@ class MixtureOfExperts:
         self._modules = modules
         self._shared = shared
         self._kernels = kernels
-        self._one = torch.ones((), dtype=torch.int64)
+        self._one = torch.ones((), dtype=torch.int64, device="cpu")
         self._num_experts = moe.routing.num_experts
         most_copies = 1 if modules.copies is None else modules.copies.most_copies
-        self._num_chosen = torch.zeros(self._num_experts * most_copies, dtype=torch.int64)
+        self._num_chosen = torch.zeros(self._num_experts * most_copies, dtype=torch.int64, device="cpu")
 
     @property
     def num_chosen(self) -> Tensor:

@@ -14,6 +14,7 @@ from shared.collectives.rank_links import RankLinks
 from shared.kernels.backend import Kernels
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.registry import choose_kernels
+from shared.kv.layout import BlockLayout
 from shared.model.config import ModelConfig
 from shared.model.decoder import Decoder
 from shared.model.expert_copies import slot_owners
@@ -39,8 +40,9 @@ class MicroBatch(NamedTuple):
 class RankDecoder(Decoder):
     """See `Decoder`. Every rank of the group makes the same calls; only the leader gets logits.
 
-    KV blocks are the whole model's, in memory that the ranks share: each reads and writes its own layers and heads.
-    Latents are one head of all ranks of a stage, which write the same bits to the same place.
+    KV blocks are the whole model's, in memory that the ranks share: each reads and writes its own layers and heads. Or
+    they are this rank's slices alone, `own_layout`, in a pool of its own. Latents are one head of all ranks of a stage,
+    which write the same bits.
     """
 
     is_split = True
@@ -65,20 +67,22 @@ class RankDecoder(Decoder):
         links: RankLinks,
         on_progress: OnProgress | None = None,
         placement: Placement = (),
+        device: torch.device | str = "cpu",
     ) -> RankDecoder:
-        """Reads this rank's slice of a model folder, for computation on the CPU; `placement` is the same on all ranks.
+        """Reads this rank's slice of a model folder onto its device; `placement` is the same on all ranks.
 
         Raises:
             ConfigError: the model cannot be split so; see `Degrees.check`. Those kernels cannot serve this dtype.
             ModelLoadError: the folder cannot be served; see `ModelConfig.load` and `load_shard`.
         """
-        ask_for_huge_pages()
+        if torch.device(device).type == "cpu":
+            ask_for_huge_pages()
         config = ModelConfig.load(folder)
         degrees.check(config)
         shard = Shard(config, degrees, links.everyone.rank, placement)
-        parameters = allocate_shard(shard, dtype)
+        parameters = allocate_shard(shard, dtype, device)
         load_shard(folder, shard, parameters, on_progress)
-        return cls(shard, parameters, choose_kernels("cpu", dtype, kernels), links)
+        return cls(shard, parameters, choose_kernels(device, dtype, kernels), links)
 
     def forward(
         self,
@@ -108,7 +112,7 @@ class RankDecoder(Decoder):
         """See `Decoder`: of this stage's layers and ranks. A choice counts for each rank with a part of the copy that
         computes it."""
         degrees = self._shard.degrees
-        of_sets = torch.zeros(degrees.expert, dtype=torch.int64)
+        of_sets = torch.zeros(degrees.expert, dtype=torch.int64, device="cpu")
         for layer, counts in self.pieces.num_chosen.items():
             of_sets.scatter_add_(0, self._owners[layer].flatten(), counts.flatten())
         return [int(of_sets[part // degrees.expert_slices]) for part in range(degrees.tensor)]
@@ -119,8 +123,14 @@ class RankDecoder(Decoder):
         chosen = self.pieces.num_chosen.items()
         return {self._shard.layers.begin + layer: tuple(counts.sum(1).tolist()) for layer, counts in chosen}
 
+    def own_layout(self, block_size: int, kv_dtype: str) -> BlockLayout:
+        """Of this rank's slices of blocks; arguments as for `ModelConfig.block_layout`."""
+        return self._shard.local_config.block_layout(block_size, kv_dtype)
+
     def _own(self, kv_blocks: Tensor) -> Tensor:
         layers, heads = self._shard.layers, self._shard.kv_heads
+        if (kv_blocks.shape[1], kv_blocks.shape[3]) == (layers.length, heads.length):
+            return kv_blocks
         return _narrow(_narrow(kv_blocks, 1, layers), 3, heads)
 
     def _through(self, part: MicroBatch, kv_blocks: Tensor) -> Tensor:
@@ -129,7 +139,8 @@ class RankDecoder(Decoder):
         if links.behind is None:
             x = self._vocabulary.embed(part.token_ids)
         else:
-            x = torch.empty((batch.num_tokens, self.config.hidden_size), dtype=self.dtype)
+            shape = batch.num_tokens, self.config.hidden_size
+            x = torch.empty(shape, dtype=self.dtype, device=self.device)
             links.behind.broadcast(x)
         cos, sin = self.rotary.cos_sin(part.positions, part.rope_lengths)
         if links.ahead is None:
@@ -146,7 +157,7 @@ class RankDecoder(Decoder):
     def _residual(self, x: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch) -> Tensor:
         """[num_tokens, hidden_size] behind this stage's last layer."""
         if self._stack is not None:
-            self._stack.run(x, cos, sin, kv_blocks, batch, torch.arange(batch.num_tokens))
+            self._stack.run(x, cos, sin, kv_blocks, batch, torch.arange(batch.num_tokens, device=x.device))
             return x  # the residual stream is kept there
         return self.pieces.residual(x, cos, sin, kv_blocks, batch)
 

@@ -22,22 +22,24 @@ _PANEL_ROWS = 32
 """The fewest rows of a linear layer that is there to be made, not to be used."""
 
 
-def allocate_shard(shard: Shard, dtype: torch.dtype) -> DecoderParameters:
-    """Uninitialised parameters of this rank's sizes, on the CPU: of `shard.local_config`, and of its experts alone."""
-    parameters = DecoderParameters.allocate(shard.local_config, dtype, "cpu", shard.experts)
-    layers = tuple(_with_copies(shard, index, layer) for index, layer in enumerate(parameters.layers))
+def allocate_shard(shard: Shard, dtype: torch.dtype, device: torch.device | str = "cpu") -> DecoderParameters:
+    """Uninitialised parameters of this rank's sizes: of `shard.local_config`, and of its experts alone."""
+    parameters = DecoderParameters.allocate(shard.local_config, dtype, device, shard.experts)
+    layers = tuple(_with_copies(shard, index, layer, device) for index, layer in enumerate(parameters.layers))
     parameters = replace(parameters, layers=layers)
     if shard.is_last:
         return parameters
     # No stage but the last one has a use for it.
-    return replace(parameters, lm_head=torch.zeros(_PANEL_ROWS, shard.config.hidden_size, dtype=dtype))
+    unused = torch.zeros(_PANEL_ROWS, shard.config.hidden_size, dtype=dtype, device=device)
+    return replace(parameters, lm_head=unused)
 
 
-def _with_copies(shard: Shard, index: int, layer: LayerParameters) -> LayerParameters:
+def _with_copies(shard: Shard, index: int, layer: LayerParameters, device: torch.device | str) -> LayerParameters:
     sets = shard.placed(index)
     if layer.experts is None or sets is None:
         return layer
-    return replace(layer, experts=replace(layer.experts, copies=ExpertCopies.of(sets, shard.expert_set)))
+    copies = ExpertCopies.of(sets, shard.expert_set, device)
+    return replace(layer, experts=replace(layer.experts, copies=copies))
 
 
 def load_shard(

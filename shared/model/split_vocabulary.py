@@ -53,12 +53,13 @@ class SplitVocabulary:
 
     def _candidates(self, own: Tensor | None, num_rows: int, count: int) -> Tensor:
         """[num_rows, most_vocab] fp32, or with a count [2, num_rows, count]: logits, and the bits of their ids."""
+        device = self._modules.embedding.device
         if count == 0:
-            return _padded(own, num_rows, self._shard.most_vocab)
+            return _padded(own, num_rows, self._shard.most_vocab, device)
         if own is None:
-            return torch.zeros(2, num_rows, count)
+            return torch.zeros((2, num_rows, count), device=device)
         values, ids = _highest(own, min(count, own.shape[1]))
-        message = torch.full((2, num_rows, count), _NONE)
+        message = torch.full((2, num_rows, count), _NONE, device=device)
         message[1] = 0
         message[0, :, : values.shape[1]] = values
         message[1, :, : ids.shape[1]] = (ids + self._shard.vocab.begin).int().view(torch.float32)
@@ -74,13 +75,13 @@ class SplitVocabulary:
         ids = gathered[:, 1].transpose(0, 1).reshape(shape).view(torch.int32).long()
         kept = values != _NONE  # a part of few rows fills up with what must not be written
         row, place = kept.nonzero(as_tuple=True)
-        logits = torch.full((num_rows, vocab_size), _NONE)
+        logits = torch.full((num_rows, vocab_size), _NONE, device=values.device)
         logits[row, ids[row, place]] = values[row, place]
         return logits
 
 
-def _padded(own: Tensor | None, num_rows: int, width: int) -> Tensor:
-    padded = torch.zeros(num_rows, width)
+def _padded(own: Tensor | None, num_rows: int, width: int, device: torch.device) -> Tensor:
+    padded = torch.zeros((num_rows, width), device=device)
     if own is not None:
         padded[:, : own.shape[1]] = own
     return padded

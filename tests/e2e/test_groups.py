@@ -16,7 +16,16 @@ from shared.rpc.pb.tandem.v1 import inference_pb2
 from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, DEMO, Running, block_bytes, running
 from tests.e2e.stage import HOST_BYTES, Recording, staged
 from tests.e2e.test_experts import write_model
-from tests.e2e.test_worker_faults import FIELDS, Stream, gone, nothing_lost, prompt, under_fault, undisturbed
+from tests.e2e.test_worker_faults import (
+    FIELDS,
+    NUM_STREAMS,
+    Stream,
+    gone,
+    nothing_lost,
+    prompt,
+    under_fault,
+    undisturbed,
+)
 from tests.integration.engine.test_greedy_against_transformers import transformers_greedy
 from tests.unit.collectives.in_threads import needs_library
 
@@ -56,6 +65,12 @@ OF_EXPERTS = {
     "prefill-0": ("--tp", "2", "--ep", "2", "--expert-spare", "1"),
     "decode-0": ("--tp", "4", "--ep", "2"),
 }
+IN_SLICES = {
+    "prefill-0": ("--tp", "2", "--group-pool", "own", "--collectives", "gloo"),
+    "prefill-1": ("--pp", "2"),
+    "decode-0": ("--tp", "4", "--group-pool", "own"),
+}
+"""Pools of the ranks' own beside a shared one."""
 LOADS = "{name}.json"
 """Beside the model's folder: counts of experts of the workers with more than one set of ranks."""
 
@@ -63,12 +78,20 @@ LOADS = "{name}.json"
 class Unequal(Recording):
     """No two workers are split alike."""
 
+    splits = SPLITS
+
     def worker(self, plan, kvstore):
-        splits = OF_EXPERTS if ModelConfig.load(plan.pools.model).moe is not None else SPLITS
+        splits = OF_EXPERTS if ModelConfig.load(plan.pools.model).moe is not None else self.splits
         flags = splits[plan.name]
         if "--ep" in flags:
             flags = (*flags, "--expert-load", str(Path(plan.pools.model).with_name(LOADS)))
         return [*super().worker(plan, kvstore), *flags]
+
+
+class InSlices(Unequal):
+    """Some ranks have pools of their own."""
+
+    splits = IN_SLICES
 
 
 def write_skewed(path: Path, config: ModelConfig) -> ExpertLoad:
@@ -80,8 +103,10 @@ def write_skewed(path: Path, config: ModelConfig) -> ExpertLoad:
     return skewed
 
 
-@pytest.mark.parametrize("family", ["demo", "mixtral", "deepseek-v3"])
-async def test_hand_offs_and_stored_prefixes_are_the_same_whatever_the_split(tmp_path, family):
+@pytest.mark.parametrize(
+    ("family", "kind"), [("demo", Unequal), ("demo", InSlices), ("mixtral", Unequal), ("deepseek-v3", Unequal)]
+)
+async def test_hand_offs_and_stored_prefixes_are_the_same_whatever_the_split(tmp_path, family, kind):
     model = DEMO if family == "demo" else write_model(tmp_path / "model", family)
     config = ModelConfig.load(model)
     loads = {name: tmp_path / LOADS.format(name=name) for name in ("prefill-0", "decode-0")}
@@ -89,7 +114,7 @@ async def test_hand_offs_and_stored_prefixes_are_the_same_whatever_the_split(tmp
         skewed = write_skewed(loads["prefill-0"], config)
     tokens = prompt(0) * 3 + prompt(1)[:20]  # 200: 12 full blocks and a part of one
     expected = transformers_greedy(model, tokens)
-    async with staged(tmp_path / "run", Unequal, model=model, num_prefill=2, store_host_bytes=HOST_BYTES) as stage:
+    async with staged(tmp_path / "run", kind, model=model, num_prefill=2, store_host_bytes=HOST_BYTES) as stage:
         for name in ("prefill-0", "prefill-1"):
             before = stage.load("decode-0").kv_bytes_received
             answer, summary = await stage.ask(tokens, name, tenant=name, max_tokens=64)
@@ -114,32 +139,56 @@ async def test_hand_offs_and_stored_prefixes_are_the_same_whatever_the_split(tmp
         assert all(sum(counts) >= 100 for counts in kept["decode-0"].values())
 
 
+async def dies(cluster: Running, worker: str, rank: int, expected: list[list[int]]) -> None:
+    """SIGKILL to the rank under 20 streams: the group comes back as one, no token is another, no block stays used."""
+    before = incarnations(await cluster.status())
+    processes = ranks(cluster, worker)
+    assert len(processes) == (2 if worker == "prefill-0" else 4)
+
+    async def kill(streams: list[Stream]) -> None:
+        assert any(len(stream.tokens) < MAX_TOKENS for stream in streams), "all ended before"
+        os.kill(processes[rank].pid, signal.SIGKILL)
+        for process in processes:
+            await gone(process.pid)
+
+    # A prefill group dies while it may still have prompts, a decode group once it has all the streams.
+    num_begun = 1 if worker == "prefill-0" else NUM_STREAMS
+    nothing_lost(await under_fault(cluster, kill, MAX_TOKENS, num_begun), expected)
+    after = incarnations(await cluster.until(lambda status: incarnations(status).keys() == before.keys()))
+    assert {name for name in after if after[name] != before[name]} == {worker}
+    await cluster.idle()
+    assert await cluster.tokens(prompt(0), **{**FIELDS, "max_tokens": MAX_TOKENS}) == expected[0]
+
+
+KILLS = [("prefill-0:1", "decode-0:0"), ("decode-0:3", "prefill-0:0"), ("decode-0:1", "decode-0:2")]
+"""Worker and rank, 0 its leader: two deaths a cluster, since a part that dies a third time in a minute stays away."""
+OVER_TCP = {"TANDEM_WORKER_COLLECTIVES": "gloo", "TANDEM_WORKER_GROUP_POOL": "own"}
+"""Sums over TCP, each rank with its slices of blocks alone."""
+
+
 @pytest.mark.parametrize(
-    ("worker", "rank"),
+    ("family", "deaths", "kind"),
     [
-        ("prefill-0", 1),
-        ("decode-0", 0),
-        pytest.param("prefill-0", 0, marks=pytest.mark.sweep),
-        pytest.param("decode-0", 3, marks=pytest.mark.sweep),
+        pytest.param(family, deaths, {}, id=f"{family} {', '.join(deaths)}", marks=() if plain else pytest.mark.sweep)
+        for family, first in (("demo", 0), ("mixtral", 1), ("qwen3-moe", None))
+        for number, deaths in enumerate(KILLS)
+        for plain in (number == first,)
+    ]
+    + [
+        pytest.param("demo", (death,), OVER_TCP, id=f"demo over tcp, {death}", marks=pytest.mark.sweep)
+        for death in ("decode-0:2", "prefill-0:1")
     ],
 )
-async def test_the_death_of_any_rank_costs_no_stream_a_token(tmp_path, worker, rank):
-    async with running(tmp_path, prefill_tp=2, decode_tp=4, num_kv_blocks=1600, restart=True) as cluster:
+async def test_the_death_of_any_rank_costs_no_stream_a_token(tmp_path, monkeypatch, family, deaths, kind):
+    for name, value in kind.items():
+        monkeypatch.setenv(name, value)
+    model = DEMO if family == "demo" else write_model(tmp_path / "model", family)
+    split = {"prefill_tp": 2, "decode_tp": 4, **({} if family == "demo" else {"prefill_ep": 2, "decode_ep": 4})}
+    async with running(tmp_path / "run", model, num_kv_blocks=1600, restart=True, **split) as cluster:
         expected = await undisturbed(cluster, MAX_TOKENS)
-        before = incarnations(await cluster.status())
-        processes = ranks(cluster, worker)
-        assert len(processes) == (2 if worker == "prefill-0" else 4)
-
-        async def kill(_: list[Stream]) -> None:
-            os.kill(processes[rank].pid, signal.SIGKILL)
-            for process in processes:
-                await gone(process.pid)
-
-        nothing_lost(await under_fault(cluster, kill, MAX_TOKENS), expected)
-        after = incarnations(await cluster.until(lambda status: incarnations(status).keys() == before.keys()))
-        assert {name for name in after if after[name] != before[name]} == {worker}
-        await cluster.idle()
-        assert await cluster.tokens(prompt(0), **{**FIELDS, "max_tokens": MAX_TOKENS}) == expected[0]
+        for death in deaths:
+            worker, rank = death.split(":")
+            await dies(cluster, worker, int(rank), expected)
 
 
 async def test_a_stopped_follower_of_an_idle_group_ends_it(tmp_path):

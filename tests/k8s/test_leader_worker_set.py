@@ -43,11 +43,7 @@ def definition(api_server: ApiServer) -> str:
 @pytest.fixture(scope="module")
 def rendered() -> Manifest:
     """Of a group of eight ranks on Nodes of four."""
-    return (
-        find_helm()
-        .manifests(values={"pools": [GROUP], "preview": {"groupsOverNodes": True}})
-        .one("LeaderWorkerSet", "c")
-    )
+    return find_helm().manifests(values={"pools": [GROUP]}).one("LeaderWorkerSet", "c")
 
 
 def test_the_server_takes_the_set_strictly(

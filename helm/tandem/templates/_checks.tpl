@@ -27,22 +27,19 @@
     {{- fail (printf "%s.parallelism.expert: %d must divide parallelism.tensor, which is %d" $at $expert $tensor) -}}
   {{- end -}}
   {{- if gt $ranks 16 -}}
-    {{- fail (printf "%s.parallelism: %d ranks, and a worker has at most 16: all of them run in one Pod. Workers over several Nodes (a LeaderWorkerSet) are not supported yet" $at $ranks) -}}
+    {{- fail (printf "%s.parallelism: %d ranks, and a worker has at most 16" $at $ranks) -}}
   {{- end -}}
   {{- $hosts := include "tandem.worker.hosts" . | int -}}
   {{- if gt $hosts 1 -}}
     {{- if mod $ranks (int .devicesPerNode) -}}
       {{- fail (printf "%s.parallelism: %d ranks, which %d devicesPerNode do not divide" $at $ranks (int .devicesPerNode)) -}}
     {{- end -}}
-    {{- if not $.Values.preview.groupsOverNodes -}}
-      {{- fail (printf "%s.parallelism: %d ranks, and devicesPerNode is %d: a group over %d Nodes, which workers do not run yet: all ranks of one share a Node's memory" $at $ranks (int .devicesPerNode) $hosts) -}}
+    {{- if eq (include "tandem.device" .) "cuda" -}}
+      {{- fail (printf "%s.parallelism: %d ranks over %d Nodes (devicesPerNode is %d): GPUs of several Nodes have not been tried together; groups over Nodes are for device: cpu" $at $ranks $hosts (int .devicesPerNode)) -}}
     {{- end -}}
     {{- if and $.Values.planner.enabled (has .name (list $.Values.planner.prefill.pool $.Values.planner.decode.pool)) -}}
       {{- fail (printf "%s.parallelism: %d ranks over %d Nodes, and planner.enabled: the planner scales Deployments" $at $ranks $hosts) -}}
     {{- end -}}
-  {{- end -}}
-  {{- if and (gt $ranks 1) (eq (include "tandem.device" .) "cuda") -}}
-    {{- fail (printf "%s.parallelism: %d ranks, and a worker runs on one GPU; groups are for device: cpu, set 1" $at $ranks) -}}
   {{- end -}}
   {{- if and .quantization (ne .quantization "none") -}}
     {{- fail (printf "%s.quantization: %s: workers do not quantise weights yet; leave it out or set none" $at .quantization) -}}
@@ -53,14 +50,16 @@
     {{- fail (printf "%s.device: cpu, but the pool asks for a GPU in resources.limits or dra" $at) -}}
   {{- end -}}
   {{- range $vendor := list "nvidia.com/gpu" "amd.com/gpu" -}}
-    {{- if gt (int (get $limits $vendor)) 1 -}}
-      {{- fail (printf "%s.resources.limits: %s: %s: a worker runs on one GPU; raise replicas instead" $at $vendor (toString (get $limits $vendor))) -}}
+    {{- $gpus := int (get $limits $vendor) -}}
+    {{- $inPod := div $ranks $hosts | int -}}
+    {{- if and (gt $gpus 0) (ne $gpus $inPod) -}}
+      {{- fail (printf "%s.resources.limits: %s: %d, and a worker's Pod has %d processes of one GPU each: set that, or parallelism; for more of the same raise replicas" $at $vendor $gpus $inPod) -}}
     {{- end -}}
     {{- if and $pool.dra (hasKey $limits $vendor) -}}
       {{- fail (printf "%s.dra: the pool asks for a GPU in resources.limits (%s) too; choose one" $at $vendor) -}}
     {{- end -}}
   {{- end -}}
-  {{- range $flag := list "name" "bind" "model" "metrics" "kvstore" "store" "device" "drain-timeout-s" "tp" "pp" "ep" "group-hosts" -}}
+  {{- range $flag := list "name" "bind" "model" "metrics" "kvstore" "store" "device" "drain-timeout-s" "tp" "pp" "ep" "group-hosts" "group-leader" "group-host-index" "group-address" -}}
     {{- if regexMatch (printf "(^| )--%s([= ]|$)" $flag) (join " " $pool.extraArgs) -}}
       {{- fail (printf "%s.extraArgs: --%s is set by the chart" $at $flag) -}}
     {{- end -}}

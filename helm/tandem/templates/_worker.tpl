@@ -52,11 +52,6 @@ tandem-llm.io/nvlink-domain: {{ . | quote }}
 - --{{ $flag }}={{ $degree }}
 {{- end }}
 {{- end }}
-{{- with include "tandem.worker.hosts" .pool | int }}
-{{- if gt . 1 }}
-- --group-hosts={{ . }}
-{{- end }}
-{{- end }}
 {{- with .pool.blockSize }}
 - --block-size={{ . }}
 {{- end }}
@@ -70,6 +65,17 @@ tandem-llm.io/nvlink-domain: {{ . | quote }}
 {{- with include "tandem.tlsArgs" .root | trim }}{{ . | nindent 0 }}{{ end }}
 {{- range .pool.extraArgs }}
 - {{ . | quote }}
+{{- end }}
+{{- end }}
+
+{{/* Of a service whose group is over several Nodes; the set's controller says who leads and which Pod this is. Takes a pool. */}}
+{{- define "tandem.worker.groupArgs" -}}
+{{- $hosts := include "tandem.worker.hosts" . | int -}}
+{{- if gt $hosts 1 }}
+- --group-hosts={{ $hosts }}
+- --group-leader=$(LWS_LEADER_ADDRESS):50062
+- --group-host-index=$(LWS_WORKER_INDEX)
+- --group-address=$(POD_IP)
 {{- end }}
 {{- end }}
 

@@ -1,5 +1,6 @@
 {{/* Metadata and spec of a pool's Pods. Takes {root, pool, config, component}. The component is worker, or rank in the Pods of a
-group but its leader's: those are no workers for routers, and serve nothing. */}}
+group but its leader's: those are no workers for routers, and serve nothing. They have no probes: one that ends is started again, and
+one that is silent ends its leader. */}}
 {{- define "tandem.worker.podTemplate" -}}
 {{- $root := .root -}}
 {{- $pool := .pool -}}
@@ -70,10 +71,16 @@ spec:
       command: [python, -m, services.{{ eq $pool.role "prefill" | ternary "prefill" "decode" }}]
       args:
         {{- include "tandem.worker.args" . | trim | nindent 8 }}
+        {{- with include "tandem.worker.groupArgs" $pool | trim }}{{ . | nindent 8 }}{{ end }}
       env:
         {{- include "tandem.worker.env" . | nindent 8 }}
       {{- if $leads }}
       ports:
+        {{- if gt (include "tandem.worker.hosts" $pool | int) 1 }}
+        - name: group
+          containerPort: 50062
+          protocol: TCP
+        {{- end }}
         - name: session
           containerPort: 50061
           protocol: TCP

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from loadtest.bench.engine.cpu import DTYPES
+from loadtest.bench.parallel.hosts import measure_hosts
 from loadtest.bench.parallel.steps import measure_steps
 from loadtest.bench.parallel.sums import measure_sums
 from loadtest.bench.shapes import SHAPES, checkpoint
@@ -25,14 +26,17 @@ def main(
     repeats: Annotated[int, typer.Option(help="sums of 64 KiB in a run; fewer of larger ones")] = 400,
     out: Out = None,
 ) -> None:
-    """Measure sums over ranks beside gloo, and steps at tp 2 beside one process with two threads."""
+    """Measure sums over ranks beside gloo, messages between two hosts, and steps at tp 2 beside one process with two
+    threads."""
     choice(dtype, "dtype", DTYPES)
     expert_degrees = integers(ep, "ep")
     results = [result for count in integers(ranks, "ranks") for result in measure_sums(count, pairs, repeats)]
+    results += measure_hosts(pairs, repeats)
     if model:
         folder = checkpoint(model) if model in SHAPES else Path(model)
         for expert in expert_degrees:
             results += measure_steps(folder, DTYPES[dtype], Degrees(2, expert=expert), pairs)
-    print(f"{machine()}\n\n{table(results)}\n\nLimit of a sum: one copy of the same bytes.")
+    print(f"{machine()}\n\n{table(results)}\n")
+    print("Limit of a sum: one copy of the same bytes; of a message between hosts: within one.")
     if out is not None:
         write(out, results)

@@ -71,6 +71,7 @@ def _group_runner(folder: Path, dtype: torch.dtype, whole: Bench, degrees: Degre
         num_blocks = whole.runner.kv_blocks.shape[0]
         layout = decoder.config.block_layout(BLOCK_SIZE, name)
         pool = group.share_pool(layout, num_blocks, fingerprint(folder, name))
+        assert pool is not None, "the ranks share one pool"
         pool.fill_(0.01)
         yield Runner(decoder, layout, num_blocks, pool=pool, announce=group.announcer)
     finally:

@@ -11,13 +11,19 @@ import torch
 
 from services.worker.group.rank_spec import PlacementSpec, PoolSpec, RankSpec
 from services.worker.group.shared_pool import map_pool
+from services.worker.pool_size import PoolNeed
 from shared.collectives.messages import broadcast_bytes
-from shared.collectives.rank_links import RankLinks, join
+from shared.collectives.rank_links import RankLinks
+from shared.engine.group.own_slices import SliceForm
 from shared.engine.group.plans import follow
-from shared.engine.runner.runner import Runner
+from shared.engine.group.slice_server import SliceServer
+from shared.engine.runner.device_link import DeviceLink
+from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.errors import ModelMismatch, RankLost, TandemError
 from shared.kernels.cpu.build import choose
 from shared.kernels.cpu.launch import load
+from shared.kv.layout import BlockLayout
+from shared.model.block_slices import block_slices
 from shared.model.rank_decoder import RankDecoder
 from shared.model.weights import fingerprint
 from shared.telemetry.logs import set_up_logs
@@ -30,10 +36,10 @@ def run(spec: RankSpec) -> None:
     if spec.cpus:
         os.sched_setaffinity(0, spec.cpus)
     torch.set_num_threads(spec.num_threads)
-    *groups, pool = spec.descriptors
-    links = join(load(choose()[1]), groups, spec.rank, spec.tensor, spec.pipeline)
+    DeviceLink(torch.device(spec.device)).bind_thread()
+    links = spec.join(load(choose()[1]))
     try:
-        _serve(spec, links, pool)
+        _serve(spec, links, spec.descriptors[-1])
     finally:
         links.close()
 
@@ -41,8 +47,13 @@ def run(spec: RankSpec) -> None:
 def _serve(spec: RankSpec, links: RankLinks, pool_descriptor: int) -> None:
     dtype: torch.dtype = getattr(torch, spec.dtype)
     placement = PlacementSpec.parse(broadcast_bytes(links.everyone)).placement
-    decoder = RankDecoder.load_rank(spec.folder, dtype, spec.kernels, spec.degrees, links, None, placement)
+    decoder = RankDecoder.load_rank(spec.folder, dtype, spec.kernels, spec.degrees, links, None, placement, spec.device)
     links.everyone.gather(torch.zeros(1))  # tells the leader that this rank's slice is loaded
+    if spec.senders:
+        need = PoolNeed.parse(broadcast_bytes(links.everyone))
+        own = decoder.own_layout(need.block_size, need.kv_dtype)
+        fitting = need.budget(decoder, own, follows=True).num_blocks(own)
+        links.everyone.gather(torch.tensor([fitting], dtype=torch.int64))
     pool = PoolSpec.parse(broadcast_bytes(links.everyone))
     found = fingerprint(spec.folder, spec.dtype)
     if found != pool.identity:
@@ -51,9 +62,32 @@ def _serve(spec: RankSpec, links: RankLinks, pool_descriptor: int) -> None:
             field="model",
         )
     layout = decoder.config.block_layout(pool.block_size, pool.kv_dtype)
+    if spec.senders:
+        _follow_with_own_pool(spec, links, decoder, layout, pool)
+        return
     kv_blocks = map_pool(pool_descriptor, layout, pool.num_blocks, is_leader=False)
     links.everyone.gather(torch.zeros(1))  # tells the leader that this rank is ready
     follow(links.everyone, Runner(decoder, layout, pool.num_blocks, pool=kv_blocks))
+
+
+def _follow_with_own_pool(
+    spec: RankSpec, links: RankLinks, decoder: RankDecoder, layout: BlockLayout, pool: PoolSpec
+) -> None:
+    config = RunnerConfig(
+        pool.max_num_seqs,
+        max_num_batched_tokens=pool.max_num_batched_tokens,
+        warm_up=False,  # the leader's plans do that
+        num_host_blocks=pool.num_host_blocks,
+    )
+    runner = Runner(decoder, decoder.own_layout(pool.block_size, pool.kv_dtype), pool.num_blocks, config)
+    form = SliceForm(layout, block_slices(decoder.config, spec.degrees))
+    server = SliceServer(form, links, runner.kv_blocks, runner.link, runner.arena)
+    server.start()
+    with torch.inference_mode():
+        runner.start()
+    links.everyone.gather(torch.zeros(1))  # tells the leader that this rank is ready
+    follow(links.everyone, runner)
+    server.join()
 
 
 def main() -> int:

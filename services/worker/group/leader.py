@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-import psutil
 import torch
 from torch import Tensor
 
+from services.worker.choices import dtype_name
+from services.worker.group.meeting.leader_port import MeetingPort
+from services.worker.group.rank_processes import END_TIMEOUT_S, FOLLOWER, WATCH_INTERVAL_S, RankProcess
 from services.worker.group.rank_spec import PlacementSpec, PoolSpec, RankSpec
 from services.worker.group.shared_pool import map_pool
+from services.worker.pool_size import PoolNeed
+from shared.collectives import one_host
 from shared.collectives.messages import broadcast_bytes
-from shared.collectives.rank_links import RankLinks, join, shared_memories
+from shared.collectives.rank_links import RankLinks, Ways
+from shared.collectives.several_hosts import host_memories
 from shared.cores.policy import CoreShare, divide_share
 from shared.cores.topology import Topology
+from shared.engine.group.own_slices import SliceForm
 from shared.engine.group.plans import PlanAnnouncer
+from shared.engine.group.sliced_blocks import SlicedBlocks
+from shared.engine.runner.device_link import DeviceLink
+from shared.engine.runner.host_arena import HostArena
+from shared.engine.runner.runner import OpenSlices, RunnerConfig
 from shared.errors import ConfigError, RankLost, TandemError
 from shared.kernels.cpu.build import CannotBuild, choose
 from shared.kernels.cpu.group import CpuGroup, lost, shared_memory
@@ -28,18 +36,9 @@ from shared.kernels.cpu.launch import load
 from shared.kv.layout import BlockLayout
 from shared.model.expert_placement import Placement
 from shared.model.shard import Degrees
-from shared.parent_death import command_dying_with_parent
 from shared.telemetry.logs import LogFormat, LogLevel
 
 logger = logging.getLogger(__name__)
-
-FOLLOWER = "services.worker.group.follower"
-"""What a follower's process runs."""
-WATCH_INTERVAL_S = 0.1
-STOPPED_S = 1.0
-"""A follower that stays stopped for so long is lost."""
-END_TIMEOUT_S = 2.0
-"""For followers to end when they are told to."""
 
 
 class RankGroup:
@@ -56,11 +55,17 @@ class RankGroup:
         topology: Topology,
         logs: tuple[LogFormat, LogLevel] = ("text", "info"),
         placement: Placement = (),
+        ways: Ways | None = None,
+        meeting: MeetingPort | None = None,
+        devices: Sequence[str] = (),
     ) -> None:
-        """Starts them; they load their slices behind `meet`, and need no more of the leader than that and `share_pool`.
+        """Starts those of this host; they load their slices behind `meet`, and need no more of the leader than that and
+        `share_pool`.
 
-        `share`: the worker's cores and threads, the leader's own among them, on a machine of that `topology`. Raises
-        ConfigError without C++ kernels.
+        `share`: the worker's cores and threads, the leader's own among them, on a machine of that `topology`. `ways`:
+        by default through the host's memory, over one pool. `meeting`: with the members of other hosts, which start
+        the ranks there; closed with the group. `devices`: of each rank; none = the CPU. Raises ConfigError without C++
+        kernels.
         """
         try:
             library = load(choose()[1])
@@ -74,51 +79,57 @@ class RankGroup:
         self.placement = placement
         """Of experts, on all ranks."""
         self._library = library
-        self._descriptors = [*shared_memories(library, degrees.tensor, degrees.pipeline), shared_memory()]
+        of_rank = tuple(devices) or ("cpu",) * degrees.num_ranks
+        self._ways = ways = ways or Ways(degrees.tensor, degrees.pipeline)
+        self._meeting = meeting
+        memories = one_host.shared_memories(library, ways) if meeting is None else host_memories(library, ways, 0)
+        self._descriptors = [*memories, shared_memory()]
         self._closing_s: float | None = None  # since when, by the monotonic clock
         self._all_ended = False
         self._watch: threading.Thread | None = None
         self._links: RankLinks | None = None
         self._announcer: PlanAnnouncer | None = None
-        shares = divide_share(topology, share, degrees.num_ranks)
+        self._blocks: SlicedBlocks | None = None
+        self._lost: int | None = None  # the rank that is gone
+        shares = divide_share(topology, share, len(ways.ranks_of(0)))
         self.own_share = shares[0]
         """The leader's part of the cores."""
+        self._spec = self._own_spec(name, folder, of_rank[0], logs)
+        if meeting is not None:
+            meeting.open(self._spec)
         self.followers = [
-            self._start(
-                RankSpec(
-                    name,
-                    rank,
-                    degrees.tensor,
-                    degrees.pipeline,
-                    degrees.expert,
-                    tuple(self._descriptors),
-                    folder,
-                    str(dtype).removeprefix("torch."),
-                    kernels,
-                    shares[rank].num_threads,
-                    tuple(shares[rank].cpus),
-                    *logs,
-                )
-            )
-            for rank in range(1, degrees.num_ranks)
+            RankProcess(self._spec.of_rank(rank, self._spec.descriptors, own, of_rank[rank]), FOLLOWER)
+            for rank, own in enumerate(shares[1:], 1)
         ]
 
-    def _start(self, spec: RankSpec) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", FOLLOWER, spec.to_json()]
-        # Its log is the worker's. stdout is the leader's channel to the launcher.
-        return subprocess.Popen(
-            command_dying_with_parent(command),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=self._descriptors,
+    def _own_spec(self, name: str, folder: str, device: str, logs: tuple[LogFormat, LogLevel]) -> RankSpec:
+        """The leader's; what all ranks have in common is in it."""
+        return RankSpec(
+            name,
+            0,
+            self.degrees.tensor,
+            self.degrees.pipeline,
+            self.degrees.expert,
+            self._ways.backend,
+            self._ways.senders,
+            tuple(self._descriptors),
+            folder,
+            dtype_name(self.dtype),
+            self.kernels,
+            device,
+            self.own_share.num_threads,
+            tuple(self.own_share.cpus),
+            *logs,
+            self._ways.hosts,
+            None if self._meeting is None else self._meeting.place,
         )
 
     def meet(self, on_lost: Callable[[TandemError], None]) -> RankLinks:
         """Waits until all ranks run, and tells them where experts lie. From now on `on_lost`, called from another
         thread, tells of a rank that is gone, at most once. Raises RankLost."""
         self._watch = threading.Thread(target=self._watch_followers, args=(on_lost,), name="ranks", daemon=True)
-        tensor, pipeline = self.degrees.tensor, self.degrees.pipeline
-        self._links = join(self._library, self._descriptors[:-1], 0, tensor, pipeline, self._check_started)
+        DeviceLink(torch.device(self._spec.device)).bind_thread()
+        self._links = self._spec.join(self._library, self._check_started)
         self._watch.start()
         broadcast_bytes(self._links.everyone, PlacementSpec(self.placement).to_json())
         return self._links
@@ -127,51 +138,111 @@ class RankGroup:
         """Waits until all ranks hold their slices, and memory that is free is theirs no longer. Raises RankLost."""
         assert self._links is not None, "meet() first"
         self._links.everyone.gather(torch.zeros(1))
+        if self._meeting is not None:
+            self._meeting.close_store()
 
-    def share_pool(self, layout: BlockLayout, num_blocks: int, identity: str) -> Tensor:
-        """The pool, [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], when all ranks have mapped it.
+    @property
+    def has_own_pools(self) -> bool:
+        """Whether each rank has its slices of blocks alone."""
+        return bool(self._ways.senders)
 
-        `identity`: the checkpoint's fingerprint, which theirs must equal. Raises ConfigError, RankLost.
-        """
+    def held_bytes(self, form: SliceForm) -> int:
+        """Of one block on all ranks of a host together, where ranks have pools of their own: on the host that holds
+        most. Some may hold the same."""
+        hosts = range(self._ways.hosts)
+        return max(sum(form.num_bytes[rank] for rank in self._ways.ranks_of(host)) for host in hosts)
+
+    def ask_for_room(self, need: PoolNeed) -> None:
+        """Before `fewest`, where ranks have pools of their own: the followers look how many blocks they have room for,
+        on GPUs together with the leader. Raises RankLost."""
         assert self._links is not None, "meet() first"
-        everyone = self._links.everyone
-        pool = map_pool(self._descriptors[-1], layout, num_blocks, is_leader=True)
-        broadcast_bytes(everyone, PoolSpec(num_blocks, layout.block_size, layout.format.dtype, identity).to_json())
+        broadcast_bytes(self._links.everyone, need.to_json())
+
+    def fewest(self, own: int) -> int:
+        """The number of blocks that every rank has room for; `own`: the leader. Raises RankLost."""
+        assert self._links is not None, "meet() first"
+        found = self._links.everyone.gather(torch.tensor([own], dtype=torch.int64))
+        assert found is not None
+        return int(found.min())
+
+    def share_pool(
+        self, layout: BlockLayout, num_blocks: int, identity: str, config: RunnerConfig | None = None
+    ) -> Tensor | None:
+        """The pool, [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], when all ranks have mapped it;
+        None when the followers have made pools of their own.
+
+        `identity`: the checkpoint's fingerprint, which theirs must equal. `config`: of the leader's runner. Raises
+        ConfigError, RankLost.
+        """
+        config = config or RunnerConfig()
+        assert self._links is not None, "meet() first"
+        everyone, pool = self._links.everyone, None
+        if not self.has_own_pools:
+            pool = map_pool(self._descriptors[-1], layout, num_blocks, is_leader=True)
+        spec = PoolSpec(
+            num_blocks,
+            layout.block_size,
+            layout.format.dtype,
+            config.num_host_blocks,
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            identity,
+        )
+        broadcast_bytes(everyone, spec.to_json())
         everyone.gather(torch.zeros(1))
         return pool
 
+    def open_slices(self, form: SliceForm) -> OpenSlices:
+        """For the leader's runner, where ranks have pools of their own; `form` is the followers' too."""
+
+        def opened(kv_blocks: Tensor, link: DeviceLink, arena: HostArena | None) -> SlicedBlocks:
+            assert self._links is not None, "meet() first"
+            self._blocks = SlicedBlocks(form, self._links, kv_blocks, link, arena)
+            return self._blocks
+
+        return opened
+
     def _check_started(self) -> None:
-        for rank, follower in enumerate(self.followers, 1):
-            if follower.poll() is not None:
+        if self._closing_s is not None:
+            raise RankLost("this worker's group ends before all of its ranks have come")
+        for follower in self.followers:
+            if (status := follower.status()) is not None:
                 raise RankLost(
-                    f"rank {rank} of this worker's group ended as it started, exit status {follower.returncode}; the "
+                    f"rank {follower.rank} of this worker's group ended as it started, exit status {status}; the "
                     "worker's log says why",
-                    rank=rank,
+                    rank=follower.rank,
                 )
+        if self._meeting is not None and self._meeting.lost_rank is not None:
+            raise lost(self._meeting.lost_rank)
 
     @property
     def announcer(self) -> PlanAnnouncer:
         """Tells the followers of every plan."""
         assert self._links is not None, "meet() first"
         if self._announcer is None:
-            self._announcer = PlanAnnouncer(self._links.everyone)
+            self._announcer = PlanAnnouncer(self._links.everyone, self._check_whole)
         return self._announcer
+
+    def _check_whole(self) -> None:
+        if self._lost is not None:
+            raise lost(self._lost)
 
     def close(self) -> None:
         """Ends the followers; the engine has stopped. Twice is fine."""
         self._closing_s = time.monotonic()
-        if self._announcer is not None:
+        if self._meeting is not None:
+            self._meeting.expect_ends()
+        for told in (self._blocks, self._announcer):
             try:
-                self._announcer.end()
+                if told is not None:
+                    told.close()
             except RankLost as error:
                 logger.warning("%s", error)
         deadline = self._closing_s + END_TIMEOUT_S
         for follower in self.followers:
-            try:
-                follower.wait(max(0.0, deadline - time.monotonic()) if self._announcer is not None else 0.0)
-            except subprocess.TimeoutExpired:
-                follower.kill()
-                follower.wait()
+            follower.end_by(deadline if self._announcer is not None else 0.0)
+        if self._meeting is not None:
+            self._meeting.close()
         self._all_ended = True
         if self._watch is not None and self._watch.is_alive():
             self._watch.join()
@@ -186,33 +257,34 @@ class RankGroup:
         """A child's end shows at once, and so does one that was stopped, also while no step waits for it. A step that
         does not end shows as in any worker: the engine does not come back."""
         assert self._links is not None
-        everyone = self._links.everyone
-        assert isinstance(everyone, CpuGroup)
-        stopped = [0.0] * len(self.followers)
         while not self._all_ended:
-            rank, statuses = everyone.lost_rank(), [follower.poll() for follower in self.followers]
+            rank, statuses = self._lost_elsewhere(), [follower.status() for follower in self.followers]
             # Read behind what it explains: told to end, a follower may leave and end; one that does not must not keep
             # the leader waiting for it.
             closing_s = self._closing_s
             is_late = closing_s is not None and time.monotonic() - closing_s > END_TIMEOUT_S
             rank = rank if closing_s is None else None
-            for number, (follower, status) in enumerate(zip(self.followers, statuses, strict=True)):
+            if is_late and self._meeting is not None and self._meeting.present:
+                rank = self._ways.ranks_of(min(self._meeting.present))[0]
+            for follower, status in zip(self.followers, statuses, strict=True):
                 ended = status is not None and not (closing_s is not None and status == 0)
-                is_running = status is None
-                stopped[number] = stopped[number] + WATCH_INTERVAL_S if is_running and is_stopped(follower.pid) else 0.0
-                if ended or stopped[number] > STOPPED_S or (is_late and is_running):
-                    rank = number + 1
+                if ended or follower.is_stuck() or (is_late and status is None):
+                    rank = follower.rank
             if rank is not None:
+                self._lost = rank  # before what was computed with it means nothing
+                for follower in self.followers:  # what it still holds open would keep others waiting
+                    if follower.rank == rank:
+                        follower.kill()
                 self._links.fail(rank)
                 if closing_s is None:
                     on_lost(lost(rank))
                 return
             time.sleep(WATCH_INTERVAL_S)
 
-
-def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped the process: not the want of a core, nor a debugger."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
-    except psutil.NoSuchProcess:
-        return False
+    def _lost_elsewhere(self) -> int | None:
+        """A rank that others have noticed: those that share memory with the leader, or another host's member."""
+        assert self._links is not None
+        for group in (self._links.everyone, self._links.stage):
+            if isinstance(group, CpuGroup) and (rank := group.lost_rank()) is not None:
+                return rank
+        return None if self._meeting is None else self._meeting.lost_rank

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from shared.collectives import one_host, several_hosts
+from shared.collectives.rank_links import Backend, RankLinks, Ways
+from shared.collectives.several_hosts import MeetingPlace
+from shared.cores.policy import CoreShare
 from shared.model.expert_placement import Placement
 from shared.model.shard import Degrees
 from shared.telemetry.logs import LogFormat, LogLevel
@@ -21,23 +27,50 @@ class RankSpec:
     tensor: int
     pipeline: int
     expert: int
+    backend: Backend
+    """Of sums and hidden states."""
+    senders: tuple[int, ...]
+    """As in `Ways`."""
     descriptors: tuple[int, ...]
-    """Inherited: the memory of `rank_links.memberships`, then that of the pool."""
+    """Inherited: those of `shared_memories`, then the memory of the pool that all share."""
     model: str
     """Model folder."""
     dtype: str
     """As torch names it; chosen by the leader, like the rest."""
     kernels: str
+    device: str
+    """Its own."""
     num_threads: int
     cpus: tuple[int, ...]
     """That it is pinned to; none = not pinned."""
     log_format: LogFormat = "text"
     log_level: LogLevel = "info"
+    hosts: int = 1
+    """As in `Ways`."""
+    place: MeetingPlace | None = None
+    """Where the ranks of several hosts find each other; None on one."""
 
     @property
     def degrees(self) -> Degrees:
         """How the group splits the model."""
         return Degrees(self.tensor, self.pipeline, self.expert)
+
+    @property
+    def ways(self) -> Ways:
+        """Which groups the ranks form."""
+        return Ways(self.tensor, self.pipeline, self.backend, senders=self.senders, hosts=self.hosts)
+
+    def of_rank(self, rank: int, descriptors: tuple[int, ...], share: CoreShare, device: str) -> RankSpec:
+        """The same group's, with what is the rank's and its host's own."""
+        threads, cpus = share.num_threads, tuple(share.cpus)
+        return replace(self, rank=rank, descriptors=descriptors, device=device, num_threads=threads, cpus=cpus)
+
+    def join(self, library: ctypes.CDLL, check: Callable[[], None] = lambda: None) -> RankLinks:
+        """This rank's links, when all ranks have come; `check` as for `one_host.join`. Raises RankLost."""
+        memories = self.descriptors[:-1]
+        if self.place is None:
+            return one_host.join(library, memories, self.rank, self.ways, check)
+        return several_hosts.join(library, memories, self.rank, self.ways, self.place, check)
 
     @property
     def folder(self) -> Path:
@@ -52,7 +85,9 @@ class RankSpec:
     def parse(cls, text: str) -> RankSpec:
         """What `to_json` gave in the leader of the same build."""
         fields = json.loads(text)
-        return cls(**{**fields, "descriptors": tuple(fields["descriptors"]), "cpus": tuple(fields["cpus"])})
+        lists = {name: tuple(fields[name]) for name in ("senders", "descriptors", "cpus")}
+        place = None if fields["place"] is None else MeetingPlace(**fields["place"])
+        return cls(**fields | lists | {"place": place})
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +114,10 @@ class PoolSpec:
     num_blocks: int
     block_size: int
     kv_dtype: str
+    num_host_blocks: int
+    """Of each rank's host memory for preempted sequences, where it has a pool of its own."""
+    max_num_seqs: int
+    max_num_batched_tokens: int
     identity: str
     """The checkpoint's fingerprint in the dtype computed in."""
 

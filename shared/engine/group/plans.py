@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from shared.collectives.interface import Collectives
@@ -16,15 +18,17 @@ _END = b""
 class PlanAnnouncer:
     """The leader's side. Called by one thread, before it computes its own part of the step."""
 
-    def __init__(self, everyone: Collectives) -> None:
+    def __init__(self, everyone: Collectives, check: Callable[[], None] = lambda: None) -> None:
+        """`check`: raises RankLost where a rank is known to be gone."""
         self._everyone = everyone
+        self.check = check
         self._encoder = PlanEncoder()
 
     def __call__(self, plan: StepPlan) -> None:
         """Sends the plan; does not wait until it is read. Raises RankLost."""
         broadcast_bytes(self._everyone, self._encoder.encode(plan))
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Sends the followers home: no plan follows. Raises RankLost."""
         broadcast_bytes(self._everyone, _END)
 
@@ -34,6 +38,4 @@ def follow(everyone: Collectives, runner: Runner) -> None:
     decoder = PlanDecoder()
     with torch.inference_mode():
         while (message := broadcast_bytes(everyone)) != _END:
-            plan = decoder.decode(message)
-            if plan.sequences:
-                runner.forward(plan.sequences)
+            runner.follow(decoder.decode(message))

@@ -113,7 +113,7 @@ class StagedBlocks:
         self._aside = link.side_stream()
         block_bytes = kv_blocks[0].numel() * kv_blocks.element_size()
         most = min(kv_blocks.shape[0], STAGING_BYTES // block_bytes)
-        self._ring = StagingRing(most if num_slots is None else num_slots, kv_blocks)
+        self._ring = StagingRing(most if num_slots is None else num_slots, block_bytes, pinned=kv_blocks.is_cuda)
 
     def outgoing(self, block_id: int) -> memoryview:
         """See `BlockAccess`; this is a copy."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -22,6 +23,9 @@ class HostArena:
         the system gives a page when it is first written to. Raises ConfigError where they do not fit.
         """
         self._link = link
+        self._has_run = threading.Condition()
+        self.num_runs = 0
+        """Calls of `run` that have returned."""
         self._kv_blocks = kv_blocks  # [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]
         try:
             # [num_slots, num_layers, num_planes, num_kv_heads, block_size, head_dim]
@@ -41,3 +45,11 @@ class HostArena:
             else:
                 self._link.copy(slot, block)
         self._link.mark_copies()
+        with self._has_run:
+            self.num_runs += 1
+            self._has_run.notify_all()
+
+    def wait_for_run(self, number: int) -> None:
+        """Returns when `run` has returned so often. From any thread."""
+        with self._has_run:
+            self._has_run.wait_for(lambda: self.num_runs >= number)

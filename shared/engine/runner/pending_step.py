@@ -25,9 +25,11 @@ class PendingStep:
         source: Callable[[int], str | None],
         faults: Mapping[int, str] = MappingProxyType({}),
         targets: PendingTargets | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """Queues the copies. `source(row)` says where a row's numbers broke; asked only for rows without a token.
-        `faults`: the rows whose structure failed, and why; their tokens mean nothing."""
+        `faults`: the rows whose structure failed, and why; their tokens mean nothing. `check` is called when the step
+        is done, and raises where its numbers may mean nothing."""
         self._specs = specs
         self._targets = targets
         self._source = source
@@ -35,6 +37,7 @@ class PendingStep:
         self._tokens = link.fetch(tokens)
         self._logprobs = logprobs and TopLogprobs(*(link.fetch(part) for part in vars(logprobs).values()))
         self._wait = link.mark()
+        self._check = check
         self._values: list[int] | None = None
 
     def result(self) -> StepResult:
@@ -46,5 +49,6 @@ class PendingStep:
         """The chosen tokens, -1 where there is none; waits until the step is done."""
         if self._values is None:
             self._wait()
+            self._check()
             self._values = self._tokens.tolist()
         return self._values

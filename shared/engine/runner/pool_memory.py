@@ -31,12 +31,14 @@ class MemoryBudget:
         """Blocks that fit."""
         return max(0, int((self.free_bytes - self.step_bytes) * self.share) // layout.block_bytes)
 
-    def choose(self, wanted: int, most: int, layout: BlockLayout) -> int:
-        """`wanted` blocks, or with 0 as many as fit, at most `most`.
+    def choose(self, wanted: int, most: int, layout: BlockLayout, fewest: int | None = None) -> int:
+        """`wanted` blocks, or with 0 as many as fit, at most `most`. `fewest`: what the rank of a group with the least
+        room has room for.
 
         Raises ConfigError where they do not fit; it says how many do, and what to change.
         """
-        fitting = self.num_blocks(layout)
+        own = self.num_blocks(layout)
+        fitting = own if fewest is None else min(own, fewest)
         chosen = wanted or min(fitting, most)
         if max(chosen, MIN_BLOCKS) > fitting:
             raise does_not_fit(
@@ -44,7 +46,8 @@ class MemoryBudget:
                 fitting,
                 layout,
                 f"of {self.free_bytes / _GIB:.2f} GiB free with the weights loaded, the largest step takes "
-                f"{self.step_bytes / _GIB:.2f} GiB, and {self.share:.0%} of the rest is the pool's",
+                f"{self.step_bytes / _GIB:.2f} GiB, and {self.share:.0%} of the rest is the pool's"
+                + (f"; that is room for {own}, but another rank of the group has less" if fitting < own else ""),
             )
         if chosen < MIN_BLOCKS:
             raise ConfigError(

@@ -37,10 +37,13 @@ def measure_budget(
     max_num_batched_tokens: int,
     max_seq_len: int,
     memory_share: float = 1.0,
+    *,
+    follows: bool = False,
 ) -> MemoryBudget:
     """What a CUDA device has left for the pool, by running the largest step over a pool of its own.
 
-    `memory_share`: of the device's whole memory, what this process may take, its weights included.
+    `memory_share`: of the device's whole memory, what this process may take, its weights included. All ranks of a group
+    call it together, for `layout`s of their own slices; `follows`: this one is not the leader. Raises RankLost.
     """
     plan = largest_step(max_num_seqs, max_num_batched_tokens, max_seq_len, layout.block_size)
     num_blocks = sum(len(item.block_ids) for item in plan.sequences)
@@ -48,7 +51,11 @@ def measure_budget(
         runner = Runner(decoder, layout, num_blocks, RunnerConfig(static_decode=False))
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        runner.execute(plan)
+        if follows:
+            runner.follow(plan)
+            torch.cuda.synchronize()
+        else:
+            runner.execute(plan)
         step_bytes = torch.cuda.max_memory_allocated() - before
         del runner
         torch.cuda.empty_cache()

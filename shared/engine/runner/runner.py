@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -31,6 +32,30 @@ from shared.kv.layout import BlockLayout
 from shared.model.decoder import Decoder
 from shared.model.rank_decoder import MicroBatch, RankDecoder
 from shared.structure.compiler import StructureCompiler
+
+
+class Announcer(Protocol):
+    """What a group's leader tells the others."""
+
+    def __call__(self, plan: StepPlan) -> None:
+        """Sends a plan, and does not wait until it is read. Raises RankLost."""
+        ...
+
+    def check(self) -> None:
+        """Raises RankLost where a rank is known to be gone: what a device was given by it means nothing."""
+        ...
+
+
+class WholeBlocks(BlockAccess, Protocol):
+    """Whole blocks of which this runner's pool has a slice each."""
+
+    def checksums(self, block_ids: Sequence[int]) -> list[int]:
+        """See `Runner`."""
+        ...
+
+
+OpenSlices = Callable[[Tensor, DeviceLink, HostArena | None], WholeBlocks]
+"""Of a runner's own pool, its link and its arena."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +97,16 @@ class Runner:
         link: DeviceLink | None = None,
         structures: StructureCompiler | None = None,
         pool: Tensor | None = None,
-        announce: Callable[[StepPlan], None] | None = None,
+        announce: Announcer | None = None,
+        slices: OpenSlices | None = None,
     ) -> None:
         """Allocates the pool: num_blocks * layout.block_bytes bytes on the model's device. `link`: by default that to
         the model's device. `structures`: without it, plans have no structured output.
 
-        A group's ranks give a `pool` that they share, [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim];
-        its leader's runner calls `announce` for each plan, when its copies are done and nothing is computed yet.
+        A group's ranks give a `pool` that they share, [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim],
+        or have one of their own each, whose `layout` is that of their slices: `slices` is then what makes whole blocks
+        of the leader's. Its runner calls `announce` for each plan, when its copies are done and nothing is computed
+        yet.
 
         Raises ConfigError where they do not fit; it says how many would. Host memory for preempted sequences likewise.
         """
@@ -86,14 +114,14 @@ class Runner:
         self._config = config
         self._probe = NumericsProbe(decoder.kernels) if config.debug_numerics else None
         self._decoder = self._probe.attach(decoder) if self._probe else decoder
-        self._link = link = link or DeviceLink(decoder.device)
+        self.link = self._link = link = link or DeviceLink(decoder.device)
         # Which experts were chosen is read on the host, what no graph can hold.
         is_capturable = decoder.config.moe is None or not self._link.is_async
         is_static = config.static_decode
         if is_static is None:
             # The other backends read lengths on the host: a graph of theirs would keep the lengths of its capture.
             is_static = self._link.is_async and decoder.kernels.name.startswith("triton")
-        may_pad = is_capturable and not config.debug_numerics
+        may_pad = is_capturable and not config.debug_numerics and not decoder.is_split
         is_static = is_static and may_pad
         most_tokens = min(config.piecewise_tokens, config.max_num_batched_tokens) if may_pad else 0
         is_padded = is_static or most_tokens > 0
@@ -103,12 +131,16 @@ class Runner:
         self.kv_blocks: Tensor = allocate_pool(layout, num_blocks + is_padded, decoder.device) if pool is None else pool
         assert self.kv_blocks.shape == layout.shape(num_blocks + is_padded)
         self._announce = announce
-        self._arena = (
-            HostArena(layout, config.num_host_blocks, self.kv_blocks, link) if config.num_host_blocks else None
-        )
+        self._check: Callable[[], None] = _nothing if announce is None else announce.check
+        self.arena = HostArena(layout, config.num_host_blocks, self.kv_blocks, link) if config.num_host_blocks else None
+        """For the blocks of preempted sequences; None without `num_host_blocks`."""
         is_staged = self._link.is_async if config.staged_transfer is None else config.staged_transfer
         self.blocks: BlockAccess = StagedBlocks(self.kv_blocks, link) if is_staged else DirectBlocks(self.kv_blocks)
         """The pool as the transfer plane sees it."""
+        self._checksums = BlockSums(layout, self.kv_blocks, decoder.kernels, link).of
+        if slices is not None:
+            sliced = slices(self.kv_blocks, link, self.arena)
+            self.blocks, self._checksums = sliced, sliced.checksums
         if config.device_transfer:
             sums = BlockSums(layout, self.kv_blocks, decoder.kernels, link)  # the engine thread has another
             self.blocks = DeviceBlocks(self.kv_blocks, link, sums)
@@ -125,14 +157,14 @@ class Runner:
                 self._decoder, self.kv_blocks, config.max_num_seqs, max_seq_len, self._link, graphs
             )
             self._sampled = self._static.sampled
-        self._sums = BlockSums(layout, self.kv_blocks, decoder.kernels, link)
         self._masks = None if structures is None else StructureMasks(structures, link)
         self._last: PendingStep | None = None
 
     @property
     def is_async(self) -> bool:
-        """True where `launch` returns while the device computes, so that planning ahead gains time."""
-        return self._link.is_async
+        """True where `launch` returns while the device computes, so that planning ahead gains time. Never in a group:
+        its followers learn by the next plan which tokens were sampled."""
+        return self._link.is_async and not self._decoder.is_split
 
     def start(self) -> None:
         """Prepares what steps will use; call it once, in inference mode, before the first step.
@@ -176,16 +208,14 @@ class Runner:
         items = plan.sequences
         specs = [item.sample for item in items if item.sample is not None]
         send, ops = self._link.send, self._decoder.kernels
-        if plan.copies:
-            assert self._arena is not None, "The plan has host copies but no host arena is configured."
-            self._arena.run(plan.copies)
+        self._copy(plan)
         if self._announce is not None:
             self._announce(plan)
         targets: PendingTargets | None = None
         masks = None if self._masks is None else self._masks.begin(items, self._sampled_before())
         if not items:
             nothing = torch.empty(0, dtype=torch.int64, device=self._link.device)
-            self._last = PendingStep(nothing, None, (), self._link, _unknown)
+            self._last = PendingStep(nothing, None, (), self._link, _unknown, check=self._check)
             return self._last
         if self._static is not None and self._static.takes(plan):
             logits, tokens = self._static.run(plan)
@@ -199,8 +229,23 @@ class Runner:
             self._remember(tokens)
         logprobs = TopLogprobs.of(logits, tokens, specs, send)
         faults = {} if row_masks is None else row_masks.faults
-        self._last = PendingStep(tokens, logprobs, specs, self._link, self._source_of(items), faults, targets)
+        self._last = PendingStep(
+            tokens, logprobs, specs, self._link, self._source_of(items), faults, targets, self._check
+        )
         return self._last
+
+    def follow(self, plan: StepPlan) -> None:
+        """A follower's part of a step that its leader has launched: the copies of its own pool's slices, and what it
+        computes."""
+        if self.arena is not None:
+            self._copy(plan)
+        if plan.sequences:
+            self.forward(plan.sequences)
+
+    def _copy(self, plan: StepPlan) -> None:
+        if plan.copies:
+            assert self.arena is not None, "The plan has host copies but no host arena is configured."
+            self.arena.run(plan.copies)
 
     def _sampled_before(self) -> Callable[[], Sequence[int]]:
         """The tokens of the step launched before, read once they are asked for."""
@@ -209,7 +254,7 @@ class Runner:
 
     def checksums(self, block_ids: list[int]) -> list[int]:
         """Checksums of these blocks as they are now; no step in flight may write to them."""
-        return self._sums.of(block_ids)
+        return self._checksums(block_ids)
 
     def forward(self, items: tuple[PlannedSequence, ...]) -> Tensor:
         """[num_logits, vocab_size] fp32: those of `logit_rows`, from any mix of chunks and decodes. In a group, every
@@ -264,3 +309,7 @@ class Runner:
 
 def _unknown(_row: int) -> None:
     return None
+
+
+def _nothing() -> None:
+    """One process alone has no other that could be gone."""

@@ -18,10 +18,10 @@ class StagingRing:
     its own: senders and receivers decide how long they hold theirs, and none can be made to wait here.
     """
 
-    def __init__(self, num_slots: int, kv_blocks: Tensor) -> None:
-        """kv_blocks: [num_blocks, …], whose blocks pass. Pinned memory where they lie on a CUDA device."""
-        self._pinned = kv_blocks.is_cuda
-        self._block_bytes = kv_blocks[0].numel() * kv_blocks.element_size()
+    def __init__(self, num_slots: int, block_bytes: int, *, pinned: bool = False) -> None:
+        """`pinned`: for blocks that pass to and from a CUDA device."""
+        self._pinned = pinned
+        self._block_bytes = block_bytes
         self._slots = self._allocate(num_slots)
         self._free = deque(range(num_slots))  # used from both ends by any thread: a slot ends where its holder does
         self.num_beyond = 0

@@ -31,7 +31,7 @@ from shared.engine.scheduler.sequence_table import SequenceTable
 from shared.engine.scheduler.step_time import BatchLimit
 from shared.engine.scheduler.unsent_blocks import UnsentBlocks
 from shared.engine.sequence import EngineSequence, Goal, Status
-from shared.errors import InvalidRequest, NumericalFault, Overloaded, TandemError
+from shared.errors import Overloaded
 from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.pool import BlockPool
 
@@ -170,7 +170,7 @@ class Scheduler:
                 self._free_if_complete(sequence)
                 continue
             if isinstance(token, NoToken):
-                self._failed.append(SequenceFailed(item.sequence_id, _fault(sequence.num_tokens, token)))
+                self._failed.append(SequenceFailed(item.sequence_id, token.error(sequence.num_tokens)))
                 if token.structure is None:
                     self.pool.forget(sequence.block_ids)
                 self._retire(sequence)
@@ -388,19 +388,3 @@ class Scheduler:
         """Gives back a finished sequence's blocks once no step in flight writes to them: a receive might, next."""
         if sequence.num_in_flight_tokens == 0:
             self._tables.free(sequence)
-
-
-def _fault(position: int, token: NoToken) -> TandemError:
-    """`position`: index in the sequence of the token that could not be chosen."""
-    if token.structure is not None:
-        return InvalidRequest(
-            f"structured_output cannot be followed beyond token {position}: {token.structure}",
-            field="structured_output",
-            position=position,
-        )
-    where = f", first in its {token.source}" if token.source else ""
-    return NumericalFault(
-        f"the model gave NaN or infinite numbers for token {position}{where}: nothing can be chosen",
-        position=position,
-        source=token.source,
-    )

@@ -39,6 +39,7 @@ def declare(library: ctypes.CDLL) -> None:
         ("group_fault", [p], c_int),
         ("all_reduce", [p, p, n, c_int], c_int),
         ("gather", [p, p, n, p], c_int),
+        ("scatter", [p, p, n, p], c_int),
         ("broadcast", [p, p, n], c_int),
     ):
         function = getattr(library, f"tandem_{name}")
@@ -120,6 +121,15 @@ class CpuGroup:
         pointer = None if out is None else out.data_ptr()
         self.check(self._library.tandem_gather(self.handle, x.data_ptr(), x.nbytes, pointer))
         return out
+
+    def scatter(self, parts: Tensor | None, out: Tensor) -> None:
+        """See `Collectives`."""
+        assert out.is_contiguous()
+        if parts is not None:
+            assert parts.is_contiguous()
+            assert (parts.shape, parts.dtype) == ((self._size, *out.shape), out.dtype)
+        pointer = None if parts is None else parts.data_ptr()
+        self.check(self._library.tandem_scatter(self.handle, pointer, out.nbytes, out.data_ptr()))
 
     def broadcast(self, x: Tensor) -> None:
         """See `Collectives`."""

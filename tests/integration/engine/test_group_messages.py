@@ -33,8 +33,16 @@ from tests.unit.collectives.in_threads import needs_library
 
 pytestmark = needs_library
 
-ONE = Degrees()
-SPLITS = (Degrees(2), Degrees(4), Degrees(1, 2))
+Kind = tuple[Degrees, bool]
+"""How a group is split, and whether its ranks have pools of their own."""
+ONE: Kind = (Degrees(), False)
+SPLITS: tuple[Kind, ...] = (
+    (Degrees(2), False),
+    (Degrees(4), False),
+    (Degrees(1, 2), False),
+    (Degrees(2), True),
+    (Degrees(2, 2), True),
+)
 NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM = 2, 4, 32
 PROMPT = [7 + (i * 37) % 190 for i in range(53)]
 NUM_BLOCKS = -(-len(PROMPT) // BLOCK_SIZE)
@@ -53,15 +61,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def sides(folder: Path) -> Iterator[tuple[dict[Degrees, EngineRun], dict[Degrees, EngineRun]]]:
+def sides(folder: Path) -> Iterator[tuple[dict[Kind, EngineRun], dict[Kind, EngineRun]]]:
     """Engines of each kind that compute the prompt in one step, for prefill and for decode."""
     with ExitStack() as stack:
 
-        def engines() -> dict[Degrees, EngineRun]:
-            found: dict[Degrees, EngineRun] = {}
-            for degrees in (ONE, *SPLITS):
-                made = EngineRun(folder, **BUDGET) if degrees == ONE else GroupRun(folder, degrees, **BUDGET)
-                found[degrees] = stack.enter_context(closing(made))
+        def engines() -> dict[Kind, EngineRun]:
+            found: dict[Kind, EngineRun] = {ONE: stack.enter_context(closing(EngineRun(folder, **BUDGET)))}
+            for degrees, own_pools in SPLITS:
+                run = GroupRun(folder, degrees, own_pools=own_pools, **BUDGET)
+                found[degrees, own_pools] = stack.enter_context(closing(run))
             return found
 
         yield engines(), engines()
@@ -114,11 +122,11 @@ def sums(sender: KVTransfer, receiver: KVTransfer) -> list[int]:
 
 
 async def test_messages_and_bytes_of_a_hand_off_do_not_depend_on_the_degrees(
-    sides: tuple[dict[Degrees, EngineRun], dict[Degrees, EngineRun]], ends: tuple[KVTransfer, KVTransfer]
+    sides: tuple[dict[Kind, EngineRun], dict[Kind, EngineRun]], ends: tuple[KVTransfer, KVTransfer]
 ) -> None:
     prefills, decodes = sides
     expected = decodes[ONE].generate(PROMPT, max_tokens=MAX_TOKENS)[0]
-    counted: dict[tuple[Degrees, Degrees], list[int]] = {}
+    counted: dict[tuple[Kind, Kind], list[int]] = {}
     for pair in product(prefills, decodes):
         prefill, decode = prefills[pair[0]], decodes[pair[1]]
         prefill.pool.clear_cache()

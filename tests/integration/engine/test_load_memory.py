@@ -19,7 +19,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import torch
-from shared.collectives.rank_links import join, shared_memories
+from shared.collectives.one_host import join, shared_memories
+from shared.collectives.rank_links import Ways
 from shared.kernels.cpu.build import choose
 from shared.kernels.cpu.launch import load
 from shared.kernels.registry import choose_kernels
@@ -41,14 +42,14 @@ def slice_bytes(rank):
     return sum(view.nbytes for view in views.values())
 
 def load_rank(rank):
-    links = join(library, descriptors, rank, degrees.tensor, 1)
+    links = join(library, descriptors, rank, Ways(degrees.tensor, 1))
     return RankDecoder.load_rank(folder, torch.bfloat16, "auto", degrees, links)
 
 ask_for_huge_pages()
 folder, degrees = Path(sys.argv[1]), Degrees(int(sys.argv[2]), expert=int(sys.argv[3]))
 choose_kernels("cpu", torch.bfloat16)
 library = load(choose()[1])
-descriptors = shared_memories(library, degrees.tensor, 1)
+descriptors = shared_memories(library, Ways(degrees.tensor, 1))
 torch.zeros(1 << 20).add_(1)  # starts torch's threads
 Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
 before = resident("VmRSS")

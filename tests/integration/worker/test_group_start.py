@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from services.local.addresses import reserved_address
 from services.worker import host
 from services.worker.group import leader
 from services.worker.host import EngineHost
 from services.worker.settings import WorkerSettings
+from shared.address import Address
 from shared.config import load_settings
 from shared.errors import ConfigError
 from tests.integration.worker.held_follower import FOLDER_VARIABLE
@@ -22,12 +25,13 @@ pytestmark = [needs_library, pytest.mark.timeout(120)]
 END_S = 30.0
 
 
-def group_settings() -> WorkerSettings:
+def group_settings(*flags: str) -> WorkerSettings:
     return load_settings(
         WorkerSettings,
         [
             *("--name", "d0", "--bind", "127.0.0.1:0", "--model", "models/demo", "--dtype", "fp32", "--tp", "2"),
             *("--num-threads", "2", "--num-kv-blocks", "64"),
+            *flags,
         ],
     )
 
@@ -84,3 +88,21 @@ async def test_the_pool_is_sized_when_all_ranks_hold_their_slices(
     finally:
         await engine_host.close()
     assert had_loaded == [True]
+
+
+async def test_a_start_that_is_cancelled_waits_for_no_further_host() -> None:
+    """Pods come in any order, and some never: who is told to end meanwhile ends."""
+    with reserved_address() as leader:
+        engine_host = EngineHost(group_settings("--group-hosts", "2", "--group-leader", leader))
+        starting = asyncio.create_task(engine_host.start(lambda _: None, lambda *_: None))
+        async with asyncio.timeout(END_S):
+            while engine_host._group is None:
+                assert not starting.done()
+                await asyncio.sleep(0.02)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        found = Address.parse(leader, "group_leader")
+        with pytest.raises(OSError):  # noqa: PT011 - nobody listens any more
+            await asyncio.open_connection(found.host, found.port)
+        await asyncio.wait_for(asyncio.get_running_loop().shutdown_default_executor(), END_S)

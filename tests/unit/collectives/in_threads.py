@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 import pytest
 import torch
 
-from shared.collectives.rank_links import RankLinks, join, shared_memories
+from shared.collectives.one_host import join, shared_memories
+from shared.collectives.rank_links import Backend, RankLinks, Ways
 from shared.kernels import cpu_backend
 from shared.kernels.cpu.build import choose
 from shared.kernels.cpu.launch import load
@@ -21,13 +23,29 @@ _REFUSAL = cpu_backend.refusal(torch.device("cpu"), torch.float32)
 needs_library = pytest.mark.skipif(_REFUSAL is not None, reason=f"no C++ kernels here: {_REFUSAL}")
 
 
-def run_group(tensor: int, pipeline: int, work: Callable[[RankLinks], T]) -> list[T]:
+@contextmanager
+def joined(ways: Ways) -> Iterator[list[RankLinks]]:
+    """The links of all ranks; each for a thread of its own."""
+    library = load(choose()[1])
+    descriptors = shared_memories(library, ways)
+    with ThreadPoolExecutor(ways.num_ranks) as threads:
+        ranks = range(ways.num_ranks)
+        links = list(threads.map(lambda rank: join(library, descriptors, rank, ways), ranks, timeout=TIMEOUT_S))
+    for descriptor in descriptors:
+        os.close(descriptor)
+    yield links
+    for each in links:
+        each.close()
+
+
+def run_group(tensor: int, pipeline: int, work: Callable[[RankLinks], T], backend: Backend = "shm") -> list[T]:
     """What `work` returns on each rank of tensor x pipeline."""
     library = load(choose()[1])
-    descriptors = shared_memories(library, tensor, pipeline)
+    ways = Ways(tensor, pipeline, backend)
+    descriptors = shared_memories(library, ways)
 
     def rank_of(rank: int) -> T:
-        links = join(library, descriptors, rank, tensor, pipeline)
+        links = join(library, descriptors, rank, ways)
         try:
             return work(links)
         finally:

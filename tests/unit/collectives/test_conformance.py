@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import pytest
@@ -53,6 +54,24 @@ def test_rank_0_gathers_all_parts_and_the_others_none(run_ranks: RunRanks[Any], 
     assert others == [None] * (size - 1)
 
 
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_each_rank_is_scattered_its_own_part(run_ranks: RunRanks[Any], size: int) -> None:
+    shapes = [(3, 40_000), (1,), (7, 30_011)]
+
+    def work(group: Collectives) -> list[Tensor]:
+        found = []
+        for shape in shapes:
+            parts = torch.arange(size * prod(shape), dtype=torch.int64).view(size, *shape)
+            out = torch.zeros(shape, dtype=torch.int64)
+            group.scatter(parts if group.rank == 0 else None, out)
+            found.append(out)
+        return found
+
+    for rank, found in enumerate(run_ranks(size, work)):
+        for shape, out in zip(shapes, found, strict=True):
+            assert torch.equal(out, torch.arange(size * prod(shape)).view(size, *shape)[rank]), (rank, shape)
+
+
 @pytest.mark.parametrize("length", [0, 1, 700_000])
 def test_messages_arrive_whole_and_in_order(run_ranks: RunRanks[Any], length: int) -> None:
     messages = [bytes([number]) * length for number in range(3)]
@@ -75,11 +94,15 @@ def test_calls_of_all_kinds_may_follow_each_other(run_ranks: RunRanks[Any]) -> N
             found.append(0.0 if gathered is None else float(gathered[2, 0]))
             group.all_reduce(x)
             found.append(float(x[7]))
+            group.scatter(torch.arange(3.0).view(3, 1) + step if group.rank == 0 else None, x[:1])
+            found.append(float(x[0]))
         return found
 
     results = run_ranks(3, work)
     for rank, found in enumerate(results):
-        expected = [[float(step), step + 2.0 if rank == 0 else 0.0, 3.0 * step + 3] for step in range(200)]
+        expected = [
+            [float(step), step + 2.0 if rank == 0 else 0.0, 3.0 * step + 3, float(step + rank)] for step in range(200)
+        ]
         assert found == [value for row in expected for value in row]
 
 

@@ -28,6 +28,7 @@ EVERYTHING = {
             "name": "a",
             "role": "prefill",
             "replicas": 2,
+            "parallelism": {"tensor": 2},
             "dra": {"deviceClassName": "gpu.nvidia.com", "selector": "true"},
         },
         {
@@ -69,6 +70,7 @@ def test_an_example_has_no_lint(helm: Helm, example: Path) -> None:
     assert "0 chart(s) failed" in helm.lint(example)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("version", [VERSIONS[0], VERSIONS[-1]])
 def test_an_example_is_valid_on_the_oldest_and_the_newest_kubernetes(helm: Helm, example: Path, version: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,6 @@ import yaml
 
 from services.worker.settings import WorkerSettings
 from shared.config import load_settings
-from shared.errors import ConfigError
 from tests.unit.helm.charts import Helm, Manifest, Manifests
 
 DEFINITION = Path(__file__).resolve().parents[2] / "k8s" / "leader_worker_set.yaml"
@@ -182,9 +183,17 @@ def test_a_group_is_one_pod_with_the_resources_of_all_its_ranks(helm: Helm) -> N
     assert not any(argument.startswith(("--tp", "--pp", "--ep")) for argument in alone["args"])
 
 
+def test_each_rank_of_a_group_has_a_gpu(helm: Helm) -> None:
+    pool = {"name": "c", "role": "collocated", "replicas": 1, "parallelism": {"tensor": 2, "pipeline": 2}}
+    limits = {"nvidia.com/gpu": 4, "cpu": 2}
+    container = main_of(helm.manifests(values={"pools": [{**pool, "resources": {"limits": limits}}]}), "c")
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 4, "cpu": "8"}, "cores are a process's own"
+    assert {"--device=cuda", "--tp=2", "--pp=2"} <= set(container["args"])
+
+
 def test_a_group_over_nodes_fits_the_kinds_definition_and_its_pods_are_pods(helm: Helm) -> None:
     pool = {"name": "c", "role": "collocated", "replicas": 3, "devicesPerNode": 4, "parallelism": {"tensor": 8}}
-    made = helm.manifests(values={"preview": {"groupsOverNodes": True}, "pools": [pool]}).one("LeaderWorkerSet", "c")
+    made = helm.manifests(values={"pools": [pool]}).one("LeaderWorkerSet", "c")
     (version,) = yaml.safe_load(DEFINITION.read_text())["spec"]["versions"]
     schema = strict(version["schema"]["openAPIV3Schema"])
     jsonschema.validate(made["spec"], schema["properties"]["spec"])
@@ -205,29 +214,60 @@ def strict(schema: dict[str, Any]) -> dict[str, Any]:
     return {**schema, **({"properties": fields, "additionalProperties": False} if fields else {})}
 
 
-def test_a_group_over_nodes_is_a_set_of_a_leader_and_ranks_whose_workers_refuse_to_start(helm: Helm) -> None:
+def test_a_group_over_nodes_is_a_set_of_a_leader_and_ranks_that_come_to_it(helm: Helm) -> None:
     one = {"requests": {"cpu": "500m", "memory": "4Gi"}}
     pool = {"name": "c", "role": "collocated", "replicas": 3, "resources": one, "devicesPerNode": 4}
-    values = {"preview": {"groupsOverNodes": True}}
-    within = helm.manifests(values={**values, "pools": [{**pool, "parallelism": {"tensor": 4}}]})
+    within = helm.manifests(values={"pools": [{**pool, "parallelism": {"tensor": 4}}]})
     assert within.one("Deployment", "c")
     assert not within.of("LeaderWorkerSet")
-    over = helm.manifests(values={**values, "pools": [{**pool, "parallelism": {"tensor": 4, "pipeline": 2}}]})
+    assert not any(name.startswith("group-") for name in flags(main_of(within, "c")))
+    over = helm.manifests(values={"pools": [{**pool, "parallelism": {"tensor": 4, "pipeline": 2}}]})
     made = over.one("LeaderWorkerSet", "c")["spec"]
     group = made["leaderWorkerTemplate"]
     assert (made["replicas"], group["size"], group["restartPolicy"]) == (3, 2, "RecreateGroupOnPodRestart")
+    assert made["startupPolicy"] == "LeaderCreated", "a leader is ready when the others have come"
     assert "c" not in over.pods, "no Deployment"
     leader, rank = group["leaderTemplate"], group["workerTemplate"]
     found_by = over.one("PodDisruptionBudget", "c")["spec"]["selector"]["matchLabels"].items()
     assert found_by <= leader["metadata"]["labels"].items()
     assert not found_by <= rank["metadata"]["labels"].items(), "a rank is no worker for routers"
-    for pod in (leader, rank):
+    for pod, index in ((leader, 0), (rank, 1)):
         (container,) = pod["spec"]["containers"]
         assert container["resources"]["requests"] == {"cpu": "2000m", "memory": "16Gi"}, "of the four ranks of a Node"
-        assert "--group-hosts=2" in container["args"]
         assert ("readinessProbe" in container) == (pod is leader)
-    with pytest.raises(ConfigError, match="a group has 1: its ranks share one host's memory"):
-        load_settings(WorkerSettings, ["--name=w", "--model=m", "--group-hosts=2"])
+        # As the kubelet and the set's controller fill them in.
+        known = {"LWS_LEADER_ADDRESS": "demo-c-0.demo-c.serving", "LWS_WORKER_INDEX": str(index), "POD_IP": "10.0.0.7"}
+        settings = load_settings(WorkerSettings, [filled(text, known) for text in container["args"]])
+        assert (settings.group_hosts, settings.group_host_index, settings.group_address) == (2, index, "10.0.0.7")
+        assert settings.group_leader == "demo-c-0.demo-c.serving:50062"
+        assert {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}} in container["env"]
+        for init in pod["spec"].get("initContainers", ()):
+            assert not any("LWS_" in text for text in init.get("args", ())), "it has not met the others"
+    (port,) = [each for each in leader["spec"]["containers"][0]["ports"] if each["name"] == "group"]
+    assert port["containerPort"] == 50062
+
+
+def filled(text: str, variables: Mapping[str, str]) -> str:
+    """As Kubernetes fills in $(NAME)."""
+    return re.sub(r"\$\((\w+)\)", lambda name: variables.get(name[1], "x"), text)
+
+
+def test_only_a_groups_own_pods_reach_its_ranks(helm: Helm) -> None:
+    pool = {"name": "c", "role": "collocated", "replicas": 1, "devicesPerNode": 1, "parallelism": {"pipeline": 2}}
+    made = helm.manifests(values={"networkPolicy": {"enabled": True, "egress": True}, "pools": [pool]})
+
+    def components(rule: dict[str, Any], side: str) -> set[str]:
+        return {peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in rule.get(side, ())}
+
+    rank, worker = (made.one("NetworkPolicy", name)["spec"] for name in ("rank", "worker"))
+    (inward,) = rank["ingress"]
+    assert components(inward, "from") == {"worker", "rank"}
+    assert "ports" not in inward, "they choose their ports"
+    assert any({"worker", "rank"} <= components(rule, "to") for rule in rank["egress"])
+    assert any("rank" in components(rule, "from") and "ports" not in rule for rule in worker["ingress"])
+    assert any("rank" in components(rule, "to") for rule in worker["egress"])
+    alone = helm.manifests(values={"networkPolicy": {"enabled": True}, "pools": [{**pool, "devicesPerNode": 2}]})
+    assert not any("rank" in str(policy["spec"]) for policy in alone.of("NetworkPolicy"))
 
 
 def test_store_nodes_have_names_that_stay(helm: Helm) -> None:

@@ -103,33 +103,49 @@ BAD = [
     Bad(
         "a-group-beyond-a-node",
         pools({}, {"parallelism": {"tensor": 8, "pipeline": 4}}),
-        ("pools[1].parallelism: 32 ranks", "at most 16", "LeaderWorkerSet"),
+        ("pools[1].parallelism: 32 ranks", "at most 16"),
     ),
     Bad(
-        "a-group-over-nodes",
-        pools({"parallelism": {"tensor": 4, "pipeline": 2}, "devicesPerNode": 4}),
-        ("pools[0].parallelism: 8 ranks", "devicesPerNode is 4", "a group over 2 Nodes"),
+        "a-group-over-nodes-on-gpus",
+        pools({"parallelism": {"pipeline": 2}, "devicesPerNode": 1, "resources": GPU}),
+        ("pools[0].parallelism: 2 ranks over 2 Nodes", "devicesPerNode is 1", "device: cpu"),
     ),
     Bad(
         "a-group-that-leaves-a-node-half-empty",
-        {**pools({"parallelism": {"tensor": 6}, "devicesPerNode": 4}), "preview": {"groupsOverNodes": True}},
+        pools({"parallelism": {"tensor": 6}, "devicesPerNode": 4}),
         ("pools[0].parallelism: 6 ranks", "4 devicesPerNode do not divide"),
     ),
     Bad(
         "a-group-over-nodes-that-the-planner-scales",
         {
             **pools({"name": "prefill", "parallelism": {"tensor": 8}, "devicesPerNode": 4}, {"name": "decode"}),
-            "preview": {"groupsOverNodes": True},
             "planner": {"enabled": True},
         },
         ("pools[0].parallelism: 8 ranks over 2 Nodes", "planner.enabled"),
     ),
+    Bad(
+        "gpus-of-a-worker-that-the-planner-counts-otherwise",
+        {
+            **pools(
+                {
+                    "name": "prefill",
+                    "parallelism": {"tensor": 4},
+                    "resources": {"limits": {"nvidia.com/gpu": 4}},
+                },
+                {"name": "decode"},
+            ),
+            "planner": {"enabled": True, "prefill": {"gpusPerWorker": 2}},
+        },
+        ("planner.prefill.gpusPerWorker: 2", "4 processes of one GPU each"),
+    ),
     Bad("no-devices-on-a-node", pools({"devicesPerNode": 0}), ("pools.0.devicesPerNode",)),
+    Bad("what-is-no-value-any-more", {"preview": {"groupsOverNodes": True}}, ("preview",)),
+    Bad("a-groups-leader-among-the-flags", pools({"extraArgs": ["--group-leader=h:1"]}), ("--group-leader is set",)),
     Bad("a-groups-hosts-among-the-flags", pools({"extraArgs": ["--group-hosts=2"]}), ("pools[0].extraArgs: --group",)),
     Bad(
-        "a-group-on-gpus",
+        "too-few-gpus-for-a-group",
         pools({"resources": GPU, "parallelism": {"tensor": 2}}),
-        ("pools[0].parallelism: 2 ranks", "one GPU"),
+        ("pools[0].resources.limits: nvidia.com/gpu: 1", "has 2 processes of one GPU each"),
     ),
     Bad(
         "a-groups-resources-that-are-no-plain-number",

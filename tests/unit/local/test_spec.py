@@ -37,8 +37,14 @@ from shared.errors import ConfigError
         ("device", {"device": "cuda:0,"}),
         ("device", {"device": "cuda:0,1,0"}),
         ("device", {"device": "cuda:0,1,2"}),
+        ("device", {"device": "cuda:0", "tp": 2}),
+        ("device", {"device": "cuda:0,1,2,3,4", "tp": 2}),
+        ("device", {"device": "cuda:0,1", "prefill_tp": 2, "pp": 2}),
         ("gpu_memory", {"gpu_memory": 0.0}),
         ("gpu_memory", {"gpu_memory": 1.1}),
+        ("group_hosts", {"group_hosts": 0, "tp": 2}),
+        ("group_hosts", {"group_hosts": 2}),
+        ("group_hosts", {"group_hosts": 3, "decode_tp": 4}),
         ("routers", {"num_routers": 0}),
         ("routers", {"num_routers": 17}),
         ("grpc", {"num_routers": 2, "http": "h:8000", "grpc": "h:8000"}),
@@ -101,8 +107,7 @@ def test_a_mode_that_is_not_asked_for_is_left_to_the_environment() -> None:
 
 
 def worker_flags(spec: ClusterSpec) -> list[dict[str, str]]:
-    num_workers = spec.num_prefill + spec.num_decode
-    plans = plan_workers(spec, [CoreShare((core,), 1) for core in range(num_workers)])
+    plans = plan_workers(spec, [CoreShare((core,), 1) for core in range(spec.num_processes)])
     commands = [list(TandemCommands(spec).worker(plan, "127.0.0.1:9")) for plan in plans]
     return [dict(zip(command[3::2], command[4::2], strict=True)) for command in commands]
 
@@ -112,6 +117,22 @@ def test_gpus_are_dealt_in_turn_and_shared_by_the_workers_on_them() -> None:
     flags = worker_flags(spec)
     assert [item["--device"] for item in flags] == ["cuda:3", "cuda:1", "cuda:3"]
     assert [item["--gpu-memory"] for item in flags] == ["0.45", "0.9", "0.45"]
+
+
+def test_every_process_of_a_worker_has_a_gpu_of_its_own() -> None:
+    def dealt(**degrees: Any) -> list[tuple[str, str]]:
+        spec = ClusterSpec(model=Path("m"), gpu_memory=0.9, **degrees)
+        return [(item["--device"], item["--gpu-memory"]) for item in worker_flags(spec)]
+
+    assert dealt(device="cuda:0,1", tp=2) == [("cuda:0,1", "0.45")] * 2
+    assert dealt(device="cuda:2,3,4,5", tp=2) == [("cuda:2,3", "0.9"), ("cuda:4,5", "0.9")]
+    assert dealt(device="cuda:0,1,2", prefill_tp=1, decode_tp=2) == [("cuda:0", "0.9"), ("cuda:1,2", "0.9")]
+    assert dealt(device="cuda:0,1,2", tp=2) == [("cuda:0,1", "0.45"), ("cuda:2,0", "0.45")]
+
+
+def test_too_few_gpus_for_a_worker_are_named_with_what_it_takes() -> None:
+    with pytest.raises(ConfigError, match="names 2 GPUs, and a worker of tp 2 times pp 2 takes 4"):
+        ClusterSpec(model=Path("m"), device="cuda:0,1", tp=2, pp=2)
 
 
 def test_one_gpu_is_divided_among_all_workers_without_passing_its_share() -> None:
@@ -202,3 +223,22 @@ def test_all_services_send_their_spans_where_the_spec_says_and_the_router_sample
         assert ["--traces.sample" in command for command in made] == [False, False, True]
     assert [command[command.index("--traces.sample") + 1] for command in (commands(spec)[2], made[2])] == ["1.0", "0.1"]
     assert not any("--traces" in flag for command in commands(ClusterSpec(model=Path("m"))) for flag in command)
+
+
+def test_the_further_hosts_of_a_worker_have_processes_and_cores_of_their_own() -> None:
+    spec = ClusterSpec(model=Path("m"), decode_tp=4, group_hosts=2)
+    prefill, decode = plan_workers(spec, [CoreShare((cpu,), 1) for cpu in range(spec.num_processes)])
+    assert (prefill.cores.cpus, prefill.members) == ((0,), [])
+    (member,) = decode.members
+    assert (decode.cores.cpus, member.cores.cpus) == ((1, 2), (3, 4))
+    assert (decode.name, member.name) == ("decode-0", "decode-0-host-1")
+    read = []
+    for plan in (prefill, replace(decode, meeting="127.0.0.1:7"), replace(member, meeting="127.0.0.1:7")):
+        _, _, service, *flags = TandemCommands(spec).worker(plan, "127.0.0.1:9")
+        settings = load_settings(WorkerSettings, flags)
+        read.append((service, settings.group_hosts, settings.group_host_index, settings.group_leader))
+    assert read == [
+        ("services.prefill", 1, 0, ""),
+        ("services.decode", 2, 0, "127.0.0.1:7"),
+        ("services.decode", 2, 1, "127.0.0.1:7"),
+    ]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.collectives.rank_links import RankLinks
+from shared.collectives.rank_links import Backend, RankLinks
 from shared.errors import ConfigError
 from shared.kernels.batch import AttentionBatch
 from shared.model.checkpoints import write_random_checkpoint
@@ -109,6 +109,7 @@ def test_the_ranks_give_what_one_decoder_gives(
     gives_what_one_decoder_gives(tmp_path, degrees, dtype, kernels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("degrees", EXPERT_DEGREES, ids=str)
 @pytest.mark.parametrize("name", EXPERTS)
@@ -152,8 +153,32 @@ def test_copies_of_experts_give_what_one_decoder_gives(
     gives_what_one_decoder_gives(tmp_path, degrees, torch.float32, kernels, placement)
 
 
+@pytest.mark.parametrize(
+    ("family", "degrees", "placement"),
+    [
+        ("LlamaForCausalLM", Degrees(2), ()),
+        ("LlamaForCausalLM", Degrees(2, 2), ()),
+        ("mixtral", Degrees(2, expert=2), (FIVE, None, FIVE)),
+        ("deepseek-v3", Degrees(2, 2), ()),
+    ],
+    ids=str,
+)
+def test_what_ranks_make_lies_on_their_device(
+    tmp_path: Path, family: str, degrees: Degrees, placement: Placement
+) -> None:
+    """Sums over torch's groups, as on GPUs; what is made without a device lies on another one here and does not fit."""
+    write_family(tmp_path, family, num_layers=3, num_kv_heads=1)
+    gives_what_one_decoder_gives(tmp_path, degrees, torch.float32, "torch", placement, "gloo", elsewhere="meta")
+
+
 def gives_what_one_decoder_gives(
-    tmp_path: Path, degrees: Degrees, dtype: torch.dtype, kernels: str, placement: Placement = ()
+    tmp_path: Path,
+    degrees: Degrees,
+    dtype: torch.dtype,
+    kernels: str,
+    placement: Placement = (),
+    backend: Backend = "shm",
+    elsewhere: str = "cpu",
 ) -> None:
     whole = Decoder.load(tmp_path, dtype, "cpu", kernels=kernels)
     expected_pool, pool = empty_pool(whole), empty_pool(whole)
@@ -168,13 +193,14 @@ def gives_what_one_decoder_gives(
     def work(links: RankLinks) -> list[Tensor]:
         with torch.inference_mode():
             decoder = RankDecoder.load_rank(tmp_path, dtype, kernels, degrees, links, None, placement)
-            found = [
-                decoder.forward(step.token_ids, step.positions, pool, step.batch, step.logit_rows, None, candidates)
-                for candidates in (0, 1, 5)
-            ]
-            return [*found, decoder.forward_parts(parts, pool)]
+            with torch.device(elsewhere):
+                found = [
+                    decoder.forward(step.token_ids, step.positions, pool, step.batch, step.logit_rows, None, candidates)
+                    for candidates in (0, 1, 5)
+                ]
+                return [*found, decoder.forward_parts(parts, pool)]
 
-    everything, highest, five, in_parts = run_group(degrees.tensor, degrees.pipeline, work)[0]
+    everything, highest, five, in_parts = run_group(degrees.tensor, degrees.pipeline, work, backend)[0]
     tolerance = (3e-5 if dtype == torch.float32 else 6e-2) * float(expected.abs().max())
     torch.testing.assert_close(everything, expected, rtol=0, atol=tolerance)
     torch.testing.assert_close(in_parts, torch.cat(split), rtol=0, atol=tolerance)

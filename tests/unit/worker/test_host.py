@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.worker import host
-from services.worker.host import (
+from services.worker import choices
+from services.worker.choices import (
     DTYPES,
     check_device,
     choose_backend,
@@ -17,6 +17,7 @@ from services.worker.host import (
     choose_kv_dtype,
     choose_swap_bytes,
 )
+from services.worker.group.start import check_group
 from services.worker.settings import WorkerSettings
 from shared.config import load_settings
 from shared.errors import ConfigError
@@ -42,7 +43,7 @@ def test_auto_is_the_published_dtype_or_on_a_cpu_the_faster_one(monkeypatch, pub
         asked.append(backend)
         return torch.bfloat16
 
-    monkeypatch.setattr(host, "faster_dtype", fastest)
+    monkeypatch.setattr(choices, "faster_dtype", fastest)
     config = replace(ModelConfig.load(Path("models/demo")), dtype=published)
     assert choose_dtype("auto", config, device, "cpu:avx2") == dtype
     assert asked == (["cpu:avx2"] if (published, device) == ("bfloat16", "cpu") else [])
@@ -70,7 +71,7 @@ def settings(*flags: str) -> WorkerSettings:
     return load_settings(WorkerSettings, ["--name", "w", "--model", "m", *flags])
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0", "cuda:11"])
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0", "cuda:11", "cuda:0,1"])
 def test_a_device_is_the_cpu_or_a_gpu(device: str) -> None:
     assert settings("--device", device).device == device
 
@@ -79,7 +80,10 @@ def test_a_device_is_the_cpu_or_a_gpu(device: str) -> None:
     ("field", "value"),
     [
         ("device", "gpu"),
-        ("device", "cuda:0,1"),
+        ("device", "cuda:0,"),
+        ("collectives", "mpi"),
+        ("collectives", "nccl"),  # on the CPU
+        ("group_pool", "half"),
         ("device", "cuda:-1"),
         ("gpu_memory", "0"),
         ("gpu_memory", "1.5"),
@@ -113,6 +117,65 @@ def test_a_gpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     check_device("cuda:1")
     with pytest.raises(ConfigError, match="device is cuda:2, but torch sees 2 CUDA devices"):
         check_device("cuda:2")
+
+
+@pytest.mark.parametrize(
+    ("flags", "devices"),
+    [
+        (("--tp", "2"), ("cpu", "cpu")),
+        (("--device", "cuda"), ("cuda",)),
+        (("--device", "cuda:3"), ("cuda:3",)),
+        (("--device", "cuda", "--tp", "2", "--pp", "2"), ("cuda:0", "cuda:1", "cuda:2", "cuda:3")),
+        (("--device", "cuda:4,01", "--pp", "2"), ("cuda:4", "cuda:1")),
+    ],
+)
+def test_each_rank_has_a_device_of_its_own(flags: tuple[str, ...], devices: tuple[str, ...]) -> None:
+    assert settings(*flags).devices == devices
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--device", "cuda:0,1"), "names 2 GPUs, and tp 1 times pp 1 takes 1"),
+        (("--device", "cuda:0", "--tp", "2"), "names 1 GPUs, and tp 2 times pp 1 takes 2"),
+        (("--device", "cuda:0,0", "--tp", "2"), "names 1 GPUs, and tp 2 times pp 1 takes 2"),
+        (("--device", "cuda:0,1,2", "--tp", "2", "--pp", "2"), "names 3 GPUs, and tp 2 times pp 2 takes 4"),
+    ],
+)
+def test_gpus_that_are_not_as_many_as_ranks_are_refused_with_both_numbers(flags: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        assert settings(*flags).devices
+    assert caught.value.field == "device"
+
+
+def test_a_group_needs_as_many_gpus_as_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    given = settings("--model", "models/demo", "--device", "cuda", "--tp", "2", "--collectives", "gloo")
+    with pytest.raises(ConfigError, match="tp 2 times pp 1 takes 2 GPUs, torch sees 1") as caught:
+        check_group(given)
+    assert (caught.value.field, caught.value.details["limit"]) == ("tp", 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--collectives", "nccl"), "cannot be nccl with device cpu"),
+        (("--device", "cuda:0,1", "--collectives", "shm"), "cannot be shm with device cuda:0,1"),
+        (("--device", "cuda", "--tp", "2", "--group-pool", "shared"), "each GPU has its own memory"),
+        (("--device", "cuda", "--gpu-direct", "true", "--tp", "2"), "cannot be above 1 with gpu_direct True"),
+        (("--device", "cuda", "--piecewise-tokens", "64", "--pp", "2"), "cannot be above 1 with piecewise_tokens 64"),
+    ],
+)
+def test_what_a_group_cannot_have_is_refused_by_name(flags: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        settings(*flags)
+
+
+def test_a_group_shares_memory_on_a_cpu_and_has_pools_of_its_own_on_gpus() -> None:
+    on_cpu, on_gpu = settings("--tp", "2"), settings("--tp", "2", "--device", "cuda")
+    assert (on_cpu.backend, on_cpu.has_own_pools) == ("shm", False)
+    assert (on_gpu.backend, on_gpu.has_own_pools) == ("nccl", True)
+    assert settings("--group-pool", "own").has_own_pools
 
 
 def test_prompts_on_a_gpu_are_cut_into_larger_chunks_where_no_answers_run() -> None:

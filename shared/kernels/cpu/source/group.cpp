@@ -320,3 +320,24 @@ extern "C" int tandem_broadcast(Group* group, void* x, int64_t bytes) {
   }
   return 0;
 }
+
+// x [size, bytes] of member 0, to each member's `out` [bytes] its own part.
+extern "C" int tandem_scatter(Group* group, const void* x, int64_t bytes, void* out) {
+  Group& g = *group;
+  const int64_t most = g.slot_bytes / std::max(1, g.size - 1);  // of one part, beside the others' in a slot
+  for (int64_t done = 0; done < bytes; done += most) {
+    const int64_t length = std::min(most, bytes - done);
+    if (const int failed = begin(g)) return failed;
+    if (g.rank == 0)
+      for (int member = 1; member < g.size; member++)
+        std::memcpy(g.slot(0, g.count) + (member - 1) * most, (const char*)x + member * bytes + done, length);
+    arrive(g);
+    if (g.rank == 0) {
+      std::memcpy((char*)out + done, (const char*)x + done, length);
+      continue;
+    }
+    if (const int failed = wait_for(g, 0, g.count)) return failed;
+    std::memcpy((char*)out + done, g.slot(0, g.count) + (g.rank - 1) * most, length);
+  }
+  return 0;
+}

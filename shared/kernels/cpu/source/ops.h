@@ -65,6 +65,7 @@ void tandem_group_fail(Group* group, int64_t name);
 int tandem_group_fault(Group* group);
 int tandem_all_reduce(Group* group, void* x, int64_t count, int is_bf16);
 int tandem_gather(Group* group, const void* x, int64_t bytes, void* out);
+int tandem_scatter(Group* group, const void* x, int64_t bytes, void* out);
 int tandem_broadcast(Group* group, void* x, int64_t bytes);
 }
 #pragma GCC visibility pop

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+import torch
+
+from shared.collectives.rank_links import RankLinks
 from shared.engine.plan import PlannedSequence, SampleSpec
 from shared.engine.runner.candidates import ALL, MOST, num_candidates
 from shared.engine.runner.micro_batches import micro_batches
+from shared.engine.runner.profile_run import largest_step
+from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
+from shared.model.rank_decoder import RankDecoder
+from shared.model.shard import Degrees
+from tests.integration.engine.families import write_family
+from tests.unit.collectives.in_threads import needs_library, run_group
 
 
 def item(name: str = "s", count: int = 1, targets: tuple[int, ...] = (), **sampling: object) -> PlannedSequence:
@@ -49,3 +59,23 @@ def test_micro_batches_keep_the_order_and_have_about_as_many_tokens(
     found = micro_batches(items, parts)
     assert [[len(each.token_ids) for each in part] for part in found] == expected
     assert [each for part in found for each in part] == items
+
+
+@needs_library
+@pytest.mark.parametrize("degrees", [Degrees(2), Degrees(1, 2)], ids=str)
+def test_ranks_run_the_largest_step_together_before_anything_is_announced(tmp_path: Path, degrees: Degrees) -> None:
+    """As they measure what it leaves for their pools."""
+    folder = write_family(tmp_path / "model", "LlamaForCausalLM")
+    plan = largest_step(8, 64, 128, 16)
+    num_blocks = sum(len(item.block_ids) for item in plan.sequences)
+
+    def work(links: RankLinks) -> int:
+        decoder = RankDecoder.load_rank(folder, torch.float32, "auto", degrees, links)
+        with torch.inference_mode():
+            runner = Runner(decoder, decoder.own_layout(16, "float32"), num_blocks, RunnerConfig(static_decode=False))
+            if links.everyone.rank:
+                runner.follow(plan)
+                return 0
+            return len(runner.execute(plan).sampled)
+
+    assert run_group(degrees.tensor, degrees.pipeline, work, "gloo") == [8, 0]

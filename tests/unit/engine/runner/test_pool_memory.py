@@ -20,6 +20,9 @@ def test_the_pool_gets_its_share_of_what_weights_and_steps_leave():
     assert BUDGET.choose(0, 10**9, LAYOUT) == 100
     assert BUDGET.choose(0, 40, LAYOUT) == 40
     assert BUDGET.choose(100, 10**9, LAYOUT) == 100
+    assert BUDGET.choose(0, 10**9, LAYOUT, fewest=70) == 70
+    with pytest.raises(ConfigError, match="room for 100, but another rank of the group has less"):
+        BUDGET.choose(100, 10**9, LAYOUT, fewest=70)
 
 
 @pytest.mark.parametrize(("budget", "wanted", "fitting"), [(BUDGET, 101, 100), (MemoryBudget(9, 99, 1.0), 0, 0)])

@@ -1,0 +1,241 @@
+"""A further host of a group: it comes to the leader's meeting, starts this host's ranks, and ends them with the leader.
+
+It outlives the leader's incarnations: where one is lost, or drains, it comes to the next one's meeting. What keeps it
+from that ends it: a refusal, or no leader for MEETING_S.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import secrets
+import time
+from collections.abc import Mapping
+
+from services.worker.cores import choose_group_cores
+from services.worker.group.meeting.admission import HANDSHAKE_S, NONCE_BYTES, check_proof, own_build, prove
+from services.worker.group.meeting.frames import SILENCE_S, Broken, Frames
+from services.worker.group.rank_processes import END_TIMEOUT_S, WATCH_INTERVAL_S, RankProcess
+from services.worker.group.rank_spec import RankSpec
+from services.worker.settings import WorkerSettings
+from shared.address import Address
+from shared.collectives.several_hosts import MEETING_S, MeetingPlace, host_memories
+from shared.cores.policy import divide_share
+from shared.errors import ConfigError, RankLost, TandemError
+from shared.kernels.cpu.build import CannotBuild, choose
+from shared.kernels.cpu.group import shared_memory
+from shared.kernels.cpu.launch import load
+from shared.kv.fleet_key import FleetKey
+from shared.process import EXIT_REFUSED, progress_event
+from shared.rpc.errors import from_proto
+from shared.rpc.pb.tandem.v1 import group_pb2
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.2
+_TOLD_S = 5.0
+"""For a leader that was told of a rank's end to end the group."""
+
+Leader = Frames[group_pb2.MemberFrame, group_pb2.LeaderFrame]
+
+
+class Member:
+    """Implements `shared.process.Service`. All on the event loop of the process's main thread, as the kernel ends the
+    ranks with the thread that started them."""
+
+    def __init__(self, settings: WorkerSettings, library: ctypes.CDLL, silence_s: float = SILENCE_S) -> None:
+        self._settings = settings
+        self._library = library
+        self._silence_s = silence_s
+        self._key = FleetKey.of(settings.fleet_key.get_secret_value())
+        self._leader = Address.parse(settings.group_leader, "group_leader", min_port=1)
+        self._is_joined = False
+        self._draining = False
+        self._task: asyncio.Task[None] | None = None
+        self._ranks: list[RankProcess] = []
+
+    @property
+    def address(self) -> str:
+        """That of the meeting: nothing listens here."""
+        return str(self._leader)
+
+    @property
+    def endpoints(self) -> Mapping[str, str]:
+        """None."""
+        return {}
+
+    @property
+    def name(self) -> str:
+        """For the log."""
+        return f"{self._settings.name} (host {self._settings.group_host_index})"
+
+    async def start(self) -> None:
+        """Returns when the leader has let it in and this host's ranks are started. Raises Unauthenticated, ConfigError
+        as the leader refuses, RankLost where there is none."""
+        progress_event(0.0, f"waiting for the leader at {self._leader}")
+        leader = await self._join()
+        self._task = asyncio.create_task(self._run(leader))
+
+    async def close(self) -> None:
+        """Waits until the leader has drained, then ends."""
+        self._draining = True
+        assert self._task is not None
+        if self._is_joined:
+            await asyncio.wait({self._task}, timeout=self._settings.drain_timeout_s + 2 * END_TIMEOUT_S)
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+    async def _run(self, leader: Leader) -> None:
+        try:
+            while True:
+                await self._attend(leader)
+                if self._draining:
+                    return
+                leader = await self._join()
+        except Exception as error:
+            if isinstance(error, TandemError):
+                logger.error("%s", error)
+            else:
+                logger.exception("a bug stopped this host's part of the group")
+            logging.shutdown()
+            os._exit(EXIT_REFUSED)
+
+    async def _join(self) -> Leader:
+        end = time.monotonic() + MEETING_S
+        while True:
+            try:
+                return await self._enter()
+            except (OSError, TimeoutError) as error:
+                if time.monotonic() > end:
+                    raise RankLost(f"no leader has answered at {self._leader} for {MEETING_S:g} s: {error}") from error
+                logger.debug("no leader at %s yet: %s", self._leader, error)
+            await asyncio.sleep(RETRY_S)
+
+    async def _enter(self) -> Leader:
+        """Connects, and starts this host's ranks. Raises OSError and TimeoutError where no leader answers."""
+        async with asyncio.timeout(HANDSHAKE_S):
+            reader, writer = await asyncio.open_connection(self._leader.host, self._leader.port)
+        beat = group_pb2.MemberFrame(beat=group_pb2.GroupBeat())
+        leader = Frames(reader, writer, group_pb2.LeaderFrame, beat, self._silence_s)
+        try:
+            async with asyncio.timeout(2 * HANDSHAKE_S):
+                common = await self._let_in(leader)
+            self._start_ranks(common, self._settings.group_address or leader.own_host)
+        except BaseException:
+            self._end_ranks(by_s=0.0)
+            await leader.close()
+            raise
+        self._is_joined = True
+        return leader
+
+    async def _let_in(self, leader: Leader) -> group_pb2.GroupRanks:
+        """What the leader says of the ranks. Raises Unauthenticated, ConfigError, Broken."""
+        settings = self._settings
+        hello = group_pb2.MemberHello(
+            build=own_build(),
+            num_hosts=settings.group_hosts,
+            host_index=settings.group_host_index,
+            tp=settings.tp,
+            pp=settings.pp,
+            nonce=secrets.token_bytes(NONCE_BYTES),
+        )
+        leader.send(group_pb2.MemberFrame(hello=hello))
+        theirs = (await leader.receive()).hello
+        check_proof(self._key, "leader", hello, theirs.nonce, theirs.proof)
+        proof = prove(self._key, "member", hello, theirs.nonce)
+        leader.send(group_pb2.MemberFrame(proof=group_pb2.GroupProof(proof=proof)))
+        answer = await leader.receive()
+        if answer.HasField("refusal"):
+            raise from_proto(answer.refusal)
+        if not answer.HasField("ranks"):
+            raise Broken("the leader said nothing of the ranks")
+        return answer.ranks
+
+    def _start_ranks(self, common: group_pb2.GroupRanks, address: str) -> None:
+        settings = self._settings
+        spec = RankSpec(
+            common.worker,
+            0,
+            common.tp,
+            common.pp,
+            common.ep,
+            "gloo" if common.backend == "gloo" else "shm",
+            tuple(common.senders),
+            (),
+            str(settings.model),
+            common.dtype,
+            common.kernels,
+            "cpu",
+            0,
+            (),
+            settings.log_format,
+            settings.log_level,
+            settings.group_hosts,
+            MeetingPlace(common.store, common.token, address),
+        )
+        host = settings.group_host_index
+        ranks = spec.ways.ranks_of(host)
+        share, topology = choose_group_cores(settings)
+        descriptors = (*host_memories(self._library, spec.ways, host), shared_memory())
+        try:
+            for rank, own in zip(ranks, divide_share(topology, share, len(ranks)), strict=True):
+                self._ranks.append(RankProcess(spec.of_rank(rank, descriptors, own, spec.device)))
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        logger.info("%s runs ranks %d to %d of %s", self.name, ranks[0], ranks[-1], common.worker)
+
+    async def _attend(self, leader: Leader) -> None:
+        """Until the leader ends the group or is lost; then no rank runs on."""
+        watch = asyncio.create_task(self._watch_ranks(leader))
+        deadline = 0.0
+        try:
+            async for message in leader.messages():
+                if isinstance(message, group_pb2.GroupEnd):
+                    logger.info("%s: the leader has ended the group", self.name)
+                    deadline = time.monotonic() + END_TIMEOUT_S
+                    break
+            else:
+                logger.warning("%s has lost the leader: its ranks end", self.name)
+        finally:
+            watch.cancel()
+            self._end_ranks(deadline)
+            self._is_joined = False
+            await leader.close()
+
+    def _end_ranks(self, by_s: float) -> None:
+        """Those that run on at that time of the monotonic clock are killed."""
+        for rank in self._ranks:
+            rank.end_by(by_s)
+        self._ranks.clear()
+
+    async def _watch_ranks(self, leader: Leader) -> None:
+        """Tells the leader of the first rank that ends or is stuck."""
+        while True:
+            for rank in self._ranks:
+                if rank.is_stuck():
+                    how = "a signal has stopped it"
+                    rank.kill()
+                elif (status := rank.status()) is not None:
+                    how = f"exit status {status}"
+                else:
+                    continue
+                leader.send(group_pb2.MemberFrame(rank_ended=group_pb2.RankEnded(rank=rank.rank, how=how)))
+                await asyncio.sleep(_TOLD_S)
+                logger.warning("%s: the leader goes on without rank %d, which has ended", self.name, rank.rank)
+                await leader.close()
+                return
+            await asyncio.sleep(WATCH_INTERVAL_S)
+
+
+async def start_member(settings: WorkerSettings) -> Member:
+    """Raises as `Member.start`, and ConfigError without C++ kernels."""
+    try:
+        library = await asyncio.to_thread(lambda: load(choose()[1]))
+    except CannotBuild as error:
+        raise ConfigError(f"tp and pp above 1 need the C++ kernels: {error}", field="tp") from error
+    member = Member(settings, library)
+    await member.start()
+    return member

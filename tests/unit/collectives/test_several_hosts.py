@@ -1,0 +1,95 @@
+"""Ranks of several hosts, as threads of one process, which TCP connects."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from shared.collectives import several_hosts
+from shared.collectives.distributed import DistributedGroup
+from shared.collectives.messages import broadcast_bytes
+from shared.collectives.rank_links import RankLinks, Ways
+from shared.collectives.several_hosts import MeetingPlace, StoreServer, host_memories, join
+from shared.errors import RankLost
+from shared.kernels.cpu.build import choose
+from shared.kernels.cpu.group import CpuGroup
+from shared.kernels.cpu.launch import load
+from tests.unit.collectives.in_threads import needs_library
+
+pytestmark = needs_library
+
+DEADLINE_S = 60.0
+WAYS = Ways(2, 2, senders=(0, 1, 2, 3), hosts=2)
+
+
+@contextmanager
+def joined(ways: Ways = WAYS) -> Iterator[list[RankLinks]]:
+    """All ranks' links."""
+    library, store = load(choose()[1]), StoreServer("127.0.0.1")
+    memories = [host_memories(library, ways, host) for host in range(ways.hosts)]
+    place = MeetingPlace(store.address, store.token, "127.0.0.1")
+
+    def join_as(rank: int) -> RankLinks:
+        return join(library, memories[ways.host_of(rank)], rank, ways, place)
+
+    with ThreadPoolExecutor(ways.num_ranks) as threads:
+        links = list(threads.map(join_as, range(ways.num_ranks)))
+    for descriptor in (descriptor for of_host in memories for descriptor in of_host):
+        os.close(descriptor)
+    store.close()
+    try:
+        yield links
+    finally:
+        for each in links:
+            each.close()
+
+
+def test_a_stage_on_one_host_has_its_memory_and_all_else_tcp() -> None:
+    with joined() as links, ThreadPoolExecutor(WAYS.num_ranks) as threads:
+        for each in links:
+            assert isinstance(each.stage, CpuGroup)
+            assert isinstance(each.everyone, DistributedGroup)
+            assert isinstance(each.ahead or each.behind, DistributedGroup)
+        sums: Callable[[RankLinks], list[float]] = lambda each: _sum_of_stage(each).tolist()  # noqa: E731
+        assert list(threads.map(sums, links)) == [[1.0], [1.0], [5.0], [5.0]]
+
+
+def _sum_of_stage(links: RankLinks) -> torch.Tensor:
+    x = torch.tensor([float(links.everyone.rank)])
+    assert links.stage is not None
+    links.stage.all_reduce(x)
+    return x
+
+
+def test_followers_wait_for_plans_longer_than_for_anything_within_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker may be idle for hours."""
+    monkeypatch.setattr(several_hosts, "LIMIT_S", 0.5)
+    with joined() as links, ThreadPoolExecutor(WAYS.num_ranks) as threads:
+        idle: list[Future[bytes]] = [threads.submit(broadcast_bytes, each.everyone) for each in links[1:]]
+        behind = links[3].behind
+        assert behind is not None
+        with pytest.raises(RankLost):
+            behind.broadcast(torch.zeros(4))
+        assert not any(wait.done() for wait in idle)
+        broadcast_bytes(links[0].everyone, b"a plan")
+        assert [wait.result(DEADLINE_S) for wait in idle] == [b"a plan"] * 3
+
+
+def test_a_rank_that_will_not_come_ends_the_meeting() -> None:
+    """The first rank asks those who watch the processes; no store and no torch has a word in it."""
+    library, store = load(choose()[1]), StoreServer("127.0.0.1")
+    memories = host_memories(library, WAYS, 0)
+
+    def gone() -> None:
+        raise RankLost("rank 3 ended as it started", rank=3)
+
+    with pytest.raises(RankLost, match="rank 3 ended as it started"):
+        join(library, memories, 0, WAYS, MeetingPlace(store.address, store.token, "127.0.0.1"), gone)
+    for descriptor in memories:
+        os.close(descriptor)
+    store.close()

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.slow, needs_library]
 
 MAX_TOKENS = 120
 """Six processes share the cores of a small machine."""
-FOLLOWER = "services.worker.group.follower"
+FOLLOWER = "services.worker.group"
 
 
 def ranks(cluster: Running, worker: str) -> list[psutil.Process]:

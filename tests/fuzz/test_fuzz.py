@@ -26,6 +26,7 @@ def check(counts: dict[str, int]) -> None:
     assert after.rss_mb - before.rss_mb < 100
 
 
+@pytest.mark.slow
 def test_two_hundred_cases() -> None:
     check({**shares(220), "schema": 0})
 

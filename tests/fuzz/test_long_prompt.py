@@ -7,6 +7,7 @@ import json
 import time
 
 import httpx
+import pytest
 
 from services.router.edge.limits import LimitSettings
 from tests.fuzz.edge_process import CONTEXT_LEN, EdgeProcess, edge_process
@@ -45,6 +46,7 @@ async def send(edge: EdgeProcess, path: str, body: bytes) -> tuple[float, httpx.
     return await asyncio.to_thread(post)
 
 
+@pytest.mark.slow
 async def test_a_huge_text_is_refused_at_once_and_stops_no_other_stream() -> None:
     text = "the quick brown fox jumps over the lazy dog. " * (NUM_CHARS // 45)
     bodies = [
@@ -70,6 +72,7 @@ async def test_a_huge_text_is_refused_at_once_and_stops_no_other_stream() -> Non
     assert grown_mb < 100
 
 
+@pytest.mark.slow
 async def test_the_longest_text_that_is_tokenized_stops_no_other_stream() -> None:
     chars = LimitSettings().max_chars_per_token
     text = ("the quick brown fox jumps over the lazy dog. " * CONTEXT_LEN)[: CONTEXT_LEN * chars * 9 // 10]

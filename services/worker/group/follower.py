@@ -1,11 +1,9 @@
-"""`python -m services.worker.group.follower SPEC`: a rank beside a leader, which starts it and ends it."""
+"""What a rank beside a leader does: it loads its slice, and computes the leader's plans until it is told to end."""
 
 from __future__ import annotations
 
 import logging
 import os
-import signal
-import sys
 
 import torch
 
@@ -90,12 +88,8 @@ def _follow_with_own_pool(
     server.join()
 
 
-def main() -> int:
-    """Exit status: 0 when the leader ended it, 2 for a TandemError, which is logged."""
-    # The leader drains; who stops a whole process group must not end its ranks before that.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    spec = RankSpec.parse(sys.argv[1])
+def main(spec: RankSpec) -> int:
+    """Exit status of its process: 0 when the leader ended it, 2 for a TandemError, which is logged."""
     set_up_logs(f"{spec.name} rank {spec.rank}", spec.log_format, spec.log_level)
     try:
         run(spec)
@@ -106,7 +100,3 @@ def main() -> int:
         logger.error("%s", error)
         return 2
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

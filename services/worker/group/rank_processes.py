@@ -11,7 +11,7 @@ import psutil
 from services.worker.group.rank_spec import RankSpec
 from shared.parent_death import command_dying_with_parent
 
-FOLLOWER = "services.worker.group.follower"
+FOLLOWER = "services.worker.group"
 """What a follower's process runs."""
 WATCH_INTERVAL_S = 0.1
 STOPPED_S = 1.0

@@ -178,6 +178,7 @@ def error_classes_by_code():
     return {cls.code: cls for cls in reversed(error_classes().values())}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_every_request_is_counted_once_whatever_becomes_of_it() -> None:
     settings = RouterSettings(

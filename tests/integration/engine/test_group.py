@@ -82,6 +82,7 @@ def runs(model: Model) -> Iterator[dict[Degrees, EngineRun]]:
         yield {degrees: stack.enter_context(closing(run_of(model.folder, degrees))) for degrees in (ONE, *model.splits)}
 
 
+@pytest.mark.slow
 def test_every_split_gives_the_tokens_of_transformers(model: Model, runs: dict[Degrees, EngineRun]) -> None:
     for degrees, run in runs.items():
         run.pool.clear_cache()
@@ -112,6 +113,7 @@ def test_hot_experts_with_copies_give_the_tokens_of_transformers(tmp_path: Path)
         assert sum(run.decoder.expert_tokens()) == sum(sum(counts) for counts in run.decoder.expert_counts().values())
 
 
+@pytest.mark.slow
 def test_unequal_pairs_hand_over_whole_blocks(model: Model, runs: dict[Degrees, EngineRun]) -> None:
     """Dense models in all pairs; else each split to the one behind it, and latents to the one before it too."""
     ring = [*runs, ONE]
@@ -145,6 +147,7 @@ def hands_over_whole_blocks(model: Model, runs: dict[Degrees, EngineRun], prefil
     assert taken == [runs[decode].layout.block_bytes] * num_blocks, "one message a block, whatever the degrees"
 
 
+@pytest.mark.slow
 def test_mixed_batches_preemption_and_sampling_do_not_change_with_the_split(model: Model) -> None:
     prompts = [[5 + (i * k) % 200 for i in range(20 + 9 * k)] for k in range(1, 5)]
     with closing(run_of(model.folder, ONE, num_blocks=64, max_num_batched_tokens=512)) as roomy:

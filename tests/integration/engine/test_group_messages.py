@@ -121,6 +121,7 @@ def sums(sender: KVTransfer, receiver: KVTransfer) -> list[int]:
     return [*of_blocks, sent.notes_sent, sent.note_bytes_sent]
 
 
+@pytest.mark.slow
 async def test_messages_and_bytes_of_a_hand_off_do_not_depend_on_the_degrees(
     sides: tuple[dict[Kind, EngineRun], dict[Kind, EngineRun]], ends: tuple[KVTransfer, KVTransfer]
 ) -> None:

@@ -38,6 +38,7 @@ def test_logits_stay_close_to_those_of_transformers(kernels):
     assert float(difference.mean()) < MEAN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_most_greedy_tokens_stay(kernels):
     outcome = compare(DEMO, 24, kernels)

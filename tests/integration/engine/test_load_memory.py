@@ -62,6 +62,7 @@ print(resident("VmHWM") - before, sum(map(slice_bytes, range(degrees.num_ranks))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "tensor", "expert"),
     [

@@ -72,6 +72,7 @@ REST = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"), [*PLAIN, *(pytest.param(*cell, marks=pytest.mark.sweep) for cell in REST)], ids=str
 )
@@ -103,6 +104,7 @@ def handed(
         yield transformers_greedy(folder, PROMPT), runs
 
 
+@pytest.mark.slow
 def test_blocks_pass_between_groups_that_hold_them_whole_and_in_slices(
     handed: tuple[list[int], dict[Kind, EngineRun]],
 ) -> None:

@@ -21,6 +21,7 @@ PROMPTS = [[5 + (start + i * step) % 200 for i in range(length)] for start, step
 WAYS = ({}, {"temperature": 0.9, "top_k": 20, "seed": 7, "logprobs": 3}, {"repetition_penalty": 1.3, "min_tokens": 9})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ahead", "static"), [(False, False), (True, True)], ids=["in turn", "ahead and static"])
 def test_another_process_computes_the_same_from_a_recording(tmp_path, ahead, static):
     """Chunks, decodes in batches, preemption by way of host memory, and every way to sample."""

@@ -38,6 +38,7 @@ def over_hosts(folder: Path, degrees: Degrees, hosts: int = 2, **policy: Any) ->
     return GroupRun(folder, degrees, own_pools=True, hosts=hosts, **policy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "degrees"), [*CELLS, *(pytest.param(*cell, marks=pytest.mark.sweep) for cell in REST)], ids=str
 )

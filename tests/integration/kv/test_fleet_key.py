@@ -83,6 +83,7 @@ async def test_a_flipped_byte_with_its_checksum_made_right_is_found(sides: Sides
     assert set(it.receiver.checksums) == set(ALL) - {2, 5}
 
 
+@pytest.mark.slow
 async def test_without_a_key_such_a_byte_is_not_found(sides: Sides) -> None:
     """The checksum alone guards against damage, not against an attacker: this is what the tag adds."""
     it = Reservation(sides.near)

@@ -52,6 +52,7 @@ async def _round(survivor: Call, peers: asyncio.subprocess.Process, num_arrived:
         await sending
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_factories=["uvloop"])
 async def test_a_process_survives_peers_that_are_killed_at_any_moment() -> None:
     process = FarProcess(None)

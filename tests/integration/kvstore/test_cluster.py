@@ -59,6 +59,7 @@ async def index(client: RedisClient) -> RedisIndex:
     return index
 
 
+@pytest.mark.slow
 async def test_publish_match_remove_sweep_and_count(index: RedisIndex, client: RedisClient) -> None:
     chain = hashes(3000)
     joined = b"".join(chain)

@@ -56,6 +56,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return run
 
 
+@pytest.mark.slow
 def test_a_run_writes_its_three_files_and_a_report_can_be_made_again(
     start_fake: StartFake, call: Call, tmp_path: Path
 ) -> None:
@@ -75,6 +76,7 @@ def test_a_run_writes_its_three_files_and_a_report_can_be_made_again(
     assert (again.status, "already holds summary.json" in again.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_fresh_seeds_differ_and_a_given_one_is_kept(start_fake: StartFake, call: Call, tmp_path: Path) -> None:
     server = start_fake(QUICK)
     seeds = []
@@ -165,6 +167,7 @@ def test_a_target_that_is_down_is_one_clear_line(call: Call, tmp_path: Path) -> 
     assert done.stderr == f"error: {target} does not serve: cannot connect to 127.0.0.1:{port}: Connection refused\n"
 
 
+@pytest.mark.slow
 def test_a_target_that_dies_leaves_a_partial_result_and_status_1(
     start_fake: StartFake, call: Call, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from tests.integration.loadtest.load import CONFIG, load
 HALF_A_SECOND = Behaviour(messages=((400, 1), (100, 1)))
 
 
+@pytest.mark.slow
 async def test_an_open_loop_sends_on_time_whether_or_not_answers_came(start_fake: StartFake) -> None:
     server = start_fake(HALF_A_SECOND)
     result = await load(server.http, traffic=Traffic(arrivals="constant", rate=50), limits=Limits(num_requests=25))
@@ -25,6 +26,7 @@ async def test_an_open_loop_sends_on_time_whether_or_not_answers_came(start_fake
     assert all(record.lag_s >= -0.0005 for record in result.records if record.lag_s is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 async def test_a_closed_loop_keeps_so_many_users_busy(start_fake: StartFake, protocol: str) -> None:
     server = start_fake(Behaviour(messages=((30, 1), (30, 1))))
@@ -35,6 +37,7 @@ async def test_a_closed_loop_keeps_so_many_users_busy(start_fake: StartFake, pro
     assert result.duration_s > 4 * 0.06
 
 
+@pytest.mark.slow
 async def test_a_closed_loop_ends_with_its_time_and_awaits_the_last_answers(start_fake: StartFake) -> None:
     server = start_fake(Behaviour(messages=((120, 1),)))
     result = await load(server.http, traffic=Traffic(concurrency=2), limits=Limits(duration_s=0.5))
@@ -42,6 +45,7 @@ async def test_a_closed_loop_ends_with_its_time_and_awaits_the_last_answers(star
     assert 8 <= len(result.records) <= 10
 
 
+@pytest.mark.slow
 async def test_a_conversation_continues_with_the_servers_own_tokens(start_fake: StartFake) -> None:
     server = start_fake(Behaviour(messages=((5, 2), (5, 1))))
     result = await load(
@@ -62,6 +66,7 @@ async def test_a_conversation_continues_with_the_servers_own_tokens(start_fake: 
     assert waited > 0
 
 
+@pytest.mark.slow
 async def test_the_turns_behind_a_failed_one_are_offered_and_missed(start_fake: StartFake) -> None:
     server = start_fake(Behaviour(), Behaviour(refuse=500))
     result = await load(
@@ -75,6 +80,7 @@ async def test_the_turns_behind_a_failed_one_are_offered_and_missed(start_fake: 
     assert summarize(result)["offered"] == 4
 
 
+@pytest.mark.slow
 async def test_warm_up_prompts_are_not_those_of_the_run(start_fake: StartFake) -> None:
     server = start_fake()
     result = await load(server.http, limits=Limits(num_requests=3), num_warmup=2)
@@ -86,6 +92,7 @@ async def test_warm_up_prompts_are_not_those_of_the_run(start_fake: StartFake) -
     assert not warm & measured
 
 
+@pytest.mark.slow
 async def test_stopping_writes_what_was_measured_and_leaves_out_what_was_not(start_fake: StartFake) -> None:
     server = start_fake(Behaviour(messages=((10, 1),)), Behaviour(messages=((60_000, 1),)))
     result = await load(server.http, stop_after=4, limits=Limits(num_requests=1000))

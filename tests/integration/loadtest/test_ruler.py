@@ -120,6 +120,7 @@ async def test_goodput_is_exactly_the_share_scripted_to_meet_the_targets(start_f
     assert summary["failures"] == {"overloaded": 4, "server_error": 4}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 async def test_counts_gaps_and_the_servers_own_account_are_taken_over(start_fake: StartFake, protocol: str) -> None:
     server = start_fake(Behaviour(messages=((5, 2), (5, 1), (5, 4)), cached_tokens=16))

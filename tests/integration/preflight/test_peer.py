@@ -57,6 +57,7 @@ async def test_nobody_there_is_a_failure_with_what_to_start() -> None:
     assert "--serve" in finding.fix
 
 
+@pytest.mark.slow
 async def test_a_fleet_with_a_key_is_measured_by_its_own_alone() -> None:
     server = PreflightServer("127.0.0.1:0", KEY, lambda line: None)
     await server.start()

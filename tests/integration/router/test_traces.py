@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 
+import pytest
+
 from services.router.traces.call_trace import CallTraces
 from services.router.workers.liveness import LivenessLimits
 from shared.errors import TransferFailed, WorkerLost
@@ -113,6 +115,7 @@ class Hearing(BeatingWorker):
                 await self.heard.wait()
 
 
+@pytest.mark.slow
 async def test_a_worker_hears_by_heartbeat_of_a_failed_request_that_was_not_sampled_and_of_no_other():
     decode, sink = Hearing(), Sink()
     async with Router([prefill_worker()], [decode], limits=LivenessLimits(suspect_after_s=0.5)) as router:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from services.worker.group import follower
+from services.worker.group.rank_spec import RankSpec
 from shared.model.rank_decoder import RankDecoder
 
 FOLDER_VARIABLE = "HELD_FOLLOWER"
@@ -30,7 +31,7 @@ def main() -> int:
         return decoder
 
     RankDecoder.load_rank = held  # type: ignore[method-assign,assignment]
-    return follower.main()
+    return follower.main(RankSpec.parse(sys.argv[1]))
 
 
 if __name__ == "__main__":

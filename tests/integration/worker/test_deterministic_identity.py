@@ -30,6 +30,7 @@ def test_blocks_of_another_arithmetic_are_those_of_another_model() -> None:
     assert deterministic.roots.of("", 9) != plain.roots.of("", 9)
 
 
+@pytest.mark.slow
 def test_processors_that_compute_alike_have_one_identity() -> None:
     found = {isa: loaded("--deterministic", "True", "--kernels", f"cpu:{isa}").fingerprint for isa in ISAS}
     for isa, other in combinations(found, 2):

@@ -58,6 +58,7 @@ async def generate(chosen: WorkerSettings) -> tuple[list[int], RankDecoder]:
     return found, decoder
 
 
+@pytest.mark.slow
 async def test_a_restarted_group_lays_its_experts_by_what_it_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -38,6 +38,7 @@ def settings(*flags: str) -> WorkerSettings:
     return load_settings(WorkerSettings, [*always, *sizes, "--max-num-batched-tokens", "64", *flags])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize(
     "flags",

@@ -66,10 +66,13 @@ async def joined(address: Address, key: str = "", silence_s: float = 15.0) -> As
     """A member that the leader has let in."""
     found = Member(settings_of(address, key=key), load(choose()[1]), silence_s)
     await found.start()
+    await asyncio.sleep(0)  # its task runs: it ends the ranks
     try:
         yield found
     finally:
-        found._settings = found._settings.model_copy(update={"drain_timeout_s": 0.0})
+        assert found._task is not None
+        found._task.cancel()  # else it waits for its leader to end the group
+        await asyncio.wait({found._task})
         await found.close()
 
 
@@ -89,6 +92,7 @@ async def ended(pid: int) -> bool:
     return await asyncio.to_thread(wait_for_end, pid, DEADLINE_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["", KEY])
 async def test_a_member_starts_its_ranks_and_ends_them_when_the_leader_does(key: str) -> None:
     with leading(key) as port:
@@ -101,6 +105,7 @@ async def test_a_member_starts_its_ranks_and_ends_them_when_the_leader_does(key:
             assert await ended(pid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_the_leader_is_told_of_a_rank_that_dies_or_is_stopped(number: signal.Signals) -> None:
     with leading() as port:
@@ -134,6 +139,7 @@ def leader_process(port: int = 0) -> Iterator[tuple[subprocess.Popen[str], int]]
         process.communicate()
 
 
+@pytest.mark.slow
 async def test_a_member_ends_its_ranks_with_its_leader_and_comes_to_the_next_one() -> None:
     with leader_process() as (first, port):
         async with joined(Address("127.0.0.1", port)) as found:
@@ -145,6 +151,7 @@ async def test_a_member_ends_its_ranks_with_its_leader_and_comes_to_the_next_one
                 assert pid_of(found) != pid
 
 
+@pytest.mark.slow
 async def test_a_silent_leader_is_lost() -> None:
     with leader_process() as (process, port):
         async with joined(Address("127.0.0.1", port), silence_s=1.0) as found:
@@ -153,6 +160,7 @@ async def test_a_silent_leader_is_lost() -> None:
             assert await ended(pid)
 
 
+@pytest.mark.slow
 async def test_a_silent_member_is_lost() -> None:
     with leading(silence_s=1.0) as port:
         async with connected(port.address) as frames:
@@ -211,6 +219,7 @@ async def test_who_is_not_of_the_group_is_refused_with_both_values(
         assert (port.lost_rank, tuple(port.present)) == (None, ())
 
 
+@pytest.mark.slow
 async def test_a_second_host_of_one_index_is_refused_and_the_first_one_stays() -> None:
     with leading() as port:
         async with joined(port.address) as first:
@@ -249,6 +258,7 @@ async def test_a_member_that_shows_no_proof_or_anothers_learns_nothing_of_the_ra
         assert not port.present
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", (MOST_BYTES + 1).to_bytes(4, "big"), b"\0\0\0\3abc"])
 async def test_what_is_no_frame_ends_its_connection_alone(sent: bytes) -> None:
     with leading() as port:

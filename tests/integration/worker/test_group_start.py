@@ -42,6 +42,7 @@ def _unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "take_share", lambda *_: None)
 
 
+@pytest.mark.slow
 async def test_a_start_that_fails_half_way_ends_the_followers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker's process may live on: what is left must be none of it."""
     others = psutil.Process().children()  # of tests before this one
@@ -63,6 +64,7 @@ async def test_a_start_that_fails_half_way_ends_the_followers(monkeypatch: pytes
     await engine_host.close()
 
 
+@pytest.mark.slow
 async def test_the_pool_is_sized_when_all_ranks_hold_their_slices(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -114,6 +114,7 @@ async def test_a_peer_that_falls_silent_is_given_up(monkeypatch, mode, limit):
         await b.idle()
 
 
+@pytest.mark.slow
 async def test_blocks_that_a_silent_peer_may_write_to_are_free_once_it_cannot(monkeypatch):
     tokens, names = prompt(32)
     async with workers(3, mode="auto") as (a, b, c):

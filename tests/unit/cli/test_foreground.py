@@ -87,6 +87,7 @@ async def test_a_second_ctrl_c_hurries_the_router_and_a_third_kills(spec: Cluste
         assert await asyncio.wait_for(command, 60.0) == 130
 
 
+@pytest.mark.slow
 async def test_a_second_cluster_in_one_folder_keeps_its_own_logs(spec: ClusterSpec, commands: FakeCommands) -> None:
     async with LocalCluster(spec, commands=commands) as first, LocalCluster(spec, commands=commands) as second:
         assert first.spec.log_dir == spec.log_dir
@@ -132,6 +133,7 @@ async def test_a_restart_is_shown(spec: ClusterSpec, commands: FakeCommands) -> 
         assert line in logged
 
 
+@pytest.mark.slow
 async def test_a_router_that_dies_again_and_again_ends_the_command(spec: ClusterSpec, commands: FakeCommands) -> None:
     commands.behaviours["router"] = "router that starts once"
     with running(replace(spec, restart=True), commands) as (screen, command):

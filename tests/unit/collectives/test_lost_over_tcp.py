@@ -69,6 +69,7 @@ def test_a_rank_that_has_left_calls_nobody(tmp_path: Path) -> None:
             joined[1].all_reduce(torch.zeros(8))
 
 
+@pytest.mark.slow
 def test_the_death_of_a_rank_ends_the_others_waits(tmp_path: Path) -> None:
     """They have connections to it, which its kernel closes."""
     members = [

@@ -48,6 +48,7 @@ def members() -> Iterator[list[subprocess.Popen[str]]]:
         member.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("rank", [0, 2])
 def test_the_others_name_the_lost_rank(members: list[subprocess.Popen[str]], rank: int, how: signal.Signals) -> None:

@@ -76,6 +76,7 @@ results = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(plans, max_size=3))
 def test_plans_come_back_equal(given_plans: list[StepPlan]) -> None:
     encoder, decoder = PlanEncoder(), PlanDecoder()

@@ -6,11 +6,14 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.unit.helm.charts import CHART
 
 ROOT = CHART.parents[1]
 
 
+@pytest.mark.slow
 def test_the_schema_has_the_settings_of_the_services() -> None:
     done = subprocess.run(
         [sys.executable, ".ci/chart_schema.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False

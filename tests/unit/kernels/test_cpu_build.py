@@ -81,6 +81,7 @@ def test_one_that_the_processor_lacks_is_refused_by_what_is_missing(monkeypatch)
         choose_kernels("cpu", torch.float32, "cpu:sse9")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("best", BUILT, ids=lambda each: each.name)
 def test_auto_takes_the_fastest_that_the_processor_has(monkeypatch, best):
     """AVX512-BF16 among them, where a timing finds it faster; here any library takes that timing's place."""
@@ -155,6 +156,7 @@ def test_fp16_is_left_to_torch():
     assert choose_kernels("cpu", torch.float16).name == "torch"
 
 
+@pytest.mark.slow
 @needs_library
 def test_a_library_that_passes_its_self_check_is_not_asked_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -167,6 +169,7 @@ def test_a_library_that_passes_its_self_check_is_not_asked_again(
     assert build._failed_check(path) is None
 
 
+@pytest.mark.slow
 def test_a_library_that_ends_its_process_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(build, "cache_folder", lambda: tmp_path)
     broken = tmp_path / "kernels-amx-0.so"

@@ -27,6 +27,7 @@ def test_a_row_of_a_product_does_not_depend_on_how_many_there_are(
     interpreted(checks.check_product, in_size, out_size, dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cuts", "window", "dtype"),
     [

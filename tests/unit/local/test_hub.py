@@ -73,6 +73,7 @@ def find(home: Path, endpoint: str, *models: str, **environment: str) -> list[st
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_it_is_fetched_whole_after_a_break_and_found_again_offline(tmp_path, hub, endpoint):
     hub.files["original.gguf"] = b"GGUF"
     hub.files["large.safetensors"] = large = bytes(range(256)) * (3 << 14)  # the client writes 10 MiB at a time

@@ -22,6 +22,7 @@ def digest(dtype: torch.dtype, kernels: str = "auto", *, deterministic: bool = T
     return arithmetic_digest(decoder, decoder.config.block_layout(16, str(dtype).removeprefix("torch.")))
 
 
+@pytest.mark.slow
 @needs_library
 def test_instruction_sets_with_the_same_sums_have_the_same_digest() -> None:
     found = {isa: digest(torch.bfloat16, f"cpu:{isa}") for isa in ISAS}

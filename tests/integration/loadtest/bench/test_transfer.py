@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from loadtest.bench.transfer.measure import KINDS, measure
 from shared.kv.encryption import CLASSES
 
 
+@pytest.mark.slow
 async def test_every_kind_of_hand_off_is_measured() -> None:
     results = {result.name: result for result in await measure([(20, 8 << 10)], repeats=2)}
     passes = ["memcpy", "checksum", "tag"]

@@ -149,6 +149,7 @@ def live(seeds: range) -> None:
     assert all(seen[kind] > len(seeds) // 50 for kind in kinds), f"hardly tried: {seen}"
 
 
+@pytest.mark.slow
 def test_a_thousand_lives_leave_nothing_behind():
     live(range(1000))
 

@@ -55,6 +55,7 @@ def test_steps_behind_a_failure_are_run_and_all_are_in_the_report(tmp_path: Path
     assert "no_such_package" in found["needs a package"]["output"]
 
 
+@pytest.mark.slow
 def test_a_step_past_its_limit_ends_with_its_children(tmp_path: Path, figures: Path) -> None:
     pid_file = tmp_path / "pid"
     code = (

@@ -79,6 +79,7 @@ def test_the_absent_packages_are_absent_here(tmp_path: Path) -> None:
     assert outcome.output.split() == list(ABSENT)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("bare")
 def test_what_runs_on_the_gpu_imports_nothing_of_the_services(tmp_path: Path) -> None:
     if importlib.util.find_spec("triton") is None:

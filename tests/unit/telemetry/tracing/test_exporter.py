@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from shared.telemetry.metrics import Metrics
@@ -168,6 +169,7 @@ async def test_what_is_too_much_is_dropped_and_counted():
     await exporter.close()
 
 
+@pytest.mark.slow
 async def test_a_collector_that_does_not_answer_is_logged_once_and_its_spans_are_counted(caplog):
     caplog.set_level(logging.INFO)
     collector = Collecting()
@@ -185,6 +187,7 @@ async def test_a_collector_that_does_not_answer_is_logged_once_and_its_spans_are
     assert mine == ["WARNING", "INFO"]
 
 
+@pytest.mark.slow
 async def test_a_real_port_where_nobody_listens_ends_in_the_metric(caplog):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, and not listening: refused

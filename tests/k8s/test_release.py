@@ -98,8 +98,8 @@ def test_a_worker_whose_pod_is_deleted_under_load_is_replaced_and_no_request_fai
     with Load(router).running() as load:
         release.delete(gone)
         release.until(lambda: gone not in _names(release, router), "the end of the old worker")
+        release.until(lambda: len(release.pods("worker", role="prefill")) == 2, "a new Pod in its place")
         release.until(lambda: _names(release, router) == set(release.pods("worker")), "the new worker")
-        assert len(release.pods("worker", role="prefill")) == 2
         seen = load.answers
         release.until(lambda: load.answers > seen + 4, "an answer after it")
     assert not load.failures

@@ -84,10 +84,9 @@ def test_a_prompt_is_answered_while_the_api_server_is_away_and_forgets(release: 
         release.api_server.start()
         # Its place in the list is forgotten: the router has to list anew to see this.
         release.delete(gone)
-        release.until(lambda: _names(release, router) == set(release.pods("worker")), "the new worker")
+        replaced(release, router, gone, role="decode")
         seen = load.answers
         release.until(lambda: load.answers > seen + 4, "an answer after it")
-    assert gone not in release.pods("worker")
     assert not load.failures
     assert not release.kubelet.failures
 
@@ -97,9 +96,7 @@ def test_a_worker_whose_pod_is_deleted_under_load_is_replaced_and_no_request_fai
     gone = next(iter(release.pods("worker", role="prefill")))
     with Load(router).running() as load:
         release.delete(gone)
-        release.until(lambda: gone not in _names(release, router), "the end of the old worker")
-        release.until(lambda: len(release.pods("worker", role="prefill")) == 2, "a new Pod in its place")
-        release.until(lambda: _names(release, router) == set(release.pods("worker")), "the new worker")
+        replaced(release, router, gone, role="prefill")
         seen = load.answers
         release.until(lambda: load.answers > seen + 4, "an answer after it")
     assert not load.failures
@@ -126,6 +123,13 @@ def test_nothing_is_left_after_an_uninstall(release: Release):
     for kind in ("services", "serviceaccounts", "configmaps"):
         items = release.api_server.request("GET", f"{core}/{kind}")["items"]
         assert not [item["metadata"]["name"] for item in items if item["metadata"]["name"].startswith(NAME)]
+
+
+def replaced(release: Release, router: str, gone: str, role: str) -> None:
+    """Waits until the router has another worker in a deleted Pod's place."""
+    release.until(lambda: gone not in {*_names(release, router), *release.pods("worker")}, "the end of the old worker")
+    release.until(lambda: len(release.pods("worker", role=role)) == 2, "a new Pod in its place")
+    release.until(lambda: _names(release, router) == set(release.pods("worker")), "the new worker")
 
 
 def _names(release: Release, router: str) -> set[str]:

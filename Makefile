@@ -68,7 +68,7 @@ clean:  ## remove what was made here, except .venv
 test: setup page-browser $(if $(KUBERNETES),k8s-programs)  ## all tests that need no GPU; those of test-k8s too where its programs are
 	$(PYTEST) $(SPREAD) -m "not gpu and not timing and not sweep $(if $(KUBERNETES),,and not k8s)" $(ARGS)
 
-test-fast: setup  ## the tests of a second or less, in two minutes
+test-fast: setup  ## the tests of a second or less, in about two minutes
 	$(PYTEST) $(SPREAD) -m "not gpu and not k8s and not timing and not sweep and not slow" $(ARGS)
 
 test-k8s: setup k8s-programs  ## the tests against a real Kubernetes API server: KUBEBUILDER_ASSETS=folder; brings etcd and helm

@@ -17,7 +17,7 @@ from tests.integration.engine.test_greedy_against_transformers import transforme
 from tests.integration.engine.test_own_pools import PROMPT, write
 from tests.unit.collectives.in_threads import needs_library
 
-pytestmark = needs_library
+pytestmark = [pytest.mark.slow, needs_library]
 
 CELLS = [
     ("llama/4", Degrees(1, 2)),
@@ -38,7 +38,6 @@ def over_hosts(folder: Path, degrees: Degrees, hosts: int = 2, **policy: Any) ->
     return GroupRun(folder, degrees, own_pools=True, hosts=hosts, **policy)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "degrees"), [*CELLS, *(pytest.param(*cell, marks=pytest.mark.sweep) for cell in REST)], ids=str
 )

@@ -90,6 +90,7 @@ def test_paged_attention(cpu, dtype, window, plan, heads, head_dim):
     close(found, case.expected(window).to(dtype))
 
 
+@pytest.mark.slow
 @needs_library
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype"), [*((dtype, dtype) for dtype in DTYPES), (torch.float32, torch.bfloat16)]

@@ -113,6 +113,7 @@ def test_equal_tokens_are_drawn_by_every_bit_of_the_point(cpu: CpuKernels) -> No
         assert tokens.tolist() == [math.floor(uniform(row, row) * size) for row in range(5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("past", [0, 1])
 def test_the_longest_vocabularies(cpu: CpuKernels, past: int) -> None:
     """Keys whose lower bits are nearly all set, of as many tokens as a tally counts, and of one more."""

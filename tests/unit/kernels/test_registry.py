@@ -78,6 +78,7 @@ def test_auto_passes_over_who_refuses_and_says_why(
     assert "'picky' passed over for cpu: it is raining" in caplog.text
 
 
+@pytest.mark.slow
 def test_decoder_and_registry_import_without_triton() -> None:
     code = "import sys; sys.modules['triton'] = None; import shared.kernels.registry, shared.model.decoder"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from shared.kernels.batch import AttentionBatch
@@ -63,6 +64,7 @@ def count_over_a_serving_mix() -> dict[str, int]:
     return count_specialisations(calls)
 
 
+@pytest.mark.slow
 def test_a_serving_mix_needs_few_kernels(compiled_afresh: Run) -> None:
     assert compiled_afresh(count_over_a_serving_mix) == {
         "plan_decode_items": 1,
@@ -89,6 +91,7 @@ def names_left_general() -> set[str]:
     return {parameter.name for parameter in choose_tokens.params if parameter.do_not_specialize}
 
 
+@pytest.mark.slow
 def test_pointers_that_meet_in_one_are_equally_general(compiled: Run) -> None:
     # Triton 3.6 cannot compile a choice between two for gfx942 otherwise; later versions can, so nothing else shows it.
     assert compiled(names_left_general) >= {"logits", "listed"}

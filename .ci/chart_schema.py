@@ -40,7 +40,7 @@ BY_CHART: dict[type[BaseModel], tuple[str, ...]] = {
     ),
     WorkerSettings: (
         "name", "bind", "tls", "fleet_key", "metrics", "model", "device", "kvstore", "store", "drain_timeout_s",
-        "tp", "pp", "ep", "group_hosts", "log_format",
+        "tp", "pp", "ep", "group_hosts", "group_leader", "group_host_index", "group_address", "log_format",
     ),
     KVStoreSettings: (
         "bind", "tls", "fleet_key", "metrics", "redis_url", "redis_cluster", "name", "host_bytes", "disk_folder",

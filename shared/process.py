@@ -30,6 +30,7 @@ from shared.telemetry.logs import set_up_logs
 
 logger = logging.getLogger(__name__)
 
+EXIT_BUG = 1
 EXIT_REFUSED = 2
 """Exit status when the start failed for a reason that the operator can act on."""
 

@@ -36,6 +36,8 @@ class EngineNeed:
     block_size: int
     further_gpus: tuple[str, ...] = ()
     """Of a group's other processes."""
+    num_hosts: int = 1
+    """Of the group: each holds an even part of the weights and of every block."""
 
 
 def check_weights(need: EngineNeed, memory_bytes: int | None) -> Finding:
@@ -50,6 +52,7 @@ def check_weights(need: EngineNeed, memory_bytes: int | None) -> Finding:
     dtype = _dtype(need, config)
     weight_bytes = num_elements * BYTES_PER_ELEMENT[dtype]
     layout = _layout(need, config)
+    own_weight_bytes, own_block_bytes = (-(-n // need.num_hosts) for n in (weight_bytes, layout.block_bytes))
     max_len = min(need.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
     blocks = max(need.num_kv_blocks, 1)
     text = (
@@ -58,11 +61,13 @@ def check_weights(need: EngineNeed, memory_bytes: int | None) -> Finding:
     )
     if memory_bytes is None:
         return ok(CHECK, text)
-    left = memory_bytes - weight_bytes
+    left = memory_bytes - own_weight_bytes
     text += f"; it may take {size(memory_bytes)}"
-    if left < blocks * layout.block_bytes:
+    if need.num_hosts > 1:
+        text += f" for one of {need.num_hosts} hosts' parts"
+    if left < blocks * own_block_bytes:
         return fail(CHECK, f"{text}, which the weights and {blocks} KV blocks do not fit into", _LESS)
-    tokens = left // layout.block_bytes * need.block_size
+    tokens = left // own_block_bytes * need.block_size
     if tokens < max_len:
         return warn(CHECK, f"{text}, which leaves room for sequences of {tokens} of {max_len} tokens", _LESS)
     return ok(CHECK, f"{text}, room for {tokens} tokens")

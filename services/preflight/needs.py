@@ -82,6 +82,7 @@ def _worker(overrides: Overrides, flags: list[str]) -> Needs:
             settings.num_kv_blocks,
             settings.block_size,
             settings.devices[1:] if settings.is_on_gpu else (),
+            settings.group_hosts,
         ),
         redis=_redis(overrides),
         transfers=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -124,7 +125,8 @@ class DistributedGroup:
             # Torch would wait for the lost rank to take a group apart: this one stays until the process ends.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
             if not self._in_host_memory:
-                self._group.abort()
+                # Beside each other: NCCL's groups of one process may wait for each other's end (pytorch issue 119797).
+                threading.Thread(target=self._group.abort, name="abort", daemon=True).start()
 
     def check(self) -> None:
         """Raises RankLost where a rank is known to be gone, and with it what this one has received."""

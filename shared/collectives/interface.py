@@ -8,7 +8,8 @@ from torch import Tensor
 
 
 class Collectives(Protocol):
-    """The ranks 0 … size - 1 of one group. All of them make the same calls in one order, each from one thread.
+    """The ranks 0 … size - 1 of one group. All of them make the same calls in one order, each from one
+    thread at a time.
 
     A call returns when this rank's part is done and its arguments may be used again. Once a rank
     is known to be gone, the call raises RankLost, and so does every later one.

@@ -45,7 +45,8 @@ class RankLinks:
 
     @property
     def _all(self) -> Iterator[Collectives]:
-        links = (self.everyone, self.stage, self.head, self.behind, self.ahead, self.blocks, self.slices)
+        # Those of the host's memory first: to end one of a device's may take long.
+        links = (self.everyone, self.blocks, self.slices, self.stage, self.head, self.behind, self.ahead)
         return (x for x in links if x is not None)
 
 

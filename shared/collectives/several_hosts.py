@@ -28,6 +28,8 @@ MEETING_S = 600.0
 IDLE_S = 10 * 365 * 86400.0
 """A worker may be idle for long: followers wait for plans and commands without a limit. The connection at which their
 hosts have met says who is gone."""
+CONNECT_S = 10.0
+"""The store listens before any rank starts: where nobody does, the leader ends."""
 _LOOK_S = 0.05
 _ALL = "all"
 
@@ -109,13 +111,14 @@ def _meet(rank: int, size: int, place: MeetingPlace, check: Callable[[], None]) 
     """The store, when all ranks have come to it: torch's own meetings end after a time in which a host may still be
     starting."""
     address = Address.parse(place.store, "store")
-    limit = timedelta(seconds=MEETING_S)
     try:
-        server = TCPStore(address.host, address.port, is_master=False, wait_for_workers=False, timeout=limit)
+        connect = timedelta(seconds=CONNECT_S)
+        server = TCPStore(address.host, address.port, is_master=False, wait_for_workers=False, timeout=connect)
+        server.set_timeout(timedelta(seconds=MEETING_S))
         store = PrefixStore(place.token, server)
-        if rank:
+        if rank:  # whose process started this one ends it where the others do not come
             store.set(_key(rank), "")
-            store.wait([_ALL], limit)
+            store.wait([_ALL], timedelta(seconds=IDLE_S))
             return store
         others = [_key(other) for other in range(1, size)]
         end = time.monotonic() + MEETING_S

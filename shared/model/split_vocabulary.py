@@ -76,7 +76,8 @@ class SplitVocabulary:
         kept = values != _NONE  # a part of few rows fills up with what must not be written
         row, place = kept.nonzero(as_tuple=True)
         logits = torch.full((num_rows, vocab_size), _NONE, device=values.device)
-        logits[row, ids[row, place]] = values[row, place]
+        column = ids[row, place].clamp(0, vocab_size - 1)  # where a rank was lost, any bits
+        logits[row, column] = values[row, place]
         return logits
 
 

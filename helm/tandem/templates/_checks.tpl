@@ -40,6 +40,10 @@
     {{- if and $.Values.planner.enabled (has .name (list $.Values.planner.prefill.pool $.Values.planner.decode.pool)) -}}
       {{- fail (printf "%s.parallelism: %d ranks over %d Nodes, and planner.enabled: the planner scales Deployments" $at $ranks $hosts) -}}
     {{- end -}}
+    {{- $encryption := include "tandem.poolSetting" (dict "root" $ "pool" . "key" "block_encryption" "name" "") | trim | default "none" -}}
+    {{- if ne $encryption "none" -}}
+      {{- fail (printf "%s.config.block_encryption: %s, and %d ranks over %d Nodes, between which nothing is encrypted; set none" $at $encryption $ranks $hosts) -}}
+    {{- end -}}
   {{- end -}}
   {{- if and .quantization (ne .quantization "none") -}}
     {{- fail (printf "%s.quantization: %s: workers do not quantise weights yet; leave it out or set none" $at .quantization) -}}

@@ -53,6 +53,11 @@ spec:
         {{- end }}
         - --
         {{- include "tandem.worker.args" . | trim | nindent 8 }}
+        {{- $hosts := include "tandem.worker.hosts" $pool | int }}
+        {{- if gt $hosts 1 }}
+        - --group-hosts={{ $hosts }}
+        - --group-leader=localhost:50062  # a preflight meets nobody
+        {{- end }}
       env:
         {{- include "tandem.worker.env" . | nindent 8 }}
       terminationMessagePolicy: FallbackToLogsOnError

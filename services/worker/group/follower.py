@@ -38,12 +38,16 @@ def run(spec: RankSpec) -> None:
     links = spec.join(load(choose()[1]))
     try:
         _serve(spec, links, spec.descriptors[-1])
-    finally:
-        links.close()
+    except BaseException:
+        # Not closed: the thread that serves slices may still wait in them. They end with the process.
+        links.fail(spec.rank)
+        raise
+    links.close()
 
 
 def _serve(spec: RankSpec, links: RankLinks, pool_descriptor: int) -> None:
     dtype: torch.dtype = getattr(torch, spec.dtype)
+    links.everyone.gather(torch.zeros(1))  # tells the leader that this rank has joined
     placement = PlacementSpec.parse(broadcast_bytes(links.everyone)).placement
     decoder = RankDecoder.load_rank(spec.folder, dtype, spec.kernels, spec.degrees, links, None, placement, spec.device)
     links.everyone.gather(torch.zeros(1))  # tells the leader that this rank's slice is loaded
@@ -75,6 +79,7 @@ def _follow_with_own_pool(
         pool.max_num_seqs,
         max_num_batched_tokens=pool.max_num_batched_tokens,
         warm_up=False,  # the leader's plans do that
+        staged_transfer=False,  # whole blocks are the leader's
         num_host_blocks=pool.num_host_blocks,
     )
     runner = Runner(decoder, decoder.own_layout(pool.block_size, pool.kv_dtype), pool.num_blocks, config)

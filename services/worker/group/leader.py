@@ -40,6 +40,9 @@ from shared.telemetry.logs import LogFormat, LogLevel
 
 logger = logging.getLogger(__name__)
 
+_TELL_S = 60.0
+"""Between warnings that hosts are missing."""
+
 
 class RankGroup:
     """A worker's followers. Made on the thread that lives as long as the process: the kernel ends them with it."""
@@ -97,10 +100,14 @@ class RankGroup:
         self._spec = self._own_spec(name, folder, of_rank[0], logs)
         if meeting is not None:
             meeting.open(self._spec)
-        self.followers = [
-            RankProcess(self._spec.of_rank(rank, self._spec.descriptors, own, of_rank[rank]), FOLLOWER)
-            for rank, own in enumerate(shares[1:], 1)
-        ]
+        self.followers: list[RankProcess] = []
+        try:
+            for rank, own in enumerate(shares[1:], 1):
+                spec = self._spec.of_rank(rank, self._spec.descriptors, own, of_rank[rank])
+                self.followers.append(RankProcess(spec, FOLLOWER))
+        except OSError as error:
+            self.close()
+            raise RankLost(f"the ranks of this worker's group cannot be started: {error}") from error
 
     def _own_spec(self, name: str, folder: str, device: str, logs: tuple[LogFormat, LogLevel]) -> RankSpec:
         """The leader's; what all ranks have in common is in it."""
@@ -129,8 +136,12 @@ class RankGroup:
         thread, tells of a rank that is gone, at most once. Raises RankLost."""
         self._watch = threading.Thread(target=self._watch_followers, args=(on_lost,), name="ranks", daemon=True)
         DeviceLink(torch.device(self._spec.device)).bind_thread()
+        self._wait_for_hosts()
         self._links = self._spec.join(self._library, self._check_started)
         self._watch.start()
+        self._links.everyone.gather(torch.zeros(1))  # all ranks have joined all of their groups
+        if self._meeting is not None:
+            self._meeting.close_store()
         broadcast_bytes(self._links.everyone, PlacementSpec(self.placement).to_json())
         return self._links
 
@@ -138,8 +149,16 @@ class RankGroup:
         """Waits until all ranks hold their slices, and memory that is free is theirs no longer. Raises RankLost."""
         assert self._links is not None, "meet() first"
         self._links.everyone.gather(torch.zeros(1))
-        if self._meeting is not None:
-            self._meeting.close_store()
+
+    def _wait_for_hosts(self) -> None:
+        """As long as it takes: another host may still be bringing the model, or start itself. Raises RankLost."""
+        told = time.monotonic()
+        while self._meeting is not None and (missing := set(range(1, self._ways.hosts)) - set(self._meeting.present)):
+            self._check_started()
+            if time.monotonic() - told > _TELL_S:
+                logger.warning("this worker's group still waits for hosts %s", ", ".join(map(str, sorted(missing))))
+                told = time.monotonic()
+            time.sleep(WATCH_INTERVAL_S)
 
     @property
     def has_own_pools(self) -> bool:
@@ -264,8 +283,9 @@ class RankGroup:
             closing_s = self._closing_s
             is_late = closing_s is not None and time.monotonic() - closing_s > END_TIMEOUT_S
             rank = rank if closing_s is None else None
-            if is_late and self._meeting is not None and self._meeting.present:
-                rank = self._ways.ranks_of(min(self._meeting.present))[0]
+            hosts = () if self._meeting is None else self._meeting.present
+            if is_late and hosts:
+                rank = self._ways.ranks_of(min(hosts))[0]
             for follower, status in zip(self.followers, statuses, strict=True):
                 ended = status is not None and not (closing_s is not None and status == 0)
                 if ended or follower.is_stuck() or (is_late and status is None):
@@ -275,9 +295,11 @@ class RankGroup:
                 for follower in self.followers:  # what it still holds open would keep others waiting
                     if follower.rank == rank:
                         follower.kill()
-                self._links.fail(rank)
-                if closing_s is None:
-                    on_lost(lost(rank))
+                try:
+                    self._links.fail(rank)
+                finally:
+                    if closing_s is None:
+                        on_lost(lost(rank))
                 return
             time.sleep(WATCH_INTERVAL_S)
 

@@ -55,20 +55,27 @@ def start_group(settings: WorkerSettings, dtype: torch.dtype, kernels: str, plac
     share, topology = choose_group_cores(settings)
     degrees = settings.degrees
     sending = senders(ModelConfig.load(settings.model), degrees) if settings.has_own_pools else ()
-    return RankGroup(
-        settings.name,
-        str(settings.model),
-        degrees,
-        dtype,
-        kernels,
-        share,
-        topology,
-        (settings.log_format, settings.log_level),
-        placement,
-        Ways(degrees.tensor, degrees.pipeline, settings.backend, senders=sending, hosts=settings.group_hosts),
-        open_meeting(settings) if settings.group_hosts > 1 else None,
-        settings.devices,
-    )
+    ways = Ways(degrees.tensor, degrees.pipeline, settings.backend, senders=sending, hosts=settings.group_hosts)
+    meeting = open_meeting(settings) if settings.group_hosts > 1 else None
+    try:
+        return RankGroup(
+            settings.name,
+            str(settings.model),
+            degrees,
+            dtype,
+            kernels,
+            share,
+            topology,
+            (settings.log_format, settings.log_level),
+            placement,
+            ways,
+            meeting,
+            settings.devices,
+        )
+    except BaseException:
+        if meeting is not None:
+            meeting.close()
+        raise
 
 
 def leader_runner(

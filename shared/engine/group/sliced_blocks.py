@@ -70,8 +70,9 @@ class SlicedBlocks:
                     form.write(block, parts[rank, number], rank)
             with self._turn:
                 self._send(SliceAction.WRITE, block_ids)
-                self._group.scatter(parts, torch.empty_like(parts[0]))
-                self._own.write(block_ids, parts[0])
+                rows = self._own.rows[: len(batch)]
+                self._group.scatter(parts, rows)
+                self._own.write(block_ids, rows)
                 self._group.gather(torch.zeros(1))  # a step may read these blocks next, on every rank
 
     def checksums(self, block_ids: Sequence[int]) -> list[int]:

@@ -19,7 +19,8 @@ STAGING_BYTES = 256 << 20
 
 
 class BlockAccess(Protocol):
-    """Called from the event loop while the engine thread computes, only for blocks that no step writes to."""
+    """Called from the event loop while the engine thread computes, only for blocks that no step writes to. Where ranks
+    have pools of their own, `outgoing` and `store` raise RankLost once the group has lost one."""
 
     def outgoing(self, block_id: int) -> BlockMemory:
         """A block's bytes, to be sent; they hold while the caller has its reference to the block.

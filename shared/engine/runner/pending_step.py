@@ -48,7 +48,9 @@ class PendingStep:
     def tokens(self) -> list[int]:
         """The chosen tokens, -1 where there is none; waits until the step is done."""
         if self._values is None:
-            self._wait()
-            self._check()
+            try:
+                self._wait()
+            finally:
+                self._check()  # says why, where the device says that something went wrong
             self._values = self._tokens.tolist()
         return self._values

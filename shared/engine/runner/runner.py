@@ -28,6 +28,7 @@ from shared.engine.runner.sampler import TopLogprobs, is_plain, resample, sample
 from shared.engine.runner.static_decode import StaticDecode
 from shared.engine.runner.structure_masks import StructureMasks
 from shared.engine.runner.warm_up import warm_up_plans
+from shared.kernels.backend import Kernels
 from shared.kv.layout import BlockLayout
 from shared.model.decoder import Decoder
 from shared.model.rank_decoder import MicroBatch, RankDecoder
@@ -134,16 +135,8 @@ class Runner:
         self._check: Callable[[], None] = _nothing if announce is None else announce.check
         self.arena = HostArena(layout, config.num_host_blocks, self.kv_blocks, link) if config.num_host_blocks else None
         """For the blocks of preempted sequences; None without `num_host_blocks`."""
-        is_staged = self._link.is_async if config.staged_transfer is None else config.staged_transfer
-        self.blocks: BlockAccess = StagedBlocks(self.kv_blocks, link) if is_staged else DirectBlocks(self.kv_blocks)
-        """The pool as the transfer plane sees it."""
-        self._checksums = BlockSums(layout, self.kv_blocks, decoder.kernels, link).of
-        if slices is not None:
-            sliced = slices(self.kv_blocks, link, self.arena)
-            self.blocks, self._checksums = sliced, sliced.checksums
-        if config.device_transfer:
-            sums = BlockSums(layout, self.kv_blocks, decoder.kernels, link)  # the engine thread has another
-            self.blocks = DeviceBlocks(self.kv_blocks, link, sums)
+        self.blocks, self._checksums = self._open_blocks(decoder.kernels, slices)
+        """The pool as the transfer plane sees it, and what gives its blocks' checksums."""
         self._inputs = EagerInputs(layout.block_size, link, needs_lengths=decoder.rotary.needs_lengths)
         self._sampled: Tensor | None = (
             None  # [num_rows] int64, tokens of the last step; the static buffer if there is one
@@ -159,6 +152,22 @@ class Runner:
             self._sampled = self._static.sampled
         self._masks = None if structures is None else StructureMasks(structures, link)
         self._last: PendingStep | None = None
+
+    def _open_blocks(
+        self, kernels: Kernels, slices: OpenSlices | None
+    ) -> tuple[BlockAccess, Callable[[list[int]], list[int]]]:
+        layout, link = self.layout, self._link
+        if slices is not None:
+            sliced = slices(self.kv_blocks, link, self.arena)
+            return sliced, sliced.checksums
+        checksums = BlockSums(layout, self.kv_blocks, kernels, link).of
+        if self._config.device_transfer:
+            sums = BlockSums(layout, self.kv_blocks, kernels, link)  # the engine thread has another
+            return DeviceBlocks(self.kv_blocks, link, sums), checksums
+        is_staged = self._config.staged_transfer
+        if link.is_async if is_staged is None else is_staged:
+            return StagedBlocks(self.kv_blocks, link), checksums
+        return DirectBlocks(self.kv_blocks), checksums
 
     @property
     def is_async(self) -> bool:

@@ -56,7 +56,7 @@ def shared_memory(num_bytes: int = 0) -> int:
 
 
 class CpuGroup:
-    """See `Collectives`. One thread makes its calls; `fail` and `lost_rank` may be called from any."""
+    """See `Collectives`. One thread at a time makes its calls; `fail` and `lost_rank` may be called from any."""
 
     def __init__(
         self,

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 import queue
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -58,65 +59,48 @@ class GroupRun(EngineRun):
     ) -> None:
         """`own_pools`: each rank has its slices of blocks alone, else they share one pool. With several `hosts`, ranks
         of one have messages' memory in common, all others TCP alone. `devices`: of each rank, none = the CPU."""
-        places = [torch.device(name) for name in devices or ["cpu"] * degrees.num_ranks]
+        self.places = [torch.device(name) for name in devices or ["cpu"] * degrees.num_ranks]
         kv_dtype, model = str(dtype).removeprefix("torch."), ModelConfig.load(folder)
         self.layout = model.block_layout(BLOCK_SIZE, kv_dtype)
         config = RunnerConfig(max_num_seqs=MAX_NUM_SEQS, num_host_blocks=policy.get("num_host_blocks", 0))
-        follower = replace(config, warm_up=False)
         form = SliceForm(self.layout, block_slices(model, degrees))
-        ways = Ways(
-            degrees.tensor, degrees.pipeline, backend, senders=senders(model, degrees) if own_pools else (), hosts=hosts
-        )
-        library = load(choose()[1])
-        descriptors: list[int] = []
-        if hosts == 1:
-            descriptors = shared_memories(library, ways)
-        else:
-            store = StoreServer("127.0.0.1")
-            place = MeetingPlace(store.address, store.token, "127.0.0.1")
-            memories = [host_memories(library, ways, host) for host in range(hosts)]
-            descriptors = [descriptor for of_host in memories for descriptor in of_host]
+        sending = senders(model, degrees) if own_pools else ()
+        self.meeting = _Meeting(Ways(degrees.tensor, degrees.pipeline, backend, senders=sending, hosts=hosts))
         shared = None if own_pools else torch.zeros(self.layout.shape(num_blocks), dtype=dtype)
+        self.joined: list[RankLinks] = []
 
         def join_as(rank: int) -> tuple[RankLinks, RankDecoder]:
-            DeviceLink(places[rank]).bind_thread()
-            if hosts == 1:
-                links = join(library, descriptors, rank, ways)
-            else:
-                links = several_hosts.join(library, memories[ways.host_of(rank)], rank, ways, place)
-            return links, RankDecoder.load_rank(folder, dtype, kernels, degrees, links, None, placement, places[rank])
+            DeviceLink(self.places[rank]).bind_thread()
+            links = self.meeting.join(rank)
+            self.joined.append(links)
+            place = self.places[rank]
+            return links, RankDecoder.load_rank(folder, dtype, kernels, degrees, links, None, placement, place)
 
         def run_follower(rank: int) -> None:
             links, decoder = join_as(rank)
-            try:
-                if shared is not None:
-                    follow(links.everyone, Runner(decoder, self.layout, num_blocks, pool=shared))
-                    return
-                runner = Runner(decoder, decoder.own_layout(BLOCK_SIZE, kv_dtype), num_blocks, follower)
-                server = SliceServer(form, links, runner.kv_blocks, runner.link, runner.arena)
-                server.start()
-                with torch.inference_mode():
-                    runner.start()
-                follow(links.everyone, runner)
-                server.join()
-            finally:
-                links.close()
+            if shared is not None:
+                follow(links.everyone, Runner(decoder, self.layout, num_blocks, pool=shared))
+            else:
+                follower = replace(config, warm_up=False, staged_transfer=False)
+                layout = decoder.own_layout(BLOCK_SIZE, kv_dtype)
+                _follow_with_own_pool(form, links, Runner(decoder, layout, num_blocks, follower))
 
         self.threads = ThreadPoolExecutor(degrees.num_ranks)
         self.followers: list[Future[None]] = [
             self.threads.submit(run_follower, rank) for rank in range(1, degrees.num_ranks)
         ]
-        self.links, self.decoder = join_as(0)
-        for descriptor in descriptors:
-            os.close(descriptor)
-        self.announcer = PlanAnnouncer(self.links.everyone)
-        self.pool = BlockPool(num_blocks, BLOCK_SIZE)
-        self.scheduler = Scheduler(self.pool, SchedulerConfig(MAX_NUM_SEQS, max_num_batched_tokens, **policy))
-        own = self.decoder.own_layout(BLOCK_SIZE, kv_dtype) if own_pools else self.layout
-        slices = partial(SlicedBlocks, form, self.links) if own_pools else None
-        self.runner = Runner(self.decoder, own, num_blocks, config, pool=shared, announce=self.announcer, slices=slices)
-        with torch.inference_mode():
-            self.runner.start()
+        with self._ended_on_failure():
+            self.links, self.decoder = join_as(0)
+            self.announcer = PlanAnnouncer(self.links.everyone)
+            self.pool = BlockPool(num_blocks, BLOCK_SIZE)
+            self.scheduler = Scheduler(self.pool, SchedulerConfig(MAX_NUM_SEQS, max_num_batched_tokens, **policy))
+            own = self.decoder.own_layout(BLOCK_SIZE, kv_dtype) if own_pools else self.layout
+            slices = partial(SlicedBlocks, form, self.links) if own_pools else None
+            self.runner = Runner(
+                self.decoder, own, num_blocks, config, pool=shared, announce=self.announcer, slices=slices
+            )
+            with torch.inference_mode():
+                self.runner.start()
         self.eos = frozenset()
         self.events = queue.Queue()
         self.engine = Engine(self.scheduler, self.runner, self.events.put)
@@ -126,10 +110,57 @@ class GroupRun(EngineRun):
     def close(self) -> None:
         """Ends the followers as a leader does; their errors are the test's."""
         super().close()
-        self.announcer.close()
-        if isinstance(self.runner.blocks, SlicedBlocks):
-            self.runner.blocks.close()
-        for follower in self.followers:
-            follower.result(DEADLINE_S)
-        self.links.close()
+        with self._ended_on_failure():
+            self.announcer.close()
+            if isinstance(self.runner.blocks, SlicedBlocks):
+                self.runner.blocks.close()
+            for follower in self.followers:
+                follower.result(DEADLINE_S)
+        for links in self.joined:
+            links.close()
         self.threads.shutdown()
+        self.meeting.close()
+
+    @contextmanager
+    def _ended_on_failure(self) -> Iterator[None]:
+        """Ends all ranks' waits where one fails: the test's process would wait for its threads without end."""
+        try:
+            yield
+        except BaseException:
+            for links in self.joined:
+                links.fail(0)
+            self.threads.shutdown(wait=False)
+            raise
+
+
+class _Meeting:
+    """What ranks that are threads join by."""
+
+    def __init__(self, ways: Ways) -> None:
+        self._ways, self._library = ways, load(choose()[1])
+        if ways.hosts == 1:
+            self._memories = [shared_memories(self._library, ways)]
+        else:
+            self._store = StoreServer("127.0.0.1")
+            self._place = MeetingPlace(self._store.address, self._store.token, "127.0.0.1")
+            self._memories = [host_memories(self._library, ways, host) for host in range(ways.hosts)]
+
+    def join(self, rank: int) -> RankLinks:
+        if self._ways.hosts == 1:
+            return join(self._library, self._memories[0], rank, self._ways)
+        memories = self._memories[self._ways.host_of(rank)]
+        return several_hosts.join(self._library, memories, rank, self._ways, self._place)
+
+    def close(self) -> None:
+        """Behind the last call: NCCL opens what it meets by at its first one."""
+        for descriptor in (descriptor for memories in self._memories for descriptor in memories):
+            os.close(descriptor)
+
+
+def _follow_with_own_pool(form: SliceForm, links: RankLinks, runner: Runner) -> None:
+    server = SliceServer(form, links, runner.kv_blocks, runner.link, runner.arena)
+    server.start()
+    with torch.inference_mode():
+        runner.start()
+    follow(links.everyone, runner)
+    server.join()

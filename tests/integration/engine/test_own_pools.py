@@ -158,6 +158,8 @@ def test_preempted_sequences_come_back_from_every_ranks_host_memory(tmp_path: Pa
     with closing(kind.run(folder, **sizes)) as tight:
         assert tight.generate(*prompts, max_tokens=40) == alone
         assert tight.scheduler.counters.num_swapped_in > 0
+        sums = BlockChecksum(tight.layout.block_bytes // 8)
         for block_id in range(16):  # each block as all ranks have it, behind the copies of plans without tokens too
-            assert len(tight.engine.blocks.outgoing(block_id)) == tight.layout.block_bytes
+            block = torch.frombuffer(bytearray(tight.engine.blocks.outgoing(block_id)), dtype=torch.uint8)
+            assert tight.runner.checksums([block_id]) == sums.checksum_blocks(block[None], [0])
         tight.pool.check_integrity()

@@ -21,7 +21,8 @@ from tests.unit.collectives.in_threads import needs_library
 pytestmark = [
     needs_library,
     pytest.mark.timeout(180),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),  # the engine's, which ends
+    # The engine's, which ends.
+    pytest.mark.filterwarnings("ignore:Exception in thread engine:pytest.PytestUnhandledThreadExceptionWarning"),
 ]
 
 DEADLINE_S = 60.0

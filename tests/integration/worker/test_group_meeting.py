@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -12,8 +13,9 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
 import pytest
+import uvloop
 
-from services.worker.group.meeting import admission, member
+from services.worker.group.meeting import admission, leader_port, member
 from services.worker.group.meeting.admission import NONCE_BYTES, GroupShape
 from services.worker.group.meeting.frames import MOST_BYTES, Broken, Frames
 from services.worker.group.meeting.leader_port import MeetingPort
@@ -22,7 +24,7 @@ from services.worker.group.rank_processes import RankProcess
 from services.worker.settings import WorkerSettings
 from shared.address import Address
 from shared.config import load_settings
-from shared.errors import ConfigError, TandemError, Unauthenticated
+from shared.errors import ConfigError, RankLost, TandemError, Unauthenticated
 from shared.kernels.cpu.build import choose
 from shared.kernels.cpu.launch import load
 from shared.kv.fleet_key import FleetKey
@@ -118,13 +120,12 @@ async def test_the_leader_is_told_of_a_rank_that_dies_or_is_stopped(number: sign
 
 async def test_a_rank_that_ends_as_it_is_told_is_not_lost() -> None:
     with leading() as port:
-        async with joined(port.address) as found:
+        async with connected(port.address) as frames:
+            assert (await shake_hands(frames, hello())).HasField("ranks")
             port.expect_ends()
-            pid = pid_of(found)
-            os.kill(pid, signal.SIGTERM)
-            assert await ended(pid)
-            await asyncio.to_thread(port.close)
-            assert port.lost_rank is None
+            frames.send(group_pb2.MemberFrame(rank_ended=group_pb2.RankEnded(rank=1, how="exit status 0")))
+        await until(lambda: not port.present)
+        assert port.lost_rank is None
 
 
 @contextmanager
@@ -147,7 +148,7 @@ async def test_a_member_ends_its_ranks_with_its_leader_and_comes_to_the_next_one
             first.kill()
             assert await ended(pid)
             with leader_process(port):
-                await until(lambda: found._is_joined)
+                await until(lambda: bool(found._ranks))
                 assert pid_of(found) != pid
 
 
@@ -269,6 +270,45 @@ async def test_what_is_no_frame_ends_its_connection_alone(sent: bytes) -> None:
         writer.close()
         async with joined(port.address):
             assert port.lost_rank is None
+
+
+def test_what_is_sent_behind_the_end_of_a_connection_is_dropped() -> None:
+    async def send(address: Address) -> None:
+        async with connected(address) as frames:
+            await frames.close()
+            await asyncio.sleep(0)
+            frames.send(group_pb2.MemberFrame(hello=hello()))
+
+    # As in the services' processes: there the transport raises.
+    with leading() as port, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(send(port.address))
+
+
+async def test_a_member_that_cannot_start_its_ranks_says_so_and_does_not_come_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*arguments: object) -> RankProcess:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(member, "RankProcess", full)
+    with leading() as port:
+        with pytest.raises(RankLost, match=r"cannot start its ranks: .*temporarily unavailable"):
+            await Member(settings_of(port.address), load(choose()[1])).start()
+        await until(lambda: port.lost_rank == 1)
+
+
+async def test_strangers_take_so_many_connections_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader_port, "MOST_STRANGERS", 2)
+    with leading() as port:
+        async with connected(port.address) as first, connected(port.address) as second:
+            for frames in (first, second):  # both are taken in
+                frames.send(group_pb2.MemberFrame(hello=hello()))
+                assert (await frames.receive()).HasField("hello")
+            async with connected(port.address) as third:
+                with pytest.raises(Broken):
+                    await third.receive()
+        async with joined(port.address):
+            assert tuple(port.present) == (1,)
 
 
 def test_a_taken_port_is_refused_with_its_setting() -> None:

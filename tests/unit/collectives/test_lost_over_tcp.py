@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -35,14 +37,30 @@ def groups(path: Path, limit_s: float = 600.0) -> Iterator[list[DistributedGroup
         group.close()
 
 
+def waits_begun(group: DistributedGroup) -> threading.Event:
+    """Set once a call of the group's has looked for a lost rank while it waited."""
+    begun, check, looks = threading.Event(), group.check, itertools.count()
+
+    def counted() -> None:
+        if next(looks):  # the first look is before the call begins
+            begun.set()
+        check()
+
+    group.check = counted  # type: ignore[method-assign]
+    return begun
+
+
 def test_a_rank_known_to_be_gone_ends_waits_for_silent_ones(tmp_path: Path) -> None:
     """Over TCP a silent rank is like one that computes; who watches the processes knows more."""
     with groups(tmp_path) as joined, ThreadPoolExecutor(2) as waits:
         x = torch.zeros(8)
+        begun = [waits_begun(group) for group in joined[1:]]
         waiting: list[Future[None]] = [
             waits.submit(joined[1].all_reduce, x),
             waits.submit(joined[2].broadcast, x.clone()),
         ]
+        for event in begun:
+            assert event.wait(DEADLINE_S)
         for group in joined:
             group.fail(0)
         for wait in waiting:

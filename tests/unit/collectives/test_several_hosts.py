@@ -93,3 +93,20 @@ def test_a_rank_that_will_not_come_ends_the_meeting() -> None:
     for descriptor in memories:
         os.close(descriptor)
     store.close()
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_store_that_is_gone_ends_the_wait_for_it(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    """Its process ends: torch would try for as long as ranks may take to start."""
+    monkeypatch.setattr(several_hosts, "CONNECT_S", 0.5)
+    library, store = load(choose()[1]), StoreServer("127.0.0.1")
+    store.close()
+    place = MeetingPlace(store.address, store.token, "127.0.0.1")
+    memories = host_memories(library, WAYS, WAYS.host_of(rank))
+    with ThreadPoolExecutor(1) as waits:
+        try:
+            with pytest.raises(RankLost, match=f"rank {rank} does not reach its group's store"):
+                waits.submit(join, library, memories, rank, WAYS, place).result(DEADLINE_S)
+        finally:
+            for descriptor in memories:
+                os.close(descriptor)

@@ -241,8 +241,10 @@ def test_a_group_over_nodes_is_a_set_of_a_leader_and_ranks_that_come_to_it(helm:
         assert (settings.group_hosts, settings.group_host_index, settings.group_address) == (2, index, "10.0.0.7")
         assert settings.group_leader == "demo-c-0.demo-c.serving:50062"
         assert {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}} in container["env"]
-        for init in pod["spec"].get("initContainers", ()):
-            assert not any("LWS_" in text for text in init.get("args", ())), "it has not met the others"
+        (preflight,) = pod["spec"]["initContainers"]
+        assert not any("LWS_" in text for text in preflight["args"]), "it has not met the others"
+        looked_at = load_settings(WorkerSettings, preflight["args"][preflight["args"].index("--") + 1 :])
+        assert looked_at.group_hosts == 2, "a Node's memory is for its part of the weights"
     (port,) = [each for each in leader["spec"]["containers"][0]["ports"] if each["name"] == "group"]
     assert port["containerPort"] == 50062
 

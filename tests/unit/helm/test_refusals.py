@@ -124,6 +124,19 @@ BAD = [
         ("pools[0].parallelism: 8 ranks over 2 Nodes", "planner.enabled"),
     ),
     Bad(
+        "a-group-over-nodes-whose-blocks-are-encrypted",
+        {
+            **pools({"parallelism": {"pipeline": 2}, "devicesPerNode": 1}),
+            "worker": {"config": {"block_encryption": "aes-gcm"}},
+        },
+        ("pools[0].config.block_encryption: aes-gcm", "2 ranks over 2 Nodes"),
+    ),
+    Bad(
+        "a-group-that-meets-elsewhere-than-the-chart-says",
+        pools({"config": {"group_leader": "elsewhere:1"}}),
+        ("group_leader",),
+    ),
+    Bad(
         "gpus-of-a-worker-that-the-planner-counts-otherwise",
         {
             **pools(

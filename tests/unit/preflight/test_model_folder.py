@@ -35,6 +35,17 @@ def test_memory_for_the_weights_alone_is_not_enough(need: EngineNeed) -> None:
     assert "do not fit" in finding.text
 
 
+def test_a_host_of_a_group_needs_room_for_its_part_alone(need: EngineNeed) -> None:
+    weights = (need.model / "model.safetensors").stat().st_size
+    need = replace(need, max_model_len=32)
+    memory = weights // 2 + 32 * TOKEN_BYTES
+    assert memory < weights
+    assert check_weights(need, memory).level is Level.FAIL
+    finding = check_weights(replace(need, num_hosts=2), memory)
+    assert finding.level is Level.OK
+    assert "for one of 2 hosts' parts" in finding.text
+
+
 def test_room_for_short_sequences_alone_is_a_warning(need: EngineNeed) -> None:
     weights = (need.model / "model.safetensors").stat().st_size
     finding = check_weights(need, weights + 5 * 16 * TOKEN_BYTES)

@@ -1,4 +1,4 @@
-"""Who may join a group's meeting: hosts of the same build, with the fleet's key, whose index is free.
+"""Who may join a group's meeting: hosts of the same release, with the fleet's key, whose index is free.
 
 Both sides prove that they know the key, by a code over the member's hello and the leader's nonce. So neither a recorded
 meeting nor one with another leader is of use, and the key itself never travels.
@@ -22,13 +22,13 @@ PROTOCOL = 1
 """Of the meeting, and of what ranks of one group exchange."""
 NONCE_BYTES = 32
 HANDSHAKE_S = 10.0
-"""For one side's next message before both know each other."""
+"""For a member to be let in, from its connection on."""
 
 Side = Literal["leader", "member"]
 
 
 def own_build() -> str:
-    """What must be the same on all hosts."""
+    """What must be the same on all hosts: the release, PROTOCOL of what ranks exchange, and torch's."""
     return f"tandem {importlib.metadata.version('tandem-llm')}, group {PROTOCOL}, torch {torch.__version__}"
 
 

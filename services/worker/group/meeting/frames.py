@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Generic, TypeVar
 
@@ -52,6 +52,8 @@ class Frames(Generic[Sent, Received]):
 
     def send(self, frame: Sent) -> None:
         """Returns at once; what a connection that has ended was to carry is dropped."""
+        if self._writer.is_closing():  # some loops' transports raise
+            return
         content = frame.SerializeToString()
         self._writer.write(len(content).to_bytes(_LENGTH_BYTES, "big") + content)
 
@@ -65,7 +67,7 @@ class Frames(Generic[Sent, Received]):
             raise Broken(f"what arrived is no {self._received.__name__}") from error
         return frame
 
-    async def messages(self) -> AsyncIterator[Message]:
+    async def messages(self) -> AsyncGenerator[Message, None]:
         """What each frame holds, signs of life left out, until the other side ends the connection or is silent."""
         beats = asyncio.create_task(self._keep_beating())
         try:

@@ -26,6 +26,8 @@ from shared.rpc.pb.tandem.v1 import group_pb2
 
 logger = logging.getLogger(__name__)
 
+MOST_STRANGERS = 64
+"""Connections whose side has not shown yet that it is a member."""
 _FIELD = "group_leader"
 
 
@@ -117,6 +119,9 @@ class MeetingPort:
             await asyncio.wait(self._connections)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) - len(self._keeping) >= MOST_STRANGERS:
+            writer.transport.abort()
+            return
         task = asyncio.create_task(self._welcome(reader, writer))
         self._connections[task] = writer
         task.add_done_callback(self._connections.pop)
@@ -188,8 +193,8 @@ class MeetingPort:
         """Nobody is let in any more: who comes back comes to the next incarnation."""
         if self.lost_rank is None:
             logger.error("this worker's group has lost a rank on another host: %s", how)
-            self.lost_rank = rank
             self._server.close()
+            self.lost_rank = rank
 
 
 def open_meeting(settings: WorkerSettings) -> MeetingPort:

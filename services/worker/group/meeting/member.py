@@ -1,7 +1,7 @@
 """A further host of a group: it comes to the leader's meeting, starts this host's ranks, and ends them with the leader.
 
-It outlives the leader's incarnations: where one is lost, or drains, it comes to the next one's meeting. What keeps it
-from that ends it: a refusal, or no leader for MEETING_S.
+It outlives the leader's incarnations: where one is lost, or drains, it comes to the next one's meeting, and waits for
+it as long as it takes; a refusal ends it. Who started it may have less patience.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from typing import NoReturn
 
 from services.worker.cores import choose_group_cores
 from services.worker.group.meeting.admission import HANDSHAKE_S, NONCE_BYTES, check_proof, own_build, prove
@@ -21,20 +23,22 @@ from services.worker.group.rank_processes import END_TIMEOUT_S, WATCH_INTERVAL_S
 from services.worker.group.rank_spec import RankSpec
 from services.worker.settings import WorkerSettings
 from shared.address import Address
-from shared.collectives.several_hosts import MEETING_S, MeetingPlace, host_memories
+from shared.collectives.several_hosts import MeetingPlace, host_memories
 from shared.cores.policy import divide_share
 from shared.errors import ConfigError, RankLost, TandemError
 from shared.kernels.cpu.build import CannotBuild, choose
 from shared.kernels.cpu.group import shared_memory
 from shared.kernels.cpu.launch import load
 from shared.kv.fleet_key import FleetKey
-from shared.process import EXIT_REFUSED, progress_event
+from shared.process import EXIT_BUG, EXIT_REFUSED, progress_event
 from shared.rpc.errors import from_proto
 from shared.rpc.pb.tandem.v1 import group_pb2
 
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.2
+_TELL_S = 60.0
+"""Between warnings that no leader answers."""
 _TOLD_S = 5.0
 """For a leader that was told of a rank's end to end the group."""
 
@@ -73,7 +77,7 @@ class Member:
 
     async def start(self) -> None:
         """Returns when the leader has let it in and this host's ranks are started. Raises Unauthenticated, ConfigError
-        as the leader refuses, RankLost where there is none."""
+        as the leader refuses, RankLost where the ranks cannot be started."""
         progress_event(0.0, f"waiting for the leader at {self._leader}")
         leader = await self._join()
         self._task = asyncio.create_task(self._run(leader))
@@ -94,27 +98,32 @@ class Member:
                 if self._draining:
                     return
                 leader = await self._join()
-        except Exception as error:
-            if isinstance(error, TandemError):
-                logger.error("%s", error)
-            else:
-                logger.exception("a bug stopped this host's part of the group")
-            logging.shutdown()
-            os._exit(EXIT_REFUSED)
+        except TandemError as error:
+            logger.error("%s", error)
+            self._exit(EXIT_REFUSED)
+        except Exception:
+            logger.exception("a bug stopped this host's part of the group")
+            self._exit(EXIT_BUG)
+
+    @staticmethod
+    def _exit(status: int) -> NoReturn:
+        logging.shutdown()
+        os._exit(status)
 
     async def _join(self) -> Leader:
-        end = time.monotonic() + MEETING_S
+        told = time.monotonic()
         while True:
             try:
                 return await self._enter()
             except (OSError, TimeoutError) as error:
-                if time.monotonic() > end:
-                    raise RankLost(f"no leader has answered at {self._leader} for {MEETING_S:g} s: {error}") from error
-                logger.debug("no leader at %s yet: %s", self._leader, error)
+                if time.monotonic() - told > _TELL_S:
+                    logger.warning("%s still waits for the leader at %s: %s", self.name, self._leader, error)
+                    told = time.monotonic()
             await asyncio.sleep(RETRY_S)
 
     async def _enter(self) -> Leader:
-        """Connects, and starts this host's ranks. Raises OSError and TimeoutError where no leader answers."""
+        """Connects, and starts this host's ranks. Raises OSError and TimeoutError where no leader answers, RankLost
+        where they cannot be started."""
         async with asyncio.timeout(HANDSHAKE_S):
             reader, writer = await asyncio.open_connection(self._leader.host, self._leader.port)
         beat = group_pb2.MemberFrame(beat=group_pb2.GroupBeat())
@@ -122,9 +131,12 @@ class Member:
         try:
             async with asyncio.timeout(2 * HANDSHAKE_S):
                 common = await self._let_in(leader)
-            self._start_ranks(common, self._settings.group_address or leader.own_host)
+            try:
+                self._start_ranks(common, self._settings.group_address or leader.own_host)
+            except OSError as error:  # no leader's fault: it would be asked again and again
+                raise RankLost(f"{self.name} cannot start its ranks: {error}") from error
         except BaseException:
-            self._end_ranks(by_s=0.0)
+            await self._end_ranks(by_s=0.0)
             await leader.close()
             raise
         self._is_joined = True
@@ -178,10 +190,11 @@ class Member:
         host = settings.group_host_index
         ranks = spec.ways.ranks_of(host)
         share, topology = choose_group_cores(settings)
-        descriptors = (*host_memories(self._library, spec.ways, host), shared_memory())
+        descriptors = host_memories(self._library, spec.ways, host)
         try:
+            descriptors.append(shared_memory())
             for rank, own in zip(ranks, divide_share(topology, share, len(ranks)), strict=True):
-                self._ranks.append(RankProcess(spec.of_rank(rank, descriptors, own, spec.device)))
+                self._ranks.append(RankProcess(spec.of_rank(rank, tuple(descriptors), own, spec.device)))
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -192,24 +205,25 @@ class Member:
         watch = asyncio.create_task(self._watch_ranks(leader))
         deadline = 0.0
         try:
-            async for message in leader.messages():
-                if isinstance(message, group_pb2.GroupEnd):
-                    logger.info("%s: the leader has ended the group", self.name)
-                    deadline = time.monotonic() + END_TIMEOUT_S
-                    break
-            else:
-                logger.warning("%s has lost the leader: its ranks end", self.name)
+            async with aclosing(leader.messages()) as messages:
+                async for message in messages:
+                    if isinstance(message, group_pb2.GroupEnd):
+                        logger.info("%s: the leader has ended the group", self.name)
+                        deadline = time.monotonic() + END_TIMEOUT_S
+                        break
+                else:
+                    logger.warning("%s has lost the leader: its ranks end", self.name)
         finally:
             watch.cancel()
-            self._end_ranks(deadline)
+            await self._end_ranks(deadline)
             self._is_joined = False
             await leader.close()
 
-    def _end_ranks(self, by_s: float) -> None:
-        """Those that run on at that time of the monotonic clock are killed."""
-        for rank in self._ranks:
-            rank.end_by(by_s)
-        self._ranks.clear()
+    async def _end_ranks(self, by_s: float) -> None:
+        """Those that run on at that time of the monotonic clock are killed. The loop goes on meanwhile, and they end
+        also where this is cancelled."""
+        ranks, self._ranks = self._ranks, []
+        await asyncio.shield(asyncio.to_thread(_end_all, ranks, by_s))
 
     async def _watch_ranks(self, leader: Leader) -> None:
         """Tells the leader of the first rank that ends or is stuck."""
@@ -228,6 +242,11 @@ class Member:
                 await leader.close()
                 return
             await asyncio.sleep(WATCH_INTERVAL_S)
+
+
+def _end_all(ranks: Sequence[RankProcess], by_s: float) -> None:
+    for rank in ranks:
+        rank.end_by(by_s)
 
 
 async def start_member(settings: WorkerSettings) -> Member:

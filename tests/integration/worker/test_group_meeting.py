@@ -275,9 +275,10 @@ async def test_what_is_no_frame_ends_its_connection_alone(sent: bytes) -> None:
 def test_what_is_sent_behind_the_end_of_a_connection_is_dropped() -> None:
     async def send(address: Address) -> None:
         async with connected(address) as frames:
+            assert (await shake_hands(frames, hello())).HasField("ranks")
             await frames.close()
             await asyncio.sleep(0)
-            frames.send(group_pb2.MemberFrame(hello=hello()))
+            frames.send(group_pb2.MemberFrame(beat=group_pb2.GroupBeat()))
 
     # As in the services' processes: there the transport raises.
     with leading() as port, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

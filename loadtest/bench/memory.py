@@ -45,7 +45,9 @@ SAMPLE_S = 1.0
 BLOCK_SIZE = 16
 _WINDOW = 10
 """Samples whose median is a figure: one step's own buffers come and go."""
-_SETS = ["torch", *(each.name for each in reversed(isa.BUILT) if not each.missing(isa.processor_features()))]
+_FEATURES = isa.processor_features()
+_SETS = ["torch", *(each.name for each in reversed(isa.BUILT) if not each.missing(_FEATURES))]
+_EMULATED = [each.name for each in isa.emulated(_FEATURES)]
 
 
 @dataclass(slots=True)
@@ -92,14 +94,14 @@ def main(
     duration: Annotated[float, typer.Option(help="seconds of load for each instruction set")] = 300.0,
     rate: Annotated[float, typer.Option(help="requests a second, Poisson arrivals")] = 10.0,
     blocks: Annotated[int, typer.Option(help="blocks of each worker's pool; a pass must fit into the duration")] = 2048,
-    sets: Annotated[str, typer.Option(help="instruction sets (TANDEM_CPU_ISA)")] = " ".join(_SETS),
+    sets: Annotated[str, typer.Option(help="TANDEM_CPU_ISA; emulated ones if named")] = " ".join(_SETS),
     model: Annotated[Path, typer.Option(help="model folder")] = Path("models/demo"),
     dtype: Annotated[Dtype, typer.Option(help="of the workers")] = "auto",
     out: Out = None,
 ) -> None:
     """Measure whether the workers' memory stands still under prompts of all lengths."""
     runs = {}
-    for name in names(sets, "sets", _SETS):
+    for name in names(sets, "sets", [*_SETS, *_EMULATED]):
         with tempfile.TemporaryDirectory(prefix="tandem-memory-") as folder:
             spec = ClusterSpec(
                 model, dtype=dtype, num_kv_blocks=blocks, http="127.0.0.1:0", grpc="127.0.0.1:0", state_dir=Path(folder)

@@ -100,18 +100,22 @@ def main(
     out: Out = None,
 ) -> None:
     """Measure whether the workers' memory stands still under prompts of all lengths."""
-    runs = {}
-    for name in names(sets, "sets", [*_SETS, *_EMULATED]):
-        with tempfile.TemporaryDirectory(prefix="tandem-memory-") as folder:
-            spec = ClusterSpec(
-                model, dtype=dtype, num_kv_blocks=blocks, http="127.0.0.1:0", grpc="127.0.0.1:0", state_dir=Path(folder)
-            )  # fmt: skip
-            os.environ["TANDEM_CPU_ISA"] = name
-            runs[name] = asyncio.run(measure(spec, duration, rate))
-        print(f"{name}: {runs[name].num_requests} answers, the pool was passed after {runs[name].pass_s:.0f} s")
-    print(f"\n{machine()}, pool of {blocks} blocks\n\n{growth_table(runs)}")
-    if out is not None:
-        write(out, [result for name, run in runs.items() for result in results(name, run)])
+    runs: dict[str, Run] = {}
+    try:
+        for name in names(sets, "sets", [*_SETS, *_EMULATED]):
+            with tempfile.TemporaryDirectory(prefix="tandem-memory-") as folder:
+                any_port = "127.0.0.1:0"
+                spec = ClusterSpec(
+                    model, dtype=dtype, num_kv_blocks=blocks, http=any_port, grpc=any_port, state_dir=Path(folder)
+                )
+                os.environ["TANDEM_CPU_ISA"] = name
+                runs[name] = asyncio.run(measure(spec, duration, rate))
+            print(f"{name}: {runs[name].num_requests} answers, the pool was passed after {runs[name].pass_s:.0f} s")
+    finally:  # where a set cannot serve the rate, the others' minutes are not lost
+        if runs:
+            print(f"\n{machine()}, pool of {blocks} blocks\n\n{growth_table(runs)}")
+        if runs and out is not None:
+            write(out, [result for name, run in runs.items() for result in results(name, run)])
 
 
 async def measure(spec: ClusterSpec, duration_s: float, rate: float) -> Run:

@@ -36,8 +36,19 @@ class PlainLinear:
         return self.weight.nbytes
 
     def forward(self, x: Tensor) -> Tensor:
-        """See `Linear`."""
-        return functional.linear(x, self.weight, self.bias)
+        """See `Linear`. On a CPU, 16-bit products are oneDNN's, which keeps some hundred KiB for every number of rows
+        that it meets: there few different ones come, at most a quarter above those asked for."""
+        num_rows = x.shape[0]
+        added = 0 if x.is_cuda or x.dtype == torch.float32 else _padded(num_rows) - num_rows
+        if not added:
+            return functional.linear(x, self.weight, self.bias)
+        return functional.linear(functional.pad(x, (0, 0, 0, added)), self.weight, self.bias)[:num_rows]
+
+
+def _padded(num_rows: int) -> int:
+    """Up to eight as they are, then multiples of eight, from 64 on four numbers for each power of two."""
+    step = 1 if num_rows <= 8 else 1 << max(3, num_rows.bit_length() - 3)
+    return -(-num_rows // step) * step
 
 
 def make_plain_linear(weight: Tensor, bias: Tensor | None, *, own: bool) -> PlainLinear:  # noqa: ARG001

@@ -29,9 +29,11 @@ class DeviceLink:
 
     def bind_thread(self) -> None:
         """Makes the device the calling thread's current one, which kernels launch on: a new thread begins with the
-        first GPU."""
+        first GPU. And OpenMP takes the process's number of threads for it: it begins with one a core of the machine,
+        and where they share fewer cores, each waits for the others' slices of time."""
         if self.is_async and self.device.index is not None:
             torch.cuda.set_device(self.device)
+        torch.get_num_threads()
 
     def empty(self, num_bytes: int) -> Tensor:
         """[num_bytes] uint8 on the host, to be filled and copied from."""

@@ -29,7 +29,8 @@ def in_this_thread(x: Tensor, num_elements: int) -> Iterator[None]:
     if functions is None:
         yield
         return
-    number = functions.omp_get_max_threads()
+    # Not OpenMP's own number: a thread that torch has not computed in yet does not know what was set for all.
+    number = torch.get_num_threads()
     functions.omp_set_num_threads(1)
     try:
         yield

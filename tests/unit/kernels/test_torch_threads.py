@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
+from shared.engine.runner.device_link import DeviceLink
 from shared.kernels.cpu import torch_threads
 from shared.kernels.cpu.torch_threads import FEWEST_ELEMENTS, MOST_ELEMENTS, in_this_thread
 
@@ -37,3 +39,26 @@ def test_an_error_within_gives_the_threads_back() -> None:
 def test_ops_of_another_device_are_left_alone() -> None:
     with in_this_thread(torch.empty(0, device="meta"), FEWEST_ELEMENTS):
         assert torch.get_num_threads() == 3
+
+
+def openmp_threads() -> int:
+    functions = torch_threads._functions()
+    assert functions is not None
+    return int(functions.omp_get_max_threads())
+
+
+def test_a_thread_that_torch_has_not_computed_in_gets_the_process_s_number() -> None:
+    """What calls OpenMP by itself, as oneDNN does, asks nobody else."""
+
+    def small_op_first() -> int:
+        with in_this_thread(torch.empty(0), FEWEST_ELEMENTS):
+            torch.ones(1 << 20).mul(2)
+        return openmp_threads()
+
+    def bound_first() -> int:
+        DeviceLink(torch.device("cpu")).bind_thread()
+        return openmp_threads()
+
+    for first in (small_op_first, bound_first):
+        with ThreadPoolExecutor(1) as fresh:
+            assert fresh.submit(first).result(60) == 3

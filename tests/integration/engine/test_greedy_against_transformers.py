@@ -20,7 +20,9 @@ def transformers_greedy(folder: Path, prompt: list[int], num_tokens: int = NUM_T
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    # transformers' other ways to multiply experts refuse rows that are not whole vectors.
+    eager = {"experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **eager).eval()
     tokens = torch.tensor([prompt])
     with torch.inference_mode():
         output = model.generate(

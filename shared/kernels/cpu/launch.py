@@ -47,7 +47,6 @@ def load(path: Path) -> ctypes.CDLL:
     library.tandem_ask_threads(ctypes.cast(num_threads_function(), c_void_p))
     p, n = c_void_p, c_int64
     library.tandem_pack_linear.argtypes = [p, n, n, c_int]
-    library.tandem_reads_tight.argtypes = []
     library.tandem_plan_tight.argtypes = [p, n, n, p, p]
     library.tandem_tighten.argtypes = [p, n, n, p, n, p]
     library.tandem_linear.argtypes = [p, p, n, p, p, p, n, n, n, c_int]

@@ -150,11 +150,11 @@ class WideLinear(PlainLinear):
 
 
 def pack(library: Library, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-    """A weight whose sizes satisfy `fits_panels`, tight where the processor and the weight allow it; its memory is
+    """A weight whose sizes satisfy `fits_panels`, tight where the weight allows it; its memory is
     changed, and freed where nothing refers to it any more but the caller's tensor.
     """
     plain = PanelLinear.pack(library, weight, bias)
-    if not is_bf16(weight) or not library().tandem_reads_tight():
+    if not is_bf16(weight):
         return plain
     tight = TightLinear.pack(plain)
     if tight is None:

@@ -34,8 +34,6 @@ def plain_panels(cpu: CpuKernels, weight: Tensor) -> PanelLinear:
 
 def tightened(cpu: CpuKernels, weight: Tensor) -> TightLinear:
     """Its memory is changed."""
-    if not cpu.library.tandem_reads_tight():
-        pytest.skip("AVX512-BF16 multiplies pairs, from plain panels")
     linear = packed(cpu, weight)
     assert isinstance(linear, TightLinear), "the panels are plain"
     return linear

@@ -45,7 +45,8 @@ class Multiplication {
         scratch_(scratch),
         panels_(n / kColumns),
         chunks_(is_direct_ ? tasks_of(o.m * job_.words() * 4, kStayingBytes) : tasks_of(o.m, kChunk)),
-        grain_(std::max<int64_t>(1, kTaskWork / (kColumns * k * (o.m + 8)))),
+        grain_(std::max(
+            std::clamp<int64_t>(panels_ / (4 * num_threads()), 1, kTaskPanels), kTaskWork / (kColumns * k * (o.m + 8)))),
         lay_grain_(o.m < kChunk ? job_.tiles.count : 2) {}
 
   int64_t lay_tasks() const { return tasks_of(job_.tiles.count, lay_grain_); }
@@ -65,8 +66,7 @@ class Multiplication {
     if (is_direct_) {
       const int64_t of_chunk = tasks_of(panels_, grain_), chunk = task / of_chunk;
       return run_range(task % of_chunk, panels_, grain_, [&](int64_t first, int64_t last) {
-        for (int64_t p = first; p < last; p++)
-          direct_panel(job_, chunk * count / chunks_, (chunk + 1) * count / chunks_, p);
+        direct_panels(job_, chunk * count / chunks_, (chunk + 1) * count / chunks_, first, last);
       });
     }
     const int64_t chunk = task % chunks_, p = task / chunks_ * kTaskPanels;
@@ -113,7 +113,7 @@ class Multiplication<bf16> {
   void run(int64_t task) const {
     run_range(task, panels_, grain(), [&](int64_t first, int64_t last) {
       if (is_tiled_) return tiled_.row_tiles() <= 2 ? few_rows(tiled_, first, last) : many_rows(tiled_, first, last);
-      for (int64_t p = first; p < last; p++) direct_panel(job_, 0, job_.tiles.count, p);
+      direct_panels(job_, 0, job_.tiles.count, first, last);
     });
   }
 

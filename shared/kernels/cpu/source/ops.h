@@ -9,7 +9,6 @@ const char* tandem_refusal();
 int tandem_pays();
 void tandem_ask_threads(int (*ask)());
 void tandem_pack_linear(void* w, int64_t k, int64_t n, int is_bf16);
-int tandem_reads_tight();
 void tandem_plan_tight(const void* w, int64_t k, int64_t n, uint8_t* upper, int64_t* num_rare);
 void tandem_tighten(const void* w, int64_t k, int64_t n, const uint8_t* upper, int64_t stride, void* out);
 void tandem_linear(

@@ -27,8 +27,8 @@ struct PlainPanel {
 
   struct Group {
     const bf16* weights;
-    [[gnu::always_inline]] void prefetch() const {
-      for (int line = 0; line < 4; line++) __builtin_prefetch((const char*)weights + kAhead + 64 * line);
+    [[gnu::always_inline]] void prefetch(int64_t ahead = kAhead) const {
+      for (int line = 0; line < 4; line++) __builtin_prefetch((const char*)weights + ahead + 64 * line);
     }
     Pairs half(int i) const {
       return {load_words(weights + 64 * i), load_words(weights + 64 * i + 32)};
@@ -59,8 +59,8 @@ class TightPanel {
   struct Group {
     const std::byte* bytes;
     Words upper;
-    [[gnu::always_inline]] void prefetch() const {
-      for (int line = 0; line < 3; line++) __builtin_prefetch((const char*)bytes + kAhead + 64 * line);
+    [[gnu::always_inline]] void prefetch(int64_t ahead = kAhead) const {
+      for (int line = 0; line < 3; line++) __builtin_prefetch((const char*)bytes + ahead + 64 * line);
     }
     Pairs half(int i) const {
       Words places = load_words(bytes + 128);

@@ -45,11 +45,18 @@ void finish(const float* c, int rows, const T* bias, T* y, int64_t y_step) {
     for (int v = 0; v < 2; v++) store16(y + r * y_step + 16 * v, load(c + r * kColumns + 16 * v) + b[v]);
 }
 
-// c[R][32] += the products of rows laid out as [k][R] and a panel's rare weights, which count as 0 elsewhere.
+// Number j of row r, out of R rows of a product with bf16 weights, laid out.
+template <int R>
+float laid(const float* a, int64_t j, int r) {
+  if constexpr (Laid<bf16>::per_word == 2) return to_float(((const bf16*)a)[(j / 2 * R + r) * 2 + j % 2]);
+  return a[j * R + r];
+}
+
+// c[R][32] += the products of R rows, laid out, and a panel's rare weights, which count as 0 elsewhere.
 template <int R, typename Panel>
 void add_rares(const Panel& panel, const float* a, int64_t k, float* c) {
   panel.each_rare(0, k, [&](int64_t j, int64_t output, float weight) {
-    for (int r = 0; r < R; r++) c[r * kColumns + output] += a[j * R + r] * weight;
+    for (int r = 0; r < R; r++) c[r * kColumns + output] += laid<R>(a, j, r) * weight;
   });
 }
 
@@ -62,6 +69,7 @@ struct Product {
   Tiles tiles;
 
   int64_t words() const { return k_size / Laid<T>::per_word; }
+  int64_t panel_bytes() const { return tight_bytes ? tight_bytes : int64_t(sizeof(T)) * kColumns * k_size; }
   void put(const float* c, int64_t row, int count, int64_t p) const {
     finish(c, count, bias ? bias + p * kColumns : nullptr, y + row * y_step + p * kColumns, y_step);
   }
@@ -74,8 +82,6 @@ auto with_panel(const Product<float>& job, int64_t p, F&& f) {
 }
 template <typename F>
 auto with_panel(const Product<bf16>& job, int64_t p, F&& f) {
-#ifndef TANDEM_PAIRS
   if (job.tight_bytes) return f(TightPanel((const std::byte*)job.weight + p * job.tight_bytes, job.k_size));
-#endif
   return f(PlainPanel{job.weight + p * kColumns * job.k_size});
 }

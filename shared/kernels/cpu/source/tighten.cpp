@@ -70,15 +70,6 @@ void tighten_panel(const Source& panel, const uint8_t* upper, std::byte* out) {
 
 }  // namespace
 
-// Whether tandem_linear reads tight panels. With AVX512-BF16 weights are multiplied as pairs, from plain ones.
-extern "C" int tandem_reads_tight() {
-#ifdef TANDEM_PAIRS
-  return 0;
-#else
-  return 1;
-#endif
-}
-
 // For each plain panel of w [n, k]: its table, [n / 32][16], and how many weights are not in it, [n / 32].
 extern "C" void tandem_plan_tight(const void* w, int64_t k, int64_t n, uint8_t* upper, int64_t* num_rare) {
   parallel_for(n / kColumns, [&](int64_t p) {

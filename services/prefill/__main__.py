@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 
 from shared.collector import uncollected
+from shared.openmp import wait_briefly
 
 if __name__ == "__main__":
+    wait_briefly()
     with uncollected():
         from services.prefill.servicer import start
         from services.worker.settings import WorkerSettings

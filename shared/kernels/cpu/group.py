@@ -102,10 +102,11 @@ class CpuGroup:
         """Waits until all have joined, before the first message. `check` is called meanwhile, and raises where one
         will not come. Raises RankLost."""
         end = time.monotonic() + limit_s
-        while failed := self._library.tandem_group_meet(self.handle, _MEETING_STEP_NS):
+        while found := self._library.tandem_group_meet(self.handle, _MEETING_STEP_NS):
+            self.check(max(0, found))
             check()
             if time.monotonic() > end:
-                self.check(failed)
+                self.check(-found)
 
     def all_reduce(self, x: Tensor) -> None:
         """See `Collectives`."""

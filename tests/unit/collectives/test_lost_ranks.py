@@ -76,6 +76,29 @@ def test_an_idle_group_can_be_asked() -> None:
         os.close(descriptor)
 
 
+def test_a_meeting_ends_with_the_rank_that_will_not_come() -> None:
+    """However long those that have joined would wait for one that is late."""
+    library = load(choose()[1])
+    descriptor = shared_memory(group_bytes(library, 3))
+    first, second = (CpuGroup(library, descriptor, rank, 3) for rank in range(2))
+    waits = ThreadPoolExecutor(1)
+    try:
+        with pytest.raises(RankLost) as late:
+            first.meet(limit_s=0)
+        assert late.value.details["rank"] == 2
+        waiting = waits.submit(first.meet, limit_s=1e6)
+        second.fail(2)
+        with pytest.raises(RankLost) as lost:
+            waiting.result(timeout=DEADLINE_S)
+        assert lost.value.details["rank"] == 2
+    finally:
+        CpuGroup(library, descriptor, 2, 3).close()  # ends a wait that nothing else does
+        waits.shutdown()
+        first.close()
+        second.close()
+        os.close(descriptor)
+
+
 def test_a_rank_that_leaves_ends_the_others_waits_at_once_but_not_what_it_has_sent() -> None:
     """No death, and no silence of any length, is needed: here a silent rank would be waited for without end."""
     library = load(choose()[1])

@@ -36,6 +36,20 @@ def test_an_error_within_gives_the_threads_back() -> None:
     assert torch.get_num_threads() == 3
 
 
+def test_mkl_takes_no_threads_of_its_own() -> None:
+    """It asks OpenMP for the number that torch gave it, whatever the calling thread's."""
+    mkl_threads = getattr(torch_threads._functions(), "MKL_Get_Max_Threads", None)
+    if mkl_threads is None:
+        pytest.skip("torch has no MKL here")
+    assert mkl_threads() == 3
+    with in_this_thread(torch.empty(0), FEWEST_ELEMENTS):
+        assert mkl_threads() == 1
+        with in_this_thread(torch.empty(0), FEWEST_ELEMENTS):
+            pass
+        assert mkl_threads() == 1
+    assert mkl_threads() == 3
+
+
 def test_ops_of_another_device_are_left_alone() -> None:
     with in_this_thread(torch.empty(0, device="meta"), FEWEST_ELEMENTS):
         assert torch.get_num_threads() == 3

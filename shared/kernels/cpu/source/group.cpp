@@ -246,14 +246,14 @@ extern "C" Group* tandem_group_join(
   return group;
 }
 
-// The members have all joined, or one of them is late: the call after which others are looked for.
+// 0: the members have all joined; 1 + the name of one that has failed; -1 - that of one that has not joined yet.
 extern "C" int tandem_group_meet(Group* group, int64_t limit_ns) {
   const int64_t end = now_ns() + limit_ns;
   const timespec nap{0, 1'000'000};
   for (int other = 0; other < group->size; other++)
     while (group->shared->members[other].beat.load() == 0) {
       if (const uint32_t failed = group->shared->failed.load()) return int(failed);
-      if (now_ns() > end) return group->names[other] + 1;
+      if (now_ns() > end) return -1 - group->names[other];
       nanosleep(&nap, nullptr);
     }
   return 0;

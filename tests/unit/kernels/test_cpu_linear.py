@@ -33,6 +33,7 @@ def cpu(request: pytest.FixtureRequest) -> CpuKernels:
         (5, 1040, 160),
         (240, 1040, 160),  # more rows, and more of a row, than are worked on at a time
         (300, 4112, 160),  # more bytes of rows, and of panels, than are held at a time
+        (1000, 768, 160),  # several chunks of rows that are held together, and some that are left
         (4, 96, 35),
         (60, 40, 32),
     ],

@@ -45,6 +45,7 @@ class Multiplication {
         scratch_(scratch),
         panels_(n / kColumns),
         chunks_(is_direct_ ? tasks_of(o.m * job_.words() * 4, kStayingBytes) : tasks_of(o.m, kChunk)),
+        staying_(is_direct_ ? 1 : std::max<int64_t>(1, kStayingBytes / (kChunk * job_.words() * 4))),
         grain_(std::max(
             std::clamp<int64_t>(panels_ / (4 * num_threads()), 1, kTaskPanels), kTaskWork / (kColumns * k * (o.m + 8)))),
         lay_grain_(o.m < kChunk ? job_.tiles.count : 2) {}
@@ -62,15 +63,14 @@ class Multiplication {
 
   int64_t tasks() const { return chunks_ * tasks_of(panels_, is_direct_ ? grain_ : kTaskPanels); }
   void run(int64_t task) const {
-    const int64_t count = job_.tiles.count;
-    if (is_direct_) {
-      const int64_t of_chunk = tasks_of(panels_, grain_), chunk = task / of_chunk;
-      return run_range(task % of_chunk, panels_, grain_, [&](int64_t first, int64_t last) {
-        direct_panels(job_, chunk * count / chunks_, (chunk + 1) * count / chunks_, first, last);
-      });
-    }
-    const int64_t chunk = task % chunks_, p = task / chunks_ * kTaskPanels;
-    blocked(job_, chunk * count / chunks_, (chunk + 1) * count / chunks_, p, std::min(p + kTaskPanels, panels_));
+    // All panels meet some chunks, one after the other, before they meet the next ones.
+    const int64_t grain = is_direct_ ? grain_ : kTaskPanels, of_staying = staying_ * tasks_of(panels_, grain);
+    const int64_t first_chunk = task / of_staying * staying_, within = task % of_staying;
+    const int64_t chunks = std::min(staying_, chunks_ - first_chunk), chunk = first_chunk + within % chunks;
+    const int64_t count = job_.tiles.count, low = chunk * count / chunks_, high = (chunk + 1) * count / chunks_;
+    run_range(within / chunks, panels_, grain, [&](int64_t first, int64_t last) {
+      is_direct_ ? direct_panels(job_, low, high, first, last) : blocked(job_, low, high, first, last);
+    });
   }
 
  private:
@@ -78,7 +78,7 @@ class Multiplication {
   bool is_direct_;
   Product<T> job_;
   float* scratch_;
-  int64_t panels_, chunks_, grain_, lay_grain_;
+  int64_t panels_, chunks_, staying_, grain_, lay_grain_;
 };
 
 #ifdef TANDEM_AMX

@@ -13,6 +13,7 @@ from torch import Tensor
 from shared.collectives.rank_links import RankLinks
 from shared.kernels.backend import Kernels
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.kernels.registry import choose_kernels
 from shared.kv.layout import BlockLayout
 from shared.model.config import ModelConfig
@@ -142,7 +143,8 @@ class RankDecoder(Decoder):
             shape = batch.num_tokens, self.config.hidden_size
             x = torch.empty(shape, dtype=self.dtype, device=self.device)
             links.behind.broadcast(x)
-        cos, sin = self.rotary.cos_sin(part.positions, part.rope_lengths)
+        with in_this_thread(x, x.numel()):
+            cos, sin = self.rotary.cos_sin(part.positions, part.rope_lengths)
         if links.ahead is None:
             return self._layers(x, cos, sin, kv_blocks, batch, part.logit_rows)
         links.ahead.broadcast(self._residual(x, cos, sin, kv_blocks, batch))

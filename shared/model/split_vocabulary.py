@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shared.collectives.interface import Collectives
+from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.model.modules import DecoderModules
 from shared.model.shard import Shard
 
@@ -29,9 +30,11 @@ class SplitVocabulary:
         """[num_tokens] int64 to [num_tokens, hidden_size]: each token's row, from the rank that has it."""
         own = self._shard.vocab
         is_own = (token_ids >= own.begin) & (token_ids < own.end)
-        x = functional.embedding(torch.where(is_own, token_ids - own.begin, 0), self._modules.embedding)
+        with in_this_thread(token_ids, token_ids.shape[0] * self._modules.embedding.shape[1]):
+            x = functional.embedding(torch.where(is_own, token_ids - own.begin, 0), self._modules.embedding)
+            if self._stage is not None:
+                x.masked_fill_(~is_own[:, None], 0)
         if self._stage is not None:
-            x.masked_fill_(~is_own[:, None], 0)
             self._stage.all_reduce(x)
         return x
 

@@ -24,6 +24,7 @@ def told(service: str, **environment: str) -> str:
         text=True,
         check=True,
     )
+    assert "OPENMP DISPLAY ENVIRONMENT" in ran.stderr
     found = re.search(r"GOMP_SPINCOUNT = '(\d+)'", ran.stderr)
     if not found:
         pytest.skip("not GNU's OpenMP")

@@ -79,6 +79,7 @@ class CpuGroup:
         self._library = library
         self._rank, self._size = rank, size
         ranks = (c_int64 * size)(*(names or range(size)))
+        self._name = ranks[rank]
         if single_bytes is None:  # by the host's cores, not by those that this process may use: all ranks must agree
             single_bytes = SINGLE_BYTES if size <= (os.cpu_count() or 1) else SLOT_BYTES
         self.handle: int | None = library.tandem_group_join(
@@ -100,13 +101,17 @@ class CpuGroup:
 
     def meet(self, check: Callable[[], None] = lambda: None, limit_s: float = MEETING_S) -> None:
         """Waits until all have joined, before the first message. `check` is called meanwhile, and raises where one
-        will not come. Raises RankLost."""
+        will not come. Who gives up ends the others' meeting too. Raises RankLost."""
         end = time.monotonic() + limit_s
         while found := self._library.tandem_group_meet(self.handle, _MEETING_STEP_NS):
             self.check(max(0, found))
-            check()
-            if time.monotonic() > end:
-                self.check(-found)
+            try:
+                check()
+                if time.monotonic() > end:
+                    self.check(-found)
+            except BaseException:
+                self.fail(self._name)
+                raise
 
     def all_reduce(self, x: Tensor) -> None:
         """See `Collectives`."""

@@ -19,8 +19,8 @@ from shared.kernels.torch_backend import TorchKernels
 
 ROWS = (1, 8, 40, 130)
 """One row, a few, and enough for each kind of tiling."""
-SIZES = ((96, 160), (64, 512))
-"""(out_size, in_size) of the products."""
+SIZES = ((96, 160, 0), (64, 512, 0), (64, 512, 12))
+"""(out_size, in_size, spread) of the products: weights of many powers of two do not fit in 12 bits."""
 TOLERANCE = 0.02
 """Of the largest expected number: bf16 rounds to 0.4 %."""
 
@@ -29,8 +29,8 @@ def main() -> None:
     """Raises SystemExit with the reason where the library computes something else than torch."""
     torch.manual_seed(0)
     ops = CpuOps(load(Path(sys.argv[1])))
-    for out_size, in_size in SIZES:
-        weight = torch.randn(out_size, in_size).bfloat16()
+    for out_size, in_size, spread in SIZES:
+        weight = (torch.randn(out_size, in_size) * 2.0 ** torch.randint(-spread, spread + 1, (1, in_size))).bfloat16()
         linear = ops.make_linear(weight.clone(), None, own=True)
         for rows in ROWS:
             x = torch.randn(rows, in_size).bfloat16()

@@ -34,9 +34,9 @@ def in_this_thread(x: Tensor, num_elements: int) -> Iterator[None]:
     # Not OpenMP's own number: a thread that torch has not computed in yet does not know what was set for all.
     number = torch.get_num_threads()
     mkl = _set_mkl_threads()
-    functions.omp_set_num_threads(1)
     mkl_number = mkl(1)
     try:
+        functions.omp_set_num_threads(1)
         yield
     finally:
         functions.omp_set_num_threads(number)

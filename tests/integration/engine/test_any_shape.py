@@ -4,11 +4,13 @@ a prefix, and handed over."""
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+import torch
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
@@ -16,10 +18,13 @@ from shared.model.shard import Degrees
 from tests.integration.engine.engine_run import EngineRun, hand_off
 from tests.integration.engine.group_run import GroupRun
 from tests.integration.engine.shapes import Shape, prompts, shapes, splits
-from tests.integration.engine.test_greedy_against_transformers import transformers_greedy
+from tests.integration.engine.test_greedy_against_transformers import load_transformers, transformers_greedy
 from tests.unit.collectives.in_threads import needs_library
 
 pytestmark = needs_library
+
+NEAR = 1e-4
+"""Of the spread of a row of logits."""
 
 # Without shrinking: an example takes a second, and its seed and degrees name it.
 slow_examples = settings(
@@ -52,15 +57,26 @@ def gives_the_tokens_of_transformers(shape: Shape, data: st.DataObject) -> None:
         prompt = data.draw(prompts(config), "prompt")
         degrees, own_pools = data.draw(splits(config, 2), "degrees"), data.draw(st.booleans(), "own_pools")
         event(shape.architecture)
-        expected = transformers_greedy(folder, prompt)
+        agree = partial(agrees, folder, prompt, transformers_greedy(folder, prompt))
         runs: dict[Degrees, EngineRun] = {Degrees(): stack.enter_context(closing(EngineRun(folder)))}
         for each in degrees:
             runs[each] = stack.enter_context(closing(GroupRun(folder, each, own_pools=own_pools)))
         for each, run in runs.items():
-            assert run.generate(prompt)[0] == expected, each
-            assert run.generate(prompt)[0] == expected, f"{each}, behind its own prefix"
+            assert agree(run.generate(prompt)[0]), each
+            assert agree(run.generate(prompt)[0]), f"{each}, behind its own prefix"
         for there, here in pairwise([*runs, Degrees()]):
             for each in (there, here):
                 runs[each].pool.clear_cache()
             if there != here:
-                assert hand_off(runs[there], runs[here], prompt) == expected, (there, here)
+                assert agree(hand_off(runs[there], runs[here], prompt)), (there, here)
+
+
+def agrees(folder: Path, prompt: list[int], expected: list[int], found: list[int]) -> bool:
+    """Equal; but where two logits of transformers' own are nearly so, a processor's order of sums may decide."""
+    if found == expected:
+        return True
+    place = next(i for i, pair in enumerate(zip(expected, found, strict=True)) if pair[0] != pair[1])
+    with torch.inference_mode():
+        logits = load_transformers(folder)(torch.tensor([[*prompt, *expected[:place]]])).logits[0, -1]
+    event("a near tie")
+    return bool(logits[expected[place]] - logits[found[place]] < NEAR * logits.std())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,13 +17,18 @@ DEMO = Path(__file__).parents[3] / "models" / "demo"
 NUM_TOKENS = 64
 
 
-def transformers_greedy(folder: Path, prompt: list[int], num_tokens: int = NUM_TOKENS) -> list[int]:
+def load_transformers(folder: Path) -> Any:
+    """The same checkpoint in transformers, fp32."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from transformers import AutoModelForCausalLM
 
     # transformers' other ways to multiply experts refuse rows that are not whole vectors.
     eager = {"experts_implementation": "eager"}
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **eager).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **eager).eval()
+
+
+def transformers_greedy(folder: Path, prompt: list[int], num_tokens: int = NUM_TOKENS) -> list[int]:
+    model = load_transformers(folder)
     tokens = torch.tensor([prompt])
     with torch.inference_mode():
         output = model.generate(

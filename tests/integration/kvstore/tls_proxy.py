@@ -44,7 +44,7 @@ class TlsProxy:
         task = asyncio.current_task()
         assert task is not None
         self._links.add(task)
-        with contextlib.suppress(asyncio.CancelledError):
+        with contextlib.suppress(asyncio.CancelledError), contextlib.closing(writer):
             inner_reader, inner_writer = await asyncio.open_unix_connection(self._socket_path)
             try:
                 await asyncio.gather(_copy(reader, inner_writer), _copy(inner_reader, writer))

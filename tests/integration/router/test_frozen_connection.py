@@ -24,7 +24,7 @@ class Relay:
         self._port = int(port)
         self._moving = asyncio.Event()
         self._moving.set()
-        self._writers: list[asyncio.StreamWriter] = []
+        self._links: set[asyncio.Task[None]] = set()
 
     async def start(self) -> str:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -34,16 +34,17 @@ class Relay:
         self._moving.clear()
 
     async def stop(self) -> None:
-        self._moving.set()
         self._server.close()
-        for writer in self._writers:
-            writer.close()
+        for link in self._links:
+            link.cancel()
+        await asyncio.gather(*self._links)
 
     async def _serve(self, reader, writer) -> None:
-        far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
-        self._writers += [writer, far_writer]
-        with contextlib.suppress(OSError):
-            await asyncio.gather(self._move(reader, far_writer), self._move(far_reader, writer))
+        self._links.add(asyncio.current_task())
+        with contextlib.suppress(OSError, asyncio.CancelledError), contextlib.closing(writer):
+            far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
+            with contextlib.closing(far_writer):
+                await asyncio.gather(self._move(reader, far_writer), self._move(far_reader, writer))
 
     async def _move(self, reader, writer) -> None:
         while data := await reader.read(65536):

@@ -117,34 +117,38 @@ async def test_calls_beyond_the_limit_are_refused(start_edge: StartEdge) -> None
 async def relay_that_stops(address: str, num_bytes: int) -> AsyncIterator[str]:
     """A relay to `address` that stops reading its answers after `num_bytes`: what a client does that never reads."""
     host, _, port = address.rpartition(":")
-    stop = asyncio.Event()
+    links: set[asyncio.Task[None]] = set()
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        upstream = socket.create_connection((host, int(port)))
-        upstream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        up_reader, up_writer = await asyncio.open_connection(sock=upstream, limit=4096)
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(4096):
+            writer.write(data)
 
-        async def forward() -> None:
-            while data := await reader.read(4096):
-                up_writer.write(data)
-
-        forwarding = asyncio.create_task(forward())
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         num_read = 0
-        while num_read < num_bytes and (data := await up_reader.read(4096)):
+        while num_read < num_bytes and (data := await reader.read(4096)):
             num_read += len(data)
             writer.write(data)
-        await stop.wait()
-        forwarding.cancel()
-        for each in (writer, up_writer):
-            each.close()
+        await asyncio.Event().wait()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link = asyncio.current_task()
+        assert link is not None
+        links.add(link)
+        with contextlib.suppress(asyncio.CancelledError), contextlib.closing(writer):
+            upstream = socket.create_connection((host, int(port)))
+            upstream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            up_reader, up_writer = await asyncio.open_connection(sock=upstream, limit=4096)
+            with contextlib.closing(up_writer):
+                await asyncio.gather(forward(reader, up_writer), answer(up_reader, writer))
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     try:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
-        stop.set()
         server.close()
-        await server.wait_closed()
+        for link in links:
+            link.cancel()
+        await asyncio.gather(*links)
 
 
 async def test_a_client_that_never_reads_is_cut_off_and_its_request_freed(start_edge: StartEdge) -> None:

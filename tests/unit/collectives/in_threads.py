@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -53,7 +53,12 @@ def run_group(tensor: int, pipeline: int, work: Callable[[RankLinks], T], backen
 
     try:
         with ThreadPoolExecutor(tensor * pipeline) as threads:
-            return list(threads.map(rank_of, range(tensor * pipeline), timeout=TIMEOUT_S))
+            ranks = [threads.submit(rank_of, rank) for rank in range(tensor * pipeline)]
+            wait(ranks, TIMEOUT_S, FIRST_EXCEPTION)
+            for rank in ranks:  # its error, where one has ended by it: the others may wait for that rank
+                if rank.done():
+                    rank.result()
+            return [rank.result(0) for rank in ranks]
     finally:
         for descriptor in descriptors:
             os.close(descriptor)

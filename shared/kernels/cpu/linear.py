@@ -150,8 +150,8 @@ class WideLinear(PlainLinear):
 
 
 def pack(library: Library, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-    """A weight whose sizes satisfy `fits_panels`, tight where the weight allows it; its memory is
-    changed, and freed where nothing refers to it any more but the caller's tensor.
+    """A weight whose sizes satisfy `fits_panels`, tight where the weight allows it; its memory is changed, and freed
+    where nothing refers to it any more but the caller's tensor.
     """
     plain = PanelLinear.pack(library, weight, bias)
     if not is_bf16(weight):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,12 +29,13 @@ TIMEOUT_S = 60.0
 def run_ranks(request: pytest.FixtureRequest, tmp_path: Path) -> RunRanks[Any]:
     """`run_ranks(size, work)`: what `work(group)` returns on each rank."""
     library = load(choose()[1])
+    stores = itertools.count()
     single_bytes = SINGLE_BYTES if request.param.endswith("shares") else SLOT_BYTES
 
     @contextmanager
-    def joined(rank: int, size: int, descriptor: int) -> Iterator[Collectives]:
+    def joined(rank: int, size: int, descriptor: int, store: Path) -> Iterator[Collectives]:
         if request.param == "gloo":
-            with closing(DistributedGroup(rank, size, distributed.FileStore(str(tmp_path / "store"), size))) as gloo:
+            with closing(DistributedGroup(rank, size, distributed.FileStore(str(store), size))) as gloo:
                 yield gloo
             return
         with closing(CpuGroup(library, descriptor, rank, size, single_bytes=single_bytes)) as group:
@@ -42,9 +44,11 @@ def run_ranks(request: pytest.FixtureRequest, tmp_path: Path) -> RunRanks[Any]:
 
     def run(size: int, work: Callable[[Collectives], T]) -> list[T]:
         descriptor = shared_memory(group_bytes(library, size))
+        # One for each group: the file of the one before goes with its last reader, which may be later than its end.
+        store = tmp_path / f"store {next(stores)}"
 
         def rank_of(rank: int) -> T:
-            with joined(rank, size, descriptor) as group:
+            with joined(rank, size, descriptor, store) as group:
                 return work(group)
 
         try:

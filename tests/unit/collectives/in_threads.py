@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -43,9 +43,16 @@ def run_group(tensor: int, pipeline: int, work: Callable[[RankLinks], T], backen
     library = load(choose()[1])
     ways = Ways(tensor, pipeline, backend)
     descriptors = shared_memories(library, ways)
+    ranks: list[Future[T]] = []
+
+    def check() -> None:
+        """Raises the error of a rank that has ended by one: another must not wait for it to join."""
+        for rank in list(ranks):
+            if rank.done():
+                rank.result()
 
     def rank_of(rank: int) -> T:
-        links = join(library, descriptors, rank, ways)
+        links = join(library, descriptors, rank, ways, check)
         try:
             return work(links)
         finally:
@@ -53,11 +60,9 @@ def run_group(tensor: int, pipeline: int, work: Callable[[RankLinks], T], backen
 
     try:
         with ThreadPoolExecutor(tensor * pipeline) as threads:
-            ranks = [threads.submit(rank_of, rank) for rank in range(tensor * pipeline)]
+            ranks += [threads.submit(rank_of, rank) for rank in range(tensor * pipeline)]
             wait(ranks, TIMEOUT_S, FIRST_EXCEPTION)
-            for rank in ranks:  # its error, where one has ended by it: the others may wait for that rank
-                if rank.done():
-                    rank.result()
+            check()
             return [rank.result(0) for rank in ranks]
     finally:
         for descriptor in descriptors:

@@ -78,14 +78,16 @@ class SessionServer(Generic[CommandT, EventT]):
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._close(session)
-            # It ends by itself: gRPC never ends a stream of which the first message was cut off on its way out.
-            await asyncio.wait({writer}, timeout=LAST_WRITE_TIMEOUT_S)
-            for task in ends:
-                task.cancel()
-            results = await asyncio.gather(*ends, return_exceptions=True)
-            for result in results:
-                if isinstance(result, Exception) and not isinstance(result, (*STREAM_OVER, Unauthenticated)):
-                    logger.error("session %d ended by an error", session.session_id, exc_info=result)
+            try:
+                # It ends by itself: gRPC never ends a stream of which the first message was cut off on its way out.
+                await asyncio.wait({writer}, timeout=LAST_WRITE_TIMEOUT_S)
+            finally:  # a worker that stops cancels this wait
+                for task in ends:
+                    task.cancel()
+                results = await asyncio.gather(*ends, return_exceptions=True)
+                for result in results:
+                    if isinstance(result, Exception) and not isinstance(result, (*STREAM_OVER, Unauthenticated)):
+                        logger.error("session %d ended by an error", session.session_id, exc_info=result)
             reason = f": {session.end_reason}" if session.end_reason else ""
             logger.info("router %s gone (session %d)%s", session.router_name, session.session_id, reason)
         for result in results:

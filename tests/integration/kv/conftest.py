@@ -83,16 +83,22 @@ class FarProcess:
         loop = asyncio.get_running_loop()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        answers = asyncio.StreamReader()
-        pipe = os.fdopen(os.dup(self._process.stdout.fileno()), "rb")
-        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(answers), pipe)
-        commands = self._process.stdin
+        answers, commands = self._process.stdout.fileno(), self._process.stdin
+        os.set_blocking(answers, False)
         waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        begun = bytearray()
 
-        async def read() -> None:
-            while line := await answers.readline():
-                answer = json.loads(line)
-                waiting.pop(answer["number"]).set_result(answer)
+        def read() -> None:
+            # Not connect_read_pipe: uvloop closes its pipe's descriptor twice, the second time maybe another's.
+            if not (piece := os.read(answers, 1 << 16)):
+                loop.remove_reader(answers)
+            begun.extend(piece)
+            *lines, rest = begun.split(b"\n")
+            begun[:] = rest
+            for answer in map(json.loads, lines):
+                asked = waiting.pop(answer["number"], None)
+                if asked is not None and not asked.done():  # else by a test that did not wait for it
+                    asked.set_result(answer)
 
         async def call(op: str, **arguments: Any) -> Any:
             number = next(self._numbers)
@@ -104,13 +110,11 @@ class FarProcess:
                 raise TransferFailed(answer["failed"])
             return answer["result"]
 
-        reading = asyncio.create_task(read())
+        loop.add_reader(answers, read)
         try:
             yield call
         finally:
-            reading.cancel()
-            transport.close()
-            pipe.close()
+            loop.remove_reader(answers)
 
     def stop(self) -> None:
         """Returns when all its threads have stopped; all it can do from then on is to be killed."""

@@ -186,6 +186,37 @@ async def test_a_router_that_leaves_while_it_is_written_to_is_no_error(caplog):
     assert not [record for record in caplog.records if record.exc_info]
 
 
+async def test_a_worker_that_stops_ends_the_writes_of_streams_already_over():
+    """The end of the stream cancels its handler, and the worker's end cancels it again, while it waits for a write."""
+    writes = asyncio.Event()
+
+    class Stalled:
+        """A stream that takes nothing."""
+
+        def __init__(self):
+            hello = types_pb2.Hello(router_name="r", protocol_version=PROTOCOL_VERSION)
+            self.commands = [decode_pb2.DecodeCommand(hello=hello)]
+
+        async def read(self):
+            return self.commands.pop() if self.commands else await asyncio.Event().wait()
+
+        async def write(self, event):
+            writes.set()
+            await asyncio.Event().wait()
+
+    async with serving(DecodeWorker) as worker, asyncio.timeout(DEADLINE_S):
+        handler = asyncio.create_task(session_server.SessionServer(worker.worker).serve(Stalled()))
+        await writes.wait()
+        handler.cancel()
+        while worker.worker.sessions:
+            await asyncio.sleep(0)
+        handler.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await handler
+        left = [task.get_coro().__qualname__ for task in asyncio.all_tasks()]
+        assert not [name for name in left if name.startswith("SessionServer._")]
+
+
 async def test_a_newer_session_ends_the_older_one_and_frees_its_requests():
     async with serving(DecodeWorker) as worker:
         epoch = {"router_incarnation": 77}

@@ -89,13 +89,16 @@ class Slow(Recording):
 async def test_what_a_slow_link_has_not_brought_in_time_is_computed_from_the_front(tmp_path):
     spec = {"num_prefill": 2, "store_host_bytes": HOST_BYTES, "prefix_fetch": "auto"}
     async with staged(tmp_path, Slow, **spec) as stage:
-        tokens = prompt(480)
-        expected, _ = await stage.ask(tokens, "prefill-0")
-        await stage.stored(tokens, 30)
-        answer, summary = await stage.ask(tokens, "prefill-1")
-        assert answer == expected
+        for attempt in range(6):  # a prompt that a busy machine brings or computes whole shows nothing
+            tokens = prompt(480, seed=43 + 2 * attempt)
+            expected, _ = await stage.ask(tokens, "prefill-0")
+            await stage.stored(tokens, 30)
+            answer, summary = await stage.ask(tokens, "prefill-1")
+            assert answer == expected
+            assert summary.num_cached_tokens % BLOCK_SIZE == 0
+            if 0 < summary.num_cached_tokens < 29 * BLOCK_SIZE:
+                break
         assert 0 < summary.num_cached_tokens < 29 * BLOCK_SIZE
-        assert summary.num_cached_tokens % BLOCK_SIZE == 0
         assert 0 < summary.ttft.prefix_fetch_ms < summary.ttft.ttft_ms
         await stage.idle()
 

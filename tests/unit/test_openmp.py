@@ -11,7 +11,10 @@ import pytest
 
 from shared.kernels.cpu import torch_threads
 
-pytestmark = pytest.mark.skipif(torch_threads._functions() is None, reason="torch's threads here are not OpenMP's")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch_threads._functions() is None, reason="torch's threads here are not OpenMP's"),
+]
 
 
 def told(service: str, **environment: str) -> str:

@@ -40,6 +40,7 @@ def test_the_definitions_pass_and_are_the_baseline(check: ModuleType, folder: Pa
     assert check.image(folder) == (folder / check.BASELINE).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "old", "new", "said"),
     [

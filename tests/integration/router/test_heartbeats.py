@@ -83,6 +83,7 @@ async def test_a_worker_that_falls_silent_gets_no_new_work_and_is_taken_back():
         assert decode.num_beats > 0
 
 
+@pytest.mark.slow
 async def test_a_frozen_session_is_given_up_and_its_streams_go_on_elsewhere():
     """No stream breaks and gRPC answers its pings: only the heartbeats are missing."""
     prefill, first, second = prefill_worker(), BeatingWorker("d0"), BeatingWorker("d1")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
 from services.router.workers.fleet import Fleet
 from shared.rpc.pb.tandem.v1 import decode_pb2, types_pb2
 from tests.integration.router.router_under_test import Router, decode_worker, prefill_worker
@@ -34,6 +36,7 @@ async def test_placement_hears_how_much_time_is_left_and_explain_how_long_it_wai
             await decode.expect(types_pb2.Cancel)
 
 
+@pytest.mark.slow
 async def test_where_other_routers_place_too_a_queue_is_looked_at_again_by_the_clock(monkeypatch):
     prefill, decode = prefill_worker(), decode_worker()
     async with Router([prefill], [decode]) as router:

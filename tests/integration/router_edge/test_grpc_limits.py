@@ -151,6 +151,7 @@ async def relay_that_stops(address: str, num_bytes: int) -> AsyncIterator[str]:
         await asyncio.gather(*links)
 
 
+@pytest.mark.slow
 async def test_a_client_that_never_reads_is_cut_off_and_its_request_freed(start_edge: StartEdge) -> None:
     edge = await start_edge(limits={"write_timeout_s": 0.3})
     token = edge.tokenizer.encode("a", add_special_tokens=False)[0]

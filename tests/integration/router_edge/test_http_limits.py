@@ -162,6 +162,7 @@ async def test_connections_beyond_the_limits_are_429(start_edge: StartEdge) -> N
                 pass
 
 
+@pytest.mark.slow
 async def test_a_client_that_never_reads_is_cut_off_and_its_request_freed(start_edge: StartEdge) -> None:
     edge = await start_edge(limits={"write_timeout_s": 0.3, "send_buffer_bytes": 4096})
     token = edge.tokenizer.encode("a", add_special_tokens=False)[0]
@@ -214,6 +215,7 @@ HUGE: dict[str, Callable[[], bytes]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HUGE)
 async def test_bodies_of_too_many_values_are_refused_unparsed(
     edge: Edge, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -227,6 +229,7 @@ async def test_bodies_of_too_many_values_are_refused_unparsed(
     assert "JSON" in reply.json()["error"]["message"]
 
 
+@pytest.mark.slow
 async def test_a_text_full_of_commas_and_brackets_is_no_structure(edge: Edge) -> None:
     edge.says("x")
     edge.core.limit = 300_000

@@ -95,6 +95,7 @@ def test_a_rank_that_will_not_come_ends_the_meeting() -> None:
     store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_store_that_is_gone_ends_the_wait_for_it(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     """Its process ends: torch would try for as long as ranks may take to start."""

@@ -96,11 +96,13 @@ def test_an_example_leaves_ucx_a_way_to_every_worker(helm: Helm, example: Path) 
             assert "eth0" in given.get("UCX_NET_DEVICES", "eth0").split(",")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_defaults_are_valid_on_every_kubernetes(helm: Helm, version: str) -> None:
     check(helm.manifests(kubernetes=f"{version}.0"), version)
 
 
+@pytest.mark.slow
 def test_all_that_can_be_switched_on_is_valid(helm: Helm) -> None:
     manifests = helm.manifests(values=EVERYTHING, kubernetes="1.34.0")
     check(manifests, "1.34")

@@ -17,6 +17,7 @@ from .conftest import Run
 WINDOWED: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("in_size", "out_size", "dtype"),
     [(64, 96, torch.float32), (72, 35, torch.float32), (300, 64, torch.float32), (96, 70, torch.float16)],

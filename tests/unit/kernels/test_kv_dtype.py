@@ -73,6 +73,7 @@ def test_attention_reads_what_was_written(
     torch.testing.assert_close(found.double(), case.expected(window, 0.1), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("head_dim", "group", "window"), [(64, 2, None), (80, 3, 9), (128, 1, None)])
 def test_triton_reads_what_was_written(interpreted: Run, head_dim: int, group: int, window: int | None) -> None:
     interpreted(

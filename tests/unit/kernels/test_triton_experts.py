@@ -10,6 +10,8 @@ from . import decoder_checks as checks
 from .compiling import TARGETS
 from .conftest import Run
 
+pytestmark = pytest.mark.slow
+
 SWEPT = pytest.mark.sweep
 
 
@@ -34,9 +36,7 @@ def test_a_range_of_experts_counts_the_others_as_zero(interpreted: Run, part: tu
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "arch", [pytest.param(arch, marks=pytest.mark.slow if arch == "sm_90" else SWEPT) for arch in TARGETS]
-)
+@pytest.mark.parametrize("arch", [pytest.param(arch, marks=() if arch == "sm_90" else SWEPT) for arch in TARGETS])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=SWEPT)])
 def test_experts_compile_and_use_the_matrix_units_without_spills(compiled: Run, arch: str, dtype: torch.dtype) -> None:
     kernels = compiled(compiling.compile_experts, dtype, arch)

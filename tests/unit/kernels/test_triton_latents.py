@@ -10,6 +10,8 @@ from . import compiling
 from .compiling import TARGETS
 from .conftest import Run
 
+pytestmark = pytest.mark.slow
+
 SWEPT = pytest.mark.sweep
 FEW_BYTES = 64  # of stack: sm_80 spills 40, the others none
 
@@ -39,9 +41,7 @@ def test_latents_may_be_kept_in_fewer_bits(interpreted: Run) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "arch", [pytest.param(arch, marks=pytest.mark.slow if arch == "sm_90" else SWEPT) for arch in TARGETS]
-)
+@pytest.mark.parametrize("arch", [pytest.param(arch, marks=() if arch == "sm_90" else SWEPT) for arch in TARGETS])
 @pytest.mark.parametrize("num_heads", [16, pytest.param(128, marks=SWEPT)])
 def test_attention_to_latents_compiles_and_uses_the_matrix_units(compiled: Run, num_heads: int, arch: str) -> None:
     kernels = compiled(compiling.compile_latents, num_heads, torch.bfloat16, arch)

@@ -11,6 +11,8 @@ from shared.kernels.sampling.philox import uniform
 from . import sampling_checks as checks
 from .conftest import Run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize(

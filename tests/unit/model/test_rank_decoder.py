@@ -97,7 +97,7 @@ def empty_pool(decoder: Decoder) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(decoder.dtype)
 
 
-@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize("kernels", ["auto", pytest.param("torch", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("degrees", [Degrees(2, 1), Degrees(4, 1), Degrees(1, 2), Degrees(2, 2)], ids=str)
 @pytest.mark.parametrize("name", SHAPES)

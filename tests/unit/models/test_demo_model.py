@@ -89,6 +89,7 @@ def test_ids_of_bos_and_eos_agree_between_config_and_tokenizer(tokenizer: PreTra
     assert tokenizer("a").input_ids[0] == tokenizer.bos_token_id
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(st.text())
 def test_any_text_survives_the_tokenizer(text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
@@ -214,5 +215,5 @@ def written_by(plan: StepPlan) -> dict[int, str]:
     return written
 
 
-TestScheduler = SchedulerMachine.TestCase
+TestScheduler = pytest.mark.slow(SchedulerMachine.TestCase)
 TestScheduler.settings = settings(max_examples=100, stateful_step_count=30)

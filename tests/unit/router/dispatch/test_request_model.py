@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -360,6 +361,7 @@ class RequestMachine(RuleBasedStateMachine):
             assert self.dispatcher.num_waiting <= self.dispatcher.num_active
 
 
+@pytest.mark.slow
 def test_no_order_of_events_leaves_a_state_without_an_exit_or_memory_without_an_owner():
     run_state_machine_as_test(
         RequestMachine, settings=settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -126,8 +126,12 @@ class Supervisor:
 
     async def _hang(self, part: Part) -> None:
         """Returns once a part that has answered gives no answer for the hang's time-out."""
-        answered_at: float | None = None
-        while answered_at is None or time.monotonic() - answered_at < self._hang_timeout_s:
-            if await part.answers():
-                answered_at = time.monotonic()
+        has_answered, silent_s = False, 0.0
+        while silent_s < self._hang_timeout_s:
+            began = time.monotonic()
+            answers = await part.answers()
             await asyncio.sleep(PROBE_INTERVAL_S)
+            # A round counts for no longer than it may take: a launcher that was stopped itself has not asked meanwhile.
+            round_s = min(time.monotonic() - began, PROBE_TIMEOUT_S + PROBE_INTERVAL_S)
+            has_answered = has_answered or answers
+            silent_s = silent_s + round_s if has_answered and not answers else 0.0

@@ -215,9 +215,11 @@ class Member:
                     logger.warning("%s has lost the leader: its ranks end", self.name)
         finally:
             watch.cancel()
-            await self._end_ranks(deadline)
-            self._is_joined = False
-            await leader.close()
+            try:
+                await self._end_ranks(deadline)
+            finally:  # cancelled too
+                self._is_joined = False
+                await leader.close()
 
     async def _end_ranks(self, by_s: float) -> None:
         """Those that run on at that time of the monotonic clock are killed. The loop goes on meanwhile, and they end

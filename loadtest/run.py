@@ -158,6 +158,7 @@ async def _warm_up(plan: Plan, client: Client) -> None:
 @contextmanager
 def _no_collections() -> Iterator[None]:
     """Disables Python's cyclic garbage collector during the run; a run keeps its allocations anyway."""
+    was_frozen = gc.get_freeze_count() > 0  # by who called, for good
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -165,4 +166,5 @@ def _no_collections() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import subprocess
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -85,9 +86,11 @@ class SmallDisk:
 
     def remount(self, options: str) -> None:
         """Tries again while a file is being written."""
-        for _ in range(100):
+        end = time.monotonic() + DEADLINE_S
+        while time.monotonic() < end:
             if _mount("-o", f"remount,{options}", str(self.folder)) == 0:
                 return
+            time.sleep(0.02)
         pytest.fail(f"the disk cannot be remounted {options}")
 
 

@@ -22,12 +22,14 @@ FIELDS = {"max_tokens": 120, "ignore_eos": True}
 async def test_a_worker_whose_engine_thread_ends_goes_with_it_and_comes_back(tmp_path, monkeypatch):
     monkeypatch.setenv("TANDEM_WORKER_FAILPOINTS", "engine.step=raise")
     async with running(tmp_path, num_decode=2, restart=True) as cluster:
-        expected = await cluster.tokens(PROMPT, **FIELDS)
-        asking = asyncio.create_task(cluster.tokens(PROMPT, **FIELDS))
+        fields = {**FIELDS, "max_tokens": 1000}  # long enough to be seen and struck
+        expected = await cluster.tokens(PROMPT, **fields)
+        await cluster.idle()
+        asking = asyncio.create_task(cluster.tokens(PROMPT, **fields))
         status = await cluster.until(
-            lambda status: any(w.load.num_running for w in status.workers if w.worker.name.startswith("decode"))
+            lambda status: any(w.num_requests for w in status.workers if w.worker.name.startswith("decode"))
         )
-        (busy,) = [w.worker.name for w in status.workers if w.load.num_running and w.worker.name.startswith("decode")]
+        (busy,) = [w.worker.name for w in status.workers if w.num_requests and w.worker.name.startswith("decode")]
         os.kill(cluster.cluster.children[busy].pid, signal.SIGUSR1)
         assert await asking == expected
         async with asyncio.timeout(DEADLINE_S):

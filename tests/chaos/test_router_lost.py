@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 SHAPE = {"num_prefill": 2, "num_decode": 2, "num_routers": 2, "num_kv_blocks": 800}
 BEFORE_THE_FAULT = 8
-NUM_TOKENS = 160
+NUM_TOKENS = 400
 SEEDED = {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.2, "presence_penalty": 0.3}
 ASKED: list[dict[str, Any]] = [
     {"prompt": prompt(75), "temperature": 0.0, "n": 1},
@@ -45,7 +45,7 @@ class Loads:
         seed = next(s for s in range(100) if Targets(routers, random.Random(s)).choose() == first)
         self.asynchronous = AsyncTandemClient(routers, rng=random.Random(seed))
         self.synchronous = TandemClient(routers, rng=random.Random(seed))
-        self._threads = ThreadPoolExecutor(len(ASKED))
+        self._threads = ThreadPoolExecutor(len(ASKED) + 1)
         self.num_begun = 0
 
     async def close(self) -> None:
@@ -127,7 +127,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
 async def test_a_half_open_stream_is_taken_over(cluster, elsewhere):
     """The older call stays open and is still being served: the newer one ends it, at any router."""
     routers = [router.grpc for router in cluster.cluster.routers]
-    options = {"temperature": 0.0, "max_tokens": 400, "ignore_eos": True}
+    options = {"temperature": 0.0, "max_tokens": 1500, "ignore_eos": True}
     async with AsyncTandemClient(routers[:1]) as here, AsyncTandemClient(routers[elsewhere:][:1]) as there:
         expected = await here.generate(prompt(75), **options)
         older = here.stream(prompt(75), request_id=f"mine-{elsewhere}", **options)

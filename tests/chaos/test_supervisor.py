@@ -16,7 +16,7 @@ from tests.e2e.running import DEADLINE_S, Running, running
 pytestmark = pytest.mark.slow
 
 PROMPT = [20 + (i * 37) % 2000 for i in range(75)]
-NUM_TOKENS = 200
+NUM_TOKENS = 600
 BEFORE_THE_KILL = 20
 PARTS = ["valkey", "kvstore", "store-1", "prefill-0", "decode-0", "router"]
 
@@ -56,6 +56,7 @@ async def healthy(cluster: Running) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.timeout(900)
 async def test_every_part_is_back_after_its_death_under_a_stream(tmp_path):
     shape = {"num_prefill": 2, "num_decode": 2, "store_nodes": 2, "store_host_bytes": 1 << 22}
     async with running(tmp_path, restart=True, **shape) as cluster:

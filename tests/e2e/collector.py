@@ -49,8 +49,9 @@ class Collector:
         self._path = path
 
     def spans(self) -> list[Found]:
-        lines = self._path.read_text().splitlines() if self._path.exists() else []
-        return [Found(**json.loads(line)) for line in lines]
+        text = self._path.read_text() if self._path.exists() else ""
+        whole = text[: text.rfind("\n") + 1]  # the last line may be still being written
+        return [Found(**json.loads(line)) for line in whole.splitlines()]
 
     def of(self, trace: str) -> list[Found]:
         return [span for span in self.spans() if span.trace == trace]

@@ -11,9 +11,11 @@ import grpc.aio
 import httpx
 
 from services.local.cluster import LocalCluster
+from services.local.commands import TandemCommands
 from services.local.spec import ClusterSpec
 from shared.model.config import ModelConfig
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from tests.e2e.patient import PATIENCE_S, patient
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 DEADLINE_S = 60.0
@@ -24,6 +26,16 @@ def block_bytes(model: Path, element_bytes: int = 4) -> int:
     """Bytes of one KV block of the model."""
     in_fp32 = ModelConfig.load(model).block_layout(BLOCK_SIZE, "float32").block_bytes
     return in_fp32 * element_bytes // 4
+
+
+class PatientCommands(TandemCommands):
+    """The real services, of which a busy machine's pauses do not change what is fetched and what is computed."""
+
+    def store_node(self, number, bind, redis_url):
+        return [*super().store_node(number, bind, redis_url), "--redis-timeout-s", str(PATIENCE_S)]
+
+    def worker(self, plan, kvstore):
+        return patient(super().worker(plan, kvstore))
 
 
 class Running:
@@ -84,7 +96,7 @@ async def running(tmp_path: Path, model: Path = DEMO, **spec) -> AsyncIterator[R
         model=model, http="127.0.0.1:0", grpc="127.0.0.1:0", state_dir=tmp_path,
         **{"num_kv_blocks": 256, "dtype": "fp32", **spec},
     )  # fmt: skip
-    async with LocalCluster(wanted) as cluster:
+    async with LocalCluster(wanted, commands=PatientCommands(wanted)) as cluster:
         run = Running(cluster)
         try:
             await run.until(lambda status: status.ready and all(w.connected for w in status.workers))

@@ -18,7 +18,10 @@ def starved(pid: int, others: list[int]) -> Iterator[None]:
     """The process gets a few percent of one core, which others compute on; the cluster's `others` keep off that core.
     Needs two cores."""
     cores = sorted(os.sched_getaffinity(0))
-    before = {tid: os.sched_getaffinity(tid) for other in (pid, *others) for tid in _threads(other)}
+    before: dict[int, set[int]] = {}
+    for tid in (tid for other in (pid, *others) for tid in _threads(other)):
+        with contextlib.suppress(ProcessLookupError):
+            before[tid] = os.sched_getaffinity(tid)
     spinners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(NUM_SPINNERS)]
     try:
         for spinner in spinners:
@@ -27,7 +30,8 @@ def starved(pid: int, others: list[int]) -> Iterator[None]:
             _pin(other, cores[1:])
         _pin(pid, cores[:1])
         for tid in _threads(pid):
-            os.setpriority(os.PRIO_PROCESS, tid, min(19, os.getpriority(os.PRIO_PROCESS, tid) + _NICE))
+            with contextlib.suppress(ProcessLookupError):
+                os.setpriority(os.PRIO_PROCESS, tid, min(19, os.getpriority(os.PRIO_PROCESS, tid) + _NICE))
         yield
     finally:
         for spinner in spinners:

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from services.local.cluster import LocalCluster
-from services.local.commands import TandemCommands
 from services.local.spec import ClusterSpec
 from services.router.dispatch.config import DispatchConfig
 from services.router.dispatch.dispatcher import Dispatcher
@@ -26,16 +25,17 @@ from services.router.workers.discovery import StaticDiscovery
 from services.router.workers.fleet import Fleet
 from shared.block_service.store_client import StoreClient
 from shared.engine.sampling_params import SamplingParams
+from shared.errors import StoreUnavailable
 from shared.identity import WorkerRole
 from shared.kv.hashing import chain
 from shared.kv_index.client import KVStoreClient
-from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, DEMO
+from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, DEMO, PatientCommands
 from tests.unit.router.reading import deltas
 
 HOST_BYTES = 1 << 26
 
 
-class Recording(TandemCommands):
+class Recording(PatientCommands):
     """Remembers who was started where."""
 
     def router(self, workers, kvstore, stores="", number=0):
@@ -124,7 +124,7 @@ class Stage:
         hashes = chain(self.fleet.hash_root(tenant, len(tokens)), tokens, BLOCK_SIZE)[:num_blocks]
         async with asyncio.timeout(DEADLINE_S):
             while True:
-                blocks = (await self.index.match(hashes)).blocks
+                blocks = await self._holders(hashes)
                 by_block = [{holder.worker_name for holder in holders} for holders in blocks]
                 if len(blocks) == num_blocks and all(held.issuperset(names) for held in by_block):
                     return
@@ -136,7 +136,7 @@ class Stage:
         assert len(hashes) == num_blocks
         async with asyncio.timeout(deadline_s):
             while True:
-                blocks = (await self.index.match(hashes)).blocks if hashes else ()
+                blocks = await self._holders(hashes)
                 by_store = [any(holder.role is WorkerRole.STORE for holder in holders) for holders in blocks]
                 if by_store == [True] * num_blocks:
                     return
@@ -146,8 +146,17 @@ class Stage:
         """Whether any worker's pool has any block of these tokens, as the index has it: the last ones may outlive the
         first."""
         hashes = chain(self.fleet.hash_root(tenant, len(tokens)), tokens, BLOCK_SIZE)
-        blocks = (await self.index.match(hashes)).blocks
+        blocks = await self._holders(hashes)
         return any(holder.role is not WorkerRole.STORE for holders in blocks for holder in holders)
+
+    async def _holders(self, hashes):
+        """Who has each of these blocks, as the index says once it answers."""
+        async with asyncio.timeout(DEADLINE_S):
+            while hashes:
+                with contextlib.suppress(StoreUnavailable):
+                    return (await self.index.match(hashes)).blocks
+                await asyncio.sleep(0.02)
+        return ()
 
     async def num_bad(self) -> int:
         return sum(tier.num_bad for tier in (await self.store.stats()).tiers)

@@ -35,12 +35,13 @@ async def tandem(run: Running, *arguments: str) -> tuple[int, str, str]:
 
 async def test_a_drained_worker_finishes_takes_nothing_new_and_comes_back(tmp_path):
     async with running(tmp_path, num_decode=2) as run:
-        expected = await run.tokens(PROMPT, max_tokens=400, ignore_eos=True)
-        asking = asyncio.create_task(run.tokens(PROMPT, max_tokens=400, ignore_eos=True))
+        expected = await run.tokens(PROMPT, max_tokens=1000, ignore_eos=True)
+        await run.idle()
+        asking = asyncio.create_task(run.tokens(PROMPT, max_tokens=1000, ignore_eos=True))
         status = await run.until(
-            lambda status: any(w.load.num_running for w in status.workers if w.worker.name.startswith("decode"))
+            lambda status: any(w.num_requests for w in status.workers if w.worker.name.startswith("decode"))
         )
-        (busy,) = [w.worker.name for w in status.workers if w.load.num_running and w.worker.name.startswith("decode")]
+        (busy,) = [w.worker.name for w in status.workers if w.num_requests and w.worker.name.startswith("decode")]
         other = {"decode-0": "decode-1", "decode-1": "decode-0"}[busy]
         code, out, err = await tandem(run, "drain", busy)
         assert (code, err) == (0, "")

@@ -109,7 +109,7 @@ async def test_structured_answers_outlive_their_decode_worker(tmp_path):
         async with asyncio.timeout(DEADLINE_S):
             while any(len(stream.text) < 40 for stream in streams):
                 await asyncio.sleep(0.01)
-        served = {name: await running_on(cluster, name) for name in ("decode-0", "decode-1")}
+        served = await by_decode_worker(cluster)
         victim = max(served, key=lambda name: (len({number < NUM_TEXTS for number in served[name]}), len(served[name])))
         os.kill(cluster.cluster.children[victim].pid, signal.SIGKILL)
         cut = [number for number in served[victim] if streams[number].finish_reason is None]
@@ -120,15 +120,17 @@ async def test_structured_answers_outlive_their_decode_worker(tmp_path):
         assert found == [(None, *answer) for answer in expected]
 
 
-async def running_on(cluster: Running, worker: str) -> list[int]:
-    """The numbers of the streams that a decode worker writes now."""
-    found = []
-    for number in range(NUM_STREAMS):
+async def by_decode_worker(cluster: Running) -> dict[str, list[int]]:
+    """The numbers of the streams that each decode worker writes now."""
+
+    async def worker_of(number: int) -> str:
         request = inference_pb2.GetRequestRequest(request_id=f"stream-{number}")
         with contextlib.suppress(grpc.aio.AioRpcError):  # it has ended
-            info = await cluster.stub.GetRequest(request, timeout=DEADLINE_S)
-            found += [number] * (info.decode_worker == worker)
-    return found
+            return (await cluster.stub.GetRequest(request, timeout=DEADLINE_S)).decode_worker
+        return ""
+
+    workers = await asyncio.gather(*map(worker_of, range(NUM_STREAMS)))
+    return {name: [n for n, worker in enumerate(workers) if worker == name] for name in ("decode-0", "decode-1")}
 
 
 async def every_kind_is_followed(cluster: Running) -> None:

@@ -16,7 +16,7 @@ from tests.e2e.running import DEMO, Running
 pytestmark = pytest.mark.slow
 
 PROMPT = [20 + (i * 37) % 2000 for i in range(75)]
-FIELDS = {"max_tokens": 160, "ignore_eos": True}
+FIELDS = {"max_tokens": 600, "ignore_eos": True}
 
 
 class WithFile(TandemCommands):

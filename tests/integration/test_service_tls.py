@@ -88,7 +88,8 @@ async def test_clients_of_store_and_blocks_get_through_with_a_certificate_only(
 ) -> None:
     address, servicer = service
     own = Tls.model_validate(authority.settings("worker")).channel_credentials()
-    store, blocks = KVStoreClient(address, write_timeout_s=5, credentials=own), BlockClient(address, credentials=own)
+    store = KVStoreClient(address, write_timeout_s=5, credentials=own)
+    blocks = BlockClient(address, look_up_timeout_s=10, credentials=own)
     assert await store.rebuild() == 3
     assert await blocks.look_up([b"x" * 16]) == [True]
     await store.close()

@@ -261,8 +261,15 @@ async def test_it_stops_at_once_without_its_lease_and_goes_on_when_it_has_it_aga
         release.router.rate = 6.0
         ticks = service.state.num_ticks
         before = await asyncio.to_thread(release.replicas, "prefill")
-        await release.until(lambda: service.leads)
-        assert service.state.num_ticks - ticks <= 1
+        without: list[int] = []
+
+        def leads_again() -> bool:
+            num_ticks = service.state.num_ticks  # before it is asked: those of its new lease do not count
+            without.extend([] if service.leads else [num_ticks])
+            return service.leads
+
+        await release.until(leads_again)
+        assert max(without, default=ticks) - ticks <= 1
         assert before == 1
         await release.until(lambda: release.replicas("prefill") > 1)
         held = await asyncio.to_thread(release.api.request, "GET", lease)
@@ -293,8 +300,8 @@ async def test_a_forbidden_call_is_typed_counted_and_logged_once(release: Releas
         assert await asyncio.to_thread(release.replicas, "prefill") == 1
         assert service.leads
     refusals = [one.getMessage() for one in caplog.records if one.levelno >= logging.ERROR]
-    assert len([one for one in refusals if "forbids" in one]) == 1
-    assert "deployments/scale" in refusals[0]
+    (refusal,) = [one for one in refusals if "forbids" in one]
+    assert "deployments/scale" in refusal
 
 
 async def test_a_dry_run_decides_and_writes_nothing(release: Release, caplog: pytest.LogCaptureFixture):

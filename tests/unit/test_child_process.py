@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -96,8 +97,11 @@ async def test_what_a_library_prints_goes_to_the_log_and_does_not_disturb(comman
 async def test_a_child_that_ignores_sigterm_is_killed(commands: FakeCommands) -> None:
     async with started(commands, "stubborn") as child:
         await child.ready(60.0)
+        child.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(60.0):
+            while commands.events()[-1] != "worker stop":
+                await asyncio.sleep(0.01)
         await child.stop(0.3)
-        assert commands.events()[-1] == "worker stop"
         assert child.returncode == -signal.SIGKILL
         assert child.exit_text() == "SIGKILL"
 

@@ -151,4 +151,5 @@ def good_tpot(record: RequestRecord) -> bool:
     found = request_metrics(record)
     assert found is not None
     assert found.tpot_s is not None
-    return 0.008 < found.tpot_s < 0.05 and is_good(record, Slo(None, 0.05))
+    first_s, last_s = record.reply.token_times_s
+    return found.tpot_s == pytest.approx((last_s - first_s) / 4) and is_good(record, Slo(None, 5.0))

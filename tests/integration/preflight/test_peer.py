@@ -65,7 +65,7 @@ async def test_a_fleet_with_a_key_is_measured_by_its_own_alone() -> None:
         async with asyncio.timeout(STEP_TIMEOUT_S / 2):  # the server does not wait for what the stranger never sends
             [stranger] = await check_peer(server.address, "", 0.0, Machine(), None)
             assert stranger.level is Level.FAIL
-            bandwidth, _ = await check_peer(server.address, KEY, 0.0, Machine(), None)
+        bandwidth, _ = await check_peer(server.address, KEY, 0.0, Machine(), None)
         assert "GB/s" in bandwidth.text
     finally:
         await server.close()

@@ -20,7 +20,7 @@ from tests.integration.engine.families import write_family
 from tests.integration.engine.test_greedy_against_transformers import transformers_greedy
 from tests.unit.collectives.in_threads import needs_library
 
-pytestmark = [needs_library, pytest.mark.timeout(120)]
+pytestmark = needs_library
 
 DEADLINE_S = 60.0
 PROMPT = [7 + (i * 37) % 190 for i in range(53)]

@@ -15,6 +15,7 @@ from functools import partial
 import pytest
 import uvloop
 
+from services.local.addresses import reserved_address
 from services.worker.group.meeting import admission, leader_port, member
 from services.worker.group.meeting.admission import NONCE_BYTES, GroupShape
 from services.worker.group.meeting.frames import MOST_BYTES, Broken, Frames
@@ -142,7 +143,7 @@ def leader_process(port: int = 0) -> Iterator[tuple[subprocess.Popen[str], int]]
 
 @pytest.mark.slow
 async def test_a_member_ends_its_ranks_with_its_leader_and_comes_to_the_next_one() -> None:
-    with leader_process() as (first, port):
+    with reserved_address() as at, leader_process(Address.parse(at, "at").port) as (first, port):
         async with joined(Address("127.0.0.1", port)) as found:
             pid = pid_of(found)
             first.kill()

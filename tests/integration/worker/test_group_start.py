@@ -20,9 +20,9 @@ from shared.errors import ConfigError
 from tests.integration.worker.held_follower import FOLDER_VARIABLE
 from tests.unit.collectives.in_threads import needs_library
 
-pytestmark = [needs_library, pytest.mark.timeout(120)]
+pytestmark = needs_library
 
-END_S = 30.0
+END_S = 60.0
 
 
 def group_settings(*flags: str) -> WorkerSettings:

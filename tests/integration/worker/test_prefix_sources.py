@@ -118,7 +118,7 @@ async def test_a_peer_that_falls_silent_is_given_up(monkeypatch, mode, limit):
 async def test_blocks_that_a_silent_peer_may_write_to_are_free_once_it_cannot(monkeypatch):
     tokens, names = prompt(32)
     async with workers(3, mode="auto") as (a, b, c):
-        monkeypatch.setattr("services.worker.blocks.prefix_fetch.policy.TIMEOUT_S", 1.0)
+        monkeypatch.setattr("services.worker.blocks.prefix_fetch.policy.TIMEOUT_S", 3.0)
         await a.has(names[:16])
         await b.has(names)
         monkeypatch.setattr(a.transfer, "send", lambda *_: asyncio.sleep(SILENT_S))

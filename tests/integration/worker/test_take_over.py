@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from services.decode.worker import DecodeWorker
 from services.prefill.worker import PrefillWorker
 from shared.rpc.pb.tandem.v1 import types_pb2
-from tests.integration.worker.session_rig import SAMPLING, Router, serving
+from tests.integration.worker.session_rig import DEADLINE_S, SAMPLING, Router, serving
 
 LONG = {**SAMPLING, "max_tokens": 200}
 
@@ -32,6 +34,9 @@ async def test_a_prefill_worker_ends_the_older_attempt():
     async with serving(PrefillWorker) as worker, Router(worker) as older, Router(worker, router_name="r2") as newer:
         worker.engine.close()  # nothing is computed: the prompt stays where it is
         await older.submit("a#1", tenant="t")
+        async with asyncio.timeout(DEADLINE_S):
+            while not worker.worker._submitted:
+                await asyncio.sleep(0.005)
         await newer.submit("a#1", tenant="t", ticket=10)
         await newer.send(take_over=types_pb2.TakeOver(request_id="a", tenant="t"))
         failed = (await older.event("failed")).failed

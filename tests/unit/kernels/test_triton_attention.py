@@ -16,6 +16,7 @@ GROUPS = [1, 2, 3, 4, 5, 7, 8, 16]
 BLOCK_SIZES = [16, 32, 64]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head_dim", "group", "block_size", "dtype", "window"),
     [

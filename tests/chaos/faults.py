@@ -90,7 +90,6 @@ class SmallDisk:
         while time.monotonic() < end:
             if _mount("-o", f"remount,{options}", str(self.folder)) == 0:
                 return
-            time.sleep(0.02)
         pytest.fail(f"the disk cannot be remounted {options}")
 
 

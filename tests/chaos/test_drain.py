@@ -65,7 +65,7 @@ async def test_a_router_told_to_end_finishes_its_streams_and_refuses_others(tmp_
     fields = {**FIELDS, "max_tokens": 1000}  # the calls below come before their end
     async with running(tmp_path, num_kv_blocks=1100) as cluster:
         expected = await asyncio.gather(*(cluster.tokens(prompt, **fields) for prompt in PROMPTS))
-        streams = Streams(cluster, max_tokens=1000)
+        streams = Streams(cluster, **fields)
         await streams.begun()
         router = cluster.cluster.children["router"]
         router.send_signal(signal.SIGTERM)

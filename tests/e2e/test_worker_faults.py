@@ -139,7 +139,7 @@ async def test_a_decode_worker_stopped_for_3_s_is_only_a_pause(two_decoders):
     streams = await under_fault(cluster, lambda _: stopped(cluster, "decode", 3.0))
     nothing_lost(streams, expected)
     assert await retries(cluster) == before
-    assert max(stream.longest_pause_s for stream in streams) > 2.5
+    assert 2.5 < max(stream.longest_pause_s for stream in streams) < 5.0
     await cluster.idle()
 
 
@@ -147,7 +147,7 @@ async def test_streams_of_a_decode_worker_stopped_for_20_s_go_on_elsewhere_after
     cluster, expected = two_decoders
     streams = await under_fault(cluster, lambda _: stopped(cluster, "decode", 20.0))
     nothing_lost(streams, expected)
-    assert 4.0 < max(stream.longest_pause_s for stream in streams) < 15.0  # not the 20
+    assert 4.0 < max(stream.longest_pause_s for stream in streams) < 8.0
     await cluster.until(lambda status: all(worker.connected for worker in status.workers))
     await cluster.idle()
     assert await cluster.tokens(prompt(0), **FIELDS) == expected[0]

@@ -75,8 +75,7 @@ async def test_a_drain_does_not_wait_for_open_streams_and_the_client_finds_the_n
 
 
 async def test_a_store_that_hangs_or_dies_is_told_within_the_timeout(valkey_url: str, admin: Redis) -> None:
-    patience = {"TANDEM_KVSTORE_REDIS_TIMEOUT_S": "5"}
-    process = await start_store("--bind", "127.0.0.1:0", TANDEM_KVSTORE_REDIS_URL=valkey_url, **patience)
+    process = await start_store("--bind", "127.0.0.1:0", TANDEM_KVSTORE_REDIS_URL=valkey_url)
     client = KVStoreClient((await event_of(process))["address"], match_timeout_s=0.3, write_timeout_s=5.0)
     await client.publish(A, CHAIN)
     async with asyncio.timeout(DEADLINE_S):

@@ -32,7 +32,7 @@ async def start_store(*arguments: str, **environment: str) -> Process:
         "services.kvstore",
         *arguments,
         cwd=ROOT,
-        env={**os.environ, **environment},
+        env={**os.environ, "TANDEM_KVSTORE_REDIS_TIMEOUT_S": "5", **environment},
         stdout=PIPE,
         stderr=PIPE,
     )
@@ -55,8 +55,7 @@ async def end_of(process: Process) -> tuple[int, str, str]:
 
 
 async def test_a_store_process_serves_drains_and_exits(valkey_url: str, admin: Redis) -> None:
-    patience = {"TANDEM_KVSTORE_REDIS_TIMEOUT_S": "5"}
-    process = await start_store("--bind", "127.0.0.1:0", TANDEM_KVSTORE_REDIS_URL=valkey_url, **patience)
+    process = await start_store("--bind", "127.0.0.1:0", TANDEM_KVSTORE_REDIS_URL=valkey_url)
     event = await event_of(process)
     assert event.keys() == {"event", "address", "metrics"}
     assert event["event"] == "ready"

@@ -21,8 +21,8 @@ async def test_an_open_loop_sends_on_time_whether_or_not_answers_came(start_fake
     server = start_fake(HALF_A_SECOND)
     result = await load(server.http, traffic=Traffic(arrivals="constant", rate=50), limits=Limits(num_requests=25))
     sent = [record.reply.sent_s or 0.0 for record in result.records]
-    assert sent[-1] < 6, "one at a time would take 12 s"
-    assert summarize(result)["max_concurrent_requests"] >= 10
+    assert sent[-1] < 0.6, "one at a time would take 12 s"
+    assert summarize(result)["max_concurrent_requests"] >= 20
     assert all(record.lag_s >= -0.0005 for record in result.records if record.lag_s is not None)
 
 
@@ -42,7 +42,7 @@ async def test_a_closed_loop_ends_with_its_time_and_awaits_the_last_answers(star
     server = start_fake(Behaviour(messages=((120, 1),)))
     result = await load(server.http, traffic=Traffic(concurrency=2), limits=Limits(duration_s=0.5))
     assert all(record.ok for record in result.records)
-    assert 4 <= len(result.records) <= 10
+    assert 8 <= len(result.records) <= 10
 
 
 @pytest.mark.slow

@@ -152,4 +152,4 @@ def good_tpot(record: RequestRecord) -> bool:
     assert found is not None
     assert found.tpot_s is not None
     first_s, last_s = record.reply.token_times_s
-    return found.tpot_s == pytest.approx((last_s - first_s) / 4) and is_good(record, Slo(None, 5.0))
+    return found.tpot_s == pytest.approx((last_s - first_s) / 4) and is_good(record, Slo(None, 0.05))

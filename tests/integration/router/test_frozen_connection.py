@@ -75,5 +75,5 @@ async def test_a_connection_that_is_frozen_ends_by_its_pings():
         async with asyncio.timeout(60):
             while router.fleet.decodes["d0"].connected:
                 await asyncio.sleep(0.05)
-        assert time.monotonic() - began < (KEEPALIVE_MS + PING_TIMEOUT_MS) / 1e3 + 30.0
+        assert time.monotonic() - began < (KEEPALIVE_MS + PING_TIMEOUT_MS) / 1e3 + 3.0
     await relay.stop()

@@ -173,17 +173,17 @@ async def test_what_never_answered_or_is_only_watched_is_left_alone(num_answers:
 @pytest.mark.usefixtures("quick_probes")
 async def test_a_launcher_that_was_stopped_itself_kills_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its clock has moved on by more than the time-out between two rounds, and every second probe is lost by it."""
-    now, part, enough = [0.0], Hanging(0), asyncio.Event()
+    now, rounds, enough = [0.0], itertools.count(), asyncio.Event()
     monkeypatch.setattr(supervisor_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    rounds = itertools.count()
 
-    async def answers() -> bool:
-        now[0] += 60.0
-        if (number := next(rounds)) == 10:
-            enough.set()
-        return number % 2 == 0
+    class Interrupted(Hanging):
+        async def answers(self) -> bool:
+            now[0] += 60.0
+            if (number := next(rounds)) == 10:
+                enough.set()
+            return number % 2 == 0
 
-    part.answers = answers  # type: ignore[method-assign]
+    part = Interrupted(0)
     changes: list[Change] = []
     supervisor = Supervisor(changes.append, restart=True, hang_timeout_s=30.0)
     supervisor.start([part])

@@ -6,19 +6,24 @@ PYTEST := $(BIN)/python -m pytest
 # A process a core and one more, since many tests wait; each with files of its own, so that what a module starts is started
 # once. They begin in the order of tests/order.py.
 SPREAD := --numprocesses $(shell expr $$(nproc) + 1) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
-# Where each test stands alone and takes long: who has none left takes over another's.
-SHARED := --numprocesses logical --maxprocesses 8 --dist worksteal
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 # Further flags for what a target calls, such as make test ARGS="-k transfer".
 ARGS   ?=
 
-# What make run hands to tandem serve: the settings given on make's command line; tandem serve knows the defaults.
-SETTINGS = MODEL PREFILL DECODE TP PP PREFILL_TP DECODE_TP EP PREFILL_EP DECODE_EP ROUTERS DTYPE KV_DTYPE DEVICE GPU_MEMORY HTTP GRPC MODE
-UP_FLAGS = $(foreach name,$(SETTINGS),$(if $(findstring command,$(origin $(name))),\
-	--$(shell echo $(name) | tr A-Z_ a-z-) "$($(name))")) $(if $(filter 1 true yes,$(DETERMINISTIC)),--deterministic)
+# The settings given on the command line of make. One that a target does not take stops it, where there is a Python to say so.
+GIVEN := $(foreach name,$(.VARIABLES),$(if $(findstring command,$(origin $(name))),$(name)))
+ifneq ($(and $(GIVEN),$(MAKECMDGOALS)),)
+WRONG := $(shell $(or $(wildcard $(BIN)/python),$(PYTHON),python3) .ci/make_settings.py "$(MAKECMDGOALS)" $(GIVEN) 2>/dev/null)
+$(if $(WRONG),$(error $(WRONG)))
+endif
 
-# Flags of make bench-engine, likewise; MODEL is a folder or one of the random-weight shapes 125m and 1b.
+# What make run hands to tandem serve, which knows the defaults: the settings that the comment of the target names.
+SETTINGS := $(shell sed -n 's/^run:.*settings: //p' $(firstword $(MAKEFILE_LIST)) | grep -o '[A-Z_]*=' | tr -d =)
+UP_FLAGS = $(foreach name,$(filter-out DETERMINISTIC,$(filter $(SETTINGS),$(GIVEN))),\
+	--$(shell echo $(name) | tr A-Z_ a-z-) "$($(name))") $(if $(filter 1 true yes,$(DETERMINISTIC)),--deterministic)
+
+# Flags of make bench-engine, likewise the settings given on the command line; MODEL is a folder or one of the random-weight shapes 125m and 1b.
 BENCH_FLAGS = $(foreach name,MODEL DTYPE OUT,$(if $(findstring command,$(origin $(name))),\
 	--$(shell echo $(name) | tr A-Z a-z) "$($(name))"))
 
@@ -48,7 +53,7 @@ CLIENTS := sdks lm-eval guidellm aiperf
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast test-gpu test-clients test-timing test-neon test-sweep test-k8s k8s-programs lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-metrics bench-overload bench-long-prompt bench-parallel bench-memory bench-planner loadtest chaos soak clean test-image always wheel page-browser mutation fuzz bench-determinism
+.PHONY: help setup run test test-all test-gpu test-clients test-timing test-neon test-k8s k8s-programs lint format proto lock demo-model bench bench-engine bench-peers bench-kernels gpu-check bench-index bench-prefix bench-router bench-overload bench-long-prompt bench-parallel bench-planner loadtest chaos soak clean test-image always wheel page-browser mutation fuzz
 
 ##@ Use
 help:  ## list the targets
@@ -65,11 +70,11 @@ clean:  ## remove what was made here, except .venv
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 ##@ Develop
-test: setup page-browser $(if $(KUBERNETES),k8s-programs)  ## all tests that need no GPU; those of test-k8s too where its programs are
-	$(PYTEST) $(SPREAD) -m "not gpu and not timing and not sweep $(if $(KUBERNETES),,and not k8s)" $(ARGS)
+test: setup page-browser $(if $(KUBERNETES),k8s-programs)  ## what must pass before a change lands, within 10 minutes on two slow cores: each path once, three model families, this processor's own instruction set; no GPU
+	$(PYTEST) $(SPREAD) -m "not gpu and not timing and not slow $(if $(KUBERNETES),,and not k8s)" $(ARGS)
 
-test-fast: setup  ## the tests of a second or less, in about two minutes
-	$(PYTEST) $(SPREAD) -m "not gpu and not k8s and not timing and not sweep and not slow" $(ARGS)
+test-all: setup page-browser $(if $(KUBERNETES),k8s-programs)  ## every test that needs no GPU, for a night or a release, part by part; a table at the end: ONLY="kernels, e2e" CONTINUE=1 (leaves out what has passed)
+	$(BIN)/python -m tests.all $(if $(KUBERNETES),--kubernetes) $(if $(filter 1 true yes,$(CONTINUE)),--continue) $(if $(ONLY),--only "$(ONLY)") $(ARGS)
 
 test-k8s: setup k8s-programs  ## the tests against a real Kubernetes API server: KUBEBUILDER_ASSETS=folder; brings etcd and helm
 	$(PYTEST) -m k8s tests/k8s $(ARGS)
@@ -109,9 +114,6 @@ test-timing: setup  ## the tests that hold on a quiet machine only
 test-neon: setup  ## the C++ kernels as aarch64 computes them, emulated: needs Debian, root and an hour
 	$(BIN)/python -m tests.neon $(ARGS)
 
-test-sweep: setup  ## every shape of every Triton kernel, in the interpreter and compiled for every GPU that is served, and the widest tests
-	$(PYTEST) $(SHARED) -m sweep $(ARGS)
-
 lint: setup  ## formatting, lint, types, lock, made pages, proto/ against its baseline
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
@@ -138,7 +140,7 @@ lock: $(BIN)/.project  ## resolve pyproject.toml into requirements.lock; newest 
 demo-model: setup  ## train models/demo from nothing
 	$(BIN)/python models/recipe/train.py $(ARGS)
 
-bench: bench-engine bench-index bench-router  ## the benchmarks that need neither peers nor a GPU
+bench: bench-engine bench-index bench-router  ## the benchmarks that need neither peers nor a GPU: MODEL=125m|1b|path DTYPE=bf16|fp32 BLOCKS="100000 1000000" PAIRS=2000
 
 bench-engine: setup  ## prefill and decode beside the limits of the hardware: MODEL=125m|1b|path DTYPE=bf16|fp32 OUT=file DEVICE=cpu|cuda
 	$(BIN)/python -m $(if $(filter cuda,$(DEVICE)),loadtest.bench engine-cuda $(if $(OUT),--out "$(OUT)"),loadtest.bench engine $(BENCH_FLAGS)) $(ARGS)
@@ -148,9 +150,6 @@ bench-kernels: setup  ## the Triton kernels beside the limits of a GPU, which it
 
 gpu-check: setup  ## all that a first hour on a GPU should tell, step by step, an hour at most: OUT=file
 	$(BIN)/python -m loadtest.bench.gpu_check --out "$(or $(OUT),out/gpu-check.json)" $(ARGS)
-
-bench-memory: setup  ## resident memory of a cluster under prompts of 50 to 600 tokens for 5 minutes, for each instruction set: OUT=file
-	$(BIN)/python -m loadtest.bench memory $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
 
 loadtest: setup  ## disaggregated against collocated on this machine by goodput, 11 minutes: TRACE=path RATE=n DURATION=10s SHAPE=xs|s|b MODEL=path OUT=file
 	$(BIN)/python -m loadtest baseline $(LOADTEST_FLAGS) $(ARGS)
@@ -164,9 +163,6 @@ bench-peers: setup  ## our engine and its peers in turns on the same weights: MO
 bench-router: setup  ## what a router adds to a request, and how many tokens it passes on: OUT=file
 	$(BIN)/python -m loadtest.bench router $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
 
-bench-metrics: setup  ## what counting costs a request in the router, and a decode step: OUT=file
-	$(BIN)/python -m loadtest.bench metrics $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
-
 bench-overload: setup  ## a router at three times its workers' capacity: OUT=file
 	$(BIN)/python -m loadtest.bench overload $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
 
@@ -175,9 +171,6 @@ bench-parallel: setup  ## sums over ranks beside gloo, messages between two host
 
 bench-long-prompt: setup  ## what long prompts do to running answers, disaggregated and collocated: OUT=file
 	$(BIN)/python -m loadtest.bench long-prompt $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
-
-bench-determinism: setup  ## how often answers depend on their batch or on a retry, without and with deterministic mode, and its cost: OUT=file
-	$(BIN)/python -m loadtest.bench determinism $(if $(findstring command,$(origin OUT)),--out "$(OUT)") $(ARGS)
 
 bench-prefix: setup  ## prefix hits of a fleet beside one ideal cache, and TTFT with the store: TRACE=path REQUESTS=n WORKERS="1 2 4" PARTS="index no-index store ttft" OUT=file
 	$(BIN)/python -m loadtest.bench prefix $(PREFIX_FLAGS) $(ARGS)

@@ -21,11 +21,11 @@ sys.path.insert(0, str(ROOT))
 from pydantic import BaseModel  # noqa: E402 - the project's folder stands on the path only now
 
 from services.router.edge.http.anthropic.schemas import MESSAGES_FIELDS, CountRequest, MessagesRequest  # noqa: E402
-from services.router.edge.http.docs_page import type_in_words  # noqa: E402
+from services.router.edge.http.openai.schemas import ChatRequest, CompletionRequest  # noqa: E402
+from services.router.edge.http.openai.unsupported import CHAT_FIELDS, COMPLETION_FIELDS, HINTS  # noqa: E402
+from services.router.edge.http.pages.docs_page import type_in_words  # noqa: E402
 from services.router.edge.http.responses.schemas import RESPONSE_FIELDS, ResponseRequest  # noqa: E402
-from services.router.edge.http.schemas import ChatRequest, CompletionRequest  # noqa: E402
 from services.router.edge.http.tokenization import DetokenizeRequest, TokenizeRequest  # noqa: E402
-from services.router.edge.http.unsupported import CHAT_FIELDS, COMPLETION_FIELDS, HINTS  # noqa: E402
 
 INTRODUCTION = """\
 # HTTP API
@@ -52,6 +52,13 @@ How tools and reasoning are found in an answer is a matter of the model: see
 `guided_*`) beside `tools` that the model is free to call is refused (400, naming the structure's field) where the
 model writes calls as Python and a tool's schema has what its literals cannot be held to (`oneOf`, `not`, …), and
 where it is an expression or a grammar; with `tool_choice` required or a name it always is.
+
+JSON that follows a structure has no blank or one (space, tab, line end) between two tokens;
+`structured_outputs.whitespace` says `compact` (none), `one` (the default) or `any` (up to 64), also beside a
+`response_format`. A number whose schema names its type and no bound has at most 20 digits: an integer lies within
+10^18, another number within 10^9 with at most nine digits behind the point, and no exponent.
+`structured_outputs.numbers` `any` opens that, and bounds of the schema's own (`minimum`, `maximum`, `multipleOf`)
+always hold. Arguments of required tool calls have no blanks, and short numbers.
 """
 
 ENDPOINTS: tuple[tuple[str, type[BaseModel], Mapping[str, tuple[object, ...]]], ...] = (

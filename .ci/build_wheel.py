@@ -79,7 +79,7 @@ LEVELS = (
         f"manylinux_2_34_{machine()}", {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 29), "CXXABI": (1, 3, 13), "GCC": (7, 0, 0)}
     ),
 )
-"""The lowest first. torch's own wheels ask for 2.28, so that a lower one would reach nobody."""
+"""The lowest first. torch's own wheels need 2.28, so a lower one would serve no further machine."""
 
 
 class CannotTag(Exception):

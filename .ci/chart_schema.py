@@ -43,8 +43,8 @@ BY_CHART: dict[type[BaseModel], tuple[str, ...]] = {
         "tp", "pp", "ep", "group_hosts", "group_leader", "group_host_index", "group_address", "log_format",
     ),
     KVStoreSettings: (
-        "bind", "tls", "fleet_key", "metrics", "redis_url", "redis_cluster", "name", "host_bytes", "disk_folder",
-        "disk_bytes", "log_format",
+        "bind", "tls", "fleet_key", "metrics", "redis_url", "redis_password", "redis_cluster", "name",
+        "host_bytes", "disk_folder", "disk_bytes", "log_format",
     ),
 }  # fmt: skip
 """Settings that other values or the cluster decide: they are refused under `config`."""

@@ -167,8 +167,8 @@ def commands_of(command: TyperGroup | TyperCommand, name: str) -> Iterator[tuple
 
 
 def _command(name: str, command: TyperCommand) -> Iterator[str]:
-    names = [str(param.name) for param in command.params if isinstance(param, TyperArgument)]
-    yield f"### `{' '.join([name, *map(str.upper, names)])}`"
+    names = [argument_name(param) for param in command.params if isinstance(param, TyperArgument)]
+    yield f"### `{' '.join([name, *names])}`"
     yield ""
     yield (command.help or "").strip()
     yield ""
@@ -179,12 +179,15 @@ def _command(name: str, command: TyperCommand) -> Iterator[str]:
 
 def _parameter(param: object) -> tuple[str, ...]:
     assert isinstance(param, TyperArgument | TyperOption)
-    flags = (
-        ", ".join([*param.opts, *param.secondary_opts]) if isinstance(param, TyperOption) else str(param.name).upper()
-    )
+    flags = ", ".join([*param.opts, *param.secondary_opts]) if isinstance(param, TyperOption) else argument_name(param)
     variable = param.envvar if isinstance(param.envvar, str) else ""
     default = "required" if param.required else _default(param.default)
     return code(flags), default, code(variable), param.help or ""
+
+
+def argument_name(argument: TyperArgument) -> str:
+    """PREFIX; in brackets where it may be left out."""
+    return argument.metavar or str(argument.name).upper()
 
 
 def targets(makefile: str) -> list[tuple[str, str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +10,7 @@ from rich.console import Console
 
 from loadtest import options
 from loadtest.baseline.cli import baseline
-from loadtest.commands import EXIT_REFUSED, compare_command, report_command, run_command, sweep_command
+from loadtest.commands import EXIT_REFUSED, run_command, sweep_command
 from loadtest.rate_search import SearchSpace
 from shared.errors import ConfigError, TandemError
 
@@ -129,23 +128,6 @@ def sweep(
     )
     api_key = options.read_api_key(api_key_file)
     raise typer.Exit(sweep_command(config, space, _rates(rates), out, api_key, Console()))
-
-
-@app.command()
-def compare(
-    folders: Annotated[list[Path], typer.Argument(help="two or more folders of runs, or of sweeps")],
-    out: Annotated[Path | None, typer.Option(help="folder for a page with plots")] = None,
-) -> None:
-    """Compare runs or sweeps side by side."""
-    if len(folders) < 2:
-        raise ConfigError("compare needs two folders or more", field="folders")
-    raise typer.Exit(compare_command(folders, out, Console()))
-
-
-@app.command()
-def report(folder: Annotated[Path, typer.Argument(help="folder of a run or a sweep")]) -> None:
-    """Write report.html again."""
-    raise typer.Exit(report_command(folder, Console()))
 
 
 app.command()(baseline)

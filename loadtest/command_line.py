@@ -1,25 +1,40 @@
-"""Helpers for the benchmarks' and the simulator's command lines, on top of typer."""
+"""Command lines of the benchmarks, the simulator and the fault trials, by the standard library alone.
+
+A command is a function whose parameters are `Annotated[type, Option(…)]`; its docstring is the help. The benchmarks of
+a GPU run where torch is and little else, so nothing here needs another package.
+"""
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import sys
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from types import NoneType
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-import typer
-
-from shared.errors import TandemError
+from shared.errors import ConfigError, TandemError
 
 EXIT_REFUSED = 2
-
-Out = Annotated[Path | None, typer.Option(help="file for the results as JSON")]
 
 T = TypeVar("T", int, float)
 
 
+@dataclass(frozen=True)
+class Option:
+    """What `--help` says of a parameter, and its flag where that is not the parameter's name."""
+
+    help: str = ""
+    name: str = ""
+
+
+Out = Annotated[Path | None, Option("file for the results as JSON")]
+
+
 def integers(text: str, option: str) -> list[int]:
-    """The numbers of a list option such as `--workers 1 2 4`; raises typer.BadParameter naming it."""
+    """The numbers of a list option such as `--workers 1 2 4`; raises ConfigError naming it."""
     return _numbers(int, text, option)
 
 
@@ -29,30 +44,28 @@ def decimals(text: str, option: str) -> list[float]:
 
 
 def names(text: str, option: str, known: Collection[str]) -> list[str]:
-    """The names of a list option, each one of `known`; raises typer.BadParameter naming it."""
+    """The names of a list option, each one of `known`; raises ConfigError naming it."""
     return [choice(part, option, known) for part in text.split()]
 
 
 def choice(text: str, option: str, known: Collection[str]) -> str:
-    """The value, which must be one of `known`; raises typer.BadParameter naming the option."""
+    """The value, which must be one of `known`; raises ConfigError naming the option."""
     if text not in known:
-        raise typer.BadParameter(f"{text!r} is not one of {', '.join(known)}", param_hint=f"--{option}")
+        raise ConfigError(f"--{option}: {text!r} is not one of {', '.join(known)}", field=option)
     return text
 
 
 def call(function: Callable[..., None], arguments: Sequence[str], name: str | None = None) -> None:
-    """Calls a command with the options of its command line; it has no positional arguments.
+    """Calls a command with the options of its command line. A list takes `--workers 1 2 4` and `--workers "1 2 4"`.
 
-    A list option takes `--workers 1 2 4` as well as `--workers "1 2 4"`. Raises what the command raises, and
-    SystemExit for a wrong option.
+    Raises what the command raises, and SystemExit for a wrong option or `--help`.
     """
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    app.command()(function)
-    try:
-        app(_joined_lists(arguments), prog_name=name)
-    except SystemExit as ended:
-        if ended.code:
-            raise
+    parser = argparse.ArgumentParser(prog=name, description=inspect.getdoc(function))
+    hints = get_type_hints(function, include_extras=True)
+    for parameter in inspect.signature(function).parameters.values():
+        _add(parser, parameter, hints[parameter.name])
+    given = vars(parser.parse_args(arguments))
+    function(**{key: " ".join(value) if isinstance(value, list) else value for key, value in given.items()})
 
 
 def run(function: Callable[..., None], arguments: Sequence[str] | None = None, name: str | None = None) -> None:
@@ -64,21 +77,24 @@ def run(function: Callable[..., None], arguments: Sequence[str] | None = None, n
         sys.exit(EXIT_REFUSED)
 
 
-def _joined_lists(arguments: Sequence[str]) -> list[str]:
-    """Joins all values that follow one option into one value."""
-    joined: list[str] = []
-    is_value = False  # the last of `joined`
-    for argument in arguments:
-        if argument.startswith("-") or not is_value:
-            joined.append(argument)
-        else:
-            joined[-1] += f" {argument}"
-        is_value = not argument.startswith("-")
-    return joined
+def _add(parser: argparse.ArgumentParser, parameter: inspect.Parameter, hint: Any) -> None:
+    kind, option = (get_args(hint)[0], get_args(hint)[1]) if get_origin(hint) is Annotated else (hint, Option())
+    kind = next((part for part in get_args(kind) if part is not NoneType), kind)  # of `Path | None`
+    flag = "--" + (option.name or parameter.name.replace("_", "-"))
+    required = parameter.default is parameter.empty
+    settings: dict[str, Any] = {"dest": parameter.name, "required": required, "help": option.help.replace("%", "%%")}
+    if not required:
+        settings["default"] = parameter.default
+    if kind is bool:
+        parser.add_argument(flag, action=argparse.BooleanOptionalAction, **settings)
+    elif kind is str:
+        parser.add_argument(flag, nargs="+", **settings)
+    else:
+        parser.add_argument(flag, type=kind, **settings)
 
 
 def _numbers(kind: Callable[[str], T], text: str, option: str) -> list[T]:
     try:
         return [kind(part) for part in text.split()]
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a list of numbers", param_hint=f"--{option}") from None
+        raise ConfigError(f"--{option}: {text!r} is not a list of numbers", field=option) from None

@@ -14,22 +14,16 @@ from rich.console import Console
 
 from loadtest.clients.connect import make_client
 from loadtest.clients.target import parse_target
-from loadtest.compare import compare
 from loadtest.config import LoadConfig
 from loadtest.progress import ProgressLine
 from loadtest.rate_search import Point, SearchSpace
-from loadtest.report.compare_page import render_comparison
-from loadtest.report.run_page import render_run
-from loadtest.report.sweep_page import render_sweep
+from loadtest.report import render_run, render_sweeps
 from loadtest.results import (
-    COMPARISON,
     REPORT,
     REQUESTS,
     SUMMARY,
     SWEEP,
     prepare_folder,
-    read_json,
-    read_requests,
     write_json,
     write_requests,
     write_text,
@@ -37,8 +31,7 @@ from loadtest.results import (
 from loadtest.run import Plan, RunResult, execute, plan_run
 from loadtest.summary import summarize
 from loadtest.sweep import Sweep, config_at, run_sweep
-from loadtest.tables import number, print_comparison, print_run, slo_text
-from shared.errors import ConfigError
+from loadtest.tables import number, print_run
 
 EXIT_OK, EXIT_DOUBTFUL, EXIT_REFUSED, EXIT_INTERRUPTED = 0, 1, 2, 130
 """Exit status: results were written, but they are partial or invalid."""
@@ -101,35 +94,6 @@ def sweep_command(
     return EXIT_DOUBTFUL if found["partial"] else EXIT_OK
 
 
-def compare_command(folders: Sequence[Path], out: Path | None, console: Console) -> int:
-    """`compare`: a table, and with `out` a page; the exit status."""
-    found = compare(folders)
-    first = found.contents[0]
-    title = f"{first['workload']}, {slo_text(first) or 'no targets'}"
-    print_comparison(console, title, found.names, [[row.name, *row.texts] for row in found.rows])
-    for difference in found.differences:
-        console.print(f"[bold yellow]warning[/]: {difference}", highlight=False)
-    if out is not None:
-        prepare_folder(out)
-        write_json(out / COMPARISON, found.as_json())
-        write_text(out / REPORT, render_comparison(found))
-        console.print(f"report: {out / REPORT}", highlight=False, markup=False, soft_wrap=True)
-    return EXIT_OK
-
-
-def report_command(folder: Path, console: Console) -> int:
-    """`report`: writes the page again from the folder's own files; the exit status."""
-    if (folder / SWEEP).exists():
-        page = render_sweep(read_json(folder / SWEEP))
-    elif (folder / SUMMARY).exists():
-        page = render_run(read_json(folder / SUMMARY), list(read_requests(folder / REQUESTS)))
-    else:
-        raise ConfigError(f"{folder} holds neither {SUMMARY} nor {SWEEP}", field="path")
-    write_text(folder / REPORT, page)
-    console.print(f"report: {folder / REPORT}", highlight=False, markup=False, soft_wrap=True)
-    return EXIT_OK
-
-
 async def measure(
     config: LoadConfig, api_key: str, stop: asyncio.Event, title: str = "", log: bool = True
 ) -> RunResult:
@@ -162,7 +126,7 @@ def write_sweep(folder: Path, sweep: Sweep) -> dict[str, Any]:
     """A sweep's own two files; returns the content of `sweep.json`."""
     found = sweep.as_json()
     write_json(folder / SWEEP, found)
-    write_text(folder / REPORT, render_sweep(found))
+    write_text(folder / REPORT, render_sweeps(found["label"] or found["workload"], {"": found}))
     return found
 
 

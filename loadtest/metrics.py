@@ -18,7 +18,6 @@ over which the requests were offered: attainment times offered rate.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -118,15 +117,6 @@ def is_good(record: RequestRecord, slo: Slo) -> bool:
     """Whether a request is complete and met its targets."""
     metrics = request_metrics(record)
     return metrics is not None and slo.met(metrics.ttft_s, metrics.tpot_s)
-
-
-def needed_scale(record: RequestRecord, slo: Slo) -> float:
-    """The factor on both targets with which the request would be just good; infinity for an incomplete answer."""
-    metrics = request_metrics(record)
-    if metrics is None:
-        return math.inf
-    parts = ((metrics.ttft_s, slo.ttft_s), (metrics.tpot_s, slo.tpot_s))
-    return max((value / target for value, target in parts if value is not None and target is not None), default=0.0)
 
 
 def goodput(records: Sequence[RequestRecord], slo: Slo, window_s: float) -> Goodput:

@@ -12,8 +12,7 @@ import typer
 from loadtest.clients.target import parse_target
 from loadtest.config import MAX_SEED, ArrivalKind, LoadConfig, Traffic
 from loadtest.schedule import Limits
-from loadtest.slo import parse_slo
-from loadtest.units import parse_duration_s
+from loadtest.slo import parse_duration_s, parse_slo
 from loadtest.workloads.spec import describe_workloads
 from shared.errors import ConfigError
 

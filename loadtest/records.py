@@ -46,18 +46,6 @@ class TtftSplit:
     first_decode_step_ms: float = 0.0
 
 
-TTFT_PARTS = (
-    "queue_ms",
-    "placement_ms",
-    "reserve_ms",
-    "prefix_fetch_ms",
-    "prefill_queue_ms",
-    "prefill_compute_ms",
-    "return_ms",
-)
-"""The parts of a TtftSplit before the first token, in order."""
-
-
 @dataclass(slots=True)
 class Reply:
     """An answer as it arrives; filled by a client, also if the answer ends in a failure.

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from loadtest.records import Failure, FailureCause, Reply, RequestRecord, TtftSplit
+from loadtest.records import RequestRecord
 from shared.errors import ConfigError
 
 SUMMARY = "summary.json"
 REQUESTS = "requests.jsonl"
 SWEEP = "sweep.json"
-COMPARISON = "comparison.json"
 REPORT = "report.html"
 
 
@@ -25,7 +24,7 @@ def prepare_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"out: cannot make the folder {path}: {error.strerror}", field="out") from error
-    for name in (SUMMARY, SWEEP, COMPARISON):
+    for name in (SUMMARY, SWEEP):
         if (path / name).exists():
             raise ConfigError(f"out: {path} already holds {name}; name another folder", field="out")
 
@@ -45,32 +44,6 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 def write_requests(path: Path, records: Sequence[RequestRecord]) -> None:
     """One JSON object a request, in the order of sending."""
     write_text(path, "".join(json.dumps(record_json(record), ensure_ascii=False) + "\n" for record in records))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The file's object; raises ConfigError (`path`) if there is none."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", field="path") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}", field="path") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} does not hold an object", field="path")
-    return value
-
-
-def read_requests(path: Path) -> Iterator[RequestRecord]:
-    """The records of a folder; raises ConfigError (`path`) with the line's number."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", field="path") from error
-    for number, line in enumerate(lines, start=1):
-        try:
-            yield record_from_json(json.loads(line))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path}, line {number}: not a request's record: {error}", field="path") from error
 
 
 def record_json(record: RequestRecord) -> dict[str, Any]:
@@ -102,38 +75,6 @@ def record_json(record: RequestRecord) -> dict[str, Any]:
         if record.failure is None
         else {"cause": record.failure.cause.value, "kind": record.failure.kind, "message": record.failure.message},
     }
-
-
-def record_from_json(fields: dict[str, Any]) -> RequestRecord:
-    """The inverse of `record_json`, to the microsecond."""
-    usage, split, failure = fields["usage"], fields["ttft_split"], fields["failure"]
-    reply = Reply(
-        sent_s=fields["sent_s"],
-        token_times_s=fields["token_times_s"],
-        token_counts=fields["token_counts"],
-        closed_s=fields["closed_s"],
-        num_prompt_tokens=usage["prompt"],
-        num_output_tokens=usage["output"],
-        num_cached_tokens=usage["cached"],
-        counts_exact=fields["counts_exact"],
-        split=None if split is None else TtftSplit(**split),
-        finish_reason=fields["finish_reason"],
-        prefill_worker=fields["prefill_worker"],
-        decode_worker=fields["decode_worker"],
-    )
-    return RequestRecord(
-        index=fields["index"],
-        request_id=fields["request_id"],
-        num_prompt_tokens=fields["num_prompt_tokens"],
-        max_tokens=fields["max_tokens"],
-        due_s=fields["due_s"],
-        conversation=fields["conversation"],
-        turn=fields["turn"],
-        reply=reply,
-        failure=None
-        if failure is None
-        else Failure(FailureCause(failure["cause"]), failure["message"], failure["kind"]),
-    )
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -161,12 +161,6 @@ def config_at(config: LoadConfig, rate: float, attempt: int = 1) -> LoadConfig:
     )
 
 
-def sweep_points(sweep: dict[str, Any]) -> list[Point]:
-    """The points of a `sweep.json`."""
-    names = ("rate", "offered_rate", "goodput", "attainment", "valid")
-    return [Point(**{name: row[name] for name in names}) for row in sweep["points"]]
-
-
 def _limit_found(space: SearchSpace, points: Sequence[Point]) -> bool:
     """Whether a rate above the result missed the targets."""
     return any(point.attainment < space.attainment for point in points)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -98,14 +98,3 @@ def number(value: float | None) -> str:
     if abs(value) >= 100:
         return f"{value:.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
-
-
-def print_comparison(console: Console, title: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints results side by side; a row's first cell is its name."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    for name in names:
-        table.add_column(escape(name), justify="right")
-    for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
-    console.print(table)

@@ -20,11 +20,12 @@ OTHER_VARIABLES = frozenset(
     {
         "TANDEM_API_KEY",
         "TANDEM_TARGET",
+        *(f"TANDEM_{name}" for name in ("TLS", "CA", "CERT", "KEY", "SERVER_NAME")),
         "TANDEM_CPU_ISA",
         "TANDEM_HEALTH_URLS",
         *(f"TANDEM_PREFLIGHT_{name}" for name in ("MODEL", "DEVICE", "REDIS_URL", "RDMA", "PEER", "WAIT")),
         # Read by tests, by load tests that start clusters, and by what the chart runs beside the services.
-        *("TANDEM_URL", "TANDEM_MODEL", "TANDEM_CA", "TANDEM_ENVOY", "TANDEM_CHAOS_OUTER_NETWORK"),
+        *("TANDEM_URL", "TANDEM_MODEL", "TANDEM_ENVOY", "TANDEM_CHAOS_OUTER_NETWORK"),
     }
 )
 """Variables that are no service's."""

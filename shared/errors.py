@@ -12,7 +12,7 @@
     │   └── Draining          503  this process is about to end; another one takes the request
     ├── DeadlineExceeded      504  the request's own deadline passed
     ├── Cancelled             499  the client went away
-    ├── TakenOver             409  the client goes on with the request on another call
+    ├── TakenOver             409  the client continues the request on another call
     ├── ModelMismatch         500  a worker serves another model or block layout
     ├── TransferFailed        503  KV blocks did not arrive complete
     ├── WorkerLost            503  a worker's session broke
@@ -161,7 +161,7 @@ class Cancelled(TandemError):
 
 
 class TakenOver(TandemError):
-    """The client goes on with this request on another call: this one is over."""
+    """The client continues this request on another call: this one is over."""
 
     grpc_code = "ABORTED"
     http_status = 409

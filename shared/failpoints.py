@@ -4,7 +4,7 @@ A process has failpoints only where its setting `failpoints` names them (`engine
 refuses to start where `production` is set beside it. SIGUSR1 arms all that are named. `ucx.send=hang@9` lets nine
 visitors pass first.
 
-This is the one module with state of its own: the parts that break must not know who breaks them. Where nothing is
+This is the one module with state of its own: the parts that break must not know what arms them. Where nothing is
 armed, a point costs one look at `armed`:
 
     if failpoints.armed:
@@ -116,7 +116,7 @@ def _kind(text: str) -> Kind:
 
 
 def arm(faults: Mapping[str, Fault]) -> None:
-    """From now on the faults strike whoever visits their points."""
+    """Activates the faults: from now on each strikes calls that pass its point."""
     logger.warning("armed: %s", ", ".join(f"{point}={fault.kind}" for point, fault in faults.items()))
     now = time.monotonic()
     armed.update(

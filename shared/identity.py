@@ -1,4 +1,4 @@
-"""Who a process of the fleet is."""
+"""The identity of a process of the fleet."""
 
 from __future__ import annotations
 
@@ -13,6 +13,24 @@ class WorkerRole(StrEnum):
     DECODE = "decode"
     STORE = "store"
     """Keeps blocks, computes nothing."""
+
+
+Roles = frozenset[WorkerRole]
+"""Of one worker: prefill, decode or both."""
+
+PREFILL: Roles = frozenset((WorkerRole.PREFILL,))
+DECODE: Roles = frozenset((WorkerRole.DECODE,))
+BOTH: Roles = PREFILL | DECODE
+
+
+def roles_text(roles: Roles) -> str:
+    """`prefill`, `decode` or `prefill,decode`: as files, flags and people have them."""
+    return ",".join(role for role in WorkerRole if role in roles)
+
+
+def holder_role(roles: Roles) -> WorkerRole:
+    """The one role under which the index and counts by role list a worker: one that decodes is a decode worker."""
+    return WorkerRole.DECODE if WorkerRole.DECODE in roles else WorkerRole.PREFILL
 
 
 @dataclass(frozen=True, slots=True)

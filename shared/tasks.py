@@ -34,6 +34,6 @@ async def unbroken(work: Coroutine[Any, Any, T]) -> T:
             cancelled = error
     if cancelled is not None:
         if not task.cancelled():
-            task.exception()  # nobody else will ask for it
+            task.exception()  # marks it as retrieved
         raise cancelled
     return task.result()

@@ -53,7 +53,7 @@ class Answer:
     decode_worker: str = ""
 
     def begun(self) -> Answer:
-        """A copy to go on with: what came so far, and what it takes to have the rest."""
+        """A copy from which the answer can be continued: the output so far and the fields of `resume`."""
         return Answer(
             request_id=self.request_id,
             text=self.text,

@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 
 class TandemClient:
-    """Asks one of several routers, and another one where that is lost: an answer goes on at its next token.
+    """Asks one of several routers, and another one where that is lost: an answer continues at its next token.
 
     May be used from several threads. `close()` it, or use it in `with`.
     """

@@ -1,6 +1,6 @@
 """One answer over any number of calls: what each call asks for, and what a failure leads to. No I/O.
 
-Everything that it takes to go on is here, at the client: the tokens and the text so far, the seed and the limit from
+All state that is needed to continue is here, at the client: the tokens and the text so far, the seed and the limit from
 the answer's start. A router has nothing of it once it is lost.
 """
 

@@ -7,23 +7,24 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-LAST_SLOW = 0.85
-"""Share of the quick tests by which the last file with slow tests has begun: what comes after fills the processor."""
+LAST_WAITING = 0.85
+"""Share of the computing tests by which the last file of waiting ones has begun: the others fill the processor."""
+COMPUTING = "tests/unit/"
+"""Tests below this folder compute; all others start processes and wait for them much of their time."""
 
 
 def begun_in_order(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Files with slow tests spread over the others: they wait much of their time, while the others compute. Those with
-    most slow tests, and else with most tests, come first. The tests of a file stay together."""
+    """The files that wait, spread over those that compute. Of both kinds the files with most tests come first. The
+    tests of a file stay together."""
     files: dict[str, list[pytest.Item]] = defaultdict(list)
-    num_slow: Counter[str] = Counter()
     for item in items:
-        name = item.nodeid.partition("::")[0]
-        files[name].append(item)
-        num_slow[name] += item.get_closest_marker("slow") is not None
-    slow = sorted((name for name in files if num_slow[name]), key=lambda name: -num_slow[name])
-    quick = sorted((name for name in files if not num_slow[name]), key=lambda name: -len(files[name]))
-    # Quick tests are alike; of a slow file it is not known how long it takes. At one place the slow one comes first.
-    places = _spread(dict.fromkeys(slow, 1), LAST_SLOW) | _spread({name: len(files[name]) for name in quick}, 1.0)
+        files[item.nodeid.partition("::")[0]].append(item)
+    sizes = Counter({name: len(tests) for name, tests in files.items()})
+    by_size = [name for name, _ in sizes.most_common()]
+    waiting = [name for name in by_size if not name.startswith(COMPUTING)]
+    computing = [name for name in by_size if name.startswith(COMPUTING)]
+    # Computing tests are alike; how long a waiting file takes is not known. At one place the waiting one comes first.
+    places = _spread(dict.fromkeys(waiting, 1), LAST_WAITING) | _spread({name: sizes[name] for name in computing}, 1.0)
     return [item for name in sorted(places, key=lambda name: places[name]) for item in files[name]]
 
 

@@ -13,7 +13,7 @@ HOME = Path("/opt/tandem")
 
 
 def main() -> None:
-    """Links the demo model and the Valkey server, and compiles our code, which nobody can do at run time."""
+    """Links the demo model and the Valkey server, and compiles our code, which a running container cannot do."""
     (HOME / "models").mkdir()
     (HOME / "models/demo").symlink_to(DEMO_MODEL)
     server = find_valkey_server()

@@ -24,7 +24,7 @@ from loadtest.rate_search import SearchSpace
 from loadtest.results import REPORT, prepare_folder
 from loadtest.run import plan_run
 from loadtest.schedule import Limits
-from loadtest.units import parse_duration_s
+from loadtest.slo import parse_duration_s
 from shared.errors import ConfigError
 
 _SLICE = Path(loadtest.__file__).parent / "traces" / "mooncake_conversation_head.jsonl"

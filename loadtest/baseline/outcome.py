@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from loadtest.baseline.interleaved import Candidate, best_of_each_system
-from loadtest.compare import compare
 from loadtest.figures import Result, write
 from loadtest.markdown import table
 from loadtest.rate_search import Point, highest_at, lowest_missed
-from loadtest.report.compare_page import render_comparison
-from loadtest.results import COMPARISON, REPORT, write_json, write_text
+from loadtest.report import render_sweeps
+from loadtest.results import REPORT, write_text
 from loadtest.tables import number
 
 COLUMNS = (
@@ -72,8 +71,7 @@ def title(name: str, rate: float | None) -> str:
 
 
 def write_outcome(out: Path, measured: Mapping[str, Sequence[Candidate]]) -> str:
-    """`comparison.json` and `report.html` of each system's best in each workload's folder, `outcome.md` with all above
-    them; returns its text."""
+    """Each workload's `report.html` about its systems' best, and `outcome.md` about all of them; returns its text."""
     parts = []
     for workload, candidates in measured.items():
         if not candidates:
@@ -85,10 +83,8 @@ def write_outcome(out: Path, measured: Mapping[str, Sequence[Candidate]]) -> str
             f"## {title(workload, rate)}\n\n`{config.workload}`, {config.slo}, seed {config.seed}\n\n"
             f"{table(COLUMNS, outcome_rows(candidates, rate))}\n"
         )
-        if len(best) > 1:
-            comparison = compare([candidate.folder for candidate in best])
-            write_json(out / workload / COMPARISON, comparison.as_json())
-            write_text(out / workload / REPORT, render_comparison(comparison))
+        sweeps = {f"{e.system.title}, chunks of {e.chunk_len}": e.sweep.as_json() for e in best}
+        write_text(out / workload / REPORT, render_sweeps(workload, sweeps))
     text = "\n".join([*parts, NOTE + "\n"])
     write_text(out / "outcome.md", text)
     return text

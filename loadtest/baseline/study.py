@@ -6,12 +6,11 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
 
-from loadtest.baseline.budget import Budget
 from loadtest.baseline.calibration import NUM_REQUESTS, Alone, Sample
 from loadtest.baseline.interleaved import Candidate, InterleavedSearch, best_of_each_system, rate_for_all
 from loadtest.baseline.systems import SYSTEMS, System, make_cluster
@@ -21,9 +20,27 @@ from loadtest.rate_search import Point, SearchSpace
 from loadtest.results import prepare_folder
 from loadtest.run import RunResult, plan_run
 from loadtest.schedule import Limits
+from loadtest.slo import format_ms
 from loadtest.sweep import Sweep
 from loadtest.tables import number
-from loadtest.units import format_ms
+
+
+@dataclass(slots=True)
+class Budget:
+    """A time budget. All times are seconds of the caller's clock."""
+
+    ends_s: float
+    weights: list[float]
+    """Relative share of the time of each search, in order."""
+    reserved_s: list[float] = field(default_factory=list)
+    """Time between searches without measurements, one entry for each remaining occurrence."""
+
+    def next_deadline(self, now_s: float) -> float:
+        """When the next search has to end. Time that a search did not need goes to the later ones."""
+        weight = self.weights.pop(0)
+        left_s = self.ends_s - now_s - sum(self.reserved_s)
+        return now_s + max(left_s, 0.0) * weight / (weight + sum(self.weights))
+
 
 _FEW_REQUESTS = 8
 _STOP_S = 10.0

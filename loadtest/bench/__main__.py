@@ -6,37 +6,26 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from loadtest.command_line import run
+
 BENCHMARKS = {
     "engine": ("engine.cpu", "Prefill and decode steps on this processor, with its limits."),
-    "latents": ("engine.latents", "Decode steps over latents beside the same model with expanded KV."),
     "engine-cuda": ("engine.cuda", "Prefill and decode steps on a GPU, with its limits."),
-    "gpu-limits": ("engine.gpu_limits", "A GPU's properties, copy and matrix rates."),
+    "gpu-limits": ("kernels.limits", "A GPU's properties, copy and matrix rates."),
     "gpu-trace": ("engine.gpu_trace", "The kernels of a decode step and a prompt on a GPU."),
     "gpu-direct": ("engine.gpu_direct", "Blocks between two processes' pools on a GPU by device pointers."),
     "piecewise": ("engine.piecewise", "Prompts and mixed steps on a GPU, eager and in captured pieces."),
     "staging": ("engine.staging", "Blocks between a GPU's pool and host memory."),
-    "transfer": ("transfer.measure", "Hand-offs between two processes: what notes, checks and tags cost."),
-    "host-time": ("engine.host_time", "What an engine step costs the host, without a GPU."),
     "kernels": ("kernels.measure", "Triton kernels on a GPU, with its limits."),
     "peers": ("peers.measure", "The engine and its peers on the same weights, in turns."),
     "index": ("index.measure", "Match, publish and memory of the block index by its size."),
     "prefix": ("prefix.measure", "Prefix hits of a fleet compared with one ideal cache, and TTFT with the store."),
-    "metrics": ("metrics.measure", "What counting costs a request in the router, and a decode step."),
     "router": ("router.measure", "Latency that a router adds to a request, and its token throughput."),
     "overload": ("router.overload", "A router at three times its workers' capacity."),
-    "memory": ("memory", "Resident memory of a cluster under prompts of all lengths, for each instruction set."),
-    "determinism": ("determinism.measure", "How often answers depend on their batch or a retry; what the mode costs."),
-    "traces": ("traces.measure", "What traces cost a router for a request and a decode worker for a step."),
-    "traces-ttft": ("traces.ttft_sums", "Which part of the client's TTFT the spans of its trace account for."),
-    "structured": ("structured.measure", "Masks of structured answers, and decode steps with and without them."),
     "parallel": ("parallel.measure", "Sums over ranks beside gloo, and steps of a group beside one process."),
-    "structured-suite": ("structured.suite", "An answer to each JSON Schema of a folder: refused, valid, or not."),
     "long-prompt": ("long_prompt.measure", "Effect of long prompts on running answers."),
 }
 """Name → module with the command `main`, and its line of help."""
-
-PLAIN = ("engine-cuda", "gpu-limits", "gpu-direct", "gpu-trace", "piecewise", "staging", "host-time", "kernels")
-"""Those of a GPU machine, which may have torch and Triton, but neither typer nor pydantic, on which typer builds."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -49,10 +38,6 @@ def main(arguments: Sequence[str]) -> None:
         print("usage: python -m loadtest.bench NAME …\n", *lines, *wrong, sep="\n", file=out)
         sys.exit(2 if wrong else 0)
     benchmark = import_module(f"loadtest.bench.{BENCHMARKS[name][0]}").main
-    if name in PLAIN:
-        from loadtest.plain_options import run
-    else:
-        from loadtest.command_line import run
     run(benchmark, rest, f"python -m loadtest.bench {name}")
 
 

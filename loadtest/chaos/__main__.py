@@ -7,28 +7,25 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from loadtest.chaos.network import enter
-from loadtest.chaos.report import summary
-from loadtest.chaos.rows import Row, RowFile
+from loadtest.chaos.report import Row, RowFile, summary
 from loadtest.chaos.run import Chaos
 from loadtest.chaos.trial import Outcome, trials
-from loadtest.command_line import run
+from loadtest.command_line import Option, run
 from loadtest.figures import commit
 from shared.errors import ConfigError
 
-Model = Annotated[Path, typer.Option(help="model folder; the prompts are the demo model's token ids")]
+Model = Annotated[Path, Option(help="model folder; the prompts are the demo model's token ids")]
 
 
 def main(
-    only: Annotated[str, typer.Option(help='trials with these words: "decode SIGKILL, router"; empty = all')] = "",
-    out: Annotated[Path | None, typer.Option(help="file for the result lines; the table goes beside it")] = None,
+    only: Annotated[str, Option(help='trials with these words: "decode SIGKILL, router"; empty = all')] = "",
+    out: Annotated[Path | None, Option(help="file for the result lines; the table goes beside it")] = None,
     model: Model = Path("models/demo"),
-    folder: Annotated[Path, typer.Option(help="where logs go")] = Path(".tandem/chaos"),
-    resuming: Annotated[bool, typer.Option(help="clients ask again where their connection broke")] = True,
+    folder: Annotated[Path, Option(help="where logs go")] = Path(".tandem/chaos"),
+    resuming: Annotated[bool, Option(help="clients ask again where their connection broke")] = True,
     go_on: Annotated[
-        bool, typer.Option("--continue", help="keep the rows in OUT, and run the trials without one")
+        bool, Option(name="continue", help="keep the rows in OUT, and run the trials without one")
     ] = False,
 ) -> None:
     """VICTIM FAULT PHASE: lost|wrong|leaked|longest pause, a line a trial. Status 1 where it was more than a pause.

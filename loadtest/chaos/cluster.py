@@ -12,8 +12,7 @@ from pathlib import Path
 import grpc.aio
 
 from loadtest.chaos.network import Network
-from loadtest.chaos.status import Status, merged
-from loadtest.chaos.victims import PEERS
+from loadtest.chaos.victims import PEERS, Status, merged
 from services.local.cluster import LocalCluster
 from services.local.commands import TandemCommands, WorkerPlan
 from services.local.spec import ClusterSpec

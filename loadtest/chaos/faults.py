@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Sequence
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 from loadtest.chaos.cluster import HANG_S, ChaosCluster
-from loadtest.chaos.status import Status
 from loadtest.chaos.trial import PARTITIONS, Trial
-from loadtest.chaos.victims import cut_pairs, parts_of
+from loadtest.chaos.victims import Status, cut_pairs, parts_of
+from services.local.restarts import MAX_DEATHS, WINDOW_S
 
 PARTITION_S = 10.0
 """Longer than a router waits before it gives a worker up, and a worker a router."""
@@ -52,3 +54,27 @@ def _signal(pids: Sequence[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):  # it was killed meanwhile
             os.kill(pid, number)
+
+
+_MARGIN_S = 5.0
+"""A part dies a moment after it was told to."""
+
+
+class Deaths:
+    """Of one cluster's parts."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, list[float]] = defaultdict(list)
+
+    def note(self, parts: Iterable[str]) -> None:
+        """These die now."""
+        for part in parts:
+            self._times[part].append(time.monotonic())
+
+    async def wait(self, parts: Iterable[str]) -> None:
+        """Until one more death of any of these would not be its last."""
+        for part in parts:
+            times = self._times[part]
+            if len(times) >= MAX_DEATHS - 1:
+                oldest = times[1 - MAX_DEATHS]
+                await asyncio.sleep(max(0.0, oldest + WINDOW_S + _MARGIN_S - time.monotonic()))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from loadtest.chaos.status import Status
 from loadtest.chaos.streams import Streams
+from loadtest.chaos.victims import Status
 from shared.rpc.pb.tandem.v1 import types_pb2
 
 

@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from loadtest.chaos.cluster import POLL_S, ChaosCluster, chaos_cluster
-from loadtest.chaos.deaths import Deaths
-from loadtest.chaos.faults import DEADLY, strike
+from loadtest.chaos.faults import DEADLY, Deaths, strike
 from loadtest.chaos.phases import num_held, reached, whole
-from loadtest.chaos.status import Status, merged
 from loadtest.chaos.streams import Stream, Streams, prompts
 from loadtest.chaos.trial import CONTROL, Outcome, Trial, judge
-from loadtest.chaos.victims import PEERS, may_be, parts_of
+from loadtest.chaos.victims import PEERS, Status, may_be, merged, parts_of
 from shared.errors import Internal
 
 NUM_STREAMS = 24

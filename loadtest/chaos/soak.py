@@ -14,15 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from loadtest.chaos.cluster import ChaosCluster, chaos_cluster
 from loadtest.chaos.memory import Memory, report
 from loadtest.chaos.phases import num_held, whole
 from loadtest.chaos.run import ANSWER_TIMEOUT_S, FREE_TIMEOUT_S, WHOLE_TIMEOUT_S
-from loadtest.chaos.status import merged
 from loadtest.chaos.streams import Stream, Streams, prompts
-from loadtest.command_line import run
+from loadtest.chaos.victims import merged
+from loadtest.command_line import Option, run
 from shared.errors import ConfigError, Internal
 
 NUM_CLIENTS = 20
@@ -131,13 +129,13 @@ class Soak:
 
 
 def main(
-    duration: Annotated[float, typer.Option(help="seconds of kills")] = 600.0,
-    interval: Annotated[float, typer.Option(help="seconds between two kills")] = 10.0,
-    out: Annotated[Path | None, typer.Option(help="file for the result, in Markdown")] = None,
-    model: Annotated[Path, typer.Option(help="model folder")] = Path("models/demo"),
-    folder: Annotated[Path, typer.Option(help="where logs go")] = Path(".tandem/soak"),
-    resuming: Annotated[bool, typer.Option(help="clients ask again where their connection broke")] = True,
-    spare: Annotated[str, typer.Option(help="parts that are never killed, with commas; empty = none")] = SPARED,
+    duration: Annotated[float, Option(help="seconds of kills")] = 600.0,
+    interval: Annotated[float, Option(help="seconds between two kills")] = 10.0,
+    out: Annotated[Path | None, Option(help="file for the result, in Markdown")] = None,
+    model: Annotated[Path, Option(help="model folder")] = Path("models/demo"),
+    folder: Annotated[Path, Option(help="where logs go")] = Path(".tandem/soak"),
+    resuming: Annotated[bool, Option(help="clients ask again where their connection broke")] = True,
+    spare: Annotated[str, Option(help="parts that are never killed, with commas; empty = none")] = SPARED,
 ) -> None:
     """Kills all parts but the spared ones in turn, and reports what the clients lost and how memory grew. Status 1
     where an answer was lost or wrong, a block leaked, or a spared part or this process died or grew for certain."""

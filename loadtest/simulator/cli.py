@@ -8,13 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from loadtest.command_line import Out, call, choice, decimals
+from loadtest.command_line import Option, Out, call, choice, decimals
 from loadtest.figures import write
-from loadtest.simulator import report
 from loadtest.simulator.fleet import WorkerSpec
-from loadtest.simulator.outcome import Outcome, Targets
+from loadtest.simulator.outcome import Outcome, Targets, outcome_table, results
 from loadtest.simulator.simulation import POLICIES, Setup, simulate
 from loadtest.simulator.step_time import measured
 from loadtest.simulator.tandem_router import TandemConfig
@@ -104,61 +101,53 @@ _WORKER, _FLEET, _PLACEMENT = WorkerOptions(), FleetOptions(), PlacementOptions(
 
 
 def simulate_trace(
-    trace: Annotated[Path, typer.Option(help="Mooncake's JSON lines")],
-    slice_: Annotated[str, typer.Option("--slice", help="START:END of the trace, seconds")] = "",
-    prefill: Annotated[int, typer.Option(help="prefill workers; 0 = collocated (tandem only)")] = _FLEET.prefill,
-    decode: Annotated[int, typer.Option(help="decode workers")] = _FLEET.decode,
-    routers: Annotated[int, typer.Option(help="router replicas over the same fleet")] = _FLEET.routers,
-    policy: Annotated[str, typer.Option(help=f"{', '.join(POLICIES)}, or all")] = "all",
-    seed: Annotated[int, typer.Option()] = _FLEET.seed,
-    speedup: Annotated[str, typer.Option(help="speed relative to the trace; several give several rows")] = "",
-    rate: Annotated[str, typer.Option(help="mean requests/s instead of --speedup")] = "",
-    ttft: Annotated[float, typer.Option(help="target, seconds")] = _FLEET.ttft_s,
-    tpot: Annotated[float, typer.Option(help="target, seconds")] = _FLEET.tpot_s,
+    trace: Annotated[Path, Option(help="Mooncake's JSON lines")],
+    slice_: Annotated[str, Option(name="slice", help="START:END of the trace, seconds")] = "",
+    prefill: Annotated[int, Option(help="prefill workers; 0 = collocated (tandem only)")] = _FLEET.prefill,
+    decode: Annotated[int, Option(help="decode workers")] = _FLEET.decode,
+    routers: Annotated[int, Option(help="router replicas over the same fleet")] = _FLEET.routers,
+    policy: Annotated[str, Option(help=f"{', '.join(POLICIES)}, or all")] = "all",
+    seed: Annotated[int, Option()] = _FLEET.seed,
+    speedup: Annotated[str, Option(help="speed relative to the trace; several give several rows")] = "",
+    rate: Annotated[str, Option(help="mean requests/s instead of --speedup")] = "",
+    ttft: Annotated[float, Option(help="target, seconds")] = _FLEET.ttft_s,
+    tpot: Annotated[float, Option(help="target, seconds")] = _FLEET.tpot_s,
     peers_refuse: Annotated[
-        bool, typer.Option("--peers-refuse", help="peers also refuse requests predicted to be late, like tandem")
+        bool, Option(name="peers-refuse", help="peers also refuse requests predicted to be late, like tandem")
     ] = False,
-    model: Annotated[str, typer.Option(help=", ".join(sorted(MODELS)))] = _WORKER.model,
+    model: Annotated[str, Option(help=", ".join(sorted(MODELS)))] = _WORKER.model,
     gpus: Annotated[
-        int, typer.Option(help="H200s a worker, as one that is so many times as fast; see --degrees")
+        int, Option(help="H200s a worker, as one that is so many times as fast; see --degrees")
     ] = _WORKER.gpus,
     degrees: Annotated[
-        str, typer.Option(help="a worker's ranks, tp=4,pp=2,ep=4: an H200 each, in place of --gpus; counts their sums")
+        str, Option(help="a worker's ranks, tp=4,pp=2,ep=4: an H200 each, in place of --gpus; counts their sums")
     ] = "",
-    decode_degrees: Annotated[str, typer.Option(help="the same for decode workers; default: --degrees")] = "",
-    table: Annotated[
-        Path | None, typer.Option(help="step times from bench-engine's JSON, not the roofline")
-    ] = _WORKER.table,
+    decode_degrees: Annotated[str, Option(help="the same for decode workers; default: --degrees")] = "",
+    table: Annotated[Path | None, Option(help="step times from bench-engine's JSON, not the roofline")] = _WORKER.table,
     blocks: Annotated[
-        int, typer.Option(help=f"blocks of {BLOCK_SIZE} tokens a worker; 0 = what fits in memory")
+        int, Option(help=f"blocks of {BLOCK_SIZE} tokens a worker; 0 = what fits in memory")
     ] = _WORKER.blocks,
-    report_ms: Annotated[
-        float, typer.Option(help="minimum time between two load reports of a worker")
-    ] = _WORKER.report_ms,
+    report_ms: Annotated[float, Option(help="minimum time between two load reports of a worker")] = _WORKER.report_ms,
     order: Annotated[
-        str, typer.Option(help=f"tandem: the admission queue's order, {', '.join(sorted(ORDERS))}")
+        str, Option(help=f"tandem: the admission queue's order, {', '.join(sorted(ORDERS))}")
     ] = _FLEET.order,
-    max_queued_tokens: Annotated[
-        int, typer.Option(help="tandem: see the router's setting")
-    ] = _PLACEMENT.max_queued_tokens,
-    patience: Annotated[float, typer.Option(help="tandem: placement.patience")] = _PLACEMENT.patience,
-    prefix: Annotated[
-        float, typer.Option(help="tandem: placement.prefix and placement.decode_prefix")
-    ] = _PLACEMENT.prefix,
-    prefill_here: Annotated[int, typer.Option(help="tandem: placement.prefill_here_tokens")] = _PLACEMENT.prefill_here,
+    max_queued_tokens: Annotated[int, Option(help="tandem: see the router's setting")] = _PLACEMENT.max_queued_tokens,
+    patience: Annotated[float, Option(help="tandem: placement.patience")] = _PLACEMENT.patience,
+    prefix: Annotated[float, Option(help="tandem: placement.prefix and placement.decode_prefix")] = _PLACEMENT.prefix,
+    prefill_here: Annotated[int, Option(help="tandem: placement.prefill_here_tokens")] = _PLACEMENT.prefill_here,
     prefill_here_max: Annotated[
-        int, typer.Option(help="tandem: placement.prefill_here_max_tokens")
+        int, Option(help="tandem: placement.prefill_here_max_tokens")
     ] = _PLACEMENT.prefill_here_max,
-    min_hit_share: Annotated[float, typer.Option(help="tandem: placement.min_hit_share")] = _PLACEMENT.min_hit_share,
+    min_hit_share: Annotated[float, Option(help="tandem: placement.min_hit_share")] = _PLACEMENT.min_hit_share,
     tie_margin: Annotated[
-        float, typer.Option(help="tandem: placement.tie_margin, for several routers")
+        float, Option(help="tandem: placement.tie_margin, for several routers")
     ] = _PLACEMENT.tie_margin,
-    max_candidates: Annotated[int, typer.Option(help="tandem: placement.max_candidates")] = _PLACEMENT.max_candidates,
+    max_candidates: Annotated[int, Option(help="tandem: placement.max_candidates")] = _PLACEMENT.max_candidates,
     out: Out = None,
 ) -> None:
     """Replay a trace over a simulated fleet, with Tandem's router and with its peers' policies."""
     if speedup and rate:
-        raise typer.BadParameter("either --speedup or --rate", param_hint="--rate")
+        raise ConfigError("either --speedup or --rate", field="rate")
     policies = POLICIES if policy == "all" else (choice(policy, "policy", (*POLICIES, "all")),)
     worker = WorkerOptions(
         choice(model, "model", MODELS),
@@ -186,9 +175,9 @@ def simulate_trace(
         f"{_pool(decode, 'decode', worker.decode_spread or worker.spread, setup.decode or setup.worker, gpus)}, "
         f"{model}, targets TTFT {ttft:g} s TPOT {tpot * 1e3:g} ms\n"
     )
-    print(report.outcome_table(loads))
+    print(outcome_table(loads))
     if out is not None:
-        write(out, report.results(loads))
+        write(out, results(loads))
 
 
 def main(argv: Sequence[str]) -> None:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from loadtest.simulator.clock import Clock
-from loadtest.simulator.prefix_cache import PrefixCache
-from loadtest.simulator.prefix_index import PrefixIndex
+from loadtest.simulator.prefix_cache import PrefixCache, PrefixIndex
 from shared.sizing.step_time import StepTimes
 
 

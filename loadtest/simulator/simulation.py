@@ -11,10 +11,9 @@ from loadtest.simulator.clock import Clock
 from loadtest.simulator.decode_worker import DecodeWorker
 from loadtest.simulator.fleet import WorkerSpec, World
 from loadtest.simulator.outcome import Outcome, Targets, summarize
-from loadtest.simulator.peer_router import PeerRouter
-from loadtest.simulator.peers import PEERS
+from loadtest.simulator.peers import PEERS, PeerRouter
 from loadtest.simulator.prefill_worker import PrefillWorker
-from loadtest.simulator.prefix_index import PrefixIndex
+from loadtest.simulator.prefix_cache import PrefixIndex
 from loadtest.simulator.request import SimRequest, from_trace
 from loadtest.simulator.router import SimRouter
 from loadtest.simulator.tandem_router import TandemConfig, TandemRouter

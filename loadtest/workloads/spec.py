@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.units import parse_duration_s
+from loadtest.slo import parse_duration_s
 from loadtest.workloads.azure import read_azure
 from loadtest.workloads.conversation import Workload
 from loadtest.workloads.lengths import Fixed, LogNormal, Uniform, parse_lengths

@@ -11,13 +11,14 @@ from typing import Annotated, TypeVar
 import typer
 from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import Message
-from rich.console import Console
 
 from services.cli.cache_client import CacheClient
 from services.cli.cache_view import show
 from services.cli.failures import EXIT_FAILED
 from services.cli.generate import parse_token_ids
-from services.cli.options import DEFAULT_TARGET, ApiKey, Target, targets_of
+from services.cli.options import LOCAL, Connection
+from services.cli.spread import spread
+from services.cli.tables import console_of
 from shared.errors import InvalidRequest
 from shared.rpc.pb.tandem.v1 import cache_pb2
 from shared.sizes import size
@@ -35,25 +36,24 @@ def build_cache_app() -> typer.Typer:
         help="Look at the fleet's cache, empty it, keep prefixes in it.", no_args_is_help=True, rich_markup_mode=None
     )
     for command in (stats, flush, pin, unpin):
-        app.command()(command)
+        app.command()(spread(command))
     return app
 
 
-def stats(as_json: AsJson = False, target: Target = DEFAULT_TARGET, api_key: ApiKey = "") -> None:
+def stats(as_json: AsJson = False, connection: Connection = LOCAL) -> None:
     """Show the index, each store node's tiers, tenants and pins."""
-    told = _call(target, api_key, lambda client: client.stats())
+    told = _call(connection, lambda client: client.stats())
     if as_json:
         _print_json(told)
     else:
-        show(Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH), told)
+        show(console_of(_PIPED_WIDTH), told)
 
 
 def flush(
     tenant: Annotated[str | None, typer.Option("--tenant", help="This tenant's blocks only.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: AsJson = False,
-    target: Target = DEFAULT_TARGET,
-    api_key: ApiKey = "",
+    connection: Connection = LOCAL,
 ) -> None:
     """Drop all blocks from the store nodes and the workers' pools.
 
@@ -63,10 +63,10 @@ def flush(
     """
     whose = f"tenant {tenant}'s blocks" if tenant is not None else "all tenants' blocks"
     places = "all store nodes" if tenant is not None else "all store nodes and workers"
-    if not yes and not typer.confirm(f"Drop {whose} from {places} of {target}?", err=True):
+    if not yes and not typer.confirm(f"Drop {whose} from {places} of {connection.target}?", err=True):
         print("nothing was dropped", file=sys.stderr)
         raise typer.Exit(EXIT_FAILED)
-    done = _call(target, api_key, lambda client: client.flush(tenant))
+    done = _call(connection, lambda client: client.flush(tenant))
     if as_json:
         _print_json(done)
     else:
@@ -92,8 +92,7 @@ def pin(
     cache_salt: Annotated[str, typer.Option("--cache-salt", help="The cache_salt of its requests.")] = "",
     model: Annotated[str, typer.Option(help="Served name; empty = the first model.")] = "",
     as_json: AsJson = False,
-    target: Target = DEFAULT_TARGET,
-    api_key: ApiKey = "",
+    connection: Connection = LOCAL,
 ) -> None:
     """Keep a prefix's blocks in the store nodes.
 
@@ -112,7 +111,7 @@ def pin(
         request.system = text
     else:
         request.chat.messages.add(role="user", content=text)
-    done = _call(target, api_key, lambda client: client.pin(request))
+    done = _call(connection, lambda client: client.pin(request))
     if as_json:
         _print_json(done)
     else:
@@ -128,11 +127,10 @@ def pin(
 def unpin(
     name: Annotated[str, typer.Argument(help="The pin's name, as `tandem cache stats` shows it.")],
     as_json: AsJson = False,
-    target: Target = DEFAULT_TARGET,
-    api_key: ApiKey = "",
+    connection: Connection = LOCAL,
 ) -> None:
     """End a pin; its blocks stay until they are evicted."""
-    done = _call(target, api_key, lambda client: client.unpin(name))
+    done = _call(connection, lambda client: client.unpin(name))
     if as_json:
         _print_json(done)
     else:
@@ -141,9 +139,9 @@ def unpin(
     _fail_if(any(node.failure for node in done.nodes))
 
 
-def _call(target: str, api_key: str, ask: Callable[[CacheClient], Awaitable[T]]) -> T:
+def _call(connection: Connection, ask: Callable[[CacheClient], Awaitable[T]]) -> T:
     async def run() -> T:
-        client = CacheClient(targets_of(target), api_key=api_key)
+        client = connection.open(CacheClient)
         async with client:
             return await ask(client)
 

@@ -10,7 +10,7 @@ import typer
 
 from services.cli.failures import report
 from services.cli.generate import write_text
-from services.cli.options import DEFAULT_TARGET, ApiKey, MaxTokens, Target, Temperature, TopP, targets_of
+from services.cli.options import LOCAL, Connection, MaxTokens, Temperature, TopP
 from shared.errors import TandemError
 from tandem import Options, TandemClient
 
@@ -23,18 +23,17 @@ def chat(
     temperature: Temperature = 0.8,
     top_p: TopP = 0.95,
     model: Annotated[str, typer.Option(help="Served name; empty = the first model.")] = "",
-    target: Target = DEFAULT_TARGET,
-    api_key: ApiKey = "",
+    connection: Connection = LOCAL,
 ) -> None:
     """Talk with the model; the conversation's prefix stays cached in the cluster."""
     sampling = Options(model=model, temperature=temperature, top_p=top_p, max_tokens=max(max_tokens, 0))
-    with TandemClient(targets_of(target), api_key=api_key) as client:
+    with connection.open(TandemClient) as client:
         status = client.status()  # a wrong address fails before the first question
         interactive = sys.stdin.isatty()
         if interactive:
             with suppress(ImportError):
                 import readline  # noqa: F401 - line editing and history for input()
-            print(f"{model or status.model_name} at {target}. {_HELP}.")
+            print(f"{model or status.model_name} at {connection.target}. {_HELP}.")
         _converse(client, sampling, system, interactive)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import grpc.aio
 import typer
 
-from services.cli.options import DEFAULT_TARGET, ApiKey, Target, targets_of
+from services.cli.options import LOCAL, Connection
 from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc
 from tandem import AsyncTandemClient
 
@@ -38,16 +38,16 @@ class FleetClient(AsyncTandemClient):
         return await self.ask(at)
 
 
-def drain(workers: Workers, target: Target = DEFAULT_TARGET, api_key: ApiKey = "") -> None:
-    """Let workers take no new requests, from any router; what they run goes on."""
-    done = asyncio.run(_call(FleetClient(targets_of(target), api_key=api_key), lambda client: client.drain(workers)))
+def drain(workers: Workers, connection: Connection = LOCAL) -> None:
+    """Let workers take no new requests, from any router; running requests continue."""
+    done = asyncio.run(_call(connection.open(FleetClient), lambda client: client.drain(workers)))
     for worker in done.workers:
         print(f"{worker.worker.name} drains, {worker.load.num_running} sequences still run")
 
 
-def undrain(workers: Workers, target: Target = DEFAULT_TARGET, api_key: ApiKey = "") -> None:
+def undrain(workers: Workers, connection: Connection = LOCAL) -> None:
     """Let drained workers take requests again."""
-    done = asyncio.run(_call(FleetClient(targets_of(target), api_key=api_key), lambda client: client.undrain(workers)))
+    done = asyncio.run(_call(connection.open(FleetClient), lambda client: client.undrain(workers)))
     for worker in done.workers:
         print(f"{worker.worker.name} takes requests again")
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 from google.protobuf.json_format import MessageToJson
-from rich.console import Console
 from rich.table import Table
 
-from services.cli.options import DEFAULT_TARGET, ApiKey, Target, targets_of
+from services.cli.options import LOCAL, Connection
+from services.cli.tables import console_of, table_of
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from tandem import AsyncTandemClient
 
@@ -22,21 +21,21 @@ _WHY = {
     "collocated": "prefilled where it decodes: the cluster is collocated",
     "short_suffix": "prefilled where it decodes: the uncached suffix is short",
     "pool_slower": "prefilled where it decodes: the prefill pool was predicted to be slower",
+    "no_prefill": "prefilled where it decodes: no prefill worker was there",
 }
 
 
 def explain(
     request_id: Annotated[str, typer.Argument(help="The answer's request id.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the router's full reply as JSON.")] = False,
-    target: Target = DEFAULT_TARGET,
-    api_key: ApiKey = "",
+    connection: Connection = LOCAL,
 ) -> None:
     """Show the candidates and scores of a request's placement."""
-    told = asyncio.run(_ask(AsyncTandemClient(targets_of(target), api_key=api_key), request_id))
+    told = asyncio.run(_ask(connection.open(AsyncTandemClient), request_id))
     if as_json:
         print(MessageToJson(told, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
         return
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+    console = console_of(_PIPED_WIDTH)
     for decision in told.attempts:
         console.print(summary_line(decision), markup=False)
         for role, chosen, candidates in (
@@ -65,12 +64,8 @@ def summary_line(decision: inference_pb2.PlacementDecision) -> str:
 def candidate_table(role: str, chosen: str, candidates: Sequence[inference_pb2.PlacementCandidate]) -> Table:
     """The eligible workers, best first; the chosen one is marked."""
     scorers = [part.scorer for part in candidates[0].parts]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(f"{role} worker", no_wrap=True)
-    for header in ("score", *scorers, "hit tokens", "queued", "free blocks", "requests"):
-        table.add_column(header, justify="right", no_wrap=True)
-    for candidate in candidates:
-        table.add_row(
+    rows = [
+        (
             f"{candidate.worker} *" if candidate.worker == chosen else candidate.worker,
             f"{candidate.score:.3f}",
             *(f"{part.score:.3f}" for part in candidate.parts),
@@ -79,7 +74,11 @@ def candidate_table(role: str, chosen: str, candidates: Sequence[inference_pb2.P
             f"{candidate.num_free_blocks}",
             f"{candidate.num_requests}",
         )
-    return table
+        for candidate in candidates
+    ]
+    name = f"{role} worker"
+    headers = (name, "score", *scorers, "hit tokens", "queued", "free blocks", "requests")
+    return table_of(headers, rows, text=(name,))
 
 
 async def _ask(client: AsyncTandemClient, request_id: str) -> inference_pb2.Explanation:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -14,8 +13,9 @@ from services.cli.fit_degrees import WORKERS_OF_TODAY, degrees_as_dict, degrees_
 from services.cli.fit_values import not_yet, values_yaml
 from services.cli.fit_view import as_dict, memory_table, show
 from services.cli.quantities import count_of, seconds_of
+from services.cli.tables import console_of
 from shared.errors import ConfigError
-from shared.model.config import ModelConfig
+from shared.model.config.model_config import ModelConfig
 from shared.sizing.degrees import degree_fits
 from shared.sizing.devices import GPUS, device_name, gpu_of
 from shared.sizing.fit import fit as size_load
@@ -101,7 +101,7 @@ def fit(
     Memory: weights plus the KV of --concurrency sequences of --context tokens. Time: a roofline over the GPU's compute
     and memory bandwidth, and the queue in front of the prefill pool. Exit status 2 and the reason where it cannot fit.
     """
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+    console = console_of(_PIPED_WIDTH)
     if table:
         memory = gpu_of(gpu, "gpu").memory_bytes
         _print_json(memory_table(memory).rows) if as_json else console.print(memory_table(memory).render())

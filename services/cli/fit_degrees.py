@@ -7,42 +7,27 @@ from dataclasses import asdict
 
 from rich.table import Table
 
+from services.cli.tables import table_of
 from shared.sizing.degrees import DegreeFit
 from shared.sizing.memory import GB
 
 WORKERS_OF_TODAY = (
-    "arithmetic: workers spread over at most 16 ranks of one machine; on GPUs no group of ranks has run yet"
+    "arithmetic: workers of at most 16 ranks, on CPUs also over several machines; on GPUs no group of ranks has run yet"
 )
 """What is printed below the table."""
 
 
 def degrees_table(fits: Sequence[DegreeFit], gpu: str, prompt_len: int, context: int) -> Table:
     """One row for each; a spread that does not hold one sequence has no times."""
-    table = Table(
-        title=f"a worker over ranks of one {gpu} each: prompts of {prompt_len:,} tokens alone, a decode step of as "
-        f"many sequences as the load has and {context:,} tokens each leave room for",
-        box=None, pad_edge=False, header_style="bold", title_justify="left",
-    )  # fmt: skip
     has_experts = any(one.experts_read for one in fits)
-    headers = [
-        "tp",
-        "pp",
-        "ep",
-        "ranks",
-        "weights",
-        "KV a token",
-        "KV tokens",
-        "prompt",
-        "seqs",
-        "step",
-        "sent",
-        "bubble",
-    ]
-    for header in [*headers, *(["experts"] if has_experts else [])]:
-        table.add_column(header, justify="right", no_wrap=True)
-    for one in fits:
-        table.add_row(*_cells(one, has_experts))
-    return table
+    headers = ["tp", "pp", "ep", "ranks", "weights", "KV a token", "KV tokens"]
+    headers += ["prompt", "seqs", "step", "sent", "bubble", *(["experts"] if has_experts else [])]
+    title = (
+        f"a worker over ranks of one {gpu} each: prompts of {prompt_len:,} tokens alone, a decode step of as many "
+        f"sequences as the load has and {context:,} tokens each leave room for"
+    )
+    rows = [_cells(one, has_experts) for one in fits]
+    return table_of(headers, rows, title=title)
 
 
 def _cells(one: DegreeFit, has_experts: bool) -> list[str]:

@@ -6,7 +6,7 @@ import math
 
 import yaml
 
-from shared.model.shard import MAX_DEGREE
+from shared.model.ranks.shard import MAX_DEGREE
 from shared.sizing.fit import Fit
 from shared.sizing.load import PoolFit
 

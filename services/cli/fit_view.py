@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 from rich.table import Table
 
+from services.cli.tables import table_of
 from shared.sizing.fit import Cost, Fit
 from shared.sizing.load import PoolFit
 from shared.sizing.memory import GB, gpus_by_memory
@@ -26,15 +27,8 @@ class MemoryTable:
 
     def render(self) -> Table:
         """For a terminal."""
-        table = Table(
-            title=f"GPUs of {self.memory_bytes / GB:g} GB that hold 16-bit weights and KV if no byte is lost",
-            box=None, pad_edge=False, header_style="bold", title_justify="left",
-        )  # fmt: skip
-        table.add_column("model")
-        for header in ("weights", "context", "sequences", "MHA 2·L·H", "KV heads", "GPUs", "KV of 128k tokens"):
-            table.add_column(header, justify="right")
-        for row in self.rows:
-            table.add_row(
+        rows = [
+            (
                 f"{row['model']}",
                 f"{row['weights_gb']} GB",
                 f"{row['context']:,}",
@@ -44,7 +38,11 @@ class MemoryTable:
                 f"{row['gpus']}",
                 f"{row['kv_gib_of_128k']} GiB",
             )
-        return table
+            for row in self.rows
+        ]
+        headers = ("model", "weights", "context", "sequences", "MHA 2·L·H", "KV heads", "GPUs", "KV of 128k tokens")
+        title = f"GPUs of {self.memory_bytes / GB:g} GB that hold 16-bit weights and KV if no byte is lost"
+        return table_of(headers, rows, text=("model",), title=title)
 
 
 def memory_table(memory_bytes: float) -> MemoryTable:
@@ -96,14 +94,9 @@ def show(console: Console, fit: Fit, name: str) -> None:
 
 
 def _pool_table(fit: Fit) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("pool")
-    for header in ("GPU", "workers", "GPUs each", "GPUs", "KV tokens", "seqs", "TTFT alone", "TPOT", "busy"):
-        table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("sized by", overflow="fold")
-    for pool in (fit.prefill, fit.decode, *([fit.collocated] if fit.collocated is not None else [])):
-        table.add_row(*_cells(pool), end_section=pool is fit.decode)
-    return table
+    headers = ("GPU", "workers", "GPUs each", "GPUs", "KV tokens", "seqs", "TTFT alone", "TPOT", "busy")
+    pools = (fit.prefill, fit.decode, *([fit.collocated] if fit.collocated is not None else []))
+    return table_of(("pool", *headers, "sized by"), map(_cells, pools), text=("pool",), folds=("sized by",))
 
 
 def _cells(pool: PoolFit) -> list[str]:

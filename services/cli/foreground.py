@@ -113,7 +113,7 @@ class Foreground:
         self._print(f"  logs        {cluster.spec.log_dir}/")
 
     async def _stream_example(self) -> None:
-        """One answer, streamed the way a client sees it; a failure is shown and the cluster goes on."""
+        """One answer, streamed the way a client sees it; a failure is shown and the cluster continues."""
         self._print("\nFor example:\n")
         self._write(EXAMPLE_PROMPT)
         try:

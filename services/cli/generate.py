@@ -12,16 +12,14 @@ from rich.console import Console
 
 from services.cli.options import (
     DEFAULT_RETRY_FOR_S,
-    DEFAULT_TARGET,
-    ApiKey,
+    LOCAL,
+    Connection,
     MaxTokens,
     RetryFor,
     Seed,
-    Target,
     Temperature,
     TopK,
     TopP,
-    targets_of,
 )
 from services.cli.split_view import print_summary
 from shared.errors import InvalidRequest
@@ -43,8 +41,7 @@ def generate(
     token_ids: Annotated[bool, typer.Option("--token-ids", help="The prompt is token ids, such as 1,15,9.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end instead of text.")] = False,
     model: Annotated[str, typer.Option(help="Served name; empty = the first model.")] = "",
-    target: Target = DEFAULT_TARGET,
-    api_key: ApiKey = "",
+    connection: Connection = LOCAL,
     retry_for: RetryFor = DEFAULT_RETRY_FOR_S,
 ) -> None:
     """Stream an answer to stdout; timings and the request's id go to stderr.
@@ -63,7 +60,7 @@ def generate(
     if seed is not None:
         options["seed"] = seed
     text = sys.stdin.read() if prompt == "-" else prompt
-    with TandemClient(targets_of(target), api_key=api_key, retry_for_s=retry_for) as client:
+    with connection.open(TandemClient, retry_for_s=retry_for) as client:
         stream = client.stream(_prompt(text, raw=raw, token_ids=token_ids), **options)
         answer = stream.answer
         try:

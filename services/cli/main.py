@@ -18,6 +18,7 @@ from services.cli.failures import EXIT_INTERRUPTED, exit_status, report
 from services.cli.fit import fit
 from services.cli.generate import generate
 from services.cli.preflight import preflight
+from services.cli.spread import spread
 from services.cli.status import status
 from services.cli.top import top
 from services.cli.up import up
@@ -40,15 +41,15 @@ def build_app() -> typer.Typer:
     app.callback()(_options)
     app.command("serve")(up)
     app.command("up", hidden=True)(up)
-    app.command()(generate)
-    app.command()(chat)
-    app.command()(status)
-    app.command()(top)
-    app.command()(explain)
+    app.command()(spread(generate))
+    app.command()(spread(chat))
+    app.command()(spread(status))
+    app.command()(spread(top))
+    app.command()(spread(explain))
     app.command()(preflight)
     app.command()(fit)
-    app.command()(drain)
-    app.command()(undrain)
+    app.command()(spread(drain))
+    app.command()(spread(undrain))
     app.add_typer(build_cache_app(), name="cache")
     return app
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import Annotated
 
 import typer
 from google.protobuf.json_format import MessageToJson
-from rich.console import Console
 from rich.table import Table
 
-from services.cli.options import DEFAULT_TARGET, ApiKey, Target, targets_of
-from shared.rpc.convert import role_from_proto
+from services.cli.options import LOCAL, Connection
+from services.cli.tables import console_of, share, table_of
+from shared.rpc.convert import worker_roles
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from shared.sizes import size
 from tandem import AsyncTandemClient
@@ -23,15 +22,14 @@ _PIPED_WIDTH = 200
 
 def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print the router's full reply as JSON.")] = False,
-    target: Target = DEFAULT_TARGET,
-    api_key: ApiKey = "",
+    connection: Connection = LOCAL,
 ) -> None:
     """Show workers, free blocks, queue and prefix hits."""
-    cluster = asyncio.run(_ask(AsyncTandemClient(targets_of(target), api_key=api_key)))
+    cluster = asyncio.run(_ask(connection.open(AsyncTandemClient)))
     if as_json:
         print(MessageToJson(cluster, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
         return
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+    console = console_of(_PIPED_WIDTH)
     for line in summary_lines(cluster):
         console.print(line, markup=False)
     console.print()
@@ -48,7 +46,7 @@ def summary_lines(cluster: inference_pb2.ClusterStatus) -> list[str]:
         *served,
         f"queue {cluster.queue_len} of {cluster.queue_limit}, running {cluster.num_running}, "
         f"finished {cluster.num_finished}, failed {cluster.num_failed}",
-        f"prefix hits {_share(cluster.num_cached_tokens, cluster.num_prompt_tokens)} "
+        f"prefix hits {share(cluster.num_cached_tokens, cluster.num_prompt_tokens)} "
         f"of {cluster.num_prompt_tokens} prompt tokens",
     ]
     lines += [f"degraded: {what}" for what in cluster.degraded]
@@ -67,36 +65,37 @@ def worker_table(cluster: inference_pb2.ClusterStatus) -> Table:
     """One row a worker: sequences running and waiting, prompt tokens to compute, free blocks, prefix hits, memory of
     the process and of its KV pool, what computes, the processes where a worker has several, and the model where there
     are several."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for header in ("worker", "role", "address", "state"):
-        table.add_column(header, no_wrap=True)
-    for header in ("run", "wait", "queued", "free blocks", "hits", "resident", "pool"):
-        table.add_column(header, justify="right", no_wrap=True)
     has_groups = any(max(worker.tp, worker.pp) > 1 for worker in cluster.workers)
-    for header in ("kernels", *(("ranks",) if has_groups else ()), *(("model",) if cluster.models else ())):
-        table.add_column(header, no_wrap=True)
-    for worker in cluster.workers:
-        load = worker.load
-        figures = (
-            f"{load.num_running}",
-            f"{load.num_waiting}",
-            f"{load.num_queued_tokens}",
-            f"{load.num_free_blocks}/{load.num_total_blocks}",
-            _share(load.num_prefix_hit_tokens, load.num_prompt_tokens),
-            size(load.resident_bytes) if load.HasField("resident_bytes") else "-",
-            size(worker.pool_bytes),
-            f"{worker.kernels} {worker.dtype}",
-            *((_ranks(worker),) if has_groups else ()),
-        )
-        table.add_row(
+    facts = ("kernels", *(("ranks",) if has_groups else ()), *(("model",) if cluster.models else ()))
+    figures = ("run", "wait", "queued", "free blocks", "hits", "resident", "pool")
+    rows = [
+        (
             worker.worker.name,
-            role_from_proto(worker.role),
+            worker_roles(worker),
             worker.address,
             _state(worker),
-            *(figures if worker.connected else ("",) * len(figures)),
+            *(_figures(worker) if worker.connected else ("",) * (len(figures) + 1)),
+            *((_ranks(worker) if worker.connected else "",) if has_groups else ()),
             *((worker.model,) if cluster.models else ()),
         )
-    return table
+        for worker in cluster.workers
+    ]
+    names = ("worker", "role", "address", "state")
+    return table_of((*names, *figures, *facts), rows, text=(*names, *facts))
+
+
+def _figures(worker: inference_pb2.WorkerStatus) -> tuple[str, ...]:
+    load = worker.load
+    return (
+        f"{load.num_running}",
+        f"{load.num_waiting}",
+        f"{load.num_queued_tokens}",
+        f"{load.num_free_blocks}/{load.num_total_blocks}",
+        share(load.num_prefix_hit_tokens, load.num_prompt_tokens),
+        size(load.resident_bytes) if load.HasField("resident_bytes") else "-",
+        size(worker.pool_bytes),
+        f"{worker.kernels} {worker.dtype}",
+    )
 
 
 def _ranks(worker: inference_pb2.WorkerStatus) -> str:
@@ -109,10 +108,6 @@ def _state(worker: inference_pb2.WorkerStatus) -> str:
     if not worker.connected:
         return "[red]lost[/red]"
     return "[yellow]draining[/yellow]" if worker.load.draining else "[green]up[/green]"
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.0f} %" if whole else "-"
 
 
 async def _ask(client: AsyncTandemClient) -> inference_pb2.ClusterStatus:

@@ -17,7 +17,8 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from services.cli.options import DEFAULT_TARGET, ApiKey, Target, targets_of
+from services.cli.options import LOCAL, Connection
+from services.cli.tables import console_of
 from services.cli.top_view import Frame, Steps
 from shared.errors import TandemError
 from shared.rpc.pb.tandem.v1 import inference_pb2
@@ -33,12 +34,11 @@ def top(
     window: Annotated[
         float, typer.Option("--window", min=1.0, max=3600.0, help="Seconds that goodput and its losses are over.")
     ] = 60.0,
-    target: Target = DEFAULT_TARGET,
-    api_key: ApiKey = "",
+    connection: Connection = LOCAL,
 ) -> None:
     """Show goodput, what binds it, and the workers, live; q quits."""
-    client = AsyncTandemClient(targets_of(target), api_key=api_key)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+    client = connection.open(AsyncTandemClient)
+    console = console_of(_PIPED_WIDTH)
     live = not once and sys.stdout.isatty() and sys.stdin.isatty()
     asyncio.run(_follow(client, console, every, window) if live else _once(client, console, window))
 

@@ -6,7 +6,8 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from shared.rpc.convert import role_from_proto
+from services.cli.tables import table_of
+from shared.rpc.convert import worker_roles
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 
 TITLES = {
@@ -21,7 +22,7 @@ TITLES = {
 }
 _BAR = 24
 _NARROW = 92
-"""Below so many columns the blocks are given as numbers."""
+"""Width in columns below which the blocks are shown as numbers."""
 
 
 class Steps:
@@ -67,22 +68,19 @@ class Frame:
 
     def _workers(self, width: int) -> Table:
         wide = width >= _NARROW
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for header in ("worker", "role", "state"):
-            table.add_column(header, no_wrap=True)
-        for header in ("run", "wait", "step"):
-            table.add_column(header, justify="right", no_wrap=True)
-        table.add_column("KV blocks: █ in use ▒ cached ░ empty" if wide else "blocks", no_wrap=True)
-        for worker in self._status.workers:
-            load = worker.load
-            table.add_row(
+        rows = [
+            (
                 worker.worker.name,
-                role_from_proto(worker.role),
+                worker_roles(worker),
                 _state(worker),
-                *(_figures(load, self._step_ms[worker.worker.name]) if worker.connected else ("", "", "")),
-                _blocks(load, wide=wide) if worker.connected else Text(""),
+                *(_figures(worker.load, self._step_ms[worker.worker.name]) if worker.connected else ("", "", "")),
+                _blocks(worker.load, wide=wide) if worker.connected else Text(""),
             )
-        return table
+            for worker in self._status.workers
+        ]
+        blocks = "KV blocks: █ in use ▒ cached ░ empty" if wide else "blocks"
+        text = ("worker", "role", "state", blocks)
+        return table_of((*text[:3], "run", "wait", "step", blocks), rows, text, header_style="dim")
 
 
 def _head(status: inference_pb2.ClusterStatus) -> Text:

@@ -40,6 +40,7 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
 
 def up(
     context: typer.Context,
+    model_argument: Annotated[str, typer.Argument(metavar="[MODEL]", help="As --model.", show_default=False)] = "",
     config: Annotated[  # noqa: ARG001 - its callback reads it
         Path | None,
         typer.Option(
@@ -101,9 +102,14 @@ def up(
     example: Annotated[bool, typer.Option(help="Stream one example answer at the start.")] = True,
 ) -> None:
     """Start a cluster on this machine; Ctrl-C stops it. `tandem up` is the same."""
+    if model_argument and _is_given(context, "model"):
+        raise ConfigError(f"the model is given twice: {model_argument!r} and --model {model!r}", field="model")
+    model = model_argument or model
     if prefill is None:
         prefill = 0 if mode == "collocated" else 1
     models = [entry.pools(find_model, is_first=not number) for number, entry in enumerate(context.obj or ())]
+    if models and model_argument:
+        raise ConfigError("a model is given, and the file of --config names its models", field="model")
     if models and (given := [name for name in sorted(OF_A_MODEL) if _is_given(context, name)]):
         flag = f"--{given[0].replace('_', '-')}"
         raise ConfigError(f"{flag} is for one model, and the file of --config names its models", field=given[0])

@@ -10,7 +10,7 @@ from shared.openmp import wait_briefly
 if __name__ == "__main__":
     wait_briefly()
     with uncollected():
-        from services.decode.servicer import start
-        from services.worker.settings import WorkerSettings
-        from shared.process import run_service
-    sys.exit(run_service("tandem-decode", WorkerSettings, start))
+        from services.decode.role import DecodeRole
+        from services.worker.service import run_worker
+        from shared.identity import WorkerRole
+    sys.exit(run_worker({WorkerRole.DECODE: DecodeRole}))

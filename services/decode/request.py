@@ -1,4 +1,4 @@
-"""A request on a decode worker, from Reserve to its last token."""
+"""A request in the decode role, from Reserve to its last token."""
 
 from __future__ import annotations
 
@@ -7,28 +7,15 @@ import time
 from dataclasses import dataclass, field
 
 from services.decode.reservation import Arrival, Reservation
-from services.worker.attempt_trace import AttemptTrace
-from services.worker.blocks.prefix_fetch.fetch import Fetch
-from services.worker.session import Session
-from shared.engine.messages import FirstScheduled
-from shared.rpc.pb.tandem.v1 import decode_pb2
-from shared.telemetry.logs import RequestLog
+from services.worker.sessions.request import WorkerRequest
 from shared.telemetry.tracing.span import Span
 
-DecodeSession = Session[decode_pb2.DecodeEvent]
 
+@dataclass(slots=True, kw_only=True)
+class DecodeRequest(WorkerRequest):
+    """State of one request in the decode role."""
 
-@dataclass(slots=True)
-class DecodeRequest:
-    """What the worker knows of it. Times are time.perf_counter() seconds, 0 for what has not come."""
-
-    session: DecodeSession
-    request_id: str
-    num_tokens: int
     prefill_here: bool
-    log: RequestLog
-    tenant: str = ""
-    fetch: Fetch = field(default_factory=Fetch)
     queued_at: float = field(default_factory=time.perf_counter)
     reservation: Reservation | None = None
     receiving: asyncio.Task[tuple[Arrival | None, bool]] | None = None
@@ -37,10 +24,8 @@ class DecodeRequest:
     """Set when it joined."""
     joined_at: float = 0.0
     """When its decoding began: with the join, or with the first token where the prompt was computed here."""
-    scheduled: FirstScheduled | None = None
     reported: bool = False
     """Its first tokens were sent."""
-    trace: AttemptTrace | None = None
     reserved_at: float = 0.0
     reported_at: float = 0.0
 
@@ -52,8 +37,7 @@ class DecodeRequest:
         now = time.perf_counter()
         parts: list[Span] = []
         if self.prefill_here:
-            scheduled_at = self.scheduled.at if self.scheduled is not None else 0.0
-            parts = trace.prompt_parts(self.fetch, self.queued_at, scheduled_at, self.reported_at)
+            parts = trace.prompt_parts(self.fetch, self.queued_at, self.scheduled_at, self.reported_at)
         elif self.reserved_at:
             parts = [
                 trace.part("reserve", trace.began, self.reserved_at),

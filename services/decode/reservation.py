@@ -1,4 +1,4 @@
-"""A decode worker's reserved blocks until their KV is here, from one prefill worker after another."""
+"""A decode worker's reserved blocks until their KV has arrived, from one prefill worker or its successors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shared.errors import TransferFailed
 from shared.kv.handoff.receive_handoff import HandoffReceiver, ReceivedHandoff, SenderLeft
-from shared.rpc.pb.tandem.v1 import decode_pb2
+from shared.rpc.pb.tandem.v1 import worker_pb2
 
 REPLACED_WITHIN_S = 10.0
 """A sender left before its trailer: the router, which misses it too, names another one or cancels within this time."""
@@ -30,7 +30,7 @@ class Reservation:
         request_id: str,
         num_cached_tokens: int,
         receiver: HandoffReceiver,
-        answer: Callable[[decode_pb2.Reserved], None],
+        answer: Callable[[worker_pb2.Reserved], None],
         timeout_s: float,
     ) -> None:
         """`answer` sends to the router. A sender has `timeout_s` seconds from its ticket to its trailer."""
@@ -64,7 +64,7 @@ class Reservation:
         while True:
             ticket, needed = self.receiver.open()
             self._answer(
-                decode_pb2.Reserved(
+                worker_pb2.Reserved(
                     request_id=self._request_id,
                     ticket=ticket,
                     needed_blocks=sorted(needed),
@@ -83,9 +83,9 @@ class Reservation:
                 self._answer(self.joined(self._first_token))
                 return Arrival(self._first_token, finished=False)
 
-    def joined(self, first_token: int) -> decode_pb2.Reserved:
-        """The answer to a Reassign that finds everything here."""
-        return decode_pb2.Reserved(request_id=self._request_id, joined=True, first_token=first_token)
+    def joined(self, first_token: int) -> worker_pb2.Reserved:
+        """Answers a Reassign for which no block is missing."""
+        return worker_pb2.Reserved(request_id=self._request_id, joined=True, first_token=first_token)
 
     def _complete(self, received: ReceivedHandoff) -> Arrival:
         if self._first_token is not None:  # another sender's may differ in bf16, and the client has this one

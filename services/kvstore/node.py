@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from services.kvstore.rate_limiter import RateLimiter
 from services.kvstore.requests import check_tenant
 from services.kvstore.staging import Staging
 from services.kvstore.tiers.accounts import Quotas
@@ -88,7 +88,7 @@ class StoreNode:
         kinds = [Tier.HOST] * bool(config.host_bytes) + [Tier.DISK] * bool(config.disk_bytes)
         self._publishers = {tier: publisher(tier) for tier in kinds}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store tiers")
-        self._limiter = RateLimiter(config.send_bytes_per_s)
+        self._limiter = _RateLimiter(config.send_bytes_per_s)
         self._block_bytes = 0  # 0: not known yet
         self._opening = asyncio.Lock()
         self._staging: Staging
@@ -327,3 +327,18 @@ class StoreNode:
             return await loop.run_in_executor(self._thread, run)
         except RuntimeError as error:  # the executor was shut down
             raise StoreUnavailable("the store is closing") from error
+
+
+class _RateLimiter:
+    """Lets `bytes_per_s` pass on average; 0 = no limit."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_at = 0.0
+
+    async def spend(self, num_bytes: int) -> None:
+        """Counts `num_bytes`; returns when they and all earlier bytes fit the rate."""
+        if self._bytes_per_s and num_bytes:
+            now = time.monotonic()
+            self._free_at = max(self._free_at, now) + num_bytes / self._bytes_per_s
+            await asyncio.sleep(self._free_at - now)

@@ -53,7 +53,10 @@ class KVStoreServer:
         self._fleet_key = FleetKey.of(settings.fleet_key.get_secret_value(), settings.block_encryption)
         self._redis = CountedRedis(
             redis_client(
-                settings.redis_url.get_secret_value(), settings.redis_timeout_s, cluster=settings.redis_cluster
+                settings.redis_url.get_secret_value(),
+                settings.redis_timeout_s,
+                cluster=settings.redis_cluster,
+                password=settings.redis_password.get_secret_value(),
             )
         )
         self._index = CountedIndex(RedisIndex(self._redis))

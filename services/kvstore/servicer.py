@@ -131,7 +131,7 @@ class KVStoreServicer(kvstore_pb2_grpc.KVStoreServiceServicer):
         return await answer(self._suspecting(work), context)
 
     async def _suspecting(self, work: Awaitable[T]) -> T:
-        """An index that does not answer is looked at, whoever noticed it."""
+        """Starts a probe of the index after any failed call on it."""
         try:
             return await work
         except StoreUnavailable:

@@ -44,7 +44,7 @@ class KVStoreSettings(ServiceSettings):
     block_encryption: Encryption = "none"
     """How blocks and the messages of hand-offs are encrypted on the transfer plane, with keys derived from fleet_key,
     which it needs: aes-gcm is fast where the processor has AES instructions, chacha20-poly1305 needs none. The same in
-    all services of a fleet. none = who can read the network reads the KV."""
+    all services of a fleet. none = blocks travel in plain text."""
     metrics: str = "127.0.0.1:0"
     """host:port of the Prometheus page, /metrics; port 0 = any free port, empty = no page."""
     traces: TracesSettings = TracesSettings()
@@ -53,6 +53,8 @@ class KVStoreSettings(ServiceSettings):
     """redis://, rediss:// (TLS) or unix:// URL of Redis or Valkey, with ACL user and password
     (redis://user:password@host:port/db, rediss://…?ssl_ca_certs=file). No other program may use that database.
     For a cluster, some of its nodes (redis://host:port,host:port)."""
+    redis_password: SecretStr = SecretStr("")
+    """Password for Redis, where redis_url names none; best given by the environment. Empty = that of redis_url."""
     redis_cluster: bool = False
     """Whether redis_url is a Redis Cluster."""
     redis_timeout_s: float = Field(default=0.2, gt=0, le=10)

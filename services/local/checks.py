@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from services.kvstore.settings import KVStoreSettings
+from services.router.configured import discovery_of
 from services.router.settings import RouterSettings
-from services.router.workers.configured import discovery_of
 from services.worker.settings import WorkerSettings
 from shared.config import load_settings
 from shared.environment import check_variables
-from shared.model.shard import Degrees
+from shared.model.ranks.shard import Degrees
 
 
 def check_settings(*, router: Sequence[str], worker: Sequence[str], kvstore: Sequence[str]) -> None:
@@ -34,10 +34,10 @@ def check_model(folder: Path, splits: Iterable[Degrees] = ()) -> None:
     `splits`: how its workers split it over processes. Blocking. Raises ModelLoadError, ConfigError.
     """
     # Imported here: most commands need neither.
-    from shared.model.chat_template import ChatTemplate
-    from shared.model.config import ModelConfig
-    from shared.model.safetensors_files import checkpoint_files
-    from shared.model.tokenizer import Tokenizer
+    from shared.model.config.model_config import ModelConfig
+    from shared.model.text.chat_template import ChatTemplate
+    from shared.model.text.tokenizer import Tokenizer
+    from shared.model.weights.safetensors_files import checkpoint_files
 
     config = ModelConfig.load(folder)
     for degrees in splits:

@@ -27,7 +27,7 @@ from shared.cores.policy import share_machine
 from shared.cores.quota import read_quota
 from shared.cores.topology import read_topology
 from shared.identity import WorkerRole
-from shared.model.folder import check_model_folder
+from shared.model.config.folder import check_model_folder
 from shared.process_events import Progress
 
 if TYPE_CHECKING:

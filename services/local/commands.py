@@ -90,7 +90,7 @@ class TandemCommands:
 
     def check(self) -> None:
         """See ServiceCommands."""
-        # Imported here: only who starts a cluster needs the settings of all services.
+        # Imported here: only a command that starts a cluster needs the settings of all services.
         from services.local.checks import check_model, check_settings
 
         plans = plan_workers(self._spec, [CoreShare((), 1)] * self._spec.num_processes)

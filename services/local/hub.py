@@ -100,4 +100,4 @@ def _why(model: HubModel, endpoint: str, error: Exception) -> str:
             "reached: fetch it where there is a network, or name a model folder"
         )
     kind = f"{type(error).__name__}: " if not isinstance(error, OSError) or not error.strerror else ""
-    return f"fetching {model} from {endpoint} broke off ({kind}{error}): once more goes on where it stopped"
+    return f"fetching {model} from {endpoint} broke off ({kind}{error}): the same command continues where it stopped"

@@ -13,7 +13,7 @@ from shared.address import MAX_PORT, Address
 from shared.errors import ConfigError
 from shared.identity import WorkerRole
 from shared.kv.encryption_modes import Encryption
-from shared.model.shard import MAX_DEGREE, Degrees
+from shared.model.ranks.shard import MAX_DEGREE, Degrees
 from shared.telemetry.logs import LogFormat
 
 PrefixFetch = Literal["auto", "always", "never"]

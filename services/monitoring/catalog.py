@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from services.kvstore.metrics import METRICS as KVSTORE
 from services.kvstore.metrics import NODE_METRICS
 from services.planner.metrics import METRICS as PLANNER
-from services.router.observed import METRICS as ROUTER
-from services.router.vllm_names import VLLM as ROUTER_VLLM
-from services.worker.metrics import METRICS as WORKER
-from services.worker.vllm_names import VLLM as WORKER_VLLM
+from services.router.views.observed import METRICS as ROUTER
+from services.router.views.vllm_names import VLLM as ROUTER_VLLM
+from services.worker.telemetry.metrics import METRICS as WORKER
+from services.worker.telemetry.vllm_names import VLLM as WORKER_VLLM
 from shared.telemetry.metrics import LOOP_LAG, Metric
 from shared.telemetry.tracing.tracer import METRICS as TRACES
 

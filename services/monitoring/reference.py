@@ -30,6 +30,17 @@ scrape_configs:
       - {targets: ["127.0.0.1:8000"], labels: {namespace: local, pod: router-0}}
       - {targets: ["127.0.0.1:9101"], labels: {namespace: local, pod: prefill-0}}
 ```
+
+## TTFT, TPOT, ITL
+
+The same in metrics, the access log, `/status`, the page, `tandem explain`, traces and the answer's `tandem` member:
+
+- **TTFT**: from the arrival of a call's head at the router to its first token there, which is passed on to the client
+  at once. The network between client and router is not in it.
+- **TPOT**: (end - first token) / (output tokens - 1), for each request of two tokens or more. The end is when the
+  router had passed the last of the answer on to the client's connection, so that a client that reads slowly counts;
+  of an answer that is not streamed, when its last token had come. The tokens are those that the client was given.
+- **ITL**: the gap between two consecutive tokens, by the engine's steps: `tandem_engine_inter_token_seconds`.
 """
 
 _UNITS = {"seconds": "s", "bytes": "bytes", "tokens": "tokens", "blocks": "blocks", "requests": "requests"}

@@ -32,7 +32,7 @@ class Pool:
 
 
 class Executor:
-    """One step a tick, from the state that the cluster shows: a new leader goes on where the last one stopped.
+    """One step a tick, from the state that the cluster shows: a new leader continues where the last one stopped.
 
     Concurrency: one step at a time. Before each call that changes something `may_act` is asked.
     """

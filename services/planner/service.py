@@ -50,7 +50,7 @@ class PlannerService:
         self._metrics.observe(METRICS, self.state)
         self._server = MetricsServer(
             settings.metrics, self._metrics.registry, lambda: ""
-        )  # who waits for the Lease is ready
+        )  # a planner that waits for the Lease is ready
         self._sources = Sources(settings.api_key.get_secret_value(), settings.timeout_s, settings.router_tls.client())
         self._failure = ""
         self._stack = contextlib.AsyncExitStack()

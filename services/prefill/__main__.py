@@ -10,7 +10,7 @@ from shared.openmp import wait_briefly
 if __name__ == "__main__":
     wait_briefly()
     with uncollected():
-        from services.prefill.servicer import start
-        from services.worker.settings import WorkerSettings
-        from shared.process import run_service
-    sys.exit(run_service("tandem-prefill", WorkerSettings, start))
+        from services.prefill.role import PrefillRole
+        from services.worker.service import run_worker
+        from shared.identity import WorkerRole
+    sys.exit(run_worker({WorkerRole.PREFILL: PrefillRole}))

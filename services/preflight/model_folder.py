@@ -11,9 +11,9 @@ from services.preflight.finding import Finding, fail, ok, warn
 from shared.errors import ModelLoadError
 from shared.kv.format import BYTES_PER_ELEMENT
 from shared.kv.layout import BlockLayout
-from shared.model.config import ModelConfig
-from shared.model.folder import check_folder
-from shared.model.safetensors_files import checkpoint_files
+from shared.model.config.folder import check_folder
+from shared.model.config.model_config import ModelConfig
+from shared.model.weights.safetensors_files import checkpoint_files
 from shared.sizes import size
 
 CHECK = "model"
@@ -75,8 +75,8 @@ def check_weights(need: EngineNeed, memory_bytes: int | None) -> Finding:
 
 def check_tokenizer(folder: Path) -> Finding:
     """What a router reads of it."""
-    from shared.model.chat_template import ChatTemplate
-    from shared.model.tokenizer import Tokenizer
+    from shared.model.text.chat_template import ChatTemplate
+    from shared.model.text.tokenizer import Tokenizer
 
     if problem := _unreadable(folder):
         return problem
@@ -115,8 +115,8 @@ def _num_elements(folder: Path, config: ModelConfig) -> int:
     """Of the tensors that the model needs, all of which are there. Raises ModelLoadError."""
     import torch
 
-    from shared.model.parameters import DecoderParameters, unused_tensors
-    from shared.model.weights import match_entries
+    from shared.model.layers.parameters import DecoderParameters, unused_tensors
+    from shared.model.weights.loader import match_entries
 
     parameters = DecoderParameters.allocate(config, torch.float32, "meta")
     entries = match_entries(checkpoint_files(folder), parameters.checkpoint_views(config), unused_tensors(config))

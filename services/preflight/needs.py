@@ -106,7 +106,12 @@ def _kvstore(overrides: Overrides, flags: list[str]) -> Needs:
     settings = load_settings(KVStoreSettings, flags)
     has_disk = settings.disk_folder is not None and settings.disk_bytes > 0
     return Needs(
-        redis=RedisNeed(settings.redis_url.get_secret_value(), settings.redis_cluster, settings.redis_timeout_s),
+        redis=RedisNeed(
+            settings.redis_url.get_secret_value(),
+            settings.redis_cluster,
+            settings.redis_timeout_s,
+            settings.redis_password.get_secret_value(),
+        ),
         disk=(settings.disk_folder, settings.disk_bytes) if settings.disk_folder and has_disk else None,
         transfers=bool(settings.host_bytes or has_disk),
         fleet_key=settings.fleet_key.get_secret_value(),

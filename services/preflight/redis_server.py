@@ -34,6 +34,8 @@ class RedisNeed:
     cluster: bool
     timeout_s: float
     """The KV store's `redis_timeout_s`."""
+    password: str = field(default="", repr=False)
+    """The KV store's `redis_password`."""
 
 
 async def check_redis(need: RedisNeed, wait_s: float) -> list[Finding]:
@@ -41,7 +43,7 @@ async def check_redis(need: RedisNeed, wait_s: float) -> list[Finding]:
     deadline = time.monotonic() + wait_s
     try:
         while True:
-            client = redis_client(need.url, ANSWER_TIMEOUT_S, cluster=need.cluster)
+            client = redis_client(need.url, ANSWER_TIMEOUT_S, cluster=need.cluster, password=need.password)
             try:
                 return await _look(client, need)
             except StoreUnavailable as error:

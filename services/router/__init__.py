@@ -1,1 +1,1 @@
-"""Front door and brain: the client APIs (edge), admission queue, placement, dispatch, the view of the fleet."""
+"""The router: client APIs (edge), admission queue, placement, dispatch, the view of the fleet."""

@@ -1,16 +1,17 @@
-"""The router's end: accepted requests are finished, new ones are sent elsewhere."""
+"""Drain of a router: accepted requests are finished, new ones are refused with a retry hint."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Protocol
 
-from services.router.request import Core, Request, RunningRequest
+from services.router.dispatch.record import RequestRecord
+from services.router.dispatch.request import Core, Request, RunningRequest
 from shared.errors import Draining
 
 REASON = "the router is draining"
 RETRY_AFTER_S = 1.0
-"""What a refused client is told: another replica, or this one's successor, takes it. Seconds."""
+"""Retry-After of a refused request, seconds: another replica, or this one's successor, serves it."""
 _POLL_S = 0.02
 
 
@@ -44,11 +45,11 @@ class Drain:
         """`finish` returns now, whatever still runs."""
         self._hurried = True
 
-    def submit(self, request: Request) -> RunningRequest:
+    def submit(self, request: Request, record: RequestRecord) -> RunningRequest:
         """See `Core`. Raises Draining too."""
         if self.draining:
             raise Draining(REASON, retry_after_s=RETRY_AFTER_S)
-        return self._core.submit(request)
+        return self._core.submit(request, record)
 
     def max_prompt_tokens(self) -> int:
         """See `Core`."""

@@ -9,11 +9,12 @@ from typing import Any
 
 import grpc.aio
 
-from services.router.edge.auth import ApiKeys
+from services.router.edge.grpc.unary_call import answer_admin
 from services.router.edge.settings import EdgeSettings
-from services.router.edge.unary_call import answer_admin
-from services.router.status import worker_status
-from services.router.workers.fleet import AnyLink, Fleet
+from services.router.edge.tenants.auth import ApiKeys
+from services.router.views.status import worker_status
+from services.router.workers.fleet import Fleet
+from services.router.workers.link import WorkerLink
 from shared.errors import DeadlineExceeded, InvalidRequest, NotFound, TandemError
 from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc
 
@@ -21,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 SERVICE_NAME = "tandem.v1.FleetService"
 TIMEOUT_S = 10.0
-"""For the workers to report that they do as they were told."""
+"""Time for the workers to report the new drain state, seconds."""
 _POLL_S = 0.02
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -64,8 +65,8 @@ class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):
             raise _unmoved(links, draining=draining) from None
         return fleet_pb2.DrainedWorkers(workers=[worker_status(link) for link in links])
 
-    def _named(self, names: list[str]) -> list[AnyLink]:
-        """The links of these workers, all connected. Raises before any is told anything."""
+    def _named(self, names: list[str]) -> list[WorkerLink]:
+        """The links of these workers, all connected. Raises before any command is sent."""
         if not names:
             raise InvalidRequest("workers must name at least one worker", field="workers", limit=1)
         links = {link.name: link for fleet in self._fleets for link in fleet.links}
@@ -78,7 +79,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):
         return [links[name] for name in dict.fromkeys(names)]
 
 
-def _unmoved(links: list[AnyLink], *, draining: bool) -> TandemError:
+def _unmoved(links: list[WorkerLink], *, draining: bool) -> TandemError:
     names = ", ".join(link.name for link in links if link.load.draining != draining)
-    does = "takes requests still" if draining else "goes on draining; a process that is ending does"
+    does = "takes requests still" if draining else "is still draining, as a process that ends is"
     return DeadlineExceeded(f"worker {names} {does}, {TIMEOUT_S:g} s after it was asked", limit=TIMEOUT_S)

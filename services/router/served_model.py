@@ -8,28 +8,29 @@ from dataclasses import dataclass, field
 import grpc
 
 from services.router.cache.prefix import PrefixReader
+from services.router.configured import discovery_of
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.drain import Drain
-from services.router.edge.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from services.router.edge.input_processor import InputProcessor
 from services.router.edge.model_names import ModelNames
-from services.router.edge.rate_limits import RateLimits
-from services.router.metrics import RouterMetrics
-from services.router.observed import OBSERVED, RouterSources
+from services.router.edge.tenants.rate_limits import RateLimits
+from services.router.edge.text.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from services.router.placement.policy import Placement
 from services.router.settings import RouterSettings
-from services.router.status import cluster_status
-from services.router.traces.call_trace import CallTraces
-from services.router.vllm_names import VLLM, vllm_labels
-from services.router.workers.configured import discovery_of
+from services.router.views.metrics import RouterMetrics
+from services.router.views.observed import OBSERVED, RouterSources
+from services.router.views.request_log import RequestLog
+from services.router.views.status import cluster_status
+from services.router.views.traces.call_trace import CallTraces
+from services.router.views.vllm_names import VLLM, vllm_labels
 from services.router.workers.fleet import Fleet
 from services.router.workers.liveness import LivenessLimits
 from shared.kv_index.client import KVStoreClient
-from shared.model.chat_template import ChatTemplate
-from shared.model.config import ModelConfig
-from shared.model.texts_digest import texts_digest
-from shared.model.tokenizer import Tokenizer
+from shared.model.config.model_config import ModelConfig
+from shared.model.text.chat_template import ChatTemplate
+from shared.model.text.texts_digest import texts_digest
+from shared.model.text.tokenizer import Tokenizer
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from shared.structure.compiler import StructureCompiler
 
@@ -77,7 +78,10 @@ class ServedModel:
         placement = Placement(
             settings.placement.config(settings.max_queued_tokens), seed=zlib.crc32(settings.name.encode())
         )
-        self.dispatcher = Dispatcher(self.fleet, placement, self.lookup, self.metrics, settings.dispatch_config())
+        self.requests = RequestLog(
+            self.metrics, settings.placement.explain_requests, settings.targets.max_requests, settings.judged_by
+        )
+        self.dispatcher = Dispatcher(self.fleet, placement, self.lookup, settings.dispatch_config(), self.requests)
         self._show_figures()
         self.drain = Drain(self.dispatcher)
         self.reader = PrefixReader(tokenizer, template)
@@ -104,7 +108,9 @@ class ServedModel:
 
     def status(self) -> inference_pb2.ClusterStatus:
         """This model's part of the cluster, as the router sees it."""
-        now = cluster_status(self.settings, self.name, self.fleet, self.dispatcher, self.lookup, self.metrics)
+        now = cluster_status(self.name, self.fleet, self.dispatcher, self.lookup, self.metrics)
+        settings = self.settings
+        now.router_name, now.mode, now.queue_limit = settings.name, settings.mode, settings.queue_limit
         now.not_ready_reason = self.drain.not_ready_reason()
         now.ready = not now.not_ready_reason
         return now

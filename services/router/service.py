@@ -12,24 +12,23 @@ import grpc.aio
 from services.router.cache.servicer import SERVICE_NAME as CACHE_SERVICE_NAME
 from services.router.cache.servicer import CachedModel, CacheServicer
 from services.router.cache.watch import CacheWatch
-from services.router.edge.access import Access
+from services.router.edge.access import CALLS, Access
 from services.router.edge.catalog import Catalog
-from services.router.edge.grpc_api import SERVICE_NAME as INFERENCE_SERVICE_NAME
-from services.router.edge.grpc_api import InferenceServicer, server_options
+from services.router.edge.grpc.model_servicer import ModelServicer
+from services.router.edge.grpc.servicer import SERVICE_NAME as INFERENCE_SERVICE_NAME
+from services.router.edge.grpc.servicer import InferenceServicer, server_options
 from services.router.edge.http.app import PATHS, build_models_app
-from services.router.edge.http.server import HttpServer
-from services.router.edge.model_servicer import ModelServicer
-from services.router.edge.rate_limits import RateLimits
+from services.router.edge.http.server.http_server import HttpServer
 from services.router.edge.scheduling import SchedulingHints
-from services.router.explanation import explanation
+from services.router.edge.tenants.rate_limits import RateLimits
 from services.router.fleet_servicer import SERVICE_NAME as FLEET_SERVICE_NAME
 from services.router.fleet_servicer import FleetServicer
-from services.router.observed import CALLS
-from services.router.observer import Observer
-from services.router.request_info import request_info
 from services.router.served_model import ServedModel, Surroundings
 from services.router.settings import RouterSettings
-from services.router.traces.call_trace import CallTraces
+from services.router.status.observer import Observer
+from services.router.views.explanation import explanation
+from services.router.views.request_info import request_info
+from services.router.views.traces.call_trace import CallTraces
 from shared.address import Address
 from shared.block_service.store_nodes import StoreNodes
 from shared.errors import TandemError
@@ -78,9 +77,7 @@ class RouterService:
 
     def _new_models(self) -> tuple[ServedModel, ...]:
         every = self._settings.each_model()
-        traces = CallTraces(
-            self._tracer, self._settings.traces, self._store.keep_trace if self._store is not None else None
-        )
+        traces = CallTraces(self._tracer, self._settings.traces, self._keep_trace)
         around = Surroundings(self._store, RateLimits(self._settings.edge), self._credentials, self._token, traces)
         names = [each.model_name for each in every]
         models = tuple(
@@ -91,6 +88,13 @@ class RouterService:
         for model in models[1:]:
             model.metrics.tenants = models[0].metrics.tenants  # a tenant's sums are over all models
         return models
+
+    def _keep_trace(self, workers: frozenset[str], trace_id: bytes) -> None:
+        """See `KeepTrace`."""
+        for model in self._models:
+            model.fleet.keep_trace(workers, trace_id)
+        if self._store is not None:
+            self._store.keep_trace(trace_id)
 
     def _new_grpc_server(self, catalog: Catalog) -> RpcServer:
         """The server of all gRPC services, those of operators included."""
@@ -197,8 +201,8 @@ class RouterService:
 
     def _explain(self, request_id: str) -> inference_pb2.Explanation:
         """Whichever model it was for; raises NotFound."""
-        logs = [model.dispatcher.decisions for model in self._models]
-        return explanation(next((log for log in logs if log.of(request_id)), logs[0]), request_id)
+        found = (model.requests.explained.find(request_id) for model in self._models)
+        return explanation(next((record for record in found if record is not None), None), request_id)
 
     def _request_info(self, request_id: str) -> inference_pb2.RequestInfo:
         """The same; raises NotFound."""

@@ -10,12 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints
 from pydantic_settings import SettingsConfigDict
 
 from services.router.admission.settings import AdmissionSettings
-from services.router.attribution.settings import TargetSettings
-from services.router.attribution.verdict import Targets
 from services.router.dispatch.config import DispatchConfig
 from services.router.edge.settings import EdgeSettings
 from services.router.picker.settings import PickerSettings
 from services.router.placement.settings import PlacementSettings
+from services.router.views.attribution.settings import TargetSettings
+from services.router.views.attribution.verdict import Targets
 from shared.address import parse_named
 from shared.config import ServiceSettings
 from shared.errors import ConfigError
@@ -84,8 +84,8 @@ class RouterSettings(ServiceSettings):
     tls: ServiceTls = ServiceTls()
     """Mutual TLS of the gRPC calls to workers, KV store and store nodes: cert, key, ca; in all services or in none."""
     fleet_key: SecretStr = SecretStr("")
-    """Secret of the fleet, the one of its workers and store nodes: with one they let nobody else flush caches. Best
-    given by the environment. Empty = none."""
+    """Secret of the fleet, the one of its workers and store nodes: with one, only the fleet's services may flush
+    caches. Best given by the environment. Empty = none."""
     model: Path
     """Model folder; the router reads its tokenizer and chat template."""
     served_model_name: str = ""
@@ -135,8 +135,8 @@ class RouterSettings(ServiceSettings):
     suspect_after_s: float = Field(default=1.0, ge=0.05, le=60)
     """A worker that sends no heartbeat for this long, or whose engine hangs, gets no new work. Seconds."""
     give_up_after_s: float = Field(default=5.0, ge=0.1, le=600)
-    """It is given up then, and its requests go on elsewhere; a shorter stall is only a pause. Not below
-    `suspect_after_s`. Seconds."""
+    """Silence after which a worker is given up, and its requests move to other workers; a shorter stall is only a
+    pause. Not below `suspect_after_s`. Seconds."""
     drain_timeout_s: float = Field(default=30.0, ge=0, le=3600)
     """Time for accepted requests to end after SIGTERM; meanwhile new ones are answered with 503. Seconds."""
     picker: PickerSettings = PickerSettings()
@@ -181,6 +181,11 @@ class RouterSettings(ServiceSettings):
         kubernetes = self.kubernetes.model_copy(update={"selector": model.selector})
         return self.model_copy(update={**own, "served_model_name": name, "kubernetes": kubernetes, "models": {}})
 
+    @property
+    def judged_by(self) -> Targets:
+        """Which ended requests were good."""
+        return Targets(self.targets.ttft_s or self.admission.ttft_target_s, self.targets.tpot_s)
+
     def dispatch_config(self) -> DispatchConfig:
         """What the dispatcher takes of these settings."""
         return DispatchConfig(
@@ -193,9 +198,6 @@ class RouterSettings(ServiceSettings):
             ttft_target_s=self.admission.ttft_target_s,
             late_idle_share=self.admission.late_idle_share,
             late_grace=self.admission.late_grace,
-            max_explained=self.placement.explain_requests,
-            targets=Targets(self.targets.ttft_s or self.admission.ttft_target_s, self.targets.tpot_s),
-            max_ended=self.targets.max_requests,
             max_attempts=self.max_attempts,
         )
 

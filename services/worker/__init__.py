@@ -1,1 +1,1 @@
-"""What prefill and decode workers are made of: engine host, sessions, start-up. The two roles build on it."""
+"""The worker that the prefill and decode roles share: engine host, sessions, start-up."""

@@ -22,7 +22,7 @@ class EngineProgress:
         self._since_turn_s = 0.0
 
     def heartbeat(self) -> types_pb2.Heartbeat:
-        """The present state."""
+        """A heartbeat: the engine's steps so far, whether it has work, and seconds since its last progress."""
         steps, now = self._steps, time.monotonic()
         gap_s, self._looked_at = now - self._looked_at, now
         if steps.waiting or steps.num_turns != self._num_turns:

@@ -12,7 +12,10 @@ from pathlib import Path
 import psutil
 import torch
 
-from services.worker.choices import (
+from services.worker.group.expert_balance import ExpertBalance
+from services.worker.group.leader import RankGroup
+from services.worker.group.start import check_group, leader_runner, start_group
+from services.worker.machine.choices import (
     check_device,
     choose_backend,
     choose_dtype,
@@ -20,12 +23,9 @@ from services.worker.choices import (
     choose_swap_bytes,
     dtype_name,
 )
-from services.worker.cores import take_cores, take_share
-from services.worker.group.expert_balance import ExpertBalance
-from services.worker.group.leader import RankGroup
-from services.worker.group.start import check_group, leader_runner, start_group
-from services.worker.pool_size import PoolNeed, most_blocks, pool_need
-from services.worker.self_test import self_test
+from services.worker.machine.cores import take_cores, take_share
+from services.worker.machine.pool_size import PoolNeed, most_blocks, pool_need
+from services.worker.machine.self_test import self_test
 from services.worker.settings import WorkerSettings
 from shared.engine.engine import Engine
 from shared.engine.group.own_slices import SliceForm
@@ -43,13 +43,13 @@ from shared.kv.seal import Purpose, Seal
 from shared.kv.transfer import KVTransfer
 from shared.kv.ucx import UcxTransfer
 from shared.model.arithmetic import arithmetic_digest
-from shared.model.block_slices import block_slices
-from shared.model.config import ModelConfig
+from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
-from shared.model.rank_decoder import RankDecoder
-from shared.model.texts_digest import texts_digest
-from shared.model.tokenizer import Tokenizer
-from shared.model.weights import fingerprint
+from shared.model.ranks.block_slices import block_slices
+from shared.model.ranks.rank_decoder import RankDecoder
+from shared.model.text.texts_digest import texts_digest
+from shared.model.text.tokenizer import Tokenizer
+from shared.model.weights.loader import fingerprint
 from shared.structure.compiler import StructureCompiler
 
 
@@ -65,7 +65,7 @@ class LoadedModel:
     max_model_len: int
     name: str
     texts_digest: str
-    """As `shared.model.texts_digest` of its folder."""
+    """As `shared.model.text.texts_digest` of its folder."""
 
     @property
     def fingerprint(self) -> str:

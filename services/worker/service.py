@@ -1,4 +1,4 @@
-"""A worker process from start to drain; prefill and decode differ in their `Worker` class alone."""
+"""A worker process from start to drain."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import grpc.aio
 
 from services.worker.blocks.connector import KVConnector
 from services.worker.group.meeting.member import Member, start_member
 from services.worker.host import EngineHost
-from services.worker.metrics import METRICS, WorkerSources
 from services.worker.session_server import SessionServer
 from services.worker.settings import WorkerSettings
-from services.worker.vllm_names import VLLM
-from services.worker.worker import Worker
+from services.worker.telemetry.metrics import METRICS, WorkerSources
+from services.worker.telemetry.vllm_names import VLLM
+from services.worker.worker import RoleMakers, Worker
 from shared.address import Address, parse_named
 from shared.block_service.servicer import SERVICE_NAME as BLOCK_SERVICE_NAME
 from shared.block_service.servicer import BlockServicer
 from shared.engine.messages import Event
-from shared.identity import WorkerIdentity
+from shared.identity import Roles, WorkerIdentity, holder_role, roles_text
 from shared.kv.fleet_key import token_of
 from shared.kv_index.client import KVStoreClient
 from shared.kv_index.publisher import IndexPublisher
-from shared.process import progress_event
+from shared.process import progress_event, run_service
 from shared.rpc.fleet_identity import FleetGuard
 from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc
+from shared.rpc.protocol import SESSION_SERVICE
 from shared.rpc.server import RpcServer
 from shared.telemetry.metrics import Metrics
 from shared.telemetry.metrics_server import MetricsServer
@@ -44,7 +44,7 @@ class WorkerService:
     def __init__(
         self,
         host: EngineHost,
-        worker: Worker[Any, Any],
+        worker: Worker,
         store: KVStoreClient | None,
         publisher: IndexPublisher | None,
         connector: KVConnector,
@@ -61,7 +61,7 @@ class WorkerService:
         self._watch: asyncio.Task[None] | None = None
         self._guard = guard
         settings = host.settings
-        self._metrics = Metrics(f"tandem-{worker.role.name.lower()}", settings.name)
+        self._metrics = Metrics(service_name(worker.roles), settings.name)
         sources = WorkerSources(
             worker.load,
             host.engine.steps,
@@ -87,19 +87,19 @@ class WorkerService:
         """The metrics page's, where there is one."""
         return {"metrics": self._metrics_server.address} if self._metrics_server.address else {}
 
-    async def serve(self, register: Callable[[grpc.aio.Server], None], service_name: str) -> None:
+    async def serve(self, sessions: SessionServer) -> None:
         """Opens the metrics page and the session server. Raises ConfigError where a port is taken."""
 
-        def register_all(server: grpc.aio.Server) -> None:
-            register(server)
+        def register(server: grpc.aio.Server) -> None:
+            sessions.register(server)
             kvstore_pb2_grpc.add_BlockServiceServicer_to_server(
                 BlockServicer(self._connector.server, self._guard, self._tracer), server
             )
 
         self.server = RpcServer(
             self._host.settings.bind,
-            register_all,
-            (service_name, BLOCK_SERVICE_NAME),
+            register,
+            (SESSION_SERVICE, BLOCK_SERVICE_NAME),
             credentials=self._host.settings.tls.server_credentials(),
         )
         await self._metrics_server.start()
@@ -141,21 +141,28 @@ class WorkerService:
         os._exit(1)
 
 
-async def start_worker(
-    settings: WorkerSettings,
-    worker_class: type[Worker[Any, Any]],
-    register: Callable[[grpc.aio.Server, SessionServer[Any, Any]], None],
-    service_name: str,
-) -> WorkerService | Member:
-    """Loads the model, serves sessions; on a further host of a group, starts its ranks. Raises ConfigError,
-    ModelLoadError, as a member RankLost and Unauthenticated too."""
+def service_name(roles: Roles) -> str:
+    """In logs, metrics and traces: tandem-prefill, tandem-decode, or tandem-worker for both."""
+    return "tandem-worker" if len(roles) > 1 else f"tandem-{roles_text(roles)}"
+
+
+def run_worker(makers: RoleMakers) -> int:
+    """Runs a worker process with these roles until it is stopped; returns its exit status."""
+    name = service_name(frozenset(makers))
+    return run_service(name, WorkerSettings, lambda settings: start_worker(settings, makers))
+
+
+async def start_worker(settings: WorkerSettings, makers: RoleMakers) -> WorkerService | Member:
+    """Loads the model, serves sessions in the roles that `makers` make; on a further host of a group, starts its ranks.
+    Raises ConfigError, ModelLoadError, as a member RankLost and Unauthenticated too."""
     if settings.group_host_index:
         return await start_member(settings)
     stores = parse_named(settings.store, "store", unnamed=True)
     index_address = str(Address.parse(settings.kvstore, "kvstore", min_port=1)) if settings.kvstore else ""
     settings.tls.check("tls", mutual=True)
     credentials = settings.tls.channel_credentials()
-    host = EngineHost(settings.for_role(worker_class.role))
+    roles: Roles = frozenset(makers)
+    host = EngineHost(settings.for_roles(roles))
     events: list[Event] = []  # until the worker exists; the engine emits little before its first command
     handle: Callable[[Event], None] = events.append
 
@@ -166,22 +173,21 @@ async def start_worker(
     store, publisher = None, None
     if index_address:
         store = KVStoreClient(index_address, credentials=credentials)
-        identity = WorkerIdentity(settings.name, host.incarnation, worker_class.role)
+        identity = WorkerIdentity(settings.name, host.incarnation, holder_role(roles))
         publisher = IndexPublisher(store, identity)
         await publisher.start()
     connector = KVConnector(host, stores, credentials)
     connector.start()
-    tracer = Tracer.of(settings.traces, f"tandem-{worker_class.role.name.lower()}", settings.name)
+    tracer = Tracer.of(settings.traces, service_name(roles), settings.name)
     if tracer is not None:
         tracer.start()
-    worker = worker_class(host, publisher, connector, tracer)
+    worker = Worker(host, publisher, connector, makers, tracer)
     handle = worker.on_event
     for event in events:
         worker.on_event(event)
     guard = FleetGuard(token_of(host.fleet_key))
     service = WorkerService(host, worker, store, publisher, connector, guard, tracer)
-    sessions: SessionServer[Any, Any] = SessionServer(worker, guard)
-    await service.serve(lambda server: register(server, sessions), service_name)
+    await service.serve(SessionServer(worker, guard))
     model = host.model
     logger.info(
         "%s serves %s on %s: %s, kernels %s, %d blocks of %d bytes, sequences up to %d tokens",

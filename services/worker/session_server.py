@@ -11,21 +11,21 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import grpc
 import grpc.aio
 
 from services.worker.engine_progress import EngineProgress
-from services.worker.session import Session
+from services.worker.sessions.session import Session
 from services.worker.worker import Worker
 from shared import failpoints
 from shared.errors import DeadlineExceeded, InvalidRequest, ModelMismatch, TandemError, Unauthenticated
 from shared.fingerprints import difference
 from shared.rpc.errors import abort
 from shared.rpc.fleet_identity import FleetGuard
-from shared.rpc.pb.tandem.v1 import types_pb2
-from shared.rpc.protocol import PROTOCOL_VERSION
+from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
+from shared.rpc.protocol import OLD_SESSION_SERVICES, PROTOCOL_VERSION, SESSION_SERVICE, other_protocol
 
 logger = logging.getLogger(__name__)
 
@@ -36,22 +36,38 @@ LAST_WRITE_TIMEOUT_S = 2.0
 STREAM_OVER = (grpc.aio.UsageError, grpc.aio.InternalError)
 """What gRPC raises for a read or write on a stream that the router has left."""
 
-CommandT = TypeVar("CommandT")
-EventT = TypeVar("EventT")
+Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class SessionServer(Generic[CommandT, EventT]):
-    """Serves the `Session` method of a worker's gRPC service."""
+class SessionServer:
+    """Serves the `Session` method of `WorkerService`."""
 
-    def __init__(self, worker: Worker[CommandT, EventT], guard: FleetGuard | None = None) -> None:
-        """`guard` admits who may drain the worker; None: all."""
+    def __init__(self, worker: Worker, guard: FleetGuard | None = None) -> None:
+        """`guard` authenticates drain orders; None: every router may drain the worker."""
         self._worker = worker
         self._guard = guard or FleetGuard()
         self._ids = itertools.count(1)
-        self._newest: dict[str, Session[EventT]] = {}  # by router name, ended ones too: their epochs are refused
+        self._newest: dict[str, Session] = {}  # by router name, ended ones too: their epochs are refused
         self._progress: EngineProgress | None = None
 
-    async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    def register(self, server: grpc.aio.Server) -> None:
+        """Serves sessions there, and refuses those of routers that speak protocol 1."""
+
+        async def session(_: Any, context: Context) -> None:
+            await self.serve(context)
+
+        async def refuse(_: Any, context: Context) -> None:
+            await abort(context, other_protocol("the router", 1, "this worker"))
+
+        # Events are serialized where they are made.
+        served: Any = grpc.stream_stream_rpc_method_handler(session, worker_pb2.Commands.FromString, None)
+        refused: Any = grpc.stream_stream_rpc_method_handler(refuse, None, None)
+        handlers = {SESSION_SERVICE: served, **dict.fromkeys(OLD_SESSION_SERVICES, refused)}
+        server.add_generic_rpc_handlers(
+            tuple(grpc.method_handlers_generic_handler(name, {"Session": how}) for name, how in handlers.items())
+        )
+
+    async def serve(self, context: Context) -> None:
         """Runs one stream to its end."""
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
@@ -62,14 +78,14 @@ class SessionServer(Generic[CommandT, EventT]):
             return
         try:
             hello = self._check_hello(first)
-            session: Session[EventT] = Session(next(self._ids), hello.router_name, hello)
+            session: Session = Session(next(self._ids), hello.router_name, hello)
             self._replace(session)
         except TandemError as error:
             await abort(context, error)
         logger.info("router %s connected (session %d)", session.router_name, session.session_id)
         welcome = self._worker.welcome()
         welcome.heartbeats = hello.heartbeat_ms > 0
-        session.send(self._worker.welcome_event(welcome))
+        session.send(welcome=welcome)
         self._worker.on_open(session)
         reader = asyncio.create_task(self._read(session, context))
         writer = asyncio.create_task(self._write(session, context))
@@ -94,7 +110,7 @@ class SessionServer(Generic[CommandT, EventT]):
             if isinstance(result, Unauthenticated):
                 await abort(context, result)
 
-    def _replace(self, session: Session[EventT]) -> None:
+    def _replace(self, session: Session) -> None:
         """The router's older session is over, whether or not its stream is known to be: its requests are dropped
         before the first command of the new one. Raises InvalidRequest for an epoch that is itself older."""
         hello, older = session.hello, self._newest.get(session.router_name)
@@ -110,57 +126,54 @@ class SessionServer(Generic[CommandT, EventT]):
             self._close(older)
         self._newest[session.router_name] = session
 
-    def _close(self, session: Session[EventT]) -> None:
+    def _close(self, session: Session) -> None:
         if not session.closed:
             session.close()
             self._worker.on_closed(session)
 
-    def _check_hello(self, command: Any) -> types_pb2.Hello:
-        hello = self._worker.hello_of(command)
-        if hello is None:
+    def _check_hello(self, first: worker_pb2.Commands) -> types_pb2.Hello:
+        if len(first.commands) != 1 or not first.commands[0].HasField("hello"):
             raise InvalidRequest("the first command of a session must be hello", field="hello")
+        hello = first.commands[0].hello
         if hello.protocol_version != PROTOCOL_VERSION:
-            raise ModelMismatch(
-                f"router {hello.router_name} speaks protocol {hello.protocol_version}, this worker {PROTOCOL_VERSION}",
-                field="protocol_version",
-                limit=PROTOCOL_VERSION,
-            )
+            raise other_protocol(f"router {hello.router_name}", hello.protocol_version, "this worker")
         ours = self._worker.welcome().model_fingerprint
         if hello.model_fingerprint and hello.model_fingerprint != ours:
             raise ModelMismatch(f"this worker {difference(ours, hello.model_fingerprint)}", field="model_fingerprint")
         return hello
 
-    async def _read(self, session: Session[EventT], context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """Raises Unauthenticated for an order that its router may not give: whoever writes has to end first."""
-        while True:
-            command = await context.read()
-            if command is grpc.aio.EOF or session.closed:
-                return
-            kind = command.WhichOneof("command")
-            if kind == "heartbeat":
-                session.silent_s = 0.0
-                if command.heartbeat.kept_traces and self._worker.spans is not None:
-                    self._worker.spans.release(command.heartbeat.kept_traces)
-                continue
-            if kind in ("drain", "undrain"):
-                try:
-                    self._guard.check(context)
-                except Unauthenticated:
-                    logger.warning("router %s may not %s this worker", session.router_name, kind)
-                    raise
-            self._worker.take(session, command)
+    async def _read(self, session: Session, context: Context) -> None:
+        """Raises Unauthenticated for an order that the router is not allowed to give; the writer has to end first."""
+        while (envelope := await context.read()) is not grpc.aio.EOF and not session.closed:
+            for command in envelope.commands:
+                self._take(session, context, command)
 
-    async def _write(self, session: Session[EventT], context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        while (event := await session.next_event()) is not None:
+    def _take(self, session: Session, context: Context, command: worker_pb2.Command) -> None:
+        kind = command.WhichOneof("command")
+        if kind == "heartbeat":
+            session.silent_s = 0.0
+            if command.heartbeat.kept_traces and self._worker.spans is not None:
+                self._worker.spans.release(command.heartbeat.kept_traces)
+            return
+        if kind in ("drain", "undrain"):
+            try:
+                self._guard.check(context)
+            except Unauthenticated:
+                logger.warning("router %s may not %s this worker", session.router_name, kind)
+                raise
+        self._worker.take(session, command)
+
+    async def _write(self, session: Session, context: Context) -> None:
+        while (events := await session.next_envelope()) is not None:
             if failpoints.armed and await failpoints.strike_async(failpoints.SESSION_SEND):
                 continue
-            await context.write(event)
+            await context.write(events)
 
-    async def _beat(self, session: Session[EventT]) -> None:
+    async def _beat(self, session: Session) -> None:
         """Sends heartbeats as the router asked, and returns when the session is to be ended from this side."""
         interval_s = session.hello.heartbeat_ms / 1e3
         while interval_s and not session.over.is_set():
-            session.send(self._worker.heartbeat_event(self._look()))
+            session.send(heartbeat=self._look())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(session.over.wait(), interval_s)
             session.silent_s += interval_s

@@ -14,9 +14,9 @@ from shared.address import Address
 from shared.collectives.rank_links import Backend
 from shared.config import ServiceSettings
 from shared.errors import ConfigError
-from shared.identity import WorkerRole
+from shared.identity import Roles, WorkerRole
 from shared.kv.encryption_modes import NO_ENCRYPTION, Encryption
-from shared.model.shard import MAX_DEGREE, Degrees
+from shared.model.ranks.shard import MAX_DEGREE, Degrees
 from shared.rpc.tls import ServiceTls
 from shared.telemetry.tracing.settings import TracesSettings
 
@@ -31,7 +31,7 @@ _OF_ONE_PROCESS = {"gpu_direct": False, "piecewise_tokens": 0, "deterministic": 
 
 
 class WorkerSettings(ServiceSettings):
-    """One engine process. The environment prefix is TANDEM_WORKER_, for both roles."""
+    """One engine process. The environment prefix is TANDEM_WORKER_, whatever its roles."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
         **{**ServiceSettings.model_config, "env_prefix": "TANDEM_WORKER_"}
@@ -53,7 +53,7 @@ class WorkerSettings(ServiceSettings):
     block_encryption: Encryption = "none"
     """How blocks and the messages of hand-offs are encrypted on the transfer plane, with keys derived from fleet_key,
     which it needs: aes-gcm is fast where the processor has AES instructions, chacha20-poly1305 needs none. The same in
-    all services of a fleet. none = who can read the network reads the KV."""
+    all services of a fleet. none = blocks travel in plain text."""
     metrics: str = "127.0.0.1:0"
     """host:port of the Prometheus page, /metrics; port 0 = any free one, empty = no such page."""
     vllm_metrics: bool = False
@@ -69,8 +69,8 @@ class WorkerSettings(ServiceSettings):
     """dtype of the KV cache. auto: that of the computation; bf16 beside fp32 halves a block, and costs accuracy."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:[0-9]+(,[0-9]+)*)?)$")
     """Where the engine runs: cpu, cuda, or cuda:N for the GPU of that index. On cuda, decode steps are CUDA graphs, and
-    each is planned while the one before runs. A worker of `tp` times `pp` processes takes so many GPUs, the first ones
-    or cuda:0,1,… in their order; there without graphs, and each step planned behind the one before."""
+    each is planned while the one before runs. A worker of `tp` times `pp` processes takes that number of GPUs, the
+    first ones or cuda:0,1,… in their order; there without graphs, and each step planned behind the one before."""
     gpu_memory: float = Field(default=0.9, gt=0, le=1)
     """Share of the GPU's memory that this worker takes, of the whole and not of what is free: weights, steps and pool.
     Workers that share a GPU need shares that add up to less than 1."""
@@ -333,10 +333,10 @@ class WorkerSettings(ServiceSettings):
         """Whether the engine runs on a GPU."""
         return self.device != "cpu"
 
-    def for_role(self, role: WorkerRole) -> Self:
-        """The same settings, with the defaults that depend on the role filled in."""
+    def for_roles(self, roles: Roles) -> Self:
+        """The same settings, with the defaults that depend on the roles filled in."""
         if self.max_num_batched_tokens:
             return self
-        # A decode worker's chunks delay the tokens of its running answers; a prefill worker has none.
-        chunk = GPU_PREFILL_CHUNK if self.is_on_gpu and role is WorkerRole.PREFILL else CHUNK
+        # Chunks delay the tokens of running answers; a worker that only prefills has none.
+        chunk = GPU_PREFILL_CHUNK if self.is_on_gpu and WorkerRole.DECODE not in roles else CHUNK
         return self.model_copy(update={"max_num_batched_tokens": chunk})

@@ -1,21 +1,24 @@
-"""What prefill and decode workers have in common: identity, sessions, load reports, index publishing, drain."""
+"""A worker: one engine, the sessions of its routers, load reports, index publishing, drain; its roles do the rest."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
 
 from services.worker.blocks.connector import KVConnector
 from services.worker.blocks.prefix_fetch.fetch import Fetch
 from services.worker.blocks.prefix_fetch.prefix_hint import PrefixHint
-from services.worker.choices import dtype_name
 from services.worker.host import EngineHost
-from services.worker.load import LoadReporter
-from services.worker.session import Session
-from services.worker.shipments import ShipmentCounters
+from services.worker.machine.choices import dtype_name
+from services.worker.sessions.request import WorkerRequest
+from services.worker.sessions.request_log import attempt_log, is_of
+from services.worker.sessions.session import Session
+from services.worker.telemetry.attempt_trace import AttemptTrace, begin_trace
+from services.worker.telemetry.load import LoadReporter
+from services.worker.telemetry.shipments import ShipmentCounters
 from shared.engine.messages import (
     AddSequence,
     BlocksAdopted,
@@ -29,44 +32,71 @@ from shared.engine.messages import (
     SequenceEnded,
 )
 from shared.engine.sequence import EngineSequence, Goal
-from shared.engine.structured_output import StructuredOutput
-from shared.errors import InvalidRequest, Overloaded, PromptTooLong, TandemError
-from shared.identity import WorkerRole
+from shared.errors import InvalidRequest, Overloaded, PromptTooLong, TakenOver, TandemError
+from shared.identity import Roles, WorkerRole, roles_text
 from shared.kv.fleet_key import encryption_of
 from shared.kv_index.publisher import IndexPublisher
-from shared.rpc.convert import layout_to_proto, role_to_proto, sampling_from_proto
+from shared.rpc.convert import layout_to_proto, roles_to_proto, sampling_from_proto
 from shared.rpc.errors import to_proto
-from shared.rpc.pb.tandem.v1 import types_pb2
+from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
+from shared.rpc.pb.tandem.v1.worker_pb2 import Reserve, Submit
 from shared.rpc.protocol import PROTOCOL_VERSION
-from shared.telemetry.logs import failure_level
-from shared.telemetry.trace_context import TraceContext
+from shared.structure.structured_output import StructuredOutput
+from shared.telemetry.logs import RequestLog, failure_level
 from shared.telemetry.tracing.span_sink import SpanSink
 
 logger = logging.getLogger(__name__)
 
-CommandT = TypeVar("CommandT")
-EventT = TypeVar("EventT")
+TakeCommand = Callable[[Session, Any], None]
+"""Carries out one kind of command. Raises a TandemError for one that is refused and has changed nothing."""
 
 
-class Worker(ABC, Generic[CommandT, EventT]):
-    """Base of the prefill and the decode worker. Every method runs on the event loop, and none blocks."""
+class Role(Protocol):
+    """What one role adds to a worker: its commands, and what the engine's events mean for its sequences.
 
-    role: WorkerRole
+    Every method runs on the event loop, and none blocks. A role ignores what concerns another role's sequences.
+    """
+
+    commands: Mapping[str, TakeCommand]
+    """By the field of `Command`. Commands that several roles have in common, such as cancel, each role gets."""
+
+    @property
+    def requests(self) -> Mapping[str, WorkerRequest]:
+        """The role's running requests, by sequence id."""
+
+    @property
+    def held(self) -> Collection[str]:
+        """Sequence ids of all that it holds anything of, also of what ended and is not free yet."""
+
+    def on_event(self, event: Event) -> None:
+        """The engine's events about sequences, in order."""
+
+    def abandon(self, sequence_id: str) -> None:
+        """Frees a sequence, and sends nothing: its command could not be carried out, or its router is gone."""
+
+    def fail(self, sequence_id: str, error: TandemError) -> None:
+        """Frees a sequence, and sends the error to its router."""
+
+
+class Worker:
+    """One engine with one or both roles. Every method runs on the event loop, and none blocks."""
 
     def __init__(
         self,
         host: EngineHost,
         publisher: IndexPublisher | None,
         connector: KVConnector,
+        roles: RoleMakers,
         spans: SpanSink | None = None,
     ) -> None:
-        """`spans` takes those of requests that come with a trace; None: nothing is recorded."""
+        """`roles`: what makes each of its roles. `spans` takes those of requests that come with a trace; None: nothing
+        is recorded."""
         self.host = host
         self.spans = spans
         self.connector = connector
-        self.sessions: set[Session[EventT]] = set()
+        self.sessions: set[Session] = set()
         self.died = asyncio.Event()
-        """Set when the engine cannot go on."""
+        """Set when the engine has failed and cannot continue."""
         self.idle = asyncio.Event()
         """Set while no request is left."""
         self.idle.set()
@@ -75,8 +105,10 @@ class Worker(ABC, Generic[CommandT, EventT]):
         self._holding: set[asyncio.Task[None]] = set()
         self.load = LoadReporter(host.transfer.counters, self._publish_load, connector)
         self.shipments = ShipmentCounters()
-        """Of a prefill worker."""
+        """Of the prefill role."""
         connector.nodes.on_change = self.load.flush
+        self.roles: Roles = frozenset(roles)
+        self._roles = {role: make(self) for role, make in roles.items()}
 
     # --- from the engine
 
@@ -95,43 +127,67 @@ class Worker(ABC, Generic[CommandT, EventT]):
                 logger.critical("the engine died", exc_info=error)
                 self.died.set()
             case _:
-                self.on_sequence_event(event)
+                for role in self._roles.values():
+                    role.on_event(event)
 
-    @abstractmethod
-    def on_sequence_event(self, event: Event) -> None:
-        """Events about sequences."""
+    # --- commands
 
-    @abstractmethod
-    def load_event(self, load: types_pb2.Load) -> EventT:
-        """Wraps a load report."""
+    def take(self, session: Session, command: worker_pb2.Command) -> None:
+        """Carries out a command; one that cannot be fails its own request alone."""
+        kind = command.WhichOneof("command")
+        body = getattr(command, kind) if kind is not None else None
+        try:
+            self._carry_out(session, kind, body)
+        except Exception as error:
+            request_id = getattr(body, "request_id", "")
+            level = failure_level(error) if isinstance(error, TandemError) else logging.ERROR
+            logger.log(
+                level,
+                "router %s, request %s: %s",
+                session.router_name,
+                request_id,
+                error,
+                exc_info=level >= logging.ERROR,
+            )
+            if not request_id:
+                return
+            if not isinstance(error, TandemError):
+                for role in self._roles.values():
+                    role.abandon(session.key(request_id))
+            session.send(failed=types_pb2.Failed(request_id=request_id, error=to_proto(error)))
 
-    @abstractmethod
-    def hello_of(self, command: CommandT) -> types_pb2.Hello | None:
-        """The Hello inside a command, or None."""
+    def _carry_out(self, session: Session, kind: str | None, body: Any) -> None:
+        """Any command but Hello and Heartbeat. Raises a TandemError for one that is refused."""
+        match kind:
+            case "drain":
+                self.drain()
+            case "undrain":
+                self.undrain()
+            case "take_over":
+                self._take_over(session, body)
+            case _:
+                takers = [role.commands[kind] for role in self._roles.values() if kind and kind in role.commands]
+                for take in takers:
+                    take(session, body)
+                if not takers and hasattr(body, "request_id"):
+                    raise InvalidRequest(f"a {roles_text(self.roles)} worker takes no {kind}", field="command")
+                if not takers:
+                    logger.warning("router %s sent %s in mid-session", session.router_name, kind)
 
-    @abstractmethod
-    def welcome_event(self, welcome: types_pb2.Welcome) -> EventT:
-        """Wraps the answer to Hello."""
+    def _take_over(self, session: Session, taken: types_pb2.TakeOver) -> None:
+        """Ends the request in the sessions of other routers."""
+        error = TakenOver(f"request {taken.request_id!r} continues at {session.router_name}")
+        for role in self._roles.values():
+            for sequence_id, item in list(role.requests.items()):
+                if item.session is not session and is_of(taken, item.request_id, item.tenant):
+                    role.fail(sequence_id, error)
 
-    @abstractmethod
-    def heartbeat_event(self, heartbeat: types_pb2.Heartbeat) -> EventT:
-        """Wraps a heartbeat."""
-
-    @abstractmethod
-    def failed_event(self, failed: types_pb2.Failed) -> EventT:
-        """Wraps a failure."""
-
-    @abstractmethod
-    def on_command(self, session: Session[EventT], command: CommandT) -> None:
-        """Any command but Hello and Heartbeat. Raises a TandemError for one that is refused and has changed nothing."""
-
-    @abstractmethod
-    def abandon(self, sequence_id: str) -> None:
-        """Frees what a command left behind that could not be carried out to its end."""
-
-    @abstractmethod
-    def on_closed(self, session: Session[EventT]) -> None:
-        """The router is gone: free everything it holds."""
+    def note_idle(self) -> None:
+        """Updates the idle state; called when a role has begun or ended a request."""
+        if any(role.held for role in self._roles.values()):
+            self.idle.clear()
+        else:
+            self.idle.set()
 
     # --- sessions
 
@@ -140,7 +196,7 @@ class Worker(ABC, Generic[CommandT, EventT]):
         host, model = self.host, self.host.model
         return types_pb2.Welcome(
             worker=types_pb2.WorkerId(name=host.settings.name, incarnation=host.incarnation),
-            role=role_to_proto(self.role),
+            roles=roles_to_proto(self.roles),
             model_fingerprint=model.fingerprint,
             layout=layout_to_proto(model.layout),
             transfer_address=host.transfer.address,
@@ -161,31 +217,17 @@ class Worker(ABC, Generic[CommandT, EventT]):
             ep=host.settings.ep,
         )
 
-    def take(self, session: Session[EventT], command: CommandT) -> None:
-        """Carries out a command; one that cannot be fails its own request alone."""
-        try:
-            self.on_command(session, command)
-        except Exception as error:
-            request_id = _request_id(command)
-            level = failure_level(error) if isinstance(error, TandemError) else logging.ERROR
-            logger.log(
-                level,
-                "router %s, request %s: %s",
-                session.router_name,
-                request_id,
-                error,
-                exc_info=level >= logging.ERROR,
-            )
-            if not request_id:
-                return
-            if not isinstance(error, TandemError):
-                self.abandon(session.key(request_id))
-            session.send(self.failed_event(types_pb2.Failed(request_id=request_id, error=to_proto(error))))
-
-    def on_open(self, session: Session[EventT]) -> None:
+    def on_open(self, session: Session) -> None:
         """A router is connected: it gets the present load at once, and the other routers its name."""
         self.sessions.add(session)
         self.load.flush()
+
+    def on_closed(self, session: Session) -> None:
+        """The router is gone: everything it holds is freed."""
+        self.sessions.discard(session)
+        for role in self._roles.values():
+            for sequence_id in [key for key, item in role.requests.items() if item.session is session]:
+                role.abandon(sequence_id)
 
     def drain(self, *, for_good: bool = False) -> None:
         """Takes no new work from now on, and reports that to the routers. `for_good`: `undrain` changes nothing."""
@@ -207,33 +249,39 @@ class Worker(ABC, Generic[CommandT, EventT]):
             load.routers.extend(sorted(routers))
         steps = self.host.engine.steps
         load.num_steps, load.busy_s = steps.num_steps, steps.busy_s
-        event = self.load_event(load)
+        load.roles.extend(roles_to_proto(self.roles))
+        report = worker_pb2.Events(events=[worker_pb2.Event(load=load)]).SerializeToString()
         for session in self.sessions:
-            session.send(event)
+            session.put(report)
 
     # --- sequences
 
-    def add_sequence(
-        self,
-        sequence: EngineSequence,
-        hint: PrefixHint,
-        on_start: Callable[[], bool],
-        trace: TraceContext | None = None,
-    ) -> Fetch:
-        """Has a sequence computed here, behind what peers and store nodes have of its prefix.
+    def begin(self, session: Session, command: Submit | Reserve) -> tuple[str, RequestLog, AttemptTrace | None]:
+        """The sequence id of a request that begins, its log and its trace. Raises InvalidRequest where the session has
+        a request of that name."""
+        sequence_id = session.key(command.request_id)
+        if any(sequence_id in role.held for role in self._roles.values()):
+            raise InvalidRequest(f"request {command.request_id!r} is running already", field="request_id")
+        log = attempt_log(logger, command.request_id, command.traceparent)
+        return sequence_id, log, begin_trace(self.spans, command.traceparent)
 
-        `hint` is what the router knows of that. `on_start` is called just before the engine gets the sequence, and
-        says whether it is still wanted. `trace`: of the request's span, if it has one.
-        """
-        fetch = Fetch(trace)
+    def compute(self, sequence: EngineSequence, item: WorkerRequest, command: Submit | Reserve, role: Role) -> None:
+        """Has a request's sequence computed here, behind what peers and store nodes have of its prefix; unless the role
+        has given the request up by then."""
+        hint = PrefixHint.of(command)
+        item.fetch = Fetch(item.trace.context if item.trace is not None else None)
+
+        def on_start() -> bool:
+            item.queued_at = time.perf_counter()
+            return role.requests.get(sequence.sequence_id) is item
+
         if not self.connector.fetches.may_bring(hint):
             if on_start():
                 self.host.engine.submit(AddSequence(sequence))
-            return fetch
-        task = asyncio.create_task(self._add_behind_prefix(sequence, hint, fetch, on_start))
+            return
+        task = asyncio.create_task(self._add_behind_prefix(sequence, hint, item.fetch, on_start))
         self._holding.add(task)
         task.add_done_callback(self._holding.discard)
-        return fetch
 
     async def _add_behind_prefix(
         self, sequence: EngineSequence, hint: PrefixHint, fetch: Fetch, on_start: Callable[[], bool]
@@ -246,24 +294,29 @@ class Worker(ABC, Generic[CommandT, EventT]):
             else:
                 fetch.stop()
 
+    def report_prompt(self, item: WorkerRequest, message: types_pb2.SequenceTokens, computing_s: float) -> None:
+        """A prompt has been computed here in `computing_s` seconds: writes what its first token's message says of it,
+        and ends its fetch."""
+        item.write_prompt(message, computing_s)
+        if not item.fetch.num_tokens:
+            self.connector.fetches.policy.note_compute(item.num_tokens - item.num_cached_tokens, computing_s)
+        item.fetch.stop()
+
     def build_sequence(
         self,
         sequence_id: str,
-        token_ids: list[int],
-        num_prompt_tokens: int,
-        sampling: types_pb2.SamplingParams,
-        salt: str,
+        command: Submit | Reserve,
         goal: Goal,
         ship_blocks: frozenset[int] = frozenset(),
         receiver: bytes = b"",
-        tenant: str = "",
     ) -> EngineSequence:
         """A sequence from a command's fields. Raises PromptTooLong, InvalidRequest, Overloaded (draining, or too many
         structures wait to be compiled)."""
         if self.load.draining:
             raise Overloaded(f"worker {self.host.settings.name} is draining")
+        token_ids, num_prompt_tokens = list(command.token_ids), command.num_prompt_tokens
         model = self.host.model
-        params = sampling_from_proto(sampling)
+        params = sampling_from_proto(command.sampling)
         if params.max_tokens is None or params.seed is None:
             field = "seed" if params.seed is None else "max_tokens"
             raise InvalidRequest(f"a command must carry {field}", field=f"sampling.{field}")
@@ -300,13 +353,13 @@ class Worker(ABC, Generic[CommandT, EventT]):
             token_ids=token_ids,
             num_prompt_tokens=num_prompt_tokens,
             sampling=params,
-            hash_root=model.roots.of(salt, num_prompt_tokens),
+            hash_root=model.roots.of(command.salt, num_prompt_tokens),
             goal=goal,
             max_tokens_total=max(total, len(token_ids) + 1),
             eos_token_ids=frozenset(model.decoder.config.eos_token_ids),
             ship_blocks=ship_blocks,
             receiver=receiver,
-            tenant=tenant,
+            tenant=command.tenant,
         )
 
     def _prepare(self, structure: StructuredOutput) -> None:
@@ -317,10 +370,8 @@ class Worker(ABC, Generic[CommandT, EventT]):
             compiled.result()
 
 
-def _request_id(command: Any) -> str:
-    """The request that a command is about; empty where it is about none."""
-    kind = command.WhichOneof("command")
-    return getattr(getattr(command, kind), "request_id", "") if kind else ""
+RoleMakers = Mapping[WorkerRole, Callable[[Worker], Role]]
+"""What makes each role of a worker."""
 
 
 def _check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:

@@ -47,7 +47,7 @@ class BlockServicer(kvstore_pb2_grpc.BlockServiceServicer):
     """Serves one provider over gRPC."""
 
     def __init__(self, provider: BlockProvider, guard: FleetGuard | None = None, spans: SpanSink | None = None) -> None:
-        """Does not close the provider. `guard` admits who may fetch and flush; None: all. `spans` takes one for each
+        """Does not close the provider. `guard` checks callers of fetch and flush; None: all. `spans` takes one for each
         fetch that came with a trace."""
         self._spans = spans
         self._provider = provider

@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed.distributed_c10d import Store
 
+from shared.collectives.cpu_group import lost
 from shared.errors import RankLost
-from shared.kernels.cpu.group import lost
 
 LIMIT_S = 600.0
-"""A call that takes longer has met a rank that is stuck: whoever started the ranks notices a dead or stopped one long
-before, and a rank may wait for another's long prompt."""
+"""Seconds. A call that takes longer waits for a rank that is stuck. The process that started the ranks notices a dead
+or stopped one long before; the limit is long because a rank may wait for another's long prompt."""
 MEETING_S = 120.0
 """Time for all ranks to join, which run already."""
 LOOK_S = 0.25
 """A call that waits looks so often whether a rank is known to be gone."""
 WHOLE_BYTES = 64 << 10
-"""Up to so many bytes, every rank gets all parts and adds them up itself; beyond, more than two of them add a share
+"""Up to this many bytes, every rank gets all parts and adds them up itself; beyond, more than two of them add a share
 each: 2 (n - 1) / n of the bytes travel for each rank, not n - 1 times as many."""
 LOOPBACK = "127.0.0.1"
 
@@ -37,8 +37,8 @@ class DistributedGroup:
     With gloo, tensors on a GPU pass through host memory. With NCCL, a call returns when its work is queued behind that
     of the current stream, which waits for it in turn; so calls are ordered by the streams of all ranks. What a rank has
     gathered is there when an event recorded behind the call is reached, and then every rank has computed all that it
-    had queued before its own call. `fail` ends what waits on the device too, with numbers that mean nothing: who reads
-    a result asks `check` behind it.
+    had queued before its own call. `fail` ends what waits on the device too, with meaningless numbers: after reading
+    a result, call `check`.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class DistributedGroup:
 
     def gather(self, x: Tensor) -> Tensor | None:
         """See `Collectives`."""
-        if not x.numel():  # who gathers waits for all: torch may send no message without content
+        if not x.numel():  # a gather waits for all: torch may send no message without content
             self.gather(x.new_zeros(1))
             return x.new_empty((self._size, *x.shape)) if self._rank == 0 else None
         part = self._reachable(x)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 
 from torch._C._distributed_c10d import FileStore
 
+from shared.collectives.cpu_group import CpuGroup, group_bytes, shared_memory
 from shared.collectives.distributed import LOOPBACK, DistributedGroup
 from shared.collectives.interface import Collectives
 from shared.collectives.rank_links import Membership, RankLinks, Ways
-from shared.kernels.cpu.group import CpuGroup, group_bytes, shared_memory
 
 
 def shared_memories(library: ctypes.CDLL, ways: Ways) -> list[int]:

@@ -17,19 +17,19 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.distributed_c10d import Store
 
 from shared.address import Address
+from shared.collectives.cpu_group import CpuGroup, group_bytes, shared_memory
 from shared.collectives.distributed import LIMIT_S, DistributedGroup
 from shared.collectives.interface import Collectives
 from shared.collectives.rank_links import Membership, RankLinks, Ways
 from shared.errors import RankLost
-from shared.kernels.cpu.group import CpuGroup, group_bytes, shared_memory
 
 MEETING_S = 600.0
 """For the processes of all ranks to have started, once their hosts have met."""
 IDLE_S = 10 * 365 * 86400.0
 """A worker may be idle for long: followers wait for plans and commands without a limit. The connection at which their
-hosts have met says who is gone."""
+hosts have met shows which of them is lost."""
 CONNECT_S = 10.0
-"""The store listens before any rank starts: where nobody does, the leader ends."""
+"""Seconds to connect to the store, which listens before any rank starts: where none listens, the leader has ended."""
 _LOOK_S = 0.05
 _ALL = "all"
 
@@ -47,7 +47,7 @@ class MeetingPlace:
 
 
 class StoreServer:
-    """The store, in the first rank's process: open to whoever reaches its port, so it listens on one address alone, and
+    """The store, in the first rank's process: open to all that reach its port, so it listens on one address alone, and
     only until all ranks have joined."""
 
     def __init__(self, host: str) -> None:

@@ -10,7 +10,7 @@ from typing import TypeVar
 from shared.cores.topology import Cpu, Topology
 
 FEWEST_FAST = 4
-"""Fast cores of a hybrid processor compute alone where there are so many: a thread on a slow core delays each loop.
+"""From this number on, a hybrid processor's fast cores compute alone: a thread on a slow core delays each loop.
 With fewer of them the slow ones help."""
 
 T = TypeVar("T")

@@ -219,7 +219,7 @@ class Engine:
         except TandemError as error:
             self._emit(SequenceFailed(sequence_id, error))
         except Exception as error:
-            # A bug, or a command that nobody should have let through: it costs this sequence, not the worker.
+            # A bug, or a command that should have been refused earlier: it fails this sequence, not the worker.
             logger.exception("a command for sequence %s", sequence_id)
             self._scheduler.abort(sequence_id)
             self._emit(SequenceFailed(sequence_id, Internal(f"{type(error).__name__}: {error}")))

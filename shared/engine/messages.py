@@ -143,7 +143,7 @@ class SequenceReserved:
 
 @dataclass(frozen=True, slots=True)
 class SequenceFailed:
-    """The command for this sequence could not be carried out, or it cannot go on (NumericalFault); it holds nothing."""
+    """The command for this sequence failed, or its output is invalid (NumericalFault); it holds no blocks."""
 
     sequence_id: str
     error: TandemError
@@ -251,7 +251,7 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True)
 class EngineDied:
-    """The engine thread ended on an error that is not a request's: the worker cannot go on."""
+    """The engine thread ended on an error that is not a request's: the worker cannot serve any more."""
 
     error: BaseException
 

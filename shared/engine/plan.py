@@ -11,9 +11,6 @@ from typing import NamedTuple
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest, NumericalFault, TandemError
 
-STRUCTURE_MEMORY_PLANS = 8
-"""A runner keeps the state of a structured answer for so many plans after the last one that sampled for it."""
-
 
 class SampleSpec(NamedTuple):
     """How to choose one token from one row of logits.
@@ -103,7 +100,7 @@ class NoToken:
     """Nothing could be chosen from a row: its logits held NaN or +inf, or nothing finite, or its structure failed."""
 
     source: str | None = None  # the first part of the model that gave such numbers, where the runner looks for it
-    structure: str | None = None  # why no token goes on with a structured answer
+    structure: str | None = None  # why no token can continue a structured answer
 
     def error(self, position: int) -> TandemError:
         """What its sequence fails with; `position` in it is the token's that could not be chosen."""

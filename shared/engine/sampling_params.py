@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from shared.engine.structured_output import StructuredOutput
 from shared.errors import InvalidRequest
+from shared.structure.structured_output import StructuredOutput
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LEN = 256

@@ -35,12 +35,12 @@ class StepCounters:
     num_prefill_tokens: int = 0  # of the computed ones, those of prompts and what is computed again
     durations_s: Mapping[str, BucketCounts] = field(default_factory=_by_kind)  # of steps, by kind
     gaps_s: BucketCounts = field(default_factory=lambda: BucketCounts(STEP_BUCKETS_S))
-    """Time between tokens: a step's, once for each answer that goes on in it."""
+    """Time between tokens: a step's, once for each answer that continues in it."""
     num_turns: int = 0  # of the engine's loop: it came back for commands
     waiting: bool = False  # it waits for a command, and has nothing to compute
     longest_s: float = 0.0
     """Of the recent steps, by which an engine is judged to hang: each later step lets it decay by 1 %. One step raises
-    it by GROWTH at most: else a process that once stood still for 20 s could hang for long, and nobody would notice."""
+    it by GROWTH at most: else a process that once stood still for 20 s could hang for long without being noticed."""
 
     def add(
         self, num_computed_tokens: int, num_output_tokens: int, duration_s: float, num_prefill_tokens: int = 0

@@ -1,4 +1,4 @@
-"""What the engine needs of whoever computes its steps."""
+"""The interface through which the engine runs its steps."""
 
 from __future__ import annotations
 

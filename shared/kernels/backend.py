@@ -143,7 +143,7 @@ class DecoderOps(Protocol):
         Args:
             weight: [out_size, in_size], contiguous.
             bias: [out_size], weight's dtype, or None; the layer keeps it.
-            own: the layer may lay the weight out anew in its memory, or free that: nobody else reads it afterwards.
+            own: the layer may lay the weight out anew in its memory, or free that: it has no other reader afterwards.
                 Otherwise it keeps the weight as it is, or a copy.
         """
         ...
@@ -299,7 +299,7 @@ class DecoderOps(Protocol):
 
 
 class LayerWeights(Protocol):
-    """One layer's weights, as `shared.model.modules.LayerModules` describes them."""
+    """One layer's weights, as `shared.model.layers.modules.LayerModules` describes them."""
 
     @property
     def input_norm(self) -> Tensor: ...

@@ -12,11 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.kernels.attention.decode_groups import DecodeGroup, build_decode_groups
-
 T = TypeVar("T")
 FEW_TOKENS = 48
-"""Up to so many tokens, lists are faster than numpy's calls."""
+"""Up to this number of tokens, lists are faster than numpy's calls."""
 
 
 def step_positions(query_lens: Sequence[int], kv_lens: Sequence[int]) -> NDArray[np.int64]:
@@ -82,13 +80,6 @@ class AttentionBatch:
         if key not in self._remembered:
             self._remembered[key] = build()
         return cast(T, self._remembered[key])
-
-    def decode_groups(self, window: int | None) -> list[DecodeGroup]:
-        """How single-token sequences attend together under a window."""
-        return self.remember(
-            ("groups", window),
-            lambda: build_decode_groups(self.query_lens, self.kv_lens, self.block_tables, self.block_size, window),
-        )
 
     @classmethod
     def from_lists(

@@ -15,6 +15,6 @@ class Backoff:
     most_s: float = 15.0
 
     def pause_s(self, failures: int) -> float:
-        """Seconds to wait after so many failures in a row, 1 or more."""
+        """Seconds to wait after `failures` in a row, 1 or more."""
         longest = min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 30))
         return longest * random.uniform(0.5, 1.0)

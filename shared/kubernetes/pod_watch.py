@@ -18,7 +18,7 @@ from shared.tasks import end_task
 PAGE = 500
 """Pods in one answer to a list."""
 WATCH_S = 60
-"""A watch ends after this time and the next one goes on from there: a connection that died unseen, behind a firewall
+"""A watch ends after this time and the next one continues there: a connection that died unseen, behind a firewall
 that forgot it, is found by then. Seconds."""
 SHORT_S = 1.0
 """A watch that the server ends sooner is followed by a pause."""

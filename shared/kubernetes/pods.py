@@ -22,7 +22,7 @@ Pod = Mapping[str, Any]
 
 
 class Expired(Exception):
-    """410: the server has forgotten the version that the call goes on from."""
+    """410: the server no longer keeps the resource version that the call starts from."""
 
 
 @dataclass(frozen=True, slots=True)

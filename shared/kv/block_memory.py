@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, eq=False, slots=True)
 class DeviceBytes:
-    """One block of a pool on a GPU, for whoever takes device pointers."""
+    """One block of a pool on a GPU, for transfers that take device pointers."""
 
     pointer: int
     nbytes: int

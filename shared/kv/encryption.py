@@ -179,7 +179,7 @@ class SpareBuffers:
         return bytearray(num_bytes)
 
     def give_back(self, buffer: bytearray) -> None:
-        """Nobody uses the buffer any more."""
+        """Returns a buffer that is not in use any more."""
         with self._lock:
             if self._free_bytes + len(buffer) <= MAX_SPARE_BYTES:
                 self._free.append(buffer)

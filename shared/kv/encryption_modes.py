@@ -1,4 +1,4 @@
-"""The settings of block encryption, for who encrypts nothing itself."""
+"""The settings of block encryption, for modules that encrypt nothing themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fleet's secret on the transfer plane: who knows it may name addresses and send blocks.
+"""The fleet's secret on the transfer plane: its holders may name addresses and send blocks.
 
 Every key in use is derived from it, one a purpose. A ticket's seal serves that ticket alone, which is drawn at random
 and used once. So what was sealed for one hand-off is refused by every other.

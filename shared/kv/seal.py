@@ -49,7 +49,7 @@ class Seal(Protocol):
         ...
 
     def give_back(self, block: SealedBlock) -> None:
-        """Nobody reads the block's `wire` any more."""
+        """Frees the block's `wire`, which is not read any more."""
         ...
 
     def open_block(self, index: int, memory: memoryview, tag: bytes) -> bool:
@@ -70,7 +70,7 @@ class Seal(Protocol):
 
 
 class TagSeal:
-    """Tags of 16 bytes beside what crosses as it is: who does not know the key cannot make one.
+    """Tags of 16 bytes beside what crosses as it is: they cannot be forged without the key.
 
     `repr` shows no secret.
     """

@@ -1,1 +1,1 @@
-"""The client side of the index of who holds which block."""
+"""The client side of the index of which worker or store holds which block."""

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shared.model.config import ModelConfig
-from shared.model.parameters import DecoderParameters
+from shared.model.config.model_config import ModelConfig
+from shared.model.layers.parameters import DecoderParameters
 from shared.model.random_weights import mean_and_std
-from shared.model.safetensors_files import INDEX_FILE, SINGLE_FILE
+from shared.model.weights.safetensors_files import INDEX_FILE, SINGLE_FILE
 
 TOKENIZER_FILES = (
     "tokenizer.json",

@@ -11,18 +11,18 @@ from torch.nn import functional
 
 from shared.collectives.interface import Collectives
 from shared.kernels.backend import Kernels, LayerSizes, LayerStack, StacksLayers
+from shared.kernels.backends.registry import AUTO
 from shared.kernels.batch import AttentionBatch
 from shared.kernels.cpu.torch_threads import in_this_thread
-from shared.kernels.registry import AUTO
-from shared.model.config import ModelConfig
-from shared.model.huge_pages import ask_for_huge_pages
+from shared.model.config.model_config import ModelConfig
 from shared.model.kernel_choice import check_kernels, kernels_for
-from shared.model.modules import DecoderModules
-from shared.model.parameters import DecoderParameters, unused_tensors
-from shared.model.pieces import DecoderPieces
-from shared.model.rope import Rotary
-from shared.model.summed_linear import add_up
-from shared.model.weights import OnProgress, load_weights
+from shared.model.layers.modules import DecoderModules
+from shared.model.layers.parameters import DecoderParameters, unused_tensors
+from shared.model.layers.pieces import DecoderPieces
+from shared.model.layers.rope import Rotary
+from shared.model.layers.summed_linear import add_up
+from shared.model.weights.huge_pages import ask_for_huge_pages
+from shared.model.weights.loader import OnProgress, load_weights
 
 
 class Decoder:
@@ -115,7 +115,7 @@ class Decoder:
             batch: the step's sequences.
             logit_rows: [num_logits] int64, rows of the step's tokens.
             rope_lengths: [num_tokens] int64, required if `rotary.needs_lengths`.
-            num_candidates: so many of the highest logits of each row are needed, the others may be -inf; 0 = all. A
+            num_candidates: number of highest logits of each row that are needed, the others may be -inf; 0 = all. A
                 vocabulary that is split over ranks is then not gathered.
 
         Returns:

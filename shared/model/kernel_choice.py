@@ -8,8 +8,8 @@ import torch
 
 from shared.errors import ConfigError
 from shared.kernels.backend import Kernels
-from shared.kernels.registry import AUTO, choose_kernels
-from shared.model.config import ModelConfig
+from shared.kernels.backends.registry import AUTO, choose_kernels
+from shared.model.config.model_config import ModelConfig
 
 _TORCH = "torch"
 _log = logging.getLogger(__name__)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-from shared.kernels.registry import AUTO, choose_kernels
-from shared.model.config import ModelConfig
+from shared.kernels.backends.registry import AUTO, choose_kernels
+from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
-from shared.model.parameters import DecoderParameters
+from shared.model.layers.parameters import DecoderParameters
 
 _LOGIT_STD = 4.0  # large enough that rounding does not change the greedy choice
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, get_args
 
 from shared.engine.finish_reason import FinishReason
 from shared.engine.plan import SampledToken
 from shared.engine.sampling_params import SamplingParams
-from shared.engine.structured_output import ReasoningPart, StructuredOutput, StructureKind
 from shared.errors import InvalidRequest
-from shared.identity import WorkerRole
+from shared.identity import Roles, WorkerRole, roles_text
 from shared.kv.format import KVFormat
 from shared.kv.layout import LAYOUT_VERSION, BlockLayout
-from shared.rpc.pb.tandem.v1 import types_pb2
+from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
+from shared.structure.structured_output import ReasoningPart, StructuredOutput, StructureKind
 
 _OptionalName = Literal[
     "temperature",
@@ -59,8 +60,23 @@ def role_from_proto(number: int) -> WorkerRole:
     return role
 
 
+def roles_to_proto(roles: Roles) -> list[types_pb2.WorkerRole.ValueType]:
+    """The numbers, in their order."""
+    return sorted(map(role_to_proto, roles))
+
+
+def roles_from_proto(numbers: Iterable[int]) -> Roles:
+    """Without numbers that this build does not know."""
+    return frozenset(_ROLE_FROM_PROTO[number] for number in numbers if number in _ROLE_FROM_PROTO)
+
+
+def worker_roles(worker: inference_pb2.WorkerStatus) -> str:
+    """`prefill`, `decode` or `prefill,decode`, for people."""
+    return roles_text(roles_from_proto(worker.roles or (worker.role,)))
+
+
 def finish_reason_to_proto(reason: FinishReason | None) -> types_pb2.FinishReason.ValueType:
-    """UNSPECIFIED for None: the request goes on."""
+    """UNSPECIFIED for None: the request is unfinished."""
     return _FINISH_TO_PROTO[reason]
 
 

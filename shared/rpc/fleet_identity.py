@@ -1,4 +1,4 @@
-"""Who may give orders between services: processes of the fleet, by certificate or by a token from the fleet's key."""
+"""Authentication between services: by certificate, or by a token from the fleet's key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def fleet_metadata(token: str) -> tuple[tuple[str, str], ...]:
 
 
 class FleetGuard:
-    """Lets processes of the fleet pass. In a fleet without key and certificates nobody has an identity: all pass."""
+    """Admits calls from processes of the fleet. In a fleet without key and certificates all calls are admitted."""
 
     def __init__(self, token: str = "") -> None:
         """`token`: `FleetKey.token()`; empty = the fleet has no key."""

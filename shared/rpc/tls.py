@@ -1,14 +1,25 @@
-"""TLS of a listener, and mutual TLS between services: files in PEM, read when a service starts."""
+"""TLS of a listener, and mutual TLS between services, by files in PEM.
+
+A listener reads its files again when they change: the next connection gets the new certificate, and open ones stay as
+they are. A service's own calls use the certificate that it had when it started.
+"""
 
 from __future__ import annotations
 
+import logging
 import ssl
+from collections.abc import Callable
 from pathlib import Path
+from typing import Generic, TypeVar, cast
 
 import grpc
 from pydantic import BaseModel, ConfigDict
 
 from shared.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Tls(BaseModel):
@@ -53,17 +64,84 @@ class Tls(BaseModel):
     def server_credentials(self) -> grpc.ServerCredentials | None:
         """For a gRPC server, which asks its clients for certificates where `ca` is set; None without TLS. After
         `check`."""
-        if self.cert is None or self.key is None:
+        if not self.enabled:
             return None
+        current = Reread(self, self._server_configuration)
+
+        def changed() -> grpc.ServerCertificateConfiguration | None:
+            # gRPC calls this from a thread of its own at each new connection; None = as before.
+            before = current.value
+            return None if current.fresh() is before else current.value
+
+        # The stubs leave out that a fetcher may return None.
+        fetcher = cast("Callable[[], grpc.ServerCertificateConfiguration]", changed)
+        return grpc.dynamic_ssl_server_credentials(
+            current.value, fetcher, require_client_authentication=self.ca is not None
+        )
+
+    def _server_configuration(self) -> grpc.ServerCertificateConfiguration:
+        assert self.cert is not None
+        assert self.key is not None
         pair = (self.key.read_bytes(), self.cert.read_bytes())
-        ca = self.ca.read_bytes() if self.ca is not None else None
-        return grpc.ssl_server_credentials([pair], root_certificates=ca, require_client_auth=ca is not None)
+        return grpc.ssl_server_certificate_configuration([pair], self.ca.read_bytes() if self.ca is not None else None)
+
+    def server_context(self) -> ssl.SSLContext:
+        """For an HTTP server, which asks its clients for certificates where `ca` is set. After `check`, with TLS."""
+        current = Reread(self, self._server_context)
+
+        def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+            connection.context = current.fresh()
+
+        context = self._server_context()
+        context.sni_callback = choose  # called at each handshake, also where the client names no server
+        return context
+
+    def _server_context(self) -> ssl.SSLContext:
+        assert self.cert is not None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.cert, self.key, password="")
+        if self.ca is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(self.ca)
+        return context
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
         """For channels to other services; None without TLS. After `check`."""
         if self.cert is None or self.key is None or self.ca is None:
             return None
         return grpc.ssl_channel_credentials(self.ca.read_bytes(), self.key.read_bytes(), self.cert.read_bytes())
+
+
+class Reread(Generic[T]):
+    """What is made of the files of a `Tls`, made anew when one of them has changed."""
+
+    def __init__(self, tls: Tls, make: Callable[[], T]) -> None:
+        """`make` reads the files; raises what it raises."""
+        self._tls, self._make = tls, make
+        self._stamps = self._refused = self._stat()
+        self.value = make()
+        """What was made last."""
+
+    def fresh(self) -> T:
+        """Of the files as they are now; of those before where the new ones do not fit each other, as in the middle of a
+        change. Costs a look at each file's date, and reads them where it is another."""
+        try:
+            stamps = self._stat()
+            if stamps in (self._stamps, self._refused):
+                return self.value
+            self._refused = stamps  # until they prove good: each change is looked at once
+            self._tls.check("tls", mutual=False)
+            value = self._make()
+            if self._stat() == stamps:  # else they are being written: the next connection looks again
+                self._stamps, self.value = stamps, value
+                logger.info("%s has changed: new connections use it", self._tls.cert)
+        except (OSError, ValueError, ConfigError) as error:
+            logger.warning("%s has changed and cannot be used, the certificate before stays: %s", self._tls.cert, error)
+        return self.value
+
+    def _stat(self) -> tuple[tuple[int, int, int], ...]:
+        found = [file.stat() for file in (self._tls.cert, self._tls.key, self._tls.ca) if file is not None]
+        return tuple((each.st_ino, each.st_mtime_ns, each.st_size) for each in found)
 
 
 class NamedCredentials(grpc.ChannelCredentials):

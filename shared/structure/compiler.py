@@ -9,14 +9,14 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from shared.engine.structured_output import StructuredOutput
 from shared.errors import InvalidRequest, ModelLoadError, Overloaded, brief
 from shared.structure.grammar_text import grammar_text
+from shared.structure.structured_output import StructuredOutput
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-    from shared.model.tokenizer import Tokenizer
+    from shared.model.text.tokenizer import Tokenizer
 
 MAX_COMPILED = 64
 """Compiled structures that are kept, the least recently used ones leaving first."""
@@ -149,7 +149,7 @@ class StructureCompiler:
 
 
 def fault_of(matcher: LLMatcher) -> str | None:
-    """Why a matcher cannot go on; None where it can."""
+    """The reason why a matcher cannot continue; None where it can."""
     if not matcher.is_error():
         return None
     reason = matcher.get_error().replace("<non-verbose/>", "").strip()

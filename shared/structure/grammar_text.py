@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from shared.engine.structured_output import ReasoningPart, StructuredOutput, StructureKind
+from shared.structure.short_numbers import any_object, with_short_numbers
+from shared.structure.structured_output import ReasoningPart, StructuredOutput, StructureKind
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
-"""Between the parts of a JSON text, where a schema does not say otherwise. Bounded: a model that likes whitespace would
-else write it to the end of its answer."""
+ONE_BLANK = r"[\x20\x0A\x0D\x09]"
+"""What may stand between two tokens of a JSON text, where a schema does not say otherwise: nothing, or this. A weak
+model would else write whitespace to the end of its answer."""
+MANY_BLANKS = ONE_BLANK + "{1,64}"
+"""What may stand there where a request asks for any whitespace."""
 
 _WHITESPACE_OPTIONS = ("whitespace_pattern", "whitespace_flexible")
 _META = frozenset(r"\.+*?()|[]{}^$#&-~")
@@ -41,7 +45,7 @@ def _behind(reasoning: ReasoningPart, answer: str, vocabulary: LLTokenizer) -> s
     """The answer behind its reasoning, which is any text without tokens of the vocabulary that are marks."""
     begin, end = mark_text(reasoning.begin, vocabulary), mark_text(reasoning.end, vocabulary)
     thoughts = "spelled"
-    if not end.startswith('"'):  # characters end it too: who reads the text cannot tell them from the token
+    if not end.startswith('"'):  # characters end it too: in the text they look like the token
         thoughts = f"(spelled | ANY {end})"
     start = thoughts if reasoning.is_open else f"({begin} {thoughts})?"
     lark = (
@@ -62,7 +66,7 @@ def _answer(structure: StructuredOutput) -> str:
 
     match structure.kind:
         case StructureKind.JSON_OBJECT:
-            return _json('{"type": "object"}')
+            return _json(json.dumps(any_object()))
         case StructureKind.JSON_SCHEMA:
             return _json(structure.text)
         case StructureKind.REGEX:
@@ -73,22 +77,31 @@ def _answer(structure: StructuredOutput) -> str:
             return LLMatcher.grammar_from_lark(_lark(structure.text))
 
 
+def json_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema as llguidance takes it: with whitespace of one character and with short numbers, where its `x-guidance`
+    does not say otherwise (`whitespace_pattern`, `whitespace_flexible`; `any_numbers` is our own)."""
+    given = schema.get("x-guidance")
+    options = dict(given) if isinstance(given, dict) else {}
+    written = dict(schema) if options.pop("any_numbers", False) else with_short_numbers(dict(schema))
+    if options.keys().isdisjoint(_WHITESPACE_OPTIONS):
+        options["whitespace_pattern"] = ONE_BLANK
+    return {**written, "x-guidance": options}
+
+
 def _json(text: str) -> str:
     from llguidance import LLMatcher
 
     try:
         schema = json.loads(text)
+        if isinstance(schema, bool):
+            schema = {} if schema else {"enum": []}
+        if not isinstance(schema, dict):
+            raise ValueError("a schema is a JSON object")
+        schema = json_schema(schema)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if isinstance(schema, bool):
-        schema = {} if schema else {"enum": []}
-    if not isinstance(schema, dict):
-        raise ValueError("a schema is a JSON object")
-    own = schema.get("x-guidance")
-    says_whitespace = isinstance(own, dict) and not own.keys().isdisjoint(_WHITESPACE_OPTIONS)
-    # A schema may choose its whitespace itself; that keywords are ignored, nobody may choose.
-    defaults = {} if says_whitespace else {"whitespace_pattern": WHITESPACE}
-    return LLMatcher.grammar_from_json_schema(schema, defaults, {"lenient": False})  # type: ignore[arg-type]
+    # A schema may choose its whitespace itself; it may not choose that keywords are ignored.
+    return LLMatcher.grammar_from_json_schema(schema, {}, {"lenient": False})
 
 
 def _literal(text: str) -> str:

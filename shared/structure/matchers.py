@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.engine.plan import STRUCTURE_MEMORY_PLANS
-from shared.engine.structured_output import StructuredOutput
 from shared.errors import Internal, TandemError
 from shared.structure.compiler import StructureCompiler, fault_of
+from shared.structure.structured_output import STRUCTURE_MEMORY_PLANS, StructuredOutput
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
@@ -30,10 +29,10 @@ class StructuredRow(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """What the rows may go on with."""
+    """The tokens with which each row may continue."""
 
     words: NDArray[np.int32]  # [num_rows, num_words], bit i % 32 of word i // 32: token id i is allowed
-    faults: dict[int, str]  # rows that cannot go on, and why; all their bits are set
+    faults: dict[int, str]  # rows that cannot continue, and why; all their bits are set
 
 
 @dataclass(slots=True)

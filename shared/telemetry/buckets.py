@@ -30,8 +30,3 @@ class BucketCounts:
             so_far += count
             sums.append(so_far)
         return sums
-
-    @property
-    def num_values(self) -> int:
-        """All values counted."""
-        return sum(self._counts)

@@ -15,8 +15,6 @@ from services.local.supervisor import Restarted
 from shared.rpc.server import channel
 from tests.e2e.running import DEADLINE_S, Running, running
 
-pytestmark = pytest.mark.slow
-
 PROMPTS = [[20 + (i * (37 + 2 * k)) % 2000 for i in range(75)] for k in range(8)]
 FIELDS = {"temperature": 0, "ignore_eos": True, "max_tokens": 240, "return_token_ids": True}
 
@@ -61,7 +59,8 @@ async def health(address: str) -> int:
         return answer.status
 
 
-async def test_a_router_told_to_end_finishes_its_streams_and_refuses_others(tmp_path):
+async def test_a_router_told_to_end_finishes_its_streams_and_refuses_others(tmp_path, monkeypatch):
+    monkeypatch.setenv("TANDEM_ROUTER_DRAIN_TIMEOUT_S", f"{DEADLINE_S:g}")  # a busy machine's answers may take minutes
     fields = {**FIELDS, "max_tokens": 1000}  # the calls below come before their end
     async with running(tmp_path, num_kv_blocks=1100) as cluster:
         expected = await asyncio.gather(*(cluster.tokens(prompt, **fields) for prompt in PROMPTS))
@@ -89,6 +88,7 @@ async def test_a_router_told_to_end_finishes_its_streams_and_refuses_others(tmp_
             await cluster.http.get("/readyz")
 
 
+@pytest.mark.slow
 async def test_a_cluster_told_to_stop_finishes_its_streams_first(tmp_path):
     async with running(tmp_path, num_decode=2) as cluster:
         expected = await asyncio.gather(*(cluster.tokens(prompt, **FIELDS) for prompt in PROMPTS))
@@ -99,6 +99,7 @@ async def test_a_cluster_told_to_stop_finishes_its_streams_first(tmp_path):
         assert streams.tokens == expected
 
 
+@pytest.mark.slow
 async def test_parts_told_to_end_one_after_another_cost_no_stream_and_come_back(tmp_path):
     shape = {"num_decode": 2, "store_nodes": 2, "store_host_bytes": 1 << 22, "restart": True}
     async with running(tmp_path, **shape) as cluster:
@@ -121,7 +122,7 @@ NUM_LONG, NUM_LONG_TOKENS = 20, 1200
 LONG_TIMEOUT_S = 240.0
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.slow
 async def test_a_rolling_restart_of_the_prefill_pool_costs_no_long_stream(tmp_path):
     """One worker after another, each once the one before is back."""
     prompts = [[20 + (i * (37 + 2 * k)) % 2000 for i in range(75)] for k in range(NUM_LONG)]

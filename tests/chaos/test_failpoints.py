@@ -13,12 +13,11 @@ import pytest
 from services.local.supervisor import Died, Restarted
 from tests.e2e.running import DEADLINE_S, DEMO, running
 
-pytestmark = pytest.mark.slow
-
 PROMPT = [20 + (i * 37) % 2000 for i in range(300)]
 FIELDS = {"max_tokens": 120, "ignore_eos": True}
 
 
+@pytest.mark.slow
 async def test_a_worker_whose_engine_thread_ends_goes_with_it_and_comes_back(tmp_path, monkeypatch):
     monkeypatch.setenv("TANDEM_WORKER_FAILPOINTS", "engine.step=raise")
     async with running(tmp_path, num_decode=2, restart=True) as cluster:
@@ -42,7 +41,13 @@ async def test_a_worker_whose_engine_thread_ends_goes_with_it_and_comes_back(tmp
         await cluster.idle()
 
 
-@pytest.mark.parametrize("fault", ["engine.step=hang:2", "ucx.send=hang:2", "session.send=hang:2"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *(pytest.param(f"{point}=hang:2", marks=pytest.mark.slow) for point in ("engine.step", "ucx.send")),
+        "session.send=hang:2",
+    ],
+)
 async def test_a_prefill_worker_that_stands_still_is_a_pause(tmp_path, monkeypatch, fault):
     monkeypatch.setenv("TANDEM_WORKER_FAILPOINTS", fault)
     async with running(tmp_path) as cluster:

@@ -12,7 +12,6 @@ from loadtest.chaos.network import not_permitted
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(600),
     pytest.mark.skipif(bool(not_permitted()), reason=f"no network namespaces here: {not_permitted()}"),
 ]
 

@@ -16,8 +16,6 @@ from shared.rpc.errors import from_rpc_error
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 from tests.e2e.running import DEADLINE_S, Running, running
 
-pytestmark = pytest.mark.slow
-
 POISON = 1999
 PROMPT = [20 + (i * 37) % 1900 for i in range(300)]
 FIELDS = {"max_tokens": 60, "ignore_eos": True}
@@ -46,7 +44,7 @@ async def refusal(cluster: Running, prompt: list[int]) -> Quarantined:
     return error
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("role", [pytest.param("prefill", marks=pytest.mark.slow), "decode"])
 async def test_a_prompt_that_ends_workers_meets_no_third(tmp_path, monkeypatch, role):
     monkeypatch.setenv("TANDEM_WORKER_FAILPOINTS", f"engine.token=exit:{POISON}")
     counts = {"num_prefill": 3 if role == "prefill" else 1, "num_decode": 3 if role == "decode" else 1}

@@ -20,7 +20,7 @@ from tandem.targets import Targets
 from tests.e2e.running import DEADLINE_S, Running, running
 from tests.e2e.stage import prompt
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SHAPE = {"num_prefill": 2, "num_decode": 2, "num_routers": 2, "num_kv_blocks": 800}
 BEFORE_THE_FAULT = 8
@@ -123,6 +123,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
         yield started
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("elsewhere", [True, False])
 async def test_a_half_open_stream_is_taken_over(cluster, elsewhere):
     """The older call stays open and is still being served: the newer one ends it, at any router."""
@@ -172,6 +173,7 @@ async def streams_go_on(cluster: Running, fault: signal.Signals) -> None:
         await loads.close()
 
 
+@pytest.mark.slow
 async def test_streams_of_a_stopped_router_go_on_at_the_other(cluster):
     await streams_go_on(cluster, signal.SIGSTOP)
 

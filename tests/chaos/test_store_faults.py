@@ -21,8 +21,6 @@ from tests.chaos.faults import PROMPT_LEN, Load, blocks_by_holder, small_disk, w
 from tests.e2e.running import BLOCK_SIZE, DEADLINE_S
 from tests.e2e.stage import HOST_BYTES, Recording, Stage, prompt, staged
 
-pytestmark = pytest.mark.slow
-
 STALL_S = 1.5
 NUM_BLOCKS = PROMPT_LEN // BLOCK_SIZE
 
@@ -46,6 +44,7 @@ async def still_works(stage: Stage, seed: int = 501) -> None:
     await stage.idle()
 
 
+@pytest.mark.slow
 async def test_a_store_that_stalls_under_load_is_named_and_taken_back(tmp_path):
     async with staged(tmp_path, num_prefill=2, store_host_bytes=HOST_BYTES, prefix_fetch="auto") as stage:
         load = Load(stage)
@@ -71,6 +70,7 @@ class LittleStaging(Recording):
         return [*super().kvstore(bind, redis_url), "--staging-bytes", "2000000"]
 
 
+@pytest.mark.slow
 async def test_a_worker_killed_while_it_fills_and_fetches_costs_nothing_but_itself(tmp_path):
     spec = {"num_prefill": 2, "store_host_bytes": HOST_BYTES, "prefix_fetch": "auto"}
     async with staged(tmp_path, LittleStaging, **spec) as stage:
@@ -85,6 +85,7 @@ async def test_a_worker_killed_while_it_fills_and_fetches_costs_nothing_but_itse
         assert (await stage.ask(prompt(PROMPT_LEN, seed=503)))[0] == expected
 
 
+@pytest.mark.slow
 async def test_a_worker_that_stalls_while_it_fills_and_fetches(tmp_path):
     async with staged(tmp_path, num_prefill=2, store_host_bytes=HOST_BYTES, prefix_fetch="auto") as stage:
         load = Load(stage)
@@ -98,6 +99,7 @@ async def test_a_worker_that_stalls_while_it_fills_and_fetches(tmp_path):
         await still_works(stage)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host_bytes", [0, HOST_BYTES])
 async def test_a_disk_that_is_full_is_named_and_works_again_with_room(tmp_path, host_bytes):
     with small_disk(tmp_path / "disk", "600k") as disk:
@@ -116,6 +118,7 @@ async def test_a_disk_that_is_full_is_named_and_works_again_with_room(tmp_path, 
             assert await stage.num_bad() == 0
 
 
+@pytest.mark.slow
 async def test_a_disk_that_goes_read_only_is_named_and_still_read(tmp_path):
     with small_disk(tmp_path / "disk", "64m") as disk:
         spec = {"store_disk_folder": disk.folder / "blocks", "store_disk_bytes": HOST_BYTES, "num_prefill": 2}

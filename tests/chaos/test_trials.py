@@ -8,7 +8,7 @@ from loadtest.chaos.run import Chaos
 from loadtest.chaos.trial import Outcome, Trial
 from tests.e2e.running import DEMO
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 TRIALS = [
     Trial("decode", "SIGKILL", "decoding"),
@@ -28,7 +28,7 @@ STORE_TRIALS = [
     ("todo", "resuming"),
     [
         pytest.param(TRIALS, False, id="workers"),
-        pytest.param(STORE_TRIALS, False, id="store", marks=pytest.mark.sweep),
+        pytest.param(STORE_TRIALS, False, id="store", marks=pytest.mark.slow),
         pytest.param([Trial("router", "SIGKILL", "decoding")], True, id="router"),
     ],
 )

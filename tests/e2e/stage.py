@@ -17,10 +17,9 @@ from services.local.spec import ClusterSpec
 from services.router.dispatch.config import DispatchConfig
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
-from services.router.metrics import RouterMetrics
+from services.router.dispatch.request import Request
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.views import Pool
-from services.router.request import Request
 from services.router.workers.discovery import StaticDiscovery
 from services.router.workers.fleet import Fleet
 from shared.block_service.store_client import StoreClient
@@ -37,6 +36,9 @@ HOST_BYTES = 1 << 26
 
 class Recording(PatientCommands):
     """Remembers who was started where."""
+
+    collocated: bool | None = None
+    """Whether the test's router places so; None: as the cluster's mode says."""
 
     def router(self, workers, kvstore, stores="", number=0):
         self.workers, self.kvstore_address = workers, kvstore
@@ -78,22 +80,21 @@ class Stage:
     def __init__(self, cluster: LocalCluster, commands: Recording) -> None:
         self.cluster = cluster
         self.placement = Chosen(PlacementConfig())
+        collocated = cluster.spec.mode == "collocated" if commands.collocated is None else commands.collocated
         self.fleet = Fleet(
             "test",
             StaticDiscovery.of(commands.workers["prefill"], commands.workers["decode"]),
             self._on_change,
-            collocated=cluster.spec.mode == "collocated",
+            collocated=collocated,
         )
         self.index = KVStoreClient(commands.kvstore_address, match_timeout_s=5.0)
         self.store = StoreClient(commands.kvstore_address, look_up_timeout_s=5.0)
         self.lookup = Lookup(self.index, self.fleet)
-        self.metrics = RouterMetrics("demo")
         self.dispatcher = Dispatcher(
             self.fleet,
             self.placement,
             self.lookup,
-            self.metrics,
-            DispatchConfig(collocated=cluster.spec.mode == "collocated"),
+            DispatchConfig(collocated=collocated),
         )
 
     async def start(self) -> None:
@@ -104,10 +105,9 @@ class Stage:
         await self.fleet.close()
         await self.store.close()
         await self.index.close()
-        self.metrics.close()
 
     async def ask(self, prompt, prefill="", tenant="t", **sampling):
-        """Output tokens and summary of a greedy answer."""
+        """Output tokens and record of a greedy answer."""
         self.placement.prefill = prefill
         params = SamplingParams(**{"temperature": 0.0, "seed": 1, "max_tokens": 24, "ignore_eos": True, **sampling})
         running = self.dispatcher.submit(
@@ -115,7 +115,7 @@ class Stage:
         )
         try:
             async with asyncio.timeout(DEADLINE_S):
-                return [token async for delta in deltas(running) for token in delta.token_ids], running.summary
+                return [token async for delta in deltas(running) for token in delta.token_ids], running.record
         finally:
             await running.aclose()
 

@@ -15,8 +15,6 @@ from services.local.spec import ClusterSpec
 from shared.rpc.pb.tandem.v1 import cache_pb2, cache_pb2_grpc
 from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, DEMO, Running, block_bytes, running
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[2]
 HOST_BYTES = 1 << 24
 TENANTS = {"a": {"share": "team"}, "b": {"share": "team"}, "keyed": {"api_keys": ["k-keyed"]}}
@@ -73,6 +71,7 @@ async def held(run: Running, tenant: str, num_blocks: int) -> dict:
     return told
 
 
+@pytest.mark.slow
 async def test_tenants_share_nothing_unless_they_name_the_same_share(tmp_path, monkeypatch):
     monkeypatch.setenv("TANDEM_ROUTER_EDGE__TENANTS", json.dumps({k: TENANTS[k] for k in ("a", "b")}))
     async with running(tmp_path) as run:
@@ -89,6 +88,7 @@ async def test_tenants_share_nothing_unless_they_name_the_same_share(tmp_path, m
         assert 'tenant="c"' not in page
 
 
+@pytest.mark.slow
 async def test_a_key_speaks_for_its_tenant_alone_and_the_cache_needs_an_admins(tmp_path, monkeypatch):
     monkeypatch.setenv("TANDEM_ROUTER_EDGE__TENANTS", json.dumps({"keyed": TENANTS["keyed"]}))
     monkeypatch.setenv("TANDEM_ROUTER_EDGE__ADMIN_KEYS", json.dumps(["k-admin"]))
@@ -163,6 +163,7 @@ async def test_stats_pin_flush_and_quotas(tmp_path, monkeypatch):
         assert (status, err) == (2, "tandem: there is no pin 'head'\n")
 
 
+@pytest.mark.slow
 async def test_without_store_nodes_and_without_a_cluster(tmp_path):
     async with running(tmp_path) as run:
         status, out, _ = await tandem(run, "stats")

@@ -18,8 +18,6 @@ from shared.rpc.errors import from_rpc_error
 from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc
 from tests.e2e.running import DEADLINE_S, DEMO, Running, running
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[2]
 PROMPT = [20 + (i * 37) % 2000 for i in range(100)]
 
@@ -59,6 +57,7 @@ async def test_a_drained_worker_finishes_takes_nothing_new_and_comes_back(tmp_pa
         assert "there is no worker 'decode-7'" in err
 
 
+@pytest.mark.slow
 async def test_only_an_administrator_drains(tmp_path, monkeypatch):
     monkeypatch.setenv("TANDEM_ROUTER_EDGE__API_KEYS", json.dumps(["user"]))
     monkeypatch.setenv("TANDEM_ROUTER_EDGE__ADMIN_KEYS", json.dumps(["admin"]))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shared.model.checkpoints import write_random_checkpoint
-from shared.model.config import ModelConfig
+from shared.model.config.model_config import ModelConfig
 from tests.e2e.running import BLOCK_SIZE, DEMO, running
 from tests.e2e.stage import HOST_BYTES, prompt, staged
 from tests.e2e.test_cache_command import cached, held, tandem

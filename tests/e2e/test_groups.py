@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shared.model.config import ModelConfig
-from shared.model.expert_load import ExpertLoad
+from shared.model.config.model_config import ModelConfig
+from shared.model.ranks.expert_load import ExpertLoad
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, DEMO, Running, block_bytes, running
 from tests.e2e.stage import HOST_BYTES, Recording, staged
@@ -29,7 +29,7 @@ from tests.e2e.test_worker_faults import (
 from tests.integration.engine.test_greedy_against_transformers import transformers_greedy
 from tests.unit.collectives.in_threads import needs_library
 
-pytestmark = [pytest.mark.slow, needs_library]
+pytestmark = needs_library
 
 MAX_TOKENS = 120
 """Six processes share the cores of a small machine."""
@@ -46,6 +46,7 @@ def incarnations(status: inference_pb2.ClusterStatus) -> dict[str, int]:
     return {w.worker.name: w.worker.incarnation for w in status.workers if w.connected}
 
 
+@pytest.mark.slow
 async def test_a_prefix_of_one_degree_is_a_hit_at_another(tmp_path):
     """One decode worker computes, another of the same pools fetches: blocks have one form."""
     async with running(tmp_path, prefill_tp=2, decode_tp=4) as cluster, running(tmp_path) as plain:
@@ -103,6 +104,7 @@ def write_skewed(path: Path, config: ModelConfig) -> ExpertLoad:
     return skewed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "kind"), [("demo", Unequal), ("demo", InSlices), ("mixtral", Unequal), ("deepseek-v3", Unequal)]
 )
@@ -169,13 +171,13 @@ OVER_TCP = {"TANDEM_WORKER_COLLECTIVES": "gloo", "TANDEM_WORKER_GROUP_POOL": "ow
 @pytest.mark.parametrize(
     ("family", "deaths", "kind"),
     [
-        pytest.param(family, deaths, {}, id=f"{family} {', '.join(deaths)}", marks=() if plain else pytest.mark.sweep)
-        for family, first in (("demo", 0), ("mixtral", 1), ("qwen3-moe", None))
+        pytest.param(family, deaths, {}, id=f"{family} {', '.join(deaths)}", marks=() if plain else pytest.mark.slow)
+        for family, first in (("demo", 0), ("mixtral", None), ("qwen3-moe", None))
         for number, deaths in enumerate(KILLS)
         for plain in (number == first,)
     ]
     + [
-        pytest.param("demo", (death,), OVER_TCP, id=f"demo over tcp, {death}", marks=pytest.mark.sweep)
+        pytest.param("demo", (death,), OVER_TCP, id=f"demo over tcp, {death}", marks=pytest.mark.slow)
         for death in ("decode-0:2", "prefill-0:1")
     ],
 )

@@ -14,8 +14,6 @@ from services.router.workers.liveness import LivenessLimits
 from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, DEMO, block_bytes
 from tests.e2e.stage import Recording, Stage, prompt, staged
 
-pytestmark = pytest.mark.slow
-
 BLOCK_BYTES = block_bytes(DEMO)
 PROMPT = prompt(40 * BLOCK_SIZE)
 CHUNK = 4
@@ -83,7 +81,7 @@ async def finished(stage: Stage, asking: asyncio.Task, expected: list[int], befo
     assert kept in (CHUNK, NUM_ARRIVED)
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "seed": 3}])
+@pytest.mark.parametrize("sampling", [{}, pytest.param({"temperature": 0.9, "seed": 3}, marks=pytest.mark.slow)])
 async def test_a_killed_senders_blocks_are_kept_and_the_next_one_sends_the_others(tmp_path, sampling):
     async with staged(tmp_path, Holding, num_prefill=2, prefix_fetch="never") as stage:
         expected, _ = await stage.ask(PROMPT, "prefill-1", "undisturbed", **sampling)
@@ -95,6 +93,7 @@ async def test_a_killed_senders_blocks_are_kept_and_the_next_one_sends_the_other
         await finished(stage, asking, expected, before)
 
 
+@pytest.mark.slow
 async def test_a_stopped_sender_that_comes_back_costs_nothing(tmp_path):
     """Its blocks are for a ticket that is void by then."""
     async with staged(tmp_path, HoldingForAWhile, num_prefill=2, prefix_fetch="never") as stage:

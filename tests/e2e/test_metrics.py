@@ -7,18 +7,15 @@ import re
 from collections.abc import Iterable
 
 import httpx
-import pytest
 
 from services.kvstore.metrics import METRICS as KVSTORE_METRICS
 from services.kvstore.metrics import NODE_METRICS
 from services.monitoring.dashboard import ROWS
 from services.monitoring.rules import ALERTS, RECORDINGS
-from services.router.observed import METRICS as ROUTER_METRICS
-from services.worker.metrics import METRICS as WORKER_METRICS
+from services.router.views.observed import METRICS as ROUTER_METRICS
+from services.worker.telemetry.metrics import METRICS as WORKER_METRICS
 from shared.telemetry.metrics import Metric
 from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, Running, running
-
-pytestmark = pytest.mark.slow
 
 NUM_BLOCKS = 4
 PROMPT = [20 + i * 37 % 2000 for i in range(NUM_BLOCKS * BLOCK_SIZE + 1)]

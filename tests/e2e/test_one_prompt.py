@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 import torch
 
-from shared.kernels.registry import choose_kernels
+from shared.kernels.backends.registry import choose_kernels
 from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, DEMO, Running, block_bytes, loads, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -82,7 +82,7 @@ async def test_the_index_knows_the_blocks(cluster: Running):
     from shared.kv.hashing import chain, root_hash
     from shared.kv.layout import LAYOUT_VERSION
     from shared.kv_index.client import KVStoreClient
-    from shared.model.weights import fingerprint
+    from shared.model.weights.loader import fingerprint
 
     prompt = prompt_of(3 * BLOCK_SIZE + 1, salt=3)
     await cluster.generate(prompt, max_tokens=1)

@@ -8,10 +8,7 @@ import signal
 
 import pytest
 
-from shared.model.checkpoints import write_random_checkpoint
-from tests.e2e.running import DEADLINE_S, DEMO, running
-
-pytestmark = pytest.mark.slow
+from tests.e2e.running import DEMO, running
 
 PROMPT = [20 + (i * 37) % 2000 for i in range(75)]
 FIELDS = {"max_tokens": 64, "ignore_eos": True}
@@ -22,6 +19,7 @@ async def expected_tokens(tmp_path, model=DEMO) -> list[int]:
         return await cluster.tokens(PROMPT, **FIELDS)
 
 
+@pytest.mark.slow
 async def test_disaggregated_is_collocated_is_cached(tmp_path):
     expected = await expected_tokens(tmp_path)
     async with running(tmp_path / "two", num_prefill=2, num_decode=2) as cluster:
@@ -32,19 +30,7 @@ async def test_disaggregated_is_collocated_is_cached(tmp_path):
         assert response["usage"]["prompt_tokens_details"]["cached_tokens"] == 64
 
 
-@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM"])
-async def test_other_families_run_through_the_cluster(tmp_path, architecture):
-    model = tmp_path / "model"
-    write_random_checkpoint(
-        model, architecture, vocab_size=2048, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4,
-        num_kv_heads=2, head_dim=16, max_position_embeddings=512, tokenizer_from=DEMO,
-    )  # fmt: skip
-    expected = await expected_tokens(tmp_path, model)
-    async with running(tmp_path / "disaggregated", model) as cluster:
-        for _ in range(2):
-            assert await cluster.tokens(PROMPT, **FIELDS) == expected
-
-
+@pytest.mark.slow
 async def test_kv_in_bf16_gives_the_same_tokens_by_either_mode(tmp_path):
     formats = {"dtype": "fp32", "kv_dtype": "bf16"}
     async with running(tmp_path / "collocated", mode="collocated", num_prefill=0, **formats) as cluster:
@@ -76,15 +62,13 @@ async def test_a_decode_worker_killed_in_mid_answer_costs_no_token(tmp_path):
         assert (await cluster.http.get("/readyz")).status_code == 200
 
 
-async def test_without_its_only_prefill_worker_the_cluster_says_so_and_refuses_at_once(tmp_path):
+async def test_without_its_only_prefill_worker_the_decode_worker_computes_prompts(tmp_path):
     async with running(tmp_path) as cluster:
+        expected = await cluster.tokens(PROMPT, max_tokens=8)
         os.kill(cluster.cluster.children["prefill-0"].pid, signal.SIGKILL)
         await cluster.until(lambda status: not status.ready)
         assert (await cluster.http.get("/readyz")).status_code == 503
-        async with asyncio.timeout(DEADLINE_S / 4):
-            response = await cluster.http.post("/v1/completions", json={"prompt": PROMPT})
-        assert response.status_code == 503
-        assert response.json()["error"]["code"] == "worker_lost"
+        assert await cluster.tokens(PROMPT, max_tokens=8) == expected
 
 
 def _token_ids(line: str) -> list[int]:

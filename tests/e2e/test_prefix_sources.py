@@ -12,8 +12,6 @@ from tests.e2e.damaging import damaging
 from tests.e2e.running import BLOCK_SIZE, DEADLINE_S
 from tests.e2e.stage import HOST_BYTES, Recording, Stage, prompt, staged
 
-pytestmark = pytest.mark.slow
-
 STORES = ("store-0", "store-1", "store-2")
 
 
@@ -42,6 +40,7 @@ def given(stage: Stage) -> dict[str, int]:
     return {name: stage.load(name).num_blocks_given for name in ("prefill-0", "decode-0")}
 
 
+@pytest.mark.slow
 async def test_collocated_workers_fetch_from_each_other(tmp_path):
     async with staged(tmp_path, mode="collocated", num_prefill=0, num_decode=2) as stage:
         stage.lookup.peers = None
@@ -72,6 +71,7 @@ class DamagedStore(Recording):
         return damaging(super().store_node(number, bind, redis_url))
 
 
+@pytest.mark.slow
 async def test_bits_flipped_on_the_way_from_a_peer_are_computed_again_and_nothing_else(tmp_path):
     async with staged(tmp_path, DamagedPrefill, num_prefill=2) as stage:
         stage.lookup.peers = frozenset({"prefill-0"})
@@ -88,6 +88,7 @@ async def test_bits_flipped_on_the_way_from_a_peer_are_computed_again_and_nothin
         await stage.idle()
 
 
+@pytest.mark.slow
 async def test_bits_flipped_on_the_way_from_the_store_are_computed_again_and_nothing_else(tmp_path):
     async with staged(tmp_path, DamagedStore, num_prefill=2, store_host_bytes=HOST_BYTES) as stage:
         tokens = prompt(200)
@@ -101,6 +102,7 @@ async def test_bits_flipped_on_the_way_from_the_store_are_computed_again_and_not
         await stage.idle()
 
 
+@pytest.mark.slow
 async def test_bits_flipped_on_the_way_to_the_store_are_not_kept(tmp_path):
     async with staged(tmp_path, DamagedPrefill, num_prefill=2, store_host_bytes=HOST_BYTES) as stage:
         tokens = prompt(200)
@@ -131,6 +133,7 @@ class OneSlow(Recording):
         return [*super().store_node(number, bind, redis_url), *slow]
 
 
+@pytest.mark.slow
 async def test_a_prefix_spread_over_three_nodes_comes_back_and_one_that_dies_costs_its_own_blocks_alone(tmp_path):
     spec = {"num_prefill": 3, "store_nodes": 3, "store_host_bytes": HOST_BYTES}
     async with staged(tmp_path, OneSlow, **spec) as stage:

@@ -6,11 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.e2e.running import Running, running
-
-pytestmark = pytest.mark.slow
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 HEADERS = {"traceparent": f"00-{TRACE_ID}-00f067aa0ba902b7-01", "x-request-id": "asked#once"}

@@ -17,7 +17,7 @@ from tests.e2e.test_worker_faults import FIELDS, Stream, gone, nothing_lost, pro
 from tests.integration.engine.test_greedy_against_transformers import transformers_greedy
 from tests.unit.collectives.in_threads import needs_library
 
-pytestmark = [pytest.mark.slow, needs_library]
+pytestmark = needs_library
 
 MAX_TOKENS = 80
 """Two processes start again, one behind the other, within the time that streams may take in all."""
@@ -48,10 +48,10 @@ def memories(process: psutil.Process) -> set[str]:
     ("family", "spec", "per_host"),
     [
         ("demo", {"pp": 2}, 1),
-        ("demo", {**ALONE, "tp": 2, "pp": 2}, 2),
-        pytest.param("demo", {**ALONE, "tp": 2}, 1, marks=pytest.mark.sweep),
-        pytest.param("mixtral", {**ALONE, "tp": 2, "ep": 2}, 1, marks=pytest.mark.sweep),
-        pytest.param("deepseek-v3", {**ALONE, "tp": 2}, 1, marks=pytest.mark.sweep),
+        pytest.param("demo", {**ALONE, "tp": 2, "pp": 2}, 2, marks=pytest.mark.slow),
+        pytest.param("demo", {**ALONE, "tp": 2}, 1, marks=pytest.mark.slow),
+        pytest.param("mixtral", {**ALONE, "tp": 2, "ep": 2}, 1, marks=pytest.mark.slow),
+        pytest.param("deepseek-v3", {**ALONE, "tp": 2}, 1, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -72,15 +72,16 @@ async def test_a_worker_over_two_hosts_gives_the_tokens_of_transformers(
         await cluster.idle()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("victim", "spec"),
     [
         ("rank", {"decode_tp": 2}),
-        pytest.param("member", {"decode_tp": 2}, marks=pytest.mark.sweep),
+        pytest.param("member", {"decode_tp": 2}, marks=pytest.mark.slow),
         ("leader", {"decode_tp": 2}),
-        pytest.param("rank", {"prefill_tp": 2, "pp": 2}, marks=pytest.mark.sweep),
-        pytest.param("member", {"prefill_tp": 2, "pp": 2}, marks=pytest.mark.sweep),
-        pytest.param("leader", {"prefill_tp": 2, "pp": 2}, marks=pytest.mark.sweep),
+        pytest.param("rank", {"prefill_tp": 2, "pp": 2}, marks=pytest.mark.slow),
+        pytest.param("member", {"prefill_tp": 2, "pp": 2}, marks=pytest.mark.slow),
+        pytest.param("leader", {"prefill_tp": 2, "pp": 2}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -12,12 +12,10 @@ import pytest
 
 from services.local.model_pools import ModelPools
 from shared.model.checkpoints import write_random_checkpoint
-from shared.model.config import ModelConfig
+from shared.model.config.model_config import ModelConfig
 from shared.rpc.pb.tandem.v1 import cache_pb2, cache_pb2_grpc, inference_pb2, types_pb2
 from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, DEMO, running
 from tests.unit.model.paged_run import load_oracle, oracle_greedy
-
-pytestmark = pytest.mark.slow
 
 NUM_TOKENS = 12
 PROMPTS = [[20 + (i * step) % 2000 for i in range(40 + step)] for step in (3, 7, 11, 37)]
@@ -37,6 +35,7 @@ def write_model(folder: Path, architecture: str, seed: int, num_layers: int = 2)
     return folder
 
 
+@pytest.mark.slow
 async def test_two_families_under_load_at_once_and_one_without_the_other(tmp_path):
     folders = {
         "llama": write_model(tmp_path / "llama", "LlamaForCausalLM", 1),

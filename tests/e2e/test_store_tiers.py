@@ -10,9 +10,8 @@ from shared.kv.hashing import chain
 from tests.e2e.running import BLOCK_SIZE
 from tests.e2e.stage import HOST_BYTES, Recording, prompt, staged
 
-pytestmark = pytest.mark.slow
 
-
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["store", "peers"])
 async def test_six_turns_on_changing_workers_compute_their_new_tokens_alone(tmp_path, source):
     """And the last one after the worker of every earlier turn was killed; a decode worker holds all of them."""
@@ -86,6 +85,7 @@ class Slow(Recording):
         return [*super().kvstore(bind, redis_url), "--send-bytes-per-s", "4000000"]
 
 
+@pytest.mark.slow
 async def test_what_a_slow_link_has_not_brought_in_time_is_computed_from_the_front(tmp_path):
     spec = {"num_prefill": 2, "store_host_bytes": HOST_BYTES, "prefix_fetch": "auto"}
     async with staged(tmp_path, Slow, **spec) as stage:
@@ -103,6 +103,7 @@ async def test_what_a_slow_link_has_not_brought_in_time_is_computed_from_the_fro
         await stage.idle()
 
 
+@pytest.mark.slow
 async def test_a_store_killed_under_load_costs_no_request(tmp_path):
     async with staged(tmp_path, num_prefill=2, store_host_bytes=HOST_BYTES, prefix_fetch="auto") as stage:
         prompts = [prompt(100, seed=37 + 2 * (i % 3)) for i in range(24)]

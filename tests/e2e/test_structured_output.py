@@ -10,12 +10,9 @@ import signal
 
 import grpc
 import jsonschema
-import pytest
 
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 from tests.e2e.running import DEADLINE_S, Running, running
-
-pytestmark = pytest.mark.slow
 
 WORDS = {
     "type": "object",
@@ -79,6 +76,7 @@ class Stream:
         path, body = asked(self.number)
         named = {**body, "request_id": f"stream-{self.number}", "stream": True}
         async with cluster.http.stream("POST", path, json=named) as answer:
+            assert answer.status_code == 200, await answer.aread()
             async for line in answer.aiter_lines():
                 if not line.startswith("data: {"):
                     continue

@@ -16,8 +16,6 @@ import pytest
 from tests.e2e.collector import Found, collecting
 from tests.e2e.running import Running, running
 
-pytestmark = pytest.mark.slow
-
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"
 SAMPLED = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=7"}
@@ -148,6 +146,7 @@ def patient_router(monkeypatch):
     monkeypatch.setenv("TANDEM_ROUTER_GIVE_UP_AFTER_S", "100")
 
 
+@pytest.mark.slow
 async def test_a_killed_prefill_worker_is_a_failed_span_that_the_next_one_links_to(tmp_path, patient_router):
     async with (
         collecting(tmp_path) as collector,
@@ -170,6 +169,7 @@ async def test_a_killed_prefill_worker_is_a_failed_span_that_the_next_one_links_
     assert named(spans, "prefill", "tandem-prefill").instance == other.attributes["tandem.worker"] != lost
 
 
+@pytest.mark.slow
 async def test_a_killed_decode_worker_is_a_failed_attempt_that_the_next_one_links_to(tmp_path, patient_router):
     async with (
         collecting(tmp_path) as collector,
@@ -192,6 +192,7 @@ async def test_a_killed_decode_worker_is_a_failed_attempt_that_the_next_one_link
     assert named(spans, "decode", "tandem-decode").parent == other.id
 
 
+@pytest.mark.slow
 async def test_a_request_that_nobody_can_serve_is_exported_as_failed_although_it_was_not_sampled(tmp_path, monkeypatch):
     monkeypatch.setenv("TANDEM_ROUTER_MAX_ATTEMPTS", "1")
     async with (
@@ -211,6 +212,7 @@ async def test_a_request_that_nobody_can_serve_is_exported_as_failed_although_it
     assert named(spans, "prefill", "tandem-prefill")  # whose last message may have met the dead worker
 
 
+@pytest.mark.slow
 async def test_nothing_is_exported_of_what_is_not_sampled_unless_it_is_slow_or_fails(tmp_path, monkeypatch):
     monkeypatch.setenv("TANDEM_ROUTER_TRACES__SLOW_TTFT_S", "1000")
     async with collecting(tmp_path) as collector:
@@ -220,6 +222,7 @@ async def test_nothing_is_exported_of_what_is_not_sampled_unless_it_is_slow_or_f
         assert collector.spans() == []  # the processes have ended, and send what they have before
 
 
+@pytest.mark.slow
 async def test_a_slow_request_is_exported_whole_although_it_was_not_sampled(tmp_path, monkeypatch):
     monkeypatch.setenv("TANDEM_ROUTER_TRACES__SLOW_TTFT_S", "0.000001")
     async with (

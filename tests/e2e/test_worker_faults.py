@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from tests.e2e.running import DEADLINE_S, Running, running
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 NUM_STREAMS = 20
 FIELDS = {"max_tokens": 900, "ignore_eos": True, "temperature": 0, "return_token_ids": True}
@@ -41,6 +41,9 @@ class Stream:
         body = {"prompt": prompt(self.number), "stream": True, **FIELDS, "max_tokens": self.max_tokens}
         last = time.monotonic()
         async with cluster.http.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code != 200:
+                self.error = f"{response.status_code}: {(await response.aread()).decode()}"
+                return
             async for line in response.aiter_lines():
                 if not line.startswith("data: {"):
                     continue
@@ -94,6 +97,7 @@ async def gone(pid: int) -> None:
                 await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow
 async def test_a_prefill_pool_that_is_drained_one_by_one_costs_no_stream_a_token(tmp_path):
     async with running(tmp_path, num_prefill=2, num_decode=2, num_kv_blocks=1100) as cluster:
         expected = await undisturbed(cluster)
@@ -133,6 +137,7 @@ async def two_decoders(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
         yield cluster, await undisturbed(cluster)
 
 
+@pytest.mark.slow
 async def test_a_decode_worker_stopped_for_3_s_is_only_a_pause(two_decoders):
     cluster, expected = two_decoders
     before = await retries(cluster)
@@ -143,6 +148,7 @@ async def test_a_decode_worker_stopped_for_3_s_is_only_a_pause(two_decoders):
     await cluster.idle()
 
 
+@pytest.mark.slow
 async def test_streams_of_a_decode_worker_stopped_for_20_s_go_on_elsewhere_after_5(two_decoders):
     cluster, expected = two_decoders
     streams = await under_fault(cluster, lambda _: stopped(cluster, "decode", 20.0))
@@ -151,3 +157,24 @@ async def test_streams_of_a_decode_worker_stopped_for_20_s_go_on_elsewhere_after
     await cluster.until(lambda status: all(worker.connected for worker in status.workers))
     await cluster.idle()
     assert await cluster.tokens(prompt(0), **FIELDS) == expected[0]
+
+
+async def test_new_requests_outlive_the_loss_of_the_only_prefill_worker(tmp_path):
+    """The router knows of the loss before they come: the decode worker computes their prompts."""
+    async with running(tmp_path, num_prefill=1, num_decode=1) as cluster:
+        expected = [await cluster.tokens(prompt(n), max_tokens=20) for n in range(5)]
+        os.kill(cluster.cluster.children["prefill-0"].pid, signal.SIGKILL)
+        lost = await cluster.until(lambda status: not status.ready)
+        assert "no prefill worker is ready" in lost.not_ready_reason
+        found = await asyncio.gather(*(cluster.tokens(prompt(n), max_tokens=20) for n in range(5)))
+        assert list(found) == expected
+
+
+async def test_new_requests_wait_for_the_successor_of_the_only_decode_worker(tmp_path):
+    async with running(tmp_path, num_prefill=1, num_decode=1, restart=True) as cluster:
+        expected = [await cluster.tokens(prompt(n), max_tokens=20) for n in range(5)]
+        os.kill(cluster.cluster.children["decode-0"].pid, signal.SIGKILL)
+        lost = await cluster.until(lambda status: not status.ready)
+        assert "no decode worker is ready" in lost.not_ready_reason
+        found = await asyncio.gather(*(cluster.tokens(prompt(n), max_tokens=20) for n in range(5)))
+        assert list(found) == expected

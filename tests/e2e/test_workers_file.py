@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 import yaml
 
 from services.local.cluster import LocalCluster
 from services.local.commands import TandemCommands
 from services.local.spec import ClusterSpec
 from tests.e2e.running import DEMO, Running
-
-pytestmark = pytest.mark.slow
 
 PROMPT = [20 + (i * 37) % 2000 for i in range(75)]
 FIELDS = {"max_tokens": 600, "ignore_eos": True}

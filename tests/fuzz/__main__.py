@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.fuzz.campaign import Findings, fuzz_grpc, fuzz_http, fuzz_wire, ordinary_streams
 from tests.fuzz.cluster_target import fuzz_cluster
 from tests.fuzz.edge_process import EdgeProcess, Health, edge_process
-from tests.fuzz.service_campaign import BLOCKS, SESSIONS, fuzz_calls, fuzz_sessions
+from tests.fuzz.service_campaign import BLOCKS, fuzz_calls, fuzz_sessions
 from tests.fuzz.service_process import worker_process
 
 SHARES: Mapping[str, float] = {"http": 0.5, "wire": 0.1, "schema": 0.02, "grpc": 0.32, "services": 0.06}
@@ -40,11 +40,12 @@ def run(edge: EdgeProcess, counts: Mapping[str, int], found: Findings) -> Health
 
 
 def run_services(num_cases: int, found: Findings) -> None:
-    """A quarter of the cases as sessions of each role, a quarter as block messages to each."""
-    for role in SESSIONS:
-        with worker_process(role) as worker:
-            fuzz_sessions(worker, role, num_cases // 4, found)
-            fuzz_calls(worker, BLOCKS, num_cases // 4, found)
+    """The same number of cases to a worker of each role and to one of both, half of them as sessions, half as block
+    messages."""
+    for kind in ("prefill", "decode", "worker"):
+        with worker_process(kind) as worker:
+            fuzz_sessions(worker, kind, num_cases // 6, found)
+            fuzz_calls(worker, BLOCKS, num_cases // 6, found)
 
 
 def shares(num_cases: int) -> dict[str, int]:

@@ -20,7 +20,7 @@ from loadtest.chaos.streams import Streams, prompts
 from shared.telemetry.loop_lag import WINDOW_S
 from tests.fuzz.campaign import Findings, fuzz_grpc, fuzz_http, fuzz_wire
 from tests.fuzz.edge_process import DEMO
-from tests.fuzz.service_campaign import BLOCKS, SESSIONS, fuzz_calls, fuzz_sessions
+from tests.fuzz.service_campaign import BLOCKS, fuzz_calls, fuzz_sessions
 
 NUM_STREAMS = 2
 LOOK_S = 10.0
@@ -110,7 +110,7 @@ def _campaign(
 
         fuzz_schema(router, counts["schema"], found)
     fuzz_grpc(router, counts["grpc"], found)
-    for role in SESSIONS:
+    for role in ("prefill", "decode"):
         # A Drain is obeyed, as it should be: on a cluster that is to go on answering it is left out.
         fuzz_sessions(parts[f"{role}-0"], role, counts["services"] // 4, found, spared=("drain",))
         fuzz_calls(parts[f"{role}-0"], BLOCKS, counts["services"] // 4, found)

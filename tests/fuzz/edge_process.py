@@ -23,11 +23,11 @@ import psutil
 import uvloop
 
 from services.router.edge.catalog import Catalog
-from services.router.edge.grpc_api import SERVICE_NAME, InferenceServicer, server_options
+from services.router.edge.grpc.servicer import SERVICE_NAME, InferenceServicer, server_options
 from services.router.edge.http.app import build_app
-from services.router.edge.http.server import HttpServer
+from services.router.edge.http.server.http_server import HttpServer
 from services.router.edge.settings import EdgeSettings
-from shared.model.tokenizer import Tokenizer
+from shared.model.text.tokenizer import Tokenizer
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from shared.rpc.server import RpcServer
 from tests.fuzz.ticking_core import TickingCore

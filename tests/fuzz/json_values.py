@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from services.router.edge.http.unsupported import CHAT_FIELDS, COMPLETION_FIELDS, MESSAGE_FIELDS
+from services.router.edge.http.openai.unsupported import CHAT_FIELDS, COMPLETION_FIELDS, MESSAGE_FIELDS
 
 Schema = Mapping[str, Any]
 

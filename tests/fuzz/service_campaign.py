@@ -10,18 +10,14 @@ from google.protobuf.descriptor import Descriptor, FileDescriptor
 from google.protobuf.message import DecodeError
 from hypothesis import strategies as st
 
-from shared.rpc.pb.tandem.v1 import decode_pb2, kvstore_pb2, prefill_pb2, types_pb2
-from shared.rpc.protocol import PROTOCOL_VERSION
+from shared.rpc.pb.tandem.v1 import kvstore_pb2, types_pb2, worker_pb2
+from shared.rpc.protocol import PROTOCOL_VERSION, SESSION_METHOD
 from tests.fuzz.campaign import REFUSALS, Findings, each, spliced
 from tests.fuzz.proto_messages import raw_messages
 
 TIMEOUT_S = 10.0
 SESSION_TIMEOUT_S = 5.0
 MAX_COMMANDS = 6
-SESSIONS = {
-    "prefill": ("/tandem.v1.PrefillService/Session", prefill_pb2.PrefillCommand),
-    "decode": ("/tandem.v1.DecodeService/Session", decode_pb2.DecodeCommand),
-}
 NOT_NOW = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.CANCELLED}
 """Typed answers of a service that has no Redis, or another model."""
 
@@ -72,18 +68,18 @@ def fuzz_calls(service: Target, methods: Mapping[str, Descriptor], num_cases: in
 def fuzz_sessions(service: Target, role: str, num_cases: int, found: Findings, spared: Collection[str] = ()) -> None:
     """Whole sessions: a hello, some commands, the end. The process must live, and greet the next router. A session that
     the worker leaves open is ended after a while, and counted. Commands named in `spared` are left out."""
-    path, command = SESSIONS[role]
-    hello = command(hello=types_pb2.Hello(router_name="a-fuzzer", protocol_version=PROTOCOL_VERSION))
-    cases = st.lists(raw_messages(command.DESCRIPTOR), max_size=MAX_COMMANDS)
+    greeting = worker_pb2.Command(hello=types_pb2.Hello(router_name="a-fuzzer", protocol_version=PROTOCOL_VERSION))
+    hello = worker_pb2.Commands(commands=[greeting])
+    cases = st.lists(raw_messages(worker_pb2.Commands.DESCRIPTOR), max_size=MAX_COMMANDS)
     with grpc.insecure_channel(service.address) as channel:
 
         def run(case: list[bytes]) -> None:
             def commands() -> Iterator[bytes]:
                 yield hello.SerializeToString()
-                yield from (raw for raw in case if not spared or _kind(command, raw) not in spared)
+                yield from (raw for raw in case if not spared or not _kinds(raw) & set(spared))
 
             try:
-                events = list(channel.stream_stream(path)(commands(), timeout=SESSION_TIMEOUT_S))
+                events = list(channel.stream_stream(SESSION_METHOD)(commands(), timeout=SESSION_TIMEOUT_S))
                 found.outcomes[f"{role} session OK"] += 1
                 if not events:
                     found.failed(case, "no welcome")
@@ -99,12 +95,12 @@ def fuzz_sessions(service: Target, role: str, num_cases: int, found: Findings, s
         found.failed("the last session", "the process ended")
 
 
-def _kind(command: type[prefill_pb2.PrefillCommand | decode_pb2.DecodeCommand], raw: bytes) -> str | None:
-    """Which command the bytes are; None where they are none."""
+def _kinds(raw: bytes) -> set[str | None]:
+    """Which commands the bytes hold; none where they are no envelope."""
     try:
-        return command.FromString(raw).WhichOneof("command")
+        return {command.WhichOneof("command") for command in worker_pb2.Commands.FromString(raw).commands}
     except DecodeError:
-        return None
+        return set()
 
 
 def _judge(case: object, name: str, error: grpc.RpcError, found: Findings) -> None:

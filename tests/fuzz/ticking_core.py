@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from services.router.request import FinishReason, Request, RequestSummary, TokenDelta, TokenLogprobs
+from services.router.dispatch.record import RequestRecord
+from services.router.dispatch.request import FinishReason, Request, TokenDelta, TokenLogprobs
 
 STEADY = "steady"
 """Requests whose id begins so get one token a tick; the others are answered at once."""
@@ -16,7 +17,6 @@ class TickingRequest:
     """One answer of `max_tokens` tokens, all the letter a."""
 
     def __init__(self, request: Request, token_id: int, tick_s: float) -> None:
-        self.summary = RequestSummary()
         self._token_id = token_id
         top = ((token_id, -0.5),) * (request.sampling.logprobs or 0)
         self._logprobs = () if request.sampling.logprobs is None else (TokenLogprobs(-0.5, top),)
@@ -54,7 +54,7 @@ class TickingCore:
         self._context_len = context_len
         self.num_requests = 0
 
-    def submit(self, request: Request) -> TickingRequest:
+    def submit(self, request: Request, record: RequestRecord) -> TickingRequest:
         self.num_requests += 1
         return TickingRequest(request, self._token_id, TICK_S if request.request_id.startswith(STEADY) else 0.0)
 

@@ -16,7 +16,7 @@ from shared.engine.sampling_params import SamplingParams
 from shared.errors import ConfigError
 from shared.kv.checksum import BlockChecksum
 from shared.kv.layout import BlockLayout
-from shared.model.config import ModelConfig
+from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
 from shared.model.random_weights import random_decoder
 from tests.integration.engine.families import write_family

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from shared.kernels.backends.registry import choose_kernels
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.registry import choose_kernels
 from shared.kernels.torch_backend import TorchKernels
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder

@@ -9,16 +9,15 @@ from collections.abc import AsyncIterator
 import grpc.aio
 import pytest
 
-from services.decode.worker import DecodeWorker
-from services.prefill.worker import PrefillWorker
 from services.worker.session_server import SessionServer
 from shared.block_service.client import BlockClient, SentBlock
 from shared.block_service.servicer import BlockServicer
 from shared.errors import Unauthenticated
+from shared.identity import DECODE, PREFILL
 from shared.kv.fleet_key import FleetKey
 from shared.kv_index.holders import Tier
 from shared.rpc.fleet_identity import FleetGuard, fleet_metadata
-from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc, types_pb2
+from shared.rpc.pb.tandem.v1 import kvstore_pb2_grpc, types_pb2, worker_pb2
 from shared.rpc.server import RpcServer
 from shared.rpc.tls import Tls
 from tests.integration.test_service_tls import authority  # noqa: F401
@@ -104,7 +103,7 @@ async def test_a_certificate_of_the_fleet_is_an_identity_too(authority):  # noqa
         assert asked.num_flushed == 1
 
 
-@pytest.mark.parametrize("kind", [PrefillWorker, DecodeWorker])
+@pytest.mark.parametrize("kind", [PREFILL, DECODE])
 @pytest.mark.parametrize("token", STRANGERS, ids=["none", "another", "cut"])
 @pytest.mark.parametrize("undo", [False, True])
 async def test_a_stranger_does_not_drain_a_worker_nor_undo_it(kind, token, undo):
@@ -134,10 +133,10 @@ class Slow:
         self._refused.set()
         return self._context.invocation_metadata()
 
-    async def write(self, event) -> None:
+    async def write(self, events: bytes) -> None:
         self.num_writing += 1
-        await self._context.write(event)
-        if event.WhichOneof("event") == "heartbeat":
+        await self._context.write(events)
+        if any(event.HasField("heartbeat") for event in worker_pb2.Events.FromString(events).events):
             await self._refused.wait()
             for _ in range(10):
                 await asyncio.sleep(0)
@@ -158,7 +157,7 @@ async def test_a_stranger_is_refused_once_nothing_is_on_its_way_out(monkeypatch)
         await serve(self, streams[-1])
 
     monkeypatch.setattr(SessionServer, "serve", slowly)
-    async with serving(PrefillWorker, guard=FleetGuard(TOKEN)) as worker, Router(worker, heartbeat_ms=50) as router:
+    async with serving(PREFILL, guard=FleetGuard(TOKEN)) as worker, Router(worker, heartbeat_ms=50) as router:
         await router.event("heartbeat")
         await router.send(drain=types_pb2.Drain())
         await router.ended()
@@ -169,7 +168,7 @@ async def test_a_stranger_is_refused_once_nothing_is_on_its_way_out(monkeypatch)
 
 async def test_a_service_with_the_key_drains_a_worker():
     async with (
-        serving(DecodeWorker, guard=FleetGuard(TOKEN)) as worker,
+        serving(DECODE, guard=FleetGuard(TOKEN)) as worker,
         Router(worker, fleet_metadata(TOKEN)) as router,
     ):
         await router.send(drain=types_pb2.Drain())

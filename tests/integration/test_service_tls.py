@@ -9,24 +9,25 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
+from services.router.placement.views import Pool
 from services.router.workers.discovery import DiscoveredWorker
-from services.router.workers.prefill_link import PrefillLink
+from services.router.workers.link import WorkerLink
 from shared.block_service.client import BlockClient
 from shared.errors import ConfigError, StoreUnavailable
-from shared.identity import WorkerRole
+from shared.identity import PREFILL, WorkerRole
 from shared.kv_index.client import KVStoreClient
-from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc, prefill_pb2, prefill_pb2_grpc, types_pb2
+from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
 from shared.rpc.server import RpcServer
 from shared.rpc.tls import ServiceTls, Tls
 from tests.tls_files import Authority
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 
 
 class Answering(
     kvstore_pb2_grpc.KVStoreServiceServicer,
     kvstore_pb2_grpc.BlockServiceServicer,
-    prefill_pb2_grpc.PrefillServiceServicer,
+    worker_pb2_grpc.WorkerServiceServicer,
 ):
     """Counts who got through."""
 
@@ -46,12 +47,12 @@ class Answering(
         async for _ in commands:
             self.num_calls += 1
             self.called.set()
-            yield prefill_pb2.PrefillEvent(welcome=types_pb2.Welcome())
+            yield worker_pb2.Events(events=[worker_pb2.Event(welcome=types_pb2.Welcome())])
 
     def register(self, server: grpc.aio.Server) -> None:
         kvstore_pb2_grpc.add_KVStoreServiceServicer_to_server(self, server)
         kvstore_pb2_grpc.add_BlockServiceServicer_to_server(self, server)
-        prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self, server)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, server)
 
 
 @pytest.fixture(scope="module")
@@ -129,10 +130,11 @@ async def test_a_routers_session_needs_its_certificate(
     service: tuple[str, Answering], authority: Authority, tmp_path: Path
 ) -> None:
     address, servicer = service
-    worker = DiscoveredWorker("p0", WorkerRole.PREFILL, address)
+    pools = {WorkerRole.PREFILL: Pool()}
+    worker = DiscoveredWorker("p0", PREFILL, address)
 
-    def link(credentials: grpc.ChannelCredentials | None) -> PrefillLink:
-        return PrefillLink(worker, "router-0", lambda welcome: None, lambda: None, None, credentials=credentials)  # type: ignore[arg-type]
+    def link(credentials: grpc.ChannelCredentials | None) -> WorkerLink:
+        return WorkerLink(worker, "router-0", lambda welcome: None, lambda: None, pools, credentials=credentials)
 
     for credentials in strangers(authority, tmp_path):
         refused = link(credentials)

@@ -13,11 +13,10 @@ from tests.k8s.programs import Missing
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All that lies here is marked k8s and slow."""
+    """All that lies here is marked k8s."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.k8s)
-            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from typing import Any
 from services.router.workers.discovery import DiscoveredWorker
 from services.router.workers.pod_worker import ROLE_LABEL, TOPOLOGY_LABELS
 from shared.address import Address
+from shared.identity import roles_text
 from tests.k8s.api_server import ApiServer
 
 LABEL = "app.kubernetes.io/component"
@@ -22,7 +23,7 @@ def manifest(worker: DiscoveredWorker, **labels: str) -> dict[str, Any]:
     return {
         "metadata": {
             "name": worker.name,
-            "labels": {LABEL: "worker", ROLE_LABEL: worker.role.name.lower(), **place, **labels},
+            "labels": {LABEL: "worker", ROLE_LABEL: roles_text(worker.roles), **place, **labels},
         },
         "spec": {"containers": [{"name": "worker", "image": "none", "ports": [port]}]},
     }

@@ -16,6 +16,8 @@ from shared.kubernetes.pods import Pods
 from tests.k8s.accounts import Rights, create_accounts, rights
 from tests.k8s.api_server import ApiServer
 
+pytestmark = pytest.mark.slow
+
 POD = {"containers": [{"name": "main", "image": "none"}]}
 POOLS = ("demo-decode", "demo-prefill")
 PICKER_AND_ROUTER: Rights = [("", "pods", "list", ()), ("", "pods", "watch", ())]

@@ -10,6 +10,8 @@ import pytest
 
 from tests.k8s.api_server import ApiServer
 
+pytestmark = pytest.mark.slow
+
 
 def test_content_survives_a_restart_and_tokens_hold(api_server: ApiServer, namespace: str):
     accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"

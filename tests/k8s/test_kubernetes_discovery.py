@@ -78,6 +78,7 @@ async def test_pods_that_come_change_and_go_are_followed(pods, discovery):
         assert not discovery.failure
 
 
+@pytest.mark.slow
 async def test_a_pod_that_is_being_deleted_is_no_worker_although_it_is_ready(api_server, pods, discovery):
     node = {"metadata": {"name": f"node-of-{pods.namespace}"}}
     await asyncio.to_thread(api_server.request, "POST", "/api/v1/nodes", node)
@@ -93,6 +94,7 @@ async def test_a_pod_that_is_being_deleted_is_no_worker_although_it_is_ready(api
         assert left["metadata"]["deletionTimestamp"]
 
 
+@pytest.mark.slow
 async def test_labels_move_a_worker_and_take_it_out(pods, discovery):
     await pods.add(D0)
     async with follow(discovery) as followed:
@@ -107,6 +109,7 @@ async def test_labels_move_a_worker_and_take_it_out(pods, discovery):
         await followed.until(lambda: followed.views[4:] == [(D0,)])
 
 
+@pytest.mark.slow
 async def test_a_pod_that_says_no_role_is_left_out_named_and_logged_once(pods, discovery, caplog):
     await pods.add(D0, D1)
     await pods.label("d0", role="prefil")
@@ -122,6 +125,7 @@ async def test_a_pod_that_says_no_role_is_left_out_named_and_logged_once(pods, d
         assert not discovery.failure
 
 
+@pytest.mark.slow
 async def test_lots_of_pods_come_in_pages(api_server, pods, access):
     many = tuple(replace(D0, name=f"d{number:03}", address=f"10.1.0.{number}:50061") for number in range(60))
     await pods.add(*many)
@@ -132,6 +136,7 @@ async def test_lots_of_pods_come_in_pages(api_server, pods, access):
     assert first["metadata"]["remainingItemCount"] == 53
 
 
+@pytest.mark.slow
 async def test_a_page_that_the_server_has_forgotten_is_no_part_of_a_list(api_server, pods, access):
     await pods.add(D0, D1, P0)
     async with access.connect() as api:
@@ -170,6 +175,7 @@ async def test_the_last_view_stays_while_the_server_is_away_and_what_changed_is_
         assert lines[0].endswith("what is known of 2 Pods stays")
 
 
+@pytest.mark.slow
 async def test_a_version_that_the_server_has_forgotten_is_listed_anew_in_one_change(
     api_server, pods, access, discovery, caplog
 ):
@@ -188,6 +194,7 @@ async def test_a_version_that_the_server_has_forgotten_is_listed_anew_in_one_cha
         assert () not in followed.views
 
 
+@pytest.mark.slow
 async def test_a_forbidden_call_is_typed_logged_once_and_works_when_it_is_allowed(api_server, namespace, pods, caplog):
     await pods.add(D0)
     rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
@@ -221,6 +228,7 @@ async def test_a_forbidden_call_is_typed_logged_once_and_works_when_it_is_allowe
         await asyncio.to_thread(api_server.request, "DELETE", f"{rbac}/rolebindings/router")
 
 
+@pytest.mark.slow
 async def test_a_watch_that_ends_goes_on_without_a_list(pods, access):
     await pods.add(D0)
     discovery = KubernetesDiscovery(access, SELECTOR, watch_s=2, backoff=QUICK)

@@ -15,8 +15,10 @@ import yaml
 from tests.k8s.api_server import ApiServer
 from tests.unit.helm.charts import Manifest, find_helm
 
+pytestmark = pytest.mark.slow
+
 CRD = Path(__file__).with_name("leader_worker_set.yaml")
-DEADLINE_S = 30.0
+DEADLINE_S = 300.0
 GROUP: Mapping[str, Any] = {
     "name": "c", "role": "collocated", "replicas": 2, "parallelism": {"tensor": 8}, "devicesPerNode": 4,
     "resources": {"requests": {"cpu": 2, "memory": "4Gi"}},

@@ -23,7 +23,7 @@ from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, in
 from tests.k8s.accounts import planner_rules
 from tests.k8s.api_server import ApiServer
 
-DEADLINE_S = 120.0
+DEADLINE_S = 300.0
 
 
 class Router(fleet_pb2_grpc.FleetServiceServicer, inference_pb2_grpc.InferenceServiceServicer):
@@ -251,6 +251,7 @@ async def test_it_scales_both_ways_with_the_charts_rights_drains_first_and_says_
     assert held["spec"]["holderIdentity"] in ("", None)
 
 
+@pytest.mark.slow
 async def test_it_stops_at_once_without_its_lease_and_goes_on_when_it_has_it_again(release: Release):
     async with planner(release, release.api.admin_token) as service:
         await release.until(lambda: service.leads and service.state.num_ticks > 2)
@@ -277,6 +278,7 @@ async def test_it_stops_at_once_without_its_lease_and_goes_on_when_it_has_it_aga
         assert held["spec"]["leaseTransitions"] >= 1
 
 
+@pytest.mark.slow
 async def test_of_two_planners_one_leads_and_the_other_follows_it(release: Release):
     token = release.api.admin_token
     async with planner(release, token, "one") as first:
@@ -288,6 +290,7 @@ async def test_of_two_planners_one_leads_and_the_other_follows_it(release: Relea
             await release.until(lambda: second.leads)
 
 
+@pytest.mark.slow
 async def test_a_forbidden_call_is_typed_counted_and_logged_once(release: Release, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO)
     rules = [
@@ -304,6 +307,7 @@ async def test_a_forbidden_call_is_typed_counted_and_logged_once(release: Releas
     assert "deployments/scale" in refusal
 
 
+@pytest.mark.slow
 async def test_a_dry_run_decides_and_writes_nothing(release: Release, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO)
     async with planner(release, release.api.admin_token, dry_run=True) as service:
@@ -314,6 +318,7 @@ async def test_a_dry_run_decides_and_writes_nothing(release: Release, caplog: py
     assert any("dry run: prefill 1 → " in one.getMessage() for one in caplog.records)
 
 
+@pytest.mark.slow
 async def test_an_api_server_that_is_away_changes_nothing_and_ends_nothing(release: Release):
     async with planner(release, release.api.admin_token, timeout_s=2.0) as service:
         await release.until(lambda: service.leads)

@@ -15,7 +15,7 @@ from tests.k8s.kubelet import Kubelet
 from tests.k8s.programs import ROOT
 from tests.k8s.release import KEY, NAME, Load, Release, ask
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.slow
 
 SMALL = ["--num-kv-blocks=256", "--max-model-len=512", "--num-threads=1"]
 VALUES = {

@@ -31,7 +31,7 @@ WARM = ("torch", "numpy", "grpc.aio", "pydantic_settings", "hypothesis.stateful"
 
 FLAGS = (
     *("-x", "-q", "-p", "no:cacheprovider", "--tb=short"),
-    *("-m", "not slow and not timing and not sweep and not gpu"),
+    *("-m", "not slow and not timing and not gpu"),
     *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # of plugins that were imported before the fork
 )
 

@@ -54,5 +54,17 @@ TARGETS = (
     Target("scheduler", ("shared/engine/scheduler",), ("tests/unit/engine/scheduler",)),
     Target("handoff", ("shared/kv/handoff",), ("tests/unit/kv/handoff",)),
     Target("tiers", ("services/kvstore/tiers",), ("tests/unit/kvstore/tiers",)),
+    Target(
+        "edge",
+        ("services/router/edge",),
+        (
+            "tests/unit/router/edge",
+            "tests/integration/router_edge/test_http.py",
+            "tests/integration/router_edge/test_grpc.py",
+            "tests/integration/router_edge/test_http_limits.py",
+        ),
+    ),
+    Target("index", ("shared/kv_index",), ("tests/unit/kv_index", "tests/integration/kvstore/test_match_stream.py")),
+    Target("planner", ("services/planner",), ("tests/unit/planner", SETTINGS)),
 )
 """Their tests take seconds: each mutant runs them all, unless one fails earlier."""

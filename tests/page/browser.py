@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 START_S = 60.0
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 TAB, ENTER = "\ue004", "\ue007"
 

@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from services.router.edge.cluster_view import RequestDetail, RequestRow
 from services.router.edge.http.app import build_app
-from services.router.edge.http.server import HttpServer
+from services.router.edge.http.server.http_server import HttpServer
 from services.router.edge.settings import EdgeSettings
-from shared.model.tokenizer import Tokenizer
+from services.router.views.cluster_view import RequestDetail, RequestRow
+from shared.model.text.tokenizer import Tokenizer
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 from tests.e2e.running import DEMO
 from tests.unit.router.edge.fixed_view import FixedView

@@ -12,7 +12,6 @@ from tests.page.browser import ENTER, TAB, Browser, browser, missing
 from tests.page.staged import Staged, detail, row, staged, status, worker
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(bool(missing()), reason=missing()),
     pytest.mark.asyncio(loop_scope="module"),
 ]

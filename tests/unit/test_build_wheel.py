@@ -141,7 +141,7 @@ def test_an_unpacked_wheel_computes_without_a_compiler(tmp_path, libraries):
         "import torch, services.cli.main, services.local.spec as spec\n"
         "from shared.rpc.pb.tandem.v1 import inference_pb2\n"
         "from shared.kernels.cpu.build import choose\n"
-        "from shared.kernels.registry import choose_kernels\n"
+        "from shared.kernels.backends.registry import choose_kernels\n"
         "x = torch.arange(64.0).reshape(2, 32)\n"
         "assert torch.allclose(choose_kernels('cpu', torch.float32, 'cpu').silu_mul(x),"
         " torch.nn.functional.silu(x[:, :16]) * x[:, 16:])\n"

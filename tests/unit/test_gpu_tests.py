@@ -11,9 +11,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ABSENT = (
-    "ucxx", "redis", "pydantic", "pydantic_settings", "opentelemetry", "grpc", "google", "yaml", "typer", "rich",
-    "psutil", "hypothesis", "pytest_asyncio", "pytest_timeout", "xdist", "transformers", "tokenizers", "uvloop",
-    "starlette", "llguidance", "huggingface_hub",
+    "ucxx", "redis", "msgspec", "pydantic", "pydantic_settings", "opentelemetry", "grpc", "google", "yaml", "typer",
+    "rich", "psutil", "hypothesis", "pytest_asyncio", "pytest_timeout", "xdist", "transformers", "tokenizers",
+    "uvloop", "starlette", "llguidance", "huggingface_hub",
 )  # fmt: skip
 REFUSING = f"""
 import sys

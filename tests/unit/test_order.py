@@ -5,55 +5,48 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from tests.order import LAST_SLOW, begun_in_order
+from tests.order import LAST_WAITING, begun_in_order
 
 
 @dataclass(frozen=True)
 class Item:
     nodeid: str
-    slow: bool = False
-
-    def get_closest_marker(self, name):
-        return name if name == "slow" and self.slow else None
 
 
 def files(items) -> list[str]:
     return list(dict.fromkeys(item.nodeid.partition("::")[0] for item in items))
 
 
-def test_slow_files_come_one_by_one_between_the_others_and_leave_them_the_end():
-    quick = [Item(f"quick_{number}.py::test") for number in range(20)]
-    slow = [Item(f"slow_{number}.py::test", slow=True) for number in range(5)]
-    found = files(begun_in_order([*quick, *slow]))
-    assert found[0] == "slow_0.py"
-    at = [found.index(f"slow_{number}.py") for number in range(5)]
+def test_waiting_files_come_one_by_one_between_the_others_and_leave_them_the_end():
+    computing = [Item(f"tests/unit/quick_{number}.py::test") for number in range(20)]
+    waiting = [Item(f"tests/e2e/test_{number}.py::test") for number in range(5)]
+    found = files(begun_in_order([*computing, *waiting]))
+    assert found[0] == "tests/e2e/test_0.py"
+    at = [found.index(f"tests/e2e/test_{number}.py") for number in range(5)]
     assert at == sorted(at)
     assert all(later - earlier > 2 for earlier, later in itertools.pairwise(at))
-    assert at[-1] < LAST_SLOW * len(found)
+    assert at[-1] < LAST_WAITING * len(found)
 
 
 def test_files_with_most_come_first_and_their_tests_stay_together_in_order():
     items = [
-        Item("one.py::test"),
-        *(Item(f"many.py::test_{number}") for number in range(3)),
-        Item("slow.py::test_0", slow=True),
-        Item("slower.py::test_1"),
-        Item("slower.py::test_2", slow=True),
-        Item("slower.py::test_0", slow=True),
+        Item("tests/unit/one.py::test"),
+        *(Item(f"tests/unit/many.py::test_{number}") for number in range(3)),
+        Item("tests/chaos/one.py::test_0"),
+        *(Item(f"tests/chaos/many.py::test_{number}") for number in (1, 2, 0)),
     ]
     found = begun_in_order(items)
     assert sorted(found, key=items.index) == items
-    assert [name for name in files(found) if "slow" in name] == ["slower.py", "slow.py"]
-    assert [name for name in files(found) if "slow" not in name] == ["many.py", "one.py"]
-    assert [item.nodeid for item in found if "slower" in item.nodeid] == [
-        "slower.py::test_1", "slower.py::test_2", "slower.py::test_0",
-    ]  # fmt: skip
+    assert [name for name in files(found) if "chaos" in name] == ["tests/chaos/many.py", "tests/chaos/one.py"]
+    assert [name for name in files(found) if "unit" in name] == ["tests/unit/many.py", "tests/unit/one.py"]
     for name in files(found):
-        at = [place for place, item in enumerate(found) if item.nodeid.startswith(f"{name}::")]
-        assert at == list(range(at[0], at[-1] + 1))
+        of_file = [item for item in items if item.nodeid.startswith(f"{name}::")]
+        at = found.index(of_file[0])
+        assert found[at : at + len(of_file)] == of_file
 
 
 def test_with_one_kind_alone():
+    computing, waiting = Item("tests/unit/a.py::test"), Item("tests/e2e/b.py::test")
     assert begun_in_order([]) == []
-    assert files(begun_in_order([Item("a.py::test"), Item("b.py::test", slow=True)])) == ["b.py", "a.py"]
-    assert files(begun_in_order([Item("a.py::test")])) == ["a.py"]
+    assert begun_in_order([computing, waiting]) == [waiting, computing]
+    assert begun_in_order([computing]) == [computing]

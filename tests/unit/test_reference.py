@@ -99,7 +99,7 @@ def test_a_pipe_does_not_end_a_cell(reference: ModuleType) -> None:
 def test_commands_and_targets_are_all_there(reference: ModuleType) -> None:
     page = reference.page()
     for heading in (
-        "### `tandem serve`",
+        "### `tandem serve [MODEL]`",
         "### `tandem cache pin PREFIX`",
         "| `bench-router` |",
         "`--example, --no-example`",

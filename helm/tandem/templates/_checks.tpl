@@ -106,8 +106,8 @@
   {{- if not (or .enabled $external) -}}
     {{- fail "redis: set redis.enabled: true for a bundled server, or redis.external.url or redis.external.existingSecret for your own" -}}
   {{- end -}}
-  {{- if and .external.url .external.existingSecret -}}
-    {{- fail "redis.external.existingSecret: redis.external.url is given too; choose one" -}}
+  {{- if and .external.existingSecret (regexMatch "://[^/@]*:[^@]+@|[?&]password=" .external.url) -}}
+    {{- fail "redis.external.existingSecret: it holds the password, and redis.external.url names one too; choose one" -}}
   {{- end -}}
   {{- if and .enabled (or .external.cluster .external.caSecret) -}}
     {{- fail "redis.external: cluster and caSecret say something about your own server, but redis.enabled is true" -}}

@@ -5,13 +5,21 @@
 - name: TANDEM_KVSTORE_REDIS_URL
 {{- if .Values.redis.enabled }}
   value: {{ include "tandem.redisUrl" . }}
-{{- else if .Values.redis.external.url }}
-  value: {{ .Values.redis.external.url | quote }}
 {{- else }}
+{{- with .Values.redis.external }}
+{{- if .url }}
+  value: {{ .url | quote }}
+{{- end }}
+{{- if and .url .existingSecret }}
+- name: TANDEM_KVSTORE_REDIS_PASSWORD
+{{- end }}
+{{- if .existingSecret }}
   valueFrom:
     secretKeyRef:
-      name: {{ .Values.redis.external.existingSecret }}
-      key: {{ .Values.redis.external.existingSecretKey }}
+      name: {{ .existingSecret }}
+      key: {{ .existingSecretKey | default (empty .url | ternary "url" "password") }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- with .Values.kvstore.env }}
 {{ toYaml . }}

@@ -56,7 +56,7 @@ spec:
         {{- $hosts := include "tandem.worker.hosts" $pool | int }}
         {{- if gt $hosts 1 }}
         - --group-hosts={{ $hosts }}
-        - --group-leader=localhost:50062  # a preflight meets nobody
+        - --group-leader=localhost:50062  # a preflight contacts no other process
         {{- end }}
       env:
         {{- include "tandem.worker.env" . | nindent 8 }}

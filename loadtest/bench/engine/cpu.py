@@ -13,20 +13,25 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-import typer
 
-from loadtest.bench.engine.limits import matmul_rate, read_bandwidth, timed
+from loadtest.bench.engine.limits import (
+    active_parameters,
+    matmul_rate,
+    prefill_flops,
+    read_bandwidth,
+    timed,
+    weight_bytes,
+)
 from loadtest.bench.engine.overhead import step_time
-from loadtest.bench.engine.work import active_parameters, prefill_flops, weight_bytes
 from loadtest.bench.peers.adapter import Settings
 from loadtest.bench.peers.ours import Ours
 from loadtest.bench.shapes import SHAPES, checkpoint
-from loadtest.command_line import Out, choice, integers
+from loadtest.command_line import Option, Out, choice, integers
 from loadtest.figures import Result, machine, table, write
 from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
 from shared.engine.runner.runner import Runner
 from shared.engine.sampling_params import SamplingParams
-from shared.model.config import ModelConfig
+from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
 
 BLOCK_SIZE = 16
@@ -135,15 +140,15 @@ def kv_room(config: ModelConfig, dtype: torch.dtype, folder: Path) -> int:
 
 
 def main(
-    model: Annotated[str, typer.Option(help=f"a model folder, or a shape: {', '.join(SHAPES)}")] = "125m",
-    dtype: Annotated[str, typer.Option(help=" or ".join(DTYPES))] = "bf16",
-    kernels: Annotated[str, typer.Option(help="backend of the ops: auto, cpu, torch")] = "auto",
-    threads: Annotated[int, typer.Option(help="compute threads; 0 = all cores")] = 0,
-    prefill: Annotated[str, typer.Option(help="prompt lengths")] = "512 2048 8192",
-    batch: Annotated[str, typer.Option(help="sequences that decode")] = "1 8 32 64 256",
-    context: Annotated[str, typer.Option(help="cached tokens of each of them")] = "256 2048",
-    overhead: Annotated[str, typer.Option(help="batches whose overhead is measured")] = "1 32",
-    repeats: Annotated[int, typer.Option()] = 9,
+    model: Annotated[str, Option(help=f"a model folder, or a shape: {', '.join(SHAPES)}")] = "125m",
+    dtype: Annotated[str, Option(help=" or ".join(DTYPES))] = "bf16",
+    kernels: Annotated[str, Option(help="backend of the ops: auto, cpu, torch")] = "auto",
+    threads: Annotated[int, Option(help="compute threads; 0 = all cores")] = 0,
+    prefill: Annotated[str, Option(help="prompt lengths")] = "512 2048 8192",
+    batch: Annotated[str, Option(help="sequences that decode")] = "1 8 32 64 256",
+    context: Annotated[str, Option(help="cached tokens of each of them")] = "256 2048",
+    overhead: Annotated[str, Option(help="batches whose overhead is measured")] = "1 32",
+    repeats: Annotated[int, Option()] = 9,
     out: Out = None,
 ) -> None:
     """Measure prefill and decode steps of the engine on this processor beside what its memory and arithmetic allow."""

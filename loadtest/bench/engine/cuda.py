@@ -17,17 +17,17 @@ from typing import Annotated
 import torch
 
 from loadtest.bench.kernels.limits import Limits, graph_clock, limit_results, measure_limits
+from loadtest.command_line import Option, Out
 from loadtest.figures import Result, table, write
-from loadtest.plain_options import Option, Out
 from shared.engine.plan import PlannedSequence, SampleSpec, StepPlan
 from shared.engine.runner.profile_run import measure_budget
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import ConfigError
 from shared.kv.format import BYTES_PER_ELEMENT
-from shared.model.config import ModelConfig
+from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
-from shared.model.parameters import DecoderParameters
+from shared.model.layers.parameters import DecoderParameters
 from shared.model.random_weights import random_decoder
 
 BLOCK_SIZE = 16

@@ -16,14 +16,14 @@ from typing import Annotated
 import torch
 
 from loadtest.bench.engine.staging import LAYOUT
+from loadtest.command_line import Option, Out
 from loadtest.figures import Result, table, write
-from loadtest.plain_options import Option, Out
 from shared.engine.runner.block_access import DeviceBlocks
 from shared.engine.runner.block_sums import BlockSums
 from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.pool_memory import allocate_pool
 from shared.errors import ConfigError, TransferFailed
-from shared.kernels.registry import AUTO, choose_kernels
+from shared.kernels.backends.registry import AUTO, choose_kernels
 from shared.kv.layout import BlockLayout
 from shared.kv.transfer import new_ticket
 from shared.kv.ucx import UcxTransfer

@@ -8,10 +8,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from loadtest.bench.engine.cuda import LLAMA_8B, EngineBench, Step
+from loadtest.command_line import Option, Out
 from loadtest.figures import Result, table, write
-from loadtest.plain_options import Option, Out
 from shared.errors import ConfigError
-from shared.model.config import ModelConfig
+from shared.model.config.model_config import ModelConfig
 from shared.model.random_weights import random_decoder
 
 STEPS = (Step(64, 2048, 1), Step(1, 0, 2048))

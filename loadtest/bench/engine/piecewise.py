@@ -16,13 +16,13 @@ from typing import Annotated
 import torch
 
 from loadtest.bench.engine.cuda import BLOCK_SIZE, LLAMA_8B
+from loadtest.command_line import Option, Out
 from loadtest.figures import Result, table, write
-from loadtest.plain_options import Option, Out
 from shared.engine.plan import NoToken, PlannedSequence, SampledToken, SampleSpec, StepPlan, StepResult
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import ConfigError
-from shared.model.config import ModelConfig
+from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
 from shared.model.random_weights import random_decoder
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import torch
 
+from loadtest.command_line import Option, Out
 from loadtest.figures import Result, table, write
-from loadtest.plain_options import Option, Out
 from shared.engine.runner.block_access import StagedBlocks
 from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.pool_memory import allocate_pool

@@ -19,11 +19,10 @@ from statistics import median, quantiles
 from typing import Annotated
 
 import psutil
-import typer
 import uvloop
 from redis.asyncio import Redis
 
-from loadtest.command_line import Out, integers
+from loadtest.command_line import Option, Out, integers
 from loadtest.figures import Result, machine, table, write
 from shared.child_process import ChildProcess
 from shared.identity import WorkerIdentity, WorkerRole
@@ -186,8 +185,8 @@ def _percentile(values: list[float], percent: int) -> float:
 
 
 def main(
-    blocks: Annotated[str, typer.Option(help="sizes of the index")] = "100000 1000000",
-    pairs: Annotated[int, typer.Option(help="matches, each with an MGET, at every size")] = 2000,
+    blocks: Annotated[str, Option(help="sizes of the index")] = "100000 1000000",
+    pairs: Annotated[int, Option(help="matches, each with an MGET, at every size")] = 2000,
     out: Out = None,
 ) -> None:
     """Measure the fleet's block index by its size: a match, a publish, memory a block."""

@@ -17,7 +17,7 @@ import torch
 
 from loadtest import figures
 from loadtest.bench.kernels.limits import Clock, Limits, graph_clock, limit_results, measure_limits
-from loadtest.plain_options import Option, Out
+from loadtest.command_line import Option, Out
 from shared.errors import ConfigError
 from shared.kernels.bench_case import Case
 
@@ -48,6 +48,7 @@ def all_cases(device: torch.device) -> Iterator[Case]:
     """Every op's cases at the shapes of 8B models, in 16 bits."""
     from shared.kernels.activation import bench as activation
     from shared.kernels.attention.decode import bench as decode
+    from shared.kernels.attention.hopper import bench as hopper
     from shared.kernels.attention.latent import bench as latent
     from shared.kernels.attention.prefill import bench as prefill
     from shared.kernels.blocks import bench as blocks
@@ -57,7 +58,7 @@ def all_cases(device: torch.device) -> Iterator[Case]:
     from shared.kernels.rotary import bench as rotary
     from shared.kernels.sampling import bench as sampling
 
-    for module in (decode, prefill, rmsnorm, rotary, activation, blocks, sampling, matmul, experts, latent):
+    for module in (decode, prefill, hopper, rmsnorm, rotary, activation, blocks, sampling, matmul, experts, latent):
         yield from module.cases(device)
 
 

@@ -10,17 +10,14 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from loadtest.baseline.model import SHAPES, write_model
 from loadtest.baseline.systems import SYSTEMS, System, make_cluster
-from loadtest.bench.long_prompt.cores import pin_all_but
 from loadtest.bench.long_prompt.load import Load, Shape
-from loadtest.bench.long_prompt.noisy_neighbour import NoisyNeighbour
+from loadtest.bench.long_prompt.noisy_neighbour import NoisyNeighbour, pin_all_but
 from loadtest.bench.long_prompt.windows import Medians, Pair
 from loadtest.clients.connect import make_client
 from loadtest.clients.target import parse_target
-from loadtest.command_line import Out, choice, names
+from loadtest.command_line import Option, Out, choice, names
 from loadtest.figures import Result, write
 from loadtest.markdown import bold, table
 from loadtest.workloads.tokens import TokenSource
@@ -33,17 +30,15 @@ _NAMES = [system.name for system in SYSTEMS]
 
 
 def main(
-    chunk: Annotated[
-        int, typer.Option(help=f"chunk budget, tokens; a long prompt has {CHUNKS_PER_PROMPT} of them")
-    ] = 128,
-    answers: Annotated[int, typer.Option(help="answers that stream all the time")] = 8,
-    window: Annotated[float, typer.Option(help="seconds without and with long prompts, in two halves each")] = 6.0,
-    pairs: Annotated[int, typer.Option(help="measurements of each system, in turns")] = 5,
-    shape: Annotated[str, typer.Option(help=f"random weights in this shape: {', '.join(SHAPES)}")] = "xs",
-    model: Annotated[Path | None, typer.Option(help="a model's folder instead")] = None,
-    tokenizer: Annotated[Path, typer.Option(help="model whose tokenizer a shape takes")] = Path("models/demo"),
-    systems: Annotated[str, typer.Option(help="which to measure")] = " ".join(_NAMES),
-    seed: Annotated[int, typer.Option()] = 1,
+    chunk: Annotated[int, Option(help=f"chunk budget, tokens; a long prompt has {CHUNKS_PER_PROMPT} of them")] = 128,
+    answers: Annotated[int, Option(help="answers that stream all the time")] = 8,
+    window: Annotated[float, Option(help="seconds without and with long prompts, in two halves each")] = 6.0,
+    pairs: Annotated[int, Option(help="measurements of each system, in turns")] = 5,
+    shape: Annotated[str, Option(help=f"random weights in this shape: {', '.join(SHAPES)}")] = "xs",
+    model: Annotated[Path | None, Option(help="a model's folder instead")] = None,
+    tokenizer: Annotated[Path, Option(help="model whose tokenizer a shape takes")] = Path("models/demo"),
+    systems: Annotated[str, Option(help="which to measure")] = " ".join(_NAMES),
+    seed: Annotated[int, Option()] = 1,
     out: Out = None,
 ) -> None:
     """Measure inter-token latency of running answers, with and without arriving long prompts."""

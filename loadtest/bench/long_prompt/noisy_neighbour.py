@@ -9,16 +9,38 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
+import psutil
 import typer
 
 from shared.child_process import ChildProcess
 from shared.errors import Internal
 from shared.process import ready_event
+
+
+def pin_all_but(workers: Collection[int], cores: Collection[int]) -> None:
+    """Pins this process and its descendants to `cores`, except the processes of `workers` and their descendants.
+
+    Otherwise the router and the client would run on any free core: next to an idle prefill worker on its core, next to
+    a busy one also on the decode worker's. The figure would then describe the machine, not the system.
+    """
+    kept = set(workers)
+    for worker in workers:
+        with suppress(psutil.NoSuchProcess):
+            kept |= {child.pid for child in psutil.Process(worker).children(recursive=True)}
+    me = psutil.Process()
+    for pid in (me.pid, *(child.pid for child in me.children(recursive=True))):
+        if pid in kept:
+            continue
+        with suppress(FileNotFoundError):
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                with suppress(ProcessLookupError):  # it has ended
+                    os.sched_setaffinity(int(thread.name), cores)
+
 
 _NICENESS = 5
 """The same niceness as the load tests' workers."""
@@ -85,7 +107,7 @@ def main(
     import torch
 
     from loadtest.bench.engine.cpu import Bench
-    from shared.kernels.registry import AUTO
+    from shared.kernels.backends.registry import AUTO
 
     torch.set_num_threads(1)
     bench = Bench(model, torch.float32, AUTO, tokens)

@@ -5,25 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from loadtest.bench.engine.cpu import DTYPES
 from loadtest.bench.parallel.hosts import measure_hosts
 from loadtest.bench.parallel.steps import measure_steps
 from loadtest.bench.parallel.sums import measure_sums
 from loadtest.bench.shapes import SHAPES, checkpoint
-from loadtest.command_line import Out, choice, integers
+from loadtest.command_line import Option, Out, choice, integers
 from loadtest.figures import machine, table, write
-from shared.model.shard import Degrees
+from shared.model.ranks.shard import Degrees
 
 
 def main(
-    model: Annotated[str, typer.Option(help=f"model folder or shape ({', '.join(SHAPES)}); empty = sums alone")] = "1b",
-    dtype: Annotated[str, typer.Option(help="of weights and computation: bf16 or fp32")] = "fp32",
-    ranks: Annotated[str, typer.Option(help="numbers of ranks whose sums are measured")] = "2",
-    ep: Annotated[str, typer.Option(help="expert-parallel degrees of the steps, for models with experts")] = "1",
-    pairs: Annotated[int, typer.Option(help="pairs of runs")] = 5,
-    repeats: Annotated[int, typer.Option(help="sums of 64 KiB in a run; fewer of larger ones")] = 400,
+    model: Annotated[str, Option(help=f"model folder or shape ({', '.join(SHAPES)}); empty = sums alone")] = "1b",
+    dtype: Annotated[str, Option(help="of weights and computation: bf16 or fp32")] = "fp32",
+    ranks: Annotated[str, Option(help="numbers of ranks whose sums are measured")] = "2",
+    ep: Annotated[str, Option(help="expert-parallel degrees of the steps, for models with experts")] = "1",
+    pairs: Annotated[int, Option(help="pairs of runs")] = 5,
+    repeats: Annotated[int, Option(help="sums of 64 KiB in a run; fewer of larger ones")] = 400,
     out: Out = None,
 ) -> None:
     """Measure sums over ranks beside gloo, messages between two hosts, and steps at tp 2 beside one process with two

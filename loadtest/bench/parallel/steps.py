@@ -19,9 +19,9 @@ from shared.cores.topology import read_topology
 from shared.engine.plan import StepPlan
 from shared.engine.runner.runner import Runner
 from shared.errors import TandemError
-from shared.model.rank_decoder import RankDecoder
-from shared.model.shard import Degrees
-from shared.model.weights import fingerprint
+from shared.model.ranks.rank_decoder import RankDecoder
+from shared.model.ranks.shard import Degrees
+from shared.model.weights.loader import fingerprint
 
 GOAL_RATIO = 0.95
 STEPS = (Step(1, 0, 512), Step(1, 0, 2048), Step(1, 512, 1), Step(8, 512, 1), Step(32, 512, 1))

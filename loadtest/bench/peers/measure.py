@@ -12,15 +12,15 @@ from statistics import median
 from typing import Annotated
 
 import torch
-import typer
 
 from loadtest.bench.peers.adapter import random_prompt
 from loadtest.bench.peers.hidden_isa import CannotHide, environment
 from loadtest.bench.peers.install import install, python
 from loadtest.bench.peers.turns import CannotRun, Case, EngineProcess, Measured, take_turns
 from loadtest.bench.shapes import SHAPES, checkpoint
-from loadtest.command_line import Out, choice, integers, names
+from loadtest.command_line import Option, Out, choice, integers, names
 from loadtest.figures import Result, machine, table, write
+from shared.errors import ConfigError
 from shared.kernels.cpu import isa
 
 OURS = "ours"
@@ -30,17 +30,17 @@ ISAS = ("auto", *(each.name for each in isa.BUILT), "torch")
 
 
 def main(
-    model: Annotated[str, typer.Option(help=f"a shape: {', '.join(SHAPES)}")] = "125m",
-    venvs: Annotated[Path, typer.Option(help="folder in which the peers are installed")] = Path(".venv-peers"),
-    peers: Annotated[str, typer.Option(help="peers to measure")] = " ".join(PEERS),
-    prefill: Annotated[str, typer.Option(help="prompt lengths")] = "512 2048",
-    batch: Annotated[str, typer.Option(help="sequences that decode together")] = "1 8 32",
-    context: Annotated[int, typer.Option(help="prompt tokens of each sequence")] = 256,
-    steps: Annotated[int, typer.Option(help="decode steps of a turn; their median is the figure")] = 12,
-    rounds: Annotated[int, typer.Option()] = 5,
-    threads: Annotated[int, typer.Option()] = 2,
+    model: Annotated[str, Option(help=f"a shape: {', '.join(SHAPES)}")] = "125m",
+    venvs: Annotated[Path, Option(help="folder in which the peers are installed")] = Path(".venv-peers"),
+    peers: Annotated[str, Option(help="peers to measure")] = " ".join(PEERS),
+    prefill: Annotated[str, Option(help="prompt lengths")] = "512 2048",
+    batch: Annotated[str, Option(help="sequences that decode together")] = "1 8 32",
+    context: Annotated[int, Option(help="prompt tokens of each sequence")] = 256,
+    steps: Annotated[int, Option(help="decode steps of a turn; their median is the figure")] = 12,
+    rounds: Annotated[int, Option()] = 5,
+    threads: Annotated[int, Option()] = 2,
     cpu_isa: Annotated[
-        str, typer.Option(help=f"widest instruction set: {', '.join(ISAS)}; hidden from the peers too")
+        str, Option(help=f"widest instruction set: {', '.join(ISAS)}; hidden from the peers too")
     ] = "auto",
     out: Out = None,
 ) -> None:
@@ -55,7 +55,7 @@ def main(
     try:
         hidden = environment(cpu_isa, folder.parent.parent / "peers")
     except CannotHide as error:
-        raise typer.BadParameter(str(error), param_hint="--cpu-isa") from None
+        raise ConfigError(str(error), field="cpu-isa") from None
     results, reasons = asyncio.run(compare(model, folder, venvs, wanted, cases, rounds, threads, cpu_isa, hidden))
     print(f"\n{model} in bf16, on {machine()}\n\n{table(results)}\n")
     for name, reason in reasons.items():

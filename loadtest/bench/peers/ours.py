@@ -17,8 +17,8 @@ from shared.engine.runner.runner import Runner
 from shared.engine.sampling_params import SamplingParams
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from shared.engine.sequence import EngineSequence, Goal
+from shared.kernels.backends.registry import AUTO
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.registry import AUTO
 from shared.kv.pool import BlockPool
 from shared.model.decoder import Decoder
 

@@ -12,7 +12,7 @@ from services.local.commands import TandemCommands
 from services.local.spec import ClusterSpec, PrefixFetch
 from shared.identity import WorkerRole
 from shared.model.checkpoints import write_random_checkpoint
-from shared.model.config import ModelConfig
+from shared.model.config.model_config import ModelConfig
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 MAX_MODEL_LEN = 8192

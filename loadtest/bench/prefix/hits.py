@@ -10,8 +10,7 @@ from pathlib import Path
 
 from loadtest.bench.prefix.client import Client
 from loadtest.bench.prefix.clusters import Setup, make_cluster
-from loadtest.bench.prefix.ideal import ideal_hit_tokens
-from loadtest.bench.prefix.losses import Losses, Served, find_losses
+from loadtest.bench.prefix.ideal import Losses, Served, find_losses, ideal_hit_tokens
 from loadtest.bench.prefix.prompts import BLOCK_SIZE, Prompt
 from loadtest.figures import Result
 from loadtest.markdown import table

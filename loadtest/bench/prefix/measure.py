@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 import loadtest
 from loadtest.bench.prefix.clusters import Setup, write_tiny_model
 from loadtest.bench.prefix.hits import GOAL, HitRun, hit_table, measure_hits
 from loadtest.bench.prefix.prompts import read_prompts
 from loadtest.bench.prefix.ttft import TtftRun, measure_ttft, ttft_setups, ttft_table
-from loadtest.command_line import Out, integers, names
+from loadtest.command_line import Option, Out, integers, names
 from loadtest.figures import Result, machine, write
 from loadtest.workloads.tokens import TokenSource
 from shared.errors import Internal, TandemError
@@ -97,17 +95,17 @@ async def run(fleets: Fleets, replay: Replay, ttft_prompts: int, seed: int, out:
 
 
 def main(
-    trace: Annotated[Path, typer.Option(help="Mooncake JSON lines; default: the shipped slice")] = _SLICE,
-    requests: Annotated[int, typer.Option(help="number of requests, from the trace's start")] = 1500,
-    scale_output: Annotated[int, typer.Option(help="divides the trace's answer lengths")] = 128,
-    workers: Annotated[str, typer.Option(help="workers in each pool")] = "1 2 4",
-    blocks: Annotated[int, typer.Option(help="blocks of 16 tokens, of all prefill pools together")] = 8192,
-    store_blocks: Annotated[int, typer.Option(help="blocks in the store's host memory")] = 8192,
-    in_flight: Annotated[int, typer.Option(help="concurrent requests")] = 8,
-    limit: Annotated[float, typer.Option(help="seconds after which no more prompts are sent to a cluster")] = 90.0,
-    parts: Annotated[str, typer.Option(help="what to measure")] = " ".join(PARTS),
-    ttft_prompts: Annotated[int, typer.Option(help="prompts with a returning prefix, for each cluster")] = 16,
-    seed: Annotated[int, typer.Option(help="seed of the prompts' tokens")] = 0,
+    trace: Annotated[Path, Option(help="Mooncake JSON lines; default: the shipped slice")] = _SLICE,
+    requests: Annotated[int, Option(help="number of requests, from the trace's start")] = 1500,
+    scale_output: Annotated[int, Option(help="divides the trace's answer lengths")] = 128,
+    workers: Annotated[str, Option(help="workers in each pool")] = "1 2 4",
+    blocks: Annotated[int, Option(help="blocks of 16 tokens, of all prefill pools together")] = 8192,
+    store_blocks: Annotated[int, Option(help="blocks in the store's host memory")] = 8192,
+    in_flight: Annotated[int, Option(help="concurrent requests")] = 8,
+    limit: Annotated[float, Option(help="seconds after which no more prompts are sent to a cluster")] = 90.0,
+    parts: Annotated[str, Option(help="what to measure")] = " ".join(PARTS),
+    ttft_prompts: Annotated[int, Option(help="prompts with a returning prefix, for each cluster")] = 16,
+    seed: Annotated[int, Option(help="seed of the prompts' tokens")] = 0,
     out: Out = None,
 ) -> None:
     """Compare a fleet's prefix hits with those of one ideal cache, and TTFT with and without a store."""

@@ -20,7 +20,7 @@ import typer
 
 from loadtest.bench.router.scripted_worker import ScriptedWorker
 from shared.process import run_process
-from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
+from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 
 NUM_BLOCKS = 1_000_000
 """More than any load needs: no request waits for a block, because only the router is measured."""
@@ -61,17 +61,17 @@ class PrefillWorker(FleetWorker):
 
     async def on_command(self, command: Any) -> None:
         """See ScriptedWorker."""
-        if isinstance(command, prefill_pb2.Submit):
+        if isinstance(command, worker_pb2.Submit):
             self._script.stamps[command.request_id].append(perf_counter())
             await self.finish(command, prefill_compute_ms=0.01)
 
-    async def finish(self, submit: prefill_pb2.Submit, prefill_compute_ms: float) -> None:
+    async def finish(self, submit: worker_pb2.Submit, prefill_compute_ms: float) -> None:
         """Sends the first token and starts the sequence on its decode worker."""
         tokens = types_pb2.SequenceTokens(
             request_id=submit.request_id, token_ids=[5], prefill_compute_ms=prefill_compute_ms
         )
         self._script.stamps[submit.request_id].append(perf_counter())
-        await self.send(first_token=prefill_pb2.FirstToken(tokens=tokens))
+        await self.send(first_token=worker_pb2.FirstToken(tokens=tokens))
         decode, request_id, num_tokens = self._script.hand_offs.pop(submit.ticket)
         decode.join(request_id, num_tokens - 1)
 
@@ -88,9 +88,9 @@ class Sequence:
     def of(cls, request_id: str, num_tokens: int) -> Sequence:
         """A sequence of `num_tokens` tokens, all the same."""
         tokens = types_pb2.SequenceTokens(request_id=request_id, token_ids=[260 + num_tokens % 1000])
-        middle = decode_pb2.Step(sequences=[tokens]).SerializeToString()
+        middle = worker_pb2.Step(sequences=[tokens]).SerializeToString()
         tokens.finish_reason = types_pb2.FINISH_REASON_LENGTH
-        return cls(num_tokens, middle, decode_pb2.Step(sequences=[tokens]).SerializeToString())
+        return cls(num_tokens, middle, worker_pb2.Step(sequences=[tokens]).SerializeToString())
 
 
 class DecodeWorker(FleetWorker):
@@ -109,7 +109,7 @@ class DecodeWorker(FleetWorker):
 
     async def on_command(self, command: Any) -> None:
         """See ScriptedWorker."""
-        if isinstance(command, decode_pb2.Reserve):
+        if isinstance(command, worker_pb2.Reserve):
             await self._reserve(command)
         elif isinstance(command, types_pb2.Cancel) and self._sequences.pop(command.request_id, None) is not None:
             self._script.num_running -= 1
@@ -133,24 +133,29 @@ class DecodeWorker(FleetWorker):
             due = max(due + self._script.step_interval_s, perf_counter() - 0.1)
             await asyncio.sleep(max(0.0, due - perf_counter()))
 
-    async def _reserve(self, reserve: decode_pb2.Reserve) -> None:
+    async def _reserve(self, reserve: worker_pb2.Reserve) -> None:
         came = perf_counter()
         script = self._script
         ticket = len(script.stamps) + 1
         script.hand_offs[ticket] = (self, reserve.request_id, reserve.sampling.max_tokens)
         needed = range(len(reserve.token_ids) // self.block_size)
-        reserved = decode_pb2.Reserved(request_id=reserve.request_id, ticket=ticket, needed_blocks=needed)
+        reserved = worker_pb2.Reserved(request_id=reserve.request_id, ticket=ticket, needed_blocks=needed)
         script.stamps[reserve.request_id] = [came, perf_counter()]
         await self.send(reserved=reserved)
 
 
 def step_event(step: bytes) -> bytes:
-    """A DecodeEvent around a serialized Step."""
-    head, length = bytes((decode_pb2.DecodeEvent.STEP_FIELD_NUMBER << 3 | 2,)), len(step)
+    """An `Events` of one event around a serialized Step."""
+    return _field(worker_pb2.Events.EVENTS_FIELD_NUMBER, _field(worker_pb2.Event.STEP_FIELD_NUMBER, step))
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A message's only field, which is a serialized message."""
+    head, length = bytes((number << 3 | 2,)), len(content)
     while length > 0x7F:
         head += bytes((length & 0x7F | 0x80,))
         length >>= 7
-    return head + bytes((length,)) + step
+    return head + bytes((length,)) + content
 
 
 class Fleet:

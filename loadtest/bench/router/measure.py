@@ -17,10 +17,8 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Annotated, Any
 
-import typer
-
 from loadtest.bench.router.rig import PROMPT_TOKENS, ROUTER, Measured, Rig
-from loadtest.command_line import Out
+from loadtest.command_line import Option, Out
 from loadtest.figures import Result, machine, table, write
 from shared.errors import Internal
 
@@ -107,10 +105,10 @@ async def measure_all(rate: float, duration: float, pace: float, clients: int) -
 
 def main(
     out: Out = None,
-    rate: Annotated[float, typer.Option(help="requests per second")] = 300.0,
-    duration: Annotated[float, typer.Option(help="seconds a load")] = 10.0,
-    pace: Annotated[float, typer.Option(help="tokens per second that the workers send")] = 20_000.0,
-    clients: Annotated[int, typer.Option(help="client processes of the fan-out")] = 2,
+    rate: Annotated[float, Option(help="requests per second")] = 300.0,
+    duration: Annotated[float, Option(help="seconds a load")] = 10.0,
+    pace: Annotated[float, Option(help="tokens per second that the workers send")] = 20_000.0,
+    clients: Annotated[int, Option(help="client processes of the fan-out")] = 2,
 ) -> None:
     """Measure the latency that a router process adds to a request, and its token throughput."""
     print(f"{machine()}; prompts of {PROMPT_TOKENS} tokens")

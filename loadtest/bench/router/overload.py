@@ -19,15 +19,14 @@ from typing import Annotated, Any
 
 import grpc.aio
 import psutil
-import typer
 import uvloop
 
 from loadtest.bench.router.fleet import DecodeWorker, PrefillWorker, Script, addresses
 from loadtest.bench.router.rig import ROUTER, router_process
-from loadtest.command_line import Out
+from loadtest.command_line import Option, Out
 from loadtest.figures import Result, machine, table, write
 from shared.errors import Internal
-from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, prefill_pb2, types_pb2
+from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2, worker_pb2
 from shared.rpc.server import channel
 from shared.tasks import end_task
 
@@ -47,11 +46,11 @@ class BusyPrefillWorker(PrefillWorker):
 
     def __init__(self, name: str, role: types_pb2.WorkerRole.ValueType, script: Script) -> None:
         super().__init__(name, role, script)
-        self._queue: asyncio.Queue[prefill_pb2.Submit] = asyncio.Queue()
+        self._queue: asyncio.Queue[worker_pb2.Submit] = asyncio.Queue()
 
     async def on_command(self, command: Any) -> None:
         """See ScriptedWorker."""
-        if isinstance(command, prefill_pb2.Submit):
+        if isinstance(command, worker_pb2.Submit):
             self._script.stamps[command.request_id].append(perf_counter())
             self._queue.put_nowait(command)
 
@@ -211,8 +210,8 @@ def results(full: Offered, over: Offered) -> list[Result]:
 
 
 def main(
-    capacity_s: Annotated[float, typer.Option(help="seconds just below the capacity")] = 8.0,
-    overload_s: Annotated[float, typer.Option(help="seconds at three times the capacity")] = 60.0,
+    capacity_s: Annotated[float, Option(help="seconds just below the capacity")] = 8.0,
+    overload_s: Annotated[float, Option(help="seconds at three times the capacity")] = 60.0,
     out: Out = None,
 ) -> None:
     """Offer one router three times what its workers can serve: goodput, time to a refusal, memory."""

@@ -16,18 +16,16 @@ import grpc.aio
 import typer
 
 from shared.process import run_process
-from shared.rpc.pb.tandem.v1 import (
-    decode_pb2,
-    decode_pb2_grpc,
-    inference_pb2,
-    prefill_pb2,
-    prefill_pb2_grpc,
-    types_pb2,
-)
+from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2, worker_pb2, worker_pb2_grpc
 from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.rpc.server import RpcServer, channel
 
 SERVICE = "tandem.v1.InferenceService"
+
+
+def command(**body: Any) -> worker_pb2.Commands:
+    """An envelope of one command, named by its field."""
+    return worker_pb2.Commands(commands=[worker_pb2.Command(**body)])
 
 
 class Relayed:
@@ -40,11 +38,11 @@ class Relayed:
         self.transfer_address = b""
         self.tokens: asyncio.Queue[types_pb2.SequenceTokens] = asyncio.Queue()
 
-    def reserve(self) -> decode_pb2.DecodeCommand:
+    def reserve(self) -> worker_pb2.Commands:
         """The command for the decode worker."""
         request = self.request
-        return decode_pb2.DecodeCommand(
-            reserve=decode_pb2.Reserve(
+        return command(
+            reserve=worker_pb2.Reserve(
                 request_id=self.name,
                 token_ids=request.tokens.ids,
                 num_prompt_tokens=len(request.tokens.ids),
@@ -52,11 +50,11 @@ class Relayed:
             )
         )
 
-    def submit(self, reserved: decode_pb2.Reserved) -> prefill_pb2.PrefillCommand:
+    def submit(self, reserved: worker_pb2.Reserved) -> worker_pb2.Commands:
         """The command for the prefill worker."""
         request = self.request
-        return prefill_pb2.PrefillCommand(
-            submit=prefill_pb2.Submit(
+        return command(
+            submit=worker_pb2.Submit(
                 request_id=self.name,
                 token_ids=request.tokens.ids,
                 num_prompt_tokens=len(request.tokens.ids),
@@ -81,15 +79,15 @@ class Relay:
         """Opens the sessions; returns when all workers have sent their Welcome."""
         hello = types_pb2.Hello(router_name="relay", protocol_version=PROTOCOL_VERSION)
         for address in prefills:
-            call = prefill_pb2_grpc.PrefillServiceStub(channel(address)).Session()
-            await call.write(prefill_pb2.PrefillCommand(hello=hello))
+            call = worker_pb2_grpc.WorkerServiceStub(channel(address)).Session()
+            await call.write(command(hello=hello))
             await call.read()
-            self._prefills.append(self._session(call, self._on_prefill))
+            self._prefills.append(self._session(call))
         for address in decodes:
-            stream: Any = decode_pb2_grpc.DecodeServiceStub(channel(address)).Session()
-            await stream.write(decode_pb2.DecodeCommand(hello=hello))
-            welcome = (await stream.read()).welcome
-            self._decodes.append((self._session(stream, self._on_decode), welcome.transfer_address))
+            stream: Any = worker_pb2_grpc.WorkerServiceStub(channel(address)).Session()
+            await stream.write(command(hello=hello))
+            welcome = (await stream.read()).events[0].welcome
+            self._decodes.append((self._session(stream), welcome.transfer_address))
         self._next_prefill, self._next_decode = cycle(self._prefills), cycle(self._decodes)
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -119,7 +117,7 @@ class Relay:
         finally:
             del self._running[relayed.name]
 
-    def _session(self, call: Any, on_event: Any) -> asyncio.Queue[Any]:
+    def _session(self, call: Any) -> asyncio.Queue[Any]:
         commands: asyncio.Queue[Any] = asyncio.Queue()
 
         async def write() -> None:
@@ -127,19 +125,18 @@ class Relay:
                 await call.write(await commands.get())
 
         async def read() -> None:
-            while (event := await call.read()) is not grpc.aio.EOF:
-                on_event(event)
+            while (envelope := await call.read()) is not grpc.aio.EOF:
+                for event in envelope.events:
+                    self._on_event(event)
 
         self._tasks += [asyncio.create_task(write()), asyncio.create_task(read())]
         return commands
 
-    def _on_prefill(self, event: prefill_pb2.PrefillEvent) -> None:
-        if event.WhichOneof("event") == "first_token":
-            self._on_tokens(event.first_token.tokens)
-
-    def _on_decode(self, event: decode_pb2.DecodeEvent) -> None:
+    def _on_event(self, event: worker_pb2.Event) -> None:
         kind = event.WhichOneof("event")
-        if kind == "step":
+        if kind == "first_token":
+            self._on_tokens(event.first_token.tokens)
+        elif kind == "step":
             for tokens in event.step.sequences:
                 self._on_tokens(tokens)
         elif kind == "reserved" and (relayed := self._running.get(event.reserved.request_id)) is not None:

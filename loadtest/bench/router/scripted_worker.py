@@ -14,12 +14,11 @@ import grpc
 import grpc.aio
 
 from shared.kv.layout import LAYOUT_VERSION
-from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
-from shared.rpc.protocol import PROTOCOL_VERSION
+from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
+from shared.rpc.protocol import PROTOCOL_VERSION, SESSION_SERVICE
 from shared.rpc.server import RpcServer
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Command = prefill_pb2.PrefillCommand | decode_pb2.DecodeCommand
 
 
 class ScriptedWorker(ABC):
@@ -33,7 +32,6 @@ class ScriptedWorker(ABC):
         """The Welcome's fields (`fingerprint`, `incarnation`, `num_blocks`, …) may be changed before a session."""
         self.name = name
         self.role = role
-        self.is_prefill = role == types_pb2.WORKER_ROLE_PREFILL
         self.fingerprint = "scripted"
         self.incarnation = 1
         self.num_blocks = 100
@@ -67,39 +65,34 @@ class ScriptedWorker(ABC):
 
     async def send(self, **event: Any) -> None:
         """Sends one event, named by its field, such as `welcome=` or `load=`."""
-        kind = prefill_pb2.PrefillEvent if self.is_prefill else decode_pb2.DecodeEvent
-        await self.send_bytes(kind(**event).SerializeToString())
+        await self.send_bytes(worker_pb2.Events(events=[worker_pb2.Event(**event)]).SerializeToString())
 
     async def send_bytes(self, event: bytes) -> None:
-        """Sends a serialized PrefillEvent or DecodeEvent."""
+        """Sends a serialized `Events`."""
         async with self._writing:
             assert self.context is not None, "no session yet"
             await self.context.write(event)
 
     def _register(self, server: grpc.aio.Server) -> None:
-        service, command = (
-            ("PrefillService", prefill_pb2.PrefillCommand)
-            if self.is_prefill
-            else ("DecodeService", decode_pb2.DecodeCommand)
-        )
         session: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
-            self._session, command.FromString, None
+            self._session, worker_pb2.Commands.FromString, None
         )
-        handlers = grpc.method_handlers_generic_handler(f"tandem.v1.{service}", {"Session": session})
+        handlers = grpc.method_handlers_generic_handler(SESSION_SERVICE, {"Session": session})
         server.add_generic_rpc_handlers((handlers,))
 
-    async def _session(self, commands: AsyncIterator[Command], context: Context) -> None:
-        """See prefill.proto and decode.proto."""
-        hello = await anext(commands)
+    async def _session(self, envelopes: AsyncIterator[worker_pb2.Commands], context: Context) -> None:
+        """See worker.proto."""
+        (hello,) = (await anext(envelopes)).commands
         assert hello.hello.protocol_version == PROTOCOL_VERSION
         self.context = context
         await self.send(welcome=self._welcome())
         beside = asyncio.create_task(self.during_session())
         try:
-            async for command in commands:
-                kind = command.WhichOneof("command")
-                assert kind is not None, "an empty command"
-                await self.on_command(getattr(command, kind))
+            async for envelope in envelopes:
+                for command in envelope.commands:
+                    kind = command.WhichOneof("command")
+                    assert kind is not None, "an empty command"
+                    await self.on_command(getattr(command, kind))
         finally:
             beside.cancel()
             await asyncio.gather(beside, return_exceptions=True)
@@ -107,7 +100,7 @@ class ScriptedWorker(ABC):
     def _welcome(self) -> types_pb2.Welcome:
         return types_pb2.Welcome(
             worker=types_pb2.WorkerId(name=self.name, incarnation=self.incarnation),
-            role=self.role,
+            roles=[self.role],
             model_fingerprint=self.fingerprint,
             layout=types_pb2.BlockLayout(
                 num_layers=1,

@@ -9,10 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from loadtest import command_line
-from loadtest.command_line import Out, decimals, integers
+from loadtest.command_line import Option, Out, decimals, integers
+from loadtest.command_line import run as run_command
 from loadtest.figures import Result, write
 from loadtest.markdown import table
 from loadtest.simulator.cli import FleetOptions, WorkerOptions, setup_of
@@ -34,21 +32,21 @@ _SETTLED_S = 1800.0
 
 
 def main(
-    trace: Annotated[Path | None, typer.Option(help="Mooncake's JSON lines")] = None,
-    slice_: Annotated[str, typer.Option("--slice", help="START:END of the trace, seconds")] = "",
-    day: Annotated[bool, typer.Option("--day", help="a synthetic day, compressed, in place of a trace")] = False,
-    swing: Annotated[float, typer.Option(help="of the day: how far it goes from its mean; 0 = constant load")] = 0.7,
-    begin: Annotated[str, typer.Option(help="prefill and decode workers at the start")] = "1 1",
-    budget: Annotated[int, typer.Option(help="GPUs")] = 256,
-    decode_sequences: Annotated[float, typer.Option(help="the planner's setting")] = 80.0,
-    attainment: Annotated[float, typer.Option(help="share of requests that should meet both targets")] = 0.95,
-    prefill_margins: Annotated[str, typer.Option(help="the schedule's, to choose from")] = "0.9 1 1 1.1",
-    decode_margins: Annotated[str, typer.Option(help="likewise, as many")] = "1.35 1.3 1.35 1.35",
-    ttft: Annotated[float, typer.Option(help="target, seconds")] = _FLEET.ttft_s,
-    tpot: Annotated[float, typer.Option(help="target, seconds")] = _FLEET.tpot_s,
-    model: Annotated[str, typer.Option()] = _WORKER.model,
-    gpus: Annotated[int, typer.Option(help="H200s a worker (tensor parallel)")] = _WORKER.gpus,
-    seeds: Annotated[str, typer.Option(help="a run for each")] = "0",
+    trace: Annotated[Path | None, Option(help="Mooncake's JSON lines")] = None,
+    slice_: Annotated[str, Option(name="slice", help="START:END of the trace, seconds")] = "",
+    day: Annotated[bool, Option(name="day", help="a synthetic day, compressed, in place of a trace")] = False,
+    swing: Annotated[float, Option(help="of the day: how far it goes from its mean; 0 = constant load")] = 0.7,
+    begin: Annotated[str, Option(help="prefill and decode workers at the start")] = "1 1",
+    budget: Annotated[int, Option(help="GPUs")] = 256,
+    decode_sequences: Annotated[float, Option(help="the planner's setting")] = 80.0,
+    attainment: Annotated[float, Option(help="share of requests that should meet both targets")] = 0.95,
+    prefill_margins: Annotated[str, Option(help="the schedule's, to choose from")] = "0.9 1 1 1.1",
+    decode_margins: Annotated[str, Option(help="likewise, as many")] = "1.35 1.3 1.35 1.35",
+    ttft: Annotated[float, Option(help="target, seconds")] = _FLEET.ttft_s,
+    tpot: Annotated[float, Option(help="target, seconds")] = _FLEET.tpot_s,
+    model: Annotated[str, Option()] = _WORKER.model,
+    gpus: Annotated[int, Option(help="H200s a worker (tensor parallel)")] = _WORKER.gpus,
+    seeds: Annotated[str, Option(help="a run for each")] = "0",
     out: Out = None,
 ) -> None:
     """Size a simulated fleet by the planner, and by the cheapest schedule that knows the future."""
@@ -59,7 +57,7 @@ def main(
     )  # fmt: skip
     sizes = decimals(begin, "begin")
     if len(sizes) != 2 or min(sizes) < 1:
-        raise typer.BadParameter("two numbers of at least 1", param_hint="--begin")
+        raise ConfigError("two numbers of at least 1", field="begin")
     margins = list(
         zip(decimals(prefill_margins, "prefill-margins"), decimals(decode_margins, "decode-margins"), strict=True)
     )
@@ -93,7 +91,7 @@ _HEADERS = (
 
 def _requests(trace: Path | None, slice_: str, day: bool, swing: float, seed: int) -> Sequence[TraceRequest]:
     if (trace is None) == (not day):
-        raise typer.BadParameter("either --trace or --day", param_hint="--trace")
+        raise ConfigError("either --trace or --day", field="trace")
     if trace is None:
         return day_trace(Day(swing=swing), seed)
     requests = slice_requests(read_mooncake(trace), parse_slice(slice_))
@@ -135,4 +133,4 @@ def _results(name: str, ours: ElasticOutcome, best: Clairvoyant | None) -> list[
 
 
 if __name__ == "__main__":
-    command_line.run(main, name="python -m loadtest.simulator.planning")
+    run_command(main, name="python -m loadtest.simulator.planning")

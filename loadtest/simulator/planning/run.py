@@ -14,7 +14,7 @@ from loadtest.simulator.outcome import Targets
 from loadtest.simulator.planning.counting_router import CountingRouter, Counts
 from loadtest.simulator.planning.elastic_pool import ElasticPool, Lifecycle
 from loadtest.simulator.prefill_worker import PrefillWorker
-from loadtest.simulator.prefix_index import PrefixIndex
+from loadtest.simulator.prefix_cache import PrefixIndex
 from loadtest.simulator.request import SimRequest, from_trace
 from loadtest.simulator.tandem_router import TandemConfig
 from loadtest.workloads.trace import TraceRequest

@@ -53,8 +53,9 @@ class RedisAddress:
     login: Login
 
     @classmethod
-    def parse(cls, url: str) -> RedisAddress:
-        """Raises ConfigError (field redis_url) that names no credentials; reads the TLS files that the URL names."""
+    def parse(cls, url: str, password: str = "") -> RedisAddress:
+        """`password` logs in where the URL names none. Raises ConfigError (field redis_url, or redis_password where
+        both name one) that shows no credentials; reads the TLS files that the URL names."""
         parts = urlsplit(url)
         if parts.scheme not in SCHEMES:
             raise ConfigError(
@@ -62,7 +63,10 @@ class RedisAddress:
             )
         credentials, _, hosts = parts.netloc.rpartition("@")
         options = _options(parts.query, parts.scheme)
-        username, _, password = credentials.partition(":")
+        username, _, own_password = credentials.partition(":")
+        own_password = options.get("password") or unquote(own_password)
+        if password and own_password:
+            raise ConfigError("redis_password is set, and redis_url names a password too", field="redis_password")
         if parts.scheme == "unix":
             endpoints: tuple[Endpoint, ...] = (Endpoint(path=unquote(hosts + parts.path)),)
             db = options.get("db", "0")
@@ -73,7 +77,7 @@ class RedisAddress:
             raise ConfigError("redis_url names a database that is no number", field="redis_url")
         login = Login(
             username=options.get("username") or unquote(username),
-            password=options.get("password") or unquote(password),
+            password=password or own_password,
             db=int(db),
             tls=_tls(options) if parts.scheme == "rediss" else None,
         )

@@ -38,7 +38,7 @@ class PinBook:
             self._pins = {pin.name: pin for pin in map(_parse, json.loads(self._path.read_text()))}
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ConfigError(
-                f"{self._path} cannot be read: {error}; delete it to go on without pins", field="disk_folder"
+                f"{self._path} cannot be read: {error}; delete it to continue without pins", field="disk_folder"
             ) from error
 
     def all(self) -> list[Pin]:

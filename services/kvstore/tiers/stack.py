@@ -39,9 +39,8 @@ class PinState:
 class TierStack:
     """The tiers of one node, fastest first. Each admits and evicts independently.
 
-    Not thread-safe, and may block on a disk, like the tiers. When a tier fails, the others go on; that is logged once,
-    until a call on the tier works again.
-    """
+    Not thread-safe, and may block on a disk, like the tiers. When a tier fails, the others continue; that is logged
+    once, until a call on the tier works again."""
 
     def __init__(self, tiers: Sequence[BlockTier], pin_folder: Path | None = None) -> None:
         """Owns the tiers. With a folder, pins outlive the process."""
@@ -193,7 +192,7 @@ class TierStack:
 
     def _fail(self, tier: BlockTier, error: StoreUnavailable) -> None:
         if tier.tier not in self.failed:
-            logger.error("the %s tier fails, the store goes on without it: %s", tier.tier.name.lower(), error)
+            logger.error("the %s tier fails, the store continues without it: %s", tier.tier.name.lower(), error)
         self.failed[tier.tier] = error
 
     def _recover(self, tier: BlockTier) -> None:

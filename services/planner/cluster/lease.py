@@ -1,4 +1,4 @@
-"""Leadership by a Lease: who holds it acts, and stops at once where that is not certain any more."""
+"""Leader election by a Kubernetes Lease: the holder acts, and stops at once when its hold is not certain any more."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Leadership:
     def __init__(
         self, calls: ClusterCalls, name: str, identity: str, duration_s: float, failed: Callable[[Exception], None]
     ) -> None:
-        """`failed` is told of calls that failed; another one follows. Nothing is called before `start`."""
+        """`failed` is called with the error of each failed API call, which is then retried. No API call before
+        `start`."""
         self._calls, self._name, self._identity = calls, name, identity
         self._duration_s = duration_s
         self._failed = failed
@@ -36,7 +37,7 @@ class Leadership:
         self._seen_s = 0.0  # and when we first saw it
         self._task: asyncio.Task[None] | None = None
         self.holder = ""
-        """Who holds it, as last seen."""
+        """The holder's identity, as last seen."""
         self.changed = asyncio.Event()
         """Set when it may have been gained."""
 
@@ -71,7 +72,7 @@ class Leadership:
                 async with asyncio.timeout(self._duration_s / 3):
                     ours = await self._renew()
             except Conflict:
-                ours = False  # somebody was quicker: the next look says who
+                ours = False  # another planner was faster: the next read shows its identity
             except (ClusterUnavailable, TimeoutError) as error:
                 self._failed(error)
                 ours = None

@@ -17,7 +17,7 @@ DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 """Of the Pods of a ReplicaSet, those with the least are deleted first when it shrinks."""
 VICTIM_COST = "-1000"
 DRAINED_SINCE = "tandem-llm.io/draining-since"
-"""Seconds since the epoch at which a planner began to drain the Pod: a later leader goes on with it."""
+"""Seconds since the epoch at which a planner began to drain the Pod: a later leader continues the drain."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ class Sources:
 
 
 async def unless(call: Callable[[], Awaitable[T]], failed: Callable[[TandemError], None]) -> T | None:
-    """The call's result; None, and `failed` is told, where it raises a TandemError."""
+    """The call's result; None, after a call of `failed`, if it raises a TandemError."""
     try:
         return await call()
     except TandemError as error:

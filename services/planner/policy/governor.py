@@ -67,12 +67,8 @@ class Governor:
         if direction > 0:
             self._sure_rate = 0.0
 
-    def may_grow(self, now_s: float) -> bool:
-        """Whether growing now would not be a second change of direction too early."""
-        return self._may_turn(now_s, 1)
-
     def may_shrink(self, now_s: float) -> bool:
-        """The same for shrinking."""
+        """Whether shrinking now would not be a second change of direction too early."""
         return self._may_turn(now_s, -1)
 
     def _may_turn(self, now_s: float, direction: int) -> bool:

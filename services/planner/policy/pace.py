@@ -10,7 +10,7 @@ _MEMORY_S = 3600.0
 """Time constant after which what was seen counts less: prompts may have become longer."""
 _PRIOR_SAMPLES = 100.0
 _PRIOR_BATCH = 10.0
-"""The configured capacity says the line's slope until so many requests have been seen this far from the mean batch."""
+"""Weight of the configured capacity in the line's slope, as a number of requests this far from the mean batch."""
 
 
 class DecodePace:

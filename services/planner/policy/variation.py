@@ -10,7 +10,7 @@ from shared.sizing.queueing import mean_wait_s
 _MEMORY_S = 3600.0
 """Time constant after which what was seen counts less."""
 _PRIOR = 10.0
-"""Waits of so many service times, as the formula expects them, weigh as much as the configured variation."""
+"""Weight of the configured variation, as a number of service times of expected waiting."""
 _MOST = 10.0
 _STEP = 1.3
 """Factor by which the waits must have changed before another value is used."""

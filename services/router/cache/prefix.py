@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shared.errors import InvalidRequest
-from shared.model.chat_template import ChatTemplate
-from shared.model.tokenizer import Tokenizer
+from shared.model.text.chat_template import ChatTemplate
+from shared.model.text.tokenizer import Tokenizer
 from shared.rpc.pb.tandem.v1 import cache_pb2
 
 _PROBES = ("a", "1")

@@ -10,12 +10,12 @@ from typing import Any
 import grpc.aio
 
 from services.router.cache.prefix import PrefixReader
-from services.router.edge.auth import ApiKeys
+from services.router.edge.grpc.unary_call import answer_admin
 from services.router.edge.model_names import ModelNames
 from services.router.edge.settings import EdgeSettings
-from services.router.edge.tenancy import chain_salt
-from services.router.edge.unary_call import answer_admin
-from services.router.metrics import TenantCounts
+from services.router.edge.tenants.auth import ApiKeys
+from services.router.edge.tenants.tenancy import chain_salt
+from services.router.views.metrics import TenantCounts
 from services.router.workers.fleet import Fleet
 from shared.block_service.client import BlockClient
 from shared.block_service.store_client import OPERATOR_TIMEOUT_S

@@ -43,7 +43,7 @@ class CacheWatch:
             try:
                 await self._index.stats()
             except TandemError as error:
-                found.append(f"the index does not answer, placement goes on without it: {error}")
+                found.append(f"the index does not answer, placement continues without it: {error}")
         for answer in await self._nodes.ask_all(lambda _, client: client.stats()):
             if answer.error is not None:
                 found.append(f"store node {answer.name} does not answer: {answer.error}")

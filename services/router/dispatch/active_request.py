@@ -1,24 +1,21 @@
-"""One request in the router's core: what it has produced, its timings, its deltas on the way to the client."""
+"""One request in the router's core: what it has produced, its record, its deltas on the way to the client."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from services.router.attribution.blocked import Waits
 from services.router.dispatch.quarantine import Deaths
-from services.router.dispatch.states import RequestEvent, RequestState, after
-from services.router.dispatch.write_coalescer import WriteCoalescer
-from services.router.placement.views import NO_HITS, PrefixHits
-from services.router.request import (
+from services.router.dispatch.record import UNOBSERVED, Failure, RecordObserver, RequestRecord
+from services.router.dispatch.request import (
     Request,
-    RequestSummary,
     TokenDelta,
     TokenLogprobs,
 )
+from services.router.dispatch.states import RequestEvent, RequestState, after
+from services.router.dispatch.write_coalescer import WriteCoalescer
+from services.router.placement.views import NO_HITS, PrefixHits
 from shared.errors import TandemError
 from shared.rpc.convert import finish_reason_from_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
@@ -29,61 +26,53 @@ logger = logging.getLogger(__name__)
 _FINISHED = RequestState.FINISHED  # looked at for each token: reading a member of an enum takes 0.1 µs
 
 
-@dataclass(slots=True)
-class Timeline:
-    """Moments of a request's first attempt that led to a token, time.perf_counter() seconds."""
-
-    accepted: float
-    matched: float = 0.0
-    placed: float = 0.0
-    reserved: float = 0.0
-    first_token: float = 0.0
-
-
 class ActiveRequest:
     """State of one request from submit to its last token; implements `RunningRequest` for the edge.
 
     The dispatcher fills it, the edge reads it; both on the event loop.
     """
 
-    def __init__(self, request: Request, coalescer: WriteCoalescer, serial: int = 1) -> None:
-        """`coalescer` wakes its reader. `serial`: the number of this call, another one for each."""
+    def __init__(
+        self,
+        request: Request,
+        coalescer: WriteCoalescer,
+        serial: int = 1,
+        record: RequestRecord | None = None,
+        observer: RecordObserver = UNOBSERVED,
+    ) -> None:
+        """`coalescer` wakes its reader. `serial`: the number of this call, another one for each. `record`: the
+        request's, a new one where none is given; `observer` follows it."""
         self.request = request
         self._serial = serial
-        self.log = request_log(logger, request.request_id, request.trace.trace_id)
-        self.summary = RequestSummary()
-        self.waits: Waits = {}
-        """Time in the queue, by what its head waited for."""
+        self.record = record if record is not None else request.new_record()
+        """Written by this class and by those that run the request."""
+        self._observer = observer
+        trace = self.record.ask.trace
+        self.log = request_log(logger, request.request_id, trace.trace_hex if trace is not None else "")
         self.num_attempts = 0
         """Attempts begun; each has an id of its own on the workers."""
         self.produced: list[int] = list(request.resumed_token_ids)
         """Output tokens so far, those of an earlier call included: a retry continues behind them."""
-        self.num_resumed = len(self.produced)
-        """Of these, tokens of an earlier call."""
         self.taken_over = False
-        """The client goes on with it on another call."""
+        """The client continues the answer on another call."""
         self.hits: PrefixHits = NO_HITS
         """Where its prefix lies, by the index."""
         self.failed_workers: set[str] = set()
         """Names of those that may have caused the failures since the last token: the next attempt goes elsewhere."""
         self.deaths = Deaths()
         """Of workers that held it."""
-        self.num_failures_in_all = 0
-        """Those before its last token included."""
         self._num_failures = 0
         self._num_charged = 0  # tokens produced when the last failure was charged
-        self.timeline = Timeline(accepted=request.arrived_at or time.perf_counter())
         self.task: asyncio.Task[None] | None = None
         self.state = RequestState.QUEUED
         """Changed by `move` alone."""
-        self.trace = request.trace.request(self)
-        """Its spans; None where nothing is recorded."""
         self._pending: TokenDelta | None = None  # what the edge has not taken yet, as one
         self._error: TandemError | None = None
         self._settled = False
         self._coalescer = coalescer
         self._has_begun = False  # the edge was given something
         self._reader: asyncio.Future[None] | None = None  # set while the edge waits for more
+        self.note(RequestEvent.ACCEPTED)
 
     @property
     def token_ids(self) -> list[int]:
@@ -98,7 +87,7 @@ class ActiveRequest:
     @property
     def num_output_tokens(self) -> int:
         """Output tokens of this call."""
-        return len(self.produced) - self.num_resumed
+        return self.record.num_output_tokens
 
     @property
     def wire_id(self) -> str:
@@ -114,16 +103,17 @@ class ActiveRequest:
 
     # --- the dispatcher's side
 
-    def move(self, event: RequestEvent) -> None:
-        """Takes the event; raises Internal where the present state has no such transition."""
+    def move(self, event: RequestEvent, worker: str = "", error: BaseException | None = None) -> None:
+        """Takes the event, and writes it down; raises Internal where the present state has no such transition.
+        `worker` and `error`: see `Entry`."""
         self.state = after(self.state, event)
-        if self.trace is not None:
-            self.trace.moved(event)
+        self.record.add(event, self.state, worker, Failure.of(error) if error is not None else None)
+        self._observer.noted(self.record)
 
-    def note_error(self, error: Exception) -> None:
-        """Why its present state will end, for its trace."""
-        if self.trace is not None:
-            self.trace.error = error
+    def note(self, event: RequestEvent, at: float = 0.0) -> None:
+        """Writes down a moment within the present state; `at` in time.perf_counter() seconds, now where it is 0."""
+        self.record.add(event, self.state, at=at)
+        self._observer.noted(self.record)
 
     @property
     def num_failures(self) -> int:
@@ -135,7 +125,7 @@ class ActiveRequest:
         if len(self.produced) > self._num_charged:
             self.failed_workers = set()
         self._num_failures = self.num_failures + 1
-        self.num_failures_in_all += 1
+        self.record.num_failures += 1
         self._num_charged = len(self.produced)
         self.failed_workers |= set(suspects)
 
@@ -144,6 +134,7 @@ class ActiveRequest:
         token_ids = tuple(tokens.token_ids)
         prompt = _logprobs(tokens.prompt_logprobs) if tokens.prompt_logprobs and not self.produced else ()
         self.produced.extend(token_ids)
+        self.record.num_output_tokens += len(token_ids)
         finish = finish_reason_from_proto(tokens.finish_reason)
         logprobs = _logprobs(tokens.logprobs) if tokens.logprobs else ()
         waiting = self._pending
@@ -155,8 +146,7 @@ class ActiveRequest:
         if finish is None:
             self._wake_reader()
         else:
-            self.summary.last_token_at = time.perf_counter()
-            self.summary.decode_ms, self.summary.preempted_ms = tokens.decode_ms, tokens.preempted_ms
+            self.record.decode_ms, self.record.preempted_ms = tokens.decode_ms, tokens.preempted_ms
             self.move(RequestEvent.FINISH)
 
     def take_over(self) -> None:
@@ -173,31 +163,17 @@ class ActiveRequest:
     def fail(self, error: TandemError) -> None:
         """Ends the client's stream with an error, behind what came before."""
         self._error = error
-        self.note_error(error)
         self._wake_reader()
 
-    def on_first_token(self, tokens: types_pb2.SequenceTokens, now: float) -> None:
-        """Notes the TTFT split; called once, for the first token of the request's life."""
-        line, split = self.timeline, self.summary.ttft
-        line.first_token = now
-        split.placement_ms = (line.matched - line.accepted) * 1e3
-        split.queue_ms = (line.placed - line.matched) * 1e3
-        split.reserve_ms = (line.reserved - line.placed) * 1e3
-        split.prefix_fetch_ms = tokens.prefix_fetch_ms
-        split.prefill_queue_ms = tokens.prefill_queue_ms
-        split.prefill_compute_ms = tokens.prefill_compute_ms
-        on_worker_ms = tokens.prefix_fetch_ms + tokens.prefill_queue_ms + tokens.prefill_compute_ms
-        split.return_ms = max(0.0, (now - line.reserved) * 1e3 - on_worker_ms)
-        split.ttft_ms = (now - line.accepted) * 1e3
-        self.summary.num_cached_tokens = min(tokens.num_cached_tokens, self.request.num_prompt_tokens)
-        self.summary.num_fetched_tokens = tokens.num_fetched_tokens
-        self.summary.num_peer_tokens = tokens.num_peer_tokens
-
-    def on_second_token(self, tokens: types_pb2.SequenceTokens, now: float) -> None:
-        """Notes what lay between the first two tokens of a handed-off request."""
-        between_ms = (now - self.timeline.first_token) * 1e3
-        self.summary.ttft.first_decode_step_ms = tokens.first_decode_step_ms
-        self.summary.ttft.ship_exposed_ms = max(0.0, between_ms - tokens.first_decode_step_ms)
+    def on_first_token(self, tokens: types_pb2.SequenceTokens) -> None:
+        """Notes what the workers say with the first token of the request's life."""
+        record = self.record
+        record.prefix_fetch_ms = tokens.prefix_fetch_ms
+        record.prefill_queue_ms = tokens.prefill_queue_ms
+        record.prefill_compute_ms = tokens.prefill_compute_ms
+        record.num_cached_tokens = min(tokens.num_cached_tokens, self.request.num_prompt_tokens)
+        record.num_fetched_tokens = tokens.num_fetched_tokens
+        record.num_peer_tokens = tokens.num_peer_tokens
 
     # --- the edge's side
 
@@ -224,7 +200,6 @@ class ActiveRequest:
     async def aclose(self) -> None:
         """See `RunningRequest`: cancels the dispatcher's task, which frees what the workers hold."""
         task, self.task = self.task, None
-        self.summary.delivered_at = self.summary.delivered_at or time.perf_counter()
         if task is not None and not self._settled:
             task.cancel()
             await asyncio.wait((task,))

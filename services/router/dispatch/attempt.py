@@ -12,14 +12,12 @@ from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.states import HOLDERS, Holder, RequestEvent, RequestState
 from services.router.placement.prediction import TtftPredictor
 from services.router.placement.work import NO_WORK, Work
-from services.router.workers.decode_link import DecodeLink
-from services.router.workers.link import Message
-from services.router.workers.prefill_link import PrefillLink
+from services.router.workers.link import Message, WorkerLink
 from shared.errors import TandemError, TransferFailed, WorkerDied, WorkerLost
 from shared.rpc.convert import sampling_to_proto
-from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
+from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 
-Successor = tuple[PrefillLink, Work]
+Successor = tuple[WorkerLink, Work]
 """Another prefill worker for the same reservation, and what it has to compute."""
 
 ChooseSuccessor = Callable[[ActiveRequest, str, str, TandemError, bool], Successor | None]
@@ -27,6 +25,11 @@ ChooseSuccessor = Callable[[ActiveRequest, str, str, TandemError, bool], Success
 
 _DECODING = RequestState.DECODING  # looked at for each token: reading a member of an enum takes 0.1 µs
 _FINISHED = RequestState.FINISHED
+
+_ASKED_AGAIN = (RequestState.REASSIGNING, RequestState.RESUMING)
+"""The decode worker is asked what it still needs of the next prefill worker."""
+_UNSUBMITTED = (RequestState.RESERVED, *_ASKED_AGAIN)
+"""No prefill worker that is alive knows of the request."""
 
 
 class Attempt:
@@ -42,8 +45,8 @@ class Attempt:
     def __init__(
         self,
         active: ActiveRequest,
-        decode: DecodeLink,
-        prefill: PrefillLink | None,
+        decode: WorkerLink,
+        prefill: WorkerLink | None,
         predictor: TtftPredictor,
         worker_timeout_s: float,
         choose_successor: ChooseSuccessor,
@@ -55,7 +58,7 @@ class Attempt:
         self._request = active.request
         self.decode = decode
         self._prefill = prefill
-        self._computing: PrefillLink | DecodeLink = prefill or decode
+        self._computing: WorkerLink = prefill or decode
         self._sampling = sampling_to_proto(active.request.sampling)
         self._salt = active.request.chain_salt
         if self._request.sampling.prompt_logprobs is not None:
@@ -66,15 +69,13 @@ class Attempt:
         self._num_tokens = active.num_tokens
         self._ahead = self._computing.queued  # before it, where it is computed
         self._timeout_s = worker_timeout_s
-        self._asked = False  # the decode worker got its Reserve
         self._choose_successor = choose_successor
         self._num_senders = 1  # prefill workers so far
         self._sender_id = active.wire_id  # the request's name there
-        self._reassignable = False  # the decode worker takes another one
-        self._reassigning = False  # it was asked to
+        self._reserved: worker_pb2.Reserved | None = None  # the decode worker's answer to the newest question
+        self._is_reassignable = False  # by its newest answer: it takes another sender
         self._heard = heard
         self._listening: asyncio.Task[None] | None = None  # after a death; nothing is submitted meanwhile
-        self._needed: decode_pb2.Reserved | None = None  # what came meanwhile
         self._early: list[types_pb2.SequenceTokens] = []  # steps that overtook the first token
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
@@ -103,8 +104,9 @@ class Attempt:
         if self._error is not None:
             raise self._error
 
-    def receive(self, worker: PrefillLink | DecodeLink, message: Message | TandemError) -> None:
-        """Takes a worker's message about the attempt; what comes after the end is dropped."""
+    def receive(self, worker: WorkerLink, message: Message | TandemError, *, is_silence: bool = False) -> None:
+        """Takes a worker's message about the attempt; what comes after the end is dropped. `is_silence`: it is no
+        message but that none came."""
         if self._over.done():
             return
         self._heard_at = self._loop.time()
@@ -112,11 +114,12 @@ class Attempt:
             self._on_message(worker, message)
         except Exception as error:
             self._error = error
-            # What is wrong with the reservation after the loss is no fault of the decode worker, while it is there.
-            self.is_charged = self._reassigning and worker is self.decode and worker.connected
+            # What is wrong with the reservation after the loss is no fault of the decode worker, while it answers.
+            is_asked_again = self._active.state in _ASKED_AGAIN and not is_silence
+            self.is_charged = is_asked_again and worker is self.decode and worker.connected
             self.suspects = frozenset() if self.is_charged else self._suspected(worker, error)
             holder = Holder.DECODE if worker is self.decode else Holder.PREFILL
-            if isinstance(error, WorkerDied) and self._asked and holder in HOLDERS[self._active.state]:
+            if isinstance(error, WorkerDied) and holder in HOLDERS[self._active.state]:
                 self.died = worker.name
         if self._active.state is _FINISHED or self._error is not None:
             self._over.set_result(None)
@@ -128,53 +131,50 @@ class Attempt:
                 link.refused()
 
     def release(self) -> None:
-        """Tells those who still hold something of the request, by message, that it is over for them."""
+        """Sends the end of the attempt to the workers that still hold memory for the request."""
         self._silence.cancel()
         self._over.cancel()
         if self._listening is not None:
             self._listening.cancel()
         request_id, prefill = self._active.wire_id, self._prefill
-        holders = HOLDERS[self._active.state] if self._asked else frozenset()
+        holders = HOLDERS[self._active.state]
         sending = prefill is not None and Holder.PREFILL in holders and prefill.connected
         if prefill is not None:
             prefill.close(self._sender_id)
             if sending:
-                prefill.cancel(self._sender_id, receiver=self.decode.name if self.decode.connected else "")
+                prefill.cancel(self._sender_id, peer=self.decode.name if self.decode.connected else "")
         self.decode.close(request_id)
         if Holder.DECODE in holders:
-            self.decode.cancel(request_id, sender=prefill.name if sending and prefill is not None else "")
+            self.decode.cancel(request_id, peer=prefill.name if sending and prefill is not None else "")
 
     def _reserve(self) -> None:
-        request, trace = self._request, self._active.trace
-        self._active.timeline.reserved = self._active.timeline.placed
+        request = self._request
+        self._active.move(RequestEvent.PLACED, self.decode.name)
         self._token_ids = self.decode.reserve(
-            decode_pb2.Reserve(
+            worker_pb2.Reserve(
                 request_id=self._active.wire_id,
                 num_prompt_tokens=request.num_prompt_tokens,
                 sampling=self._sampling,
                 salt=self._salt,
                 tenant=request.tenant,
                 prefill_here=self._prefill is None,
-                traceparent=request.trace.traceparent if trace is None else trace.reserving(),
+                traceparent=self._active.record.traceparent(),
                 num_stored_blocks=self._active.hits.num_stored_blocks,
                 peers=self._peers(self.decode.name) if self._prefill is None else (),
             ),
             self._token_ids,
         )
-        self._asked = True
         if self._prefill is None:  # the same message is both
-            self._active.move(RequestEvent.SUBMITTED)
+            self._active.move(RequestEvent.SUBMITTED, self.decode.name)
             self._token_ids = ()
-        self._active.summary.decode_worker = self.decode.name
-        self._active.summary.prefill_worker = self._prefill.name if self._prefill is not None else ""
 
-    def _submit(self, prefill: PrefillLink, decode: DecodeLink, reserved: decode_pb2.Reserved) -> None:
+    def _submit(self, prefill: WorkerLink, decode: WorkerLink, reserved: worker_pb2.Reserved) -> None:
         if decode.welcome is None:
             raise WorkerLost(f"worker {decode.name} was lost")
-        request, trace = self._request, self._active.trace
+        request = self._request
         token_ids = self._token_ids if self._num_senders == 1 else self._active.token_ids[: self._num_tokens]
         prefill.submit(
-            prefill_pb2.Submit(
+            worker_pb2.Submit(
                 request_id=self._sender_id,
                 num_prompt_tokens=request.num_prompt_tokens,
                 sampling=self._sampling,
@@ -183,14 +183,14 @@ class Attempt:
                 ticket=reserved.ticket,
                 transfer_address=decode.welcome.transfer_address,
                 needed_blocks=reserved.needed_blocks,
-                traceparent=request.trace.traceparent if trace is None else trace.submitting(prefill),
+                traceparent=self._active.record.traceparent(following=True),
                 num_stored_blocks=self._active.hits.num_stored_blocks,
                 peers=self._peers(prefill.name),
                 notes=reserved.reassignable,
             ),
             token_ids,
         )
-        self._active.move(RequestEvent.SUBMITTED)
+        self._active.move(RequestEvent.SUBMITTED, prefill.name)
         self._token_ids = ()  # else the messages' memory would stay until the end
 
     def _peers(self, name: str) -> list[types_pb2.PrefixHolder]:
@@ -198,63 +198,58 @@ class Attempt:
         peers = self._active.hits.peers_of(name)
         return [types_pb2.PrefixHolder(address=peer.address, num_blocks=peer.num_blocks) for peer in peers]
 
-    def _on_message(self, worker: PrefillLink | DecodeLink, message: Message | TandemError) -> None:
+    def _on_message(self, worker: WorkerLink, message: Message | TandemError) -> None:
         """Raises the error that a worker reported, unless another worker can take over from it."""
         if isinstance(message, types_pb2.SequenceTokens):
             if self._active.state is _DECODING:
                 self._active.emit(message)
             else:
                 self._on_step(message)
-        elif isinstance(message, prefill_pb2.FirstToken):
+        elif isinstance(message, worker_pb2.FirstToken):
             if self._num_senders > 1 and self._active.state is RequestState.SHIPPING:
                 self._computing.computed(self._sender_id)  # the client has the first sender's
             else:
-                self._active.move(RequestEvent.FIRST_TOKEN)
                 self._on_prefilled(message.tokens)
-        elif isinstance(message, decode_pb2.Reserved):
-            if self._prefill is not None and self._active.state in (RequestState.RESERVED, RequestState.RESUMING):
+        elif isinstance(message, worker_pb2.Reserved):
+            if self._prefill is not None and self._active.state in _UNSUBMITTED:
                 self._on_reserved(self._prefill, message)
         elif isinstance(message, TandemError) and not self._succeeded(worker, message):
             raise message
 
     def _on_prefilled(self, tokens: types_pb2.SequenceTokens) -> None:
         """The first token, and then the steps that overtook it."""
+        self._check_prompt_logprobs(tokens)
+        self._active.move(RequestEvent.FIRST_TOKEN)
         self._on_first_token(tokens)
         early, self._early = self._early, []
         for step in early:
             self._on_step(step)
 
-    def _on_reserved(self, prefill: PrefillLink, reserved: decode_pb2.Reserved) -> None:
+    def _on_reserved(self, prefill: WorkerLink, reserved: worker_pb2.Reserved) -> None:
         """What the decode worker needs, of the first prefill worker or of the next."""
-        self._reassignable = reserved.reassignable
+        self._reserved, self._is_reassignable = reserved, reserved.reassignable
         if not reserved.joined:
-            if self._listening is not None:
-                self._needed = reserved
-                return
-            self._reassigning = False
             if self._num_senders == 1:
-                self._active.timeline.reserved = time.perf_counter()
-                self._active.summary.reserve_on_worker_ms = reserved.reserve_ms
-            self._submit(prefill, self.decode, reserved)
+                self._active.record.reserve_on_worker_ms = reserved.reserve_ms
+            if self._listening is None:
+                self._submit(prefill, self.decode, reserved)
             return
         prefill.close(self._sender_id)  # everything had arrived before the loss
-        if self._active.state is RequestState.RESERVED:
+        if self._active.state is RequestState.REASSIGNING:
             sampling = self._request.sampling
             if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
                 raise WorkerLost("the prefill worker was lost with the first token's log-probabilities")
-            self._reassigning = False
-            self._active.move(RequestEvent.FIRST_TOKEN)
             self._on_prefilled(
                 types_pb2.SequenceTokens(request_id=self._active.wire_id, token_ids=[reserved.first_token])
             )
 
-    def _succeeded(self, worker: PrefillLink | DecodeLink, error: TandemError) -> bool:
+    def _succeeded(self, worker: WorkerLink, error: TandemError) -> bool:
         """Whether another prefill worker takes the place of one that was lost before the hand-over."""
         state, lost = self._active.state, self._prefill
-        is_waiting = state in (RequestState.RESERVED, RequestState.RESUMING)  # for the decode worker's answer
+        is_waiting = state in _UNSUBMITTED
         if lost is None or worker is not lost or lost.connected or not self.decode.connected:
             return False
-        if not (is_waiting or self._reassignable):
+        if not (is_waiting or self._is_reassignable):
             return False
         held = Holder.PREFILL in HOLDERS[state]
         successor = self._choose_successor(self._active, self.decode.name, lost.name, error, held)
@@ -266,7 +261,7 @@ class Attempt:
         self._prefill, work = successor
         self._computing, self._ahead = self._prefill, self._prefill.queued
         self._prefill.open(self._sender_id, partial(self.receive, self._prefill), work, num_blocks=0)
-        self._active.summary.prefill_worker = self._prefill.name
+        self._active.move(RequestEvent.SENDER_LOST, self._prefill.name, error)
         if not is_waiting:
             self._reassign(lost.name)
         if held and isinstance(error, WorkerDied):
@@ -274,21 +269,19 @@ class Attempt:
         return True
 
     async def _listen(self) -> None:
-        """The next sender may have died with the lost one: it is told nothing before it was heard from, else it would
-        seem that the request was present at both deaths."""
+        """The next sender may have died with the lost one: nothing is submitted to it before it was heard from, else it
+        would seem that the request was present at both deaths."""
         await self._heard()
         self._active.deaths.all_known()
         self._listening = None
-        needed, self._needed = self._needed, None
-        if needed is not None:
-            self.receive(self.decode, needed)
+        if self._reserved is not None:
+            self.receive(self.decode, self._reserved)
 
     def _reassign(self, lost: str) -> None:
-        reassign = decode_pb2.Reassign(request_id=self._active.wire_id, lost=lost)
-        if self._active.state is RequestState.SHIPPING:
+        reassign = worker_pb2.Reassign(request_id=self._active.wire_id, lost=lost)
+        if self._active.state is RequestState.RESUMING:
             reassign.first_token = self._active.produced[-1]
-        self._active.move(RequestEvent.SENDER_LOST)
-        self._reassigning = True
+        self._reserved = None
         self.decode.reassign(reassign)
 
     def _on_step(self, tokens: types_pb2.SequenceTokens) -> None:
@@ -298,22 +291,21 @@ class Attempt:
             active.emit(tokens)
         elif active.state in (RequestState.SHIPPING, RequestState.RESUMING):
             active.move(RequestEvent.JOINED)
-            self._reassigning = False
             if self._prefill is not None:
                 self._prefill.close(self._sender_id)
             if active.num_output_tokens == 1:
-                active.on_second_token(tokens, time.perf_counter())
+                active.record.first_decode_step_ms = tokens.first_decode_step_ms
             active.emit(tokens)
         elif self._prefill is None:
+            self._check_prompt_logprobs(tokens)
             active.move(RequestEvent.JOINED)
             self._on_first_token(tokens)
         else:
             self._early.append(tokens)
 
-    def _suspected(self, worker: PrefillLink | DecodeLink, error: Exception) -> frozenset[str]:
-        """Who may have caused an error that `worker` reported: of a transfer, either side."""
-        is_waiting = self._active.state in (RequestState.RESERVED, RequestState.RESUMING)  # no sender knows of it yet
-        if isinstance(error, TransferFailed) and self._prefill is not None and not is_waiting:
+    def _suspected(self, worker: WorkerLink, error: Exception) -> frozenset[str]:
+        """The workers that may have caused an error that `worker` reported: for a transfer, either side."""
+        if isinstance(error, TransferFailed) and self._prefill is not None and self._active.state not in _UNSUBMITTED:
             return frozenset((self.decode.name, self._prefill.name))
         return frozenset((worker.name,))
 
@@ -323,25 +315,22 @@ class Attempt:
         if self._loop.time() < due:
             self._silence = self._loop.call_at(due, self._check_silence)
         else:
-            self._reassigning = False  # no answer at all is a fault
             silent = self._computing if self._active.state is RequestState.PREFILLING else self.decode
-            self.receive(
-                silent, WorkerLost(f"nothing heard of the request for {self._timeout_s:g} s", limit=self._timeout_s)
-            )
+            error = WorkerLost(f"nothing heard of the request for {self._timeout_s:g} s", limit=self._timeout_s)
+            self.receive(silent, error, is_silence=True)
 
     def _on_first_token(self, tokens: types_pb2.SequenceTokens) -> None:
         """This attempt's first token: the prompt is no longer queued where it was computed, and its cost is known."""
         active, now = self._active, time.perf_counter()
-        self._check_prompt_logprobs(tokens)
         self._computing.computed(self._sender_id)
         if self._num_senders == 1:
             self._learn(tokens, now)
         if not active.num_output_tokens:
-            active.on_first_token(tokens, now)
+            active.on_first_token(tokens)
         active.emit(tokens)
 
     def _check_prompt_logprobs(self, tokens: types_pb2.SequenceTokens) -> None:
-        """Raises TransferFailed where a part of the prompt was not computed by who sends its first token."""
+        """Raises TransferFailed if the sender of the first token did not compute the whole prompt."""
         request = self._request
         if request.sampling.prompt_logprobs is None or self._active.produced:
             return

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from services.router.attribution.verdict import NO_TARGETS, Targets
-
 
 @dataclass(frozen=True, slots=True)
 class DispatchConfig:
@@ -25,12 +23,6 @@ class DispatchConfig:
     """See `may_be_late`."""
     late_grace: float = 0.0
     """See `AdmissionController`."""
-    max_explained: int = 1024
-    """Requests whose placement can be explained."""
-    targets: Targets = NO_TARGETS
-    """Which ended requests were good."""
-    max_ended: int = 2048
-    """Ended requests that are remembered."""
     max_attempts: int = 3
     """Attempts that may fail one after another without a new token before the request fails."""
     worker_timeout_s: float = 120.0

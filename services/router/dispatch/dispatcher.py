@@ -1,25 +1,24 @@
-"""A request's life in the router: match → queue → place → reserve → submit → tokens, and again on a lost worker."""
+"""The steps of a request in the router: match → queue → place → reserve → submit → tokens; repeated when a worker is
+lost."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Iterable
 
-from services.router.attribution.ring import EndedRequests
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.attempt import Attempt
 from services.router.dispatch.config import DispatchConfig
-from services.router.dispatch.ended import ended_request, refused_request
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.dispatch.quarantine import Quarantine
-from services.router.dispatch.states import RequestEvent
-from services.router.dispatch.waiting_room import WaitingRoom
+from services.router.dispatch.record import UNOBSERVED, Failure, RecordObserver, RequestRecord
+from services.router.dispatch.request import Request
+from services.router.dispatch.states import RequestEvent, RequestState
+from services.router.dispatch.waiting_room import RETRY_AFTER_S, WaitingRoom
 from services.router.dispatch.write_coalescer import WriteCoalescer
-from services.router.metrics import RouterMetrics
-from services.router.placement.decision import DecisionLog
 from services.router.placement.policy import Placement
-from services.router.request import Request
 from services.router.workers.fleet import Fleet
 from shared.errors import (
     DeadlineExceeded,
@@ -42,25 +41,24 @@ class Dispatcher:
         fleet: Fleet,
         placement: Placement,
         lookup: PrefixLookup,
-        metrics: RouterMetrics,
         config: DispatchConfig,
+        observer: RecordObserver = UNOBSERVED,
     ) -> None:
+        """`observer` follows the records of all requests."""
         self._fleet = fleet
-        self._metrics = metrics
         self._config = config
-        self._room = WaitingRoom(fleet, placement, lookup, metrics, config)
+        self._observer = observer
+        self._room = WaitingRoom(fleet, placement, lookup, config)
         self._coalescer = WriteCoalescer()
-        self.ended = EndedRequests(config.max_ended, config.targets)
-        """What the status tells of requests that have ended."""
         self._active: dict[str, ActiveRequest] = {}
         self._quarantine = Quarantine()
         self._serials = itertools.count(1)
 
     # --- Core
 
-    def submit(self, request: Request) -> ActiveRequest:
-        """Starts a request. Raises RequestRunning on a running id, Overloaded, WorkerLost where none can serve,
-        Quarantined on the id of a request that was.
+    def submit(self, request: Request, record: RequestRecord | None = None) -> ActiveRequest:
+        """Starts a request. Raises RequestRunning on a running id, Overloaded, WorkerLost where no worker can serve it
+        and none is expected, Quarantined on the id of a request that was.
 
         A request with `resume` takes over a running one of its id and tenant, here and on the workers.
         """
@@ -68,16 +66,15 @@ class Dispatcher:
         older = self._active.get(request.request_id)
         if older is not None and (request.resume is None or request.tenant != older.request.tenant):
             raise RequestRunning(f"request {request.request_id!r} is running already", field="request_id")
-        reason = self._fleet.not_ready_reason()
+        reason = self._fleet.refusal_reason()
         if reason:
-            raise WorkerLost(reason)
+            raise WorkerLost(reason, retry_after_s=RETRY_AFTER_S)
         try:
             self._room.check(request)
         except Overloaded as error:
-            self._metrics.refused(waited=False, cause="full")
-            self.ended.add(refused_request(request, error, self._room.blocked.cause))
+            self._refused(record or request.new_record(), error)
             raise
-        active = ActiveRequest(request, self._coalescer, next(self._serials))
+        active = ActiveRequest(request, self._coalescer, next(self._serials), record, self._observer)
         if older is not None:
             older.take_over()
         if request.resume is not None:
@@ -98,11 +95,6 @@ class Dispatcher:
     def check_room(self, tenant: str, priority: int, ttft_timeout_s: float) -> None:
         """See `Core`."""
         self._room.check_room(tenant, priority, ttft_timeout_s)
-
-    @property
-    def decisions(self) -> DecisionLog:
-        """What was chosen lately, and why."""
-        return self._room.decisions
 
     @property
     def num_waiting(self) -> int:
@@ -144,26 +136,32 @@ class Dispatcher:
         """Every request ends here, also one whose task was cancelled before its first step. A last token that came
         first decides, whatever crossed it."""
         error = None if task.cancelled() else task.exception()
-        self._remember(active, error)
         if active.finished:
             active.log.debug("request %s is finished", active.request.request_id)
         elif active.taken_over:
-            active.move(RequestEvent.FAIL)
-            self._fail(active, TakenOver(f"request {active.request.request_id!r} goes on on another call"))
+            self._fail(active, TakenOver(f"request {active.request.request_id!r} continues on another call"))
         elif error is None:
             active.move(RequestEvent.CANCEL)
             active.log.debug("request %s is cancelled", active.request.request_id)
         else:
-            active.move(RequestEvent.FAIL)
             self._fail(active, error)
         if self._active.get(active.request.request_id) is active:  # else it was taken over
             del self._active[active.request.request_id]
         active.settle()
 
-    def _remember(self, active: ActiveRequest, error: BaseException | None) -> None:
-        ended = ended_request(active, error, self._room.blocked.cause)
-        if ended is not None:
-            self.ended.add(ended)
+    def _refused(self, record: RequestRecord, error: Overloaded) -> None:
+        """A full queue did not take the request."""
+        self._note_wait(record)
+        record.add(RequestEvent.FULL, RequestState.QUEUED)
+        self._observer.noted(record)
+        record.add(RequestEvent.FAIL, RequestState.FAILED, error=Failure.of(error))
+        self._observer.noted(record)
+
+    def _note_wait(self, record: RequestRecord) -> None:
+        """Of a request that is refused without having waited: what the queue's head waits for now."""
+        cause = self._room.blocked.cause
+        if cause is not None and not record.waits:
+            record.waits = {cause: max(time.perf_counter() - record.ask.arrived_at, 1e-9)}
 
     def _fail(self, active: ActiveRequest, error: BaseException) -> None:
         request_id = active.request.request_id
@@ -173,6 +171,9 @@ class Dispatcher:
         if isinstance(error, Quarantined):
             self._quarantine.add(active.request.tenant, request_id, error)
         active.log.log(failure_level(error), "request %s failed: %s", request_id, error)
+        if isinstance(error, Overloaded):
+            self._note_wait(active.record)
+        active.move(RequestEvent.FAIL, error=error)
         active.fail(error)
 
     async def _run_attempts(self, active: ActiveRequest) -> None:
@@ -185,11 +186,10 @@ class Dispatcher:
                 await self._serve(attempt)
                 return
             except Overloaded as error:
-                active.note_error(error)
                 # Its own state was newer than our view of it; the request keeps its place in the queue.
                 attempt.refuse()
+                active.move(RequestEvent.RETRY, error=error)
             except TandemError as error:
-                active.note_error(error)
                 if not attempt.is_charged:
                     active.charge(attempt.suspects)
                 if attempt.died:
@@ -197,11 +197,7 @@ class Dispatcher:
                 if not error.retryable or active.num_failures >= self._config.max_attempts:
                     raise
                 active.log.warning("request %s is placed anew: %s", active.request.request_id, error)
-                if not attempt.is_charged:
-                    self._metrics.retried(error)
-                if active.num_output_tokens:
-                    self._metrics.migrated("answer", error)
-            active.move(RequestEvent.RETRY)
+                active.move(RequestEvent.RETRY, ",".join(sorted(attempt.suspects)), error)
             if attempt.died:
                 await self._fleet.heard()  # else it might go to a worker that died with the first, and seem the cause
                 active.deaths.all_known()

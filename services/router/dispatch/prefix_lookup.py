@@ -10,7 +10,7 @@ from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from services.router.metric_definitions import LOOKUPS
+from services.router.dispatch.states import RequestEvent
 from services.router.placement.views import NO_HITS, UNKNOWN_HITS, PrefixHits, PrefixPeer
 from services.router.workers.fleet import Fleet
 from shared.errors import StoreUnavailable
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+ROUND_TRIP_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+"""Upper bounds by which look-ups are counted, seconds."""
 MAX_PEERS = 5
 """Workers named as holders of a prefix: of many that hold the same, any."""
 
@@ -37,19 +39,17 @@ class PrefixLookup:
         self._fleet = fleet
         self.available = client is not None
         self.num_errors = 0
-        self.round_trips_s = BucketCounts(LOOKUPS.buckets)
+        self.round_trips_s = BucketCounts(ROUND_TRIP_BUCKETS)
         """How long each look-up took, failed ones too."""
         self._random = random.Random()
 
     async def hits_for(self, active: ActiveRequest) -> PrefixHits:
         """`hits` of a request's tokens so far, in its trace where it has one."""
-        request, trace = active.request, active.trace if self._client is not None else None
-        traceparent = trace.looking() if trace is not None else ""
-        try:
-            return await self.hits(active.token_ids, request.chain_salt, request.num_prompt_tokens, traceparent)
-        finally:
-            if trace is not None:
-                trace.looked()
+        request, traceparent = active.request, ""
+        if self._client is not None:
+            active.note(RequestEvent.MATCHING)
+            traceparent = active.record.traceparent() if request.is_traced else ""
+        return await self.hits(active.token_ids, request.chain_salt, request.num_prompt_tokens, traceparent)
 
     async def hits(self, token_ids: list[int], salt: str, num_prompt_tokens: int, traceparent: str = "") -> PrefixHits:
         """How many of these tokens have their KV where, from the first on; `num_prompt_tokens` of them are the

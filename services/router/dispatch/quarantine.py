@@ -1,4 +1,5 @@
-"""Requests that were where workers died: one that may be the cause must not meet a third. Pure policy."""
+"""Quarantine of requests that were present at two worker deaths: such a request must not reach a third worker. Pure
+policy."""
 
 from __future__ import annotations
 
@@ -32,11 +33,10 @@ class Deaths:
 
     def note(self, request_id: str, worker: str, num_produced: int) -> None:
         """A worker's process ended while it held the request, whose answer had `num_produced` tokens. Those that end
-        before `all_known` died together: the request did not go on from one to the other.
+        before `all_known` died together: the request did not move from one to the other.
 
-        Raises Quarantined where it is the second at one place. A request that went on in between was not the cause of
-        the first: a long answer may outlive any number of workers.
-        """
+        Raises Quarantined where it is the second at one place. A request that made progress in between was not the
+        cause of the first: a long answer may outlive any number of workers."""
         if not self._is_known:
             return
         before, self._latest = self._latest, _Death(worker, num_produced)
@@ -50,12 +50,12 @@ class Deaths:
             )
 
     def all_known(self) -> None:
-        """Every other worker was heard from since the latest death; the request may go on to one of them."""
+        """Every other worker was heard from since the latest death; the request may be placed on one of them."""
         self._is_known = True
 
 
 class Quarantine:
-    """The ids of quarantined requests, by tenant: a client that asks again under the same id hears the same."""
+    """The ids of quarantined requests, by tenant: a client that retries with the same id gets the same error."""
 
     def __init__(self, limit: int = MAX_REMEMBERED) -> None:
         self._limit = limit

@@ -1,18 +1,17 @@
-"""The states of a request in the router, their transitions, and who holds memory for it in each.
+"""The states of a request in the router, their transitions, and the holders of its memory in each.
 
     queued ──► reserved ──► prefilling ──► shipping ──► decoding ──► finished
       ▲           │             │             │            │
       └───────────┴── retry ────┴─────────────┴────────────┘     failed, cancelled: from each of the living ones
 
-A prefill worker that is lost costs no retry where another one can serve the same reservation: from prefilling back to
-reserved, from shipping to resuming, until the decode worker has said which blocks it still needs.
+A prefill worker that is lost costs no retry where another one can serve the same reservation: from prefilling to
+reassigning, from shipping to resuming, until the decode worker has said which blocks it still needs.
 
 A request whose decode worker computes the prompt itself goes from prefilling to decoding: nothing is shipped. The
 answer may also end with its first token.
 
-A state names the holders of memory, and so whom a failure may charge and who has to be told of an early end: the loss
-of a worker that holds nothing of a request does not touch the request.
-"""
+A state names the holders of memory, and so the workers that a failure is charged to and that need a message about an
+early end: the loss of a worker that holds nothing of a request does not touch the request."""
 
 from __future__ import annotations
 
@@ -33,6 +32,8 @@ class RequestState(Enum):
     """The prompt is being computed; blocks that are sealed are on their way already."""
     SHIPPING = "shipping"
     """The client has the first token; the last blocks and the trailer are on their way."""
+    REASSIGNING = "reassigning"
+    """The prefill worker is lost before the first token; the decode worker is asked what it still needs."""
     RESUMING = "resuming"
     """The client has the first token, the prefill worker is lost; the decode worker is asked what it still needs."""
     DECODING = "decoding"
@@ -51,9 +52,9 @@ class RequestEvent(Enum):
     """What moves a request from state to state."""
 
     PLACED = "placed"
-    """Placement has committed it to workers."""
+    """Workers are chosen, and the decode worker is asked for blocks."""
     SUBMITTED = "submitted"
-    """The worker that computes the prompt was told to."""
+    """The prompt was sent to the worker that computes it."""
     FIRST_TOKEN = "first_token"
     """The first token came: from the prefill worker, or where that is lost from the decode worker's trailer."""
     SENDER_LOST = "sender_lost"
@@ -68,12 +69,30 @@ class RequestEvent(Enum):
     CANCEL = "cancel"
     """The client left, or a stop string was found."""
 
+    # Moments within a state.
+    ACCEPTED = "accepted"
+    """The core has taken it."""
+    MATCHING = "matching"
+    """The index is asked where its prefix lies."""
+    MATCHED = "matched"
+    """The place of its prefix is known, or will not be; it enters the queue."""
+    WAITED = "waited"
+    """No worker could start it at once: it stays in the queue."""
+    CHOOSING = "choosing"
+    """The choice of workers that succeeded began."""
+    FULL = "full"
+    """Refused: the queue has no room."""
+    LATE = "late"
+    """Refused: its first token would come too late."""
+    TIMEOUT = "timeout"
+    """Refused at the end of its time in the queue."""
+
 
 class Holder(Enum):
-    """Who holds memory for a request."""
+    """A holder of memory for a request."""
 
     QUEUE = "queue"
-    """The admission queue, within its byte limit; given back when the request is taken out, whatever comes."""
+    """The admission queue, within its byte limit; released when the request leaves the queue, for any reason."""
     DECODE = "decode"
     """The decode worker: reserved blocks, then the sequence; given back at its last token, or by a Cancel."""
     PREFILL = "prefill"
@@ -86,11 +105,11 @@ _EXITS_OF_AN_ATTEMPT = {_E.RETRY: _S.QUEUED, **_EXITS}
 
 TRANSITIONS: Mapping[RequestState, Mapping[RequestEvent, RequestState]] = {
     _S.QUEUED: {_E.PLACED: _S.RESERVED, **_EXITS},
-    _S.RESERVED: {_E.SUBMITTED: _S.PREFILLING, _E.FIRST_TOKEN: _S.RESUMING, **_EXITS_OF_AN_ATTEMPT},
+    _S.RESERVED: {_E.SUBMITTED: _S.PREFILLING, _E.SENDER_LOST: _S.RESERVED, **_EXITS_OF_AN_ATTEMPT},
     _S.PREFILLING: {
         _E.FIRST_TOKEN: _S.SHIPPING,
         _E.JOINED: _S.DECODING,
-        _E.SENDER_LOST: _S.RESERVED,
+        _E.SENDER_LOST: _S.REASSIGNING,
         **_EXITS_OF_AN_ATTEMPT,
     },
     _S.SHIPPING: {
@@ -99,7 +118,18 @@ TRANSITIONS: Mapping[RequestState, Mapping[RequestEvent, RequestState]] = {
         _E.SENDER_LOST: _S.RESUMING,
         **_EXITS_OF_AN_ATTEMPT,
     },
-    _S.RESUMING: {_E.SUBMITTED: _S.SHIPPING, _E.JOINED: _S.DECODING, **_EXITS_OF_AN_ATTEMPT},
+    _S.REASSIGNING: {
+        _E.SUBMITTED: _S.PREFILLING,
+        _E.FIRST_TOKEN: _S.RESUMING,
+        _E.SENDER_LOST: _S.REASSIGNING,
+        **_EXITS_OF_AN_ATTEMPT,
+    },
+    _S.RESUMING: {
+        _E.SUBMITTED: _S.SHIPPING,
+        _E.JOINED: _S.DECODING,
+        _E.SENDER_LOST: _S.RESUMING,
+        **_EXITS_OF_AN_ATTEMPT,
+    },
     _S.DECODING: {_E.FINISH: _S.FINISHED, **_EXITS_OF_AN_ATTEMPT},
     _S.FINISHED: {},
     _S.FAILED: {},
@@ -112,6 +142,7 @@ HOLDERS: Mapping[RequestState, frozenset[Holder]] = {
     _S.RESERVED: frozenset({Holder.DECODE}),
     _S.PREFILLING: frozenset({Holder.DECODE, Holder.PREFILL}),
     _S.SHIPPING: frozenset({Holder.DECODE, Holder.PREFILL}),
+    _S.REASSIGNING: frozenset({Holder.DECODE}),
     _S.RESUMING: frozenset({Holder.DECODE}),
     _S.DECODING: frozenset({Holder.DECODE}),
     # Both workers have seen the last token, and free what they hold by themselves.
@@ -119,7 +150,7 @@ HOLDERS: Mapping[RequestState, frozenset[Holder]] = {
     _S.FAILED: frozenset(),
     _S.CANCELLED: frozenset(),
 }
-"""Who holds memory in each state: an early end tells exactly these."""
+"""The holders of memory in each state: an early end is sent to exactly these."""
 
 
 def after(state: RequestState, event: RequestEvent) -> RequestState:

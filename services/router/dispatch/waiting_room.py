@@ -7,24 +7,27 @@ import math
 import time
 from dataclasses import dataclass, replace
 
+from services.router.admission.blocked import BlockedClock, between, blocker
 from services.router.admission.controller import AdmissionController, Estimate
 from services.router.admission.orders import ORDERS
 from services.router.admission.queue import AdmissionQueue
 from services.router.admission.queue_entry import BYTES_PER_TOKEN, QueueEntry
-from services.router.attribution.blocked import BlockedClock, between, blocker
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.attempt import Attempt, Successor
 from services.router.dispatch.config import DispatchConfig
 from services.router.dispatch.prefix_lookup import PrefixLookup
+from services.router.dispatch.request import Request
 from services.router.dispatch.states import RequestEvent
-from services.router.metrics import RouterMetrics
-from services.router.placement.decision import Choice, Decision, DecisionLog
+from services.router.placement.decision import Choice
+from services.router.placement.disaggregation import Route
 from services.router.placement.filters import GUEST_AFTER_S
 from services.router.placement.policy import Placement
 from services.router.placement.views import PlacementRequest, Pool
-from services.router.request import Request
 from services.router.workers.fleet import Fleet
 from shared.errors import Overloaded, TandemError, WorkerDied, WorkerLost
+
+RETRY_AFTER_S = 2.0
+"""When a client should try again that was refused because a role has no worker. Seconds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,13 +48,11 @@ class WaitingRoom:
         fleet: Fleet,
         placement: Placement,
         lookup: PrefixLookup,
-        metrics: RouterMetrics,
         config: DispatchConfig,
     ) -> None:
         self._fleet = fleet
         self._placement = placement
         self._lookup = lookup
-        self._metrics = metrics
         self._config = config
         self._queue: AdmissionQueue[_Queued] = AdmissionQueue(
             config.queue_limit, config.queue_limit_bytes, ORDERS[config.order], config.tenant_weights
@@ -59,8 +60,6 @@ class WaitingRoom:
         self._predictor = placement.predictor
         self._admission = AdmissionController(self._predictor, config.late_idle_share, config.late_grace)
         self._again: asyncio.TimerHandle | None = None
-        self.decisions = DecisionLog(config.max_explained)
-        """What was chosen lately, and why."""
         self.blocked = BlockedClock()
         """What requests have waited for."""
 
@@ -101,7 +100,8 @@ class WaitingRoom:
         request = active.request
         request_id = request.request_id
         active.hits = await self._lookup.hits_for(active)
-        active.timeline.matched = now = time.perf_counter()
+        active.note(RequestEvent.MATCHED)
+        now = time.perf_counter()
         estimate = self._enter(active, now, returning=returning)
         item = estimate.item
         wait_s = min(self._config.queue_timeout_s, max(0.0, estimate.given_up_s - now))
@@ -116,9 +116,10 @@ class WaitingRoom:
             self.pump()
             waits = not queued.assignment.done()
             if waits:
+                active.note(RequestEvent.WAITED)
                 await asyncio.wait((queued.assignment,), timeout=wait_s)
         except Overloaded:
-            self._metrics.refused(waited=waits, cause="full")
+            active.note(RequestEvent.FULL)
             raise
         except asyncio.CancelledError:
             given = _given(queued.assignment)
@@ -127,26 +128,24 @@ class WaitingRoom:
                 self.pump()
             raise
         finally:
-            self._queue.remove(request_id)  # from here on nobody assigns workers to it
+            self._queue.remove(request_id)  # from here on no workers are assigned to it
             if waits:
-                active.waits = between(held, self.blocked.read(time.perf_counter()))
+                active.record.waits = between(held, self.blocked.read(time.perf_counter()))
         if not queued.assignment.done():
-            raise self._gave_up(estimate, wait_s)
+            raise self._gave_up(active, estimate, wait_s)
         try:
-            attempt = queued.assignment.result()
+            return queued.assignment.result()
         except Overloaded:
-            self._metrics.refused(waited=waits, cause="late")
+            active.note(RequestEvent.LATE)
             raise
-        active.timeline.placed = time.perf_counter()
-        return attempt
 
-    def _gave_up(self, estimate: Estimate, wait_s: float) -> TandemError:
+    def _gave_up(self, active: ActiveRequest, estimate: Estimate, wait_s: float) -> TandemError:
         """Why a request that waited was not started."""
         reason = self._fleet.not_ready_reason()
         if reason:
-            return WorkerLost(reason)
+            return WorkerLost(reason, retry_after_s=RETRY_AFTER_S)
         self._admission.gave_up(estimate, time.perf_counter())
-        self._metrics.refused(waited=True, cause="timeout")
+        active.note(RequestEvent.TIMEOUT)
         return Overloaded(f"no worker could start the request within {wait_s:.3g} s", limit=wait_s)
 
     def _enter(self, active: ActiveRequest, now: float, *, returning: bool) -> Estimate:
@@ -163,12 +162,12 @@ class WaitingRoom:
                 first=returning,
             )
         except Overloaded:
-            self._metrics.refused(waited=returning, cause="late")
+            active.note(RequestEvent.LATE)
             raise
 
     @property
     def _prompt_pool(self) -> Pool:
-        """Who computes prompts."""
+        """The role that computes prompts."""
         return self._fleet.decode_pool if self._config.collocated else self._fleet.prefill_pool
 
     def _waiting(self, active: ActiveRequest) -> QueueEntry:
@@ -178,8 +177,8 @@ class WaitingRoom:
         return QueueEntry(
             request.request_id,
             num_tokens=max(1, active.num_tokens - active.hits.peer),
-            arrived_s=active.timeline.accepted,
-            deadline_s=active.timeline.accepted + target_s if target_s and not active.produced else math.inf,
+            arrived_s=active.record.ask.arrived_at,
+            deadline_s=active.record.ask.arrived_at + target_s if target_s and not active.produced else math.inf,
             priority=request.priority,
             tenant=request.tenant,
             num_bytes=BYTES_PER_TOKEN * active.num_tokens,
@@ -194,9 +193,7 @@ class WaitingRoom:
             return False
         fleet = self._fleet
         wanted = self._wanted(active, layout.block_size, queued.estimate.item.deadline_s)
-        choice = self._placement.choose(
-            wanted, fleet.decode_pool, fleet.prefill_pool, collocated=self._config.collocated
-        )
+        choice = self._choose(wanted)
         if choice is None:
             self._note_blocked(wanted)
             return False
@@ -209,10 +206,8 @@ class WaitingRoom:
         decode = fleet.decodes[choice.decode]
         prefill = fleet.prefills[choice.prefill] if choice.prefill is not None else None
         active.num_attempts += 1
-        active.move(RequestEvent.PLACED)
-        self._explain(active, choice)
-        if active.trace is not None:
-            active.trace.placed(wanted.now_s, decode, prefill, choice.route.value)
+        active.record.choices.append(choice)
+        active.note(RequestEvent.CHOOSING, at=wanted.now_s)
         attempt = Attempt(
             active,
             decode,
@@ -228,6 +223,15 @@ class WaitingRoom:
         attempt.open(wanted.work((prefill or decode).name), wanted.num_missing_blocks(decode.name))
         assignment.set_result(attempt)
         return True
+
+    def _choose(self, wanted: PlacementRequest) -> Choice | None:
+        """Workers that can start a request now; while no prefill worker is there, one that decodes computes the prompt
+        too, as far as its queue has room."""
+        decodes, prefills, collocated = self._fleet.decode_pool, self._fleet.prefill_pool, self._config.collocated
+        if not self._fleet.lacks_prefill:
+            return self._placement.choose(wanted, decodes, prefills, collocated=collocated)
+        choice = self._placement.choose(wanted, decodes, prefills, collocated=True)
+        return replace(choice, route=Route.NO_PREFILL) if choice is not None else None
 
     def _note_blocked(self, wanted: PlacementRequest) -> None:
         if self.blocked.is_due(wanted.now_s):
@@ -263,18 +267,8 @@ class WaitingRoom:
         if held and isinstance(error, WorkerDied):
             active.deaths.note(active.request.request_id, lost, len(active.produced))
         active.charge((lost,))
-        active.note_error(error)
-        self._metrics.retried(error)
-        self._metrics.migrated("prompt", error)
         active.log.warning("request %s: prefill on %s from now on: %s", active.wire_id, name, error)
         return fleet.prefills[name], wanted.work(name)
-
-    def _explain(self, active: ActiveRequest, choice: Choice) -> None:
-        self._metrics.placed(choice.route)
-        request, queue_s = active.request, time.perf_counter() - active.timeline.matched
-        self.decisions.note(
-            Decision(request.request_id, active.num_attempts, request.num_prompt_tokens, queue_s, choice)
-        )
 
 
 def _given(assignment: asyncio.Future[Attempt]) -> Attempt | None:

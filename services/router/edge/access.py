@@ -10,9 +10,12 @@ from typing import Literal
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.router.edge.ledger import CallNote, RequestEnd
+from services.router.edge.ledger import CallNote
+from services.router.views.access_fields import access_fields
+from services.router.views.metric_definitions import GRPC_CALLS, HTTP_REQUESTS
 from shared.errors import brief
 from shared.telemetry.instruments import Counter
+from shared.telemetry.metrics import Observed
 
 logger = logging.getLogger(__name__)
 
@@ -65,44 +68,9 @@ class Access:
             _write("gRPC", method, code, duration_s, note)
 
 
-def access_fields(note: CallNote, duration_s: float) -> dict[str, object]:
-    """What a line says beside method, path and status; what is not known is left out."""
-    found: dict[str, object] = {
-        "tenant": note.tenant,
-        "model": note.model,
-        "request_id": note.request_id,
-        "trace_id": note.trace_id,
-    }
-    answers = [end for end in note.ends if end.request is not None]
-    if answers:
-        found |= _answered(answers)
-    outcomes = {end.reason.value if end.reason is not None else end.outcome for end in note.ends}
-    return {
-        **{name: value for name, value in found.items() if value != ""},
-        "e2e_ms": round(duration_s * 1e3, 1),
-        **({"finish": ",".join(sorted(outcomes))} if outcomes else {}),
-    }
-
-
-def _answered(ends: list[RequestEnd]) -> dict[str, object]:
-    """Sums over a call's answers; TTFT is that of the first token of all, TPOT the mean."""
-    begun = [end.summary.ttft.ttft_ms for end in ends if end.summary.ttft.ttft_ms]
-    paces = [end.tokens_s / (end.num_output_tokens - 1) for end in ends if end.tokens_s and end.num_output_tokens > 1]
-    prompts = {id(end.request.prompt_token_ids): end.request for end in ends if end.request is not None}
-    summary = ends[0].summary
-    return {
-        "tokens_in": sum(request.num_prompt_tokens for request in prompts.values()),
-        "tokens_out": sum(end.num_output_tokens for end in ends),
-        "cached": sum(end.summary.num_cached_tokens for end in ends),
-        "ttft_ms": round(min(begun), 1) if begun else "",
-        "tpot_ms": round(1e3 * sum(paces) / len(paces), 2) if paces else "",
-        "prefill": summary.prefill_worker,
-        "decode": summary.decode_worker,
-    }
-
-
 def _write(method: str, path: str, status: str, duration_s: float, note: CallNote) -> None:
-    fields = access_fields(note, duration_s)
+    named = {"tenant": note.tenant, "model": note.model, "request_id": note.request_id, "trace_id": note.trace_id}
+    fields = access_fields(named, note.records, duration_s)
     words = [_shown(method), _shown(path), status, *(f"{name}={_shown(value)}" for name, value in fields.items())]
     logger.info(" ".join(words), extra={"fields": {"method": method, "path": path, "status": status, **fields}})
 
@@ -135,3 +103,10 @@ class AccessMiddleware:
             duration_s = time.perf_counter() - begun
             status = scope.get(STATUS, CLIENT_LEFT)
             self._access.http_ended(scope["method"], scope["path"], status, duration_s, scope.get(NOTE))
+
+
+CALLS: tuple[Observed[Access], ...] = (
+    Observed(HTTP_REQUESTS, lambda access: access.http.read()),
+    Observed(GRPC_CALLS, lambda access: access.grpc.read()),
+)
+"""The counts of a process, over all its models."""

@@ -9,35 +9,35 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from services.router.dispatch.request import PLAIN_TEXT, Core, Request, Resume, TextOptions
 from services.router.edge.answer.families import AnswerFormats
 from services.router.edge.answer.reasoning import Thinking
-from services.router.edge.bad_words import check_bad_words
-from services.router.edge.chat_prompt import ChatPrompt
-from services.router.edge.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from services.router.edge.ledger import Ledger, Uncounted
 from services.router.edge.model_names import ModelNames
-from services.router.edge.output_processor import INLINE_TOKENS, output_processor
 from services.router.edge.output_stream import OutputStream
-from services.router.edge.prompt_tokenizer import (
+from services.router.edge.scheduling import SchedulingHints
+from services.router.edge.settings import EdgeSettings
+from services.router.edge.tenants.rate_limits import RateLimits
+from services.router.edge.tenants.tenancy import chain_salt
+from services.router.edge.text.bad_words import check_bad_words
+from services.router.edge.text.chat_prompt import ChatPrompt
+from services.router.edge.text.generation_defaults import NO_DEFAULTS, GenerationDefaults
+from services.router.edge.text.output_processor import INLINE_TOKENS, output_processor
+from services.router.edge.text.prompt_tokenizer import (
     Prompt,
     PromptTokenizer,
     TextPrompt,
     TokensPrompt,
     check_num_tokens,
 )
-from services.router.edge.rate_limits import RateLimits
-from services.router.edge.scheduling import SchedulingHints
-from services.router.edge.settings import EdgeSettings
-from services.router.edge.structure_check import StructureCheck
-from services.router.edge.tenancy import chain_salt
-from services.router.request import PLAIN_TEXT, Core, Request, Resume, TextOptions
-from services.router.traces.call_trace import NO_TRACE, CallTrace, CallTraces
+from services.router.edge.text.structure_check import StructureCheck
+from services.router.views.traces.call_trace import NO_TRACE, CallTrace, CallTraces
 from shared.engine.sampling_params import SamplingParams
-from shared.engine.structured_output import ReasoningPart
 from shared.errors import InvalidRequest, PromptTooLong, WorkerLost
-from shared.model.chat_template import ChatTemplate
-from shared.model.tokenizer import Tokenizer
+from shared.model.text.chat_template import ChatTemplate
+from shared.model.text.tokenizer import Tokenizer
 from shared.structure.compiler import StructureCompiler
+from shared.structure.structured_output import ReasoningPart
 
 __all__ = [
     "CallInfo",
@@ -127,7 +127,7 @@ class InputProcessor:
     ) -> None:
         """`structures`: for the model's vocabulary; `defaults`: what a request takes that does not say how to
         sample; `names`: `model_name` and what else clients may call it; `rates` and `traces`: shared with
-        other models' processors; `ledger`: who counts requests, nobody where none is given."""
+        other models' processors; `ledger`: counts requests; none: they are not counted."""
         self.core = core
         self.defaults = defaults
         self.formats = AnswerFormats.of(chat_template, settings.tool_call_parser, settings.reasoning_parser)
@@ -193,7 +193,8 @@ class InputProcessor:
             sampling = self._behind_reasoning(sampling, token_ids)
         await self._structures.check(sampling.structured_output)
         max_tokens = num_left if default_max_tokens is None else min(default_max_tokens, num_left)
-        limits = [s for s in (info.timeout_s, self._settings.request_timeout_s) if s > 0]
+        asked_s = info.timeout_s or self._settings.default_timeout_s
+        limits = [s for s in (asked_s, self._settings.request_timeout_s) if s > 0]
         return Request(
             request_id=request_id,
             prompt_token_ids=token_ids,
@@ -202,7 +203,8 @@ class InputProcessor:
             salt=self._salt(info, sampling),
             arrived_at=info.arrived_at,
             timeout_s=min(limits, default=0.0),
-            trace=info.trace,
+            trace=info.trace.context,
+            is_traced=info.trace.is_recorded,
             priority=info.scheduling.priority,
             session=info.scheduling.session,
             ttft_timeout_s=info.scheduling.ttft_timeout_s,
@@ -231,7 +233,7 @@ class InputProcessor:
         return await self._prompts.token_ids(prompt, self.context_len())
 
     async def resumed(self, request: Request, resume: Resume, seed: int | None) -> Request:
-        """A prepared request whose answer goes on behind what the client has; `seed` is the answer's own.
+        """A prepared request whose answer continues behind the tokens that the client has; `seed` is the answer's own.
 
         Raises InvalidRequest naming what of `resume` cannot be: an id outside the vocabulary, more tokens than
         max_tokens, text that the tokens do not make, a stop string before their end, a sampled answer without a seed.
@@ -252,7 +254,7 @@ class InputProcessor:
             request = replace(request, sampling=replace(request.sampling, seed=seed))
         request = replace(request, resume=resume)
         if not request.is_complete:
-            await output_processor(request, self.tokenizer)  # raises for a stop string
+            await output_processor(request, request.new_record(), self.tokenizer)  # raises for a stop string
         if len(token_ids) <= INLINE_TOKENS:
             self._check_num_chars(resume, request.text)
         else:
@@ -282,9 +284,9 @@ class InputProcessor:
         return OutputStream(self.core, requests, self.tokenizer, ledger or self.ledger)
 
     def context_len(self) -> int:
-        """Tokens of prompt and answer that fit in all; raises WorkerLost while no worker is connected."""
+        """Tokens of prompt and answer that fit in all; raises WorkerLost before any worker was connected."""
         limit = self.core.max_prompt_tokens()
         if limit == 0:
             reason = self.core.not_ready_reason() or "no worker is connected"
-            raise WorkerLost(f"nothing can be served now: {reason}")
+            raise WorkerLost(f"nothing can be served now: {reason}", retry_after_s=1.0)
         return limit

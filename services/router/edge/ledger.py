@@ -3,48 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
-from services.router.request import FinishReason, Request, RequestSummary
+from services.router.dispatch.record import Ask, RequestRecord
 from shared.errors import Cancelled, Internal, TandemError
-
-FINISHED = "finished"
-
-
-@dataclass(frozen=True, slots=True)
-class RequestEnd:
-    """How one request ended."""
-
-    outcome: str
-    """`finished`, or the code of what ended it: an error's, `cancelled` where the client left."""
-    duration_s: float
-    """From its arrival."""
-    request: Request | None = None
-    """None: it was refused before it had become one."""
-    reason: FinishReason | None = None
-    """Set where it finished; of a stop string STOP, as the client is told."""
-    num_output_tokens: int = 0
-    """Given to the client on this call."""
-    summary: RequestSummary = field(default_factory=RequestSummary)
-    tokens_s: float = 0.0
-    """From its first token to its last."""
 
 
 class Ledger(Protocol):
-    """Who counts."""
+    """Counts requests."""
 
-    def ended(self, end: RequestEnd) -> None:
-        """One request is over. Must not raise."""
+    def ended(self, record: RequestRecord) -> None:
+        """One request is over for its client, and its record closed. Must not raise."""
         ...
 
 
 class Uncounted:
     """Counts nothing."""
 
-    def ended(self, end: RequestEnd) -> None:
+    def ended(self, record: RequestRecord) -> None:
         """See `Ledger`."""
 
 
@@ -63,8 +41,8 @@ class CallNote:
     tenant: str = ""
     model: str = ""
     trace_id: str = ""  # 32 hex digits; empty without a trace
-    ends: list[RequestEnd] = field(default_factory=list)
-    """Of its requests, or of the call itself where it was refused."""
+    records: list[RequestRecord] = field(default_factory=list)
+    """Of its requests that are over, or one of the call itself where it was refused."""
 
 
 class CallEntry:
@@ -82,14 +60,16 @@ class CallEntry:
         """From now on each of its answers is counted by its own."""
         self._answered = True
 
-    def ended(self, end: RequestEnd) -> None:
+    def ended(self, record: RequestRecord) -> None:
         """See `Ledger`."""
-        self.note.ends.append(end)
-        self._ledger.ended(end)
+        self.note.records.append(record)
+        self._ledger.ended(record)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
         if not self._answered:
-            self.ended(RequestEnd(outcome_of(error), time.perf_counter() - self._arrived_at))
+            record = RequestRecord(Ask(arrived_at=self._arrived_at))
+            record.close(outcome_of(error))
+            self.ended(record)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from services.router.edge.ledger import FINISHED, Ledger, RequestEnd, Uncounted, outcome_of
-from services.router.edge.output_processor import OutputDelta, OutputFinish, OutputProcessor, output_processor
-from services.router.request import Core, Request, RequestSummary, RunningRequest
+from services.router.dispatch.record import FINISHED
+from services.router.dispatch.request import Core, FinishReason, Request, RunningRequest
+from services.router.edge.ledger import Ledger, Uncounted, outcome_of
+from services.router.edge.text.output_processor import OutputDelta, OutputFinish, OutputProcessor, output_processor
 from shared.errors import Internal
-from shared.model.tokenizer import Tokenizer
+from shared.model.text.tokenizer import Tokenizer
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +24,7 @@ class _Answer:
     running: RunningRequest
     processor: OutputProcessor
     num_tokens: int = 0  # given to the client
+    finish: OutputFinish | None = None  # its last delta was made, and is not counted yet
 
 
 class OutputStream:
@@ -31,8 +32,8 @@ class OutputStream:
 
     An asynchronous context manager: entering submits the requests, leaving frees them in the whole cluster, finished
     or not. A request whose answer a stop string ended is freed before that delta is returned, and all are freed before
-    an error is raised. Each request is counted once: with its last delta, else with what ended the stream. One reader
-    at a time.
+    an error is raised. Each request is counted once: where the reader comes back after its last delta, having passed
+    that on, else with what ended the stream. One reader at a time.
     """
 
     def __init__(
@@ -40,12 +41,14 @@ class OutputStream:
     ) -> None:
         """One choice a request, in order. Nothing comes of a choice that the client has as a whole already."""
         self._ledger: Ledger = ledger or Uncounted()
-        self._uncounted = dict(enumerate(requests))
+        self._records = [request.new_record() for request in requests]
+        self._uncounted = set(range(len(requests)))
         self._core = core
         self._requests = requests
         self._tokenizer = tokenizer
         self._answers: list[_Answer] = []
         self._open: list[_Answer] = []  # those without their last delta
+        self._given: _Answer | None = None  # its last delta was returned: the reader passes it on
         self._ready: deque[tuple[int, OutputDelta]] = deque()
         self.num_output_tokens = 0  # of all answers so far
         self._error: BaseException | None = None  # behind what is ready
@@ -54,17 +57,18 @@ class OutputStream:
         """Submits all requests; raises what `Core.submit` does, and frees those already submitted then."""
         try:
             wanted = [(index, request) for index, request in enumerate(self._requests) if not request.is_complete]
-            processors = [await output_processor(request, self._tokenizer) for _, request in wanted]
+            processors = [
+                await output_processor(request, self._records[index], self._tokenizer) for index, request in wanted
+            ]
             for (index, request), processor in zip(wanted, processors, strict=True):
-                running = self._core.submit(request)
-                processor.summary = running.summary
+                running = self._core.submit(request, self._records[index])
                 self._answers.append(_Answer(index, request, running, processor))
         except BaseException as error:
             await self._end(error)
             raise
         for index, request in enumerate(self._requests):
             if request.resume is not None and request.is_complete:
-                self._count(index, RequestEnd(FINISHED, _since(request), request, request.resume.finish_reason))
+                self._count(index, FINISHED, request.resume.finish_reason)
         self._open = list(self._answers)
         return self
 
@@ -78,6 +82,7 @@ class OutputStream:
 
     async def __anext__(self) -> tuple[int, OutputDelta]:
         """The next delta. Raises the core's TandemError; Internal where the core ends an answer without a reason."""
+        self._passed_on()
         try:
             while not self._ready:
                 if self._error is not None:
@@ -100,7 +105,10 @@ class OutputStream:
         except BaseException as error:
             await self._end(error)
             raise
-        return self._ready.popleft()
+        index, delta = self._ready.popleft()
+        if delta.finish is not None:
+            self._given = next(answer for answer in self._answers if answer.index == index)
+        return index, delta
 
     async def aclose(self) -> None:
         """Ends all requests in the whole cluster. Idempotent."""
@@ -108,20 +116,14 @@ class OutputStream:
 
     async def _end(self, error: BaseException | None) -> None:
         """As `aclose`; what is not counted yet is counted as ended by the error."""
-        outcome = outcome_of(error)
-        answers = {answer.index: answer for answer in self._answers}
-        for index, request in tuple(self._uncounted.items()):
-            answer = answers.get(index)
-            self._count(
-                index,
-                RequestEnd(
-                    outcome,
-                    _since(request),
-                    request,
-                    num_output_tokens=answer.num_tokens if answer is not None else 0,
-                    summary=answer.running.summary if answer is not None else RequestSummary(),
-                ),
-            )
+        self._passed_on()
+        given = {answer.index: answer for answer in self._answers}
+        for index in sorted(self._uncounted):
+            answer = given.get(index)
+            if answer is not None and answer.finish is not None:
+                self._count(index, FINISHED, answer.finish.reason, answer.num_tokens)
+            else:
+                self._count(index, outcome_of(error), None, answer.num_tokens if answer is not None else 0)
         self._open = []
         for answer in self._answers:
             await answer.running.aclose()
@@ -149,30 +151,23 @@ class OutputStream:
             self.num_output_tokens += len(output.token_ids)
             answer.num_tokens += len(output.token_ids)
             if output.finish is not None:
-                self._finished(answer, output.finish)
+                answer.finish = output.finish
+                self._open.remove(answer)
                 if delta.finish_reason is None:  # a stop string: what it cut off must not run on
                     await answer.running.aclose()
             self._ready.append((answer.index, output))
 
-    def _finished(self, answer: _Answer, finish: OutputFinish) -> None:
-        """The last token of an answer that a stop string ended is the one that it was found in, which came now."""
-        self._open.remove(answer)
-        request, summary = answer.request, finish.summary
-        duration_s = _since(request)
-        ended_s = summary.last_token_at - request.arrived_at if summary.last_token_at else duration_s
-        tokens_s = max(0.0, ended_s - summary.ttft.ttft_ms / 1e3) if summary.ttft.ttft_ms else 0.0
-        self._count(
-            answer.index,
-            RequestEnd(FINISHED, duration_s, request, finish.reason, answer.num_tokens, summary, tokens_s),
-        )
+    def _passed_on(self) -> None:
+        """The reader has passed on what it got last."""
+        answer, self._given = self._given, None
+        if answer is not None and answer.finish is not None:
+            self._count(answer.index, FINISHED, answer.finish.reason, answer.num_tokens)
 
-    def _count(self, index: int, end: RequestEnd) -> None:
-        if self._uncounted.pop(index, None) is not None:
-            self._ledger.ended(end)
-
-
-def _since(request: Request) -> float:
-    return time.perf_counter() - request.arrived_at
+    def _count(self, index: int, outcome: str, reason: FinishReason | None = None, num_tokens: int = 0) -> None:
+        if index in self._uncounted:
+            self._uncounted.remove(index)
+            self._records[index].close(outcome, reason, num_tokens)
+            self._ledger.ended(self._records[index])
 
 
 def _is_cancelled() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from services.router.request import Request
+from services.router.dispatch.request import Request
 from shared.seeds import derived_seed
 
 

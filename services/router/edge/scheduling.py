@@ -6,7 +6,7 @@
     x-session-id        the turns of one conversation share it
     x-ttft-timeout-ms   the first token is due so soon; 429 at once where that cannot be. Default: the router's target
 
-A key of a tenant's own settles who calls; without one, a proxy that knows sets `x-tenant` and drops what came from
+A tenant's own API key determines the tenant; without one, a trusted proxy sets `x-tenant` and drops what came from
 outside.
 """
 

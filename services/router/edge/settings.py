@@ -10,8 +10,8 @@ from services.router.edge.access import AccessLog
 from services.router.edge.answer.families import CallFormatName, ReasoningName
 from services.router.edge.key_digest import key_digest
 from services.router.edge.limits import LimitSettings
-from shared.engine.structured_output import MAX_STRUCTURE_BYTES
 from shared.rpc.tls import Tls
+from shared.structure.structured_output import MAX_STRUCTURE_BYTES
 
 ApiKey = Annotated[
     str,
@@ -37,8 +37,8 @@ class TenantSettings(BaseModel):
     """This tenant's own `limits.tokens_per_minute`; 0 = no limit, none = the general one."""
 
     share: TenantName | None = None
-    """Tenants that name the same share prefixes with each other; none = with nobody. Who shares can tell by the time
-    to a first token what others have sent."""
+    """Tenants that name the same share prefixes with each other; none = no sharing. The time to a first token shows a
+    tenant what the others of its share have sent."""
 
 
 class StructureSettings(BaseModel):
@@ -64,8 +64,8 @@ class EdgeSettings(BaseModel):
     %s KEY | sha256sum`); only the digest is kept."""
 
     admin_keys: tuple[ApiKey, ...] = Field(default=(), repr=False)
-    """Keys that may also see, flush and pin everybody's cache. Where any key is set, nobody else may; where none is,
-    everyone."""
+    """Keys that may also see, flush and pin the cache of all tenants. If any key is set, only these may; if none is,
+    every client."""
 
     tenants: dict[TenantName, TenantSettings] = Field(default_factory=dict)
     """By name. A tenant that is not here has a salt of its own like every other, and counts as `other` in metrics."""
@@ -80,7 +80,11 @@ class EdgeSettings(BaseModel):
     """Most answers (prompts times `n`) that one HTTP request may ask for."""
 
     request_timeout_s: float = Field(default=0.0, ge=0.0, le=86400.0)
-    """Deadline of a whole request, seconds; 0 = none. A gRPC client's own, shorter deadline wins."""
+    """Longest deadline of a whole request, seconds; 0 = no bound. A gRPC client's own, shorter deadline wins."""
+
+    default_timeout_s: float = Field(default=3600.0, ge=0.0, le=86400.0)
+    """Deadline of a whole request that has none of its own, seconds, its wait for a worker included; 0 = none. Not
+    above `request_timeout_s` where that is set. A request that is not done by then ends with 504."""
 
     tool_call_parser: CallFormatName = "auto"
     """How the model writes tool calls; `auto`: its chat template tells."""

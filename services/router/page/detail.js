@@ -10,6 +10,7 @@ const ROUTES = {
   collocated: "prefilled where it decodes: the cluster is collocated",
   short_suffix: "prefilled where it decodes: the uncached suffix is short",
   pool_slower: "prefilled where it decodes: the prefill pool was predicted to be slower",
+  no_prefill: "prefilled where it decodes: no prefill worker was there",
 };
 
 export function startDetail() {

@@ -27,7 +27,7 @@ const TALL = {
   },
 };
 const NAMES = { client: "clients", queue: "queue", prefill: "prefill", decode: "decode", index: "KV index" };
-const PLACE = { queued: "queue", reserved: "queue", prefilling: "prefill", shipping: "ship", resuming: "ship", decoding: "decode" };
+const PLACE = { queued: "queue", reserved: "queue", reassigning: "queue", prefilling: "prefill", shipping: "ship", resuming: "ship", decoding: "decode" };
 const MOST_DOTS = 24;
 
 const parts = { layout: null, labels: {}, counts: {}, notes: {}, edges: {}, dots: null };

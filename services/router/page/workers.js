@@ -60,7 +60,7 @@ function updateWorker(element, worker) {
   kept.setAttribute("width", total ? (100 * cached) / total : 0);
   setText(
     element.querySelector(".room"),
-    on ? `KV blocks: ${number(total - free)} in use, ${number(cached)} cached prefix, ${number(free - cached)} empty` : "its requests go on elsewhere",
+    on ? `KV blocks: ${number(total - free)} in use, ${number(cached)} cached prefix, ${number(free - cached)} empty` : "its requests continue on other workers",
   );
   setText(element.querySelector(".place"), [worker.model, worker.address, on && worker.pool_bytes ? `pool ${bytes(count(worker.pool_bytes))}` : "", worker.kernels, worker.dtype].filter(Boolean).join(" · "));
 }

@@ -12,7 +12,7 @@ NAME = "tandem-endpoint-picker"
 
 
 def self_signed_credentials() -> grpc.ServerCredentials:
-    """TLS of a gRPC server, by a new key and a certificate that nobody has signed."""
+    """TLS of a gRPC server, by a new key and a self-signed certificate."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -22,7 +22,7 @@ DESTINATION_NAMESPACE = "envoy.lb"
 SUBSET = "x-gateway-destination-endpoint-subset"
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 ECHOED = (ProcessingMode.FULL_DUPLEX_STREAMED, ProcessingMode.GRPC)
-"""Body modes in which the processor sends every chunk on; in the others it lets the proxy go on."""
+"""Body modes in which the processor sends every chunk on; in the others it lets the proxy continue."""
 
 
 def headers_of(headers: HeaderMap) -> dict[str, str]:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import psutil
 
-from services.router.edge.auth import ApiKeys
 from services.router.edge.scheduling import SchedulingHints, scheduling_hints
+from services.router.edge.tenants.auth import ApiKeys
 from services.router.picker.endpoints import EndpointWatch
 from services.router.picker.policy import Endpoint, Refusal, choose
 from shared.address import Address

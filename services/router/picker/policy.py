@@ -14,7 +14,7 @@ SESSION_SLACK = 4
 
 
 class Refusal(Enum):
-    """Why nobody serves it."""
+    """Why no router serves the request."""
 
     NOT_READY = "not_ready"
     FULL = "full"

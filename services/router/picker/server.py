@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from services.router.edge.auth import ApiKeys
 from services.router.edge.scheduling import SchedulingHints
 from services.router.edge.settings import EdgeSettings
+from services.router.edge.tenants.auth import ApiKeys
 from services.router.picker.certificate import self_signed_credentials
 from services.router.picker.endpoints import EndpointWatch
 from services.router.picker.ext_proc import LIVENESS, READINESS, SERVICE_NAME, ExternalProcessor

@@ -21,7 +21,7 @@ class PickerSettings(BaseModel):
     probe_interval_s: float = Field(default=1.0, ge=0.05, le=60)
     """Time between two probes of the routers' /readyz. Seconds."""
     max_endpoints: int = Field(default=3, ge=1, le=16)
-    """Routers that a gateway is told: the first serves, the others are for its retries."""
+    """Routers in an answer to a gateway: the first serves, the others are for its retries."""
     tls: Tls = Tls()
     """TLS of the picker. With a ca, gateways need certificates of their own."""
     self_signed: bool = False

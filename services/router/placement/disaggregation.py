@@ -13,6 +13,7 @@ class Route(Enum):
     COLLOCATED = "collocated"
     SHORT_SUFFIX = "short_suffix"
     POOL_SLOWER = "pool_slower"
+    NO_PREFILL = "no_prefill"
 
 
 @dataclass(frozen=True, slots=True)

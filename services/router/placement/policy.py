@@ -120,7 +120,10 @@ class Placement:
         )
         found = self._in_time(found, request)
         prefill, ranked_prefills = self._pick("prefill", found, self._context(request, last_prefill, decode.label))
-        route, predicted_s = self._route(request, decode, prefill, num_prefills=len(prefills))
+        if prefill is not None and prefill.name == decode.name:  # it has both roles: nothing has to be handed over
+            route, predicted_s = Route.COLLOCATED, self.predictor.here_s(decode, request)
+        else:
+            route, predicted_s = self._route(request, decode, prefill, num_prefills=len(prefills))
         if route is Route.HAND_OFF and prefill is None:
             return None
         name = prefill.name if prefill is not None and route is Route.HAND_OFF else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shared.errors import ConfigError
-from shared.identity import WorkerRole
+from shared.identity import DECODE, PREFILL, Roles
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,8 @@ class DiscoveredWorker:
     """A worker that the router should be connected to. One that differs in any field is another worker."""
 
     name: str
-    role: WorkerRole  # PREFILL or DECODE
+    roles: Roles
+    """In which the router uses it."""
     address: str  # host:port
     label: tuple[str, ...] = ()
     """Where it stands, widest first: ("zone-a", "rack-3", "nvlink-1"). Empty: unknown."""
@@ -65,12 +66,15 @@ class StaticDiscovery:
         decodes: Mapping[str, str],
         labels: Mapping[str, tuple[str, ...]] | None = None,
     ) -> StaticDiscovery:
-        """From host:port by name, and the labels of some of the names. Raises ConfigError for a name in both pools."""
+        """From host:port by name, and the labels of some of the names. A worker in both pools, at one address, has both
+        roles; raises ConfigError for a name with two addresses."""
         where = labels or {}
+        found: dict[tuple[str, str], Roles] = {}
+        for roles, pool in ((PREFILL, prefills), (DECODE, decodes)):
+            for place in pool.items():
+                found[place] = found.get(place, roles) | roles
         return cls(
-            DiscoveredWorker(name, role, address, where.get(name, ()))
-            for role, pool in ((WorkerRole.PREFILL, prefills), (WorkerRole.DECODE, decodes))
-            for name, address in pool.items()
+            DiscoveredWorker(name, roles, address, where.get(name, ())) for (name, address), roles in found.items()
         )
 
     @property

@@ -3,11 +3,11 @@
     workers:
       - {name: prefill-0, role: prefill, address: "10.0.0.1:50061", label: zone-a/rack-3}
       - {name: decode-0, role: decode, address: "10.0.0.2:50061"}
+      - {name: worker-0, role: "prefill,decode", address: "10.0.0.3:50061"}
 
-Write the new file beside the old one and rename it over it (a Kubernetes ConfigMap does so): then nobody reads half a
-file. It is read every second and parsed where its bytes have changed. A file of this size costs little to read, and no
-file system's rules for modification times, inodes and links matter.
-"""
+Write the new file beside the old one and rename it over it (a Kubernetes ConfigMap does so): then half a file is never
+read. It is read every second and parsed where its bytes have changed. A file of this size costs little to read, and no
+file system's rules for modification times, inodes and links matter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from services.router.workers.discovery import DiscoveredWorker, check_names
 from shared.address import Address
 from shared.errors import ConfigError
-from shared.identity import WorkerRole
+from shared.identity import PREFILL, WorkerRole
 from shared.tasks import end_task
 
 INTERVAL_S = 1.0
@@ -96,7 +96,7 @@ class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     name: str = Field(min_length=1)
-    role: Literal["prefill", "decode"]
+    role: Literal["prefill", "decode", "prefill,decode"]
     address: str
     label: str = ""
 
@@ -126,7 +126,7 @@ def parse_workers(content: bytes, *, collocated: bool = False) -> tuple[Discover
         raise ConfigError(f"{where or 'content'}: {first['msg']}", field="workers_file") from error
     workers = tuple(_worker(entry, f"workers.{number}") for number, entry in enumerate(entries))
     check_names(workers)
-    if collocated and (prefills := [worker.name for worker in workers if worker.role is WorkerRole.PREFILL]):
+    if collocated and (prefills := [worker.name for worker in workers if worker.roles == PREFILL]):
         raise ConfigError(
             f"names the prefill worker {prefills[0]!r}: in collocated mode the decode workers prefill",
             field="workers_file",
@@ -139,4 +139,4 @@ def _worker(entry: _Entry, where: str) -> DiscoveredWorker:
     if not all(label):
         raise ConfigError(f"{where}.label: {entry.label!r} is not part/part", field="workers_file")
     address = str(Address.parse(entry.address, f"{where}.address", min_port=1))
-    return DiscoveredWorker(entry.name, WorkerRole[entry.role.upper()], address, label)
+    return DiscoveredWorker(entry.name, frozenset(map(WorkerRole, entry.role.split(","))), address, label)

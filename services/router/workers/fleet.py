@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import secrets
+import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import grpc
 
 from services.router.placement.views import Pool
-from services.router.workers.decode_link import DecodeLink
 from services.router.workers.discovery import DiscoveredWorker, Discovery
+from services.router.workers.link import WorkerLink
 from services.router.workers.liveness import LivenessLimits
-from services.router.workers.prefill_link import PrefillLink
 from shared.errors import ModelMismatch
 from shared.fingerprints import difference
 from shared.identity import WorkerRole
@@ -24,15 +26,16 @@ from shared.rpc.convert import layout_from_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
 from shared.tasks import end_task
 
-AnyLink = PrefillLink | DecodeLink
+COMING_BACK_S = 300.0
+"""A role whose last worker the discovery stopped naming less than this ago is expected to get one again. Seconds."""
 
 
 class Fleet:
     """Connects to the workers that a discovery names, and follows it.
 
     A worker that it names anew is connected. One that it names no more is retired: it gets no new work, its running
-    requests go on until they end, then its session is closed. A worker whose address, role or label changed is retired
-    and connected anew under the same name. Nothing of this touches another worker's requests.
+    requests continue until they end, then its session is closed. A worker whose address, role or label changed is
+    retired and connected anew under the same name. Nothing of this touches another worker's requests.
 
     Runs on the event loop. `start()` begins to connect and does not wait for any worker.
     """
@@ -61,9 +64,10 @@ class Fleet:
         """The connected prefill workers, for placement."""
         self.decode_pool = Pool(router_name)
         """The connected decode workers, for placement; every name in a pool has its link in `prefills`, `decodes`."""
-        self.prefills: dict[str, PrefillLink] = {}
-        self.decodes: dict[str, DecodeLink] = {}
-        self.retiring: list[AnyLink] = []
+        self.prefills: dict[str, WorkerLink] = {}
+        self.decodes: dict[str, WorkerLink] = {}
+        """A worker with both roles has one link, which is in both."""
+        self.retiring: list[WorkerLink] = []
         """Workers that the discovery names no more and that still have requests of this router."""
         self._router_name = router_name
         self._discovery = discovery
@@ -76,6 +80,9 @@ class Fleet:
         self._token = token
         self._roots: ChainRoots | None = None
         self._longest: tuple[int, int] | None = None  # (decode workers connected, max_model_len then)
+        self._last_longest = 0  # max_model_len of the decode worker that connected last
+        self._misfits: set[str] = set()  # workers that were refused because of their model
+        self._named_until: dict[WorkerRole, float] = {}  # when a worker of the role was last named no more
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -91,10 +98,16 @@ class Fleet:
         for task in list(self._tasks):
             await end_task(task)
 
+    def keep_trace(self, workers: frozenset[str], trace_id: bytes) -> None:
+        """See `WorkerLink.keep_trace`, for each of these workers that is here, by name."""
+        for link in (*self.links, *self.retiring):
+            if link.name in workers:
+                link.keep_trace(trace_id)
+
     @property
-    def links(self) -> tuple[AnyLink, ...]:
+    def links(self) -> tuple[WorkerLink, ...]:
         """The workers that the discovery names, prefill first."""
-        return (*self.prefills.values(), *self.decodes.values())
+        return tuple({**self.prefills, **self.decodes}.values())
 
     @property
     def discovery_failure(self) -> str:
@@ -103,11 +116,12 @@ class Fleet:
 
     @property
     def max_model_len(self) -> int:
-        """Longest sequence in tokens that every connected decode worker can hold; 0 while there is none."""
+        """Longest sequence in tokens that every connected decode worker can hold, or could while one was connected; 0
+        until the first one is."""
         num_connected = len(self.decode_pool)
         if self._longest is None or self._longest[0] != num_connected:
             lengths = (link.max_model_len for link in self.decodes.values() if link.connected)
-            self._longest = num_connected, min(lengths, default=0)
+            self._longest = num_connected, min(lengths, default=self._last_longest)
         return self._longest[1]
 
     @property
@@ -116,22 +130,43 @@ class Fleet:
         return self.prefill_pool.shared or self.decode_pool.shared
 
     def not_ready_reason(self) -> str:
-        """Empty when a prompt can be served; else which role has no worker, and why."""
-        needed: dict[str, Mapping[str, AnyLink]] = {"decode": self.decodes}
-        if not self._collocated:
-            needed["prefill"] = self.prefills
-        for role, links in needed.items():
-            if not links:
-                failure = self.discovery_failure
-                return f"no {role} worker is known" + (f" ({failure})" if failure else "")
-            if not any(link.connected and not link.load.draining for link in links.values()):
-                reasons = "; ".join(f"{link.name}: {_why_idle(link)}" for link in links.values())
-                return f"no {role} worker is ready ({reasons})"
-        return ""
+        """Empty when every role has a worker that takes requests; else which one has none, and why."""
+        return next((self._why_missing(links) for links in self._needed if not _has_ready(links)), "")
+
+    def refusal_reason(self) -> str:
+        """Why a prompt cannot be served soon either; empty where it can be, or may be queued: for a worker that is lost
+        or draining and expected back. A role is given up where it has only workers of another model, or where the
+        discovery has named none for COMING_BACK_S."""
+        return next((self._why_missing(links) for links in self._needed if self._is_given_up(links)), "")
+
+    @property
+    def lacks_prefill(self) -> bool:
+        """Whether decode workers have to compute prompts because no prefill worker takes any."""
+        return not self._collocated and not _has_ready(self.prefills)
+
+    @property
+    def _needed(self) -> tuple[Mapping[str, WorkerLink], ...]:
+        return (self.decodes,) if self._collocated else (self.decodes, self.prefills)
+
+    def _role_of(self, links: Mapping[str, WorkerLink]) -> WorkerRole:
+        return WorkerRole.PREFILL if links is self.prefills else WorkerRole.DECODE
+
+    def _why_missing(self, links: Mapping[str, WorkerLink]) -> str:
+        role = self._role_of(links)
+        if not links:
+            failure = self.discovery_failure
+            return f"no {role} worker is known" + (f" ({failure})" if failure else "")
+        reasons = "; ".join(f"{link.name}: {_why_idle(link)}" for link in links.values())
+        return f"no {role} worker is ready ({reasons})"
+
+    def _is_given_up(self, links: Mapping[str, WorkerLink]) -> bool:
+        if links:
+            return not _has_ready(links) and links.keys() <= self._misfits
+        return time.monotonic() - self._named_until.get(self._role_of(links), -math.inf) > COMING_BACK_S
 
     async def heard(self) -> None:
-        """Returns once every connected worker was heard from anew, or is lost or suspected: it is known by then which
-        workers died together."""
+        """Returns once every connected worker has sent a message since the call, or is lost or suspected: it is known
+        by then which workers died together."""
         limit_s = (self._limits or LivenessLimits()).suspect_after_s
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
@@ -143,7 +178,7 @@ class Fleet:
         return self._roots.of(salt, num_prompt_tokens)
 
     def take_over(self, request_id: str, tenant: str) -> None:
-        """A client goes on with the request here: what other routers have of it on their workers is over."""
+        """A client continues the request on this router: other routers' attempts at it are ended on the workers."""
         for link in (*self.links, *self.retiring):
             link.take_over(types_pb2.TakeOver(request_id=request_id, tenant=tenant))
 
@@ -152,7 +187,10 @@ class Fleet:
         view = {worker.name: worker for worker in self._discovery.workers}
         old = [link for link in self.links if view.get(link.name) != link.worker]
         for link in old:
-            (self.prefills if link.role is WorkerRole.PREFILL else self.decodes).pop(link.name)
+            self.prefills.pop(link.name, None)
+            self.decodes.pop(link.name, None)
+            self._misfits.discard(link.name)
+            self._named_until |= dict.fromkeys(link.roles, time.monotonic())
             self.retiring.append(link)
             link.retire()
         known = self.prefills.keys() | self.decodes.keys()
@@ -164,23 +202,21 @@ class Fleet:
             self._on_change()
 
     def _connect(self, worker: DiscoveredWorker) -> None:
-        prefills = worker.role is WorkerRole.PREFILL
-        kind: type[PrefillLink] | type[DecodeLink] = PrefillLink if prefills else DecodeLink
-        link = kind(
+        link = WorkerLink(
             worker,
             self._router_name,
-            self._check,
+            partial(self._check, worker.name),
             self._on_change,
-            self.prefill_pool if prefills else self.decode_pool,
+            {WorkerRole.PREFILL: self.prefill_pool, WorkerRole.DECODE: self.decode_pool},
             limits=self._limits,
             router_incarnation=self._incarnation,
             on_lost=self._tell_of_loss,
             credentials=self._credentials,
             token=self._token,
         )
-        if isinstance(link, PrefillLink):
+        if WorkerRole.PREFILL in worker.roles:
             self.prefills[worker.name] = link
-        else:
+        if WorkerRole.DECODE in worker.roles:
             self.decodes[worker.name] = link
         task = asyncio.create_task(self._serve(link), name=f"link-{worker.name}")
         self._tasks.add(task)
@@ -191,12 +227,20 @@ class Fleet:
         for link in (*self.links, *self.retiring):
             link.peer_lost(lost)
 
-    async def _serve(self, link: AnyLink) -> None:
+    async def _serve(self, link: WorkerLink) -> None:
         """Keeps a worker's session up until the worker is retired and drained."""
         await link.run()
         self.retiring.remove(link)
 
-    def _check(self, welcome: types_pb2.Welcome) -> None:
+    def _check(self, name: str, welcome: types_pb2.Welcome) -> None:
+        """Notes whether the worker fits. Raises ModelMismatch."""
+        self._misfits.add(name)
+        self._ensure_fits(welcome)
+        self._misfits.discard(name)
+        if name in self.decodes:
+            self._last_longest = welcome.max_model_len
+
+    def _ensure_fits(self, welcome: types_pb2.Welcome) -> None:
         """The first worker to connect sets the fleet's model, layout and block encryption; while one is connected,
         others must match."""
         layout = layout_from_proto(welcome.layout)
@@ -232,6 +276,10 @@ class Fleet:
             )
 
 
-def _why_idle(link: AnyLink) -> str:
+def _has_ready(links: Mapping[str, WorkerLink]) -> bool:
+    return any(link.connected and not link.load.draining for link in links.values())
+
+
+def _why_idle(link: WorkerLink) -> str:
     """Why a worker that cannot take requests cannot."""
     return link.mismatch or ("draining" if link.connected else "connecting")

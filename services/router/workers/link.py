@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -21,14 +20,14 @@ from services.router.placement.work import Work
 from services.router.workers.discovery import DiscoveredWorker
 from services.router.workers.liveness import LivenessLimits
 from services.router.workers.standing import Standing
-from services.router.workers.worker_stream import WorkerStream
+from services.router.workers.worker_stream import SessionCall, WorkerStream
 from shared.errors import ModelMismatch, TandemError, WorkerDied, WorkerLost
-from shared.identity import WorkerRole
-from shared.rpc.convert import role_to_proto
-from shared.rpc.errors import from_rpc_error
+from shared.identity import WorkerRole, roles_text
+from shared.rpc.convert import roles_from_proto
+from shared.rpc.errors import from_proto, from_rpc_error
 from shared.rpc.fleet_identity import fleet_metadata
-from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
-from shared.rpc.protocol import PROTOCOL_VERSION
+from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
+from shared.rpc.protocol import PROTOCOL_VERSION, SESSION_METHOD, other_protocol
 from shared.rpc.server import channel
 from shared.tasks import end_task
 
@@ -42,27 +41,23 @@ CLOSE_TIMEOUT_S = 2.0
 
 logger = logging.getLogger(__name__)
 
-Message = decode_pb2.Reserved | types_pb2.SequenceTokens | prefill_pb2.FirstToken
-CommandT = TypeVar("CommandT")
-EventT = TypeVar("EventT")
-
+Message = worker_pb2.Reserved | types_pb2.SequenceTokens | worker_pb2.FirstToken
 
 Receiver = Callable[[Message | TandemError], None]
 """Takes a worker's message about one attempt. Called on the event loop; must not block or raise. An error is the
 attempt's last message from this worker."""
 
 
-class WorkerLink(ABC, Generic[CommandT, EventT]):
+class WorkerLink:
     """Keeps one worker's session up and passes its messages to the attempts that they are about.
 
     `run()` reconnects until it is cancelled, or until the worker is retired and has no request of this router. When a
     stream breaks, or the worker is given up (`liveness.py`), every attempt on it gets a WorkerLost at once. The next
     session has a new epoch: the worker drops what it has of the one before, and no message of it reaches a request.
 
-    Used from the event loop's thread alone. While the worker is connected and not retired, its view is in the pool.
+    Used from the event loop's thread alone. While the worker is connected and not retired, its view is in the pools of
+    its roles.
     """
-
-    role: WorkerRole
 
     def __init__(
         self,
@@ -70,7 +65,7 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         router_name: str,
         check: Callable[[types_pb2.Welcome], None],
         on_change: Callable[[], None],
-        pool: Pool,
+        pools: Mapping[WorkerRole, Pool],
         *,
         limits: LivenessLimits | None = None,
         router_incarnation: int = 0,
@@ -79,21 +74,23 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         token: str = "",
     ) -> None:
         """`check` raises ModelMismatch for a worker that does not fit the fleet; `on_change` is called whenever the
-        worker can do more or less than before. `pool` is the placement's pool of its role. `on_lost` is called
-        after a session ended unasked. `token`: `FleetKey.token()`, which a worker wants before it drains."""
+        worker can do more or less than before. `pools` are the placement's, by role. `on_lost` is called after a
+        session ended unasked. `token`: `FleetKey.token()`, which a worker wants before it drains."""
         self.worker = worker
         self.name = worker.name
+        self.roles = worker.roles
+        """In which this router uses it; it may have others."""
         self.address = worker.address
         self.welcome: types_pb2.Welcome | None = None
         self.mismatch = ""
         """Why the worker is not connected, or was refused; empty while it is connected, or was not tried yet."""
-        self._standing = Standing(worker.name, worker.label, pool)
+        self._standing = Standing(worker.name, worker.label, {role: pools[role] for role in sorted(worker.roles)})
         self._limits = limits or LivenessLimits()
-        self._stream: WorkerStream[CommandT, EventT] | None = None  # while connected
+        self._stream: WorkerStream | None = None  # while connected
         self._router_incarnation = router_incarnation
         self._on_lost = on_lost
         self._num_sessions = 0
-        self._waits_for: set[str] = set()  # workers that it was told to wait for, by a Cancel
+        self._waits_for: set[str] = set()  # workers that a Cancel told it to wait for
         self._router_name = router_name
         self._check = check
         self._on_change = on_change
@@ -163,16 +160,48 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         """The worker was full although the router's view had room: no more work until its next report."""
         self._standing.refuse()
 
-    def send(self, command: CommandT) -> None:
-        """Queues a command; raises WorkerLost while the worker is not connected."""
+    def reserve(self, reserve: worker_pb2.Reserve, token_ids: Iterable[int]) -> Iterable[int]:
+        """Starts a sequence of these tokens on a worker that decodes; raises WorkerLost. Returns the tokens as the
+        message's own repeated field, which another message copies in one go."""
+        envelope = worker_pb2.Commands()
+        command = envelope.commands.add(reserve=reserve).reserve
+        command.token_ids.extend(token_ids)
+        self._begin(reserve.request_id, envelope)
+        return command.token_ids
+
+    def submit(self, submit: worker_pb2.Submit, token_ids: Iterable[int]) -> None:
+        """Starts a prompt of these tokens on a worker that prefills; raises WorkerLost."""
+        envelope = worker_pb2.Commands()
+        envelope.commands.add(submit=submit).submit.token_ids.extend(token_ids)
+        self._begin(submit.request_id, envelope)
+
+    def reassign(self, reassign: worker_pb2.Reassign) -> None:
+        """Another prefill worker is to serve a reservation of this worker, which answers with a Reserved. Raises
+        WorkerLost."""
+        self.send(reassign=reassign)
+
+    def cancel(self, request_id: str, *, peer: str = "") -> None:
+        """Ends a request on the worker; nothing to do where it is lost. `peer`: the worker on the other side of its
+        hand-off, where that one is there and does its part until the end; see proto Cancel."""
+        if self.connected:
+            if peer:
+                self._waits_for.add(peer)
+            self.send(cancel=types_pb2.Cancel(request_id=request_id, peer_active=bool(peer), peer=peer))
+
+    def send(self, **command: Any) -> None:
+        """Queues a command, named by its field, such as `cancel=`; raises WorkerLost while the worker is not
+        connected."""
         if self._stream is None:
             raise WorkerLost(f"worker {self.name} is not connected")
-        self._stream.send(command)
+        self._stream.send(_envelope(**command))
 
     def drain(self, *, undo: bool = False) -> None:
         """Asks the worker to take no new requests from any router, or to take them again; its next report shows that.
         Raises WorkerLost."""
-        self.send(self._drain(undo=undo))
+        if undo:
+            self.send(undrain=types_pb2.Undrain())
+        else:
+            self.send(drain=types_pb2.Drain())
 
     async def heard(self) -> None:
         """Returns once the worker was heard from anew, or is lost; at once where it sends no heartbeats."""
@@ -180,7 +209,7 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
             await self._stream.heard()
 
     def retire(self) -> None:
-        """No new work from now on; the requests that run here go on. Twice is fine."""
+        """No new work from now on; running requests continue. Idempotent."""
         if not self.retired:
             logger.info(
                 "worker %s at %s is removed, %d requests finish there", self.name, self.address, self.num_requests
@@ -189,22 +218,20 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
             self._check_drained()
 
     def keep_trace(self, trace_id: bytes) -> None:
-        """The worker's spans of this trace (16 bytes), which was not sampled, are to be exported: it hears of that by
-        the next heartbeat."""
+        """The worker's spans of this trace (16 bytes), which was not sampled, are to be exported; the next heartbeat
+        carries the request."""
         self._kept_traces.append(trace_id)
 
     def _check_drained(self) -> None:
         if self.retired and not self._receivers:
             self._drained.set()
 
-    def _give(self, request_id: str, command: CommandT) -> None:
+    def _begin(self, request_id: str, envelope: worker_pb2.Commands) -> None:
         """Queues the command that begins a request."""
-        self.send(command)
+        if self._stream is None:
+            raise WorkerLost(f"worker {self.name} is not connected")
+        self._stream.send(envelope.SerializeToString())
         self._standing.sent(request_id)
-
-    def _acknowledged(self, request_id: str) -> None:
-        """The worker answered the command that began the request: its next report counts it."""
-        self._standing.acknowledged(request_id)
 
     async def run(self) -> None:
         """Keeps the session up; returns once the worker is retired and drained. Ends by being cancelled before."""
@@ -253,6 +280,8 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         match error:
             case None:
                 return "the worker closed the session", False
+            case grpc.aio.AioRpcError() if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return str(other_protocol(f"worker {self.name}", 1, "this router")), False
             case grpc.aio.AioRpcError():
                 broke = error.code() is grpc.StatusCode.UNAVAILABLE
                 return str(from_rpc_error(error, f"worker {self.name}")), broke
@@ -263,16 +292,20 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
                 return f"{type(error).__name__}: {error}", False
 
     async def _session(self, link: grpc.aio.Channel) -> None:
-        call = self._open_stream(link)
+        # Commands are serialized where they are made.
+        opened: Any = link.stream_stream(SESSION_METHOD, None, worker_pb2.Events.FromString)
+        call: SessionCall = opened(metadata=self._metadata)
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                await call.write(self._hello(self._new_epoch()))
-                event = await call.read()
-            if event is grpc.aio.EOF:
+                await call.write(_envelope(hello=self._new_epoch()))
+                first = await call.read()
+            if first is grpc.aio.EOF:
                 return
-            welcome: types_pb2.Welcome = event.welcome  # type: ignore[attr-defined]
-            if welcome.role != role_to_proto(self.role):
-                raise ModelMismatch(f"{self.address} is not a {self.role} worker")
+            welcome = cast("worker_pb2.Events", first).events[0].welcome
+            if welcome.protocol_version != PROTOCOL_VERSION:
+                raise other_protocol(f"worker {self.name}", welcome.protocol_version, "this router")
+            if missing := self.roles - roles_from_proto(welcome.roles):
+                raise ModelMismatch(f"{self.address} is not a {roles_text(missing)} worker")
             self._check(welcome)
             await self._connected(welcome).run(call)
         finally:
@@ -305,51 +338,42 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         self._on_change()
 
     def peer_lost(self, lost: types_pb2.PeerLost) -> None:
-        """The router has lost another worker: this one is told if it waits for it, after a Cancel."""
+        """The router has lost another worker: sends a PeerLost if this worker waits for that one after a Cancel."""
         if self.connected and lost.name in self._waits_for:
             self._waits_for.discard(lost.name)
-            self.send(self._peer_lost(lost))
+            self.send(peer_lost=lost)
 
     def take_over(self, taken: types_pb2.TakeOver) -> None:
         """Tells the worker where other routers are connected to it, too."""
         if self.connected and len(self.load.routers) > 1:
-            self.send(self._take_over(taken))
+            self.send(take_over=taken)
 
-    @abstractmethod
-    def _open_stream(self, link: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[CommandT, EventT]:
-        """Opens the session of this kind of worker."""
-
-    @abstractmethod
-    def _hello(self, hello: types_pb2.Hello) -> CommandT:
-        """The session's first command."""
-
-    def _next_heartbeat(self) -> CommandT:
+    def _next_heartbeat(self) -> bytes:
         kept = list(self._kept_traces)
         self._kept_traces.clear()
-        return self._heartbeat(types_pb2.Heartbeat(kept_traces=kept))
+        return _envelope(heartbeat=types_pb2.Heartbeat(kept_traces=kept))
 
-    @abstractmethod
-    def _heartbeat(self, beat: types_pb2.Heartbeat) -> CommandT:
-        """Wraps the router's own heartbeat."""
+    def _on_event(self, event: worker_pb2.Event) -> None:
+        """Takes every event after Welcome."""
+        match event.WhichOneof("event"):
+            case "step":
+                for sequence in event.step.sequences:
+                    self._deliver(sequence.request_id, sequence)
+            case "first_token":
+                self._deliver(event.first_token.tokens.request_id, event.first_token)
+            case "reserved":
+                self._standing.acknowledged(event.reserved.request_id)
+                self._deliver(event.reserved.request_id, event.reserved)
+            case "failed":
+                self._deliver(event.failed.request_id, from_proto(event.failed.error))
+            case "load":
+                self._on_load(event.load)
+            case "heartbeat":
+                self._on_heartbeat(event.heartbeat)
+            case other:
+                logger.warning("worker %s sent %s in mid-session", self.name, other)
 
-    @abstractmethod
-    def _peer_lost(self, lost: types_pb2.PeerLost) -> CommandT:
-        """Wraps the message."""
-
-    @abstractmethod
-    def _take_over(self, taken: types_pb2.TakeOver) -> CommandT:
-        """Wraps the message."""
-
-    @abstractmethod
-    def _drain(self, *, undo: bool) -> CommandT:
-        """The command to drain, or to take that back."""
-
-    @abstractmethod
-    def _on_event(self, event: EventT) -> None:
-        """Takes every event after Welcome: those about a request go to `_deliver`, Load goes to `_on_load`, Heartbeat
-        to `_on_heartbeat`."""
-
-    def _connected(self, welcome: types_pb2.Welcome) -> WorkerStream[CommandT, EventT]:
+    def _connected(self, welcome: types_pb2.Welcome) -> WorkerStream:
         """The worker may get work from now on."""
         logger.info("worker %s connected, incarnation %016x", self.name, welcome.worker.incarnation)
         self.welcome = welcome
@@ -390,3 +414,9 @@ class WorkerLink(ABC, Generic[CommandT, EventT]):
         receive = self._receivers.get(request_id)
         if receive is not None:  # else it was cancelled meanwhile
             receive(message)
+
+
+def _envelope(**command: Any) -> bytes:
+    envelope = worker_pb2.Commands()
+    envelope.commands.add(**command)
+    return envelope.SerializeToString()

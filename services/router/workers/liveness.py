@@ -2,7 +2,7 @@
 
 Silence is counted in ticks of the router's own timer, not in seconds: a router that was itself stopped for a while has
 missed one tick. After that it listens before it judges: what came meanwhile lies unread, and gRPC may have ended
-connections whose pings nobody answered for it.
+connections whose pings were not answered meanwhile.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LivenessLimits:
 
     @property
     def ticks_a_beat(self) -> int:
-        """Ticks between two heartbeats of the router: a worker suspects nobody, it only gives up."""
+        """Ticks between two heartbeats of the router: a worker has no suspected state, it only gives up."""
         return max(1, round(self.give_up_after_s / BEATS_TO_SUSPECT / self.interval_s))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from services.router.workers.discovery import DiscoveredWorker
 from shared.address import Address
 from shared.errors import ConfigError
-from shared.identity import WorkerRole
+from shared.identity import DECODE, PREFILL
 from shared.kubernetes.pod_fields import named_ports, ready_condition
 
 ROLE_LABEL = "tandem-llm.io/role"
@@ -16,7 +16,7 @@ PORT = "session"
 """Name of the container port that the worker serves sessions on."""
 TOPOLOGY_LABELS = ("topology.kubernetes.io/zone", "tandem-llm.io/rack", "tandem-llm.io/nvlink-domain")
 """Where it stands, widest first."""
-ROLES = {"prefill": WorkerRole.PREFILL, "decode": WorkerRole.DECODE, "collocated": WorkerRole.DECODE}
+ROLES = {"prefill": PREFILL, "decode": DECODE, "collocated": DECODE}
 """A collocated worker is a decode worker that prefills too."""
 
 
@@ -34,7 +34,7 @@ def worker_of(pod: Mapping[str, Any], *, collocated: bool = False) -> Discovered
     role = labels.get(ROLE_LABEL, "")
     if role not in ROLES:
         raise ConfigError(f"label {ROLE_LABEL} is {role!r}, not one of {', '.join(ROLES)}", field=ROLE_LABEL)
-    if collocated and ROLES[role] is WorkerRole.PREFILL:
+    if collocated and ROLES[role] == PREFILL:
         raise ConfigError("it is a prefill worker: in collocated mode the decode workers prefill", field=ROLE_LABEL)
     return DiscoveredWorker(metadata["name"], ROLES[role], str(Address(address, _port(pod))), _place(labels))
 

@@ -1,23 +1,27 @@
-"""What placement may do with one worker: its view in the pool, and the ledger that keeps the view current."""
+"""What placement may do with one worker: its view in the pools of its roles, and the ledger that keeps it current."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from services.router.placement.ledger import Ledger
 from services.router.placement.views import Pool, WorkerView
 from services.router.placement.work import NO_WORK, Work
+from shared.identity import WorkerRole
+from shared.rpc.convert import roles_from_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
 
 
 class Standing:
-    """Between `begin` and `end` the worker is connected; then, unless it is retired, its view is in the pool.
+    """Between `begin` and `end` the worker is connected; then, unless it is retired, one view of it is in the pool
+    of each of its roles.
 
     Used from the event loop's thread alone. What concerns a request does nothing while the worker is not connected.
     """
 
-    def __init__(self, name: str, label: tuple[str, ...], pool: Pool) -> None:
-        """`pool` is the placement's pool of the worker's role."""
+    def __init__(self, name: str, label: tuple[str, ...], pools: Mapping[WorkerRole, Pool]) -> None:
+        """`pools` are the placement's, by the roles in which the router uses the worker."""
         self.load = types_pb2.Load()
         """Its last report."""
         self.retired = False
@@ -26,7 +30,8 @@ class Standing:
         """Why it gets no new work although it is connected; empty where it is well."""
         self._name = name
         self._label = label
-        self._pool = pool
+        self._pools = pools
+        self._roles = frozenset(pools)  # which it has just now
         self._ledger: Ledger | None = None
         self._refused = False
 
@@ -55,19 +60,21 @@ class Standing:
         self._ledger = Ledger(view)
         self._refused = False
         self.suspect(suspicion)
+        self._roles = frozenset(self._pools)
         if not self.retired:
-            self._pool.add(view)
+            for pool in self._pools.values():
+                pool.add(view)
 
     def end(self) -> None:
         """The worker is lost, or left."""
         self._ledger = None
         if not self.retired:  # else another link may have this name by now
-            self._pool.remove(self._name)
+            self._leave_pools()
 
     def retire(self) -> None:
         """No new work from now on."""
         self.retired = True
-        self._pool.remove(self._name)
+        self._leave_pools()
 
     def suspect(self, why: str) -> None:
         """Keeps new work away, until it is called with an empty reason."""
@@ -88,7 +95,9 @@ class Standing:
         self._refused = False
         self._set_accepting()
         if not self.retired:
-            self._pool.update_routers(self._name, load.routers)
+            self._follow_roles(self._ledger.view, load)
+            for role in self._roles:
+                self._pools[role].update_routers(self._name, load.routers)
         self._ledger.report(
             num_free_blocks=load.num_free_blocks,
             num_requests=load.num_running + load.num_waiting,
@@ -120,6 +129,19 @@ class Standing:
         """The request is over for this worker."""
         if self._ledger is not None:
             self._ledger.release(request_id)
+
+    def _follow_roles(self, view: WorkerView, load: types_pb2.Load) -> None:
+        """A worker may take up a role, or leave one; a report without roles changes nothing."""
+        roles = roles_from_proto(load.roles) & self._pools.keys() if load.roles else self._roles
+        for role in self._roles - roles:
+            self._pools[role].remove(self._name)
+        for role in roles - self._roles:
+            self._pools[role].add(view)
+        self._roles = frozenset(roles)
+
+    def _leave_pools(self) -> None:
+        for pool in self._pools.values():
+            pool.remove(self._name)
 
     def _set_accepting(self) -> None:
         if self._ledger is not None:

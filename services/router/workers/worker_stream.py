@@ -6,39 +6,40 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from time import monotonic
-from typing import Generic, TypeVar, cast
+from typing import cast
 
 import grpc.aio
 
 from services.router.workers.liveness import Liveness, LivenessLimits
 from shared.errors import WorkerLost
-from shared.rpc.pb.tandem.v1 import types_pb2
+from shared.rpc.outbox import Outbox
+from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 
 BEATS_OF_LIFE = 2
 """Heartbeats that show that a worker lives: one may have been on its way when it died."""
 MAX_OUTGOING = 16_384
 """Commands that may wait for a worker to read them; then its session is ended."""
 
-CommandT = TypeVar("CommandT")
-EventT = TypeVar("EventT")
+SessionCall = grpc.aio.StreamStreamCall[bytes, worker_pb2.Events]
+"""Takes serialized `Commands`."""
 
 
-class WorkerStream(Generic[CommandT, EventT]):
+class WorkerStream:
     """A session has its own: of one that is over nothing reaches the next. For the event loop's thread alone."""
 
     def __init__(
         self,
         worker_name: str,
         limits: LivenessLimits,
-        heartbeat: Callable[[], CommandT],
-        on_event: Callable[[EventT], None],
+        heartbeat: Callable[[], bytes],
+        on_event: Callable[[worker_pb2.Event], None],
         on_judged: Callable[[], None],
         *,
         heartbeats: bool,
     ) -> None:
-        """`heartbeat` makes the router's own; `on_event` takes every event of the worker, heartbeats included, and
-        gives those back to `take_beat`. `on_judged` is called whenever `suspicion` may have changed. `heartbeats`:
-        whether the worker sends any; one that sends none is not suspected."""
+        """`heartbeat` makes the router's own as a serialized `Commands`; `on_event` takes every event of the worker,
+        heartbeats included, and gives those back to `take_beat`. `on_judged` is called whenever `suspicion` may have
+        changed. `heartbeats`: whether the worker sends any; one that sends none is not suspected."""
         self._name = worker_name
         self._limits = limits
         self._heartbeat = heartbeat
@@ -46,7 +47,7 @@ class WorkerStream(Generic[CommandT, EventT]):
         self._on_judged = on_judged
         self._heartbeats = heartbeats
         self._liveness = Liveness(limits)
-        self._outgoing: asyncio.Queue[CommandT | None] = asyncio.Queue()  # None: no more commands will come
+        self._outbox = Outbox(MAX_OUTGOING)
         self._overflowed = asyncio.Event()
         self._beat = asyncio.Event()  # of one heartbeat: the next has another
         self._ticked_at = monotonic()
@@ -62,16 +63,14 @@ class WorkerStream(Generic[CommandT, EventT]):
         """This router was itself stopped just now: that the connection broke says nothing of the worker."""
         return self._heartbeats and self._liveness.has_slept(monotonic() - self._ticked_at)
 
-    def send(self, command: CommandT) -> None:
-        """Queues a command; a worker that does not read loses its session."""
-        if self._outgoing.qsize() >= MAX_OUTGOING:
+    def send(self, commands: bytes) -> None:
+        """Queues a serialized `Commands` of one command; a worker that does not read loses its session."""
+        if not self._outbox.put(commands):
             self._overflowed.set()
-        else:
-            self._outgoing.put_nowait(command)
 
     def close_sending(self) -> None:
         """No more commands will come; the worker ends the stream after it has read the last one."""
-        self._outgoing.put_nowait(None)
+        self._outbox.close()
 
     def take_beat(self, beat: types_pb2.Heartbeat) -> None:
         """A heartbeat came."""
@@ -86,11 +85,11 @@ class WorkerStream(Generic[CommandT, EventT]):
                 await self._beat.wait()
 
     def end(self) -> None:
-        """The session is over: nobody waits for it any more."""
+        """The session is over: ends the waits of `heard`."""
         self._is_over = True
         self._wake_hearers()
 
-    async def run(self, call: grpc.aio.StreamStreamCall[CommandT, EventT]) -> None:
+    async def run(self, call: SessionCall) -> None:
         """Reads and writes until the stream ends, or the worker is given up: raises WorkerLost."""
         ends: list[asyncio.Task[None]] = [
             asyncio.create_task(self._read(call)),
@@ -108,17 +107,15 @@ class WorkerStream(Generic[CommandT, EventT]):
         for task in done:
             task.result()
 
-    async def _read(self, call: grpc.aio.StreamStreamCall[CommandT, EventT]) -> None:
-        while (event := await call.read()) is not grpc.aio.EOF:
-            self._on_event(cast("EventT", event))
+    async def _read(self, call: SessionCall) -> None:
+        while (envelope := await call.read()) is not grpc.aio.EOF:
+            for event in cast("worker_pb2.Events", envelope).events:
+                self._on_event(event)
 
-    async def _write(self, call: grpc.aio.StreamStreamCall[CommandT, EventT]) -> None:
-        while True:
-            command = await self._outgoing.get()
-            if command is None:
-                await call.done_writing()
-                return
-            await call.write(command)
+    async def _write(self, call: SessionCall) -> None:
+        while (commands := await self._outbox.take()) is not None:
+            await call.write(commands)
+        await call.done_writing()
 
     async def _watch(self) -> None:
         """Sends heartbeats, and misses the worker's; one timer a session. Raises WorkerLost to give the worker up."""

@@ -1,1 +1,1 @@
-"""A worker's blocks beyond its own requests: offered to stores, given to peers, fetched from both."""
+"""Exchange of KV blocks: a worker offers them to store nodes, serves them to peers and fetches from both."""

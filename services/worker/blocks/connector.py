@@ -55,14 +55,14 @@ class KVConnector:
                 self._exchange.on_event(event)
 
     async def close(self) -> None:
-        """Offers what still waits, for at most a second; twice is fine."""
+        """Offers the waiting blocks for at most one second, then closes. Idempotent."""
         await self.fetches.close()
         await asyncio.gather(self.server.close(), *(offers.close() for offers in self.offers.values()))
         await self._peers.close()
         await self.nodes.close()
 
     def _offer(self, ended: SequenceEnded) -> None:
-        """Each run of blocks to the node that keeps it, of those that answer."""
+        """Offers each run of blocks to the reachable node that is responsible for it."""
         hashes = ended.block_hashes
         for name, indexes in by_keeper(hashes, range(ended.num_arrived, len(hashes)), self.nodes.live).items():
             self.offers[name].add(tuple(hashes[index] for index in indexes), ended.tenant)

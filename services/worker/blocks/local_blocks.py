@@ -15,6 +15,6 @@ class LocalBlocks:
         return block_hash in self._hashes
 
     def on_pool(self, sealed: Sequence[bytes], evicted: Sequence[bytes]) -> None:
-        """What the pool holds has changed."""
+        """Applies a change of the pool's contents."""
         self._hashes.difference_update(evicted)
         self._hashes.update(sealed)

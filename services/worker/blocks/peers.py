@@ -24,7 +24,7 @@ class Peers:
     """Clients by host:port."""
 
     def __init__(self, credentials: grpc.ChannelCredentials | None = None, token: str = "") -> None:
-        """Connects to nobody before `client`; `credentials` and `token` as in `BlockClient`."""
+        """Opens no connection before `client`; `credentials` and `token` as in `BlockClient`."""
         self._credentials = credentials
         self._token = token
         self._clients: OrderedDict[str, BlockClient] = OrderedDict()
@@ -32,7 +32,7 @@ class Peers:
         self._closing: set[asyncio.Task[None]] = set()
 
     def client(self, address: str) -> BlockClient | None:
-        """The peer's client; None while it must not be asked."""
+        """The peer's client; None while the peer is in back-off after a failure."""
         if time.monotonic() < self._silent_until.get(address, 0.0):
             return None
         self._silent_until.pop(address, None)

@@ -8,7 +8,7 @@ import sys
 from shared.collector import uncollected
 
 if __name__ == "__main__":
-    # The leader drains; who stops a whole process group must not end its ranks before that.
+    # The leader drains first: a signal to the whole process group must not end its ranks before that.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with uncollected():

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from services.worker.settings import WorkerSettings
 from shared.errors import ConfigError
-from shared.model.config import ModelConfig
-from shared.model.expert_load import FIELD, ExpertLoad
-from shared.model.expert_placement import Placement, balance
+from shared.model.config.model_config import ModelConfig
+from shared.model.layers.expert_placement import Placement, balance
+from shared.model.ranks.expert_load import FIELD, ExpertLoad
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class ExpertBalance:
         self._before: Counts = {}
 
     def measure(self, counts: Callable[[], Counts]) -> None:
-        """From now on; what a start computes for itself does not count."""
+        """Starts counting tokens; the computations of start-up are not counted."""
         self._counts, self._before = counts, counts()
 
     def keep(self) -> None:

@@ -1,4 +1,4 @@
-"""What a rank beside a leader does: it loads its slice, and computes the leader's plans until it is told to end."""
+"""A follower rank: loads its slice of the model and runs the leader's plans until the leader ends it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from services.worker.group.rank_spec import PlacementSpec, PoolSpec, RankSpec
 from services.worker.group.shared_pool import map_pool
-from services.worker.pool_size import PoolNeed
+from services.worker.machine.pool_size import PoolNeed
 from shared.collectives.messages import broadcast_bytes
 from shared.collectives.rank_links import RankLinks
 from shared.engine.group.own_slices import SliceForm
@@ -21,9 +21,9 @@ from shared.errors import ModelMismatch, RankLost, TandemError
 from shared.kernels.cpu.build import choose
 from shared.kernels.cpu.launch import load
 from shared.kv.layout import BlockLayout
-from shared.model.block_slices import block_slices
-from shared.model.rank_decoder import RankDecoder
-from shared.model.weights import fingerprint
+from shared.model.ranks.block_slices import block_slices
+from shared.model.ranks.rank_decoder import RankDecoder
+from shared.model.weights.loader import fingerprint
 from shared.telemetry.logs import set_up_logs
 
 logger = logging.getLogger(__name__)

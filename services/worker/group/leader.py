@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from services.worker.choices import dtype_name
 from services.worker.group.meeting.leader_port import MeetingPort
 from services.worker.group.rank_processes import END_TIMEOUT_S, FOLLOWER, WATCH_INTERVAL_S, RankProcess
 from services.worker.group.rank_spec import PlacementSpec, PoolSpec, RankSpec
 from services.worker.group.shared_pool import map_pool
-from services.worker.pool_size import PoolNeed
+from services.worker.machine.choices import dtype_name
+from services.worker.machine.pool_size import PoolNeed
 from shared.collectives import one_host
+from shared.collectives.cpu_group import CpuGroup, lost, shared_memory
 from shared.collectives.messages import broadcast_bytes
 from shared.collectives.rank_links import RankLinks, Ways
 from shared.collectives.several_hosts import host_memories
@@ -31,11 +32,10 @@ from shared.engine.runner.host_arena import HostArena
 from shared.engine.runner.runner import OpenSlices, RunnerConfig
 from shared.errors import ConfigError, RankLost, TandemError
 from shared.kernels.cpu.build import CannotBuild, choose
-from shared.kernels.cpu.group import CpuGroup, lost, shared_memory
 from shared.kernels.cpu.launch import load
 from shared.kv.layout import BlockLayout
-from shared.model.expert_placement import Placement
-from shared.model.shard import Degrees
+from shared.model.layers.expert_placement import Placement
+from shared.model.ranks.shard import Degrees
 from shared.telemetry.logs import LogFormat, LogLevel
 
 logger = logging.getLogger(__name__)
@@ -236,7 +236,7 @@ class RankGroup:
 
     @property
     def announcer(self) -> PlanAnnouncer:
-        """Tells the followers of every plan."""
+        """Broadcasts every plan to the followers."""
         assert self._links is not None, "meet() first"
         if self._announcer is None:
             self._announcer = PlanAnnouncer(self._links.everyone, self._check_whole)
@@ -291,8 +291,8 @@ class RankGroup:
                 if ended or follower.is_stuck() or (is_late and status is None):
                     rank = follower.rank
             if rank is not None:
-                self._lost = rank  # before what was computed with it means nothing
-                for follower in self.followers:  # what it still holds open would keep others waiting
+                self._lost = rank  # before any result that depends on the lost rank is used
+                for follower in self.followers:  # its open connections would keep other ranks waiting
                     if follower.rank == rank:
                         follower.kill()
                 try:

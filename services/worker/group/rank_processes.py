@@ -17,7 +17,7 @@ WATCH_INTERVAL_S = 0.1
 STOPPED_S = 1.0
 """A rank that stays stopped for so long is lost."""
 END_TIMEOUT_S = 2.0
-"""For ranks to end when they are told to."""
+"""Time for ranks to exit after they are asked to, seconds."""
 
 
 class RankProcess:

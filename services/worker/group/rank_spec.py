@@ -12,8 +12,8 @@ from shared.collectives import one_host, several_hosts
 from shared.collectives.rank_links import Backend, RankLinks, Ways
 from shared.collectives.several_hosts import MeetingPlace
 from shared.cores.policy import CoreShare
-from shared.model.expert_placement import Placement
-from shared.model.shard import Degrees
+from shared.model.layers.expert_placement import Placement
+from shared.model.ranks.shard import Degrees
 from shared.telemetry.logs import LogFormat, LogLevel
 
 

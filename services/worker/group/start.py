@@ -5,21 +5,21 @@ from __future__ import annotations
 import torch
 from torch import distributed
 
-from services.worker.choices import check_device, choose_backend, choose_dtype
-from services.worker.cores import choose_group_cores
 from services.worker.group.leader import RankGroup
 from services.worker.group.meeting.leader_port import open_meeting
+from services.worker.machine.choices import check_device, choose_backend, choose_dtype
+from services.worker.machine.cores import choose_group_cores
 from services.worker.settings import WorkerSettings
 from shared.collectives.rank_links import Ways
 from shared.engine.group.own_slices import SliceForm
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.errors import ConfigError
 from shared.kv.layout import BlockLayout
-from shared.model.block_slices import block_slices, senders
-from shared.model.config import ModelConfig
-from shared.model.expert_placement import Placement
+from shared.model.config.model_config import ModelConfig
 from shared.model.kernel_choice import kernels_for
-from shared.model.rank_decoder import RankDecoder
+from shared.model.layers.expert_placement import Placement
+from shared.model.ranks.block_slices import block_slices, senders
+from shared.model.ranks.rank_decoder import RankDecoder
 from shared.structure.compiler import StructureCompiler
 
 

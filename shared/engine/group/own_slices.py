@@ -13,7 +13,7 @@ from shared.kernels.cpu.torch_threads import in_this_thread
 from shared.kv.checksum import BlockChecksum
 from shared.kv.checksum_weights import checksum_weights
 from shared.kv.layout import CHECKSUM_WORD_BYTES, BlockLayout
-from shared.model.block_slices import BlockSlice
+from shared.model.ranks.block_slices import BlockSlice
 
 MESSAGE_BYTES = 16 << 20
 """Of the rows of one message, where a row is no longer."""

@@ -22,7 +22,7 @@ class SliceAction(IntEnum):
     READ = 1
     """The senders' rows are gathered."""
     WRITE = 2
-    """Rows are scattered to all ranks, who answer when they have stored them."""
+    """Rows are scattered to all ranks; each answers when it has stored its own."""
     SUMS = 3
     """The senders' parts of checksums are gathered."""
 

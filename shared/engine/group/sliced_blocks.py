@@ -86,8 +86,7 @@ class SlicedBlocks:
         return found
 
     def close(self) -> None:
-        """Sends the followers' servers home: no command follows, and whoever wants a block gets RankLost. Twice is
-        fine."""
+        """Ends the followers' servers. Later calls for a block raise RankLost. May be called twice."""
         with self._turn:
             was_closed, self._is_closed = self._is_closed, True
             if not was_closed:

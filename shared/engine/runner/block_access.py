@@ -60,7 +60,7 @@ class DirectBlocks:
 
 
 class DeviceBlocks:
-    """A pool on a GPU: sent from and received into as it is, by whoever takes device pointers.
+    """A pool on a GPU, sent from and received into in place by transfers that take device pointers.
 
     Nothing else orders the transfer with the GPU's streams, so the host does: a block is named here when the result of
     the step that wrote it was read, or when no step in flight writes to it; for queued copies of blocks both ways wait.

@@ -34,7 +34,7 @@ class CudaGraphs:
     def capture(self, run: Callable[[], T]) -> tuple[Replayable, T]:
         """Run it twice, so that whatever compiles or allocates at first use has done so, then record it.
 
-        Returns the graph, and what `run` gave: tensors whose memory is free for later captures once nobody holds them.
+        Returns the graph, and what `run` gave: tensors whose memory later captures reuse once they are unreferenced.
         Raises RuntimeError for a call that cannot be captured, or without memory.
         """
         with torch.cuda.device(self._device):

@@ -25,13 +25,13 @@ class PiecewiseSteps:
 
     What lies between attention calls depends on the number of tokens alone. So it is captured for a ladder of such
     numbers; attention, which depends on the sequences, is launched as ever, for the step's own tokens. Rows of padding
-    hold what earlier steps left there, and write to a block of the pool that belongs to nobody.
+    hold what earlier steps left there, and write to a block of the pool that no sequence uses.
     """
 
     def __init__(
         self,
         decoder: Decoder,
-        # [num_blocks + 1, num_layers, num_planes, num_kv_heads, block_size, head_dim]: the last is nobody's
+        # [num_blocks + 1, num_layers, num_planes, num_kv_heads, block_size, head_dim]: the last is for padding
         kv_blocks: Tensor,
         most_tokens: int,
         graphs: CudaGraphs | None,
@@ -73,7 +73,7 @@ class PiecewiseSteps:
             logger.warning("pieces of %s tokens cannot be captured and are not used: %s", left_out, first_error)
 
     def takes(self, num_tokens: int) -> bool:
-        """Whether `run` can run a step of so many tokens; says once in the log that there was one too long."""
+        """Whether `run` can run a step of `num_tokens`; logs once that a step was too long."""
         if not self._sizes or num_tokens < 1:
             return False
         if num_tokens > self._sizes[-1]:

@@ -31,7 +31,7 @@ from shared.engine.runner.warm_up import warm_up_plans
 from shared.kernels.backend import Kernels
 from shared.kv.layout import BlockLayout
 from shared.model.decoder import Decoder
-from shared.model.rank_decoder import MicroBatch, RankDecoder
+from shared.model.ranks.rank_decoder import MicroBatch, RankDecoder
 from shared.structure.compiler import StructureCompiler
 
 

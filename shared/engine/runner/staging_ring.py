@@ -12,7 +12,7 @@ from shared.errors import TransferFailed
 
 
 class StagingRing:
-    """Slots of one block each in one piece of memory, handed out in turn, and free again when nobody holds them.
+    """Slots of one block each in one piece of memory, handed out in turn, and free again once released.
 
     A slot's memory is a memoryview; whatever is made from it keeps the slot. Without a free slot a block gets memory of
     its own: senders and receivers decide how long they hold theirs, and none can be made to wait here.
@@ -29,7 +29,7 @@ class StagingRing:
 
     @property
     def num_free(self) -> int:
-        """Slots that nobody holds."""
+        """Number of free slots."""
         return len(self._free)
 
     def take(self) -> memoryview:

@@ -19,14 +19,14 @@ from shared.model.decoder import Decoder
 class StaticDecode:
     """Runs steps in which every sequence computes one token and samples the next.
 
-    A step is padded to the next of the capture sizes. Padding rows read and write one block of the pool that belongs to
-    nobody. With graphs, `start()` captures each size; without, the same function runs eagerly.
+    A step is padded to the next of the capture sizes. Padding rows read and write one block of the pool that no
+    sequence uses. With graphs, `start()` captures each size; without, the same function runs eagerly.
     """
 
     def __init__(
         self,
         decoder: Decoder,
-        # [num_blocks + 1, num_layers, num_planes, num_kv_heads, block_size, head_dim]: the last is nobody's
+        # [num_blocks + 1, num_layers, num_planes, num_kv_heads, block_size, head_dim]: the last is for padding
         kv_blocks: Tensor,
         max_batch: int,
         max_seq_len: int,

@@ -37,7 +37,7 @@ class StructureMasks:
 
     On the CPU, where a launch returns when the step is done, a thread computes them while the model runs. On a GPU the
     calling thread does, when the model's part is queued: it then waits for the token of the step before, which every
-    mask follows from, and the device goes on with the model meanwhile.
+    mask follows from, and the device computes the model meanwhile.
     """
 
     def __init__(self, compiler: StructureCompiler, link: DeviceLink) -> None:

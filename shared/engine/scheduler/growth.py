@@ -39,7 +39,7 @@ class OutputLengths:
         insort(self._sorted, num_tokens)
 
     def expected(self, num_produced: int) -> int:
-        """Expected length of an answer that has `num_produced` tokens and goes on: always more than that.
+        """Expected length of an unfinished answer that has `num_produced` tokens: always more than that.
 
         The quantile of those answers that became longer. One that is longer than all of them is expected to be half
         done: nothing else is known of it.

@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.engine.plan import STRUCTURE_MEMORY_PLANS, BlockCopy, PlannedSequence, SampleSpec, StepPlan
+from shared.engine.plan import BlockCopy, PlannedSequence, SampleSpec, StepPlan
 from shared.engine.sequence import EngineSequence
+from shared.structure.structured_output import STRUCTURE_MEMORY_PLANS
 
 MAX_IN_FLIGHT = 2
 """One step that runs, one behind it."""

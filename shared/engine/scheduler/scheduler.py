@@ -7,9 +7,9 @@ all are expected to grow, and when the batch then still keeps the target of time
 Out of blocks, the youngest running sequence gives its blocks back and waits. They are copied to host memory while that
 has room, and only those come back that did not survive in the pool; without room the sequence is computed again.
 
-A step may be planned while the one before still runs. Then every sequence is taken to go on, but those with penalties,
-which sit out a step until their newest token is known. If one turns out to have ended, what the later step computes for
-it is thrown away, and its blocks are given back only when no step in flight writes to them any more.
+A step may be planned while the one before still runs. Then every sequence is assumed to continue, but those with
+penalties, which sit out a step until their newest token is known. If one turns out to have ended, what the later step
+computes for it is thrown away, and its blocks are given back only when no step in flight writes to them any more.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Scheduler:
         prompts: list[EngineSequence] = []
         for sequence in self._sequences.running:
             if sequence.num_in_flight_samples and (sequence.has_penalties or sequence.ends_in_flight):
-                continue  # it ends, or how it goes on depends on the very token that is not known yet
+                continue  # it ends, or its next step depends on the token that is not known yet
             num_unplanned = sequence.num_unplanned_tokens
             if num_unplanned == 1:
                 decodes.append(sequence)
@@ -285,7 +285,7 @@ class Scheduler:
 
     def _skip_cached(self, sequence: EngineSequence) -> None:
         """Blocks of the prompt that came into the pool since the sequence started, fetched or computed for another
-        one, need not be computed: it goes on behind them."""
+        one, need not be computed: it continues behind them."""
         num_tokens = self._tables.take_found(sequence)
         if num_tokens:
             sequence.num_computed_tokens += num_tokens
@@ -302,7 +302,7 @@ class Scheduler:
         self.counters.num_prefix_hit_tokens += num_cached_tokens
 
     def _plan_decodes(self, ready: Sequence[EngineSequence], planned: dict[str, PlannedSequence]) -> bool:
-        """One token each; False where the step in flight must be done first, since nobody can be preempted before."""
+        """One token each; False where the step in flight must end first, since no sequence can be preempted before."""
         is_ahead = len(self._in_flight) > 0
         for sequence in ready:
             if len(planned) == self.config.max_num_batched_tokens:
@@ -328,7 +328,7 @@ class Scheduler:
             if sequence.status is Status.WAITING:
                 if not may_start or self._unsent.is_full(sequence.receiver):
                     continue
-                may_start = self._start(sequence)  # nobody behind one that waits for blocks starts before it
+                may_start = self._start(sequence)  # none behind one that waits for blocks starts before it
                 if not may_start:
                     continue
             self._skip_cached(sequence)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from shared.kernels.batch import AttentionBatch
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,26 +27,20 @@ def visible_blocks(first_query: int, kv_len: int, block_size: int, window: int |
     return first_key // block_size, -(-kv_len // block_size)
 
 
-def build_decode_groups(
-    query_lens: Sequence[int],
-    kv_lens: Sequence[int],
-    block_tables: Tensor,
-    block_size: int,
-    window: int | None,
-) -> list[DecodeGroup]:
-    """Group the sequences whose query is one token, so that padding at most doubles the keys read.
+def decode_groups(batch: AttentionBatch, window: int | None) -> list[DecodeGroup]:
+    """The sequences whose query is one token, in groups in which padding at most doubles the keys read.
 
-    Args:
-        query_lens: num_seqs lengths.
-        kv_lens: num_seqs lengths, this step's tokens included.
-        block_tables: [num_seqs, max_blocks] int32.
-        block_size: tokens.
-        window: sliding window in tokens, or None.
+    Built once a batch for each `window`, a sliding one in tokens or None.
     """
+    return batch.remember(("groups", window), lambda: _build(batch, window))
+
+
+def _build(batch: AttentionBatch, window: int | None) -> list[DecodeGroup]:
+    kv_lens, block_tables, block_size = batch.kv_lens, batch.block_tables, batch.block_size
     members: dict[int, list[int]] = defaultdict(list)
     starts: list[int] = []
     start = 0
-    for index, (query_len, kv_len) in enumerate(zip(query_lens, kv_lens, strict=True)):
+    for index, (query_len, kv_len) in enumerate(zip(batch.query_lens, kv_lens, strict=True)):
         starts.append(start)
         start += query_len
         if query_len == 1:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shared.kernels.attention.contract import check_paged_attention
-from shared.kernels.attention.decode_groups import DecodeGroup, visible_blocks
+from shared.kernels.attention.decode_groups import DecodeGroup, decode_groups, visible_blocks
 from shared.kernels.batch import AttentionBatch
 
 QUERY_TILE = 128  # query tokens of one prefill tile: bounds the mask, and skips the keys after the tile
@@ -29,7 +29,7 @@ def paged_attention(
             rows = slice(start, start + query_len)
             output[rows] = _attend_chunk(query[rows], kv_blocks, layer, batch, index, scale, window)
         start += query_len
-    for group in batch.decode_groups(window):
+    for group in decode_groups(batch, window):
         output[group.token_rows] = _attend_decodes(query[group.token_rows], kv_blocks, layer, group, scale)
     return output.flatten(1)
 

@@ -47,8 +47,8 @@ def load(path: Path) -> ctypes.CDLL:
     library.tandem_ask_threads(ctypes.cast(num_threads_function(), c_void_p))
     p, n = c_void_p, c_int64
     library.tandem_pack_linear.argtypes = [p, n, n, c_int]
-    library.tandem_plan_tight.argtypes = [p, n, n, p, p]
-    library.tandem_tighten.argtypes = [p, n, n, p, n, p]
+    library.tandem_plan_compression.argtypes = [p, n, n, p, p]
+    library.tandem_compress.argtypes = [p, n, n, p, n, p]
     library.tandem_linear.argtypes = [p, p, n, p, p, p, n, n, n, c_int]
     library.tandem_experts.argtypes = [p, p, p, p, n, p, n, p, p, p, c_int]
     library.tandem_choose_experts.argtypes = [p, p, p, p, p, c_float, c_int]
@@ -63,7 +63,7 @@ def load(path: Path) -> ctypes.CDLL:
     library.tandem_sample_tokens.argtypes = [p, p, p, p, p, p, p, p, n, n]
     library.tandem_layers.argtypes = [p, p, p, p, c_float, c_float, p]
     for name in (
-        "pack_linear", "plan_tight", "tighten", "linear", "rms_norm", "silu_mul", "rotate_and_write",
+        "pack_linear", "plan_compression", "compress", "linear", "rms_norm", "silu_mul", "rotate_and_write",
         "experts", "choose_experts", "batched_linear", "rotate_and_write_latent", "paged_attention", "mask_tokens",
         "likeliest_tokens", "sample_tokens",
     ):  # fmt: skip

@@ -9,10 +9,10 @@ from ctypes import Structure, c_int64, c_void_p
 import torch
 from torch import Tensor
 
+from shared.collectives.cpu_group import CpuGroup
 from shared.collectives.interface import Collectives
 from shared.kernels.backend import LayerSizes, LayerWeights
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.cpu.group import CpuGroup
 from shared.kernels.cpu.linear import Library, PackedLinear
 from shared.kernels.cpu.packing import LANES, is_bf16
 from shared.kernels.kv_dtype import assert_kv_dtype
@@ -23,7 +23,7 @@ _NORMS = ("input_norm", "q_norm", "k_norm", "post_norm")
 
 
 class _Linear(Structure):
-    _fields_ = [("panels", c_void_p), ("tight_bytes", c_int64), ("bias", c_void_p)]
+    _fields_ = [("panels", c_void_p), ("panel_stride", c_int64), ("bias", c_void_p)]
 
 
 class _Layer(Structure):
@@ -160,7 +160,7 @@ def _packed_projections(layer: LayerWeights) -> tuple[PackedLinear, ...] | None:
 
 
 def _layer(layer: LayerWeights, projections: Sequence[PackedLinear], window: int | None) -> _Layer:
-    linears = (_Linear(linear.panels.data_ptr(), linear.tight_bytes, _pointer(linear.bias)) for linear in projections)
+    linears = (_Linear(linear.panels.data_ptr(), linear.panel_stride, _pointer(linear.bias)) for linear in projections)
     norms = (_pointer(getattr(layer, name)) for name in _NORMS)
     return _Layer(*linears, *norms, window or 0)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shared.kernels.cpu.packing import LANES, PANEL, is_bf16, pack_panels, tighten
+from shared.kernels.cpu.packing import LANES, PANEL, compress_panels, is_bf16, pack_panels
 from shared.kernels.linear import PlainLinear
 
 WIDE_CHUNK = 512
@@ -35,8 +35,8 @@ class PackedLinear(ABC):
 
     @property
     @abstractmethod
-    def tight_bytes(self) -> int:
-        """From one tight panel to the next; 0 where they are not tight."""
+    def panel_stride(self) -> int:
+        """Bytes from one compressed panel to the next; 0 where the panels are not compressed."""
 
     @property
     def nbytes(self) -> int:
@@ -56,7 +56,7 @@ class PackedLinear(ABC):
         self.library().tandem_linear(
             x.data_ptr(),
             self.panels.data_ptr(),
-            self.tight_bytes,
+            self.panel_stride,
             None if self.bias is None else self.bias.data_ptr(),
             out.data_ptr(),
             scratch.data_ptr(),
@@ -72,7 +72,7 @@ class PanelLinear(PackedLinear):
     """Panels [out_size / 32, in_size, 32] of the weight's own dtype."""
 
     @property
-    def tight_bytes(self) -> int:
+    def panel_stride(self) -> int:
         """See `PackedLinear`."""
         return 0
 
@@ -82,27 +82,27 @@ class PanelLinear(PackedLinear):
         return cls(library, pack_panels(library(), weight), bias, weight.shape[1], weight.dtype)
 
 
-class TightLinear(PackedLinear):
-    """Panels of a bf16 weight in 12 bits each, uint8 [out_size / 32, bytes of a panel]: all 16 bits come back."""
+class CompressedLinear(PackedLinear):
+    """Panels of a bf16 weight, losslessly compressed to 12 bits a number: uint8 [out_size / 32, bytes of a panel]."""
 
     @property
-    def tight_bytes(self) -> int:
+    def panel_stride(self) -> int:
         """See `PackedLinear`."""
         return self.panels.shape[1]
 
     @classmethod
-    def pack(cls, plain: PanelLinear) -> TightLinear | None:
-        """The same weight out of plain panels of bf16; None where it has too many different exponents."""
+    def pack(cls, plain: PanelLinear) -> CompressedLinear | None:
+        """Compresses plain panels of bf16; None where the weight has too many different exponents."""
         library = plain.library
-        panels = tighten(library(), plain.panels)
+        panels = compress_panels(library(), plain.panels)
         return None if panels is None else cls(library, panels, plain.bias, plain.in_size, plain.dtype)
 
 
 class PaddedLinear:
-    """See `Linear`: a weight of sizes that do not fit panels, with zeros up to the next that do."""
+    """See `Linear`: a weight whose sizes do not fit panels, padded with zeros to the next sizes that do."""
 
     def __init__(self, padded: PackedLinear, in_size: int, out_size: int) -> None:
-        """`padded`: of at least these sizes."""
+        """`padded`: the weight padded to at least `out_size` and `in_size`."""
         self.padded = padded
         self.in_size = in_size
         self.out_size = out_size
@@ -150,15 +150,16 @@ class WideLinear(PlainLinear):
 
 
 def pack(library: Library, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-    """A weight whose sizes satisfy `fits_panels`, tight where the weight allows it; its memory is changed, and freed
-    where nothing refers to it any more but the caller's tensor.
+    """A weight whose sizes satisfy `fits_panels`, compressed where its exponents allow that.
+
+    The weight's memory is overwritten, and freed where only the caller's tensor refers to it.
     """
     plain = PanelLinear.pack(library, weight, bias)
     if not is_bf16(weight):
         return plain
-    tight = TightLinear.pack(plain)
-    if tight is None:
+    compressed = CompressedLinear.pack(plain)
+    if compressed is None:
         return plain
     if weight.untyped_storage().nbytes() == weight.nbytes:  # not part of another tensor's memory
         weight.untyped_storage().resize_(0)
-    return tight
+    return compressed

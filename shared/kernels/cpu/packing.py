@@ -1,6 +1,6 @@
-"""Weights as the C++ `linear` reads them: panels of 32 outputs, bf16 ones in 12 bits each, from which all 16 come back.
+"""Weights as the C++ `linear` reads them: panels of 32 outputs, bf16 ones losslessly compressed to 12 bits a weight.
 
-A decode step of few sequences takes as long as reading the weights does: a quarter less of them, a quarter less time.
+A decode step of few sequences takes as long as reading the weights: a quarter fewer bytes take a quarter less time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LANES = 16
 PANEL = 32
 """Outputs of a projection that lie side by side once its weight is packed."""
 MOST_RARE = 1 / 128
-"""Of a panel's weights, those that may lie outside its table: each is corrected by itself after the panel."""
+"""Share of a panel's weights that may lie outside its table: each of these is added on its own after the panel."""
 
 _HEAD_BYTES, _COLUMN_BYTES, _RARE_BYTES, _LINE_BYTES = 64, PANEL * 3 // 2, 8, 64  # of source/panels.h
 
@@ -41,7 +41,7 @@ def pack_panels(library: ctypes.CDLL, weight: Tensor) -> Tensor:
     return weight.view(out_size // PANEL, size, PANEL)
 
 
-def tighten(library: ctypes.CDLL, panels: Tensor) -> Tensor | None:
+def compress_panels(library: ctypes.CDLL, panels: Tensor) -> Tensor | None:
     """Plain bf16 panels [num_panels, in_size, 32] in 12 bits a weight: uint8 [num_panels, bytes of a panel].
 
     None where too many weights do not have one of a panel's 15 exponents.
@@ -50,14 +50,15 @@ def tighten(library: ctypes.CDLL, panels: Tensor) -> Tensor | None:
     out_size = num_panels * PANEL
     tables = torch.empty((num_panels, 16), dtype=torch.uint8)
     num_rare = torch.empty(num_panels, dtype=torch.int64)
-    library.tandem_plan_tight(panels.data_ptr(), size, out_size, tables.data_ptr(), num_rare.data_ptr())
+    library.tandem_plan_compression(panels.data_ptr(), size, out_size, tables.data_ptr(), num_rare.data_ptr())
     most = int(num_rare.max())
     if most > MOST_RARE * PANEL * size:
         return None
     num_lines = -(-(_HEAD_BYTES + _COLUMN_BYTES * size + _RARE_BYTES * most) // _LINE_BYTES)
-    tight = torch.empty((num_panels, num_lines * _LINE_BYTES), dtype=torch.uint8)
-    library.tandem_tighten(panels.data_ptr(), size, out_size, tables.data_ptr(), tight.shape[1], tight.data_ptr())
-    return tight
+    compressed = torch.empty((num_panels, num_lines * _LINE_BYTES), dtype=torch.uint8)
+    stride = compressed.shape[1]
+    library.tandem_compress(panels.data_ptr(), size, out_size, tables.data_ptr(), stride, compressed.data_ptr())
+    return compressed
 
 
 def _assert_dtype(tensor: Tensor) -> None:

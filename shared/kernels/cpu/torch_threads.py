@@ -1,4 +1,4 @@
-"""Small torch ops beside the C++ kernels: in the calling thread alone."""
+"""Keeps small torch ops beside the C++ kernels in the calling thread."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _functions() -> Any | None:
 
 @functools.cache
 def _set_mkl_threads() -> Callable[[int], int]:
-    """Sets the calling thread's number in MKL, which asks OpenMP for so many itself, and returns the one before; 0 is
+    """Sets the calling thread's number of threads in MKL, which uses OpenMP, and returns the one before; 0 is
     the process's. Does nothing where torch has no MKL."""
     function = getattr(_functions(), "MKL_Set_Num_Threads_Local", None)
     return function or (lambda _: 0)

@@ -1,4 +1,4 @@
-"""Launcher of Triton's experts: the pairs of tokens and experts are sorted on the device, which nobody waits for."""
+"""Launcher of Triton's experts: the pairs of tokens and experts are sorted on the device, without synchronization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules by which a model's router chooses. No tensors: whoever reads a configuration needs no torch."""
+"""The rules by which a model's router chooses. No tensors: reading a configuration needs no torch."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ class Routing:
     scale: float = 1.0  # of the weights
     num_groups: int = 1  # of neighbouring experts, equally many in each
     top_groups: int = 1  # groups that a token chooses from
-    group_score: int = 1  # a group counts as much as so many of its best experts together
+    group_score: int = 1  # a group's score is the sum of this many of its best experts' scores
     has_bias: bool = False  # whether the choice, not the weight, follows score + bias

@@ -15,8 +15,8 @@ T = TypeVar("T")
 
 
 async def beside_loop(num_bytes: int, work: Callable[[], T]) -> T:
-    """What `work` returns, which reads so many bytes. It runs to its end also where the caller is cancelled, who learns
-    of that only then: until then the bytes stay in use."""
+    """Returns the result of `work`, which reads `num_bytes`. It runs to its end even where the caller is cancelled, and
+    the cancel is raised only then: until then the bytes stay in use."""
     if num_bytes <= AT_ONCE_BYTES:
         return work()
     return await unbroken(asyncio.to_thread(work))

@@ -62,7 +62,7 @@ async def receive_trailer(
 async def end_receives(transfer: KVTransfer, ticket: int) -> None:
     """When this ends, also by a cancel of the task, no receive of the ticket can write any more.
 
-    Raises MemoryLost where that is impossible, also in place of a cancel: who owns the memory must know.
+    Raises MemoryLost where that is impossible, also in place of a cancel: the memory's owner needs it.
     """
     ending, cancelled = asyncio.ensure_future(transfer.cancel(ticket)), None
     while not ending.done():

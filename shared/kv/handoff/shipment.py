@@ -138,7 +138,7 @@ class Shipment:
                 self._release(block)
             if tags is not None and not tags.done():
                 tags.set_exception(self._error)
-                tags.exception()  # whoever gave the blocks may not ask
+                tags.exception()  # the owner of the blocks may not read it
             return
         sends = [asyncio.create_task(self._send(*pair)) for pair in zip(blocks, sealed, strict=True)]
         made = [item.tag for item in sealed]

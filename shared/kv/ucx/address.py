@@ -69,7 +69,7 @@ class PeerAddress:
 
 def this_host() -> bytes:
     """16 bytes, equal for processes that see each other as processes of one host: same boot, same IPC, PID and network
-    namespaces. Who puts processes into networks of their own wants them to be as apart as hosts."""
+    namespaces. Processes in separate network namespaces are treated as separate hosts."""
     parts = [Path("/proc/sys/kernel/random/boot_id").read_text()]
     parts += [os.readlink(f"/proc/self/ns/{name}") for name in ("ipc", "pid", "net")]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=HOST_ID_BYTES).digest()

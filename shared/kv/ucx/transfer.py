@@ -7,7 +7,7 @@ A receive whose message has begun to arrive cannot be cancelled. It ends as foll
 - Sender on another host, or without CMA, that lives but is silent (stopped, cut off from the network, or it dropped
   this peer with an unexpected message in flight): the receive does not end. `cancel` waits for `cancel_timeout_s` and
   then raises TransferFailed; the memory must be considered lost until the receive has ended after all
-  (`Incoming.closed`): the sender goes on, or is killed and its connection breaks, or the transfer is closed.
+  (`Incoming.closed`): the sender continues, or is killed and its connection breaks, or the transfer is closed.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Spans of requests, and their way to an OpenTelemetry collector by OTLP (docs/decisions/0120)."""
+"""Spans of requests, and their way to an OpenTelemetry collector by OTLP (docs/decisions/telemetry.md, 0120)."""

@@ -1,8 +1,8 @@
 """Spans in OTLP's protobuf: https://opentelemetry.io/docs/specs/otlp/, opentelemetry/proto/trace/v1/trace.proto.
 
 Written as bytes, without the generated messages: a trace is twice as fast and leaves nothing in memory but what is sent
-(docs/decisions/0185). Fields may come in any order, and of a message that comes twice the parts are joined, so pieces
-of a request are put together by appending them. The tests read all of it with the generated messages.
+(docs/decisions/telemetry.md, 0185). Fields may come in any order, and of a message that comes twice the parts are
+joined, so pieces of a request are put together by appending them. The tests read all of it with the generated messages.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from services.router.edge.catalog import Catalog
-from services.router.edge.grpc_api import InferenceServicer
+from services.router.edge.grpc.servicer import InferenceServicer
 from services.router.service import RouterService
 from services.router.settings import RouterSettings
 from shared.engine.finish_reason import FinishReason
@@ -29,7 +29,7 @@ from tests.integration.conservation.workers import Script, Workers
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 NUM_CALLS = 10_000
 NUM_AT_ONCE = 24
-DEADLINE_S = 280.0
+DEADLINE_S = 1100.0
 MAX_BODY_BYTES = 4096
 KINDS = {
     "finished": 30,
@@ -179,7 +179,6 @@ def error_classes_by_code():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 async def test_every_request_is_counted_once_whatever_becomes_of_it() -> None:
     settings = RouterSettings(
         model=DEMO,

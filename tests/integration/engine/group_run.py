@@ -26,15 +26,15 @@ from shared.engine.group.sliced_blocks import SlicedBlocks
 from shared.engine.runner.device_link import DeviceLink
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
+from shared.kernels.backends.registry import AUTO
 from shared.kernels.cpu.build import choose
 from shared.kernels.cpu.launch import load
-from shared.kernels.registry import AUTO
 from shared.kv.pool import BlockPool
-from shared.model.block_slices import block_slices, senders
-from shared.model.config import ModelConfig
-from shared.model.expert_placement import Placement
-from shared.model.rank_decoder import RankDecoder
-from shared.model.shard import Degrees
+from shared.model.config.model_config import ModelConfig
+from shared.model.layers.expert_placement import Placement
+from shared.model.ranks.block_slices import block_slices, senders
+from shared.model.ranks.rank_decoder import RankDecoder
+from shared.model.ranks.shard import Degrees
 from tests.integration.engine.engine_run import BLOCK_SIZE, DEADLINE_S, MAX_NUM_SEQS, EngineRun
 
 

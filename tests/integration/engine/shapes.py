@@ -10,8 +10,8 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from shared.errors import ConfigError
 from shared.model.checkpoints import write_random_checkpoint
-from shared.model.config import ModelConfig
-from shared.model.shard import Degrees
+from shared.model.config.model_config import ModelConfig
+from shared.model.ranks.shard import Degrees
 from tests.integration.engine.families import YARN
 
 LLAMA3 = {

@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
-from shared.model.shard import Degrees
+from shared.model.ranks.shard import Degrees
 from tests.integration.engine.engine_run import EngineRun, hand_off
 from tests.integration.engine.group_run import GroupRun
 from tests.integration.engine.shapes import Shape, prompts, shapes, splits
@@ -42,7 +42,7 @@ def test_a_few_shapes_give_the_tokens_of_transformers(shape: Shape, data: st.Dat
     gives_the_tokens_of_transformers(shape, data)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @settings(slow_examples, max_examples=250)
 @given(shape=shapes(), data=st.data())

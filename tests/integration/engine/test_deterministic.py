@@ -13,13 +13,13 @@ import torch
 from shared.engine.messages import AddSequence, StepOutput
 from shared.engine.plan import SampledToken
 from shared.engine.runner.runner import RunnerConfig
-from shared.kernels.registry import AUTO
+from shared.kernels.backends.registry import AUTO
 from shared.model.checkpoints import write_random_checkpoint
 from tests.unit.kernels.isas import ISAS, needs_library
 
 from .engine_run import EngineRun, hand_off
 
-pytestmark = [pytest.mark.slow, needs_library]
+pytestmark = needs_library
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 NUM_TOKENS = 40
@@ -66,7 +66,14 @@ def answers(run: EngineRun, numbers: tuple[int, ...], sampling: dict[str, Any]) 
     return {number: found[name] for number, name in names.items()}
 
 
-@pytest.fixture(scope="module", params=SAMPLING, ids=["greedy", "seeded", "penalties"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(SAMPLING[0], marks=pytest.mark.slow, id="greedy"),
+        pytest.param(SAMPLING[1], id="seeded"),
+        pytest.param(SAMPLING[2], marks=pytest.mark.slow, id="penalties"),
+    ],
+)
 def sampling(request: pytest.FixtureRequest) -> dict[str, Any]:
     return request.param
 
@@ -141,6 +148,7 @@ def test_continued_elsewhere_from_its_tokens(alone, sampling):
                 assert run.collect([item.sequence_id]) == [given[kept:]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ISAS)
 def test_with_every_instruction_set(tmp_path: Path, isa: str) -> None:
     write_random_checkpoint(
@@ -153,6 +161,7 @@ def test_with_every_instruction_set(tmp_path: Path, isa: str) -> None:
     assert_same(found[1], found[0])
 
 
+@pytest.mark.slow
 def test_without_the_mode_log_probabilities_depend_on_the_batch() -> None:
     """So the tests above can fail. With AVX2, which every processor with the library has: pairs of bf16 happen to sum
     alike in any batch."""

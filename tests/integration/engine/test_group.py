@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from shared.model.checkpoints import write_random_checkpoint
-from shared.model.config import ModelConfig
-from shared.model.expert_placement import adjacent, balance, set_loads
-from shared.model.shard import Degrees
+from shared.model.config.model_config import ModelConfig
+from shared.model.layers.expert_placement import adjacent, balance, set_loads
+from shared.model.ranks.shard import Degrees
 from tests.integration.engine.engine_run import BLOCK_SIZE, EngineRun, hand_off
 from tests.integration.engine.families import EXPERTS, write_family
 from tests.integration.engine.group_run import GroupRun
@@ -50,6 +50,9 @@ FAMILIES: dict[str, tuple[tuple[Degrees, ...], dict[str, Any]]] = {
 """Those with experts, of 5, 7, 9 and 12: how each is split, and what differs from the family's small checkpoint."""
 
 
+FIRST = ("llama", "mixtral", "deepseek-v3")
+
+
 class Model(NamedTuple):
     """A checkpoint, how it is split, and what transformers answers to PROMPT."""
 
@@ -58,7 +61,10 @@ class Model(NamedTuple):
     expected: list[int]
 
 
-@pytest.fixture(scope="module", params=[*DENSE, *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES)])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=() if name in FIRST else pytest.mark.slow) for name in (*DENSE, *FAMILIES)],
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     folder, name = tmp_path_factory.mktemp("group") / "model", request.param
     splits, sizes = FAMILIES.get(name, (SPLITS, {}))
@@ -82,7 +88,6 @@ def runs(model: Model) -> Iterator[dict[Degrees, EngineRun]]:
         yield {degrees: stack.enter_context(closing(run_of(model.folder, degrees))) for degrees in (ONE, *model.splits)}
 
 
-@pytest.mark.slow
 def test_every_split_gives_the_tokens_of_transformers(model: Model, runs: dict[Degrees, EngineRun]) -> None:
     for degrees, run in runs.items():
         run.pool.clear_cache()
@@ -113,7 +118,6 @@ def test_hot_experts_with_copies_give_the_tokens_of_transformers(tmp_path: Path)
         assert sum(run.decoder.expert_tokens()) == sum(sum(counts) for counts in run.decoder.expert_counts().values())
 
 
-@pytest.mark.slow
 def test_unequal_pairs_hand_over_whole_blocks(model: Model, runs: dict[Degrees, EngineRun]) -> None:
     """Dense models in all pairs; else each split to the one behind it, and latents to the one before it too."""
     ring = [*runs, ONE]
@@ -123,7 +127,7 @@ def test_unequal_pairs_hand_over_whole_blocks(model: Model, runs: dict[Degrees, 
         hands_over_whole_blocks(model, runs, *pair)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_every_unequal_pair_hands_over_whole_blocks(model: Model, runs: dict[Degrees, EngineRun]) -> None:
     for pair in permutations(runs, 2):
         hands_over_whole_blocks(model, runs, *pair)

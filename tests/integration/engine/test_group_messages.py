@@ -26,7 +26,7 @@ from shared.kv.handoff.shipment import Shipment
 from shared.kv.transfer import KVTransfer
 from shared.kv.ucx import UcxTransfer
 from shared.model.checkpoints import write_random_checkpoint
-from shared.model.shard import Degrees
+from shared.model.ranks.shard import Degrees
 from tests.integration.engine.engine_run import BLOCK_SIZE, DEADLINE_S, EngineRun
 from tests.integration.engine.group_run import GroupRun
 from tests.unit.collectives.in_threads import needs_library

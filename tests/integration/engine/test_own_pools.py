@@ -15,7 +15,7 @@ import torch
 from shared.collectives.rank_links import Backend
 from shared.kv.checksum import BlockChecksum
 from shared.model.checkpoints import write_random_checkpoint
-from shared.model.shard import Degrees
+from shared.model.ranks.shard import Degrees
 from tests.integration.engine.engine_run import EngineRun, hand_off
 from tests.integration.engine.families import write_family
 from tests.integration.engine.group_run import GroupRun
@@ -57,24 +57,22 @@ def write(folder: Path, name: str) -> Path:
     return write_family(folder, family, **sizes)
 
 
-PLAIN = [
-    ("llama/4", Kind(Degrees(2))),
-    ("llama/2", Kind(Degrees(2, 2), backend="gloo")),
-    ("deepseek-v3", Kind(Degrees(2))),
-]
-"""Three layers in two stages, two heads or one on four ranks, latents: what slices are made of."""
+PLAIN = [("llama/2", Kind(Degrees(2, 2), backend="gloo")), ("deepseek-v3", Kind(Degrees(2)))]
+"""Three layers in two stages, two heads on four ranks, latents: what slices are made of."""
 REST = [
-    (name, kind)
-    for name in ("llama/4", "llama/2", "mixtral", "deepseek-v3")
-    for degrees in (Degrees(2), Degrees(4), Degrees(1, 2), Degrees(2, 2), Degrees(2, expert=2))
-    for kind in (Kind(degrees), Kind(degrees, backend="gloo"), Kind(degrees, own_pools=False, backend="gloo"))
-    if (name, kind) not in PLAIN and (degrees.expert == 1 or name == "mixtral")
+    *(
+        ("llama/4", kind)
+        for degrees in (Degrees(2), Degrees(4), Degrees(1, 2), Degrees(2, 2))
+        for kind in (Kind(degrees), Kind(degrees, backend="gloo"), Kind(degrees, own_pools=False, backend="gloo"))
+    ),
+    *(("mixtral", Kind(Degrees(2, expert=2), backend=backend)) for backend in ("shm", "gloo")),
+    ("deepseek-v3", Kind(Degrees(2, 2), backend="gloo")),
 ]
+"""Each way once, and the other families in one."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "kind"), [*PLAIN, *(pytest.param(*cell, marks=pytest.mark.sweep) for cell in REST)], ids=str
+    ("name", "kind"), [*PLAIN, *(pytest.param(*cell, marks=pytest.mark.slow) for cell in REST)], ids=str
 )
 def test_ranks_with_their_own_pools_give_the_tokens_of_transformers(tmp_path: Path, name: str, kind: Kind) -> None:
     folder = write(tmp_path / "model", name)
@@ -93,7 +91,7 @@ HANDED = {
 }
 
 
-@pytest.fixture(scope="module", params=["llama/4", *(pytest.param(x, marks=pytest.mark.sweep) for x in [*HANDED][1:])])
+@pytest.fixture(scope="module", params=["llama/4", *(pytest.param(x, marks=pytest.mark.slow) for x in [*HANDED][1:])])
 def handed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[list[int], dict[Kind, EngineRun]]]:
@@ -146,7 +144,7 @@ def test_what_a_leader_sends_is_what_one_process_computes(handed: tuple[list[int
 
 @pytest.mark.parametrize(
     "kind",
-    [Kind(Degrees(2)), pytest.param(Kind(Degrees(2, 2), backend="gloo"), marks=pytest.mark.sweep)],
+    [Kind(Degrees(2)), pytest.param(Kind(Degrees(2, 2), backend="gloo"), marks=pytest.mark.slow)],
     ids=str,
 )
 def test_preempted_sequences_come_back_from_every_ranks_host_memory(tmp_path: Path, kind: Kind) -> None:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import jsonschema
 import pytest
 
-from loadtest.bench.structured.schemas import random_schema
+from services.router.edge.answer.reader import ToolUse
+from services.router.edge.http.openai.chat_messages import FunctionTool, Tool
+from services.router.edge.http.openai.forced_calls import calls_structure
 from shared.engine.finish_reason import FinishReason
 from shared.engine.messages import AddSequence, StepOutput
 from shared.engine.runner.runner import RunnerConfig
-from shared.engine.structured_output import ReasoningPart, StructuredOutput, StructureKind
 from shared.errors import InvalidRequest
-from shared.model.config import ModelConfig
-from shared.model.tokenizer import Tokenizer
+from shared.model.config.model_config import ModelConfig
+from shared.model.text.tokenizer import Tokenizer
 from shared.structure.compiler import StructureCompiler
+from shared.structure.structured_output import ReasoningPart, StructuredOutput, StructureKind
 from tests.integration.engine.engine_run import EngineRun, hand_off
-
-pytestmark = pytest.mark.slow
+from tests.random_schemas import random_schema
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 MAX_TOKENS = 500
@@ -113,7 +115,7 @@ def test_answers_to_random_schemas_are_valid(run, tokenizer):
     check_schemas(run, tokenizer, range(32))
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("begin", range(0, 1000, 40))
 def test_answers_to_a_thousand_schemas_are_valid(run, tokenizer, begin):
     check_schemas(run, tokenizer, range(begin, begin + 40))
@@ -206,3 +208,43 @@ def test_an_answer_that_cannot_go_on_fails_alone(run, tokenizer):
     with pytest.raises(InvalidRequest, match="structured_output cannot be followed beyond token 2"):
         run.collect([bad.sequence_id])
     assert tokenizer.decode(run.generate([5], max_tokens=9, structured_output=yes)[0]) == "yes"
+
+
+BOOK = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string", "maxLength": 40},
+        "year": {"type": "integer"},
+        "languages": {"type": "array", "items": {"enum": ["en", "fr", "de"]}, "maxItems": 3},
+        "read": {"type": "boolean"},
+    },
+    "required": ["title", "year", "languages", "read"],
+    "additionalProperties": False,
+}
+ADD_BOOK = Tool(type="function", function=FunctionTool(name="add_book", parameters=BOOK))
+REQUIRED = ToolUse(frozenset(("add_book",)), required=True, max_calls=1)
+
+
+@pytest.mark.parametrize(
+    "structure", [schema(BOOK), calls_structure([ADD_BOOK], REQUIRED)], ids=["response_format", "required tool"]
+)
+def test_a_weak_models_answer_ends_within_120_tokens(run, tokenizer, structure):
+    prompt = tokenizer.encode("Tell me about a book that you have read.")
+    ways = [({"temperature": 1.0, "seed": seed}, structure) for seed in range(20)]
+    for tokens, end in answers(run, [prompt] * len(ways), ways, max_tokens=120):
+        text = tokenizer.decode(tokens)
+        assert end is FinishReason.STOP, text
+        found = json.loads(text)
+        book = found[0]["parameters"] if isinstance(found, list) else found
+        jsonschema.Draft202012Validator(BOOK).validate(book)
+        assert abs(book["year"]) <= 10**18
+
+
+def test_any_object_has_no_two_blanks_outside_its_strings(run, tokenizer):
+    """The demo model's strings are verses, so that its objects need not end; their tokens must be content."""
+    prompt = tokenizer.encode("Tell me about a book that you have read.")
+    ways = [({"temperature": 1.0, "seed": seed}, StructuredOutput(StructureKind.JSON_OBJECT)) for seed in range(20)]
+    for tokens, _ in answers(run, [prompt] * len(ways), ways, max_tokens=120):
+        text = tokenizer.decode(tokens)
+        outside = re.sub(r'"(?:[^"\\]|\\.)*("|$)', "s", text)
+        assert not re.search(r"\s\s|\d{21}", outside), text

@@ -26,7 +26,7 @@ from tests.integration.kv.far_side import FarSide
 
 NEAR_HOST = b"near host: 16 B."
 FAR_HOST = b"far host:  16 B."
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 SILENT_S = 3.0
 """A far process that is killed or stopped is waited for this long."""
 

@@ -22,7 +22,7 @@ from shared.kv.transfer import TRAILER_INDEX, new_ticket
 from shared.kv.ucx import UcxTransfer
 
 LAYOUT = BlockLayout(4, 16, KVFormat("float32", num_kv_heads=4, head_dim=64))  # 128 KiB a block
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 
 
 @dataclass

@@ -24,7 +24,7 @@ from tests.integration.kv.reservation import (
     ship,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60), pytest.mark.asyncio(loop_factories=["uvloop"])]
+pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
 SECRET = b"a secret of sixteen bytes or more"
 ALL = list(range(NUM_BLOCKS))

@@ -23,7 +23,7 @@ from tests.integration.kv.reservation import (
     ship,
 )
 
-pytestmark = [pytest.mark.timeout(30), pytest.mark.asyncio(loop_factories=["uvloop"])]
+pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
 SECRET = b"a secret of sixteen bytes or more"
 KEY = FleetKey(SECRET)

@@ -10,7 +10,7 @@ import pytest
 from services.local.environment import cluster_environment
 from tests.integration.kv.conftest import DEADLINE_S, FarProcess
 
-pytestmark = [pytest.mark.timeout(30), pytest.mark.asyncio(loop_factories=["uvloop"])]
+pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
 
 async def listening(process: FarProcess) -> set[str]:

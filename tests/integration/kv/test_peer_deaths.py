@@ -16,8 +16,6 @@ from shared.errors import TransferFailed
 from shared.kv.transfer import new_ticket
 from tests.integration.kv.conftest import Call, FarProcess
 
-pytestmark = pytest.mark.timeout(120)
-
 SIZES = [(index, (300_000, 40_000, 5_000)[index % 3]) for index in range(48)]
 NUM_ARRIVED = (0, 1, 2, 3, 5, 8, 13, 21, 30, 40)
 """How many blocks of a peer have arrived when it is killed, by round."""

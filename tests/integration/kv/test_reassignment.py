@@ -15,7 +15,7 @@ from tests.integration.kv.conftest import BY_NETWORK, DEADLINE_S, FAR_HOST, FarP
 from tests.integration.kv.far_side import BLOCK_BYTES, FIRST_TOKEN, UNTOUCHED
 from tests.integration.kv.reservation import LATE, NUM_BLOCKS, Reservation, ship
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(30)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

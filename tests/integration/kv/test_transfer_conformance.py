@@ -14,8 +14,6 @@ from shared.kv.transfer import TRAILER_INDEX, new_ticket
 from tests.integration.kv.conftest import Sides
 from tests.integration.kv.far_side import TRAILER_BYTES, Memory, content
 
-pytestmark = pytest.mark.timeout(120)
-
 SIZES = [100, 5_000, 20_000, 300_000]
 """Short, copied and rendezvous messages on each of UCX's transports."""
 

@@ -16,8 +16,6 @@ from tests.integration.kv.conftest import DEADLINE_S, SILENT_S, Sides
 from tests.integration.kv.far_side import TRAILER_BYTES, Memory
 from tests.integration.kv.test_transfer_conformance import blocks, send_blocks
 
-pytestmark = pytest.mark.timeout(60)
-
 BIG = 300_000
 
 

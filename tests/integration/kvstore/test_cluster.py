@@ -239,7 +239,7 @@ async def _owner_of(cluster: ValkeyCluster, slot: int) -> int:
 
 async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
     """Asks again until true, for at most thirty seconds."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         while True:
             try:
                 if await condition():

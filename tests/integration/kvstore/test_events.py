@@ -206,7 +206,7 @@ async def test_the_index_is_what_the_pools_hold_whenever_redis_was_lost(tmp_path
 
 async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
     """Asks again until true, for at most twenty seconds."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while True:
             try:
                 if await condition():

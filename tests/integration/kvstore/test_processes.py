@@ -40,7 +40,7 @@ async def start_store(*arguments: str, **environment: str) -> Process:
 
 async def event_of(process: Process) -> dict[str, Any]:
     assert process.stdout is not None
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         event = json.loads(await process.stdout.readline())
     assert isinstance(event, dict)
     return event
@@ -48,7 +48,7 @@ async def event_of(process: Process) -> dict[str, Any]:
 
 async def end_of(process: Process) -> tuple[int, str, str]:
     """Exit status and what was still to be read."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         out, err = await process.communicate()
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
@@ -194,7 +194,7 @@ async def test_the_embedded_server_dies_with_a_killed_parent(tmp_path: Path) -> 
         stdout=PIPE,
     )
     assert parent.stdout is not None
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         pid = int(await parent.stdout.readline())
     descriptor = os.pidfd_open(pid)
     try:

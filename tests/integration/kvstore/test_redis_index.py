@@ -215,9 +215,12 @@ async def test_concurrent_publishers_of_the_same_blocks_lose_nothing(valkey_url:
         await client.close()
 
 
-async def test_stats_count_blocks_and_hide_credentials(valkey_url: str, index: RedisIndex, admin: Redis) -> None:
+@pytest.mark.parametrize(("in_url", "beside"), [("&password=s3cret", ""), ("", "s3cret")])
+async def test_stats_count_blocks_and_hide_credentials(
+    valkey_url: str, index: RedisIndex, admin: Redis, in_url: str, beside: str
+) -> None:
     await admin.acl_setuser("tandem", True, passwords=["+s3cret"], keys=["b:*", "tandem:*"], categories=["+@all"])
-    client = redis_client(f"{valkey_url}?username=tandem&password=s3cret", 5.0)
+    client = redis_client(f"{valkey_url}?username=tandem{in_url}", 5.0, password=beside)
     mine = RedisIndex(client)
     await mine.start()
     await mine.publish(A, Tier.DEVICE, b"".join(hashes(5)))

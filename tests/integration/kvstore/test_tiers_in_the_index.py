@@ -42,7 +42,7 @@ async def test_a_restarted_disk_tier_is_published_anew(valkey_url: str, admin: R
         events = tier.drain_events()
         publisher.offer(events.sealed, events.evicted)
         expected = ((holder(store, Tier.DISK),),) * (6 - incarnation)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while True:
                 try:
                     if (await client.match(CHAIN)).blocks == expected:

@@ -67,7 +67,7 @@ class ValkeyCluster:
         process.wait()
 
     async def answering(self, port: int) -> None:
-        async with asyncio.timeout(60), self.admin(port) as node:
+        async with asyncio.timeout(300), self.admin(port) as node:
             while True:
                 try:
                     await node.ping()
@@ -77,7 +77,7 @@ class ValkeyCluster:
 
     async def whole(self) -> None:
         for port in self.ports:
-            async with asyncio.timeout(30), self.admin(port) as node:
+            async with asyncio.timeout(300), self.admin(port) as node:
                 while True:
                     info = await node.execute_command("CLUSTER", "INFO")  # type: ignore[no-untyped-call]
                     state = info if isinstance(info, dict) else dict(line.split(":") for line in info.decode().split())

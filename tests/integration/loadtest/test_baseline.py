@@ -16,7 +16,6 @@ DEMO = Path(__file__).parents[3] / "models" / "demo"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_systems_are_measured_under_both_workloads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     two = (SYSTEMS[0], SYSTEMS[2])
     monkeypatch.setattr(study, "SYSTEMS", two)

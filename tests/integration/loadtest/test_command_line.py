@@ -57,9 +57,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.slow
-def test_a_run_writes_its_three_files_and_a_report_can_be_made_again(
-    start_fake: StartFake, call: Call, tmp_path: Path
-) -> None:
+def test_a_run_writes_its_three_files(start_fake: StartFake, call: Call, tmp_path: Path) -> None:
     server = start_fake(QUICK)
     out = tmp_path / "run"
     done = call("run", "--target", server.http, *WORKLOAD, *SLO, "--rate", "20", "--duration", "1", "--out", str(out))
@@ -68,10 +66,6 @@ def test_a_run_writes_its_three_files_and_a_report_can_be_made_again(
     assert sorted(path.name for path in out.iterdir()) == ["report.html", "requests.jsonl", "summary.json"]
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["offered"], summary["attainment"], summary["config"]["seed"]) == (20, 1.0, summary["seed"])
-    page = (out / "report.html").read_text()
-    (out / "report.html").unlink()
-    assert call("report", str(out)).status == 0
-    assert len((out / "report.html").read_text()) == pytest.approx(len(page), rel=0.01)
     again = call("run", "--target", server.http, *WORKLOAD, "--rate", "1", "--duration", "1", "--out", str(out))
     assert (again.status, "already holds summary.json" in again.stderr) == (2, True)
 
@@ -89,9 +83,7 @@ def test_fresh_seeds_differ_and_a_given_one_is_kept(start_fake: StartFake, call:
 
 
 @pytest.mark.slow
-def test_a_sweep_finds_the_limit_of_a_queue_and_sweeps_are_compared(
-    start_fake: StartFake, call: Call, tmp_path: Path
-) -> None:
+def test_a_sweep_finds_the_limit_of_a_queue(start_fake: StartFake, call: Call, tmp_path: Path) -> None:
     for name, service_ms in (("quick", 12.5), ("slow", 25.0)):
         server = start_fake(QUICK, service_ms=service_ms)
         search = ("--rate", "40", "--arrivals", "constant", "--num-requests", "64", "--tolerance", "40", "--seed", "3")
@@ -107,10 +99,6 @@ def test_a_sweep_finds_the_limit_of_a_queue_and_sweeps_are_compared(
     assert 80 <= limits["quick"]["rate"] <= 240
     assert 40 <= limits["slow"]["rate"] <= 60
     assert (tmp_path / "quick" / "rate-40" / "report.html").exists()
-    done = call("compare", str(tmp_path / "quick"), str(tmp_path / "slow"), "--out", str(tmp_path / "both"))
-    assert done.status == 0
-    assert "max goodput" in done.stdout
-    assert json.loads((tmp_path / "both" / "comparison.json").read_text())["names"] == ["quick", "slow"]
 
 
 @pytest.mark.slow

@@ -19,8 +19,6 @@ ROOT = Path(__file__).resolve().parents[3]
 TANDEM = [sys.executable, "-m", "services.cli.main"]
 MODEL = ROOT / "models" / "demo"
 
-pytestmark = pytest.mark.slow
-
 
 @contextmanager
 def running_cluster(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
@@ -69,7 +67,7 @@ def end_of_a_stream_that_is_cut(launcher: subprocess.Popen[str], http: str) -> s
         return list(lines)[-1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_it_answers_and_leaves_no_process_behind(tmp_path: Path, number: signal.Signals) -> None:
     with running_cluster(tmp_path) as (launcher, http, grpc):
         status = json.loads(tandem("status", "--json", "--target", grpc))

@@ -9,13 +9,15 @@ import time
 from services.router.dispatch.config import DispatchConfig
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
+from services.router.dispatch.record import RequestRecord
+from services.router.dispatch.request import Request
+from services.router.dispatch.states import RequestEvent
 from services.router.placement.policy import Placement, PlacementConfig
-from services.router.request import Request
 from services.router.workers.discovery import StaticDiscovery
 from services.router.workers.fleet import Fleet
 from shared.engine.sampling_params import SamplingParams
-from shared.errors import TandemError
-from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
+from shared.errors import Overloaded
+from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from tests.integration.router.scripted_worker import DEADLINE_S, ScriptedWorker
 from tests.unit.router.reading import deltas
 
@@ -23,37 +25,40 @@ STOP = types_pb2.FINISH_REASON_STOP
 PROMPT = tuple(range(5, 13))
 
 
-class NoMetrics:
-    """Keeps what the dispatcher tells."""
+class Noted:
+    """Keeps what the records of the dispatcher's requests say, as it comes."""
 
     def __init__(self) -> None:
         self.outcomes: list[str] = []
+        """Retries, and how each request ended."""
         self.routes: list[str] = []
         self.refusals: list[str] = []
         self.causes: list[str] = []
         self.migrations: list[str] = []
+        self.records: dict[str, RequestRecord] = {}
+        """The newest by request id."""
 
-    def refused(self, *, waited: bool, cause: str) -> None:
-        self.refusals.append("waited" if waited else "arrival")
-        self.causes.append(cause)
-
-    def migrated(self, phase: str, error: TandemError) -> None:
-        self.migrations.append(f"{phase} {error.code}")
-
-    def placed(self, route) -> None:
-        self.routes.append(route.value)
-
-    def retried(self, error: TandemError) -> None:
-        self.outcomes.append(f"retried {error.code}")
-
-
-class Watched(Dispatcher):
-    """Notes how each request ended."""
-
-    def _end(self, active, task) -> None:
-        super()._end(active, task)
-        error = active._error
-        self._metrics.outcomes.append(error.code if error is not None else active.state.value)
+    def noted(self, record: RequestRecord) -> None:
+        entry = record.entries[-1]
+        self.records[record.ask.request_id] = record
+        code = entry.error.code if entry.error is not None else ""
+        match entry.event:
+            case RequestEvent.PLACED:
+                self.routes.append(record.choices[-1].route.value)
+            case RequestEvent.SENDER_LOST:
+                self.outcomes.append(f"retried {code}")
+                self.migrations.append(f"prompt {code}")
+            case RequestEvent.RETRY if code != Overloaded.code:
+                if entry.worker:
+                    self.outcomes.append(f"retried {code}")
+                if record.num_output_tokens:
+                    self.migrations.append(f"answer {code}")
+            case RequestEvent.FULL | RequestEvent.LATE | RequestEvent.TIMEOUT:
+                waited = any(before.event in (RequestEvent.WAITED, RequestEvent.PLACED) for before in record.entries)
+                self.refusals.append("waited" if waited else "arrival")
+                self.causes.append(entry.event.value)
+        if record.state.ended:
+            self.outcomes.append(code or record.state.value)
 
 
 class Router:
@@ -78,11 +83,11 @@ class Router:
             collocated=self._collocated,
             limits=self._limits,
         )
-        self.metrics = NoMetrics()
+        self.metrics = Noted()
         lookup = PrefixLookup(None, self.fleet)
         placement = Placement(PlacementConfig(**self._placement))
         config = DispatchConfig(collocated=self._collocated, **self._config)
-        self.dispatcher = Watched(self.fleet, placement, lookup, self.metrics, config)
+        self.dispatcher = Dispatcher(self.fleet, placement, lookup, config, self.metrics)
         self.fleet.start()
         await self.until(lambda: all(link.connected or link.mismatch for link in self.fleet.links))
         return self
@@ -134,6 +139,6 @@ async def read(running) -> list[int]:
 
 async def to_submit(prefill, decode):
     """Reserve → Reserved → Submit."""
-    reserve = await decode.expect(decode_pb2.Reserve)
+    reserve = await decode.expect(worker_pb2.Reserve)
     await decode.reserved(reserve.request_id, ticket=99, needed=(0, 1))
-    return await prefill.expect(prefill_pb2.Submit)
+    return await prefill.expect(worker_pb2.Submit)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from loadtest.bench.router import scripted_worker
-from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
+from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 
 
 class ScriptedWorker(scripted_worker.ScriptedWorker):
@@ -43,16 +43,16 @@ class ScriptedWorker(scripted_worker.ScriptedWorker):
     # --- what a worker of the role says
 
     async def reserved(self, request_id: str, ticket: int = 7, needed=(0, 1), **more) -> None:
-        reserved = decode_pb2.Reserved(request_id=request_id, ticket=ticket, needed_blocks=needed, **more)
+        reserved = worker_pb2.Reserved(request_id=request_id, ticket=ticket, needed_blocks=needed, **more)
         await self.send(reserved=reserved)
 
     async def first_token(self, request_id: str, token: int, finish=0, **more) -> None:
         tokens = types_pb2.SequenceTokens(request_id=request_id, token_ids=[token], finish_reason=finish, **more)
-        await self.send(first_token=prefill_pb2.FirstToken(tokens=tokens))
+        await self.send(first_token=worker_pb2.FirstToken(tokens=tokens))
 
     async def step(self, request_id: str, *tokens: int, finish=0, **more) -> None:
         sequence = types_pb2.SequenceTokens(request_id=request_id, token_ids=tokens, finish_reason=finish, **more)
-        await self.send(step=decode_pb2.Step(sequences=[sequence]))
+        await self.send(step=worker_pb2.Step(sequences=[sequence]))
 
     async def failed(self, request_id: str, error: types_pb2.Error) -> None:
         await self.send(failed=types_pb2.Failed(request_id=request_id, error=error))

@@ -7,7 +7,7 @@ import pytest
 from services.router.placement.views import PrefixHits
 from services.router.placement.work import NO_WORK, Work
 from shared.errors import Overloaded
-from shared.rpc.pb.tandem.v1 import decode_pb2
+from shared.rpc.pb.tandem.v1 import worker_pb2
 from tests.integration.router.router_under_test import Router, decode_worker, prefill_worker, read
 
 TOKEN_S = 1e-3
@@ -37,7 +37,7 @@ async def test_a_long_prompt_that_a_worker_holds_is_let_in():
     decode.num_blocks = prefill.num_blocks = 1000
     async with Router([prefill], [decode]) as router:
         running = await routed(router, 784)
-        await decode.expect(decode_pb2.Reserve)
+        await decode.expect(worker_pb2.Reserve)
         await running.aclose()
 
 
@@ -63,6 +63,6 @@ async def test_admission_hears_how_much_of_the_prompt_is_cached(monkeypatch):
 
         monkeypatch.setattr(admission, "enter", noting)
         running = await routed(router, 784)
-        await decode.expect(decode_pb2.Reserve)
+        await decode.expect(worker_pb2.Reserve)
         assert seen == [(16, 784)]
         await running.aclose()

@@ -6,7 +6,7 @@ import pytest
 
 from services.router.placement.work import NO_WORK, Work
 from shared.errors import Overloaded
-from shared.rpc.pb.tandem.v1 import decode_pb2
+from shared.rpc.pb.tandem.v1 import worker_pb2
 from tests.integration.router.router_under_test import Router, decode_worker
 
 TOKEN_S = 1e-3
@@ -17,7 +17,7 @@ async def test_a_full_queue_has_no_room() -> None:
     decode.num_blocks = 4
     async with Router([], [decode], queue_limit=1) as router:
         running = [router.submit("first")]
-        await decode.expect(decode_pb2.Reserve)
+        await decode.expect(worker_pb2.Reserve)
         router.dispatcher.check_room("default", 0, 0.0)
         running.append(router.submit("second"))
         await router.until(lambda: router.dispatcher.num_waiting == 1)
@@ -34,7 +34,7 @@ async def test_a_tenant_whose_requests_wait_too_long_has_no_room_and_others_have
         for n in range(1, 20):
             router.dispatcher._room._predictor.observe_prefill(NO_WORK, Work(n * 50), n * 50 * TOKEN_S)
         running = [router.ask("first", prompt=tuple(range(5, 95)), tenant="busy")]
-        await decode.expect(decode_pb2.Reserve)
+        await decode.expect(worker_pb2.Reserve)
         router.dispatcher.check_room("busy", 0, 0.01)  # nobody waits
         running.append(router.ask("second", prompt=tuple(range(5, 95)), tenant="busy"))
         await router.until(lambda: router.dispatcher.num_waiting == 1)

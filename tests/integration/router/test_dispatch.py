@@ -6,13 +6,14 @@ import asyncio
 
 import pytest
 
-from services.router.explanation import explanation
+from services.router.dispatch.request import FinishReason, Request
 from services.router.placement.disaggregation import Thresholds
-from services.router.request import FinishReason, Request
+from services.router.views.explanation import explanation
+from services.router.views.timings import ttft_split
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest, NotFound, Overloaded, PromptTooLong, TandemError, TransferFailed, WorkerLost
 from shared.rpc.errors import to_proto
-from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
+from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from tests.integration.router.router_under_test import (
     PROMPT,
     STOP,
@@ -38,10 +39,10 @@ async def test_a_request_goes_reserve_submit_first_token_steps():
         await decode.step(submit.request_id, 51, first_decode_step_ms=0.001)
         await decode.step(submit.request_id, 52, 53, finish=STOP)
         assert await read(running) == [50, 51, 52, 53]
-        summary = running.summary
+        summary = running.record
         assert (summary.prefill_worker, summary.decode_worker) == ("p0", "d0")
         assert summary.num_cached_tokens == 4
-        split = summary.ttft
+        split = ttft_split(summary)
         parts = split.placement_ms + split.queue_ms + split.reserve_ms + split.prefill_compute_ms + split.return_ms
         assert split.ttft_ms == pytest.approx(parts, abs=0.1)
         assert router.metrics.outcomes == ["finished"]
@@ -67,7 +68,7 @@ async def test_a_first_token_that_ends_the_request_cancels_nothing():
         await prefill.first_token(submit.request_id, 2, finish=STOP)
         assert await read(running) == [2]
         running = router.submit("next")
-        assert (await decode.expect(decode_pb2.Reserve)).request_id.startswith("next#")
+        assert (await decode.expect(worker_pb2.Reserve)).request_id.startswith("next#")
         await running.aclose()
 
 
@@ -75,12 +76,12 @@ async def test_collocated_reserves_with_prefill_here():
     decode = decode_worker()
     async with Router([], [decode]) as router:
         running = router.submit()
-        reserve = await decode.expect(decode_pb2.Reserve)
+        reserve = await decode.expect(worker_pb2.Reserve)
         assert reserve.prefill_here
         await decode.step(reserve.request_id, 50, num_cached_tokens=4)
         await decode.step(reserve.request_id, 51, finish=STOP)
         assert await read(running) == [50, 51]
-        assert running.summary.num_cached_tokens == 4
+        assert running.record.num_cached_tokens == 4
 
 
 async def test_a_client_that_leaves_cancels_on_both_pools():
@@ -101,7 +102,7 @@ async def test_a_cancel_before_the_submit_says_that_no_sender_knows():
     prefill, decode = prefill_worker(), decode_worker()
     async with Router([prefill], [decode]) as router:
         running = router.submit()
-        await decode.expect(decode_pb2.Reserve)
+        await decode.expect(worker_pb2.Reserve)
         await running.aclose()
         assert not (await decode.expect(types_pb2.Cancel)).peer_active
 
@@ -130,7 +131,7 @@ async def test_a_lost_prefill_worker_is_replaced_and_the_reservation_is_freed_at
     first, second, decode = prefill_worker("p0"), prefill_worker("p1"), decode_worker()
     async with Router([first, second], [decode]) as router:
         running = router.submit()
-        reserve = await decode.expect(decode_pb2.Reserve)
+        reserve = await decode.expect(worker_pb2.Reserve)
         await decode.reserved(reserve.request_id)
         await router.until(lambda: first.commands.qsize() + second.commands.qsize() == 1)
         lost, other = (first, second) if first.commands.qsize() else (second, first)
@@ -159,7 +160,7 @@ async def test_a_worker_that_is_full_against_our_view_is_asked_again_after_its_n
     prefill, decode = prefill_worker(), decode_worker()
     async with Router([prefill], [decode]) as router:
         running = router.submit()
-        reserve = await decode.expect(decode_pb2.Reserve)
+        reserve = await decode.expect(worker_pb2.Reserve)
         await decode.failed(reserve.request_id, to_proto(Overloaded("full")))
         await decode.expect(types_pb2.Cancel)
         await router.until(lambda: router.dispatcher.num_waiting == 1)
@@ -174,7 +175,7 @@ async def test_an_error_that_no_other_worker_could_mend_goes_to_the_client():
     prefill, decode = prefill_worker(), decode_worker()
     async with Router([prefill], [decode]) as router:
         running = router.submit()
-        reserve = await decode.expect(decode_pb2.Reserve)
+        reserve = await decode.expect(worker_pb2.Reserve)
         await decode.failed(reserve.request_id, to_proto(PromptTooLong("long", field="max_tokens", limit=9)))
         with pytest.raises(PromptTooLong) as refused:
             await read(running)
@@ -191,7 +192,7 @@ async def test_requests_wait_until_a_worker_has_room_and_a_full_queue_refuses():
         with pytest.raises(Overloaded):
             router.submit("c")
         await decode.report(num_free_blocks=90, num_total_blocks=100)
-        names = {(await decode.expect(decode_pb2.Reserve)).request_id for _ in waiting}
+        names = {(await decode.expect(worker_pb2.Reserve)).request_id for _ in waiting}
         assert {name.partition("#")[0] for name in names} == {"a", "b"}
         for running in waiting:
             await running.aclose()
@@ -221,7 +222,7 @@ async def test_a_deadline_ends_the_request_and_frees_the_workers():
     async with Router([prefill], [decode]) as router:
         params = SamplingParams(seed=1, max_tokens=8)
         running = router.dispatcher.submit(Request("r", PROMPT, params, timeout_s=0.05))
-        await decode.expect(decode_pb2.Reserve)
+        await decode.expect(worker_pb2.Reserve)
         with pytest.raises(TandemError) as late:
             await read(running)
         assert late.value.code == "deadline_exceeded"
@@ -246,13 +247,13 @@ async def test_a_short_suffix_is_prefilled_by_the_decode_worker_and_counted():
     thresholds = Thresholds(short_suffix_tokens=len(PROMPT))
     async with Router([prefill], [decode], placement={"thresholds": thresholds}) as router:
         running = router.submit()
-        reserve = await decode.expect(decode_pb2.Reserve)
+        reserve = await decode.expect(worker_pb2.Reserve)
         assert reserve.prefill_here
         await decode.step(reserve.request_id, 50, finish=STOP)
         assert await read(running) == [50]
-        assert running.summary.prefill_worker == ""
+        assert running.record.prefill_worker == ""
         longer = router.ask("longer", prompt=(*PROMPT, 1))
-        assert not (await decode.expect(decode_pb2.Reserve)).prefill_here
+        assert not (await decode.expect(worker_pb2.Reserve)).prefill_here
         await longer.aclose()
         assert router.metrics.routes == ["short_suffix", "hand_off"]
 
@@ -262,10 +263,10 @@ async def test_a_placement_can_be_explained_with_every_attempt():
     second.num_blocks = 60
     async with Router([prefill], [first, second]) as router:
         running = router.submit()
-        await first.expect(decode_pb2.Reserve)
+        await first.expect(worker_pb2.Reserve)
         await first.stop()
-        await second.expect(decode_pb2.Reserve)
-        told = explanation(router.dispatcher.decisions, "r")
+        await second.expect(worker_pb2.Reserve)
+        told = explanation(running.record, "r")
         assert [a.decode_worker for a in told.attempts] == ["d0", "d1"]
         before, after = told.attempts
         assert [c.worker for c in before.decode_candidates] == ["d0", "d1"]
@@ -273,7 +274,7 @@ async def test_a_placement_can_be_explained_with_every_attempt():
         assert [p.scorer for p in before.prefill_candidates[0].parts] == ["queue"]
         assert before.route == "hand_off"
         with pytest.raises(NotFound):
-            explanation(router.dispatcher.decisions, "another")
+            explanation(None, "another")
         await running.aclose()
 
 
@@ -297,7 +298,7 @@ async def test_what_can_no_longer_meet_its_ttft_deadline_is_refused_at_once():
         assert refused.value.retry_after_s >= 1
         assert decode.commands.empty()
         patient = router.ask("patient", ttft_timeout_s=30.0)
-        await decode.expect(decode_pb2.Reserve)
+        await decode.expect(worker_pb2.Reserve)
         await patient.aclose()
 
 
@@ -321,7 +322,7 @@ async def test_a_tenant_that_floods_does_not_hold_up_another():
         waiting.append(router.ask("quiet", tenant="quiet"))
         await router.until(lambda: router.dispatcher.num_waiting == 7)
         await decode.report(num_free_blocks=90, num_total_blocks=100)
-        order = [(await decode.expect(decode_pb2.Reserve)).request_id for _ in waiting]
+        order = [(await decode.expect(worker_pb2.Reserve)).request_id for _ in waiting]
         assert [name.partition("#")[0] for name in order].index("quiet") <= 1
         for running in waiting:
             await running.aclose()
@@ -370,11 +371,11 @@ async def test_a_retry_leaves_the_workers_that_failed_although_they_hold_the_ses
         running = router.ask(session="chat")
         await router.until(lambda: any(worker.commands.qsize() for worker in decodes.values()))
         first = next(name for name, worker in decodes.items() if worker.commands.qsize())
-        reserve = await decodes[first].expect(decode_pb2.Reserve)
+        reserve = await decodes[first].expect(worker_pb2.Reserve)
         await decodes[first].reserved(reserve.request_id, ticket=99, needed=(0, 1))
         await router.until(lambda: any(worker.commands.qsize() for worker in prefills.values()))
         sender = next(name for name, worker in prefills.items() if worker.commands.qsize())
-        submit = await prefills[sender].expect(prefill_pb2.Submit)
+        submit = await prefills[sender].expect(worker_pb2.Submit)
         await prefills[sender].failed(submit.request_id, to_proto(TransferFailed("gone")))
         other_prefill = prefills["p1" if sender == "p0" else "p0"]
         again = await to_submit(other_prefill, decodes["d1" if first == "d0" else "d0"])

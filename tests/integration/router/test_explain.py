@@ -5,12 +5,14 @@ from __future__ import annotations
 import grpc.aio
 import pytest
 
+from services.router.dispatch.record import Ask, RequestRecord
+from services.router.dispatch.states import RequestEvent, RequestState
 from services.router.edge.catalog import Catalog
-from services.router.edge.grpc_api import SERVICE_NAME, InferenceServicer
+from services.router.edge.grpc.servicer import SERVICE_NAME, InferenceServicer
 from services.router.edge.settings import EdgeSettings
-from services.router.explanation import explanation
-from services.router.placement.decision import Candidate, Choice, Decision, DecisionLog
-from services.router.request_info import request_info
+from services.router.placement.decision import Candidate, Choice
+from services.router.views.explanation import explanation
+from services.router.views.request_info import request_info
 from shared.errors import NotFound, Unauthenticated
 from shared.rpc.pb.tandem.v1 import inference_pb2
 from shared.rpc.server import RpcServer
@@ -18,15 +20,17 @@ from tandem import AsyncTandemClient
 
 
 async def test_a_client_asks_why_and_an_unknown_request_is_said_to_be_unknown():
-    log = DecisionLog(8)
+    record = RequestRecord(Ask("r", num_prompt_tokens=128))
     candidate = Candidate("p0", 0.75, (("queue", 0.5), ("prefix", 1.0)), 100, 50, 2, 64)
-    log.note(Decision("r", 1, 128, 0.25, Choice("d0", "p0", predicted_ttft_s=0.5, prefills=(candidate,))))
+    record.choices.append(Choice("d0", "p0", predicted_ttft_s=0.5, prefills=(candidate,)))
+    record.add(RequestEvent.MATCHED, RequestState.QUEUED, at=1.0)
+    record.add(RequestEvent.CHOOSING, RequestState.QUEUED, at=1.25)
     servicer = InferenceServicer(
         None,
         Catalog([]),
         EdgeSettings(api_keys=("key",)),
         lambda window_s: inference_pb2.ClusterStatus(),
-        lambda name: explanation(log, name),
+        lambda name: explanation(record if name == "r" else None, name),
         lambda name: request_info(None, name),
     )
 
@@ -39,6 +43,7 @@ async def test_a_client_asks_why_and_an_unknown_request_is_said_to_be_unknown():
         async with AsyncTandemClient([server.address], api_key="key") as client:
             (told,) = (await client.explain("r")).attempts
             assert (told.decode_worker, told.prefill_worker, told.predicted_ttft_ms) == ("d0", "p0", 500.0)
+            assert (told.attempt, told.num_prompt_tokens, told.queue_ms) == (1, 128, 250.0)
             (seen,) = told.prefill_candidates
             assert {part.scorer: part.score for part in seen.parts} == {"queue": 0.5, "prefix": 1.0}
             with pytest.raises(NotFound):

@@ -11,7 +11,7 @@ from services.router.workers.file_discovery import FileDiscovery
 from shared.errors import WorkerLost
 from shared.identity import WorkerRole
 from shared.kv_index.holders import Holder, PrefixMatch, Tier
-from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
+from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from tests.integration.router.router_under_test import (
     PROMPT,
     STOP,
@@ -39,7 +39,7 @@ class FollowingRouter(Router):
         entries = [
             {
                 "name": worker.name,
-                "role": "prefill" if worker.is_prefill else "decode",
+                "role": "prefill" if worker.role == types_pb2.WORKER_ROLE_PREFILL else "decode",
                 "address": worker.address,
                 "label": (labels or {}).get(worker.name, ""),
             }
@@ -167,11 +167,11 @@ async def test_a_removed_worker_that_dies_is_a_lost_worker_and_no_token_is_repea
         router.name(prefill, await router.add(new))
         await router.connected("p0", "d1")
         await old.stop()
-        reserve = await new.expect(decode_pb2.Reserve)
+        reserve = await new.expect(worker_pb2.Reserve)
         assert reserve.token_ids[-1] == 11
         await prefill.expect(types_pb2.Cancel)
         await new.reserved(reserve.request_id)
-        submit = await prefill.expect(prefill_pb2.Submit)
+        submit = await prefill.expect(worker_pb2.Submit)
         await prefill.first_token(submit.request_id, 12, finish=STOP)
         assert await read(running) == [11, 12]
         assert router.metrics.outcomes == [f"retried {WorkerLost.code}", "finished"]
@@ -250,7 +250,7 @@ async def test_a_worker_of_another_model_waits_until_removed_workers_have_finish
     old, new = decode_worker("d0"), decode_worker("d1", fingerprint="other")
     async with FollowingRouter(tmp_path, [], [old]) as router:
         running = router.submit()
-        reserve = await old.expect(decode_pb2.Reserve)
+        reserve = await old.expect(worker_pb2.Reserve)
         router.name(await router.add(new))
         await router.until(lambda: "d1" in router.fleet.decodes and router.fleet.decodes["d1"].mismatch)
         assert "serves model other" in router.fleet.decodes["d1"].mismatch

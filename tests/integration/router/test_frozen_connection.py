@@ -7,13 +7,9 @@ import contextlib
 import time
 from dataclasses import replace
 
-import pytest
-
 from services.router.workers.discovery import StaticDiscovery
 from shared.rpc.server import KEEPALIVE_MS, PING_TIMEOUT_MS
 from tests.integration.router.router_under_test import Router, decode_worker
-
-pytestmark = pytest.mark.slow
 
 
 class Relay:
@@ -72,7 +68,7 @@ async def test_a_connection_that_is_frozen_ends_by_its_pings():
     async with router:
         began = time.monotonic()
         relay.freeze()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while router.fleet.decodes["d0"].connected:
                 await asyncio.sleep(0.05)
         assert time.monotonic() - began < (KEEPALIVE_MS + PING_TIMEOUT_MS) / 1e3 + 3.0

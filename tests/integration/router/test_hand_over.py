@@ -9,7 +9,7 @@ import pytest
 from services.router.dispatch.states import RequestState
 from shared.errors import DeadlineExceeded, Overloaded, TransferFailed, WorkerLost
 from shared.rpc.errors import to_proto
-from shared.rpc.pb.tandem.v1 import decode_pb2, types_pb2
+from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from tests.integration.router.router_under_test import (
     PROMPT,
     STOP,
@@ -58,7 +58,7 @@ async def test_a_prefill_worker_that_dies_while_it_ships_is_charged():
     first, second, decode = prefill_worker("p0"), prefill_worker("p1"), decode_worker()
     async with Router([first, second], [decode]) as router:
         running = router.submit()
-        reserve = await decode.expect(decode_pb2.Reserve)
+        reserve = await decode.expect(worker_pb2.Reserve)
         await decode.reserved(reserve.request_id)
         await router.until(lambda: first.commands.qsize() + second.commands.qsize() == 1)
         lost, other = (first, second) if first.commands.qsize() else (second, first)

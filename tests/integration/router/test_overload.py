@@ -9,7 +9,7 @@ import time
 import pytest
 
 from shared.errors import Overloaded
-from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2
+from shared.rpc.pb.tandem.v1 import worker_pb2
 from tests.integration.router.router_under_test import PROMPT, STOP, Router, decode_worker, prefill_worker
 from tests.integration.router.scripted_worker import ScriptedWorker
 from tests.unit.router.reading import deltas
@@ -24,14 +24,14 @@ ROUTER_TARGET_S = 0.4
 async def reserve_all(decode: ScriptedWorker) -> None:
     while True:
         command = await decode.commands.get()
-        if isinstance(command, decode_pb2.Reserve):
+        if isinstance(command, worker_pb2.Reserve):
             await decode.reserved(command.request_id)
 
 
 async def prefill_one_after_the_other(prefill: ScriptedWorker) -> None:
     while True:
         command = await prefill.commands.get()
-        if isinstance(command, prefill_pb2.Submit):
+        if isinstance(command, worker_pb2.Submit):
             begin = time.perf_counter()
             await asyncio.sleep(SERVICE_S)
             took_ms = (time.perf_counter() - begin) * 1e3

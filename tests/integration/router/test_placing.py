@@ -6,8 +6,9 @@ import math
 
 import pytest
 
+from services.router.views.explanation import explanation
 from services.router.workers.fleet import Fleet
-from shared.rpc.pb.tandem.v1 import decode_pb2, types_pb2
+from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from tests.integration.router.router_under_test import Router, decode_worker, prefill_worker
 
 
@@ -24,19 +25,19 @@ async def test_placement_hears_how_much_time_is_left_and_explain_how_long_it_wai
         monkeypatch.setattr(router.dispatcher._room._placement, "choose", noting)
         for name, target_s in (("hurried", 5000.0), ("patient", 0.0)):
             running = router.ask(name, ttft_timeout_s=target_s)
-            await decode.expect(decode_pb2.Reserve)
-            line = running.timeline
+            await decode.expect(worker_pb2.Reserve)
+            ask, [_, matched, choosing, placed] = running.record.ask, running.record.entries[:4]
             if target_s:
-                assert target_s - (line.placed - line.accepted) <= heard["slack_s"] <= target_s
+                assert target_s - (placed.at - ask.arrived_at) <= heard["slack_s"] <= target_s
             else:
                 assert heard["slack_s"] == math.inf
-            [decision] = router.dispatcher.decisions.of(name)
-            assert 0 < decision.queue_s <= line.placed - line.matched
+            [told] = explanation(running.record, name).attempts
+            assert 0 < told.queue_ms / 1e3 <= placed.at - matched.at
+            assert told.queue_ms / 1e3 == pytest.approx(choosing.at - matched.at)
             await running.aclose()
             await decode.expect(types_pb2.Cancel)
 
 
-@pytest.mark.slow
 async def test_where_other_routers_place_too_a_queue_is_looked_at_again_by_the_clock(monkeypatch):
     prefill, decode = prefill_worker(), decode_worker()
     async with Router([prefill], [decode]) as router:

@@ -11,7 +11,7 @@ from services.router.dispatch.states import RequestState
 from services.router.workers.liveness import LivenessLimits
 from shared.errors import Quarantined, TransferFailed, WorkerLost
 from shared.rpc.errors import to_proto
-from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
+from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from tests.integration.router.router_under_test import PROMPT, STOP, Router, decode_worker, prefill_worker, read
 from tests.integration.router.scripted_worker import DEADLINE_S
 from tests.integration.router.test_heartbeats import BeatingWorker
@@ -25,12 +25,12 @@ class Case:
 
     async def submitted(self, **reserved):
         """Reserve → Reserved → Submit; sets `first` and `second`."""
-        reserve = await self.decode.expect(decode_pb2.Reserve)
+        reserve = await self.decode.expect(worker_pb2.Reserve)
         await self.decode.reserved(reserve.request_id, ticket=1, needed=(0, 1), **{"reassignable": True, **reserved})
         await self.router.until(lambda: sum(worker.commands.qsize() for worker in self.prefills) == 1)
         self.first, *others = sorted(self.prefills, key=lambda worker: -worker.commands.qsize())
         self.second = others[0] if others else None
-        return await self.first.expect(prefill_pb2.Submit)
+        return await self.first.expect(worker_pb2.Submit)
 
     async def state(self, state: RequestState) -> None:
         await self.router.until(lambda: self.running.state is state)
@@ -48,19 +48,19 @@ async def test_another_prefill_worker_gets_the_missing_blocks_and_a_ticket_of_it
         submit = await it.submitted()
         assert submit.notes
         await it.first.stop()
-        reassign = await it.decode.expect(decode_pb2.Reassign)
+        reassign = await it.decode.expect(worker_pb2.Reassign)
         assert (reassign.request_id, reassign.lost) == (submit.request_id, it.first.name)
         assert not reassign.HasField("first_token")
-        assert it.running.state is RequestState.RESERVED
+        assert it.running.state is RequestState.REASSIGNING
         await it.decode.reserved(reassign.request_id, ticket=2, needed=(1,), reassignable=True)
-        again = await it.second.expect(prefill_pb2.Submit)
+        again = await it.second.expect(worker_pb2.Submit)
         assert again.request_id not in (submit.request_id, "")
         assert (again.ticket, list(again.needed_blocks)) == (2, [1])
         assert list(again.token_ids) == list(PROMPT)
         await it.second.first_token(again.request_id, 50)
         await it.decode.step(submit.request_id, 51, finish=STOP)
         assert await read(it.running) == [50, 51]
-        assert it.running.summary.prefill_worker == it.second.name
+        assert it.running.record.prefill_worker == it.second.name
         assert it.running.num_attempts == 1
         assert it.decode.commands.empty()
         assert it.router.metrics.outcomes == ["retried worker_lost", "finished"]
@@ -73,11 +73,11 @@ async def test_the_clients_first_token_stays_the_lost_workers():
         await it.first.first_token(submit.request_id, 50)
         await it.state(RequestState.SHIPPING)
         await it.first.stop()
-        reassign = await it.decode.expect(decode_pb2.Reassign)
+        reassign = await it.decode.expect(worker_pb2.Reassign)
         assert reassign.first_token == 50
         assert it.running.state is RequestState.RESUMING
         await it.decode.reserved(reassign.request_id, ticket=2, needed=(), reassignable=True)
-        again = await it.second.expect(prefill_pb2.Submit)
+        again = await it.second.expect(worker_pb2.Submit)
         assert list(again.token_ids) == list(PROMPT)
         await it.second.first_token(again.request_id, 99)
         await it.decode.step(submit.request_id, 51)
@@ -94,7 +94,7 @@ async def test_a_hand_over_that_was_complete_needs_no_other_sender(token_first):
             await it.first.first_token(submit.request_id, 50)
             await it.state(RequestState.SHIPPING)
         await it.first.stop()
-        reassign = await it.decode.expect(decode_pb2.Reassign)
+        reassign = await it.decode.expect(worker_pb2.Reassign)
         await it.decode.step(submit.request_id, 51)
         await it.decode.reserved(reassign.request_id, joined=True, first_token=50)
         await it.decode.step(submit.request_id, 52, finish=STOP)
@@ -108,7 +108,7 @@ async def test_a_loss_that_cannot_be_repaired_is_charged_once_and_to_the_lost_wo
     async with case(sampling={"logprobs": 1} if answer == "no log-probabilities" else {}) as it:
         await it.submitted()
         await it.first.stop()
-        reassign = await it.decode.expect(decode_pb2.Reassign)
+        reassign = await it.decode.expect(worker_pb2.Reassign)
         if answer == "gone":
             await it.decode.failed(reassign.request_id, to_proto(WorkerLost("no reservation here")))
         elif answer == "ended":
@@ -116,7 +116,7 @@ async def test_a_loss_that_cannot_be_repaired_is_charged_once_and_to_the_lost_wo
         else:
             await it.decode.reserved(reassign.request_id, joined=True, first_token=50)
         assert not (await it.decode.expect(types_pb2.Cancel)).peer_active
-        assert (await it.decode.expect(decode_pb2.Reserve)).request_id == "r#1.2"
+        assert (await it.decode.expect(worker_pb2.Reserve)).request_id == "r#1.2"
         assert it.running.failed_workers == {it.first.name}
         assert it.running.num_failures == 1
         assert it.router.metrics.outcomes == ["retried worker_lost"]
@@ -126,7 +126,7 @@ async def test_a_decode_worker_that_is_lost_after_the_prefill_worker_is_charged_
     async with case() as it:
         await it.submitted()
         await it.first.stop()
-        await it.decode.expect(decode_pb2.Reassign)
+        await it.decode.expect(worker_pb2.Reassign)
         await it.decode.stop()
         await it.router.until(lambda: it.running.num_failures == 2)
         assert it.running.failed_workers == {it.first.name, it.decode.name}
@@ -144,16 +144,16 @@ async def test_a_sender_that_died_with_the_first_is_not_asked_before_it_is_known
         for worker in others:
             worker.silent = True
         await it.first.stop()
-        reassign = await decode.expect(decode_pb2.Reassign)
+        reassign = await decode.expect(worker_pb2.Reassign)
         await decode.reserved(reassign.request_id, ticket=2, needed=(1,), reassignable=True)
-        chosen = it.running.summary.prefill_worker
+        chosen = it.running.record.prefill_worker
         [second, third] = sorted(others, key=lambda worker: worker.name != chosen)
         await second.stop()
-        await router.until(lambda: it.running.summary.prefill_worker == third.name)
+        await router.until(lambda: it.running.record.prefill_worker == third.name)
         assert second.commands.empty()
         assert third.commands.empty()
         third.silent = False
-        again = await third.expect(prefill_pb2.Submit)
+        again = await third.expect(worker_pb2.Submit)
         assert (again.ticket, list(again.needed_blocks)) == (2, [1])
         await third.first_token(again.request_id, 50, finish=STOP)
         assert await read(it.running) == [50]
@@ -169,14 +169,14 @@ async def test_without_another_worker_or_an_able_decode_worker_the_request_begin
 
 async def test_a_worker_that_is_lost_before_it_was_told_is_replaced_without_a_word():
     async with case() as it:
-        reserve = await it.decode.expect(decode_pb2.Reserve)
+        reserve = await it.decode.expect(worker_pb2.Reserve)
         links = it.router.fleet.prefills
         (name,) = [name for name, link in links.items() if link.num_requests]
         lost, other = sorted(it.prefills, key=lambda worker: worker.name != name)
         await lost.stop()
         await it.router.until(lambda: links[other.name].num_requests == 1)
         await it.decode.reserved(reserve.request_id)
-        submit = await other.expect(prefill_pb2.Submit)
+        submit = await other.expect(worker_pb2.Submit)
         await other.first_token(submit.request_id, 50, finish=STOP)
         assert await read(it.running) == [50]
         assert it.decode.commands.empty()
@@ -186,7 +186,7 @@ async def test_a_prompt_at_which_two_senders_die_meets_no_third():
     async with case(3) as it:
         await it.submitted()
         await it.first.stop()
-        reassign = await it.decode.expect(decode_pb2.Reassign)
+        reassign = await it.decode.expect(worker_pb2.Reassign)
         await it.decode.reserved(reassign.request_id, ticket=2, needed=(1,), reassignable=True)
         await it.router.until(lambda: any(worker.commands.qsize() for worker in it.prefills))
         (second,) = [worker for worker in it.prefills if worker.commands.qsize()]
@@ -200,11 +200,11 @@ async def test_a_sender_that_dies_before_it_was_asked_is_not_blamed():
     async with case(3) as it:
         await it.submitted()
         await it.first.stop()
-        reassign = await it.decode.expect(decode_pb2.Reassign)
-        chosen = it.router.fleet.prefills[it.running.summary.prefill_worker]
+        reassign = await it.decode.expect(worker_pb2.Reassign)
+        chosen = it.router.fleet.prefills[it.running.record.prefill_worker]
         second = next(worker for worker in it.prefills if worker.name == chosen.name)
         await second.stop()
-        await it.router.until(lambda: it.running.summary.prefill_worker not in (it.first.name, second.name))
+        await it.router.until(lambda: it.running.record.prefill_worker not in (it.first.name, second.name))
         assert it.running.failed_workers == {it.first.name, second.name}
         await it.decode.reserved(reassign.request_id, ticket=2, needed=(1,), reassignable=True)
         await it.router.until(lambda: any(worker.commands.qsize() for worker in it.prefills))
@@ -214,7 +214,7 @@ async def test_a_client_that_leaves_while_the_decode_worker_is_asked_frees_it():
     async with case() as it:
         submit = await it.submitted()
         await it.first.stop()
-        await it.decode.expect(decode_pb2.Reassign)
+        await it.decode.expect(worker_pb2.Reassign)
         await it.running.aclose()
         cancel = await it.decode.expect(types_pb2.Cancel)
         assert (cancel.request_id, cancel.peer_active) == (submit.request_id, False)
@@ -226,9 +226,9 @@ async def test_a_client_that_leaves_after_that_cancels_the_second_sender_by_its_
     async with case() as it:
         await it.submitted()
         await it.first.stop()
-        reassign = await it.decode.expect(decode_pb2.Reassign)
+        reassign = await it.decode.expect(worker_pb2.Reassign)
         await it.decode.reserved(reassign.request_id, ticket=2, needed=(1,), reassignable=True)
-        again = await it.second.expect(prefill_pb2.Submit)
+        again = await it.second.expect(worker_pb2.Submit)
         await it.running.aclose()
         assert (await it.second.expect(types_pb2.Cancel)).request_id == again.request_id
         cancel = await it.decode.expect(types_pb2.Cancel)

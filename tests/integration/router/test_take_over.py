@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from services.router.request import Resume
+from services.router.dispatch.request import Resume
 from shared.errors import RequestRunning, TakenOver
-from shared.rpc.pb.tandem.v1 import decode_pb2, types_pb2
+from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from tests.integration.router.router_under_test import PROMPT, STOP, Router, decode_worker
 from tests.integration.router.scripted_worker import DEADLINE_S
 from tests.unit.router.reading import deltas
@@ -26,7 +26,7 @@ async def test_a_running_id_is_taken_over_with_resume_and_refused_without():
     worker = decode_worker()
     async with Router([], [worker]) as router:
         older = router.ask("r")
-        first = await worker.expect(decode_pb2.Reserve)
+        first = await worker.expect(worker_pb2.Reserve)
         await worker.step(first.request_id, 50)
         assert await until_token(older) == [50]
         with pytest.raises(RequestRunning):
@@ -39,7 +39,7 @@ async def test_a_running_id_is_taken_over_with_resume_and_refused_without():
             await until_token(older)
         await older.aclose()
         cancel = await worker.expect(types_pb2.Cancel)
-        second = await worker.expect(decode_pb2.Reserve)
+        second = await worker.expect(worker_pb2.Reserve)
         assert cancel.request_id == first.request_id != second.request_id
         assert list(second.token_ids) == [*PROMPT, 50]
         assert second.num_prompt_tokens == len(PROMPT)
@@ -57,7 +57,7 @@ async def test_a_request_that_waits_in_the_queue_can_be_taken_over():
     async with Router([], [worker]) as router:
         older = router.ask("r")
         newer = router.ask("r", resume=Resume())  # before the older one's first step
-        reserve = await worker.expect(decode_pb2.Reserve)
+        reserve = await worker.expect(worker_pb2.Reserve)
         with pytest.raises(TakenOver):
             await until_token(older)
         await worker.step(reserve.request_id, 51, finish=STOP)
@@ -75,7 +75,7 @@ async def test_workers_hear_of_it_where_other_routers_are_connected():
         running = router.ask("r", resume=Resume((50,)), tenant="t")
         taken = await worker.expect(types_pb2.TakeOver)
         assert (taken.request_id, taken.tenant) == ("r", "t")
-        reserve = await worker.expect(decode_pb2.Reserve)
+        reserve = await worker.expect(worker_pb2.Reserve)
         await worker.step(reserve.request_id, 51, finish=STOP)
         assert await until_token(running) == [51]
         await running.aclose()

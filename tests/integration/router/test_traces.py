@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-import pytest
-
-from services.router.traces.call_trace import CallTraces
+from services.router.views.traces.call_trace import CallTraces
 from services.router.workers.liveness import LivenessLimits
 from shared.errors import TransferFailed, WorkerLost
 from shared.rpc.errors import to_proto
-from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
+from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from shared.telemetry.trace_context import TraceContext
 from shared.telemetry.tracing.settings import RouterTracesSettings
 from tests.integration.router.router_under_test import STOP, Router, decode_worker, prefill_worker, read
@@ -31,8 +29,8 @@ class Sink:
         return [span for span in self.spans if span.name == name]
 
 
-def call(sink: Sink, **settings):
-    return CallTraces(sink, RouterTracesSettings(**{"sample": 1.0, **settings})).begin("", "", 1.0)
+def call(sink: Sink, keep=None, **settings):
+    return CallTraces(sink, RouterTracesSettings(**{"sample": 1.0, **settings}), keep).begin("", "", 1.0)
 
 
 def parent_of(command) -> TraceContext:
@@ -45,14 +43,14 @@ async def test_each_state_is_a_span_and_workers_get_the_span_that_asks():
     prefill, decode, sink = prefill_worker(), decode_worker(), Sink()
     async with Router([prefill], [decode]) as router:
         trace = call(sink)
-        running = router.ask(trace=trace)
-        reserve = await decode.expect(decode_pb2.Reserve)
+        running = router.ask(trace=trace.context, is_traced=True)
+        reserve = await decode.expect(worker_pb2.Reserve)
         await decode.reserved(reserve.request_id)
-        submit = await prefill.expect(prefill_pb2.Submit)
+        submit = await prefill.expect(worker_pb2.Submit)
         await prefill.first_token(submit.request_id, 50)
         await decode.step(submit.request_id, 51, finish=STOP)
         assert await read(running) == [50, 51]
-        trace.end(None, "/v1/completions", "m")
+        trace.end(None, "/v1/completions", "m", [running.record])
     root = sink.spans[0]
     outer = [span for span in sink.spans if span.parent_id == root.span_id]
     assert [span.name for span in outer] == ["edge", "queue", "placement", "attempt"]  # this router has no index
@@ -72,19 +70,19 @@ async def test_a_retry_links_to_the_attempt_that_failed():
     prefill, decode, sink = prefill_worker(), decode_worker(), Sink()
     async with Router([prefill], [decode]) as router:
         trace = call(sink)
-        running = router.ask(trace=trace)
-        first = await decode.expect(decode_pb2.Reserve)
+        running = router.ask(trace=trace.context, is_traced=True)
+        first = await decode.expect(worker_pb2.Reserve)
         await decode.failed(first.request_id, to_proto(TransferFailed("blocks were damaged")))
         await decode.expect(types_pb2.Cancel)
-        second = await decode.expect(decode_pb2.Reserve)
+        second = await decode.expect(worker_pb2.Reserve)
         await decode.failed(second.request_id, to_proto(WorkerLost("too busy")))
         await decode.expect(types_pb2.Cancel)
-        third = await decode.expect(decode_pb2.Reserve)
+        third = await decode.expect(worker_pb2.Reserve)
         await decode.reserved(third.request_id)
-        submit = await prefill.expect(prefill_pb2.Submit)
+        submit = await prefill.expect(worker_pb2.Submit)
         await prefill.first_token(submit.request_id, 50, finish=STOP)
         await read(running)
-        trace.end(None, "/v1/completions", "m")
+        trace.end(None, "/v1/completions", "m", [running.record])
     one, two, three = sink.named("attempt")
     assert [span.attributes.get("error.type") for span in (one, two, three)] == ["transfer_failed", "worker_lost", None]
     assert (one.links, two.links, three.links) == ((), (one.span_id,), (two.span_id,))
@@ -115,19 +113,18 @@ class Hearing(BeatingWorker):
                 await self.heard.wait()
 
 
-@pytest.mark.slow
 async def test_a_worker_hears_by_heartbeat_of_a_failed_request_that_was_not_sampled_and_of_no_other():
     decode, sink = Hearing(), Sink()
     async with Router([prefill_worker()], [decode], limits=LivenessLimits(suspect_after_s=0.5)) as router:
         await router.until(lambda: not any(link.suspicion for link in router.fleet.decodes.values()))
         for error in (None, WorkerLost("gone")):
-            trace = call(sink, sample=0.0)
-            running = router.ask(trace=trace)
-            reserve = await decode.expect(decode_pb2.Reserve)
+            trace = call(sink, router.fleet.keep_trace, sample=0.0)
+            running = router.ask(trace=trace.context, is_traced=True)
+            reserve = await decode.expect(worker_pb2.Reserve)
             assert not parent_of(reserve).sampled
             await running.aclose()
             await decode.expect(types_pb2.Cancel)
-            trace.end(error, "/v1/completions", "m")
+            trace.end(error, "/v1/completions", "m", [running.record])
             await decode.next_beat()
             expected = [parent_of(reserve).trace_id.to_bytes(16, "big")] if error is not None else []
             assert (decode.kept, bool(sink.spans)) == (expected, error is not None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.router.status import _failures
+from services.router.views.status import _failures
 from shared.fingerprints import deterministic_fingerprint
 from tests.integration.router.router_under_test import Router, decode_worker
 

@@ -7,7 +7,7 @@ import asyncio
 import grpc.aio
 import pytest
 
-from services.router.request import FinishReason
+from services.router.dispatch.request import FinishReason
 from shared.errors import Overloaded, TandemError, WorkerLost
 from shared.rpc.errors import from_rpc_error
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import grpc.aio
 import pytest
 
-from services.router.request import TokenDelta, TokenLogprobs
+from services.router.dispatch.request import TokenDelta, TokenLogprobs
 from shared.errors import InvalidRequest, PromptTooLong
 from shared.rpc.errors import from_rpc_error
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc, types_pb2
@@ -151,7 +151,6 @@ async def relay_that_stops(address: str, num_bytes: int) -> AsyncIterator[str]:
         await asyncio.gather(*links)
 
 
-@pytest.mark.slow
 async def test_a_client_that_never_reads_is_cut_off_and_its_request_freed(start_edge: StartEdge) -> None:
     edge = await start_edge(limits={"write_timeout_s": 0.3})
     token = edge.tokenizer.encode("a", add_special_tokens=False)[0]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from services.router.edge.http.server import HttpServer
-from services.router.request import FinishReason
+from services.router.dispatch.request import FinishReason
+from services.router.edge.http.server.http_server import HttpServer
 from shared.errors import (
     ConfigError,
     DeadlineExceeded,

@@ -13,7 +13,7 @@ import grpc.aio
 import httpx
 import pytest
 
-from services.router.request import FinishReason, TokenDelta
+from services.router.dispatch.request import FinishReason, TokenDelta
 from shared.errors import QuotaExceeded
 from shared.rpc.errors import from_rpc_error
 from shared.rpc.pb.tandem.v1 import inference_pb2
@@ -117,7 +117,6 @@ async def test_an_endless_body_is_dropped_up_to_a_bound_only(start_edge: StartEd
     assert await serves(edge)
 
 
-@pytest.mark.slow
 async def test_a_head_and_a_body_that_trickle_in_are_408(start_edge: StartEdge) -> None:
     edge = await start_edge(limits={"header_timeout_s": 0.5, "body_timeout_s": 0.5})
     starts = {
@@ -139,7 +138,6 @@ async def test_a_head_and_a_body_that_trickle_in_are_408(start_edge: StartEdge) 
     assert await serves(edge)
 
 
-@pytest.mark.slow
 async def test_a_connection_that_is_kept_open_may_be_silent_between_requests(start_edge: StartEdge) -> None:
     edge = await start_edge(limits={"header_timeout_s": 0.4, "body_timeout_s": 0.4})
     request = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -164,7 +162,6 @@ async def test_connections_beyond_the_limits_are_429(start_edge: StartEdge) -> N
                 pass
 
 
-@pytest.mark.slow
 async def test_a_client_that_never_reads_is_cut_off_and_its_request_freed(start_edge: StartEdge) -> None:
     edge = await start_edge(limits={"write_timeout_s": 0.3, "send_buffer_bytes": 4096})
     token = edge.tokenizer.encode("a", add_special_tokens=False)[0]
@@ -181,7 +178,6 @@ async def test_a_client_that_never_reads_is_cut_off_and_its_request_freed(start_
     assert await serves(edge)
 
 
-@pytest.mark.slow
 async def test_a_slow_reader_gets_all_of_its_answer(start_edge: StartEdge) -> None:
     edge = await start_edge(limits={"write_timeout_s": 2.0, "send_buffer_bytes": 4096})
     token = edge.tokenizer.encode("a", add_special_tokens=False)[0]
@@ -218,7 +214,6 @@ HUGE: dict[str, Callable[[], bytes]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", HUGE)
 async def test_bodies_of_too_many_values_are_refused_unparsed(
     edge: Edge, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -226,13 +221,12 @@ async def test_bodies_of_too_many_values_are_refused_unparsed(
     def parse(self: object, body: bytes) -> None:
         raise AssertionError("parsed")
 
-    monkeypatch.setattr("services.router.edge.http.completions.Completions.parse", parse)
+    monkeypatch.setattr("services.router.edge.http.openai.completions.Completions.parse", parse)
     reply = await edge.client.post(COMPLETIONS, content=HUGE[kind]())
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "body")
     assert "JSON" in reply.json()["error"]["message"]
 
 
-@pytest.mark.slow
 async def test_a_text_full_of_commas_and_brackets_is_no_structure(edge: Edge) -> None:
     edge.says("x")
     edge.core.limit = 300_000

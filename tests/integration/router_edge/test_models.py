@@ -15,16 +15,16 @@ import pytest
 
 from services.router.edge.access import Access
 from services.router.edge.catalog import Catalog
-from services.router.edge.grpc_api import SERVICE_NAME, InferenceServicer
+from services.router.edge.grpc.model_servicer import ModelServicer
+from services.router.edge.grpc.servicer import SERVICE_NAME, InferenceServicer
 from services.router.edge.http.app import build_models_app
 from services.router.edge.http.model_switch import model_in
-from services.router.edge.http.server import HttpServer
+from services.router.edge.http.server.http_server import HttpServer
 from services.router.edge.input_processor import InputProcessor
 from services.router.edge.model_names import ModelNames
-from services.router.edge.model_servicer import ModelServicer
-from services.router.edge.rate_limits import RateLimits
 from services.router.edge.settings import EdgeSettings
-from shared.model.chat_template import ChatTemplate
+from services.router.edge.tenants.rate_limits import RateLimits
+from shared.model.text.chat_template import ChatTemplate
 from shared.rpc.pb.tandem.v1 import inference_pb2, inference_pb2_grpc
 from shared.rpc.server import RpcServer, channel
 from shared.structure.compiler import StructureCompiler

@@ -6,7 +6,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from services.router.request import FinishReason
+from services.router.dispatch.request import FinishReason
 from shared.errors import Overloaded, TransferFailed
 from tests.integration.router_edge.conftest import Edge, StartEdge
 from tests.unit.router.edge.scripted_core import MODEL, text_steps

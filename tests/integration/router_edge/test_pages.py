@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from services.router.edge.cluster_view import RequestDetail, RequestRow
-from services.router.edge.http.live_pages import PAGE
+from services.router.edge.http.pages.live_pages import PAGE
+from services.router.views.cluster_view import RequestDetail, RequestRow
 from tests.integration.router_edge.conftest import Edge, StartEdge
 
 

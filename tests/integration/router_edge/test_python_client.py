@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.router.request import FinishReason
+from services.router.dispatch.request import FinishReason
 from shared.errors import ConfigError, DeadlineExceeded, Overloaded, Unauthenticated, WorkerLost
 from tandem import Answer, AsyncTandemClient, ClientTls, TandemClient
 from tandem.failures import RouterLost

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.router.request import FinishReason
+from services.router.dispatch.request import FinishReason
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 from tests.integration.router_edge.conftest import Edge
 from tests.integration.router_edge.test_grpc import failure, text_request

@@ -59,3 +59,57 @@ async def test_with_an_authority_clients_need_certificates(
     trust.load_cert_chain(*authority.issue("client"))
     async with httpx.AsyncClient(base_url=f"https://{edge.http.address}", verify=trust) as client:
         assert (await client.post(COMPLETIONS, json=completion())).status_code == 200
+
+
+async def test_changed_certificates_are_read_again(start_edge: StartEdge, authority: Authority, tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("cert.pem", "key.pem", "ca.pem")]
+    cert, key, ca = files
+
+    def install(name: str, of: Authority) -> None:
+        for source, file in zip((*of.issue(name), of.cert), files, strict=True):
+            (staged := tmp_path / "staged").write_bytes(source.read_bytes())
+            staged.rename(file)
+
+    install("before", authority)
+    edge = await start_edge(tls={"cert": str(cert), "key": str(key), "ca": str(ca)})
+    edge.says("hello")
+    trust = ssl.create_default_context(cafile=authority.cert)
+    trust.load_cert_chain(*authority.issue("old-client"))
+    old_grpc = grpc.ssl_channel_credentials(
+        authority.cert.read_bytes(), *(file.read_bytes() for file in reversed(authority.issue("old-caller")))
+    )
+    status = inference_pb2.GenerateRequest(text="hi")
+    async with (
+        httpx.AsyncClient(base_url=f"https://{edge.http.address}", verify=trust) as client,
+        grpc.aio.secure_channel(edge.grpc_address, old_grpc) as channel,
+    ):
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        assert (await client.get("/healthz")).status_code == 200
+        assert [response async for response in stub.Generate(status)]
+
+        key.write_text("half of a new one")  # in the middle of a change the old certificate stays
+        async with httpx.AsyncClient(base_url=f"https://{edge.http.address}", verify=trust) as other:
+            assert (await other.get("/healthz")).status_code == 200
+        (tmp_path / "new").mkdir()
+        new = Authority(tmp_path / "new")
+        install("after", new)
+
+        new_trust = ssl.create_default_context(cafile=new.cert)
+        new_trust.load_cert_chain(*new.issue("new-client"))
+        for host in ("127.0.0.1", "localhost"):  # without and with a server name in the handshake
+            url = f"https://{host}:{edge.http.address.rpartition(':')[2]}"
+            async with httpx.AsyncClient(base_url=url, verify=new_trust) as renewed:
+                assert (await renewed.get("/healthz")).status_code == 200
+        new_grpc = grpc.ssl_channel_credentials(
+            new.cert.read_bytes(), *(file.read_bytes() for file in reversed(new.issue("new-caller")))
+        )
+        async with grpc.aio.secure_channel(edge.grpc_address, new_grpc) as renewed_channel:
+            renewed_stub = inference_pb2_grpc.InferenceServiceStub(renewed_channel)
+            assert [response async for response in renewed_stub.Generate(status)]
+        async with httpx.AsyncClient(base_url=f"https://{edge.http.address}", verify=trust) as outdated:
+            with pytest.raises(httpx.HTTPError):
+                await outdated.get("/healthz")
+
+        # Connections that were open all the time.
+        assert (await client.get("/healthz")).status_code == 200
+        assert [response async for response in stub.Generate(status)]

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from shared.engine.structured_output import ReasoningPart
-from shared.model.chat_template import ChatTemplate
+from shared.model.text.chat_template import ChatTemplate
 from shared.structure.compiler import StructureCompiler
+from shared.structure.structured_output import ReasoningPart
 from tests.integration.router_edge.conftest import Edge, StartEdge
 
 CHAT = "/v1/chat/completions"

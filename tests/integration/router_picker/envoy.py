@@ -17,7 +17,7 @@ import yaml
 
 from tests.k8s.programs import Missing, find
 
-DEADLINE_S = 120.0
+DEADLINE_S = 300.0
 
 
 def _found() -> str | None:

@@ -21,7 +21,7 @@ from shared.process_events import Ready, parse_event
 from shared.rpc.pb.tandem.v1 import types_pb2
 from tests.integration.router.scripted_worker import ScriptedWorker
 
-DEADLINE_S = 120.0
+DEADLINE_S = 300.0
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
 WORKER_BLOCKS = 100

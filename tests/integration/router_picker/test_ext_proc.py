@@ -23,7 +23,7 @@ from tests.integration.router_picker.routers import (
     two_routers,
 )
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 Routers = tuple[RouterProcess, RouterProcess, object]
 

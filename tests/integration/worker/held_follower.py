@@ -13,7 +13,7 @@ from typing import Any
 
 from services.worker.group import follower
 from services.worker.group.rank_spec import RankSpec
-from shared.model.rank_decoder import RankDecoder
+from shared.model.ranks.rank_decoder import RankDecoder
 
 FOLDER_VARIABLE = "HELD_FOLLOWER"
 

@@ -14,12 +14,14 @@ import grpc.aio
 import numpy as np
 import torch
 
-from services.decode.worker import DecodeWorker
-from services.prefill.worker import PrefillWorker
+from services.decode.role import DecodeRole
+from services.prefill.role import PrefillRole
+from services.worker import worker
 from services.worker.session_server import SessionServer
 from shared.engine.engine import Engine
 from shared.engine.plan import SampledToken, StepResult
 from shared.engine.scheduler.scheduler import Scheduler, SchedulerConfig
+from shared.identity import Roles, WorkerRole
 from shared.kv.checksum_weights import checksum_weights, weighted_sum
 from shared.kv.format import KVFormat
 from shared.kv.hashing import ChainRoots
@@ -27,16 +29,19 @@ from shared.kv.layout import LAYOUT_VERSION, BlockLayout
 from shared.kv.local import LocalPlane, LocalTransfer
 from shared.kv.pool import BlockPool
 from shared.rpc.fleet_identity import FleetGuard
-from shared.rpc.pb.tandem.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, types_pb2
+from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.rpc.server import RpcServer, channel
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 NUM_BLOCKS = 32
 LAYOUT = BlockLayout(num_layers=1, block_size=16, format=KVFormat("float32", 1, 8))
 PROMPT = list(range(5, 45))
 WEIGHTS = checksum_weights(LAYOUT.block_bytes // 8)
 SAMPLING = {"temperature": 0.0, "seed": 1, "max_tokens": 4, "ignore_eos": True}
+
+
+MAKERS = {WorkerRole.PREFILL: PrefillRole, WorkerRole.DECODE: DecodeRole}
 
 
 class Runner:
@@ -66,12 +71,9 @@ class Runner:
 class Worker:
     """One worker and its gRPC server."""
 
-    def __init__(
-        self, kind: type[PrefillWorker] | type[DecodeWorker], plane: LocalPlane, guard: FleetGuard | None = None
-    ) -> None:
+    def __init__(self, roles: Roles, plane: LocalPlane, guard: FleetGuard | None = None) -> None:
         self.guard = guard
-        self.kind = kind
-        self.is_prefill = kind is PrefillWorker
+        self.roles = roles
         self.transfer = LocalTransfer(plane)
         self.runner = Runner()
         self.pool = BlockPool(NUM_BLOCKS, LAYOUT.block_size)
@@ -118,20 +120,17 @@ class Worker:
             fetches=fetches,
             on_event=lambda _: None,
         )
-        self.worker = self.kind(host, None, connector)
+        self.worker = worker.Worker(host, None, connector, {role: MAKERS[role] for role in self.roles})
         self.sessions = SessionServer(self.worker, self.guard)
-        handler = SimpleNamespace(Session=self._session)
-        add = (
-            prefill_pb2_grpc.add_PrefillServiceServicer_to_server
-            if self.is_prefill
-            else decode_pb2_grpc.add_DecodeServiceServicer_to_server
-        )
-        self.rpc = RpcServer("127.0.0.1:0", lambda server: add(handler, server), ())
+        self.rpc = RpcServer("127.0.0.1:0", self.sessions.register, ())
         await self.rpc.start()
         self.engine.start()
 
-    async def _session(self, _requests, context) -> None:
-        await self.sessions.serve(context)
+    @property
+    def role(self):
+        """The only one."""
+        (role,) = self.worker._roles.values()
+        return role
 
     async def stop(self) -> None:
         await self.rpc.stop(0.0)
@@ -157,6 +156,11 @@ class Worker:
                 await asyncio.sleep(0.005)
 
 
+def said(**command) -> worker_pb2.Commands:
+    """An envelope of one command."""
+    return worker_pb2.Commands(commands=[worker_pb2.Command(**command)])
+
+
 class Router:
     """A router's session, by hand."""
 
@@ -165,12 +169,10 @@ class Router:
         self._metadata = metadata
         self._hello = {"router_name": "r", "protocol_version": PROTOCOL_VERSION, **hello}
         self._kept: list = []
-        self._command = prefill_pb2.PrefillCommand if worker.is_prefill else decode_pb2.DecodeCommand
 
     async def __aenter__(self) -> Router:
         self._channel = channel(self._worker.rpc.address)
-        stub = prefill_pb2_grpc.PrefillServiceStub if self._worker.is_prefill else decode_pb2_grpc.DecodeServiceStub
-        self.call = stub(self._channel).Session(metadata=self._metadata)
+        self.call = worker_pb2_grpc.WorkerServiceStub(self._channel).Session(metadata=self._metadata)
         await self.send(hello=types_pb2.Hello(**self._hello))
         self.welcome = (await self.event("welcome")).welcome
         return self
@@ -180,7 +182,7 @@ class Router:
         await self._channel.close()
 
     async def send(self, **command) -> None:
-        await self.call.write(self._command(**command))
+        await self.call.write(said(**command))
 
     async def event(self, *kinds: str):
         """The next event of these kinds; others are kept for later calls."""
@@ -189,10 +191,12 @@ class Router:
                 self._kept.remove(event)
                 return event
         async with asyncio.timeout(DEADLINE_S):
-            while (event := await self.call.read()) is not grpc.aio.EOF:
-                if event.WhichOneof("event") in kinds:
-                    return event
-                self._kept.append(event)
+            while (envelope := await self.call.read()) is not grpc.aio.EOF:
+                self._kept += envelope.events
+                for event in envelope.events:
+                    if event.WhichOneof("event") in kinds:
+                        self._kept.remove(event)
+                        return event
         raise AssertionError("the session ended")
 
     async def ended(self) -> None:
@@ -205,12 +209,12 @@ class Router:
     async def reserve(self, request_id: str = "a#1", *, sampling=None, **fields) -> None:
         sampling = types_pb2.SamplingParams(**(SAMPLING if sampling is None else sampling))
         given = {"token_ids": PROMPT, "num_prompt_tokens": len(PROMPT), **fields}
-        await self.send(reserve=decode_pb2.Reserve(request_id=request_id, sampling=sampling, **given))
+        await self.send(reserve=worker_pb2.Reserve(request_id=request_id, sampling=sampling, **given))
 
     async def submit(self, request_id: str = "a#1", *, sampling=None, **fields) -> None:
         sampling = types_pb2.SamplingParams(**(SAMPLING if sampling is None else sampling))
         given = {"token_ids": PROMPT, "num_prompt_tokens": len(PROMPT), "ticket": 9, **fields}
-        await self.send(submit=prefill_pb2.Submit(request_id=request_id, sampling=sampling, **given))
+        await self.send(submit=worker_pb2.Submit(request_id=request_id, sampling=sampling, **given))
 
     async def tokens(self, request_id: str) -> list[int]:
         """All tokens of a sequence that the worker computes itself."""
@@ -225,10 +229,10 @@ class Router:
 
 @contextlib.asynccontextmanager
 async def serving(
-    kind: type[PrefillWorker] | type[DecodeWorker], plane: LocalPlane | None = None, guard: FleetGuard | None = None
+    roles: Roles, plane: LocalPlane | None = None, guard: FleetGuard | None = None
 ) -> AsyncIterator[Worker]:
     """A started worker."""
-    worker = Worker(kind, plane or LocalPlane(), guard)
+    worker = Worker(roles, plane or LocalPlane(), guard)
     await worker.start()
     try:
         yield worker

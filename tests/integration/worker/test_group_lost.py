@@ -20,12 +20,11 @@ from tests.unit.collectives.in_threads import needs_library
 
 pytestmark = [
     needs_library,
-    pytest.mark.timeout(180),
     # The engine's, which ends.
     pytest.mark.filterwarnings("ignore:Exception in thread engine:pytest.PytestUnhandledThreadExceptionWarning"),
 ]
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 PROMPT = list(range(7, 40))
 MAX_TOKENS = 900
 """More than are computed before the rank is gone."""
@@ -45,9 +44,9 @@ def settings(*flags: str) -> WorkerSettings:
     "flags",
     [
         ("--tp", "2", *OVER_TCP),
-        pytest.param(("--tp", "2", *SHARED), marks=pytest.mark.sweep),
-        pytest.param(("--pp", "2", *OVER_TCP), marks=pytest.mark.sweep),
-        pytest.param(("--tp", "2", "--pp", "2", *OVER_TCP), marks=pytest.mark.sweep),
+        pytest.param(("--tp", "2", *SHARED), marks=pytest.mark.slow),
+        pytest.param(("--pp", "2", *OVER_TCP), marks=pytest.mark.slow),
+        pytest.param(("--tp", "2", "--pp", "2", *OVER_TCP), marks=pytest.mark.slow),
     ],
     ids=str,
 )

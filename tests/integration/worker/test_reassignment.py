@@ -7,11 +7,10 @@ import contextlib
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
-from services.decode.worker import DecodeWorker
-from services.prefill.worker import PrefillWorker
 from shared.engine.messages import JoinSequence
+from shared.identity import DECODE, PREFILL
 from shared.kv.local import LocalPlane
-from shared.rpc.pb.tandem.v1 import decode_pb2, types_pb2
+from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from tests.integration.worker.session_rig import DEADLINE_S, SAMPLING, Router, serving
 
 
@@ -20,8 +19,8 @@ async def pools() -> AsyncIterator[SimpleNamespace]:
     """A decode worker with a reservation, and a prefill worker."""
     plane = LocalPlane()
     async with (
-        serving(DecodeWorker, plane) as receiver,
-        serving(PrefillWorker, plane) as sender,
+        serving(DECODE, plane) as receiver,
+        serving(PREFILL, plane) as sender,
         Router(receiver) as decode,
         Router(sender) as prefill,
     ):
@@ -32,7 +31,7 @@ async def pools() -> AsyncIterator[SimpleNamespace]:
         await sender.idle()
 
 
-async def submit(it: SimpleNamespace, request_id: str, reserved: decode_pb2.Reserved) -> None:
+async def submit(it: SimpleNamespace, request_id: str, reserved: worker_pb2.Reserved) -> None:
     await it.prefill.submit(
         request_id,
         ticket=reserved.ticket,
@@ -42,8 +41,8 @@ async def submit(it: SimpleNamespace, request_id: str, reserved: decode_pb2.Rese
     )
 
 
-async def reassigned(it: SimpleNamespace, **fields) -> decode_pb2.Reserved:
-    await it.decode.send(reassign=decode_pb2.Reassign(request_id="a#1", lost="p0", **fields))
+async def reassigned(it: SimpleNamespace, **fields) -> worker_pb2.Reserved:
+    await it.decode.send(reassign=worker_pb2.Reassign(request_id="a#1", lost="p0", **fields))
     return (await it.decode.event("reserved")).reserved
 
 
@@ -105,7 +104,7 @@ async def test_a_cancel_while_another_sender_is_awaited_frees_the_blocks():
 
 
 async def test_a_request_that_has_joined_needs_nobody():
-    async with serving(DecodeWorker, plane := LocalPlane()) as receiver, serving(PrefillWorker, plane) as sender:
+    async with serving(DECODE, plane := LocalPlane()) as receiver, serving(PREFILL, plane) as sender:
         async with Router(receiver) as decode, Router(sender) as prefill:
             await decode.reserve("a#1")
             reserved = (await decode.event("reserved")).reserved
@@ -137,7 +136,7 @@ async def test_the_first_token_that_the_client_has_counts():
 
 async def test_a_reassignment_of_an_unknown_request_is_refused_and_leaves_the_others():
     async with pools() as it:
-        await it.decode.send(reassign=decode_pb2.Reassign(request_id="gone"))
+        await it.decode.send(reassign=worker_pb2.Reassign(request_id="gone"))
         failed = (await it.decode.event("failed")).failed
         assert (failed.request_id, failed.error.kind) == ("gone", "WorkerLost")
         await it.receiver.holds(3)
@@ -146,10 +145,10 @@ async def test_a_reassignment_of_an_unknown_request_is_refused_and_leaves_the_ot
 
 
 async def test_a_request_without_a_reservation_cannot_be_reassigned():
-    async with serving(DecodeWorker) as worker, Router(worker) as router:
+    async with serving(DECODE) as worker, Router(worker) as router:
         worker.runner.may_step.clear()
         await router.reserve("a#1", prefill_here=True)
-        await router.send(reassign=decode_pb2.Reassign(request_id="a#1"))
+        await router.send(reassign=worker_pb2.Reassign(request_id="a#1"))
         assert (await router.event("failed")).failed.error.kind == "WorkerLost"
         worker.runner.may_step.set()
         assert await router.tokens("a#1") == [7] * SAMPLING["max_tokens"]

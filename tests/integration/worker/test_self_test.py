@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.worker import self_test as module
-from services.worker.self_test import NUM_OUTPUT_TOKENS, self_test
+from services.worker.machine import self_test as module
+from services.worker.machine.self_test import NUM_OUTPUT_TOKENS, self_test
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.errors import Internal, NumericalFault
 from shared.model.decoder import Decoder

@@ -8,16 +8,16 @@ import gc
 import grpc.aio
 import pytest
 
-from services.decode.worker import DecodeWorker
-from services.prefill.worker import PrefillWorker
-from services.worker import session, session_server
+from services.worker import session_server
+from services.worker.sessions import session
 from shared.engine.messages import EngineDied, SequenceReserved
 from shared.errors import TransferFailed
+from shared.identity import DECODE, PREFILL
 from shared.kv.local import LocalPlane
-from shared.rpc.pb.tandem.v1 import decode_pb2, decode_pb2_grpc, types_pb2
+from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from shared.rpc.protocol import PROTOCOL_VERSION
 from shared.rpc.server import channel
-from tests.integration.worker.session_rig import DEADLINE_S, PROMPT, SAMPLING, Router, serving
+from tests.integration.worker.session_rig import DEADLINE_S, PROMPT, SAMPLING, Router, said, serving
 
 ANSWER = [7] * SAMPLING["max_tokens"]
 
@@ -40,7 +40,7 @@ def without(field: str) -> dict:
     ],
 )
 async def test_a_bad_reserve_fails_its_request_alone(field, command):
-    async with serving(DecodeWorker) as worker, Router(worker) as router:
+    async with serving(DECODE) as worker, Router(worker) as router:
         await router.reserve("good", prefill_here=True, sampling={**SAMPLING, "max_tokens": 60})
         await router.reserve("bad", **{"prefill_here": True, **command})
         failed = (await router.event("failed")).failed
@@ -51,7 +51,7 @@ async def test_a_bad_reserve_fails_its_request_alone(field, command):
 
 @pytest.mark.parametrize("prefill_here", [True, False])
 async def test_a_second_reserve_with_a_running_id_does_not_end_the_worker(prefill_here):
-    async with serving(DecodeWorker) as worker, Router(worker) as router:
+    async with serving(DECODE) as worker, Router(worker) as router:
         worker.runner.may_step.clear()  # the first cannot end before the second comes
         await router.reserve("twice", prefill_here=prefill_here, sampling={**SAMPLING, "max_tokens": 200})
         await router.reserve("twice", prefill_here=prefill_here)
@@ -71,7 +71,7 @@ async def test_a_second_reserve_with_a_running_id_does_not_end_the_worker(prefil
     ],
 )
 async def test_a_bad_submit_fails_its_request_alone(field, command):
-    async with serving(PrefillWorker) as worker, Router(worker) as router:
+    async with serving(PREFILL) as worker, Router(worker) as router:
         await router.submit("bad", **command)
         failed = (await router.event("failed")).failed
         assert (failed.request_id, failed.error.details["field"]) == ("bad", field)
@@ -80,7 +80,7 @@ async def test_a_bad_submit_fails_its_request_alone(field, command):
 
 
 async def test_a_second_submit_with_a_running_id_does_not_end_the_worker():
-    async with serving(PrefillWorker) as worker, Router(worker) as router:
+    async with serving(PREFILL) as worker, Router(worker) as router:
         # Nobody takes the trailer: the first one's shipment stays open.
         await router.submit("twice", transfer_address=worker.transfer.address)
         await router.event("first_token")
@@ -92,7 +92,7 @@ async def test_a_second_submit_with_a_running_id_does_not_end_the_worker():
 
 async def test_an_exception_in_one_command_fails_that_sequence_alone(monkeypatch):
     """Neither the session's check nor the scheduler expects it."""
-    async with serving(DecodeWorker) as worker, Router(worker) as router:
+    async with serving(DECODE) as worker, Router(worker) as router:
         scheduler = worker.engine._scheduler
         reserve = scheduler.reserve
 
@@ -111,7 +111,7 @@ async def test_an_exception_in_one_command_fails_that_sequence_alone(monkeypatch
 
 
 async def test_a_bug_in_taking_a_command_fails_its_request_and_leaves_nothing(monkeypatch):
-    async with serving(DecodeWorker) as worker, Router(worker) as router:
+    async with serving(DECODE) as worker, Router(worker) as router:
         build = worker.worker.build_sequence
 
         def broken(sequence_id, *args, **kwargs):
@@ -129,7 +129,7 @@ async def test_a_bug_in_taking_a_command_fails_its_request_and_leaves_nothing(mo
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_an_engine_thread_that_ends_is_reported():
-    async with serving(DecodeWorker) as worker, Router(worker) as router:
+    async with serving(DECODE) as worker, Router(worker) as router:
         seen = []
         take = worker.worker.on_event
         worker.worker.on_event = lambda event: (seen.append(event), take(event))
@@ -145,14 +145,14 @@ async def test_an_engine_thread_that_ends_is_reported():
 
 
 async def test_a_stream_without_a_hello_is_ended(monkeypatch):
-    async with serving(DecodeWorker) as worker, channel(worker.rpc.address) as link:
-        call = link.stream_stream("/tandem.v1.DecodeService/Session")()
+    async with serving(DECODE) as worker, channel(worker.rpc.address) as link:
+        call = link.stream_stream("/tandem.v1.WorkerService/Session")()
         await call.write(b"")
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await call.read()
         assert ended.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         monkeypatch.setattr(session_server, "HELLO_TIMEOUT_S", 0.05)
-        silent = link.stream_stream("/tandem.v1.DecodeService/Session")()
+        silent = link.stream_stream("/tandem.v1.WorkerService/Session")()
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await silent.read()
         assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -162,15 +162,15 @@ async def test_a_stream_without_a_hello_is_ended(monkeypatch):
 async def test_a_router_that_says_no_more_finds_its_session_ended(rest):
     """At the worst while the worker writes its first message: gRPC would never end a stream with that cut off."""
     hello = types_pb2.Hello(router_name="r", protocol_version=PROTOCOL_VERSION)
-    commands = [decode_pb2.DecodeCommand(hello=hello).SerializeToString(), *rest]
+    commands = [said(hello=hello).SerializeToString(), *rest]
 
     def half_close(address: str) -> None:
         with grpc.insecure_channel(address) as link:
-            open_stream = link.stream_stream("/tandem.v1.DecodeService/Session")
+            open_stream = link.stream_stream("/tandem.v1.WorkerService/Session")
             for _ in range(10):
                 assert list(open_stream(iter(commands), timeout=DEADLINE_S))
 
-    async with serving(DecodeWorker) as worker:
+    async with serving(DECODE) as worker:
         await asyncio.to_thread(half_close, worker.rpc.address)
         assert not worker.worker.sessions
 
@@ -179,10 +179,10 @@ async def test_a_router_that_leaves_while_it_is_written_to_is_no_error(caplog):
     gc.collect()  # what earlier tests left behind says so now
     caplog.clear()
     hello = types_pb2.Hello(router_name="r", protocol_version=PROTOCOL_VERSION)
-    async with serving(DecodeWorker) as worker, channel(worker.rpc.address) as link:
+    async with serving(DECODE) as worker, channel(worker.rpc.address) as link:
         for _ in range(50):
-            call = decode_pb2_grpc.DecodeServiceStub(link).Session()
-            await call.write(decode_pb2.DecodeCommand(hello=hello))
+            call = worker_pb2_grpc.WorkerServiceStub(link).Session()
+            await call.write(said(hello=hello))
             call.cancel()
         async with asyncio.timeout(DEADLINE_S):
             while worker.worker.sessions:
@@ -200,7 +200,7 @@ async def test_a_worker_that_stops_ends_the_writes_of_streams_already_over():
 
         def __init__(self):
             hello = types_pb2.Hello(router_name="r", protocol_version=PROTOCOL_VERSION)
-            self.commands = [decode_pb2.DecodeCommand(hello=hello)]
+            self.commands = [said(hello=hello)]
 
         async def read(self):
             return self.commands.pop() if self.commands else await asyncio.Event().wait()
@@ -209,7 +209,7 @@ async def test_a_worker_that_stops_ends_the_writes_of_streams_already_over():
             writes.set()
             await asyncio.Event().wait()
 
-    async with serving(DecodeWorker) as worker, asyncio.timeout(DEADLINE_S):
+    async with serving(DECODE) as worker, asyncio.timeout(DEADLINE_S):
         handler = asyncio.create_task(session_server.SessionServer(worker.worker).serve(Stalled()))
         await writes.wait()
         handler.cancel()
@@ -223,7 +223,7 @@ async def test_a_worker_that_stops_ends_the_writes_of_streams_already_over():
 
 
 async def test_a_newer_session_ends_the_older_one_and_frees_its_requests():
-    async with serving(DecodeWorker) as worker:
+    async with serving(DECODE) as worker:
         epoch = {"router_incarnation": 77}
         async with Router(worker, session=1, **epoch) as old:
             await old.reserve("a")
@@ -243,7 +243,7 @@ async def test_a_newer_session_ends_the_older_one_and_frees_its_requests():
 
 async def test_two_routers_of_one_name_do_not_end_each_others_sessions():
     async with (
-        serving(DecodeWorker) as worker,
+        serving(DECODE) as worker,
         Router(worker, router_incarnation=1, session=5) as first,
         Router(worker, router_incarnation=2, session=1) as second,
     ):
@@ -254,7 +254,7 @@ async def test_two_routers_of_one_name_do_not_end_each_others_sessions():
 
 async def test_a_router_that_falls_silent_is_given_up():
     """Its stream stays open: nothing but its heartbeats is missing."""
-    async with serving(DecodeWorker) as worker, Router(worker, heartbeat_ms=20, give_up_ms=200) as router:
+    async with serving(DECODE) as worker, Router(worker, heartbeat_ms=20, give_up_ms=200) as router:
         assert router.welcome.heartbeats
         await router.reserve("a")
         await router.event("reserved")
@@ -267,7 +267,7 @@ async def test_a_router_that_falls_silent_is_given_up():
 
 
 async def test_heartbeats_say_whether_the_engine_has_work():
-    async with serving(DecodeWorker) as worker, Router(worker, heartbeat_ms=10) as router:
+    async with serving(DECODE) as worker, Router(worker, heartbeat_ms=10) as router:
         await router.reserve("a", prefill_here=True)
         await router.tokens("a")
         async with asyncio.timeout(DEADLINE_S):
@@ -277,7 +277,7 @@ async def test_heartbeats_say_whether_the_engine_has_work():
 
 
 async def test_a_router_that_asks_for_no_heartbeats_gets_none():
-    async with serving(DecodeWorker) as worker, Router(worker) as router:
+    async with serving(DECODE) as worker, Router(worker) as router:
         assert not router.welcome.heartbeats
         await router.reserve("a", prefill_here=True)
         assert await router.tokens("a") == ANSWER
@@ -285,10 +285,10 @@ async def test_a_router_that_asks_for_no_heartbeats_gets_none():
 
 async def test_a_router_that_does_not_read_loses_its_session(monkeypatch):
     monkeypatch.setattr(session, "MAX_EVENTS", 2)
-    async with serving(DecodeWorker) as worker, Router(worker) as router:
+    async with serving(DECODE) as worker, Router(worker) as router:
         (ours,) = worker.worker.sessions
         for _ in range(5):
-            ours.send(worker.worker.load_event(types_pb2.Load()))
+            ours.send(load=types_pb2.Load())
         await router.ended()
         assert not worker.worker.sessions
 
@@ -297,7 +297,7 @@ async def test_a_router_that_does_not_read_loses_its_session(monkeypatch):
 
 
 async def test_a_router_lost_between_reserve_and_submit_leaves_no_block():
-    async with serving(DecodeWorker) as worker:
+    async with serving(DECODE) as worker:
         async with Router(worker) as router:
             await router.reserve("a")
             await router.event("reserved")
@@ -307,7 +307,7 @@ async def test_a_router_lost_between_reserve_and_submit_leaves_no_block():
 
 async def test_a_cancel_in_the_pass_of_the_loop_that_reserved_leaves_no_block(monkeypatch):
     """The task that would receive is cancelled before its first step."""
-    async with serving(DecodeWorker) as worker, Router(worker) as router:
+    async with serving(DECODE) as worker, Router(worker) as router:
         taken = worker.worker.on_event
         (session,) = worker.worker.sessions
         reserved = asyncio.Event()
@@ -316,7 +316,7 @@ async def test_a_cancel_in_the_pass_of_the_loop_that_reserved_leaves_no_block(mo
             taken(event)
             if isinstance(event, SequenceReserved):
                 cancel = types_pb2.Cancel(request_id="a#1")
-                worker.worker.on_command(session, decode_pb2.DecodeCommand(cancel=cancel))
+                worker.worker.take(session, worker_pb2.Command(cancel=cancel))
                 reserved.set()
 
         monkeypatch.setattr(worker.worker, "on_event", cancel_at_once)
@@ -327,7 +327,7 @@ async def test_a_cancel_in_the_pass_of_the_loop_that_reserved_leaves_no_block(mo
 
 
 async def test_a_cancelled_request_waits_for_its_sender_until_that_is_lost():
-    async with serving(DecodeWorker) as worker, Router(worker) as router:
+    async with serving(DECODE) as worker, Router(worker) as router:
         for name in ("a", "b"):
             await router.reserve(name, token_ids=[*PROMPT, 60 + ord(name) % 2])
             await router.event("reserved")
@@ -340,7 +340,7 @@ async def test_a_cancelled_request_waits_for_its_sender_until_that_is_lost():
 
 
 async def test_blocks_that_a_silent_sender_may_write_to_are_free_once_it_cannot(monkeypatch):
-    async with serving(DecodeWorker) as worker, Router(worker) as router:
+    async with serving(DECODE) as worker, Router(worker) as router:
         safe = asyncio.Event()
         expect, cancel = worker.transfer.expect, worker.transfer.cancel
 
@@ -370,8 +370,8 @@ async def test_an_abort_towards_a_receiver_that_stopped_ends_when_the_receiver_i
     """A stopped decode worker takes nothing: the trailer of the abort waits for it."""
     plane = LocalPlane()
     async with (
-        serving(DecodeWorker, plane) as receiver,
-        serving(PrefillWorker, plane) as worker,
+        serving(DECODE, plane) as receiver,
+        serving(PREFILL, plane) as worker,
         Router(worker) as router,
     ):
         await router.submit("a", transfer_address=receiver.transfer.address, needed_blocks=[0, 1])

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from services.decode.worker import DecodeWorker
-from services.prefill.worker import PrefillWorker
+from shared.identity import DECODE, PREFILL
 from shared.rpc.pb.tandem.v1 import types_pb2
 from tests.integration.worker.session_rig import DEADLINE_S, SAMPLING, Router, serving
 
@@ -16,7 +15,7 @@ LONG = {**SAMPLING, "max_tokens": 200}
 
 @pytest.mark.parametrize("prefill_here", [True, False])
 async def test_a_decode_worker_ends_the_older_attempt(prefill_here):
-    async with serving(DecodeWorker) as worker, Router(worker) as older, Router(worker, router_name="r2") as newer:
+    async with serving(DECODE) as worker, Router(worker) as older, Router(worker, router_name="r2") as newer:
         worker.runner.may_step.clear()  # an answer that is computed here cannot end before it is taken over
         await older.reserve("a#3", prefill_here=prefill_here, tenant="t", sampling=LONG)
         if prefill_here:
@@ -31,22 +30,22 @@ async def test_a_decode_worker_ends_the_older_attempt(prefill_here):
 
 
 async def test_a_prefill_worker_ends_the_older_attempt():
-    async with serving(PrefillWorker) as worker, Router(worker) as older, Router(worker, router_name="r2") as newer:
+    async with serving(PREFILL) as worker, Router(worker) as older, Router(worker, router_name="r2") as newer:
         worker.engine.close()  # nothing is computed: the prompt stays where it is
         await older.submit("a#1", tenant="t")
         async with asyncio.timeout(DEADLINE_S):
-            while not worker.worker._submitted:
+            while not worker.role.requests:
                 await asyncio.sleep(0.005)
         await newer.submit("a#1", tenant="t", ticket=10)
         await newer.send(take_over=types_pb2.TakeOver(request_id="a", tenant="t"))
         failed = (await older.event("failed")).failed
         assert (failed.request_id, failed.error.kind) == ("a#1", "TakenOver")
-        assert len(worker.worker._submitted) == 1  # the newer router's own
+        assert len(worker.role.requests) == 1  # the newer router's own
 
 
 async def test_requests_of_other_tenants_names_and_of_the_session_itself_go_on():
     async with (
-        serving(DecodeWorker) as worker,
+        serving(DECODE) as worker,
         Router(worker) as older,
         Router(worker, router_name="r1") as third,
         Router(worker, router_name="r2") as newer,

@@ -10,7 +10,7 @@ import pytest
 from services.cli import up
 from services.local.spec import DEMO_MODEL, ClusterSpec
 from shared.identity import WorkerRole
-from shared.model.shard import Degrees
+from shared.model.ranks.shard import Degrees
 from tests.unit.cli.conftest import Result, RunTandem
 
 
@@ -46,6 +46,14 @@ def test_the_files_options_count_where_no_flag_does(serve: Any) -> None:
     assert (spec.num_prefill, spec.model, Recorded.example) == (0, DEMO_MODEL, False)
 
 
+def test_the_model_is_an_argument_or_a_flag(serve: Any) -> None:
+    for flags in (["mine"], ["--model", "mine"], ["mine", "--decode", "2"]):
+        assert serve("model: theirs\n", *flags).status == 0
+        assert Recorded.spec.model == Path("mine")
+    assert serve("model: theirs\n").status == 0
+    assert Recorded.spec.model == Path("theirs")
+
+
 def test_degrees_of_the_pools(serve: Any) -> None:
     assert serve("tp: 4\nep: 2\n", "--prefill-tp", "2", "--decode-ep", "4").status == 0
     spec = Recorded.spec
@@ -71,6 +79,8 @@ def test_models_of_the_file(serve: Any) -> None:
     ("text", "flags", "why"),
     [
         ("models: [{model: a}]", ["--prefill", "2"], "--prefill is for one model, and the file of --config names"),
+        ("models: [{model: a}]", ["b"], "a model is given, and the file of --config names its models"),
+        ("routers: 1", ["a", "--model", "b"], "the model is given twice: 'a' and --model 'b'"),
         ("prefil: 2", [], "prefil is no option of tandem serve: did you mean prefill?"),
         ("routers: many", [], "Invalid value for '--routers'"),
         ("models: [{model: a, prefill: 0}]", [], "prefill must be between 1 and 64 in disaggregated mode, got 0"),

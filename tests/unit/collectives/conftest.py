@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import pytest
 from torch import distributed
 
+from shared.collectives.cpu_group import SINGLE_BYTES, SLOT_BYTES, CpuGroup, group_bytes, shared_memory
 from shared.collectives.distributed import DistributedGroup
 from shared.collectives.interface import Collectives
 from shared.kernels.cpu.build import choose
-from shared.kernels.cpu.group import SINGLE_BYTES, SLOT_BYTES, CpuGroup, group_bytes, shared_memory
 from shared.kernels.cpu.launch import load
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ import torch
 
 from shared.collectives.one_host import join, shared_memories
 from shared.collectives.rank_links import Backend, RankLinks, Ways
-from shared.kernels import cpu_backend
+from shared.kernels.backends import cpu as cpu_backend
 from shared.kernels.cpu.build import choose
 from shared.kernels.cpu.launch import load
 

@@ -10,9 +10,9 @@ import time
 
 import torch
 
+from shared.collectives.cpu_group import CpuGroup
 from shared.errors import RankLost
 from shared.kernels.cpu.build import choose
-from shared.kernels.cpu.group import CpuGroup
 from shared.kernels.cpu.launch import load
 
 STUCK_S = 1.5

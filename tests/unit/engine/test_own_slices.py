@@ -14,9 +14,9 @@ from shared.engine.runner.device_link import DeviceLink
 from shared.kv.checksum import BlockChecksum
 from shared.kv.format import KVFormat
 from shared.kv.layout import BlockLayout
-from shared.model.block_slices import block_slices, senders
-from shared.model.config import ModelConfig
-from shared.model.shard import Degrees
+from shared.model.config.model_config import ModelConfig
+from shared.model.ranks.block_slices import block_slices, senders
+from shared.model.ranks.shard import Degrees
 
 NUM_BLOCKS = 5
 

@@ -21,14 +21,14 @@ from shared.engine.runner.host_arena import HostArena
 from shared.errors import RankLost
 from shared.kv.format import KVFormat
 from shared.kv.layout import BlockLayout
-from shared.model.block_slices import block_slices
-from shared.model.config import ModelConfig
-from shared.model.shard import Degrees
+from shared.model.config.model_config import ModelConfig
+from shared.model.ranks.block_slices import block_slices
+from shared.model.ranks.shard import Degrees
 from tests.unit.collectives.in_threads import joined, needs_library
 
 pytestmark = needs_library
 
-DEADLINE_S = 30.0
+DEADLINE_S = 300.0
 NUM_BLOCKS = 5
 LAYOUT = BlockLayout(2, 16, KVFormat("float32", 2, 8))
 OWN = BlockLayout(2, 16, KVFormat("float32", 1, 8))

@@ -39,7 +39,7 @@ def test_steps_are_counted_by_kind_and_gaps_once_for_each_answer() -> None:
     steps.add(100, 1, 0.1, num_prefill_tokens=100)
     steps.add(103, 4, 0.2, num_prefill_tokens=100)
     steps.add(0, 0, 0.001)
-    assert {kind: counts.num_values for kind, counts in steps.durations_s.items()} == dict.fromkeys(STEP_KINDS, 1)
+    assert {kind: counts.cumulative()[-1] for kind, counts in steps.durations_s.items()} == dict.fromkeys(STEP_KINDS, 1)
     assert steps.durations_s["mixed"].total == 0.2
-    assert (steps.gaps_s.num_values, steps.gaps_s.total) == (8 + 3, 8 * 0.004 + 3 * 0.2)
+    assert (steps.gaps_s.cumulative()[-1], steps.gaps_s.total) == (8 + 3, 8 * 0.004 + 3 * 0.2)
     assert (steps.num_prefill_tokens, steps.num_computed_tokens) == (200, 211)

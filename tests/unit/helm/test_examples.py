@@ -77,7 +77,7 @@ def test_an_example_is_valid_on_the_oldest_and_the_newest_kubernetes(helm: Helm,
     check(helm.manifests(example, kubernetes=f"{version}.0"), version)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("version", VERSIONS[1:-1])
 def test_an_example_is_valid_on_every_kubernetes_between(helm: Helm, example: Path, version: str) -> None:

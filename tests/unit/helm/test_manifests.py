@@ -312,6 +312,18 @@ def test_secrets_come_by_reference(helm: Helm) -> None:
     assert manifests.of("Secret") == []
 
 
+@pytest.mark.parametrize(
+    ("given", "key"), [({}, "password"), ({"existingSecretKey": "redis-password"}, "redis-password")]
+)
+def test_an_address_of_redis_and_a_secret_with_its_password(helm: Helm, given: dict[str, str], key: str) -> None:
+    external = {"url": "redis://user@r:6380/1", "existingSecret": "s", **given}
+    pod = helm.manifests(values={"redis": {"enabled": False, "external": external}}).pods["kvstore"]["spec"]
+    for container in (*pod["initContainers"], *pod["containers"]):
+        variables = {each["name"]: each for each in container["env"]}
+        assert variables["TANDEM_KVSTORE_REDIS_URL"]["value"] == "redis://user@r:6380/1"
+        assert variables["TANDEM_KVSTORE_REDIS_PASSWORD"]["valueFrom"] == {"secretKeyRef": {"name": "s", "key": key}}
+
+
 def test_a_planner_knows_the_authority_of_routers_with_tls_and_not_their_key(helm: Helm) -> None:
     values = {"planner": {"enabled": True}, "tls": {"edge": {"existingSecret": "edge"}}}
     pod = helm.manifests(values=values).pods["planner"]["spec"]

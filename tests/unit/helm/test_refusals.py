@@ -207,8 +207,8 @@ BAD = [
     Bad("no-redis", {"redis": {"enabled": False}}, ("redis: set redis.enabled: true", "redis.external.url")),
     Bad("two-redis", {"redis": {"external": {"url": "redis://r"}}}, ("redis.enabled: true", "redis.external")),
     Bad(
-        "a-url-and-a-secret",
-        {"redis": {"enabled": False, "external": {"url": "redis://r", "existingSecret": "s"}}},
+        "a-url-with-a-password-and-a-secret",
+        {"redis": {"enabled": False, "external": {"url": "redis://u:p@r", "existingSecret": "s"}}},
         ("redis.external.existingSecret",),
     ),
     Bad("a-hub-model-without-a-size", {"model": {"uri": "hf://org/name"}}, ("model.size",)),

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from shared.kernels.triton_backend import TritonKernels
+    from shared.kernels.backends.triton import TritonKernels
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 2e-2}
 
 
 def triton_kernels() -> TritonKernels:
-    from shared.kernels.triton_backend import TritonKernels
+    from shared.kernels.backends.triton import TritonKernels
 
     return TritonKernels()
 

@@ -18,14 +18,14 @@ from .comparing import assert_near, random_tensor
 from .compiling import TARGETS, Compiled, collect
 
 if TYPE_CHECKING:
-    from shared.kernels.triton_backend import DeterministicTritonKernels
+    from shared.kernels.backends.triton import DeterministicTritonKernels
 
 BLOCK_SIZE = 16
 VOCAB_SIZE = 128
 
 
 def kernels() -> DeterministicTritonKernels:
-    from shared.kernels.triton_backend import DeterministicTritonKernels
+    from shared.kernels.backends.triton import DeterministicTritonKernels
 
     return DeterministicTritonKernels()
 

@@ -1,15 +1,22 @@
-"""The instruction sets that the C++ kernels are tested with: all that this processor has, and the emulated ones."""
+"""The instruction sets that the C++ kernels are tested with: all that this processor has, and where
+`TANDEM_TEST_EMULATED=1` asks for them, as `make test-all` does, the emulated ones. Collecting tests compiles them."""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 import torch
 
-from shared.kernels import cpu_backend
+from shared.kernels.backends import cpu as cpu_backend
 from shared.kernels.cpu import build, isa
 
 REFUSAL = cpu_backend.refusal(torch.device("cpu"), torch.float32)
 _FEATURES = frozenset() if REFUSAL else isa.processor_features()
+
+
+def _emulated() -> tuple[isa.InstructionSet, ...]:
+    return isa.emulated(_FEATURES) if os.environ.get("TANDEM_TEST_EMULATED") == "1" else ()
 
 
 def _runs(each: isa.InstructionSet) -> bool:
@@ -20,7 +27,7 @@ def _runs(each: isa.InstructionSet) -> bool:
         return False
 
 
-ISAS = tuple(each.name for each in dict.fromkeys((*isa.BUILT, *isa.emulated(_FEATURES))) if _runs(each))
+ISAS = tuple(each.name for each in dict.fromkeys((*isa.BUILT, *_emulated())) if _runs(each))
 SUMS = {
     "neon": "fma",
     "avx2": "fma",

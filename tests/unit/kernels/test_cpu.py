@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from shared.kernels import cpu_backend
+from shared.kernels.backends import cpu as cpu_backend
 from shared.kernels.cpu.launch import num_threads_function
 from shared.kernels.torch_backend import TorchKernels
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from shared.errors import ConfigError
+from shared.kernels.backends.registry import choose_kernels
 from shared.kernels.cpu import build, isa, self_check
 from shared.kernels.cpu.isa import AMX, AVX2, AVX512, BUILT, InstructionSet
 from shared.kernels.cpu.multilinear import fastest_sum
-from shared.kernels.registry import choose_kernels
 
 from .isas import ISAS, every_isa, needs_library
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from shared.kernels.backends.cpu import CpuKernels, DeterministicCpuKernels
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.cpu_backend import CpuKernels, DeterministicCpuKernels
 from shared.kernels.torch_backend import TorchKernels
 
 from .cpu_case import DTYPES, close, random

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.kernels.cpu_backend import CpuKernels
+from shared.kernels.backends.cpu import CpuKernels
 
 from .cpu_case import DTYPES, close, random, uneven_weight
 from .isas import ISAS, needs_library

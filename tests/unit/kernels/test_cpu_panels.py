@@ -1,4 +1,4 @@
-"""Panels of bf16 weights: tight ones hold what plain ones hold, in less memory."""
+"""Panels of bf16 weights: compressed ones hold what plain ones hold, in less memory."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.kernels.cpu.linear import PackedLinear, PanelLinear, TightLinear, pack
+from shared.kernels.backends.cpu import CpuKernels
+from shared.kernels.cpu.linear import CompressedLinear, PackedLinear, PanelLinear, pack
 from shared.kernels.cpu.packing import fits_panels
-from shared.kernels.cpu_backend import CpuKernels
 
 from .cpu_case import DTYPES, close, random, uneven_weight
 from .isas import ISAS, needs_library
@@ -32,15 +32,15 @@ def plain_panels(cpu: CpuKernels, weight: Tensor) -> PanelLinear:
     return PanelLinear.pack(lambda: cpu.library, weight.clone(), None)
 
 
-def tightened(cpu: CpuKernels, weight: Tensor) -> TightLinear:
+def compress(cpu: CpuKernels, weight: Tensor) -> CompressedLinear:
     """Its memory is changed."""
     linear = packed(cpu, weight)
-    assert isinstance(linear, TightLinear), "the panels are plain"
+    assert isinstance(linear, CompressedLinear), "the panels are plain"
     return linear
 
 
-def tight_panels(cpu: CpuKernels, weight: Tensor) -> TightLinear:
-    return tightened(cpu, weight.clone())
+def compressed_panels(cpu: CpuKernels, weight: Tensor) -> CompressedLinear:
+    return compress(cpu, weight.clone())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -55,21 +55,21 @@ def test_weights_of_whole_vectors_are_packed(
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_tight_panels_give_the_very_bits_that_plain_ones_give(cpu: CpuKernels, rows: int) -> None:
+def test_compressed_panels_give_the_very_bits_that_plain_ones_give(cpu: CpuKernels, rows: int) -> None:
     """Eight exponents only, so that no weight is rare: those are added in another order."""
     signs, lower = random(96, 528, dtype=torch.bfloat16), random(96, 528, dtype=torch.bfloat16, seed=1).abs()
     weight = torch.copysign(0.01 + lower.clamp(max=1.0), signs)
     x = random(rows, 528, dtype=torch.bfloat16, seed=2)
-    tight, plain = tight_panels(cpu, weight), plain_panels(cpu, weight)
-    assert tight.nbytes < 0.76 * plain.nbytes
-    assert tight.forward(x).equal(plain.forward(x))
+    compressed, plain = compressed_panels(cpu, weight), plain_panels(cpu, weight)
+    assert compressed.nbytes < 0.76 * plain.nbytes
+    assert compressed.forward(x).equal(plain.forward(x))
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_rare_weights_of_tight_panels_are_multiplied_too(cpu: CpuKernels, rows: int) -> None:
+def test_rare_weights_of_compressed_panels_are_multiplied_too(cpu: CpuKernels, rows: int) -> None:
     weight = uneven_weight()
     x = random(rows, 1040, dtype=torch.bfloat16, seed=2)
-    close(tight_panels(cpu, weight).forward(x), (x.double() @ weight.double().t()).to(x.dtype))
+    close(compressed_panels(cpu, weight).forward(x), (x.double() @ weight.double().t()).to(x.dtype))
 
 
 def test_weights_of_many_exponents_keep_plain_panels(cpu: CpuKernels) -> None:
@@ -81,19 +81,19 @@ def test_weights_of_many_exponents_keep_plain_panels(cpu: CpuKernels) -> None:
     assert linear.forward(torch.eye(64, dtype=torch.bfloat16)).equal(weight.t() + 0.0)
 
 
-def test_tightening_frees_the_weight(cpu: CpuKernels) -> None:
+def test_compression_frees_the_weight(cpu: CpuKernels) -> None:
     weight = random(96, 64, dtype=torch.bfloat16)
     view = weight[32:]
-    tightened(cpu, weight)
+    compress(cpu, weight)
     assert view.untyped_storage().nbytes() == 0
     both = random(192, 64, dtype=torch.bfloat16)
     kept = both[96:].clone()
-    tightened(cpu, both[:96])
+    compress(cpu, both[:96])
     assert both[96:].equal(kept)
 
 
 def test_panels_of_another_size_or_dtype_are_refused(cpu: CpuKernels) -> None:
-    for panels in (plain_panels, tight_panels):
+    for panels in (plain_panels, compressed_panels):
         linear = panels(cpu, random(96, 64, dtype=torch.bfloat16))
         for wrong in (48, 80):
             with pytest.raises(AssertionError, match="columns times panels"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.kernels.cpu_backend import CpuKernels, DeterministicCpuKernels
+from shared.kernels.backends.cpu import CpuKernels, DeterministicCpuKernels
 from shared.kernels.experts import routing as reference
 from shared.kernels.experts.rules import Routing
 

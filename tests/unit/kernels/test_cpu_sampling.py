@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from shared.kernels.backends.cpu import CpuKernels, DeterministicCpuKernels
 from shared.kernels.cpu.launch import LONGEST_SAMPLED
-from shared.kernels.cpu_backend import CpuKernels, DeterministicCpuKernels
 from shared.kernels.sampling import reference
 from shared.kernels.sampling.philox import uniform
 from shared.kernels.sampling.rows import SamplingRows

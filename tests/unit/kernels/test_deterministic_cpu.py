@@ -13,9 +13,9 @@ from torch import Tensor
 
 from shared.errors import ConfigError
 from shared.kernels.backend import DecoderOps
+from shared.kernels.backends.cpu import DeterministicCpuKernels
+from shared.kernels.backends.registry import choose_kernels
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.cpu_backend import DeterministicCpuKernels
-from shared.kernels.registry import choose_kernels
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.decoder import Decoder
 

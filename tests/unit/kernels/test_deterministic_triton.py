@@ -64,14 +64,14 @@ def test_logits_are_the_same_in_every_cut_and_company(
     interpreted(checks.check_logits, tmp_path, dtype, [[0, 17, 18, 24], [0, 1, 2, 3, 24]], 2)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arch",
     [
-        pytest.param("sm_80", marks=pytest.mark.sweep),
-        pytest.param("sm_90", marks=pytest.mark.slow),
-        pytest.param("sm_100", marks=pytest.mark.sweep),
-        pytest.param("gfx942", marks=pytest.mark.sweep),
+        "sm_80",
+        "sm_90",
+        "sm_100",
+        "gfx942",
     ],
 )
 def test_prompts_and_answers_take_one_kernel_of_each_kind(compiled: Run, arch: str) -> None:

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from shared.errors import ConfigError
-from shared.kernels import dtype_timing
+from shared.kernels.backends import dtype_timing
+from shared.kernels.backends.dtype_timing import Comparison, ProductTimes, faster_dtype, kept, time_products
+from shared.kernels.backends.registry import choose_kernels
 from shared.kernels.cpu.isa import processor_name
-from shared.kernels.dtype_timing import Comparison, ProductTimes, faster_dtype, kept, time_products
-from shared.kernels.registry import choose_kernels
 
 UNIT = ProductTimes(prompt_s=1.0, decode_s=1.0)
 

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import ConfigError
-from shared.kernels import registry
 from shared.kernels.attention.flashinfer import attend, wrappers
 from shared.kernels.attention.flashinfer.pages import PagedSequences, split_step
+from shared.kernels.backends import registry
+from shared.kernels.backends.registry import choose_kernels
 from shared.kernels.batch import AttentionBatch
-from shared.kernels.registry import choose_kernels
 
 from . import attention_checks, comparing
 from .attention_case import LAYER, AttentionCase
@@ -145,7 +145,7 @@ def test_other_shapes_do_not_suit(head_dim: int, dtype: torch.dtype, kv_dtype: t
 
 
 def attend_as_a_backend() -> list[str]:  # in another process, where no fixture works
-    from shared.kernels.flashinfer_backend import FlashInferKernels
+    from shared.kernels.backends.flashinfer import FlashInferKernels
 
     wrappers.WORKSPACE_BYTES = 1024
     library = Double()

@@ -13,10 +13,9 @@ from .compiling import TARGETS, Compiled
 from .conftest import Run
 from .instruction_order import EXPONENTIAL, PRODUCT, WAIT, Loop, overlaps, product_loops
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.slow
 
 TILE = 64  # keys of one step
-SWEPT = pytest.mark.sweep
 CONSUMERS = 2
 
 Loops = dict[str, list[Loop]]
@@ -35,15 +34,15 @@ def hopper_prefill(*shape: Any) -> tuple[Compiled, str, Loops]:
 @pytest.mark.parametrize(
     ("head_dim", "group", "block_size", "window", "dtype", "hoisted"),
     [
-        pytest.param(128, 4, 16, None, torch.bfloat16, 0, marks=pytest.mark.slow),
-        pytest.param(128, 8, 32, None, torch.bfloat16, 0, marks=SWEPT),
-        pytest.param(128, 7, 64, None, torch.bfloat16, 0, marks=SWEPT),
-        pytest.param(128, 1, 16, None, torch.float16, 0, marks=SWEPT),
-        pytest.param(128, 16, 64, 1000, torch.float16, 0, marks=SWEPT),
-        pytest.param(128, 4, 16, 1000, torch.bfloat16, 0, marks=SWEPT),
-        pytest.param(64, 4, 16, None, torch.bfloat16, 0, marks=SWEPT),
-        pytest.param(64, 1, 32, 1000, torch.bfloat16, 6, marks=SWEPT),
-        pytest.param(64, 8, 64, None, torch.float16, 0, marks=SWEPT),
+        (128, 4, 16, None, torch.bfloat16, 0),
+        (128, 8, 32, None, torch.bfloat16, 0),
+        (128, 7, 64, None, torch.bfloat16, 0),
+        (128, 1, 16, None, torch.float16, 0),
+        (128, 16, 64, 1000, torch.float16, 0),
+        (128, 4, 16, 1000, torch.bfloat16, 0),
+        (64, 4, 16, None, torch.bfloat16, 0),
+        (64, 1, 32, 1000, torch.bfloat16, 6),
+        (64, 8, 64, None, torch.float16, 0),
     ],
 )
 def test_the_hopper_prefill_overlaps_softmax_with_products_and_spills_nothing(
@@ -101,7 +100,6 @@ def hopper_prefill_that_waits() -> Loops:
     return loops_of(compiling.compile_hopper_prefill(128, 4, 16, None))
 
 
-@pytest.mark.slow
 def test_a_hopper_prefill_that_waits_for_its_scores_is_told_from_one_that_does_not(compiled_afresh: Run) -> None:
     for found in compiled_afresh(hopper_prefill_that_waits).values():
         assert len(found) == CONSUMERS
@@ -116,7 +114,6 @@ def portable_prefill() -> list[Loops]:
     return [loops_of(kernel) for kernel in kernels if kernel.name == "prefill_tiles"]
 
 
-@pytest.mark.slow
 def test_the_portable_prefill_waits_for_its_scores(compiled: Run) -> None:
     kernels = compiled(portable_prefill)
     assert len(kernels) == 2

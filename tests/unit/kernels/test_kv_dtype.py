@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.kernels import cpu_backend
 from shared.kernels.backend import DecoderOps
+from shared.kernels.backends import cpu as cpu_backend
 from shared.kernels.cpu.layer_stack import CpuLayerStack
 from shared.kernels.torch_backend import TorchKernels
 from shared.model.checkpoints import write_random_checkpoint

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from shared.errors import ConfigError
-from shared.kernels import registry
+from shared.kernels.backends import registry
+from shared.kernels.backends.registry import Backend, choose_kernels
 from shared.kernels.device import DeviceLimits
-from shared.kernels.registry import Backend, choose_kernels
 from shared.kernels.torch_backend import TorchKernels
 
 from .conftest import Run
@@ -80,5 +80,5 @@ def test_auto_passes_over_who_refuses_and_says_why(
 
 @pytest.mark.slow
 def test_decoder_and_registry_import_without_triton() -> None:
-    code = "import sys; sys.modules['triton'] = None; import shared.kernels.registry, shared.model.decoder"
+    code = "import sys; sys.modules['triton'] = None; import shared.kernels.backends.registry, shared.model.decoder"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

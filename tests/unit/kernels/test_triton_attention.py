@@ -46,7 +46,7 @@ def test_mixed_batches_equal_the_reference(
     )
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)

@@ -12,7 +12,7 @@ from . import compiling
 from .compiling import TARGETS, Compiled
 from .conftest import Run
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.slow
 
 ATTENTION = {"plan_decode_items", "decode_parts", "plan_prefill_items", "prefill_tiles"}
 THE_REST = {
@@ -32,7 +32,6 @@ FEW_BYTES = 64  # of stack: the most that wide heads or a window spill
 ON_THE_STACK = {"sm_80": {"rotate_and_write_heads": 8}, "sm_89": {"rotate_and_write_heads": 8}}
 """Bytes, by kernel: where heads are normed, ptxas keeps to 40 registers, with which 48 warps of a multiprocessor have
 room, and puts two more values there; on sm_80 in float16 alone."""
-SWEPT = pytest.mark.sweep
 
 
 def by_name(kernels: list[Compiled]) -> dict[str, list[Compiled]]:
@@ -53,13 +52,13 @@ def assert_nothing_spills(kernels: list[Compiled], allowed: Mapping[str, int] = 
 @pytest.mark.parametrize(
     "arch",
     [
-        pytest.param("sm_80", marks=SWEPT),
-        pytest.param("sm_86", marks=SWEPT),
-        pytest.param("sm_89", marks=pytest.mark.slow),
-        pytest.param("sm_90", marks=pytest.mark.slow),
-        pytest.param("sm_100", marks=SWEPT),
-        pytest.param("sm_120", marks=SWEPT),
-        pytest.param("gfx942", marks=pytest.mark.slow),
+        "sm_80",
+        "sm_86",
+        "sm_89",
+        "sm_90",
+        "sm_100",
+        "sm_120",
+        "gfx942",
     ],
 )
 def test_attention_of_an_8b_model_uses_the_matrix_units_and_spills_nothing(compiled: Run, arch: str) -> None:
@@ -78,7 +77,6 @@ def test_attention_of_an_8b_model_uses_the_matrix_units_and_spills_nothing(compi
         assert decode.code.count("atom.global.gpu.acq_rel.add") + decode.code.count("atom.acq_rel.gpu.global.add") == 1
 
 
-@SWEPT
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 def test_several_parts_of_a_decode_share_a_multiprocessor(compiled: Run, arch: str) -> None:
     kernels = compiled(compiling.compile_attention, 128, 4, 16, None, torch.bfloat16, arch=arch)
@@ -87,7 +85,6 @@ def test_several_parts_of_a_decode_share_a_multiprocessor(compiled: Run, arch: s
     assert side_by_side * decode.shared_bytes <= TARGETS[arch].shared_bytes
 
 
-@SWEPT
 @pytest.mark.parametrize("arch", TARGETS)
 @pytest.mark.parametrize(
     ("head_dim", "group", "block_size", "dtype"),
@@ -106,7 +103,6 @@ def test_attention_of_the_common_models_spills_nothing(
     assert_nothing_spills(kernels)
 
 
-@SWEPT
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90", "sm_100", "gfx942"])
 @pytest.mark.parametrize(
     ("head_dim", "group", "block_size", "window", "dtype"),
@@ -129,13 +125,11 @@ def test_attention_of_every_head_size_compiles_and_fits(
         assert [(kernel.name, kernel.stack_bytes) for kernel in kernels if kernel.stack_bytes > FEW_BYTES] == []
 
 
-@SWEPT
 def test_attention_over_narrow_kv_compiles_and_fits(compiled: Run) -> None:
     kernels = compiled(compiling.compile_attention, 128, 4, 16, None, torch.float32, torch.bfloat16)
     assert_attention_fits(kernels, "sm_90")
 
 
-@SWEPT
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_the_other_kernels_compile_without_spills(compiled: Run, dtype: torch.dtype, arch: str) -> None:

@@ -66,7 +66,7 @@ def engine_tokens(folder: Path, kernels: str, num_tokens: int, *, static: bool) 
     [
         pytest.param(WINDOWED, 4, True, marks=pytest.mark.slow),
         pytest.param(DEEPSEEK, 4, False, marks=pytest.mark.slow),
-        *(pytest.param(f, 12, s, marks=pytest.mark.sweep) for f in (LLAMA, WINDOWED) for s in (False, True)),
+        *(pytest.param(f, 12, s, marks=pytest.mark.slow) for f in (LLAMA, WINDOWED) for s in (False, True)),
     ],
 )
 def test_two_layers_give_the_tokens_of_torch(

@@ -55,7 +55,7 @@ def test_rotate_and_write_equals_the_reference(
     )
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
 def test_every_shape_rotated_and_written_equals_the_reference(

@@ -12,8 +12,6 @@ from .conftest import Run
 
 pytestmark = pytest.mark.slow
 
-SWEPT = pytest.mark.sweep
-
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(
@@ -35,9 +33,8 @@ def test_a_range_of_experts_counts_the_others_as_zero(interpreted: Run, part: tu
     interpreted(checks.check_experts, 20, 7, 3, part=part)
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("arch", [pytest.param(arch, marks=() if arch == "sm_90" else SWEPT) for arch in TARGETS])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=SWEPT)])
+@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_experts_compile_and_use_the_matrix_units_without_spills(compiled: Run, arch: str, dtype: torch.dtype) -> None:
     kernels = compiled(compiling.compile_experts, dtype, arch)
     assert {kernel.name for kernel in kernels} == {"gate_up_tiles", "down_tiles", "combine_tiles"}

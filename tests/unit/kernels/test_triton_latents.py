@@ -12,7 +12,6 @@ from .conftest import Run
 
 pytestmark = pytest.mark.slow
 
-SWEPT = pytest.mark.sweep
 FEW_BYTES = 64  # of stack: sm_80 spills 40, the others none
 
 
@@ -40,9 +39,8 @@ def test_latents_may_be_kept_in_fewer_bits(interpreted: Run) -> None:
     interpreted(checks.check_latents, [(1, 30)], num_heads=2, dim=40, kv_dtype=torch.bfloat16)
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("arch", [pytest.param(arch, marks=() if arch == "sm_90" else SWEPT) for arch in TARGETS])
-@pytest.mark.parametrize("num_heads", [16, pytest.param(128, marks=SWEPT)])
+@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("num_heads", [16, 128])
 def test_attention_to_latents_compiles_and_uses_the_matrix_units(compiled: Run, num_heads: int, arch: str) -> None:
     kernels = compiled(compiling.compile_latents, num_heads, torch.bfloat16, arch)
     (attend,) = (kernel for kernel in kernels if kernel.name == "latent_parts")

@@ -32,7 +32,7 @@ def test_rows_over_several_programs_give_the_tokens_of_the_reference(
     interpreted(checks.check_split_sampling, 5, vocab_size, vocab_size + capacity, ties=ties, capacity=capacity)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_many_tokens_equal_those_of_the_reference(interpreted: Run, seed: int) -> None:
     for vocab_size, ties in ((300, False), (300, True), (2049, seed % 2 == 0)):

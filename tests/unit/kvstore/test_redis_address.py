@@ -20,6 +20,20 @@ def test_hosts_credentials_and_database() -> None:
     assert "s3cr" not in repr(address)
 
 
+@pytest.mark.parametrize("url", ["redis://user@a:7000", "redis://a:7000?username=user", "redis://user:@a:7000"])
+def test_a_password_beside_the_url(url: str) -> None:
+    address = RedisAddress.parse(url, "s3cr/et@")
+    assert (address.login.username, address.login.password) == ("user", "s3cr/et@")
+    assert (str(address.endpoints[0]), "s3cr" in repr(address)) == ("a:7000", False)
+
+
+@pytest.mark.parametrize("url", ["redis://:own@a", "redis://a?password=own"])
+def test_two_passwords_are_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="redis_url names a password too") as caught:
+        redis_client(url, 1.0, password="s3cret")
+    assert caught.value.field == "redis_password"
+
+
 @pytest.mark.parametrize(
     ("url", "endpoints"),
     [

@@ -11,20 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.baseline.budget import Budget
 from loadtest.baseline.calibration import Alone, Sample
 from loadtest.baseline.interleaved import Candidate, InterleavedSearch, best_of_each_system, rate_for_all
 from loadtest.baseline.model import SHAPES, Shape, write_model
 from loadtest.baseline.outcome import common_rate, outcome_rows, write_figures, write_outcome
+from loadtest.baseline.study import Budget
 from loadtest.baseline.systems import SYSTEMS, make_cluster
 from loadtest.config import LoadConfig
 from loadtest.rate_search import Point, SearchSpace
-from loadtest.results import write_json
 from loadtest.run import RunResult
 from loadtest.sweep import Sweep
 from loadtest.workloads.spec import TraceOptions, parse_workload
 from shared.errors import ConfigError, WorkerLost
-from shared.model.config import ModelConfig
+from shared.model.config.model_config import ModelConfig
 from tests.unit.loadtest.factories import answered, broken, result
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"
@@ -68,7 +67,6 @@ def candidate(index: int, rates: dict[float, float], folder: Path, chunk_len: in
         sweep.points[-1] = Point(rate, rate, rate * attainment, attainment)
         sweep.rows[-1] |= {"attainment": attainment, "goodput": rate * attainment}
     folder.mkdir(parents=True)
-    write_json(folder / "sweep.json", sweep.as_json())
     return Candidate(SYSTEMS[index], chunk_len, folder, sweep, no_run)
 
 
@@ -93,7 +91,6 @@ def test_the_table_compares_at_the_highest_rate_that_all_could_serve(tmp_path: P
     assert "| 1 collocated, all cores | 512 | none | - | 3 |" in text
     assert (tmp_path / "outcome.md").read_text() == text
     assert (tmp_path / "trace" / "report.html").exists()
-    assert len(json.loads((tmp_path / "trace" / "comparison.json").read_text())["names"]) == 3
 
 
 def test_systems_that_share_no_rate_within_the_targets_are_compared_at_the_highest_that_they_share(

@@ -7,12 +7,10 @@ from itertools import pairwise
 import pytest
 
 from loadtest.chaos.memory import Growth, at_equal_age, growth, second_half
-from loadtest.chaos.report import summary
-from loadtest.chaos.rows import Row, RowFile
-from loadtest.chaos.status import merged
+from loadtest.chaos.report import Row, RowFile, summary
 from loadtest.chaos.streams import Stream, prompts
 from loadtest.chaos.trial import CONTROL, GROUPS, LINKS, PHASES, VICTIMS, Outcome, Trial, judge, trials
-from loadtest.chaos.victims import PARTS, cut_pairs, may_be, parts_of
+from loadtest.chaos.victims import PARTS, cut_pairs, may_be, merged, parts_of
 from shared.errors import ConfigError
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 

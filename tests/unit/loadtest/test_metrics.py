@@ -15,7 +15,6 @@ from loadtest.metrics import (
     goodput,
     inter_token_s,
     is_good,
-    needed_scale,
     num_output_tokens,
     request_metrics,
 )
@@ -153,16 +152,3 @@ def test_looser_targets_never_lower_goodput(
     both = goodput(records, slo, 1.0).num_good
     assert goodput(records, Slo(ttft_s * factor, tpot_s * factor), 1.0).num_good >= both
     assert min(goodput(records, Slo(ttft_s), 1.0).num_good, goodput(records, Slo(None, tpot_s), 1.0).num_good) >= both
-
-
-@settings(max_examples=40)
-@given(st.lists(messages, min_size=1, max_size=5), st.floats(0.01, 2), st.floats(0.01, 2))
-def test_a_request_is_good_from_the_scale_on_that_it_needs(
-    requests: list[list[tuple[float, int]]], ttft_s: float, tpot_s: float
-) -> None:
-    for record in [record_of(gaps, 0.0) for gaps in requests]:
-        needed = needed_scale(record, Slo(ttft_s, tpot_s))
-        looser, stricter = needed * 1.001 + 1e-9, needed * 0.999
-        assert is_good(record, Slo(ttft_s * looser, tpot_s * looser))
-        assert stricter < 1e-9 or not is_good(record, Slo(ttft_s * stricter, tpot_s * stricter))
-    assert needed_scale(broken(), Slo(ttft_s, tpot_s)) == float("inf")

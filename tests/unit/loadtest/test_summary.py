@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.records import FailureCause, TtftSplit
-from loadtest.results import prepare_folder, read_json, read_requests, record_json, write_json, write_requests
+from loadtest.results import prepare_folder, write_json
 from loadtest.slo import Slo
 from loadtest.summary import summarize
 from shared.errors import ConfigError
@@ -79,28 +79,6 @@ def test_the_servers_split_is_summed_up() -> None:
     found = summarize(result(records))["ttft_split_ms"]
     assert found["queue_ms"] == {"mean": 1.0, "p50": 1.0, "p99": pytest.approx(1.98)}
     assert summarize(result([answered()]))["ttft_split_ms"] == {}
-
-
-def test_records_come_back_from_their_file(tmp_path: Path) -> None:
-    records = [answered(0, times_s=[0.1, 0.2], split=TtftSplit(queue_ms=1.0)), broken(1)]
-    write_requests(tmp_path / "r.jsonl", records)
-    found = list(read_requests(tmp_path / "r.jsonl"))
-    assert [record_json(record) for record in found] == [record_json(record) for record in records]
-    before, after = summarize(result(records)), summarize(result(found))
-    assert after == before
-
-
-def test_a_damaged_file_is_named_with_its_line(tmp_path: Path) -> None:
-    write_requests(tmp_path / "r.jsonl", [answered()])
-    with (tmp_path / "r.jsonl").open("a") as file:
-        file.write('{"index": 1}\n')
-    with pytest.raises(ConfigError, match="line 2: not a request's record"):
-        list(read_requests(tmp_path / "r.jsonl"))
-    (tmp_path / "s.json").write_text("{")
-    with pytest.raises(ConfigError, match="is not JSON"):
-        read_json(tmp_path / "s.json")
-    with pytest.raises(ConfigError, match="cannot read"):
-        read_json(tmp_path / "none.json")
 
 
 def test_results_are_never_overwritten(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from services.local.cluster_file import ClusterFile
 from services.local.commands import TandemCommands, plan_workers
 from services.local.model_pools import ModelPools, worker_prefix
 from services.local.spec import ClusterSpec
+from services.router.configured import discovery_of
 from services.router.settings import RouterSettings
-from services.router.workers.configured import discovery_of
 from shared.config import load_settings
 from shared.cores.policy import CoreShare
 from shared.errors import ConfigError

@@ -22,7 +22,7 @@ from tests.unit.local.processes import wait_for_end
 
 pytestmark = pytest.mark.slow
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 
 
 @pytest.fixture

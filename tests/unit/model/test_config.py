@@ -11,7 +11,7 @@ import pytest
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from shared.errors import ModelLoadError
-from shared.model.config import ModelConfig, RopeConfig
+from shared.model.config.model_config import ModelConfig, RopeConfig
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -38,7 +38,6 @@ def test_minimal_llama_takes_the_families_defaults() -> None:
     assert (config.qkv_bias, config.o_bias, config.mlp_bias, config.qk_norm) == (False,) * 4
     assert not config.tie_word_embeddings
     assert config.eos_token_ids == ()
-    assert config.bos_token_id is None
     assert config.dtype == "float32"
 
 
@@ -65,7 +64,6 @@ def test_config_saved_by_transformers_reads_back_the_same(tmp_path: Path, config
     assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
     assert ours.rms_norm_eps == 1e-5
     assert ours.eos_token_ids == (3, 4)
-    assert ours.bos_token_id == theirs.bos_token_id
     assert ours.dtype == "bfloat16"
     window = None if config_class is LlamaConfig else theirs.sliding_window
     assert ours.windows == (window,) * 4
@@ -122,10 +120,9 @@ def test_rope_in_old_and_new_spelling() -> None:
 
 def test_end_tokens_of_both_files_are_joined(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**BASE, "eos_token_id": 7, "torch_dtype": "float16"}))
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [8, 7], "bos_token_id": 1}))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [8, 7]}))
     config = ModelConfig.load(tmp_path)
     assert config.eos_token_ids == (8, 7)
-    assert config.bos_token_id == 1
     assert config.dtype == "float16"
 
 

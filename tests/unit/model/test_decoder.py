@@ -14,12 +14,12 @@ from shared.kernels.batch import AttentionBatch
 from shared.kernels.linear import PlainLinear
 from shared.kernels.torch_backend import TorchKernels
 from shared.model.checkpoints import write_random_checkpoint
-from shared.model.config import ModelConfig
+from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
-from shared.model.modules import DecoderModules
-from shared.model.parameters import DecoderParameters
-from shared.model.tokenizer import Tokenizer
-from shared.model.weights import load_weights
+from shared.model.layers.modules import DecoderModules
+from shared.model.layers.parameters import DecoderParameters
+from shared.model.text.tokenizer import Tokenizer
+from shared.model.weights.loader import load_weights
 
 from .conftest import DEMO
 from .paged_run import BLOCK_SIZE, greedy, load_oracle, oracle_greedy, oracle_logits, prompt_logits
@@ -254,6 +254,32 @@ def test_prompt_logits_equal_transformers_in_one_shot_chunks_and_single_tokens(
 ) -> None:
     _write(tmp_path, family, rope)
     _assert_same_logits(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "rope"),
+    [
+        ("llama-biased", "llama3"),
+        ("mistral-window", "linear"),
+        ("qwen2-window-upper", "dynamic-above"),
+        ("qwen3-layer-types", "default"),
+        ("mixtral-window", "default"),
+        ("qwen3-moe-all-experts", "default"),
+        ("qwen3-moe-every-other", "default"),
+        ("deepseek-v2-groups", "yarn-mscale"),
+        ("deepseek-v3", "yarn-mscale"),
+    ],
+)
+def test_a_checkpoint_as_this_release_of_transformers_writes_it_is_the_same_model(
+    tmp_path: Path, family: str, rope: str
+) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    _write(ours, family, rope)
+    load_oracle(ours).save_pretrained(theirs)
+    expected, written = ModelConfig.load(ours), ModelConfig.load(theirs)
+    assert (written.rope.type, written.rope.theta) == (expected.rope.type, expected.rope.theta)
+    assert (written.moe, written.latent, written.windows) == (expected.moe, expected.latent, expected.windows)
+    _assert_same_logits(theirs)
 
 
 @pytest.mark.parametrize(("family", "rope"), FAST_GREEDY)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from shared.errors import ConfigError
-from shared.model.config import ModelConfig
-from shared.model.expert_load import ExpertLoad
+from shared.model.config.model_config import ModelConfig
+from shared.model.ranks.expert_load import ExpertLoad
 from tests.integration.engine.families import write_family
 
 COUNTS = {1: [5, 0, 7, 1, 2, 3]}

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.model.expert_copies import ExpertCopies, slot_owners
-from shared.model.expert_placement import adjacent, balance, holders, set_loads
+from shared.model.layers.expert_copies import ExpertCopies, slot_owners
+from shared.model.layers.expert_placement import adjacent, balance, holders, set_loads
 
 LAYERS = st.lists(st.integers(0, 10_000), min_size=1, max_size=40)
 NUM_SETS = st.integers(1, 8)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from shared.kernels.registry import choose_kernels
+from shared.kernels.backends.registry import choose_kernels
 from shared.model.checkpoints import write_random_checkpoint
-from shared.model.parameters import DecoderParameters, unused_tensors
-from shared.model.weights import load_weights
+from shared.model.layers.parameters import DecoderParameters, unused_tensors
+from shared.model.weights.loader import load_weights
 
 
 def test_ranges_of_experts_are_read_by_name_and_add_up(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from shared.errors import ModelLoadError
-from shared.model.config import ModelConfig
-from shared.model.folder import check_is_content, check_model_folder
-from shared.model.safetensors_files import checkpoint_files
-from shared.model.tokenizer import Tokenizer
+from shared.model.config.folder import check_is_content, check_model_folder
+from shared.model.config.model_config import ModelConfig
+from shared.model.text.tokenizer import Tokenizer
+from shared.model.weights.safetensors_files import checkpoint_files
 from tests.unit.model.conftest import DEMO
 
 POINTER = (

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from shared.errors import ConfigError
-from shared.kernels import registry
-from shared.kernels.registry import Backend
+from shared.kernels.backends import registry
+from shared.kernels.backends.registry import Backend
 from shared.kernels.torch_backend import TorchKernels
 from shared.model.checkpoints import write_random_checkpoint
-from shared.model.config import ModelConfig
+from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
 from shared.model.kernel_choice import check_kernels, kernels_for
 

@@ -14,11 +14,11 @@ from shared.collectives.rank_links import Backend, RankLinks
 from shared.errors import ConfigError
 from shared.kernels.batch import AttentionBatch
 from shared.model.checkpoints import write_random_checkpoint
-from shared.model.config import ModelConfig
+from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
-from shared.model.expert_placement import Placement, set_loads
-from shared.model.rank_decoder import MicroBatch, RankDecoder
-from shared.model.shard import Degrees
+from shared.model.layers.expert_placement import Placement, set_loads
+from shared.model.ranks.rank_decoder import MicroBatch, RankDecoder
+from shared.model.ranks.shard import Degrees
 from tests.integration.engine.families import EXPERTS as MOE
 from tests.integration.engine.families import write_family
 from tests.unit.collectives.in_threads import needs_library, run_group

@@ -9,8 +9,8 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from shared.model.config import ModelConfig
-from shared.model.rope import Rotary, inverse_frequencies
+from shared.model.config.model_config import ModelConfig
+from shared.model.layers.rope import Rotary, inverse_frequencies
 
 from .test_config import BASE
 

@@ -10,11 +10,11 @@ import torch
 
 from shared.errors import ModelLoadError
 from shared.model.checkpoints import write_random_checkpoint
-from shared.model.config import ModelConfig
-from shared.model.parameters import DecoderParameters
-from shared.model.shard import Degrees, Shard
-from shared.model.shard_weights import allocate_shard, load_shard
-from shared.model.weights import load_weights
+from shared.model.config.model_config import ModelConfig
+from shared.model.layers.parameters import DecoderParameters
+from shared.model.ranks.shard import Degrees, Shard
+from shared.model.ranks.shard_weights import allocate_shard, load_shard
+from shared.model.weights.loader import load_weights
 from tests.integration.engine.families import EXPERTS
 
 

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from shared.errors import ModelLoadError
 from shared.model.checkpoints import write_random_checkpoint
-from shared.model.config import ModelConfig
+from shared.model.config.model_config import ModelConfig
 from shared.model.decoder import Decoder
-from shared.model.parameters import DecoderParameters
-from shared.model.weights import fingerprint, load_weights
+from shared.model.layers.parameters import DecoderParameters
+from shared.model.weights.loader import fingerprint, load_weights
 
 
 def _views(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
-from services.router.request import RunningRequest, TokenDelta
+from services.router.dispatch.request import RunningRequest, TokenDelta
 
 
 async def deltas(running: RunningRequest) -> AsyncGenerator[TokenDelta, None]:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from services.router.dispatch.record import RequestRecord
+from services.router.dispatch.request import Request
 from services.router.drain import REASON, Drain
-from services.router.request import Request
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import Draining, Overloaded
 
@@ -21,7 +22,7 @@ class Scripted:
     def __init__(self) -> None:
         self.num_active = 0
 
-    def submit(self, _: Request) -> Any:
+    def submit(self, _: Request, record: RequestRecord) -> Any:
         self.num_active += 1
         return self
 
@@ -38,9 +39,9 @@ class Scripted:
 def test_it_is_the_core_until_it_drains() -> None:
     core = Scripted()
     drain = Drain(core)
-    assert drain.submit(REQUEST) is core
+    assert drain.submit(REQUEST, REQUEST.new_record()) is core
     assert (drain.max_prompt_tokens(), drain.not_ready_reason()) == (100, "")
-    drain.submit(REQUEST)
+    drain.submit(REQUEST, REQUEST.new_record())
     assert drain.not_ready_reason() == "full"
     with pytest.raises(Overloaded, match=r"acme 3 0\.5"):
         drain.check_room("acme", 3, 0.5)
@@ -49,11 +50,11 @@ def test_it_is_the_core_until_it_drains() -> None:
 async def test_it_ends_with_the_last_request() -> None:
     core = Scripted()
     drain = Drain(core)
-    drain.submit(REQUEST)
+    drain.submit(REQUEST, REQUEST.new_record())
     finishing = asyncio.create_task(drain.finish(30.0))
     await asyncio.sleep(0)
     with pytest.raises(Draining) as refused:
-        drain.submit(REQUEST)
+        drain.submit(REQUEST, REQUEST.new_record())
     assert refused.value.http_status == 503
     assert refused.value.retry_after_s > 0
     assert drain.not_ready_reason() == REASON
@@ -65,5 +66,5 @@ async def test_it_ends_with_the_last_request() -> None:
 async def test_it_does_not_wait_longer_than_it_may() -> None:
     core = Scripted()
     drain = Drain(core)
-    drain.submit(REQUEST)
+    drain.submit(REQUEST, REQUEST.new_record())
     await asyncio.wait_for(drain.finish(0.05), 60.0)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from services.router.configured import discovery_of
 from services.router.settings import RouterSettings, parse_labels
-from services.router.workers.configured import discovery_of
 from services.router.workers.discovery import DiscoveredWorker, StaticDiscovery
 from services.router.workers.file_discovery import FileDiscovery
 from shared.config import load_settings
 from shared.errors import ConfigError
-from shared.identity import WorkerRole
+from shared.identity import DECODE, PREFILL
 
 BASE = ["--model", "m", "--decode", "d0=h:1"]
 
@@ -53,8 +53,8 @@ def test_the_flags_name_the_workers():
     discovery = discovery_of(load_settings(RouterSettings, flags))
     assert isinstance(discovery, StaticDiscovery)
     assert discovery.workers == (
-        DiscoveredWorker("p0", WorkerRole.PREFILL, "h:1"),
-        DiscoveredWorker("d0", WorkerRole.DECODE, "[::1]:2", ("z", "r")),
+        DiscoveredWorker("p0", PREFILL, "h:1"),
+        DiscoveredWorker("d0", DECODE, "[::1]:2", ("z", "r")),
     )
 
 

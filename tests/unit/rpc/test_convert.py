@@ -6,13 +6,6 @@ import pytest
 
 from shared.engine.finish_reason import FinishReason
 from shared.engine.sampling_params import SamplingParams
-from shared.engine.structured_output import (
-    MAX_CHOICES,
-    MAX_STRUCTURE_BYTES,
-    ReasoningPart,
-    StructuredOutput,
-    StructureKind,
-)
 from shared.errors import InvalidRequest
 from shared.identity import WorkerRole
 from shared.rpc.convert import (
@@ -24,6 +17,13 @@ from shared.rpc.convert import (
     sampling_to_proto,
 )
 from shared.rpc.pb.tandem.v1 import types_pb2
+from shared.structure.structured_output import (
+    MAX_CHOICES,
+    MAX_STRUCTURE_BYTES,
+    ReasoningPart,
+    StructuredOutput,
+    StructureKind,
+)
 
 
 def test_every_role_has_the_number_of_its_name_and_comes_back():

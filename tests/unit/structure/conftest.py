@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.model.config import ModelConfig
-from shared.model.tokenizer import Tokenizer
+from shared.model.config.model_config import ModelConfig
+from shared.model.text.tokenizer import Tokenizer
 from shared.structure.compiler import StructureCompiler
 
 DEMO = Path(__file__).parents[3] / "models" / "demo"

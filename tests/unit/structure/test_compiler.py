@@ -7,11 +7,12 @@ import json
 import pytest
 import tokenizers
 
-from shared.engine.structured_output import ReasoningPart, StructuredOutput, StructureKind
 from shared.errors import InvalidRequest
-from shared.model.tokenizer import Tokenizer
+from shared.model.text.tokenizer import Tokenizer
 from shared.structure import compiler as compiler_module
 from shared.structure.compiler import StructureCompiler
+from shared.structure.grammar_text import MANY_BLANKS
+from shared.structure.structured_output import ReasoningPart, StructuredOutput, StructureKind
 
 POINT = {
     "type": "object",
@@ -87,13 +88,41 @@ def test_reasoning_does_not_end_the_answer(tokenizer, eos_token_ids):
     [
         (
             StructuredOutput(StructureKind.JSON_OBJECT),
-            ["{}", '{"a": [1, {"b": null}]}', '{\n  "a": "ü"\n}'],
-            ["[]", "1", "{", '{"a": 1} '],
+            ["{}", '{"a": [1, {"b": null}]}', '{\n"a":\t"ü"\n}', '{"a":-12.5,"b":[[{"c":true}]]}'],
+            ["[]", "1", "{", '{"a": 1} ', '{\n  "a": 1}', '{"a":[' + 21 * "1" + "]}"],
         ),
         (
             schema(POINT),
-            ['{"x":1,"y":null}', '{"x": -3, "y": 4}', '{\n\t"x": 1,\n\t"y": 2\n}'],
-            ['{"x": 1}', '{"y": 1, "x": 1}', '{"x": 1, "y": 2, "z": 3}', '{"x": 1.5, "y": 1}'],
+            ['{"x":1,"y":null}', '{"x": -3, "y": 4}', '{\n"x":\t1,\r"y": 2\n}', '{ "x" : 1 , "y" : 2 }'],
+            ['{"x": 1}', '{"y": 1, "x": 1}', '{"x": 1, "y": 2, "z": 3}', '{"x": 1.5, "y": 1}', '{"x":  1,"y":2}'],
+        ),
+        (
+            schema({**POINT, "x-guidance": {"whitespace_pattern": MANY_BLANKS}}),
+            ['{"x":1,"y":2}', '{\n\n  "x":' + 64 * " " + '1,"y":2}'],
+            ['{"x":' + 65 * " " + '1,"y":2}'],
+        ),
+        (
+            schema(POINT),
+            ['{"x":' + 18 * "9" + ',"y":-' + 18 * "9" + "}", '{"x":0,"y":1' + 18 * "0" + "}"],
+            ['{"x":' + 20 * "1" + ',"y":1}', '{"x":1,"y":-' + 20 * "1" + "}"],
+        ),
+        (
+            schema({**POINT, "x-guidance": {"any_numbers": True}}),
+            ['{"x":' + 40 * "1" + ',"y":1}'],
+            ['{"x":1.5,"y":1}'],
+        ),
+        (schema({"type": "integer", "minimum": 7}), ["7", 18 * "9"], ["6", "-7", 20 * "1"]),
+        (schema({"type": "integer", "exclusiveMaximum": 7}), ["6", "-" + 18 * "9"], ["7", "-" + 20 * "1"]),
+        (
+            schema({"type": ["number", "null"]}),
+            ["null", "0", "-12.25", 18 * "9", 9 * "1" + "." + 9 * "2"],
+            ['"1"', 20 * "1", "0." + 10 * "3", 10 * "1" + ".5"],
+        ),
+        (schema({"type": "number", "minimum": 0, "maximum": 1}), ["0.5", "0." + 30 * "3"], ["-1", "2"]),
+        (
+            schema({"properties": {"type": {"const": {"type": "integer"}}}, "type": "object", "required": ["type"]}),
+            ['{"type":{"type":"integer"}}'],
+            ['{"type":1}', '{"type":{"type":"integer","minimum":0}}'],
         ),
         (
             schema({**POINT, "x-guidance": {"whitespace_flexible": False}}),

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.bench.structured.schemas import random_schema
-from shared.engine.plan import STRUCTURE_MEMORY_PLANS
-from shared.engine.structured_output import StructuredOutput, StructureKind
 from shared.structure.compiler import StructureCompiler
 from shared.structure.matchers import SequenceMatchers, StructuredRow
+from shared.structure.structured_output import STRUCTURE_MEMORY_PLANS, StructuredOutput, StructureKind
+from tests.random_schemas import random_schema
 
 DIGITS = StructuredOutput(StructureKind.REGEX, "[0-9]{2,9}")
 

@@ -11,8 +11,8 @@ import pytest
 
 from services.kvstore.metrics import METRICS as KVSTORE_METRICS
 from services.kvstore.metrics import NODE_METRICS
-from services.router.observed import METRICS as ROUTER_METRICS
-from services.worker.metrics import METRICS as WORKER_METRICS
+from services.router.views.observed import METRICS as ROUTER_METRICS
+from services.worker.telemetry.metrics import METRICS as WORKER_METRICS
 from shared.errors import ConfigError
 from shared.telemetry.metrics import Kind, Metrics, Observed, counter, gauge, histogram
 from shared.telemetry.metrics_server import MetricsServer

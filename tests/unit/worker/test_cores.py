@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.worker.cores import choose_cores, take_cores
+from services.worker.machine.cores import choose_cores, take_cores
 from services.worker.settings import WorkerSettings
 from shared.config import load_settings
 from shared.cores.policy import CoreShare

@@ -10,7 +10,7 @@ from services.worker.group.expert_balance import ExpertBalance
 from services.worker.settings import WorkerSettings
 from shared.config import load_settings
 from shared.errors import ConfigError
-from shared.model.config import ModelConfig
+from shared.model.config.model_config import ModelConfig
 from tests.integration.engine.families import write_family
 
 SPLIT = ("--tp", "2", "--ep", "2")

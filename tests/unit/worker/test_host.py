@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.worker import choices
-from services.worker.choices import (
+from services.worker.group.start import check_group
+from services.worker.machine import choices
+from services.worker.machine.choices import (
     DTYPES,
     check_device,
     choose_backend,
@@ -17,12 +18,11 @@ from services.worker.choices import (
     choose_kv_dtype,
     choose_swap_bytes,
 )
-from services.worker.group.start import check_group
 from services.worker.settings import WorkerSettings
 from shared.config import load_settings
 from shared.errors import ConfigError
-from shared.identity import WorkerRole
-from shared.model.config import ModelConfig
+from shared.identity import BOTH, DECODE, PREFILL, Roles
+from shared.model.config.model_config import ModelConfig
 
 
 @pytest.mark.parametrize(
@@ -179,12 +179,13 @@ def test_a_group_shares_memory_on_a_cpu_and_has_pools_of_its_own_on_gpus() -> No
 
 
 def test_prompts_on_a_gpu_are_cut_into_larger_chunks_where_no_answers_run() -> None:
-    def chunk(role: WorkerRole, *flags: str) -> int:
-        return settings(*flags).for_role(role).max_num_batched_tokens
+    def chunk(roles: Roles, *flags: str) -> int:
+        return settings(*flags).for_roles(roles).max_num_batched_tokens
 
-    assert chunk(WorkerRole.PREFILL, "--device", "cuda:1") == 8192
-    assert chunk(WorkerRole.PREFILL) == chunk(WorkerRole.DECODE) == chunk(WorkerRole.DECODE, "--device", "cuda") == 512
-    assert chunk(WorkerRole.PREFILL, "--device", "cuda", "--max-num-batched-tokens", "640") == 640
+    assert chunk(PREFILL, "--device", "cuda:1") == 8192
+    assert chunk(PREFILL) == chunk(DECODE) == chunk(DECODE, "--device", "cuda") == 512
+    assert chunk(BOTH, "--device", "cuda") == 512
+    assert chunk(PREFILL, "--device", "cuda", "--max-num-batched-tokens", "640") == 640
 
 
 @pytest.mark.parametrize(

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from services.prefill.worker import PrefillWorker
-from services.worker.session import Session
-from shared.rpc.pb.tandem.v1 import prefill_pb2
+from services.prefill.role import PrefillRole
+from services.worker.sessions.session import Session
+from services.worker.worker import Worker
+from shared.identity import WorkerRole
+from shared.rpc.pb.tandem.v1 import worker_pb2
 
 
-async def newest_report(session: Session[prefill_pb2.PrefillEvent]) -> list[str]:
-    event = await session.next_event()
-    while not session._outgoing.empty():
-        event = await session.next_event()
-    return list(event.load.routers)
+async def newest_report(session: Session) -> list[str]:
+    return list((await newest(session)).load.routers)
 
 
-def prefill_worker() -> PrefillWorker:
+async def newest(session: Session) -> worker_pb2.Event:
+    envelope = await session.next_envelope()
+    assert envelope is not None
+    return worker_pb2.Events.FromString(envelope).events[-1]
+
+
+def prefill_worker() -> Worker:
     """A worker without an engine: its reports are what it is asked for."""
     host = SimpleNamespace(
         transfer=SimpleNamespace(counters=SimpleNamespace(bytes_sent=0, bytes_received=0)),
@@ -27,12 +32,12 @@ def prefill_worker() -> PrefillWorker:
         server=SimpleNamespace(num_given=0),
         fetches=SimpleNamespace(num_tokens=lambda _: 0, num_bad_blocks=0),
     )
-    return PrefillWorker(host, None, connector)  # type: ignore[arg-type]
+    return Worker(host, None, connector, {WorkerRole.PREFILL: PrefillRole})  # type: ignore[arg-type]
 
 
 async def test_every_router_hears_who_else_is_connected_and_a_single_one_hears_of_nobody() -> None:
     worker = prefill_worker()
-    first, second = Session[prefill_pb2.PrefillEvent](1, "r1"), Session[prefill_pb2.PrefillEvent](2, "r0")
+    first, second = Session(1, "r1"), Session(2, "r0")
     worker.on_open(first)
     assert await newest_report(first) == []
     worker.on_open(second)
@@ -45,17 +50,14 @@ async def test_every_router_hears_who_else_is_connected_and_a_single_one_hears_o
 
 async def test_a_drain_can_be_undone_unless_the_process_is_about_to_end() -> None:
     worker = prefill_worker()
-    session = Session[prefill_pb2.PrefillEvent](1, "r1")
+    session = Session(1, "r1")
     worker.on_open(session)
 
     async def reported() -> bool:
-        event = await session.next_event()
-        while not session._outgoing.empty():
-            event = await session.next_event()
-        return event.load.draining
+        return (await newest(session)).load.draining
 
     for command, draining in (("drain", True), ("undrain", False)):
-        sent = prefill_pb2.PrefillCommand()
+        sent = worker_pb2.Command()
         getattr(sent, command).SetInParent()
         worker.take(session, sent)
         assert await reported() is draining

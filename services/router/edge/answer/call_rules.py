@@ -38,4 +38,4 @@ class CallRules:
 
 CallGrammar = Callable[[CallRules], str]
 """The rule `calls`, which matches all calls of an answer as a family writes them, and the rules that it needs. Raises
-NotSaidError."""
+UnsupportedSchemaError."""

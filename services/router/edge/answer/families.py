@@ -11,7 +11,7 @@ from services.router.edge.answer.events import Events
 from services.router.edge.answer.formats import deepseek, hermes, llama_json, mistral, pythonic
 from services.router.edge.answer.reasoning import ReasoningMarks
 from services.router.edge.answer.scan import Scanner
-from shared.model.chat_template import ChatTemplate
+from shared.model.text.chat_template import ChatTemplate
 
 CallFormatName = Literal["auto", "hermes", "llama3_json", "pythonic", "mistral", "deepseek"]
 ReasoningName = Literal["auto", "none", "think", "mistral"]

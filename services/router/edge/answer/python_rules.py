@@ -53,8 +53,8 @@ ARGUMENT_NAME = r"""[^\s=,()\[\]{}'"\\#*]+"""
 """What may stand before an argument's `=`."""
 
 
-class NotSaidError(ValueError):
-    """The schema has something that these rules cannot say."""
+class UnsupportedSchemaError(ValueError):
+    """The schema has a keyword or value that these rules do not support; the message names it."""
 
 
 class PythonRules:
@@ -73,7 +73,7 @@ class PythonRules:
         return "".join(f"{self._prefix}_{number}: {rule}\n" for number, rule in enumerate(self._rules))
 
     def arguments(self) -> str:
-        """The symbol of `name=value, …`. Raises NotSaidError."""
+        """The symbol of `name=value, …`. Raises UnsupportedSchemaError."""
         return self._object(self._resolved(self._root), _argument, _argument_name)
 
     def _value(self, schema: Any) -> str:
@@ -81,7 +81,7 @@ class PythonRules:
         if schema is True or (isinstance(schema, Mapping) and schema.keys() <= _NOTES):
             return self._any()
         if not isinstance(schema, Mapping):
-            raise NotSaidError(f"{json.dumps(schema)} in place of a schema")
+            raise UnsupportedSchemaError(f"{json.dumps(schema)} in place of a schema")
         if "$ref" in schema:
             return self._referred(schema)
         if "const" in schema or "enum" in schema:
@@ -90,7 +90,7 @@ class PythonRules:
             if keyword in schema:
                 _only(schema, {keyword})
                 if keyword == "allOf" and len(schema[keyword]) != 1:
-                    raise NotSaidError("allOf")
+                    raise UnsupportedSchemaError("allOf")
                 return self._add(" | ".join(map(self._value, schema[keyword])))
         types = _types(schema)
         _only(schema, {"type"}.union(*(_OF_TYPE[name] for name in types)))
@@ -135,7 +135,7 @@ class PythonRules:
         required = set(schema.get("required", ()))
         for missing in required - properties.keys():
             if other is False:
-                raise NotSaidError(f"required {json.dumps(missing)}, which no property is")
+                raise UnsupportedSchemaError(f"required {json.dumps(missing)}, which no property is")
             properties[missing] = other
         # Behind a first property, and where none is written yet.
         behind = began = '""'
@@ -162,7 +162,7 @@ class PythonRules:
             allowed = tuple(kind for name in _types(schema) for kind in _TYPES[name])
             values = [v for v in values if isinstance(v, allowed) and (not isinstance(v, bool) or bool in allowed)]
         if not values:
-            raise NotSaidError("enum that allows no value")
+            raise UnsupportedSchemaError("enum that allows no value")
         return self._add(" | ".join(_written(text) for value in values for text in _literals(value)))
 
     def _referred(self, schema: Schema) -> str:
@@ -184,7 +184,7 @@ class PythonRules:
                 name = reference.removeprefix(prefix).replace("~1", "/").replace("~0", "~")
                 if name in definitions:
                     return definitions[name]
-        raise NotSaidError(f"$ref {json.dumps(reference)}")
+        raise UnsupportedSchemaError(f"$ref {json.dumps(reference)}")
 
     def _resolved(self, schema: Schema) -> Schema:
         """The arguments' schema itself, where the tool's refers to a definition."""
@@ -226,7 +226,7 @@ def _entry(key: str, value: str) -> str:
 
 def _argument_name(name: str) -> str:
     if re.fullmatch(ARGUMENT_NAME, name) is None:
-        raise NotSaidError(f"property {json.dumps(name)}, which is no name of an argument")
+        raise UnsupportedSchemaError(f"property {json.dumps(name)}, which is no name of an argument")
     return _written(name)
 
 
@@ -243,13 +243,13 @@ def _types(schema: Schema) -> list[str]:
         found = [named] if isinstance(named, str) else list(named)
     for name in found:
         if name not in _OF_TYPE:
-            raise NotSaidError(f"type {json.dumps(name)}")
+            raise UnsupportedSchemaError(f"type {json.dumps(name)}")
     return found
 
 
 def _only(schema: Schema, allowed: Iterable[str]) -> None:
     if others := sorted(schema.keys() - _NOTES - set(allowed)):
-        raise NotSaidError(others[0])
+        raise UnsupportedSchemaError(others[0])
 
 
 def _literals(value: Any) -> list[str]:

@@ -21,7 +21,7 @@ MAX_NAME_LEN = 256
 
 
 class NoCallError(Exception):
-    """What looked like a call is none: its text is content."""
+    """The scanned text is not a tool call after all; it is content."""
 
 
 class Tape:
@@ -51,7 +51,7 @@ class Tape:
 
 def solid_behind(tag: str, tape: Tape) -> Scanner[str]:
     """The first character that is no blank, behind `tag` where the text begins with it. Raises NoCallError where it
-    begins as the tag does and goes on otherwise."""
+    begins as the tag does and continues differently."""
     character = yield from tape.next_solid()
     if character != tag[0]:
         return character

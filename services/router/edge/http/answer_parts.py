@@ -8,15 +8,15 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from services.router.dispatch.request import Request
 from services.router.edge.answer.events import CallArguments, CallBegun, Content, Event, Reasoning
 from services.router.edge.answer.families import AnswerFormats
 from services.router.edge.answer.reader import AnswerReader, ToolUse
 from services.router.edge.answer.reasoning import Thinking
 from services.router.edge.input_processor import prompt_end
-from services.router.edge.output_processor import OutputDelta
-from services.router.request import Request
+from services.router.edge.text.output_processor import OutputDelta
 from shared.errors import InvalidRequest
-from shared.model.tokenizer import Tokenizer
+from shared.model.text.tokenizer import Tokenizer
 
 _SHORT_ID = string.ascii_letters + string.digits
 

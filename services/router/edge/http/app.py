@@ -1,4 +1,4 @@
-"""Which path leads where."""
+"""The ASGI application: its routes and middleware."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from services.router.edge.access import Access, AccessMiddleware
-from services.router.edge.auth import ApiKeys
 from services.router.edge.catalog import Catalog
-from services.router.edge.cluster_view import ClusterView
 from services.router.edge.http.anthropic.endpoint import Messages
-from services.router.edge.http.chat import Chat
-from services.router.edge.http.completions import Completions
 from services.router.edge.http.endpoint import Dialect, InferenceEndpoint
-from services.router.edge.http.live_pages import LivePages
 from services.router.edge.http.model_switch import ModelSwitch
-from services.router.edge.http.pages import Pages, on_error, on_http_exception
+from services.router.edge.http.openai.chat import Chat
+from services.router.edge.http.openai.completions import Completions
+from services.router.edge.http.pages.endpoints import Pages, on_error, on_http_exception
+from services.router.edge.http.pages.live_pages import LivePages
 from services.router.edge.http.request_ids import RequestIds
 from services.router.edge.http.responses.endpoint import Responses
 from services.router.edge.http.tokenization import Tokenization
 from services.router.edge.input_processor import InputProcessor
 from services.router.edge.settings import EdgeSettings
+from services.router.edge.tenants.auth import ApiKeys
+from services.router.views.cluster_view import ClusterView
 from shared.errors import TandemError
 
 PATHS = (

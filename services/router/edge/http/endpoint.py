@@ -11,22 +11,22 @@ from typing import Protocol
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from services.router.dispatch.request import FinishReason, Request, Resume
 from services.router.edge.access import NOTE
-from services.router.edge.auth import ApiKeys
-from services.router.edge.http.connection import Reply, ended_by_disconnect, read_body
 from services.router.edge.http.credentials import credentials
 from services.router.edge.http.errors import ErrorShape, as_tandem_error
-from services.router.edge.http.json_size import check_json_size
-from services.router.edge.http.parsed_request import BodyWriter, ParsedRequest, StreamWriter
-from services.router.edge.http.schemas import ResumedChoice
+from services.router.edge.http.openai.parsed_request import BodyWriter, ParsedRequest, StreamWriter
+from services.router.edge.http.openai.schemas import ResumedChoice
+from services.router.edge.http.server.connection import Reply, ended_by_disconnect, read_body
+from services.router.edge.http.server.json_size import check_json_size
 from services.router.edge.input_processor import CallInfo, InputProcessor, checked_request_id
 from services.router.edge.ledger import CallEntry
 from services.router.edge.output_stream import OutputStream
 from services.router.edge.parallel_sampling import sub_requests
-from services.router.edge.rate_limits import Account
 from services.router.edge.scheduling import scheduling_hints
 from services.router.edge.settings import EdgeSettings
-from services.router.request import FinishReason, Request, Resume
+from services.router.edge.tenants.auth import ApiKeys
+from services.router.edge.tenants.rate_limits import Account
 from shared.errors import InvalidRequest, TandemError, WorkerLost
 
 
@@ -63,8 +63,9 @@ class InferenceEndpoint:
         )
         failure: TandemError | None = None
         reply = Reply(send, checked_request_id(""), self._dialect.errors)
+        entry = CallEntry(self._input_processor.ledger, arrived_at)
         try:
-            with CallEntry(self._input_processor.ledger, arrived_at) as entry:
+            with entry:
                 scope[NOTE] = entry.note
                 entry.note.request_id = reply.request_id
                 entry.note.trace_id = trace.trace_id
@@ -77,7 +78,7 @@ class InferenceEndpoint:
             failure = as_tandem_error(error, reply.request_id)
             await reply.error(failure)
         finally:
-            trace.end(failure, scope["path"], self._input_processor.model_name)
+            trace.end(failure, scope["path"], self._input_processor.model_name, entry.note.records)
 
     async def _answer(self, headers: Headers, receive: Receive, reply: Reply, call: CallInfo, entry: CallEntry) -> None:
         """Lets the request in, and serves it until its end or the client's leaving."""

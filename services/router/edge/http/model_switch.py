@@ -10,8 +10,8 @@ from collections.abc import Callable
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.router.edge.auth import ApiKeys
 from services.router.edge.http.credentials import credentials
+from services.router.edge.tenants.auth import ApiKeys
 from shared.errors import Unauthenticated
 
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|"|[{}\[\]:]', re.DOTALL)
@@ -19,8 +19,8 @@ _KEY = b'"model"'
 
 
 class ModelSwitch:
-    """An ASGI application. A body is read no further than its model's name, and what was read is passed on with it; who
-    is let in, limits and errors are the chosen application's."""
+    """An ASGI application. A body is read no further than its model's name, and the bytes read so far are forwarded
+    with it; the chosen application does authentication, limits and errors."""
 
     def __init__(self, app_of: Callable[[str], ASGIApp], keys: ApiKeys, max_body_bytes: int) -> None:
         """`app_of(name)`: the application of the model of that name; of the first one for no name or an unknown one."""
@@ -37,7 +37,7 @@ class ModelSwitch:
         await self._app_of(await body.model())(scope, body.receive, send)
 
     def _may_read(self, headers: Headers) -> bool:
-        """Nothing is read for those who will be refused anyway."""
+        """Whether the body may be read: not without a valid API key, nor beyond the size limit."""
         try:
             self._keys.check(credentials(headers))
         except Unauthenticated:

@@ -10,16 +10,16 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from services.router.edge.auth import ApiKeys
 from services.router.edge.http.anthropic.endpoint import Messages
-from services.router.edge.http.chat_messages import Message, Tool
-from services.router.edge.http.connection import read_body
 from services.router.edge.http.credentials import credentials
 from services.router.edge.http.errors import as_tandem_error, error_headers
-from services.router.edge.http.json_size import check_json_size
+from services.router.edge.http.openai.chat_messages import Message, Tool
+from services.router.edge.http.server.connection import read_body
+from services.router.edge.http.server.json_size import check_json_size
 from services.router.edge.http.validation import STRICT, TokenIdList, parse_body
 from services.router.edge.input_processor import ChatPrompt, InputProcessor, Prompt, TextPrompt
 from services.router.edge.settings import EdgeSettings
+from services.router.edge.tenants.auth import ApiKeys
 from shared.errors import InvalidRequest
 
 T = TypeVar("T", bound=BaseModel)
@@ -84,7 +84,8 @@ class Tokenization:
         return await self._answer(request, self._detokenize)
 
     async def info(self, request: Request) -> Response:
-        """`GET /tokenizer_info`: what a client needs who tokenizes here."""
+        """`GET /tokenizer_info`: tokenizer class, longest sequence, special tokens and chat template, for clients that
+        tokenize by themselves."""
         self._keys.check(credentials(request.headers))
         processor = self._input_processor
         roles = ("bos_token", "eos_token", "pad_token", "unk_token")

@@ -3,7 +3,7 @@
 Every source sends its last blocks first. They cost most to compute: token n attends to all tokens before it.
 Where they do not arrive soon, the engine computes from the front meanwhile, until both meet ("Compute or load KV
 cache? Why not both?", Jin et al., 2024). So a slow link delays a request at most by the time for which it is held.
-What a source fails to bring is computed, and the others go on.
+Blocks that a source fails to send are computed; the other sources continue.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Fetch:
         self.task: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
-        """What has not come is needed no more."""
+        """Stops the fetch: blocks that have not arrived are not needed any more."""
         if self.task is not None:
             self.task.cancel()
             self.task = None
@@ -98,7 +98,7 @@ class PrefixFetch:
         return self.num_blocks[tier] * self._host.model.layout.block_size
 
     def may_bring(self, hint: PrefixHint) -> bool:
-        """Whether there is any source to ask."""
+        """Whether a fetch from any source is possible."""
         return self.policy.enabled and bool(hint.peers or (self._nodes.live and hint.num_stored_blocks != 0))
 
     async def hold(self, sequence: EngineSequence, hint: PrefixHint, fetch: Fetch) -> None:
@@ -140,7 +140,7 @@ class PrefixFetch:
     def _asked(
         self, hashes: Sequence[bytes], missing: Sequence[int], hint: PrefixHint
     ) -> list[tuple[Source, list[int]]]:
-        """Which sources may have which of the missing blocks; links that do not pay are left out."""
+        """The missing blocks that each source may have; sources whose link is too slow are left out."""
         asked: list[tuple[Source, list[int]]] = []
         for address, num_blocks in hint.peers:
             peer = self._peers.client(address)

@@ -32,7 +32,7 @@ class FetchStream:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(TandemError):  # already raised to whoever waited
+        with contextlib.suppress(TandemError):  # already raised to the caller that waited
             await end_task(self._reading)
 
     async def next(self) -> list[SentBlock] | None:
@@ -40,7 +40,7 @@ class FetchStream:
         return await self.unless_broken(self._read.get())
 
     async def unless_broken(self, waiting: Awaitable[T]) -> T:
-        """What `waiting` gives; raises what ended the stream where that comes first, and TimeoutError."""
+        """The result of `waiting`. Raises the stream's error if that comes first, and TimeoutError."""
         task = asyncio.ensure_future(waiting)
         try:
             async with asyncio.timeout(self._silence_s):

@@ -15,7 +15,7 @@ PIECE_BLOCKS = 16
 def plan_fetch(
     missing: Iterable[int], peers: Mapping[str, Set[int]], stores: Mapping[str, Set[int]]
 ) -> dict[str, list[int]]:
-    """Block indexes by source, ascending, each block once; those that nobody has are left out.
+    """Block indexes by source, ascending, each block once; blocks that no source has are left out.
 
     `peers` and `stores` say which of the blocks each source has.
     """

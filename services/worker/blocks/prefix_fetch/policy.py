@@ -48,12 +48,12 @@ class FetchPolicy:
 
     @property
     def timeout_s(self) -> float:
-        """How long a fetch may take."""
+        """Longest duration of a fetch, seconds."""
         return ALWAYS_HOLD_S if self.mode == "always" else TIMEOUT_S
 
     @property
     def silence_s(self) -> float:
-        """How long a source may bring nothing."""
+        """Longest time without data from a source before its fetch fails, seconds."""
         return min(SILENCE_S, self.timeout_s)
 
     def pays(self, source: str, num_bytes: int, num_tokens: int) -> bool:
@@ -99,5 +99,5 @@ class FetchPolicy:
 
 
 def _mean(before: float, now: float) -> float:
-    """Moves half-way towards the newest."""
+    """Mean of the previous estimate and the newest value."""
     return (before + now) / 2 if before else now

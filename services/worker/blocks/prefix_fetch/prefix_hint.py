@@ -1,10 +1,10 @@
-"""The router's hint where a prompt's prefix lies."""
+"""The router's hint about the location of a prompt's prefix."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2
+from shared.rpc.pb.tandem.v1 import worker_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,8 @@ class PrefixHint:
     """(host:port, blocks from the first one on) of workers that hold more than this one."""
 
     @classmethod
-    def of(cls, command: prefill_pb2.Submit | decode_pb2.Reserve) -> PrefixHint:
-        """What the command says."""
+    def of(cls, command: worker_pb2.Submit | worker_pb2.Reserve) -> PrefixHint:
+        """The hint in a router's command."""
         return cls(
             command.num_stored_blocks if command.HasField("num_stored_blocks") else None,
             tuple((peer.address, peer.num_blocks) for peer in command.peers),

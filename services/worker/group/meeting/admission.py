@@ -1,4 +1,4 @@
-"""Who may join a group's meeting: hosts of the same release, with the fleet's key, whose index is free.
+"""Admission to a group's rendezvous: a host needs the same release, the fleet's key and a free index.
 
 Both sides prove that they know the key, by a code over the member's hello and the leader's nonce. So neither a recorded
 meeting nor one with another leader is of use, and the key itself never travels.
@@ -49,7 +49,7 @@ def check_proof(
 
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """What all hosts of a group are told by their settings."""
+    """Settings that must be equal on all hosts of a group."""
 
     num_hosts: int
     tensor: int

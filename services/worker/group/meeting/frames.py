@@ -12,10 +12,10 @@ from google.protobuf.message import DecodeError, Message
 
 BEAT_S = 0.5
 SILENCE_S = 15.0
-"""A side that has sent nothing for so long is lost. It counts in beats of one's own: who was paused itself first hears
-what came meanwhile."""
+"""Silence after which the other side is lost, seconds. Counted in this side's own beats: a process that was paused
+itself reads the pending messages first."""
 MOST_BYTES = 64 << 10
-"""Of a frame; whoever connects may claim any length."""
+"""Longest frame, bytes; a peer that is not authenticated yet may claim any length."""
 _LENGTH_BYTES = 4
 
 Sent = TypeVar("Sent", bound=Message)

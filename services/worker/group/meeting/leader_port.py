@@ -70,25 +70,25 @@ class MeetingPort:
 
     @property
     def present(self) -> Collection[int]:
-        """Indices of the hosts whose members are here."""
+        """Indices of the hosts whose members are connected."""
         return tuple(self._members)
 
     def open(self, common: RankSpec) -> None:
-        """From now on members are let in, and told what all ranks have in `common`."""
+        """Admits members from now on, and sends them `common`, the part of the spec that all ranks share."""
         self._common = common
         self._thread = threading.Thread(target=self._run, name="meeting", daemon=True)
         self._thread.start()
 
     def close_store(self) -> None:
-        """All ranks have found each other. Twice is fine."""
+        """Closes the rendezvous store; all ranks are connected to each other. Idempotent."""
         self._store.close()
 
     def expect_ends(self) -> None:
-        """The ranks are told to end: who does is not lost."""
+        """The ranks are being stopped: from now on a rank that ends is not reported as lost."""
         self._is_ending = True
 
     def close(self) -> None:
-        """Sends the members' ranks home and waits until they have ended, but not for long. Twice is fine."""
+        """Ends the ranks on the other hosts and waits a bounded time until they have exited. Idempotent."""
         self.expect_ends()
         self._store.close()
         if self._thread is None:
@@ -190,7 +190,8 @@ class MeetingPort:
             self._lose(message.rank, f"rank {message.rank}: {message.how}")
 
     def _lose(self, rank: int, how: str) -> None:
-        """Nobody is let in any more: who comes back comes to the next incarnation."""
+        """Marks the group as broken and admits no member any more: a member that reconnects joins the next
+        incarnation."""
         if self.lost_rank is None:
             logger.error("this worker's group has lost a rank on another host: %s", how)
             self._server.close()
@@ -198,7 +199,7 @@ class MeetingPort:
 
 
 def open_meeting(settings: WorkerSettings) -> MeetingPort:
-    """As a worker's settings say. Raises ConfigError."""
+    """The rendezvous that a worker's settings describe. Raises ConfigError."""
     leader = Address.parse(settings.group_leader, _FIELD, min_port=1)
     bind = replace(leader, host=settings.group_address or leader.host)
     shape = GroupShape(settings.group_hosts, settings.tp, settings.pp)

@@ -1,7 +1,7 @@
 """A further host of a group: it comes to the leader's meeting, starts this host's ranks, and ends them with the leader.
 
 It outlives the leader's incarnations: where one is lost, or drains, it comes to the next one's meeting, and waits for
-it as long as it takes; a refusal ends it. Who started it may have less patience.
+it as long as it takes; a refusal ends it. A supervisor may impose a shorter limit.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import NoReturn
 
-from services.worker.cores import choose_group_cores
 from services.worker.group.meeting.admission import HANDSHAKE_S, NONCE_BYTES, check_proof, own_build, prove
 from services.worker.group.meeting.frames import SILENCE_S, Broken, Frames
 from services.worker.group.rank_processes import END_TIMEOUT_S, WATCH_INTERVAL_S, RankProcess
 from services.worker.group.rank_spec import RankSpec
+from services.worker.machine.cores import choose_group_cores
 from services.worker.settings import WorkerSettings
 from shared.address import Address
+from shared.collectives.cpu_group import shared_memory
 from shared.collectives.several_hosts import MeetingPlace, host_memories
 from shared.cores.policy import divide_share
 from shared.errors import ConfigError, RankLost, TandemError
 from shared.kernels.cpu.build import CannotBuild, choose
-from shared.kernels.cpu.group import shared_memory
 from shared.kernels.cpu.launch import load
 from shared.kv.fleet_key import FleetKey
 from shared.process import EXIT_BUG, EXIT_REFUSED, progress_event
@@ -40,7 +40,7 @@ RETRY_S = 0.2
 _TELL_S = 60.0
 """Between warnings that no leader answers."""
 _TOLD_S = 5.0
-"""For a leader that was told of a rank's end to end the group."""
+"""Time for a leader to end the group after a member has reported a rank's end, seconds."""
 
 Leader = Frames[group_pb2.MemberFrame, group_pb2.LeaderFrame]
 
@@ -133,7 +133,7 @@ class Member:
                 common = await self._let_in(leader)
             try:
                 self._start_ranks(common, self._settings.group_address or leader.own_host)
-            except OSError as error:  # no leader's fault: it would be asked again and again
+            except OSError as error:  # not the leader's fault: connecting again would not help
                 raise RankLost(f"{self.name} cannot start its ranks: {error}") from error
         except BaseException:
             await self._end_ranks(by_s=0.0)
@@ -222,8 +222,8 @@ class Member:
                 await leader.close()
 
     async def _end_ranks(self, by_s: float) -> None:
-        """Those that run on at that time of the monotonic clock are killed. The loop goes on meanwhile, and they end
-        also where this is cancelled."""
+        """Those that run on at that time of the monotonic clock are killed. The event loop is not blocked meanwhile,
+        and the ranks end also when this call is cancelled."""
         ranks, self._ranks = self._ranks, []
         await asyncio.shield(asyncio.to_thread(_end_all, ranks, by_s))
 
@@ -240,7 +240,7 @@ class Member:
                     continue
                 leader.send(group_pb2.MemberFrame(rank_ended=group_pb2.RankEnded(rank=rank.rank, how=how)))
                 await asyncio.sleep(_TOLD_S)
-                logger.warning("%s: the leader goes on without rank %d, which has ended", self.name, rank.rank)
+                logger.warning("%s: the leader continues without rank %d, which has ended", self.name, rank.rank)
                 await leader.close()
                 return
             await asyncio.sleep(WATCH_INTERVAL_S)

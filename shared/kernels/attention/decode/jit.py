@@ -123,7 +123,7 @@ def decode_parts(
         slot_heads = slot.to(tl.int64) * num_kv_heads * GROUP + heads
         tl.store(part_means + slot_heads[:, None] * HEAD_DIM + dims[None, :], mean, mask=real)
         tl.store(part_peaks + slot_heads, peak + tl.log2(total), mask=rows < GROUP)
-        # The barrier orders all threads' stores before the ticket's release; who draws the last acquires them all.
+        # The barrier orders all threads' stores before the ticket's release; the last ticket's program acquires them.
         tl.debug_barrier()
         ticket = tickets + seq * num_kv_heads + kv_head
         if tl.atomic_add(ticket, 1, sem="acq_rel") == num_parts - 1:

@@ -1,1 +1,1 @@
-"""Paged attention by the library FlashInfer: how its wrappers are told of a step."""
+"""Paged attention by the library FlashInfer: planning its wrappers for a step."""

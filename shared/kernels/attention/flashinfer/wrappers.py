@@ -16,7 +16,7 @@ they run one after another on one stream."""
 WRAPPERS = 2
 """Of each kind: the host plans a step while the one before runs. A plan stands until the next but one of its kind."""
 TENSOR_CORE_GROUP = 4
-"""From so many query heads a KV head on, decode attention uses the matrix units."""
+"""From this number of query heads a KV head on, decode attention uses the tensor cores."""
 
 
 @dataclass(frozen=True)

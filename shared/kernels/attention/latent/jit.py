@@ -93,7 +93,7 @@ def latent_parts(
         tl.store(part_means + slot_heads[:, None] * DIM + first[None, :], mean, mask=real)
         tl.store(part_means + slot_heads[:, None] * DIM + (FIRST + rest)[None, :], mean_rest, mask=real_rest)
         tl.store(part_peaks + slot_heads, peak + tl.log2(total), mask=heads < NUM_HEADS)
-        # The barrier orders all threads' stores before the ticket's release; who draws the last acquires them all.
+        # The barrier orders all threads' stores before the ticket's release; the last ticket's program acquires them.
         tl.debug_barrier()
         ticket = tickets + seq * tl.num_programs(0) + group
         if tl.atomic_add(ticket, 1, sem="acq_rel") == num_parts - 1:

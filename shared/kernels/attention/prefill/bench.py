@@ -12,7 +12,6 @@ from shared.kernels.attention.bench_batch import HeadShape, attention_inputs
 from shared.kernels.attention.prefill.configs import PrefillConfig
 from shared.kernels.attention.prefill.launch import prefill_attention
 from shared.kernels.bench_case import Case
-from shared.kernels.device import device_limits
 
 Setting = tuple[Sequence[tuple[int, int]], HeadShape]
 """((query_len, kv_len) of each sequence, heads)."""
@@ -29,12 +28,9 @@ SETTINGS: tuple[Setting, ...] = (
 
 
 def cases(device: torch.device, settings: Sequence[Setting] = SETTINGS) -> Iterator[Case]:
-    """One case a setting; on a Hopper device its own kernel's too; where all is computed at once, torch's."""
-    is_hopper = device.type == "cuda" and device_limits(device).arch == "sm_90"
+    """One case a setting; where all is computed at once, torch's too."""
     for plan, shape in settings:
         yield _case(plan, shape, device, None)
-        if is_hopper and shape.head_dim <= 128:
-            yield _hopper_case(plan, shape, device)
         if len(plan) == 1 and plan[0][0] == plan[0][1]:
             yield _torch_case(plan[0][0], shape, device)
 
@@ -66,21 +62,6 @@ def _case(
     query_len, kv_len = plan[0]
     label = f"{len(plan)} × {query_len} of {kv_len} tokens, {shape}" + (f", {config}" if config else "")
     return Case("prefill attention", label, run, kv_blocks.nbytes + 2 * query.nbytes, num_flops(plan, shape))
-
-
-def _hopper_case(plan: Sequence[tuple[int, int]], shape: HeadShape, device: torch.device) -> Case:
-    from shared.kernels.attention.hopper.launch import prefill_attention as attend  # needs Gluon
-
-    query, kv_blocks, batch = attention_inputs(plan, shape, device)
-    output = torch.empty_like(query)
-
-    def run() -> None:
-        attend(query, kv_blocks, 0, batch, output, scale=0.1, window=None)
-
-    query_len, kv_len = plan[0]
-    label = f"{len(plan)} × {query_len} of {kv_len} tokens, {shape}"
-    num_bytes = kv_blocks.nbytes + 2 * query.nbytes
-    return Case("prefill attention for hopper", label, run, num_bytes, num_flops(plan, shape))
 
 
 def _torch_case(num_tokens: int, shape: HeadShape, device: torch.device) -> Case:

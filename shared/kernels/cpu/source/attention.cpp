@@ -11,8 +11,8 @@
 #elif defined(TANDEM_PAIRS)
 #include "attend_dots.h"
 #endif
-#include "crew.h"
 #include "ops.h"
+#include "thread_pool.h"
 
 namespace {
 

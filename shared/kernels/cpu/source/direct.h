@@ -6,17 +6,17 @@
 // Rows that share a weight as it is widened: that takes registers too.
 constexpr int64_t kDirectTile = kVectors == 32 ? 12 : 4;
 
-// What a tile of rows asks memory for while it is multiplied with a panel: from the `turn`-th group on, every `every`-th
-// one, `by` bytes behind itself. Turn 0: for nothing.
+// What a tile of rows prefetches while it is multiplied with a panel: from the `turn`-th group on, every `every`-th
+// one, `by` bytes behind itself. Turn 0: nothing.
 struct Ahead {
   int64_t by, every, turn;
 };
 
-// For tile `t` of `count`. One alone reads its panel as fast as memory gives it. Of several, all but the first find
-// theirs in the cache: meanwhile the tiles of a panel ask for the next one, in shares, so that memory is never idle.
+// For tile `t` of `count`. A single tile reads its panel as fast as memory gives it. Of several tiles, all but the
+// first find the panel in the cache: each of them prefetches a share of the next panel, so that memory is never idle.
 inline Ahead ahead_of(int64_t t, int64_t count, int64_t panel_bytes, bool is_first, bool is_last) {
   if (count == 1 || (is_first && t == 0)) return {kAhead, 1, 1};
-  if (is_last) return {0, 0, 0};  // nobody knows which thread will read what comes next
+  if (is_last) return {0, 0, 0};  // the next panel may be read by any thread
   return is_first ? Ahead{panel_bytes, count - 1, t} : Ahead{panel_bytes, count, t + 1};
 }
 

@@ -1,9 +1,9 @@
 // What lies between the matrix products, each in one pass over its rows. Rounding follows shared/kernels' references.
 #include <cmath>
 
-#include "crew.h"
 #include "ops.h"
 #include "simd.h"
+#include "thread_pool.h"
 
 namespace {
 

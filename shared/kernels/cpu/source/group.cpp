@@ -39,8 +39,8 @@ void futex(std::atomic<uint32_t>& word, int what, uint32_t value, const timespec
 
 bool reached(const std::atomic<uint32_t>& arrived, uint32_t message) { return int32_t(arrived.load() - message) >= 0; }
 
-// Whether a member has left, or is not seen running. Its last beat is held against this process's own last one, not against the
-// clock: where neither gets a core, neither is stuck.
+// Whether a member has left, or is not seen running. Its last beat is compared with this process's own last one, not
+// with the clock: where neither process gets a core, neither is stuck.
 bool is_gone(const Group& g, int other) {
   const Member& member = g.shared->members[other];
   return member.left.load() || g.shared->members[g.rank].beat.load() - member.beat.load() >= g.stuck_ns;
@@ -81,9 +81,9 @@ int sleep_for(Group& g, int other, uint32_t message) {
   }
 }
 
-// A member spins for as long as that has paid off lately, then sleeps: between ranks with a core each, a message comes within
-// microseconds; where ranks share a core, the other one cannot come before this one has left it. Not sched_yield: with anything else
-// to run on the core, it costs a whole slice of time.
+// A member spins for as long as that has paid off lately, then sleeps. Between ranks with a core each, a message comes
+// within microseconds; where ranks share a core, the other one cannot send before this one has left the core. Spinning
+// does not call sched_yield: with anything else to run on the core, that costs a whole time slice.
 int wait_for(Group& g, int other, uint32_t message) {
   const Member& member = g.shared->members[other];
   if (reached(member.arrived, message)) return 0;
@@ -229,9 +229,10 @@ int all_reduce(Group& group, void* x, int64_t count, bool is_bf16) {
 // Bytes of the memory that `size` members share.
 extern "C" int64_t tandem_group_bytes(int64_t size, int64_t slot_bytes) { return kHeaderBytes + 2 * size * slot_bytes; }
 
-// Joins the group in the memory behind a file descriptor, zeros before its first member joins; null where it cannot be mapped. It
-// stays mapped until the member leaves, or its process ends: the pulse beats until then. Up to `single_bytes`, sums take
-// one message. A member that is not seen running for `stuck_ns` has failed. names [size]: of the members, for errors.
+// Joins the group in the memory behind a file descriptor, which holds zeros before its first member joins; null where
+// it cannot be mapped. It stays mapped, and the heartbeat runs, until the member leaves or its process ends. Up to
+// `single_bytes`, sums take one message. A member that is not seen running for `stuck_ns` has failed. names [size]: of
+// the members, for errors.
 extern "C" Group* tandem_group_join(
     int descriptor, int64_t rank, int64_t size, const int64_t* names, int64_t slot_bytes, int64_t single_bytes,
     int64_t stuck_ns) {
@@ -241,7 +242,8 @@ extern "C" Group* tandem_group_join(
   Shared* shared = (Shared*)memory;
   pulse().add(&shared->members[rank]);
   Group* group = new Group{
-      shared, (char*)memory + kHeaderBytes, slot_bytes, single_bytes, stuck_ns, kMostSpinNs, 0, int(rank), int(size), {}};
+      shared, (char*)memory + kHeaderBytes, slot_bytes, single_bytes, stuck_ns, kMostSpinNs, 0, int(rank), int(size),
+      {}};
   std::copy_n(names, size, group->names);
   return group;
 }
@@ -269,14 +271,14 @@ extern "C" void tandem_group_leave(Group* group) {
   delete group;
 }
 
-// Says that a member, by its name, is gone: every wait of the others ends.
+// Marks a member, by its name, as failed: every wait of the others ends.
 extern "C" void tandem_group_fail(Group* group, int64_t name) {
   uint32_t none = 0;
   group->shared->failed.compare_exchange_strong(none, uint32_t(name + 1));
   for (int i = 0; i < group->size; i++) futex(group->shared->members[i].arrived, FUTEX_WAKE, INT_MAX, nullptr);
 }
 
-// 0, or 1 + the name of a member that has failed, has left or is not seen running. Tells nobody.
+// 0, or 1 + the name of a member that has failed, has left or is not seen running. Changes nothing for the others.
 extern "C" int tandem_group_fault(Group* group) {
   if (const uint32_t failed = group->shared->failed.load()) return int(failed);
   for (int other = 0; other < group->size; other++)

@@ -1,8 +1,8 @@
 // Sums and messages between a few processes of one host, through memory that all of them map.
 //
-// A member has two slots. The n-th message of a group goes through slot n % 2 of whoever has something to say, and
-// `arrived` = n tells the others that it is there: a member that arrived at n has read all of message n - 1, so a slot
-// may be written again when everybody has arrived at the message before. All members make the same calls in one order.
+// A member has two slots. The n-th message of a group is written to slot n % 2 of each member that sends, and `arrived`
+// = n shows that it is there. A member that arrived at n has read all of message n - 1, so a slot may be written again
+// when all members have arrived at the message before. All members make the same calls in the same order.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@ constexpr int kMostMembers = 16;
 
 struct alignas(128) Member {  // two cache lines: processors fetch them in pairs
   std::atomic<uint32_t> arrived;   // messages, of which the last one is in its slot
-  std::atomic<uint32_t> sleepers;  // who sleeps until `arrived` changes
+  std::atomic<uint32_t> sleepers;  // waits that sleep until `arrived` changes
   std::atomic<uint32_t> left;      // whether it sends nothing any more
   std::atomic<int64_t> beat;       // nanoseconds of the monotonic clock: when it was last seen running
 };

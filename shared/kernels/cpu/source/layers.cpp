@@ -1,5 +1,5 @@
-// All layers of a decoder in one call: between two ops the caller's language would take longer than a small op itself,
-// and the helping threads would have to be found again.
+// All layers of a decoder in one call: from Python, the time between two ops would exceed that of a small op, and the
+// pool's threads would have gone to sleep.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -10,7 +10,7 @@
 
 struct Linear {  // as tandem_linear takes it
   const void* panels;
-  int64_t tight_bytes;
+  int64_t panel_stride;
   const void* bias;  // or null
 };
 
@@ -78,7 +78,7 @@ extern "C" int tandem_layers(
   int64_t tokens = s.tokens;
   std::vector<std::byte> copy;
   auto linear = [&](const void* x, const Linear& w, void* y, int64_t in, int64_t out) {
-    tandem_linear(x, w.panels, w.tight_bytes, w.bias, y, m.scratch, tokens, in, out, is_bf16);
+    tandem_linear(x, w.panels, w.panel_stride, w.bias, y, m.scratch, tokens, in, out, is_bf16);
   };
   auto add_up = [&] { return group ? all_reduce(*group, m.out, tokens * s.hidden, is_bf16) : 0; };
   auto add_norm = [&](const void* weight) {

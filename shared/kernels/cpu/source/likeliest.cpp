@@ -3,9 +3,9 @@
 
 #include <limits>
 
-#include "crew.h"
 #include "ops.h"
 #include "order.h"
+#include "thread_pool.h"
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include "tiles.h"
 #endif
 
-// Why this library cannot run, or null. Asks for what must be asked for, once a process.
+// The reason why this library cannot run, or null. Requests the permissions that it needs, such as AMX, once a process.
 extern "C" const char* tandem_refusal() {
 #ifdef TANDEM_AMX
   if (!may_use_tiles()) return "the operating system does not permit AMX's tiles";

@@ -1,8 +1,8 @@
 // The masks of structured answers over their rows of logits.
 #include <limits>
 
-#include "crew.h"
 #include "ops.h"
+#include "thread_pool.h"
 
 namespace {
 

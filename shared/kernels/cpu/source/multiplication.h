@@ -8,11 +8,11 @@
 #include "tiled.h"
 #endif
 
-// Up to so many rows, weights are widened as they are used; fp32 ones need not be.
+// The most rows for which weights are widened as they are used; fp32 weights need no widening.
 constexpr int64_t kDirectRows = 36, kDirectWideRows = kVectors == 32 ? kDirectRows : 2;
 constexpr int64_t kTaskWork = 1 << 20;  // products of a task of few rows, so that tasks are neither tiny nor few
-// Of laid out rows that all panels are read against before the next rows are: they stay in a cache that other processes
-// share. Each panel then comes from memory once for so many rows, which is nothing beside their products.
+// Bytes of laid out rows that are multiplied with all panels before the next rows are: they stay in a cache that other
+// processes share. Each panel is then read from memory once for these rows, which costs little beside their products.
 constexpr int64_t kStayingBytes = 2 << 20;
 
 inline int64_t tasks_of(int64_t count, int64_t grain) { return (count + grain - 1) / grain; }
@@ -34,13 +34,13 @@ struct Operands {  // x and y: m rows, one every `step`
 template <typename T>
 class Multiplication {
  public:
-  // x [m, k], packed w, in tight panels every `tight_bytes` unless that is 0, bias [n] or null, y [m, n]; scratch of m k
-  // floats; n a multiple of 32, k of 16.
+  // x [m, k], packed w, bias [n] or null, y [m, n]. panel_stride: bytes from one compressed panel to the next, 0 for
+  // plain panels; scratch of m k floats; n a multiple of 32, k of 16.
   Multiplication(
-      const Operands<T>& o, const T* weight, int64_t tight_bytes, const T* bias, float* scratch, int64_t k, int64_t n)
+      const Operands<T>& o, const T* weight, int64_t panel_stride, const T* bias, float* scratch, int64_t k, int64_t n)
       : o_(o),
         is_direct_(o.m <= (sizeof(T) == 2 ? kDirectWideRows : kDirectRows) || Laid<T>::per_word == 2),
-        job_{scratch, weight, bias, o.y, k, o.y_step, tight_bytes,
+        job_{scratch, weight, bias, o.y, k, o.y_step, panel_stride,
              Tiles(o.m, is_direct_ && sizeof(T) == 2 && Laid<T>::per_word == 1 ? kDirectTile : kRows)},
         scratch_(scratch),
         panels_(n / kColumns),
@@ -87,11 +87,11 @@ template <>
 class Multiplication<bf16> {
  public:
   Multiplication(
-      const Operands<bf16>& o, const bf16* weight, int64_t tight_bytes, const bf16* bias, float* scratch, int64_t k,
+      const Operands<bf16>& o, const bf16* weight, int64_t panel_stride, const bf16* bias, float* scratch, int64_t k,
       int64_t n)
       : is_tiled_(kDeterministic || o.m > kVectorRows),
-        tiled_{o.x, weight, bias, o.y, (bf16*)scratch, o.m, k, o.x_step, o.y_step, tight_bytes},
-        job_{scratch, weight, bias, o.y, k, o.y_step, tight_bytes, Tiles(o.m, kDirectTile)},
+        tiled_{o.x, weight, bias, o.y, (bf16*)scratch, o.m, k, o.x_step, o.y_step, panel_stride},
+        job_{scratch, weight, bias, o.y, k, o.y_step, panel_stride, Tiles(o.m, kDirectTile)},
         scratch_(scratch),
         panels_(n / kColumns),
         grain_(std::max<int64_t>(1, (is_tiled_ ? kTiledTaskWork : kTaskWork) / (kColumns * k * (o.m + 8)))) {}

@@ -9,18 +9,18 @@ const char* tandem_refusal();
 int tandem_pays();
 void tandem_ask_threads(int (*ask)());
 void tandem_pack_linear(void* w, int64_t k, int64_t n, int is_bf16);
-void tandem_plan_tight(const void* w, int64_t k, int64_t n, uint8_t* upper, int64_t* num_rare);
-void tandem_tighten(const void* w, int64_t k, int64_t n, const uint8_t* upper, int64_t stride, void* out);
+void tandem_plan_compression(const void* w, int64_t k, int64_t n, uint8_t* upper, int64_t* num_rare);
+void tandem_compress(const void* w, int64_t k, int64_t n, const uint8_t* upper, int64_t stride, void* out);
 void tandem_linear(
-    const void* x, const void* w, int64_t tight_bytes, const void* bias, void* y, float* scratch, int64_t m, int64_t k,
+    const void* x, const void* w, int64_t panel_stride, const void* bias, void* y, float* scratch, int64_t m, int64_t k,
     int64_t n, int is_bf16);
 void tandem_experts(
-    const void* x, const int64_t* ids, const float* weights, const void* gate_up, int64_t gate_up_tight,
-    const void* down, int64_t down_tight, void* out, void* const* memory, const int64_t* sizes, int is_bf16);
+    const void* x, const int64_t* ids, const float* weights, const void* gate_up, int64_t gate_up_stride,
+    const void* down, int64_t down_stride, void* out, void* const* memory, const int64_t* sizes, int is_bf16);
 void tandem_choose_experts(
     const void* logits, const float* bias, int64_t* ids, float* weights, const int64_t* sizes, float scale, int is_bf16);
 void tandem_batched_linear(
-    const void* x, const void* w, int64_t tight_bytes, void* y, float* scratch, const int64_t* strides, int64_t parts,
+    const void* x, const void* w, int64_t panel_stride, void* y, float* scratch, const int64_t* strides, int64_t parts,
     int64_t m, int64_t k, int64_t n, int is_bf16);
 void tandem_rms_norm(
     const void* x, const void* residual, const void* weight, void* y, void* sum, int64_t rows, int64_t size, float eps,

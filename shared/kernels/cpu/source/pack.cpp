@@ -1,7 +1,7 @@
 // From rows of weights to panels.
-#include "crew.h"
 #include "gemm.h"
 #include "ops.h"
+#include "thread_pool.h"
 
 namespace {
 

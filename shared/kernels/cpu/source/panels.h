@@ -1,11 +1,11 @@
-// Panels of 32 outputs' bf16 weights: plain, or tight, in 12 bits a weight, which loses nothing. A step of few rows that
-// reads every weight once is as fast as memory gives them.
+// Panels of 32 outputs' bf16 weights: plain, or losslessly compressed to 12 bits a weight. A step of few rows reads
+// every weight once and is bound by memory bandwidth, so it gets faster by what the compression saves.
 //
 // The upper byte of a bf16 number is its sign and all of its exponent but the last bit. In a panel nearly all weights
-// share 15 such bytes and zero's, so a weight is a place of 4 bits in the panel's table, and its lower byte. The few
-// others are zero there and lie behind, each with its place in the panel. Zhang et al. 2025 ("70% Size, 100% Accuracy",
-// DFloat11) give each exponent as many bits as it needs; 4 bits for all take a little more memory, and one shuffle of
-// bytes opens 64 of them.
+// share 15 such bytes and zero's, so a weight is stored as an index of 4 bits into the panel's table and its lower
+// byte. The few others, "rare" weights, are stored as zero and follow the groups, each with its place in the panel.
+// Zhang et al. 2025 ("70% Size, 100% Accuracy", DFloat11) give each exponent as many bits as it needs; 4 bits for all
+// take a little more memory, and one shuffle of bytes decodes 64 of them.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +40,7 @@ struct PlainPanel {
   void each_rare(int64_t, int64_t, F&&) const {}
 };
 
-class TightPanel {
+class CompressedPanel {
  public:
   struct Rare {  // a weight whose upper byte is not in the table
     uint32_t place;  // k * 32 + output
@@ -53,7 +53,7 @@ class TightPanel {
   };
   static constexpr int64_t kGroupBytes = 192;
 
-  TightPanel(const std::byte* bytes, int64_t k_size)
+  CompressedPanel(const std::byte* bytes, int64_t k_size)
       : bytes_(bytes), k_size_(k_size), upper_(repeated(bytes)) {}
 
   struct Group {
@@ -79,7 +79,8 @@ class TightPanel {
   void each_rare(int64_t first, int64_t last, F&& f) const {
     const Rare *rare = rares(), *end = rare + num_rares();
     if (first > 0)
-      rare = std::lower_bound(rare, end, first * kColumns, [](const Rare& r, int64_t place) { return r.place < place; });
+      rare = std::lower_bound(rare, end, first * kColumns, [](const Rare& r, int64_t place) { return r.place < place;
+      });
     for (; rare != end && rare->place < last * kColumns; rare++)
       f(rare->place / kColumns, rare->place % kColumns, rare->weight);
   }
@@ -90,6 +91,6 @@ class TightPanel {
   Words upper_;
 };
 // packing.py counts on these.
-static_assert(sizeof(TightPanel::Head) == 64);
-static_assert(sizeof(TightPanel::Rare) == 8);
-static_assert(2 * TightPanel::kGroupBytes == 3 * kGroupK * kColumns);
+static_assert(sizeof(CompressedPanel::Head) == 64);
+static_assert(sizeof(CompressedPanel::Rare) == 8);
+static_assert(2 * CompressedPanel::kGroupBytes == 3 * kGroupK * kColumns);

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "crew.h"
 #include "panels.h"
+#include "thread_pool.h"
 
 constexpr int64_t kTaskPanels = 4;  // of a task of many rows
 
@@ -65,11 +65,11 @@ struct Product {
   const float* rows;  // laid out, tile after tile
   const T *weight, *bias;
   T* y;
-  int64_t k_size, y_step, tight_bytes;  // from a tight panel to the next; 0: the panels are not tight
+  int64_t k_size, y_step, panel_stride;  // bytes from a compressed panel to the next; 0: the panels are not compressed
   Tiles tiles;
 
   int64_t words() const { return k_size / Laid<T>::per_word; }
-  int64_t panel_bytes() const { return tight_bytes ? tight_bytes : int64_t(sizeof(T)) * kColumns * k_size; }
+  int64_t panel_bytes() const { return panel_stride ? panel_stride : int64_t(sizeof(T)) * kColumns * k_size; }
   void put(const float* c, int64_t row, int count, int64_t p) const {
     finish(c, count, bias ? bias + p * kColumns : nullptr, y + row * y_step + p * kColumns, y_step);
   }
@@ -82,6 +82,6 @@ auto with_panel(const Product<float>& job, int64_t p, F&& f) {
 }
 template <typename F>
 auto with_panel(const Product<bf16>& job, int64_t p, F&& f) {
-  if (job.tight_bytes) return f(TightPanel((const std::byte*)job.weight + p * job.tight_bytes, job.k_size));
+  if (job.panel_stride) return f(CompressedPanel((const std::byte*)job.weight + p * job.panel_stride, job.k_size));
   return f(PlainPanel{job.weight + p * kColumns * job.k_size});
 }

@@ -3,10 +3,10 @@
 #include <limits>
 #include <vector>
 
-#include "crew.h"
 #include "ops.h"
 #include "order.h"
 #include "simd.h"
+#include "thread_pool.h"
 
 namespace {
 

@@ -10,10 +10,10 @@
 #include <cmath>
 #include <vector>
 
-#include "crew.h"
 #include "likeliest.h"
 #include "ops.h"
 #include "simd.h"
+#include "thread_pool.h"
 
 namespace {
 

@@ -1,15 +1,15 @@
-// Linear layers by AMX: plain panels are its column tiles as they lie, 32 k of 32 outputs in 2 KiB; tight ones are
+// Linear layers by AMX: plain panels are its column tiles as they lie, 32 k of 32 outputs in 2 KiB; compressed ones are
 // opened to such pieces.
 #pragma once
 
 #include <algorithm>
 
-#include "crew.h"
 #include "panels.h"
 #include "product.h"
+#include "thread_pool.h"
 #include "tiles.h"
 
-constexpr int64_t kVectorRows = 5;   // up to so many rows, vectors are as fast, memory being the limit
+constexpr int64_t kVectorRows = 5;   // the most rows for which vectors are as fast, memory being the limit
 constexpr int64_t kTileRows = 16;
 constexpr int64_t kStep = 32;        // k of a tile
 constexpr int64_t kPiece = kStep * kColumns;
@@ -19,7 +19,7 @@ constexpr int64_t kOpenBytes = 768 << 10;  // of panels that rows are multiplied
 struct TiledProduct {
   const bf16 *x, *weight, *bias;
   bf16 *y, *rows;  // rows: x as [row tile][step][row][32], zeros behind k
-  int64_t m, k_size, x_step, y_step, tight_bytes;
+  int64_t m, k_size, x_step, y_step, panel_stride;
 
   int64_t steps() const { return (k_size + kStep - 1) / kStep; }
   int64_t row_tiles() const { return (m + kTileRows - 1) / kTileRows; }
@@ -65,9 +65,9 @@ class PlainPieces {
 };
 
 template <typename Out>
-class TightPieces {
+class CompressedPieces {
  public:
-  TightPieces(const TightPanel& panel, int64_t k_size, Out out)
+  CompressedPieces(const CompressedPanel& panel, int64_t k_size, Out out)
       : panel_(panel), k_size_(k_size), rare_(panel.rares()), end_(rare_ + panel.num_rares()), out_(out) {}
 
   const bf16* at(int64_t step) {
@@ -95,17 +95,18 @@ class TightPieces {
   }
 
  private:
-  TightPanel panel_;
+  CompressedPanel panel_;
   int64_t k_size_;
-  const TightPanel::Rare *rare_, *end_;
+  const CompressedPanel::Rare *rare_, *end_;
   Out out_;
 };
 
 // Calls f with the pieces of panel p.
 template <typename Out, typename F>
 void with_pieces(const TiledProduct& job, int64_t p, Out out, F&& f) {
-  if (job.tight_bytes)
-    f(TightPieces<Out>(TightPanel((const std::byte*)job.weight + p * job.tight_bytes, job.k_size), job.k_size, out));
+  if (job.panel_stride)
+    f(CompressedPieces<Out>(
+        CompressedPanel((const std::byte*)job.weight + p * job.panel_stride, job.k_size), job.k_size, out));
   else
     f(PlainPieces<Out>(PlainPanel{job.weight + p * kColumns * job.k_size}, job.k_size, out));
 }
@@ -192,8 +193,8 @@ inline const bf16* open_panel(const TiledProduct& job, TwoByTwo& tiles, int64_t 
     multiply_rows(job, tiles, 0, p, [&](int64_t step) { return panel.at(step); });
   });
   const bf16* plain = job.weight + p * kColumns * job.k_size;
-  if (!job.tight_bytes && job.k_size % kStep == 0) return plain;
-  if (!job.tight_bytes) std::memcpy(opened, plain, job.k_size / kStep * kPiece * sizeof(bf16));
+  if (!job.panel_stride && job.k_size % kStep == 0) return plain;
+  if (!job.panel_stride) std::memcpy(opened, plain, job.k_size / kStep * kPiece * sizeof(bf16));
   finish_stores();
   return opened;
 }

@@ -14,8 +14,8 @@ from shared.engine.runner.micro_batches import micro_batches
 from shared.engine.runner.profile_run import largest_step
 from shared.engine.runner.runner import Runner, RunnerConfig
 from shared.engine.sampling_params import SamplingParams
-from shared.model.rank_decoder import RankDecoder
-from shared.model.shard import Degrees
+from shared.model.ranks.rank_decoder import RankDecoder
+from shared.model.ranks.shard import Degrees
 from tests.integration.engine.families import write_family
 from tests.unit.collectives.in_threads import needs_library, run_group
 

@@ -154,6 +154,6 @@ def test_a_thousand_lives_leave_nothing_behind():
     live(range(1000))
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_ten_thousand_lives_leave_nothing_behind():
     live(range(10_000))

@@ -7,13 +7,13 @@ import torch
 
 from loadtest.bench.engine import cpu as bench_engine
 from loadtest.bench.engine.cpu import Bench, Step, kv_room, run
+from loadtest.bench.engine.limits import active_parameters, prefill_flops
 from loadtest.bench.engine.overhead import step_time
-from loadtest.bench.engine.work import active_parameters, prefill_flops
 from loadtest.bench.peers.adapter import Settings
 from loadtest.bench.peers.ours import Ours
-from shared.kernels import cpu_backend
+from shared.kernels.backends import cpu as cpu_backend
 from shared.model.checkpoints import write_random_checkpoint
-from shared.model.config import ModelConfig
+from shared.model.config.model_config import ModelConfig
 
 
 @pytest.fixture(scope="module")

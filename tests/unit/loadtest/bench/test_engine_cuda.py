@@ -8,7 +8,7 @@ import torch
 from loadtest.bench.engine.cuda import LLAMA_8B, STEPS, EngineBench, Step, fitting, verdicts
 from loadtest.bench.kernels.limits import Limits
 from loadtest.figures import Result
-from shared.model.config import ModelConfig
+from shared.model.config.model_config import ModelConfig
 from shared.model.random_weights import random_decoder
 
 LIMITS = Limits("a device", bytes_per_s=4e12, flops_per_s=8e14)

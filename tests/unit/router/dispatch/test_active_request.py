@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 
-from services.router.dispatch.active_request import ActiveRequest, Timeline
-from services.router.dispatch.states import RequestEvent
+from services.router.dispatch.active_request import ActiveRequest
+from services.router.dispatch.record import Failure, RequestRecord
+from services.router.dispatch.request import FinishReason, Request, TokenDelta
+from services.router.dispatch.states import RequestEvent, RequestState
 from services.router.dispatch.write_coalescer import WriteCoalescer
-from services.router.request import FinishReason, Request, TokenDelta
 from shared.engine.sampling_params import SamplingParams
-from shared.errors import WorkerLost
+from shared.errors import Internal, WorkerLost
 from shared.rpc.pb.tandem.v1 import types_pb2
 from tests.unit.router.reading import deltas
 
@@ -116,32 +118,39 @@ async def test_an_end_that_overtakes_its_woken_reader_waits_too(active: ActiveRe
         assert (await reading).token_ids == (5, 6)
 
 
-async def test_the_time_to_the_first_token_is_split_without_a_gap(active: ActiveRequest) -> None:
-    active.timeline = Timeline(accepted=10.0, matched=10.125, placed=10.375, reserved=10.875)
+async def test_the_record_follows_the_request(active: ActiveRequest) -> None:
     first = types_pb2.SequenceTokens(
         prefix_fetch_ms=100, prefill_queue_ms=200, prefill_compute_ms=300,
-        num_cached_tokens=2, num_fetched_tokens=7, num_peer_tokens=5,
+        num_cached_tokens=9, num_fetched_tokens=7, num_peer_tokens=5,
     )  # fmt: skip
-    active.on_first_token(first, 12.875)
-    split, summary = active.summary.ttft, active.summary
-    assert (split.placement_ms, split.queue_ms, split.reserve_ms) == (125, 250, 500)
-    assert (split.prefix_fetch_ms, split.prefill_queue_ms, split.prefill_compute_ms) == (100, 200, 300)
-    assert (split.return_ms, split.ttft_ms) == (1400, 2875)
-    assert (summary.num_cached_tokens, summary.num_fetched_tokens, summary.num_peer_tokens) == (2, 7, 5)
-    active.on_second_token(types_pb2.SequenceTokens(first_decode_step_ms=40), 13.0)
-    assert (split.first_decode_step_ms, split.ship_exposed_ms) == (40, 85)
+    active.on_first_token(first)
+    record = active.record
+    assert (record.prefix_fetch_ms, record.prefill_queue_ms, record.prefill_compute_ms) == (100, 200, 300)
+    assert (record.num_cached_tokens, record.num_fetched_tokens, record.num_peer_tokens) == (2, 7, 5)  # of 2 at most
+    active.emit(tokens(5, 6))
+    active.move(RequestEvent.RETRY, "d0", WorkerLost("gone"))
+    assert record.num_output_tokens == active.num_output_tokens == 2
+    assert [entry.event.value for entry in record.entries] == ["accepted", "placed", "submitted", "joined", "retry"]
+    last = record.entries[-1]
+    assert (last.worker, last.state, last.error) == ("d0", RequestState.QUEUED, Failure("worker_lost", "gone", 503))
+    assert all(before.at <= after.at for before, after in itertools.pairwise(record.entries))
 
 
-async def test_a_worker_whose_clock_says_more_than_passed_makes_no_part_negative(active: ActiveRequest) -> None:
-    active.timeline = Timeline(accepted=10.0, matched=10.0, placed=10.0, reserved=10.0)
-    active.on_first_token(types_pb2.SequenceTokens(prefill_compute_ms=900), 10.5)
-    active.on_second_token(types_pb2.SequenceTokens(first_decode_step_ms=900), 10.5625)
-    assert (active.summary.ttft.return_ms, active.summary.ttft.ship_exposed_ms) == (0, 0)
+async def test_who_follows_the_record_sees_each_entry_once() -> None:
+    seen: list[RequestEvent] = []
 
+    class Following:
+        def noted(self, record: RequestRecord) -> None:
+            seen.append(record.entries[-1].event)
 
-def test_a_moment_that_has_not_come_is_0() -> None:
-    line = Timeline(accepted=5.0)
-    assert (line.matched, line.placed, line.reserved, line.first_token) == (0, 0, 0, 0)
+    request = Request("r", (1, 2), SamplingParams(seed=1, max_tokens=8))
+    made = ActiveRequest(request, WriteCoalescer(), observer=Following())
+    made.note(RequestEvent.MATCHED)
+    made.move(RequestEvent.CANCEL)
+    assert seen == [RequestEvent.ACCEPTED, RequestEvent.MATCHED, RequestEvent.CANCEL]
+    with pytest.raises(Internal):
+        made.move(RequestEvent.PLACED)
+    assert len(seen) == len(made.record.entries) == 3
 
 
 async def test_the_first_tokens_are_written_at_once_and_later_ones_may_wait_for_each_other() -> None:

@@ -10,14 +10,15 @@ import pytest
 
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.attempt import Attempt
-from services.router.dispatch.states import RequestEvent, RequestState
+from services.router.dispatch.request import Request
+from services.router.dispatch.states import RequestState
 from services.router.dispatch.write_coalescer import WriteCoalescer
+from services.router.placement.decision import Choice
 from services.router.placement.views import PrefixHits, PrefixPeer
 from services.router.placement.work import NO_WORK, Work
-from services.router.request import Request
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import Overloaded, TransferFailed, WorkerLost
-from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
+from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 
 PROMPT = tuple(range(100))
 AHEAD = Work(70, 7.0)
@@ -86,7 +87,7 @@ class Rig:
         self.active.num_attempts = 1
         peers = (PrefixPeer("p0", "p0:1", 3), PrefixPeer("d0", "d0:1", 2))
         self.active.hits = PrefixHits({"p0": 48, "d0": 32}, peers=peers)
-        self.active.move(RequestEvent.PLACED)
+        self.active.record.choices.append(Choice("d0", None if collocated else "p0"))
         self.decode, self.prefill, self.predictor = Link("d0"), Link("p0"), Predictor()
         links: Any = (self.decode, None if collocated else self.prefill)
         self.attempt = Attempt(self.active, *links, self.predictor, timeout_s, lambda *_: None, no_one_is_waited_for)  # type: ignore[arg-type]
@@ -97,10 +98,10 @@ class Rig:
 
     def prefilled(self, *token_ids: int, **fields: Any) -> None:
         tokens = types_pb2.SequenceTokens(token_ids=token_ids, **fields)
-        self.attempt.receive(self.prefill, prefill_pb2.FirstToken(tokens=tokens))  # type: ignore[arg-type]
+        self.attempt.receive(self.prefill, worker_pb2.FirstToken(tokens=tokens))  # type: ignore[arg-type]
 
     def reserved(self) -> None:
-        self.attempt.receive(self.decode, decode_pb2.Reserved(ticket=7, needed_blocks=[1, 2]))  # type: ignore[arg-type]
+        self.attempt.receive(self.decode, worker_pb2.Reserved(ticket=7, needed_blocks=[1, 2]))  # type: ignore[arg-type]
 
     async def submitted(self) -> None:
         await asyncio.sleep(0)  # `run` begins
@@ -198,7 +199,7 @@ async def test_the_second_token_completes_the_split_and_no_later_one_does() -> N
     rig.prefilled(1)
     rig.decoded(2, first_decode_step_ms=40)
     rig.decoded(3, first_decode_step_ms=90)
-    assert rig.active.summary.ttft.first_decode_step_ms == 40
+    assert rig.active.record.first_decode_step_ms == 40
     assert rig.active.produced == [1, 2, 3]
     assert ("close", "r#1.1") in rig.prefill.calls
     rig.attempt.release()
@@ -287,10 +288,10 @@ async def test_what_comes_after_the_end_is_dropped() -> None:
     ("phase", "to_prefill", "to_decode"),
     [
         ("placed", None, None),
-        ("reserved", None, {"sender": ""}),
-        ("prefilling", {"receiver": "d0"}, {"sender": "p0"}),
-        ("shipping", {"receiver": "d0"}, {"sender": "p0"}),
-        ("decoding", None, {"sender": ""}),
+        ("reserved", None, {"peer": ""}),
+        ("prefilling", {"peer": "d0"}, {"peer": "p0"}),
+        ("shipping", {"peer": "d0"}, {"peer": "p0"}),
+        ("decoding", None, {"peer": ""}),
     ],
 )
 async def test_an_early_end_tells_exactly_those_who_hold_something(phase: str, to_prefill, to_decode) -> None:
@@ -316,13 +317,13 @@ async def test_a_lost_worker_is_neither_told_nor_waited_for() -> None:
     await rig.submitted()
     rig.prefill.connected = False
     rig.attempt.release()
-    assert ("cancel", "r#1.1", {"sender": ""}) in rig.decode.calls
+    assert ("cancel", "r#1.1", {"peer": ""}) in rig.decode.calls
     assert not any(call[0] == "cancel" for call in rig.prefill.calls)
     other = Rig()
     await other.submitted()
     other.decode.connected = False
     other.attempt.release()
-    assert ("cancel", "r#1.1", {"receiver": ""}) in other.prefill.calls
+    assert ("cancel", "r#1.1", {"peer": ""}) in other.prefill.calls
     for each in (rig, other):
         each.running.cancel()
 

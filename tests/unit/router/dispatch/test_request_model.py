@@ -23,17 +23,16 @@ from hypothesis.stateful import (
 from services.router.dispatch.config import DispatchConfig
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.prefix_lookup import PrefixLookup
+from services.router.dispatch.request import Request
 from services.router.dispatch.states import HOLDERS, Holder, RequestState
 from services.router.placement.policy import Placement, PlacementConfig
-from services.router.request import Request
 from services.router.workers.discovery import StaticDiscovery
 from services.router.workers.fleet import Fleet
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest, TransferFailed, WorkerLost
 from shared.kv.layout import LAYOUT_VERSION
 from shared.rpc.errors import to_proto
-from shared.rpc.pb.tandem.v1 import decode_pb2, prefill_pb2, types_pb2
-from tests.integration.router.router_under_test import NoMetrics
+from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 
 QUEUE_TIMEOUT_S = 60.0
 NUM_BLOCKS = 12
@@ -87,8 +86,11 @@ class Worker:
         self.link._lost("it died")
 
     def take_commands(self) -> None:
-        while self.link._stream is not None and not self.link._stream._outgoing.empty():
-            command = self.link._stream._outgoing.get_nowait()
+        outbox = self.link._stream._outbox if self.link._stream is not None else ()
+        waiting = b"".join(outbox._waiting) if outbox else b""
+        if outbox:
+            outbox._waiting.clear()
+        for command in worker_pb2.Commands.FromString(waiting).commands:
             kind = command.WhichOneof("command")
             body = getattr(command, kind)
             if kind == "cancel":
@@ -140,7 +142,6 @@ class RequestMachine(RuleBasedStateMachine):
             self.fleet,
             Placement(PlacementConfig(), seed=1),
             PrefixLookup(None, self.fleet),
-            NoMetrics(),
             DispatchConfig(collocated=self.collocated, queue_timeout_s=QUEUE_TIMEOUT_S, max_attempts=3),
         )
         self.fleet.start()
@@ -237,34 +238,34 @@ class RequestMachine(RuleBasedStateMachine):
     @rule(data=st.data(), reassignable=st.booleans())
     def reserved(self, data, reassignable: bool) -> None:
         """The answer to a Reserve or to a Reassign; one that nobody asked for changes nothing."""
-        if found := self._hold(data, decode_pb2.Reserve):
+        if found := self._hold(data, worker_pb2.Reserve):
             name, request_id = found
             joined = request_id in self.workers[name].joined
-            answer = decode_pb2.Reserved(
+            answer = worker_pb2.Reserved(
                 request_id=request_id, ticket=1, reassignable=reassignable, joined=joined, first_token=50
             )
-            self._in_loop(lambda: self.workers[name].link._on_event(decode_pb2.DecodeEvent(reserved=answer)))
+            self._in_loop(lambda: self.workers[name].link._on_event(worker_pb2.Event(reserved=answer)))
 
     @rule(data=st.data())
     def lose_after_the_trailer(self, data) -> None:
         """A prefill worker closes a hand-off and dies before its first token is out."""
-        if found := self._hold(data, prefill_pb2.Submit):
+        if found := self._hold(data, worker_pb2.Submit):
             name, request_id = found
             for worker in self.workers.values():
-                if isinstance(worker.held.get(reservation(request_id)), decode_pb2.Reserve):
+                if isinstance(worker.held.get(reservation(request_id)), worker_pb2.Reserve):
                     worker.joined.add(reservation(request_id))
             self.trailers.add(reservation(request_id))
             self._in_loop(self.workers[name].lose)
 
     @rule(data=st.data(), ends=st.booleans())
     def first_token(self, data, ends: bool) -> None:
-        if found := self._hold(data, prefill_pb2.Submit):
+        if found := self._hold(data, worker_pb2.Submit):
             name, request_id = found
             known = self._state_of(request_id) is RequestState.SHIPPING  # by an earlier sender, whose token counts
             ends = ends and not known
             finish = types_pb2.FINISH_REASON_STOP if ends else types_pb2.FINISH_REASON_UNSPECIFIED
             tokens = types_pb2.SequenceTokens(request_id=request_id, token_ids=[50], finish_reason=finish)
-            event = prefill_pb2.PrefillEvent(first_token=prefill_pb2.FirstToken(tokens=tokens))
+            event = worker_pb2.Event(first_token=worker_pb2.FirstToken(tokens=tokens))
             del self.workers[name].held[request_id]  # its trailer leaves with the token
             self.trailers.add(reservation(request_id))
             if ends:  # and tells the decode worker
@@ -280,13 +281,13 @@ class RequestMachine(RuleBasedStateMachine):
     def refuse_to_reassign(self) -> None:
         for worker in self.workers.values():
             while worker.errors:
-                event = decode_pb2.DecodeEvent(failed=worker.errors.pop())
+                event = worker_pb2.Event(failed=worker.errors.pop())
                 self._in_loop(lambda worker=worker, event=event: worker.link._on_event(event))
 
     @rule(data=st.data(), ends=st.booleans())
     def step(self, data, ends: bool) -> None:
         """Also before the first token has come from the prefill worker; never before a prompt was given to one."""
-        if found := self._hold(data, decode_pb2.Reserve):
+        if found := self._hold(data, worker_pb2.Reserve):
             name, request_id = found
             reserve = self.workers[name].held[request_id]
             joined = request_id in self.workers[name].joined
@@ -304,18 +305,18 @@ class RequestMachine(RuleBasedStateMachine):
             tokens = types_pb2.SequenceTokens(request_id=request_id, token_ids=[51], finish_reason=finish)
             if ends:
                 del self.workers[name].held[request_id]
-            event = decode_pb2.DecodeEvent(step=decode_pb2.Step(sequences=[tokens]))
+            event = worker_pb2.Event(step=worker_pb2.Step(sequences=[tokens]))
             self._in_loop(lambda: self.workers[name].link._on_event(event))
 
     @rule(data=st.data(), mendable=st.booleans(), prefill=st.booleans())
     def failed(self, data, mendable: bool, prefill: bool) -> None:
-        if found := self._hold(data, prefill_pb2.Submit if prefill else decode_pb2.Reserve):
+        if found := self._hold(data, worker_pb2.Submit if prefill else worker_pb2.Reserve):
             name, request_id = found
             error = to_proto(TransferFailed("t") if mendable else InvalidRequest("i"))
             failed = types_pb2.Failed(request_id=request_id, error=error)
             del self.workers[name].held[request_id]
             self.trailers.add(reservation(request_id))
-            event = (prefill_pb2.PrefillEvent if prefill else decode_pb2.DecodeEvent)(failed=failed)
+            event = worker_pb2.Event(failed=failed)
             self._in_loop(lambda: self.workers[name].link._on_event(event))
 
     @rule(data=st.data())

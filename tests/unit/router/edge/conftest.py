@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.model.tokenizer import Tokenizer
+from shared.model.text.tokenizer import Tokenizer
 from tests.unit.router.edge.scripted_core import byte_tokenizer
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.router.edge.cluster_view import RequestDetail, RequestRow
+from services.router.views.cluster_view import RequestDetail, RequestRow
 from shared.errors import NotFound
 from shared.rpc.pb.tandem.v1 import inference_pb2
 

@@ -10,11 +10,14 @@ from pathlib import Path
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
+from services.router.dispatch.record import RequestRecord
+from services.router.dispatch.request import FinishReason, Request, TokenDelta, TokenLogprobs
+from services.router.dispatch.states import RequestEvent, RequestState
 from services.router.edge.input_processor import InputProcessor
 from services.router.edge.settings import EdgeSettings
-from services.router.request import FinishReason, Request, RequestSummary, TokenDelta, TokenLogprobs, TtftSplit
-from shared.model.chat_template import ChatTemplate
-from shared.model.tokenizer import Tokenizer
+from services.router.placement.decision import Choice
+from shared.model.text.chat_template import ChatTemplate
+from shared.model.text.tokenizer import Tokenizer
 from shared.structure.compiler import StructureCompiler
 
 MODEL = "acme/tiny"
@@ -47,9 +50,9 @@ def byte_tokenizer(folder: Path) -> Tokenizer:
 class ScriptedRequest:
     """Plays its steps; `closed` is set by `aclose`."""
 
-    def __init__(self, request: Request, steps: Iterable[Step]) -> None:
+    def __init__(self, request: Request, steps: Iterable[Step], record: RequestRecord | None = None) -> None:
         self.request = request
-        self.summary = RequestSummary()
+        self.record = record or request.new_record()
         self.closed = asyncio.Event()
         self.num_read = 0
         self._steps = deque(steps)
@@ -69,10 +72,7 @@ class ScriptedRequest:
             raise step
         self.num_read += 1
         if step.finish_reason is not None:
-            self.summary.num_cached_tokens = 1
-            self.summary.ttft = TtftSplit(queue_ms=1.5, ttft_ms=12.25)
-            self.summary.prefill_worker = "p0"
-            self.summary.decode_worker = "d0"
+            write_down(self.record)
         return step
 
     def notify(self, reader: asyncio.Future[None]) -> None:
@@ -94,6 +94,20 @@ class ScriptedRequest:
         self.closed.set()
 
 
+def write_down(record: RequestRecord) -> None:
+    """A hand-off from p0 to d0: 1.5 ms in the queue, the first token after 12.25 ms."""
+    record.num_cached_tokens = 1
+    record.choices.append(Choice("d0", "p0"))
+    for after_ms, event, state in (
+        (0.0, RequestEvent.MATCHED, RequestState.QUEUED),
+        (1.5, RequestEvent.PLACED, RequestState.RESERVED),
+        (1.5, RequestEvent.SUBMITTED, RequestState.PREFILLING),
+        (12.25, RequestEvent.FIRST_TOKEN, RequestState.SHIPPING),
+        (12.25, RequestEvent.FINISH, RequestState.FINISHED),
+    ):
+        record.add(event, state, at=record.ask.arrived_at + after_ms / 1e3)
+
+
 class ScriptedCore:
     """Answers every request by `script(request)`; an exception from it is what `submit` raises."""
 
@@ -104,8 +118,8 @@ class ScriptedCore:
         self.running: list[ScriptedRequest] = []
         self.submitted = asyncio.Event()
 
-    def submit(self, request: Request) -> ScriptedRequest:
-        running = ScriptedRequest(request, self.script(request))
+    def submit(self, request: Request, record: RequestRecord) -> ScriptedRequest:
+        running = ScriptedRequest(request, self.script(request), record)
         self.running.append(running)
         self.submitted.set()
         return running

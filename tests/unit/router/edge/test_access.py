@@ -7,30 +7,43 @@ import logging
 
 import pytest
 
-from services.router.edge.access import NOTE, STATUS, Access, AccessMiddleware, access_fields
-from services.router.edge.ledger import FINISHED, CallEntry, CallNote, RequestEnd, Uncounted
-from services.router.request import FinishReason, Request, RequestSummary, TtftSplit
-from shared.engine.sampling_params import SamplingParams
+from services.router.dispatch.record import FINISHED, Ask, RequestRecord
+from services.router.dispatch.request import FinishReason
+from services.router.dispatch.states import RequestEvent, RequestState
+from services.router.edge.access import NOTE, STATUS, Access, AccessMiddleware
+from services.router.edge.ledger import CallEntry, CallNote, Uncounted
+from services.router.placement.decision import Choice
+from services.router.views.access_fields import access_fields
 from shared.errors import Unauthenticated
 from shared.telemetry.logs import JsonFormatter
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
-def end(num_output: int, ttft_ms: float, tokens_s: float, prompt: tuple[int, ...] = (1, 2, 3)) -> RequestEnd:
-    request = Request("r", prompt, SamplingParams(max_tokens=9, seed=1), arrived_at=1.0)
-    summary = RequestSummary(2, 1, 1, TtftSplit(ttft_ms=ttft_ms), "p0", "d1")
-    return RequestEnd(FINISHED, 0.5, request, FinishReason.STOP, num_output, summary, tokens_s)
+def end(num_output: int, ttft_ms: float, tokens_s: float, prompt: int = 7) -> RequestRecord:
+    record = RequestRecord(Ask("r", arrived_at=1.0, num_prompt_tokens=3, prompt=prompt), choices=[Choice("d1", "p0")])
+    first = 1.0 + ttft_ms / 1e3
+    record.add(RequestEvent.FIRST_TOKEN, RequestState.SHIPPING, at=first)
+    record.add(RequestEvent.FINISH, RequestState.FINISHED, at=first + tokens_s / 2)
+    record.num_cached_tokens = 2
+    record.close(FINISHED, FinishReason.STOP, num_output)
+    record.delivered_at = first + tokens_s
+    return record
 
 
 def note() -> CallNote:
     return CallNote("r-1", "acme", "demo", TRACE, [])
 
 
+def fields_of(call: CallNote, duration_s: float) -> dict[str, object]:
+    named = {"tenant": call.tenant, "model": call.model, "request_id": call.request_id, "trace_id": call.trace_id}
+    return access_fields(named, call.records, duration_s)
+
+
 def test_a_line_has_what_an_operator_asks_for() -> None:
     call = note()
-    call.ends.append(end(11, 80.0, 0.2))
-    assert access_fields(call, 0.3) == {
+    call.records.append(end(11, 80.0, 0.2))
+    assert fields_of(call, 0.3) == {
         "tenant": "acme",
         "model": "demo",
         "request_id": "r-1",
@@ -48,17 +61,19 @@ def test_a_line_has_what_an_operator_asks_for() -> None:
 
 
 def test_answers_of_one_call_are_added_up_and_their_common_prompt_once() -> None:
-    call, prompt = note(), (1, 2, 3)
-    call.ends += [end(3, 80.0, 0.2, prompt), end(5, 60.0, 0.4, prompt)]
-    fields = access_fields(call, 1.0)
+    call = note()
+    call.records += [end(3, 80.0, 0.2), end(5, 60.0, 0.4)]
+    fields = fields_of(call, 1.0)
     assert (fields["tokens_in"], fields["tokens_out"], fields["ttft_ms"], fields["tpot_ms"]) == (3, 8, 60.0, 100.0)
+    call.records.append(end(1, 90.0, 0.0, prompt=8))
+    assert fields_of(call, 1.0)["tokens_in"] == 6
 
 
 def test_a_refused_call_has_its_reason_and_no_figures() -> None:
     entry = CallEntry(Uncounted(), 0.0)
     with pytest.raises(Unauthenticated), entry:
         raise Unauthenticated("no key")
-    fields = access_fields(entry.note, 0.001)
+    fields = fields_of(entry.note, 0.001)
     assert fields == {"e2e_ms": 1.0, "finish": "invalid_api_key"}
 
 
@@ -72,7 +87,7 @@ def test_what_a_client_names_cannot_make_a_line_of_its_own(caplog: pytest.LogCap
 
 def test_a_json_line_has_the_fields_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
     call = note()
-    call.ends.append(end(2, 80.0, 0.2))
+    call.records.append(end(2, 80.0, 0.2))
     with caplog.at_level(logging.INFO):
         Access("answers").http_ended("POST", "/v1/completions", 200, 0.25, call)
     found = json.loads(JsonFormatter("tandem-router").format(caplog.records[0]))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from services.router.edge.auth import ApiKeys
 from services.router.edge.settings import EdgeSettings
+from services.router.edge.tenants.auth import ApiKeys
 from services.router.settings import RouterSettings
 from shared.config import load_settings
 from shared.errors import ConfigError, Unauthenticated

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.router.edge.generation_defaults import NO_DEFAULTS, GenerationDefaults
+from services.router.edge.text.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from shared.errors import ModelLoadError
 
 

@@ -19,8 +19,14 @@ from services.router.edge.input_processor import (
 from services.router.edge.settings import EdgeSettings
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest, NotFound, PromptTooLong, TandemError, WorkerLost
-from shared.model.tokenizer import Tokenizer
+from shared.model.text.tokenizer import Tokenizer
 from tests.unit.router.edge.scripted_core import ScriptedCore, make_input_processor
+
+
+def _begin(tokenizer: Tokenizer) -> int:
+    """Id of the token that begins a prompt."""
+    [token] = tokenizer.encode(tokenizer.special_tokens["bos_token"], add_special_tokens=False)
+    return token
 
 
 @pytest.fixture
@@ -40,7 +46,7 @@ async def test_text_gets_special_tokens_a_drawn_seed_an_id_and_the_room_left(
     first = await input_processor.prepare(TextPrompt("hi"), SamplingParams(), CallInfo())
     second = await input_processor.prepare(TextPrompt("hi"), SamplingParams(), CallInfo())
     assert first.prompt_token_ids == tuple(tokenizer.encode("hi"))
-    assert first.prompt_token_ids[0] == tokenizer.bos_token_id
+    assert first.prompt_token_ids[0] == _begin(tokenizer)
     assert first.sampling.max_tokens == 100 - 3
     assert first.sampling.seed is not None
     assert first.sampling.seed != second.sampling.seed
@@ -59,7 +65,7 @@ async def test_chat_begins_with_one_begin_token_only(input_processor: InputProce
     request = await input_processor.prepare(prompt, SamplingParams(), CallInfo())
     rendered = tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
     assert rendered == "<|bos|><user>hi<assistant>"
-    assert request.prompt_token_ids.count(tokenizer.bos_token_id or -1) == 1
+    assert request.prompt_token_ids.count(_begin(tokenizer)) == 1
 
 
 async def test_long_text_gives_the_same_tokens_from_its_thread(
@@ -159,12 +165,24 @@ def test_request_ids_are_short_and_printable(bad: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("configured", "asked", "effective"), [(0, 0, 0), (30, 0, 30), (0, 5, 5), (30, 5, 5), (3, 5, 3)]
+    ("configured", "default", "asked", "effective"),
+    [
+        (0, 3600, 0, 3600),
+        (0, 0, 0, 0),
+        (30, 3600, 0, 30),
+        (30, 20, 0, 20),
+        (30, 0, 0, 30),
+        (0, 20, 50, 50),
+        (0, 20, 5, 5),
+        (3, 20, 5, 3),
+    ],
 )
-async def test_the_shorter_deadline_wins(
-    core: ScriptedCore, tokenizer: Tokenizer, configured: float, asked: float, effective: float
+async def test_a_request_has_its_own_deadline_or_the_default_within_the_longest(
+    core: ScriptedCore, tokenizer: Tokenizer, configured: float, default: float, asked: float, effective: float
 ) -> None:
-    input_processor = make_input_processor(core, tokenizer, EdgeSettings(request_timeout_s=configured))
+    assert EdgeSettings().default_timeout_s == 3600
+    settings = EdgeSettings(request_timeout_s=configured, default_timeout_s=default)
+    input_processor = make_input_processor(core, tokenizer, settings)
     request = await input_processor.prepare(TextPrompt("a"), SamplingParams(), CallInfo(timeout_s=asked))
     assert request.timeout_s == effective
 

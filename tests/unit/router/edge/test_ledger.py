@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
-from services.router.edge.ledger import FINISHED, CallEntry, RequestEnd
+from services.router.dispatch.record import FINISHED, RequestRecord
+from services.router.dispatch.request import FinishReason, Request, Resume
+from services.router.edge.ledger import CallEntry
 from services.router.edge.output_stream import OutputStream
-from services.router.request import FinishReason, Request, Resume
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest, NumericalFault, Overloaded
-from shared.model.tokenizer import Tokenizer
+from shared.model.text.tokenizer import Tokenizer
 from tests.unit.router.edge.scripted_core import ScriptedCore, text_steps
 
 PROMPT = (1, 2, 3)
@@ -21,14 +23,14 @@ class Counted:
     """Keeps what it hears."""
 
     def __init__(self) -> None:
-        self.ends: list[RequestEnd] = []
+        self.records: list[RequestRecord] = []
 
-    def ended(self, end: RequestEnd) -> None:
-        self.ends.append(end)
+    def ended(self, record: RequestRecord) -> None:
+        self.records.append(record)
 
     @property
     def outcomes(self) -> list[tuple[str, FinishReason | None, int]]:
-        return [(end.outcome, end.reason, end.num_output_tokens) for end in self.ends]
+        return [(record.outcome, record.reason, record.num_given_tokens) for record in self.records]
 
 
 def requests(*samplings: SamplingParams) -> list[Request]:
@@ -79,9 +81,9 @@ async def test_a_failure_ends_each_answer_that_has_not_finished(tokenizer: Token
 
     with pytest.raises(NumericalFault):
         await read()
-    found = {end.request.request_id: end.outcome for end in counted.ends if end.request is not None}
+    found = {record.ask.request_id: record.outcome for record in counted.records}
     assert found == {"r-0": FINISHED, "r-1": "numerical_fault", "r-2": "numerical_fault"}
-    assert len(counted.ends) == 3
+    assert len(counted.records) == 3
 
 
 async def test_a_refused_answer_takes_the_others_of_its_call_with_it(tokenizer: Tokenizer) -> None:
@@ -95,6 +97,20 @@ async def test_a_refused_answer_takes_the_others_of_its_call_with_it(tokenizer: 
         async with OutputStream(ScriptedCore(script), requests(SamplingParams(), SamplingParams()), tokenizer, counted):
             pass
     assert counted.outcomes == [("overloaded", None, 0)] * 2
+
+
+async def test_an_answer_is_delivered_where_its_reader_comes_back_and_not_before(tokenizer: Tokenizer) -> None:
+    scripts = {"r-0": text_steps(tokenizer, "a"), "r-1": [*text_steps(tokenizer, "bc")[:1], asyncio.Event()]}
+    counted, core = Counted(), ScriptedCore(lambda request: scripts[request.request_id])
+    async with OutputStream(core, requests(SamplingParams(), SamplingParams()), tokenizer, counted) as stream:
+        index, delta = await anext(stream)
+        assert (index, delta.finish is None, counted.records) == (0, False, [])
+        began = time.perf_counter()
+        await anext(stream)
+        [record] = counted.records
+        assert (record.ask.request_id, record.outcome) == ("r-0", FINISHED)
+        assert began <= record.delivered_at <= time.perf_counter()
+    assert [record.outcome for record in counted.records] == [FINISHED, "cancelled"]
 
 
 async def test_an_answer_that_the_client_has_already_is_finished(tokenizer: Tokenizer) -> None:
@@ -115,4 +131,4 @@ def test_a_call_that_ends_before_its_answers_is_one_request() -> None:
         raise ZeroDivisionError
     with CallEntry(counted, 0.0) as entry:
         entry.answers_begin()
-    assert [end.outcome for end in counted.ends] == ["invalid_value", "cancelled", "internal_error"]
+    assert [record.outcome for record in counted.records] == ["invalid_value", "cancelled", "internal_error"]

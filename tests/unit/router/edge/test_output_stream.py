@@ -10,12 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.router.edge.output_processor import OutputDelta
+from services.router.dispatch.record import RequestRecord
+from services.router.dispatch.request import FinishReason, Request, TextOptions, TokenDelta, TokenLogprobs
 from services.router.edge.output_stream import OutputStream
-from services.router.request import FinishReason, Request, TextOptions, TokenDelta, TokenLogprobs
+from services.router.edge.text.output_processor import OutputDelta
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import Cancelled, Internal, WorkerLost
-from shared.model.tokenizer import Tokenizer
+from shared.model.text.tokenizer import Tokenizer
 from tests.unit.router.edge.scripted_core import ScriptedCore, ScriptedRequest, Step, text_steps
 
 PROMPT = (1, 2, 3)
@@ -32,7 +33,12 @@ def started(
 def submitted(tokenizer: Tokenizer, running: ScriptedRequest) -> tuple[Outputs, ScriptedRequest]:
     """The deltas of the one answer that `running` gives; it is submitted when the first is asked for."""
     core = ScriptedCore(lambda request: ())
-    core.submit = lambda request: running  # type: ignore[method-assign]
+
+    def submit(request: Request, record: RequestRecord) -> ScriptedRequest:
+        running.record = record
+        return running
+
+    core.submit = submit  # type: ignore[method-assign]
 
     async def deltas() -> Outputs:
         async with OutputStream(core, [running.request], tokenizer) as stream:
@@ -62,7 +68,7 @@ async def test_text_tokens_and_the_finish_come_out_in_order(tokenizer: Tokenizer
     assert (finish.reason, finish.stop_reason) == (FinishReason.LENGTH, None)
     assert (finish.usage.num_prompt_tokens, finish.usage.num_output_tokens) == (3, 5)
     assert finish.usage.num_cached_tokens == 1
-    assert finish.summary.decode_worker == "d0"
+    assert finish.record.decode_worker == "d0"
     assert running.closed.is_set()
 
 

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
+from services.router.dispatch.request import Request
 from services.router.edge.output_stream import OutputStream
 from services.router.edge.parallel_sampling import sub_requests
-from services.router.request import Request
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import Overloaded
-from shared.model.tokenizer import Tokenizer
+from shared.model.text.tokenizer import Tokenizer
 from shared.seeds import derived_seed
 from tests.unit.router.edge.scripted_core import ScriptedCore, Step, text_steps
 

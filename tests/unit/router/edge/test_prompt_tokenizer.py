@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from services.router.edge.limits import LimitSettings
-from services.router.edge.prompt_tokenizer import ChatPrompt, Prompt, PromptTokenizer, TextPrompt
+from services.router.edge.text.prompt_tokenizer import ChatPrompt, Prompt, PromptTokenizer, TextPrompt
 from shared.errors import PromptTooLong
-from shared.model.chat_template import ChatTemplate
-from shared.model.tokenizer import Tokenizer
+from shared.model.text.chat_template import ChatTemplate
+from shared.model.text.tokenizer import Tokenizer
 from tests.unit.router.edge.scripted_core import TEMPLATE
 
 CONTEXT_LEN = 1000

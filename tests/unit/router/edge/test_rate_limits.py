@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from services.router.edge.auth import ApiKeys
-from services.router.edge.rate_limits import RateLimits
 from services.router.edge.settings import EdgeSettings
+from services.router.edge.tenants.auth import ApiKeys
+from services.router.edge.tenants.rate_limits import RateLimits
 from shared.errors import QuotaExceeded
 
 
@@ -92,7 +92,7 @@ def test_a_tenants_own_limit_counts_and_zero_is_none(clock: Clock) -> None:
 
 
 def test_accounts_that_fell_silent_are_forgotten_beyond_a_bound(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.router.edge.rate_limits._MAX_ACCOUNTS", 2)
+    monkeypatch.setattr("services.router.edge.tenants.rate_limits._MAX_ACCOUNTS", 2)
     limits = rates(clock, limits={"requests_per_minute": 1})
     for name in ("a", "b", "c"):
         limits.begin(name, name)

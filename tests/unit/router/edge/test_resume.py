@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from services.router.dispatch.request import FinishReason, Request, Resume
 from services.router.edge.input_processor import CallInfo, InputProcessor, TokensPrompt
-from services.router.edge.output_processor import INLINE_TOKENS, OutputDelta
 from services.router.edge.output_stream import OutputStream
-from services.router.request import FinishReason, Request, Resume
+from services.router.edge.text.output_processor import INLINE_TOKENS, OutputDelta
 from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest
-from shared.model.tokenizer import Tokenizer
+from shared.model.text.tokenizer import Tokenizer
 from tests.unit.router.edge.scripted_core import ScriptedCore, Step, make_input_processor, text_steps
 
 PROMPT = (1, 2, 3)

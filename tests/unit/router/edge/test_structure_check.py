@@ -7,12 +7,12 @@ import threading
 import pytest
 
 from services.router.edge.settings import StructureSettings
-from services.router.edge.structure_check import StructureCheck
-from shared.engine.structured_output import StructuredOutput, StructureKind
+from services.router.edge.text.structure_check import StructureCheck
 from shared.errors import InvalidRequest, Overloaded
-from shared.model.tokenizer import Tokenizer
+from shared.model.text.tokenizer import Tokenizer
 from shared.structure import compiler as compiler_module
 from shared.structure.compiler import StructureCompiler
+from shared.structure.structured_output import StructuredOutput, StructureKind
 
 
 def regex(text: str, source: str = "guided_regex") -> StructuredOutput:

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from services.router.workers.discovery import DiscoveredWorker, Discovery
-from shared.identity import WorkerRole
+from shared.identity import DECODE, PREFILL
 
-DEADLINE_S = 60.0
-D0 = DiscoveredWorker("d0", WorkerRole.DECODE, "10.0.0.2:50061")
-D1 = DiscoveredWorker("d1", WorkerRole.DECODE, "[fd00::1]:50061", ("z",))
-P0 = DiscoveredWorker("p0", WorkerRole.PREFILL, "10.0.0.1:50061", ("z", "r"))
+DEADLINE_S = 300.0
+D0 = DiscoveredWorker("d0", DECODE, "10.0.0.2:50061")
+D1 = DiscoveredWorker("d1", DECODE, "[fd00::1]:50061", ("z",))
+P0 = DiscoveredWorker("p0", PREFILL, "10.0.0.1:50061", ("z", "r"))
 
 Make = Callable[[Sequence[DiscoveredWorker]], Discovery]
 """Makes the discovery under test over these workers."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from services.router.workers.discovery import DiscoveredWorker, Discovery, StaticDiscovery
 from services.router.workers.file_discovery import FileDiscovery, parse_workers
 from shared.errors import ConfigError
-from shared.identity import WorkerRole
+from shared.identity import BOTH, DECODE, PREFILL, roles_text
 from tests.unit.router.workers.discovery_contract import (
     D0,
     D1,
@@ -30,7 +30,7 @@ from tests.unit.router.workers.discovery_contract import (
 def content(workers: Sequence[DiscoveredWorker]) -> bytes:
     """The file's content for these workers."""
     entries = [
-        {"name": w.name, "role": w.role.name.lower(), "address": w.address, "label": "/".join(w.label)} for w in workers
+        {"name": w.name, "role": roles_text(w.roles), "address": w.address, "label": "/".join(w.label)} for w in workers
     ]
     return yaml.safe_dump({"workers": entries}).encode()
 
@@ -58,8 +58,8 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
 
 def test_one_name_in_both_pools_is_refused():
     assert StaticDiscovery.of({"p": "h:1"}, {"d": "h:2"}, {"d": ("z",)}).workers == (
-        DiscoveredWorker("p", WorkerRole.PREFILL, "h:1"),
-        DiscoveredWorker("d", WorkerRole.DECODE, "h:2", ("z",)),
+        DiscoveredWorker("p", PREFILL, "h:1"),
+        DiscoveredWorker("d", DECODE, "h:2", ("z",)),
     )
     with pytest.raises(ConfigError, match="'a' is named twice"):
         StaticDiscovery.of({"a": "h:1"}, {"a": "h:2"})
@@ -149,7 +149,7 @@ WORKERS = st.lists(
     st.builds(
         DiscoveredWorker,
         NAMES,
-        st.sampled_from([WorkerRole.PREFILL, WorkerRole.DECODE]),
+        st.sampled_from([PREFILL, DECODE, BOTH]),
         st.sampled_from(["h:1", "10.0.0.1:65535", "[::1]:3"]),
         st.lists(NAMES, max_size=3).map(tuple),
     ),
@@ -177,7 +177,10 @@ def test_any_content_is_workers_or_a_typed_error(data):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("workers: [{name: a, role: store, address: 'h:1'}]", "workers.0.role: Input should be 'prefill' or 'decode'"),
+        (
+            "workers: [{name: a, role: store, address: 'h:1'}]",
+            "workers.0.role: Input should be 'prefill', 'decode' or 'prefill,decode'",
+        ),
         ("workers: [{name: '', role: decode, address: 'h:1'}]", "workers.0.name"),
         ("workers: [{name: a, role: decode, address: 'h:1', lable: z}]", "workers.0.lable: Extra inputs"),
         ("workers: [{name: a, role: decode, address: 'h:1', label: z//r}]", "workers.0.label: 'z//r'"),

@@ -13,7 +13,7 @@ from services.router.workers.fleet import Fleet
 from shared.errors import ModelMismatch
 from shared.kv.format import KVFormat
 from shared.kv.layout import BlockLayout
-from shared.model.texts_digest import texts_digest
+from shared.model.text.texts_digest import texts_digest
 from shared.rpc.convert import layout_to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2
 
@@ -28,14 +28,14 @@ def welcome(digest: str) -> types_pb2.Welcome:
 @pytest.mark.parametrize(("router", "worker"), [("a", "a"), ("a", ""), ("", "b"), ("", "")])
 def test_a_worker_of_the_same_texts_or_of_unknown_ones_is_taken(router: str, worker: str) -> None:
     fleet = Fleet("r", StaticDiscovery.of({}, {}), lambda: None, texts_digest=router)
-    fleet._check(welcome(worker))
+    fleet._check("w", welcome(worker))
     assert fleet.model_fingerprint == "f"
 
 
 def test_a_worker_of_another_models_texts_is_refused() -> None:
     fleet = Fleet("r", StaticDiscovery.of({}, {}), lambda: None, texts_digest="a")
     with pytest.raises(ModelMismatch, match=r"serves m, whose config.json and tokenizer.json are not those"):
-        fleet._check(welcome("b"))
+        fleet._check("w", welcome("b"))
     assert fleet.layout is None
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 
 from services.router.placement.views import Pool
-from services.router.workers.decode_link import DecodeLink
 from services.router.workers.discovery import DiscoveredWorker
-from shared.identity import WorkerRole
+from services.router.workers.link import WorkerLink
+from shared.identity import DECODE, WorkerRole
 from shared.rpc.pb.tandem.v1 import types_pb2
 
 
-def link_in(pool: Pool) -> DecodeLink:
+def link_in(pool: Pool) -> WorkerLink:
     """A link that nobody runs."""
-    worker = DiscoveredWorker("d0", WorkerRole.DECODE, "h:1")
-    return DecodeLink(worker, "router-0", lambda _: None, lambda: None, pool)
+    worker = DiscoveredWorker("d0", DECODE, "h:1")
+    return WorkerLink(worker, "router-0", lambda _: None, lambda: None, {WorkerRole.DECODE: pool})
 
 
 def test_a_welcome_that_crosses_the_removal_brings_no_work():

@@ -9,7 +9,7 @@ import pytest
 from services.router.workers.discovery import DiscoveredWorker
 from services.router.workers.pod_worker import worker_of
 from shared.errors import ConfigError
-from shared.identity import WorkerRole
+from shared.identity import DECODE, PREFILL
 
 READY = [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": "True"}]
 
@@ -35,7 +35,7 @@ SESSION = {"name": "session", "containerPort": 50061}
 
 @pytest.mark.parametrize(
     ("role", "expected"),
-    [("prefill", WorkerRole.PREFILL), ("decode", WorkerRole.DECODE), ("collocated", WorkerRole.DECODE)],
+    [("prefill", PREFILL), ("decode", DECODE), ("collocated", DECODE)],
 )
 def test_role_name_and_address(role, expected):
     assert worker_of(pod(role)) == DiscoveredWorker("d0", expected, "10.0.0.1:50061")

@@ -21,7 +21,7 @@ from shared.telemetry.tracing.settings import TracesSettings
 from shared.telemetry.tracing.span import Span, SpanKind
 from shared.telemetry.tracing.tracer import Tracer
 
-DEADLINE_S = 30.0
+DEADLINE_S = 300.0
 
 
 class Collecting:

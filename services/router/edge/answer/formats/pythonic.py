@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from services.router.edge.answer.call_rules import CallRules
 from services.router.edge.answer.events import Events
-from services.router.edge.answer.python_rules import ARGUMENT_NAME, COMMA, NotSaidError, PythonRules
+from services.router.edge.answer.python_rules import ARGUMENT_NAME, COMMA, PythonRules, UnsupportedSchemaError
 from services.router.edge.answer.scan import MAX_NAME_LEN, NoCallError, Scanner, Tape, rest, solid_behind
 
 TAG, TAG_END = "<|python_start|>", "<|python_end|>"
@@ -26,8 +26,8 @@ def grammar(rules: CallRules) -> str:
         tool = PythonRules(f"tool_{number}", schema)
         try:
             alternatives.append(f'{json.dumps(name, ensure_ascii=False)} "(" {tool.arguments()} ")"')
-        except NotSaidError as error:
-            raise NotSaidError(f"tool {json.dumps(name, ensure_ascii=False)}: {error}") from None
+        except UnsupportedSchemaError as error:
+            raise UnsupportedSchemaError(f"tool {json.dumps(name, ensure_ascii=False)}: {error}") from None
         made += tool.text
     listed = f'"[" {rules.repeated("one", COMMA)} "]"'
     return (

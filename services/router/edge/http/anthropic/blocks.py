@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from services.router.edge.answer.events import CallArguments, CallBegun, Content, Event, Reasoning
 from services.router.edge.http.answer_parts import AnswerParts, Call
-from services.router.edge.http.envelope import named_event
+from services.router.edge.http.openai.envelope import named_event
 
 
 def event(kind: str, **fields: object) -> bytes:
@@ -39,7 +39,7 @@ class BlockEvents:
         """Ends the open block, if there is one."""
         if not self._kind:
             return b""
-        # Whoever checks signatures finds one: thinking is ours to read, and there is nothing to prove.
+        # Clients may require a signature. The content is not verified: reasoning is sent and read as plain text.
         signed = self._delta("signature_delta", "signature", "") if self._kind == "thinking" else b""
         self._kind = ""
         return signed + event("content_block_stop", index=self._index)

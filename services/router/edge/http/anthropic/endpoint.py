@@ -6,13 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from services.router.dispatch.request import FinishReason, Request
 from services.router.edge.http.anthropic.blocks import BlockEvents, blocks, event
 from services.router.edge.http.anthropic.errors import AnthropicErrors
 from services.router.edge.http.anthropic.inner import NAMES, chat_request
 from services.router.edge.http.anthropic.schemas import parse_count, parse_messages
-from services.router.edge.http.chat import Chat, ParsedChat
-from services.router.edge.output_processor import OutputDelta, OutputFinish
-from services.router.request import FinishReason, Request
+from services.router.edge.http.openai.chat import Chat, ParsedChat
+from services.router.edge.text.output_processor import OutputDelta, OutputFinish
 
 
 class Messages:

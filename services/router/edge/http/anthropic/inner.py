@@ -13,7 +13,7 @@ from services.router.edge.http.anthropic.schemas import (
     MessageParam,
     MessagesRequest,
 )
-from services.router.edge.http.schemas import ChatRequest, chat_of
+from services.router.edge.http.openai.schemas import ChatRequest, chat_of
 from shared.errors import InvalidRequest, brief
 
 NAMES = {"stop": "stop_sequences", "max_completion_tokens": "max_tokens"}
@@ -66,7 +66,7 @@ def _messages(message: MessageParam, place: str) -> list[dict[str, Any]]:
         elif block.type == "thinking" and message.role == "assistant":
             thoughts.append(block.thinking or "")
         elif block.type == "redacted_thinking":
-            continue  # nobody but its author can read it
+            continue  # encrypted by the provider that made it
         else:
             texts.append(_block_text(block, at))
     said: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}

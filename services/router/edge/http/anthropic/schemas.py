@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from services.router.edge.http.unsupported import refuse_extra
+from services.router.edge.http.openai.unsupported import refuse_extra
 from services.router.edge.http.validation import STRICT, StringList, parse_body
 from shared.errors import InvalidRequest
 
@@ -72,7 +72,7 @@ class AnthropicChoice(BaseModel):
 
 
 class Thinking(BaseModel):
-    """`thinking`. How long the model thinks is its own affair: the budget is not enforced."""
+    """`thinking`. The token budget is accepted and not enforced."""
 
     model_config = STRICT
 

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from services.router.dispatch.request import FinishReason, Request
 from services.router.edge.answer.events import Content, Reasoning
-from services.router.edge.http.chat import Chat, ParsedChat
 from services.router.edge.http.errors import OpenAIErrors
+from services.router.edge.http.openai.chat import Chat, ParsedChat
 from services.router.edge.http.responses.inner import NAMES, chat_request
 from services.router.edge.http.responses.items import OutputItems
 from services.router.edge.http.responses.schemas import ResponseRequest, ToolName, parse_response
-from services.router.edge.output_processor import OutputDelta, OutputFinish
-from services.router.request import FinishReason, Request
+from services.router.edge.text.output_processor import OutputDelta, OutputFinish
 
 
 class Responses:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.router.edge.http.chat_messages import ContentPart
+from services.router.edge.http.openai.chat_messages import ContentPart
+from services.router.edge.http.openai.schemas import ChatRequest, chat_of
 from services.router.edge.http.responses.schemas import InputItem, ResponseRequest, ResponseTool, TextFormat, ToolName
-from services.router.edge.http.schemas import ChatRequest, chat_of
 from shared.errors import InvalidRequest, brief
 
 NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from services.router.edge.answer.events import CallArguments, CallBegun, Content, Event, Reasoning
 from services.router.edge.http.answer_parts import Call
-from services.router.edge.http.envelope import named_event
+from services.router.edge.http.openai.envelope import named_event
 
 
 class OutputItems:
@@ -67,7 +67,7 @@ class OutputItems:
         return done + self.event("response.output_item.done", output_index=len(self.items) - 1, item=item)
 
     def _open(self, kind: str, fields: dict[str, object]) -> bytes:
-        """An item of that kind, unless one is open and goes on."""
+        """An item of that kind, unless one is open already."""
         if self._is_open and self.items[-1]["type"] == kind != "function_call":
             return b""
         events = self.close()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from loadtest.bench.prefix.ideal import ideal_hit_tokens
-from loadtest.bench.prefix.losses import Losses, Served, find_losses
+from loadtest.bench.prefix.ideal import Losses, Served, find_losses, ideal_hit_tokens
 from loadtest.bench.prefix.prompts import BLOCK_SIZE, make_prompt
 
 FIRST = make_prompt(range(65), 1)  # four blocks and a token

@@ -13,9 +13,9 @@ from llguidance import LLMatcher, LLTokenizer
 
 from services.router.edge.answer.events import CallArguments
 from services.router.edge.answer.families import CALL_FORMATS
-from services.router.edge.answer.python_rules import NotSaidError, PythonRules
+from services.router.edge.answer.python_rules import PythonRules, UnsupportedSchemaError
 from services.router.edge.answer.reader import AnswerReader, ToolUse
-from shared.model.tokenizer import Tokenizer
+from shared.model.text.tokenizer import Tokenizer
 
 DEMO = Path(__file__).parents[5] / "models" / "demo"
 Schema = dict[str, Any]
@@ -160,5 +160,5 @@ def test_whatever_a_model_writes_under_the_rules_is_read_as_an_instance(
     ],
 )
 def test_what_the_rules_cannot_say_is_named(schema: Schema, reason: str) -> None:
-    with pytest.raises(NotSaidError, match=reason):
+    with pytest.raises(UnsupportedSchemaError, match=reason):
         PythonRules("f", schema).arguments()

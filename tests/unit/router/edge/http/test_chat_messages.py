@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from services.router.edge.http.chat import Chat, ParsedChat
+from services.router.edge.http.openai.chat import Chat, ParsedChat
 from services.router.edge.input_processor import ChatPrompt
-from shared.engine.structured_output import StructureKind
 from shared.errors import InvalidRequest
-from shared.model.tokenizer import Tokenizer
+from shared.model.text.tokenizer import Tokenizer
+from shared.structure.structured_output import StructureKind
 
 PARAMETERS = {"type": "object", "properties": {"city": {"$ref": "#/$defs/city"}}, "$defs": {"city": {"type": "string"}}}
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "d", "parameters": PARAMETERS}}

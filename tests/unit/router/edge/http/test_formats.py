@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from services.router.edge.http.chat import Chat
-from services.router.edge.http.completions import Completions
-from services.router.edge.http.logprobs import CompletionLogprobs, chat_logprobs
-from services.router.edge.output_processor import OutputDelta, OutputFinish, Usage
-from services.router.request import FinishReason, Request, RequestSummary, TokenLogprobs
-from shared.model.tokenizer import Tokenizer
+from services.router.dispatch.record import Ask, RequestRecord
+from services.router.dispatch.request import FinishReason, Request, TokenLogprobs
+from services.router.edge.http.openai.chat import Chat
+from services.router.edge.http.openai.completions import Completions
+from services.router.edge.http.openai.logprobs import CompletionLogprobs, chat_logprobs
+from services.router.edge.text.output_processor import OutputDelta, OutputFinish, Usage
+from services.router.placement.decision import Choice
+from shared.model.text.tokenizer import Tokenizer
 
 
 def parsed(events: bytes) -> list[Any]:
@@ -23,7 +25,7 @@ def parsed(events: bytes) -> list[Any]:
 
 
 def finish(reason: FinishReason = FinishReason.LENGTH, stop: str | None = None) -> OutputFinish:
-    return OutputFinish(reason, stop, Usage(3, 2, 1), RequestSummary(prefill_worker="p0", decode_worker="d0"))
+    return OutputFinish(reason, stop, Usage(3, 2, 1), RequestRecord(Ask(), choices=[Choice("d0", "p0")]))
 
 
 def plan(tokenizer: Tokenizer, dialect: Completions | Chat, body: dict[str, Any]) -> tuple[Any, list[Request]]:

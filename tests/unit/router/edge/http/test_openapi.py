@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 
-from services.router.edge.http.openapi import openapi_document
-from services.router.edge.http.schemas import ChatRequest, CompletionRequest
+from services.router.edge.http.openai.schemas import ChatRequest, CompletionRequest
+from services.router.edge.http.pages.openapi import openapi_document
 
 
 def test_it_has_every_field_of_both_requests_and_no_open_reference() -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from services.router.edge.generation_defaults import GenerationDefaults
-from services.router.edge.http.chat import Chat
-from services.router.edge.http.completions import Completions
-from services.router.edge.http.schemas import parse_chat, parse_completion
+from services.router.edge.http.openai.chat import Chat
+from services.router.edge.http.openai.completions import Completions
+from services.router.edge.http.openai.schemas import parse_chat, parse_completion
+from services.router.edge.text.generation_defaults import GenerationDefaults
 from shared.errors import InvalidRequest
-from shared.model.tokenizer import Tokenizer
+from shared.model.text.tokenizer import Tokenizer
 
 
 def completion(**fields: Any) -> bytes:

@@ -6,10 +6,12 @@ import json
 
 import pytest
 
-from services.router.edge.generation_defaults import NO_DEFAULTS
-from services.router.edge.http.schemas import CommonRequest, parse_chat, parse_completion
-from shared.engine.structured_output import StructuredOutput, StructureKind
+from services.router.edge.http.openai.schemas import CommonRequest, parse_chat, parse_completion
+from services.router.edge.text.generation_defaults import NO_DEFAULTS
 from shared.errors import InvalidRequest
+from shared.structure.grammar_text import MANY_BLANKS
+from shared.structure.short_numbers import any_object
+from shared.structure.structured_output import StructuredOutput, StructureKind
 
 POINT = {"type": "object", "properties": {"y": {"type": "integer"}, "x": {"type": "integer"}}}
 CLOSED = {**POINT, "additionalProperties": False}
@@ -51,8 +53,23 @@ def requests(**fields: object) -> list[CommonRequest]:
         (
             {"structured_outputs": {"json_object": True, "whitespace_pattern": " ?"}},
             SCHEMA,
-            {"type": "object", "x-guidance": {"whitespace_pattern": " ?"}},
+            {**any_object(), "x-guidance": {"whitespace_pattern": " ?"}},
             "structured_outputs.json_object",
+        ),
+        (
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"whitespace": "compact"}},
+            SCHEMA,
+            {**any_object(), "x-guidance": {"whitespace_flexible": False}},
+            "response_format",
+        ),
+        (
+            {
+                "response_format": {"type": "json_schema", "json_schema": {"schema": POINT}},
+                "structured_outputs": {"whitespace": "any", "numbers": "any"},
+            },
+            SCHEMA,
+            {**POINT, "x-guidance": {"whitespace_pattern": MANY_BLANKS, "any_numbers": True}},
+            "response_format.json_schema.schema",
         ),
         ({"structured_outputs": {"regex": "a+"}}, StructureKind.REGEX, "a+", "structured_outputs.regex"),
         (
@@ -111,6 +128,8 @@ def test_free_text(fields: dict) -> None:
         ({"response_format": {"type": "text", "json_schema": {"schema": {}}}}, "response_format.json_schema"),
         ({"response_format": "json_object"}, "response_format"),
         ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"whitespace": "any"}}, "structured_outputs"),
+        ({"structured_outputs": {"json": {}, "whitespace": "two"}}, "structured_outputs"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
         ({"structured_outputs": {"json": "[]"}}, "structured_outputs.json"),

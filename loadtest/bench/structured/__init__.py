@@ -1,1 +1,0 @@
-"""Structured output: schemas, and what following them costs."""

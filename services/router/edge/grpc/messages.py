@@ -1,0 +1,111 @@
+"""Between the messages of `InferenceService` and the edge's own types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc.aio
+
+from services.router.dispatch.request import Request, Resume
+from services.router.edge.input_processor import ChatPrompt, Prompt, TextPrompt, TokensPrompt
+from services.router.edge.text.bad_words import MAX_BAD_WORDS
+from services.router.edge.text.generation_defaults import GenerationDefaults
+from services.router.edge.text.output_processor import OutputDelta, OutputFinish
+from services.router.views.answer import ttft_message
+from shared.engine.sampling_params import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams
+from shared.errors import InvalidRequest
+from shared.rpc.convert import finish_reason_to_proto, structure_from_proto
+from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_MAX_LIST_LEN = {"stop": MAX_STOP_STRINGS, "stop_token_ids": MAX_STOP_TOKEN_IDS, "bad_words": MAX_BAD_WORDS}
+
+_OWN_FORMS = ("logit_bias", "bad_words", "bad_sequences", "structured_output")
+"""Sampling fields that are no plain values."""
+
+
+def sampling_params(message: types_pb2.SamplingParams, defaults: GenerationDefaults) -> SamplingParams:
+    """The wire's sampling fields, absent ones at their defaults; raises InvalidRequest naming the field."""
+    given: dict[str, Any] = dict(defaults.given)
+    for field, value in message.ListFields():
+        limit = _MAX_LIST_LEN.get(field.name)
+        if limit is not None and len(value) > limit:
+            raise InvalidRequest(f"{field.name} has more than {limit} entries", field=field.name, limit=limit)
+        if field.name in _OWN_FORMS:
+            continue
+        given[field.name] = tuple(value) if field.name in ("stop", "stop_token_ids") else value
+    given["logit_bias"] = tuple(sorted(message.logit_bias.items()))
+    if message.bad_sequences:
+        raise InvalidRequest("bad_sequences is between router and workers: send bad_words", field="bad_sequences")
+    if message.HasField("structured_output"):
+        given["structured_output"] = structure_from_proto(message.structured_output)
+    return SamplingParams(**given)
+
+
+def metadata_of(context: Context) -> dict[str, str]:
+    """The call's metadata that is text."""
+    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+
+
+def prompt_of(request: inference_pb2.GenerateRequest, max_messages: int) -> Prompt:
+    """The prompt; raises InvalidRequest where there is none. Of more messages than `max_messages` one too many is
+    taken: enough to refuse them."""
+    kind = request.WhichOneof("prompt")
+    if kind == "text":
+        return TextPrompt(request.text)
+    if kind == "tokens":
+        return TokensPrompt(request.tokens.ids)
+    if kind == "chat":
+        return ChatPrompt([{"role": m.role, "content": m.content} for m in request.chat.messages[: max_messages + 1]])
+    raise InvalidRequest("prompt is missing: set text, tokens or chat", field="prompt")
+
+
+def resume_of(message: inference_pb2.Resume) -> Resume:
+    """What the client has of the answer."""
+    return Resume(tuple(message.token_ids), message.num_chars if message.HasField("num_chars") else None)
+
+
+def start_of(request: Request, router_name: str) -> inference_pb2.Start:
+    """The fields with which a client can continue a prepared request's answer on another router."""
+    seed, max_tokens = request.sampling.seed, request.sampling.max_tokens
+    assert seed is not None, "the input processor resolves it"
+    assert max_tokens is not None, "likewise"
+    return inference_pb2.Start(
+        seed=seed,
+        max_tokens=max_tokens,
+        timeout_s=request.timeout_s,
+        router=router_name,
+    )
+
+
+def response_of(
+    request_id: str, delta: OutputDelta, start: inference_pb2.Start | None
+) -> inference_pb2.GenerateResponse:
+    """A delta as a message."""
+    response = inference_pb2.GenerateResponse(
+        request_id=request_id, text=delta.text, token_ids=delta.token_ids, start=start
+    )
+    for entry in delta.logprobs:
+        response.logprobs.add(
+            logprob=entry.logprob,
+            top=[types_pb2.TokenLogprob(token_id=t, logprob=value) for t, value in entry.top],
+        )
+    for entry in delta.prompt_logprobs:
+        response.prompt_logprobs.add(
+            logprob=entry.logprob,
+            top=[types_pb2.TokenLogprob(token_id=t, logprob=value) for t, value in entry.top],
+        )
+    if delta.finish is not None:
+        _add_finish(response, delta.finish)
+    return response
+
+
+def _add_finish(response: inference_pb2.GenerateResponse, finish: OutputFinish) -> None:
+    response.finish_reason = finish_reason_to_proto(finish.reason)
+    response.usage.num_prompt_tokens = finish.usage.num_prompt_tokens
+    response.usage.num_output_tokens = finish.usage.num_output_tokens
+    response.usage.num_cached_tokens = finish.usage.num_cached_tokens
+    response.ttft.CopyFrom(ttft_message(finish.record))
+    response.prefill_worker = finish.record.prefill_worker
+    response.decode_worker = finish.record.decode_worker

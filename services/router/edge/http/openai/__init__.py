@@ -1,0 +1,1 @@
+"""OpenAI's completions and chat completions: bodies in, answers out."""

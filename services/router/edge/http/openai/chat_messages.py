@@ -1,0 +1,207 @@
+"""Messages, tools and tool choices of a chat, as OpenAI has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from services.router.edge.answer.reader import ToolUse
+from services.router.edge.http.openai.unsupported import MESSAGE_FIELDS, refuse_unsupported
+from services.router.edge.http.validation import STRICT
+from shared.errors import InvalidRequest, brief
+from shared.model.text.template_traits import JsonValue
+
+MAX_TOOLS = 512
+MAX_TOOL_NAME_LEN = 128
+
+_OTHER_PARTS = {
+    "image_url": "images",
+    "input_image": "images",
+    "image": "images",
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "video_url": "video",
+    "file": "files",
+    "input_file": "files",
+    "document": "documents",
+}
+
+
+class ContentPart(BaseModel):
+    """One part of a message's content. Text is served, and a refusal, which is text; images, audio, video and files
+    are refused."""
+
+    model_config = STRICT
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+    def spoken(self, place: str) -> str:
+        """Its text; raises InvalidRequest (`messages`) for a part that has none."""
+        if self.type in ("text", "input_text", "output_text"):
+            if self.text is None:
+                raise InvalidRequest(f"{place}.text is missing", field="messages")
+            return self.text
+        if self.type == "refusal" and self.refusal is not None:
+            return self.refusal
+        kind = _OTHER_PARTS.get(self.type)
+        what = f"{kind} are" if kind and kind.endswith("s") else f"{kind} is" if kind else "such a part is"
+        raise InvalidRequest(
+            f"{place}.type {brief(self.type, 40)!r}: {what} not served here, text parts alone are", field="messages"
+        )
+
+
+class FunctionCall(BaseModel):
+    """What an assistant called."""
+
+    model_config = STRICT
+
+    name: str = Field(min_length=1)
+    arguments: str = ""
+
+
+class ToolCall(BaseModel):
+    """A call in an assistant's message."""
+
+    model_config = STRICT
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None
+
+    def for_template(self) -> dict[str, JsonValue]:
+        """As templates read it."""
+        function: dict[str, JsonValue] = {"name": self.function.name, "arguments": self.function.arguments or "{}"}
+        return {"id": self.id or "", "type": "function", "function": function}
+
+
+class Message(BaseModel):
+    """One chat message."""
+
+    model_config = STRICT
+
+    role: str = Field(min_length=1)
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+
+    def for_template(self, place: str) -> dict[str, JsonValue]:
+        """What the chat template sees; text parts stand on lines of their own. `place`: `messages[0]`. Raises
+        InvalidRequest (`messages`)."""
+        refuse_unsupported(self.model_extra, MESSAGE_FIELDS, f"{place}.")
+        text: str | None
+        if isinstance(self.content, list):
+            text = "\n".join(part.spoken(f"{place}.content[{i}]") for i, part in enumerate(self.content))
+        else:
+            text = self.content
+        if text is None and self.refusal is not None:
+            text = self.refusal
+        if text is None and self.role != "assistant":
+            raise InvalidRequest(f"{place}.content is missing: only an assistant's may be null", field="messages")
+        message: dict[str, JsonValue] = {"role": self.role, "content": text, "name": self.name}
+        if self.tool_calls is not None:
+            if self.role != "assistant":
+                raise InvalidRequest(f"{place}.tool_calls: only an assistant's message has them", field="messages")
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls] or None
+        if self.role == "tool" and self.tool_call_id is None:
+            raise InvalidRequest(f"{place}.tool_call_id is missing: it says which call was answered", field="messages")
+        message["tool_call_id"] = self.tool_call_id
+        message["reasoning_content"] = self.reasoning_content or self.reasoning
+        return {name: value for name, value in message.items() if value is not None or name == "content"}
+
+
+class FunctionTool(BaseModel):
+    """A function that the model may call; `parameters` is a JSON Schema."""
+
+    model_config = STRICT
+
+    name: str = Field(min_length=1, max_length=MAX_TOOL_NAME_LEN, pattern=r"^[a-zA-Z0-9_.:/-]+$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    """One of `tools`."""
+
+    model_config = STRICT
+
+    type: str
+    function: FunctionTool | None = None
+
+    def checked(self, place: str) -> FunctionTool:
+        """Its function; raises InvalidRequest (`tools`) for another kind of tool."""
+        if self.type != "function":
+            raise InvalidRequest(
+                f"{place}.type {brief(self.type, 40)!r} is not served here, only 'function' is", field="tools"
+            )
+        if self.function is None:
+            raise InvalidRequest(f"{place}.function is missing", field="tools")
+        return self.function
+
+    def for_template(self) -> dict[str, JsonValue]:
+        """As templates read it."""
+        assert self.function is not None
+        function: dict[str, JsonValue] = {"name": self.function.name}
+        if self.function.description is not None:
+            function["description"] = self.function.description
+        function["parameters"] = self.function.parameters or {"type": "object", "properties": {}}
+        return {"type": "function", "function": function}
+
+
+class NamedFunction(BaseModel):
+    """The function of a named tool choice."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    name: str
+
+
+class NamedChoice(BaseModel):
+    """A tool that must be called."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedChoice
+
+
+def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool | None) -> ToolUse | None:
+    """What the answer may call; None where it may call nothing. Raises InvalidRequest naming `tools` or
+    `tool_choice`, also for a tool that does not exist."""
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest(
+            f"tools has {len(tools)} entries, at most {MAX_TOOLS} are served", field="tools", limit=MAX_TOOLS
+        )
+    names = [tool.checked(f"tools[{i}]").name for i, tool in enumerate(tools)]
+    if len(set(names)) < len(names):
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise InvalidRequest(f"tools names {twice!r} twice", field="tools")
+    if not names:
+        if choice in (None, "none", "auto"):
+            return None
+        raise InvalidRequest("tool_choice needs tools", field="tool_choice")
+    if choice == "none":
+        return None
+    max_calls = 1 if parallel is False else None
+    if isinstance(choice, NamedChoice):
+        name = choice.function.name
+        if name not in names:
+            raise InvalidRequest(
+                f"tool_choice names {brief(name, 80)!r}, which tools does not have: {brief(', '.join(names), 200)}",
+                field="tool_choice",
+                value=brief(name, 80),
+            )
+        return ToolUse(frozenset(names), named=name, max_calls=1)
+    return ToolUse(frozenset(names), required=choice == "required", max_calls=max_calls)

@@ -1,0 +1,141 @@
+"""The structures of answers with tool calls: that there must be some, or that there may be, beside a format of text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from services.router.edge.answer.call_rules import CallRules
+from services.router.edge.answer.families import CallFormat
+from services.router.edge.answer.python_rules import UnsupportedSchemaError
+from services.router.edge.answer.reader import ToolUse
+from services.router.edge.http.openai.chat_messages import Tool
+from services.router.edge.http.openai.structure_fields import closed
+from shared.errors import InvalidRequest
+from shared.model.text.tokenizer import Tokenizer
+from shared.structure.grammar_text import json_schema
+from shared.structure.short_numbers import any_object
+from shared.structure.structured_output import StructuredOutput, StructureKind
+
+_ANYTHING: dict[str, Any] = {"type": "object"}
+_COMPACT = {"whitespace_flexible": False}
+"""An option of llguidance. Whitespace in a call has no reader, and a weak model may produce it without end."""
+
+
+def calls_structure(tools: Sequence[Tool], use: ToolUse) -> StructuredOutput:
+    """A named tool's arguments, or a list of calls as `forced.listed` reads it. Raises InvalidRequest where it is too
+    large."""
+    if use.named:
+        function = next(t.function for t in tools if t.function is not None and t.function.name == use.named)
+        schema = function.parameters or _ANYTHING
+    else:
+        schema = _list_of_calls(tools, use.max_calls)
+    # A function has the arguments that it names: a weak model that may add others can produce them without end.
+    schema = {**closed(schema), "x-guidance": _COMPACT}
+    return StructuredOutput(StructureKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False), source="tools")
+
+
+def call_or_answer(
+    tools: Sequence[Tool], use: ToolUse, answer: StructuredOutput, call_format: CallFormat, tokenizer: Tokenizer
+) -> StructuredOutput:
+    """Calls as the model writes them, or what matches `answer`, where the model decides. Raises InvalidRequest (the
+    answer's field) where the two cannot be one grammar."""
+    field = answer.source or answer.kind.value
+    if answer.kind in (StructureKind.REGEX, StructureKind.GRAMMAR):
+        raise InvalidRequest(
+            f"{field} excludes tools: beside them an answer can match a JSON schema or a choice", field=field
+        )
+
+    def mark(text: str) -> str:
+        token_ids = tokenizer.encode(text, add_special_tokens=False)
+        return f"<[{token_ids[0]}]>" if len(token_ids) == 1 else json.dumps(text)
+
+    schemas = dict(_parameters(tools))
+    rules = CallRules(
+        mark,
+        lambda arguments: _any_call_rule(tools, arguments),
+        {name: _compact(schema) for name, schema in schemas.items()},
+        {name: closed(schema) for name, schema in schemas.items()},
+        many=use.max_calls != 1,
+    )
+    try:
+        calls = call_format.grammar(rules)
+    except UnsupportedSchemaError as error:
+        raise InvalidRequest(
+            f"{field} excludes tools whose arguments this model's way to write calls cannot be held to: {error}. Leave "
+            "one of the two out, or let tool_choice say 'none' or 'required'",
+            field=field,
+        ) from None
+    lark = f"start: calls | answer\n{calls}answer: {_answer_rule(answer)}\nBLANKS: /[ \\n\\r\\t]{{1,16}}/\n"
+    return StructuredOutput(StructureKind.GRAMMAR, lark, source=field)
+
+
+def _answer_rule(answer: StructuredOutput) -> str:
+    if answer.kind is StructureKind.CHOICE:
+        return " | ".join(map(_written, answer.choices))
+    schema = json.loads(answer.text) if answer.kind is StructureKind.JSON_SCHEMA else any_object()
+    return f"%json {_written(json_schema(schema))}"
+
+
+def _any_call_rule(tools: Sequence[Tool], arguments: str) -> str:
+    call, definitions = _any_call(tools, arguments)
+    return _compact({**call, **({"$defs": definitions} if definitions else {})})
+
+
+def _compact(schema: dict[str, Any]) -> str:
+    return f"%json {_written(json_schema({**closed(schema), 'x-guidance': _COMPACT}))}"
+
+
+def _parameters(tools: Sequence[Tool]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for tool in tools:
+        assert tool.function is not None
+        yield tool.function.name, dict(tool.function.parameters or _ANYTHING)
+
+
+def _written(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _list_of_calls(tools: Sequence[Tool], max_calls: int | None) -> dict[str, Any]:
+    call, definitions = _any_call(tools, "parameters")
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": call}
+    if max_calls is not None:
+        schema["maxItems"] = max_calls
+    if definitions:
+        schema["$defs"] = definitions
+    return schema
+
+
+def _any_call(tools: Sequence[Tool], arguments: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A call's object, with its arguments under that name, and the definitions that it refers to."""
+    calls: list[dict[str, Any]] = []
+    definitions: dict[str, Any] = {}
+    for i, (tool, parameters) in enumerate(_parameters(tools)):
+        for key in ("$defs", "definitions"):
+            for name, schema in (parameters.pop(key, None) or {}).items():
+                definitions[f"{i}.{name}"] = _moved(schema, i)
+        calls.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": tool}, arguments: _moved(parameters, i)},
+                "required": ["name", arguments],
+                "additionalProperties": False,
+            }
+        )
+    return {"anyOf": calls} if len(calls) > 1 else calls[0], definitions
+
+
+def _moved(schema: Any, tool: int) -> Any:
+    """A schema with its references to definitions where they now are: each tool's under names of its own."""
+    if isinstance(schema, list):
+        return [_moved(item, tool) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: _moved(value, tool) for key, value in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        for prefix in ("#/$defs/", "#/definitions/"):
+            if reference.startswith(prefix):
+                moved["$ref"] = f"#/$defs/{tool}.{reference.removeprefix(prefix)}"
+    return moved

@@ -1,0 +1,1 @@
+"""The endpoints beside inference: models, health, status, documentation, the live page."""

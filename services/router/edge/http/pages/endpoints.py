@@ -1,0 +1,120 @@
+"""The endpoints beside inference: models, health, readiness, metrics, status, and what is not there."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import time
+from collections.abc import Callable, Mapping
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from services.router.edge.catalog import Catalog
+from services.router.edge.http.credentials import credentials
+from services.router.edge.http.errors import as_tandem_error, error_headers, error_json
+from services.router.edge.http.pages.docs_page import docs_page
+from services.router.edge.http.pages.openapi import openapi_document
+from services.router.edge.input_processor import InputProcessor
+from services.router.edge.tenants.auth import ApiKeys
+from services.router.views.cluster_view import ClusterView
+from shared.errors import InvalidRequest, NotFound, TandemError
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Pages:
+    """Handlers of the plain GET endpoints. `/v1/*` and `/metrics` ask for an API key, the probes do not."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        keys: ApiKeys,
+        metrics: Callable[[], bytes],
+        view: ClusterView,
+    ) -> None:
+        self._catalog = catalog
+        self._keys = keys
+        self._metrics = metrics
+        self._view = view
+        self._created = int(time.time())
+        self._version = importlib.metadata.version("tandem-llm")
+        self._openapi = openapi_document(catalog.first.model_name, self._version)
+        self._docs = docs_page(self._openapi)
+
+    async def models(self, request: Request) -> Response:
+        """`GET /v1/models`."""
+        self._keys.check(credentials(request.headers))
+        data = [self._model(name, model) for name, model in self._catalog.entries()]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def model(self, request: Request) -> Response:
+        """`GET /v1/models/{model}`."""
+        self._keys.check(credentials(request.headers))
+        name = request.path_params["model"]
+        model = self._catalog.find(name)
+        model.check_model(name)
+        return JSONResponse(self._model(name, model))
+
+    async def version(self, _: Request) -> Response:
+        """`GET /version`."""
+        return JSONResponse({"version": self._version})
+
+    async def docs(self, _: Request) -> Response:
+        """`GET /docs`."""
+        return Response(self._docs, media_type="text/html")
+
+    async def openapi(self, _: Request) -> Response:
+        """`GET /openapi.json`."""
+        return Response(self._openapi, media_type="application/json")
+
+    async def healthz(self, _: Request) -> Response:
+        """The process answers."""
+        return JSONResponse({"status": "ok"})
+
+    async def readyz(self, _: Request) -> Response:
+        """200 when a prompt can be served now, else 503 with the reason; what does not work as it should; and the load,
+        for endpoint pickers. Of several models, 200 when any can be served, and each one's reason in `models`."""
+        reason = self._catalog.not_ready_reason()
+        status = self._view.status()
+        load = {"waiting": status.queue_len, "running": status.num_running, "queue_limit": status.queue_limit}
+        page: dict[str, object] = {"ready": not reason, "reason": reason, "degraded": list(status.degraded)}
+        if len(self._catalog.models) > 1:
+            page["models"] = self._catalog.not_ready_reasons()
+        return JSONResponse({**page, "load": load}, status_code=503 if reason else 200)
+
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus text."""
+        self._keys.check(credentials(request.headers))
+        return Response(self._metrics(), headers={"content-type": _METRICS_TYPE})
+
+    def _model(self, name: str, model: InputProcessor) -> dict[str, object]:
+        entry: dict[str, object] = {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "tandem",
+            "max_model_len": model.core.max_prompt_tokens(),
+        }
+        return entry if name == model.model_name else {**entry, "root": model.model_name}
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """Unknown paths and methods, in OpenAI's error shape."""
+    assert isinstance(error, HTTPException)
+    where = f"{request.method} {request.url.path}"
+    if error.status_code == 404:
+        return _error_page(NotFound(f"there is no {where}"), 404, "not_found", {})
+    known = InvalidRequest(f"{where}: {error.detail}")
+    return _error_page(known, error.status_code, "method_not_allowed", error.headers or {})
+
+
+async def on_error(request: Request, error: Exception) -> Response:
+    """Whatever a page raised."""
+    known = as_tandem_error(error, request.headers.get("x-request-id", request.url.path))
+    headers = {name.decode(): value.decode() for name, value in error_headers(known)}
+    return _error_page(known, known.http_status, known.code, headers)
+
+
+def _error_page(error: TandemError, status: int, code: str, headers: Mapping[str, str]) -> Response:
+    return Response(error_json(error, code), status_code=status, headers=headers, media_type="application/json")

@@ -1,0 +1,126 @@
+"""The HTTP API as an OpenAPI document, made from the schemas that parse its requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from services.router.edge.http.anthropic.schemas import CountRequest, MessagesRequest
+from services.router.edge.http.openai.schemas import ChatRequest, CompletionRequest
+from services.router.edge.http.responses.schemas import ResponseRequest
+from services.router.edge.http.tokenization import DetokenizeRequest, TokenizeRequest
+
+_REFERENCE = "#/components/schemas/"
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"], "description": "the field or header at fault"},
+                "code": {"type": "string"},
+            },
+        }
+    },
+}
+_STREAMED = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+_POSTS: Mapping[str, tuple[type[BaseModel], str]] = {
+    "/v1/completions": (CompletionRequest, "Completes prompts"),
+    "/v1/chat/completions": (ChatRequest, "Answers a conversation"),
+    "/v1/responses": (ResponseRequest, "Answers a conversation, as OpenAI's responses"),
+    "/v1/messages": (MessagesRequest, "Answers a conversation, as Anthropic's messages"),
+    "/v1/messages/count_tokens": (CountRequest, "Counts the tokens of a conversation"),
+    "/tokenize": (TokenizeRequest, "Token ids of a prompt or a conversation"),
+    "/detokenize": (DetokenizeRequest, "Text of token ids"),
+}
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+    },
+}
+_STATUSES = {
+    "400": "the request breaks a limit, which the message names",
+    "401": "no API key, or an unknown one",
+    "404": "the model is not served here",
+    "409": "a request of this id runs already, and this one has no `resume`",
+    "408": "headers or body did not arrive in time",
+    "413": "the body is too long",
+    "429": "refused rather than served late, or the key's rate is used up; `Retry-After` says when to come back",
+    "431": "the headers are too large",
+    "503": "no worker can serve it",
+    "504": "the request's deadline passed",
+}
+
+
+def openapi_document(model_name: str, version: str) -> bytes:
+    """JSON of the document (OpenAPI 3.1); `version` is Tandem's."""
+    schemas: list[type[BaseModel]] = [schema for schema, _ in _POSTS.values()]
+    _, definitions = models_json_schema(
+        [(schema, "validation") for schema in schemas], ref_template=_REFERENCE + "{model}"
+    )
+    document = {
+        "openapi": "3.1.0",
+        "info": {"title": f"Tandem: {model_name}", "version": version},
+        "paths": {
+            **{path: _post(path, schema, summary) for path, (schema, summary) in _POSTS.items()},
+            "/v1/models": _page("The served model"),
+            "/v1/models/{model}": _page("One model", ("model",)),
+            "/version": _page("Tandem's version"),
+            "/healthz": _page("The process answers"),
+            "/readyz": _page("Whether a prompt can be served now"),
+            "/status": _page("The cluster as this router sees it"),
+            "/metrics": _page("Prometheus text", media_type="text/plain"),
+        },
+        "components": {
+            "schemas": {**definitions["$defs"], "Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}, {}],
+    }
+    return json.dumps(document).encode()
+
+
+def _post(path: str, schema: type[BaseModel], summary: str) -> Mapping[str, object]:
+    is_streamed = path in _STREAMED
+    errors = "AnthropicError" if path.startswith("/v1/messages") else "Error"
+    body = {"application/json": {"schema": {"$ref": _REFERENCE + schema.__name__}}}
+    answer: dict[str, object] = {"application/json": {}, **({"text/event-stream": {}} if is_streamed else {})}
+    description = "one body, or events with `stream`" if is_streamed else summary
+    return {
+        "post": {
+            "summary": summary,
+            "requestBody": {"required": True, "content": body},
+            "responses": {"200": {"description": description, "content": answer}, **_errors(errors)},
+        }
+    }
+
+
+def _page(summary: str, parameters: tuple[str, ...] = (), media_type: str = "application/json") -> Mapping[str, object]:
+    return {
+        "get": {
+            "summary": summary,
+            "parameters": [
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in parameters
+            ],
+            "responses": {"200": {"description": summary, "content": {media_type: {}}}, **_errors()},
+        }
+    }
+
+
+def _errors(schema: str = "Error") -> Mapping[str, object]:
+    content = {"application/json": {"schema": {"$ref": _REFERENCE + schema}}}
+    return {status: {"description": why, "content": content} for status, why in _STATUSES.items()}

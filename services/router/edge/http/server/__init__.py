@@ -1,0 +1,1 @@
+"""The HTTP server: connections, bounds on heads and bodies, one exchange."""

@@ -1,0 +1,1 @@
+"""Authentication and tenants: API keys, tenants, their rate limits."""

@@ -1,0 +1,88 @@
+"""The placements of requests as the API reports them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from services.router.dispatch.record import RequestRecord
+from services.router.dispatch.states import RequestEvent
+from services.router.placement.decision import Candidate, Choice
+from shared.errors import NotFound
+from shared.rpc.pb.tandem.v1 import inference_pb2
+
+
+class Explained:
+    """Records of the requests that were placed lately, by id, bounded: their choices keep all candidates."""
+
+    def __init__(self, limit: int) -> None:
+        """Keeps those of `limit` requests; 0 keeps none."""
+        self._limit = limit
+        self._records: OrderedDict[str, RequestRecord] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def add(self, record: RequestRecord) -> None:
+        """Takes one that was placed; the request that was placed longest ago loses its candidates."""
+        self._records[record.ask.request_id] = record
+        self._records.move_to_end(record.ask.request_id)
+        if len(self._records) > self._limit:
+            _, oldest = self._records.popitem(last=False)
+            oldest.choices = [choice.summary for choice in oldest.choices]
+
+    def find(self, request_id: str) -> RequestRecord | None:
+        """None if it is unknown or forgotten."""
+        return self._records.get(request_id)
+
+
+def explanation(record: RequestRecord | None, request_id: str) -> inference_pb2.Explanation:
+    """Every attempt's candidates and scores; raises NotFound (`request_id`) where there is no record."""
+    if record is None:
+        raise NotFound(
+            f"no placement of request {request_id!r} is remembered by this router", field="request_id", value=request_id
+        )
+    queues_s = _queues_s(record)
+    return inference_pb2.Explanation(
+        request_id=request_id,
+        attempts=[
+            _attempt(number, record.ask.num_prompt_tokens, queue_s, choice)
+            for number, (queue_s, choice) in enumerate(zip(queues_s, record.choices, strict=False), start=1)
+        ],
+    )
+
+
+def _queues_s(record: RequestRecord) -> list[float]:
+    """Time in the admission queue before each choice."""
+    found, matched = [], 0.0
+    for entry in record.entries:
+        if entry.event is RequestEvent.MATCHED:
+            matched = entry.at
+        elif entry.event is RequestEvent.CHOOSING:
+            found.append(entry.at - matched)
+    return found
+
+
+def _attempt(number: int, num_prompt_tokens: int, queue_s: float, choice: Choice) -> inference_pb2.PlacementDecision:
+    return inference_pb2.PlacementDecision(
+        attempt=number,
+        num_prompt_tokens=num_prompt_tokens,
+        queue_ms=queue_s * 1e3,
+        predicted_ttft_ms=choice.predicted_ttft_s * 1e3 if choice.predicted_ttft_s is not None else None,
+        route=choice.route.value,
+        decode_worker=choice.decode,
+        prefill_worker=choice.prefill or "",
+        decode_candidates=[_candidate(candidate) for candidate in choice.decodes],
+        prefill_candidates=[_candidate(candidate) for candidate in choice.prefills],
+    )
+
+
+def _candidate(candidate: Candidate) -> inference_pb2.PlacementCandidate:
+    return inference_pb2.PlacementCandidate(
+        worker=candidate.name,
+        score=candidate.score,
+        parts=[inference_pb2.ScorePart(scorer=name, score=value) for name, value in candidate.parts],
+        num_queued_tokens=candidate.num_queued_tokens,
+        num_free_blocks=candidate.num_free_blocks,
+        num_requests=candidate.num_requests,
+        num_hit_tokens=candidate.num_hit_tokens,
+    )

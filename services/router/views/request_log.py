@@ -1,0 +1,30 @@
+"""What is remembered of one model's requests behind their end."""
+
+from __future__ import annotations
+
+from services.router.dispatch.record import RequestRecord
+from services.router.dispatch.states import RequestEvent
+from services.router.views.attribution.ring import EndedRequests
+from services.router.views.attribution.verdict import Targets, outcome
+from services.router.views.explanation import Explained
+from services.router.views.metrics import RouterMetrics
+
+_PLACED = RequestEvent.PLACED  # looked at for each event: reading a member of an enum takes 0.1 µs
+
+
+class RequestLog:
+    """Implements `RecordObserver`: counts events, and keeps records for explanations and for windows of the status."""
+
+    def __init__(self, metrics: RouterMetrics, max_explained: int, max_ended: int, targets: Targets) -> None:
+        """`max_explained`: requests whose placement can be explained; `max_ended`: ended ones that are remembered."""
+        self._metrics = metrics
+        self.explained = Explained(max_explained)
+        self.ended = EndedRequests(max_ended, targets)
+
+    def noted(self, record: RequestRecord) -> None:
+        """See `RecordObserver`."""
+        self._metrics.noted(record)
+        if record.entries[-1].event is _PLACED:
+            self.explained.add(record)
+        elif record.has_ended and outcome(record) is not None:
+            self.ended.add(record)

@@ -1,0 +1,76 @@
+"""Resolves a worker's `auto` settings on this machine and refuses settings that it does not support."""
+
+from __future__ import annotations
+
+import torch
+
+from services.worker.settings import WorkerSettings
+from shared.errors import ConfigError
+from shared.kernels.backends.dtype_timing import faster_dtype
+from shared.kernels.kv_dtype import KV_DTYPES
+from shared.model.config.model_config import ModelConfig
+
+AUTO_SWAP_BYTES = 256 << 20
+"""With host_swap_bytes = -1, for a pool that lies in host memory itself …"""
+AUTO_GPU_SWAP_BYTES = 8 << 30
+"""… and at most for one on a GPU: it is pinned, and pinning takes time …"""
+AUTO_GPU_SWAP_SHARE = 1 / 8
+"""… nor more than this share of the host memory that is free at the start."""
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def check_device(device: str) -> None:
+    """Raises ConfigError where the device is not on this machine."""
+    place = torch.device(device)
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device is {device}, but torch sees no CUDA device on this machine", field="device")
+    if place.index is not None and place.index >= (count := torch.cuda.device_count()):
+        raise ConfigError(
+            f"device is {device}, but torch sees {count} CUDA devices on this machine, numbered from 0",
+            field="device",
+            limit=count - 1,
+        )
+
+
+def choose_swap_bytes(settings: WorkerSettings, pool_bytes: int, free_bytes: int) -> int:
+    """Host memory for preempted sequences, as the setting says; `free_bytes` is of host memory."""
+    if settings.host_swap_bytes >= 0:
+        return settings.host_swap_bytes
+    if not settings.is_on_gpu:
+        return AUTO_SWAP_BYTES
+    return min(pool_bytes, AUTO_GPU_SWAP_BYTES, int(free_bytes * AUTO_GPU_SWAP_SHARE))
+
+
+def choose_backend(settings: WorkerSettings) -> str:
+    """The backend's name for the registry, with the instruction set where one is wanted."""
+    if settings.cpu_isa == "auto" or settings.device != "cpu" or settings.kernels not in ("auto", "cpu"):
+        return settings.kernels
+    return "torch" if settings.cpu_isa == "torch" else f"cpu:{settings.cpu_isa}"
+
+
+def choose_dtype(wanted: str, config: ModelConfig, device: str = "cpu", backend: str = "auto") -> torch.dtype:
+    """`auto` is the checkpoint's dtype; on a CPU the faster one for bf16 checkpoints, fp32 for others. Blocking."""
+    if wanted != "auto":
+        return DTYPES[wanted]
+    if device != "cpu":
+        return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(str(config.dtype), torch.float32)
+    return faster_dtype(backend) if config.dtype == "bfloat16" else torch.float32
+
+
+def choose_kv_dtype(wanted: str, compute: torch.dtype) -> torch.dtype:
+    """`auto` is the dtype of the computation. Raises ConfigError where no kernels read the one in the other."""
+    kv_dtype = compute if wanted == "auto" else DTYPES[wanted]
+    if kv_dtype not in KV_DTYPES[compute]:
+        allowed = ", ".join(name for name, dtype in DTYPES.items() if dtype in KV_DTYPES[compute])
+        raise ConfigError(
+            f"kv_dtype {wanted} is not supported beside computation in {dtype_name(compute)}, only auto or {allowed}",
+            field="kv_dtype",
+            limit=allowed,
+        )
+    return kv_dtype
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As torch names it, without its module."""
+    return str(dtype).removeprefix("torch.")

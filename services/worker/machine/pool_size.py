@@ -1,0 +1,83 @@
+"""How many KV blocks a worker's pool has."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import psutil
+
+from shared.engine.runner.pool_memory import MemoryBudget
+from shared.engine.runner.profile_run import measure_budget
+from shared.kv.layout import BlockLayout
+from shared.model.decoder import Decoder
+
+if TYPE_CHECKING:  # a follower, which has no settings, reads this too
+    from services.worker.settings import WorkerSettings
+
+AUTO_POOL_SEQUENCES = 32
+"""With num_kv_blocks = 0, the pool is sized for this many sequences of full length …"""
+AUTO_POOL_MEMORY_SHARE = 0.1
+"""… but takes at most this share of the memory that is free at the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNeed:
+    """What every rank of a group must know to say how many blocks it has room for."""
+
+    block_size: int
+    kv_dtype: str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    gpu_memory: float
+    host_share: float
+    """Of the memory that is free, for a pool that lies in the host's."""
+    held_bytes: int
+    """Of one block on all ranks of a host together, some of which may hold the same."""
+
+    def to_json(self) -> bytes:
+        """For `parse`."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def parse(cls, text: bytes) -> PoolNeed:
+        """What `to_json` gave."""
+        return cls(**json.loads(text))
+
+    def budget(self, decoder: Decoder, layout: BlockLayout, *, follows: bool = False) -> MemoryBudget:
+        """What this rank, or the only process, has for blocks of `layout`, its own slices. On a GPU all ranks run the
+        largest step together: `follows` as for `measure_budget`. Blocking. Raises ConfigError, RankLost."""
+        if decoder.device.type == "cpu":
+            free = psutil.virtual_memory().available * layout.block_bytes // self.held_bytes
+            return MemoryBudget(free, step_bytes=0, share=self.host_share)
+        return measure_budget(
+            decoder,
+            layout,
+            self.max_num_seqs,
+            self.max_num_batched_tokens,
+            self.max_model_len,
+            self.gpu_memory,
+            follows=follows,
+        )
+
+
+def pool_need(settings: WorkerSettings, layout: BlockLayout, max_len: int, held_bytes: int) -> PoolNeed:
+    """`layout`: of whole blocks; `held_bytes` as in PoolNeed."""
+    return PoolNeed(
+        layout.block_size,
+        layout.dtype,
+        settings.max_num_seqs,
+        settings.max_num_batched_tokens,
+        max_len,
+        settings.gpu_memory,
+        1.0 if settings.num_kv_blocks else AUTO_POOL_MEMORY_SHARE,
+        held_bytes,
+    )
+
+
+def most_blocks(settings: WorkerSettings, layout: BlockLayout, max_len: int) -> int:
+    """Upper bound of a pool's number of blocks when no number is configured."""
+    return sys.maxsize if settings.is_on_gpu else AUTO_POOL_SEQUENCES * -(-max_len // layout.block_size) + 1

@@ -1,0 +1,1 @@
+"""What a worker reports of itself: load, metrics, traces."""

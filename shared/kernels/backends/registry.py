@@ -1,0 +1,174 @@
+"""Which backend serves a device: a short ordered list, each entry with the reason why it may be refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from shared.errors import ConfigError
+from shared.kernels.attention.prefill import configs
+from shared.kernels.backend import Kernels
+from shared.kernels.backends import cpu as cpu_backend
+from shared.kernels.device import device_limits
+from shared.kernels.torch_backend import TorchKernels
+
+AUTO = "auto"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One entry of the registry."""
+
+    name: str
+    devices: tuple[str, ...]
+    """Device types that `auto` offers it; to be named outright, `refusal` decides alone."""
+    refusal: Callable[[torch.device, torch.dtype], str | None]
+    """Why it cannot serve this device and dtype, or None."""
+    load: Callable[[], Kernels]
+    """Imports what it needs. Called once `refusal` returned None."""
+
+
+def backends() -> tuple[Backend, ...]:
+    """All there are, the most specialised first: the order in which `auto` tries them."""
+    return (
+        Backend("triton", ("cuda",), _triton_refusal, _load_triton),
+        # Until they have run on hardware, by name alone.
+        Backend("triton-hopper", (), _hopper_refusal, _load_hopper),
+        Backend("flashinfer", (), _flashinfer_refusal, _load_flashinfer),
+        Backend("cpu", ("cpu",), cpu_backend.refusal, cpu_backend.CpuKernels),
+        Backend("torch", ("cuda", "cpu"), lambda _device, _dtype: None, TorchKernels),
+    )
+
+
+def deterministic_backends() -> tuple[Backend, ...]:
+    """Those in which a sequence's results depend on that sequence alone, to the bit; in the same order."""
+    refusal = partial(cpu_backend.refusal, deterministic=True)
+    return (
+        Backend("triton", ("cuda",), _triton_refusal, _load_deterministic_triton),
+        Backend("cpu", ("cpu",), refusal, cpu_backend.DeterministicCpuKernels),
+    )
+
+
+def choose_kernels(
+    device: torch.device | str, dtype: torch.dtype, wanted: str = AUTO, *, deterministic: bool = False
+) -> Kernels:
+    """The backend named `wanted` (`cpu:avx2`: of one instruction set), or with `auto` the first that takes the device.
+
+    What `auto` passes over is said in the log. `deterministic`: among `deterministic_backends`.
+
+    Raises:
+        ConfigError: `wanted` is unknown or refuses this device or dtype; the message gives its reason.
+    """
+    device = torch.device(device)
+    candidates = deterministic_backends() if deterministic else backends()
+    if wanted != AUTO:
+        named = (*candidates, *_of_one_instruction_set(wanted, deterministic=deterministic))
+        by_name = {backend.name: backend for backend in named}
+        if wanted not in by_name:
+            known = ", ".join((AUTO, *by_name))
+            mode = " with deterministic" if deterministic else ""
+            raise ConfigError(f"kernels must be one of {known}{mode}, not {wanted!r}", field="kernels", limit=known)
+        reason = by_name[wanted].refusal(device, dtype)
+        if reason is not None:
+            raise ConfigError(f"kernels {wanted!r} cannot serve this worker: {reason}", field="kernels")
+        return by_name[wanted].load()
+    for backend in candidates:
+        if device.type not in backend.devices:
+            continue
+        reason = backend.refusal(device, dtype)
+        if reason is None:
+            return backend.load()
+        _log.warning("kernels %r passed over for %s: %s", backend.name, device, reason)
+        if deterministic:  # there is no reference to fall back to
+            raise ConfigError(
+                f"deterministic kernels {backend.name!r} cannot serve this worker: {reason}", field="deterministic"
+            )
+    raise ConfigError(f"no kernels for device {device}", field="device")
+
+
+def _of_one_instruction_set(wanted: str, *, deterministic: bool) -> tuple[Backend, ...]:
+    """The C++ kernels where they are wanted as `cpu:avx2` or the like."""
+    name, _, isa = wanted.partition(":")
+    if name != "cpu" or not isa:
+        return ()
+    refusal = partial(cpu_backend.refusal, isa=isa, deterministic=deterministic)
+    kind = cpu_backend.DeterministicCpuKernels if deterministic else cpu_backend.CpuKernels
+    return (Backend(wanted, ("cpu",), refusal, partial(kind, isa)),)
+
+
+def _triton_refusal(device: torch.device, dtype: torch.dtype) -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        if major < 8:
+            return f"{device} has compute capability {major}.{minor}, Triton's kernels need 8.0"
+        return configs.refusal(device_limits(device))
+    if not _is_interpreting():
+        return f"device {device} is not a CUDA device, and Triton does not run as an interpreter"
+    if dtype == torch.bfloat16:
+        return "Triton's interpreter computes wrong bfloat16 products: take float32 or float16"
+    return None
+
+
+def _hopper_refusal(device: torch.device, dtype: torch.dtype) -> str | None:
+    reason = _triton_refusal(device, dtype)
+    if reason is not None:
+        return reason
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
+        return f"{device} is no Hopper device (compute capability 9.0)"
+    if importlib.util.find_spec("triton.experimental.gluon") is None:
+        return "this triton has no Gluon"
+    return None
+
+
+def _flashinfer_refusal(device: torch.device, dtype: torch.dtype) -> str | None:
+    if importlib.util.find_spec("flashinfer") is None:
+        return "the package flashinfer is not installed (pip install flashinfer-python)"
+    if device.type != "cuda":
+        return f"device {device} is not a CUDA device"
+    if dtype == torch.float32:
+        return "FlashInfer computes in 16 bits: take bfloat16 or float16"
+    return _triton_refusal(device, dtype)  # the other ops are Triton's
+
+
+def _is_interpreting() -> bool:
+    from triton import knobs  # type: ignore[import-untyped, import-not-found, unused-ignore]
+
+    return bool(knobs.runtime.interpret)
+
+
+def _load_triton() -> Kernels:
+    from shared.kernels.backends.triton import TritonKernels
+
+    return TritonKernels()
+
+
+def _load_hopper() -> Kernels:
+    from shared.kernels.backends.hopper import HopperKernels
+
+    return HopperKernels()
+
+
+def _load_flashinfer() -> Kernels:
+    try:
+        import flashinfer  # type: ignore[import-untyped, import-not-found, unused-ignore]
+    except (ImportError, OSError) as error:  # without one of its own packages, or a CUDA library
+        raise ConfigError(f"kernels 'flashinfer': the package cannot be imported: {error}", field="kernels") from error
+
+    from shared.kernels.backends.flashinfer import FlashInferKernels
+
+    return FlashInferKernels(flashinfer)
+
+
+def _load_deterministic_triton() -> Kernels:
+    from shared.kernels.backends.triton import DeterministicTritonKernels
+
+    return DeterministicTritonKernels()

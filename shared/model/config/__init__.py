@@ -1,0 +1,1 @@
+"""What `config.json` and the folder of a model say, read once and validated."""

@@ -1,0 +1,72 @@
+"""The attention block of a layer: QKV projection, rotary embedding, KV write, attention, output projection."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shared.kernels.backend import DecoderOps
+from shared.kernels.batch import AttentionBatch
+from shared.model.config.model_config import ModelConfig
+from shared.model.layers.modules import LayerModules
+
+
+class AttentionBlock:
+    """Grouped-query attention with rotary positions over paged KV, for every family without latents."""
+
+    def __init__(self, config: ModelConfig, index: int, layer: LayerModules, kernels: DecoderOps) -> None:
+        """Keeps references to its arguments; `index` is the layer's number, from 0."""
+        self._config = config
+        self._kernels = kernels
+        self._index = index
+        self._layer = layer
+        self._sizes = [config.num_heads * config.head_dim] + [config.num_kv_heads * config.head_dim] * 2
+
+    def place(self, x: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, slots: Tensor) -> Tensor:
+        """Write this step's K and V into `kv_blocks` and return the query, ready to attend.
+
+        Args:
+            x: [num_tokens, hidden_size], normalised.
+            cos: [num_tokens, head_dim].
+            sin: [num_tokens, head_dim].
+            kv_blocks: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], changed in place.
+            slots: [num_tokens] int64, see `AttentionBatch`.
+
+        Returns:
+            [num_tokens, num_heads, head_dim].
+        """
+        config, layer = self._config, self._layer
+        qkv = layer.qkv.forward(x)
+        query, key, value = (
+            part.view(x.shape[0], -1, config.head_dim) for part in torch.split(qkv, self._sizes, dim=-1)
+        )  # each [num_tokens, num_heads or num_kv_heads, head_dim]
+        return self._kernels.rotate_and_write(
+            query,
+            key,
+            value,
+            cos,
+            sin,
+            kv_blocks,
+            self._index,
+            slots,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            eps=config.rms_norm_eps,
+        )
+
+    def attend(self, query: Tensor, kv_blocks: Tensor, batch: AttentionBatch) -> Tensor:
+        """[num_tokens, num_heads, head_dim] to [num_tokens, num_heads * head_dim], over the K and V that `place`
+        wrote."""
+        config = self._config
+        return self._kernels.paged_attention(
+            query,
+            kv_blocks,
+            self._index,
+            batch,
+            scale=config.attention_scale,
+            window=config.window_of(self._index),
+        )
+
+    def project(self, attended: Tensor) -> Tensor:
+        """[num_tokens, num_heads * head_dim] to [num_tokens, hidden_size]."""
+        return self._layer.o.forward(attended)

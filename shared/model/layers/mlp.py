@@ -1,0 +1,86 @@
+"""The feed-forward block of a layer."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from shared.kernels.backend import DecoderOps
+from shared.kernels.cpu.torch_threads import in_this_thread
+from shared.model.config.moe_config import MoeConfig
+from shared.model.layers.modules import ExpertModules, LayerModules
+
+
+class FeedForward(Protocol):
+    """What a layer has behind its attention."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[num_tokens, hidden_size] to the same shape; a row's result follows from that row alone."""
+        ...
+
+
+class Mlp:
+    """`down(silu(gate(x)) * up(x))`."""
+
+    def __init__(self, layer: LayerModules, kernels: DecoderOps) -> None:
+        """Keeps references to its arguments."""
+        assert layer.gate_up is not None
+        assert layer.down is not None
+        self._gate_up = layer.gate_up
+        self._down = layer.down
+        self._kernels = kernels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[num_tokens, hidden_size] to the same shape."""
+        return self._down.forward(self._kernels.silu_mul(self._gate_up.forward(x)))
+
+
+class MixtureOfExperts:
+    """The experts that a router chooses for each token, and the shared ones that all pass."""
+
+    def __init__(self, moe: MoeConfig, modules: ExpertModules, shared: Mlp | None, kernels: DecoderOps) -> None:
+        """Keeps references to its arguments."""
+        self._routing = moe.routing
+        self._fp32_router = moe.fp32_router
+        self._modules = modules
+        self._shared = shared
+        self._kernels = kernels
+        self._one = torch.ones((), dtype=torch.int64, device="cpu")
+        self._num_experts = moe.routing.num_experts
+        most_copies = 1 if modules.copies is None else modules.copies.most_copies
+        self._num_chosen = torch.zeros(self._num_experts * most_copies, dtype=torch.int64, device="cpu")
+
+    @property
+    def num_chosen(self) -> Tensor:
+        """[num_experts, most copies of one] tokens that each copy of each expert was chosen for since start, other
+        ranks' too; counted on the CPU alone."""
+        return self._num_chosen.view(self._num_experts, -1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[num_tokens, hidden_size] to the same shape."""
+        modules = self._modules
+        logits = modules.router.forward(x.float() if self._fp32_router else x)
+        expert_ids, weights = self._kernels.choose_experts(logits, modules.router_bias, self._routing)
+        slots = expert_ids if modules.copies is None else modules.copies.slots(expert_ids)
+        if x.device.type == "cpu":
+            chosen = slots.flatten()
+            self._num_chosen.scatter_add_(0, chosen, self._one.expand(chosen.shape))
+        local_ids = expert_ids if modules.copies is None else modules.copies.local_ids(slots)
+        out = modules.experts.forward(x, local_ids, weights)
+        if self._shared is not None:
+            shared = self._shared.forward(x)
+            with in_this_thread(x, x.numel()):
+                out = out + shared
+        if modules.group is not None:  # all ranks have x: nothing is sent to experts, and one sum brings all back
+            modules.group.all_reduce(out)
+        return out
+
+
+def feed_forward(layer: LayerModules, moe: MoeConfig | None, kernels: DecoderOps) -> FeedForward:
+    """What suits a layer."""
+    if layer.experts is None:
+        return Mlp(layer, kernels)
+    assert moe is not None
+    return MixtureOfExperts(moe, layer.experts, None if layer.gate_up is None else Mlp(layer, kernels), kernels)

@@ -1,0 +1,142 @@
+"""The decoder's modules: the norms' weights, and the projections as the backend's linear layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shared.collectives.interface import Collectives
+from shared.kernels.backend import BatchedLinear, DecoderOps, Experts, Linear
+from shared.model.config.latent_config import LatentConfig
+from shared.model.config.model_config import ModelConfig
+from shared.model.layers.expert_copies import ExpertCopies
+from shared.model.layers.parameters import DecoderParameters, ExpertParameters, LatentParameters, LayerParameters
+
+EXPANDED_HEADS = 8
+"""Heads whose keys and values are expanded from latents at once: bounds the memory that a long prompt takes for it."""
+
+
+@dataclass(frozen=True)
+class LatentModules:
+    """What latent attention has behind its latents. The keys' projection is there in both directions."""
+
+    q: Linear | None  # q_rank to num_heads * query_dim
+    to_latent: BatchedLinear  # of each head, nope_dim to kv_rank: a query as the latents see it
+    to_value: BatchedLinear  # of each head, kv_rank to value_dim
+    expand: tuple[Linear, ...]  # of EXPANDED_HEADS heads each, kv_rank to heads * (nope_dim + value_dim)
+
+
+@dataclass(frozen=True)
+class ExpertModules:
+    """A layer's router and experts."""
+
+    router: Linear  # hidden_size to num_experts
+    router_bias: Tensor | None  # [num_experts] fp32
+    experts: Experts
+    copies: ExpertCopies | None = None  # None: ids are the router's
+    group: Collectives | None = None  # ranks whose experts' results, the shared ones' among them, are parts of a sum
+
+
+@dataclass(frozen=True)
+class LayerModules:
+    """One layer. Projections that read the same input are one linear layer."""
+
+    input_norm: Tensor  # [hidden_size]
+    qkv: Linear  # hidden_size to what `LayerParameters` says
+    q_norm: Tensor | None  # [head_dim], or [q_rank]
+    k_norm: Tensor | None  # [head_dim], or [kv_rank]
+    latent: LatentModules | None
+    o: Linear  # num_heads * value_dim to hidden_size
+    post_norm: Tensor  # [hidden_size]
+    experts: ExpertModules | None
+    gate_up: Linear | None  # hidden_size to 2 * intermediate_size; None where no token passes it
+    down: Linear | None  # intermediate_size to hidden_size
+
+    @property
+    def projections(self) -> tuple[Linear | BatchedLinear | Experts, ...]:
+        """Those of which a step of one token reads all, or of experts the chosen ones."""
+        found: list[Linear | BatchedLinear | Experts | None] = [self.qkv, self.o, self.gate_up, self.down]
+        if self.latent is not None:
+            found += [self.latent.q, self.latent.to_latent, self.latent.to_value]
+        if self.experts is not None:
+            found += [self.experts.router, self.experts.experts]
+        return tuple(projection for projection in found if projection is not None)
+
+
+@dataclass(frozen=True)
+class DecoderModules:
+    """A whole decoder."""
+
+    embedding: Tensor  # [vocab_size, hidden_size]
+    layers: tuple[LayerModules, ...]
+    norm: Tensor  # [hidden_size]
+    lm_head: Linear  # hidden_size to vocab_size
+
+    @classmethod
+    def build(cls, parameters: DecoderParameters, ops: DecoderOps, config: ModelConfig) -> DecoderModules:
+        """Takes ownership of the parameters: a backend may lay projections out anew in their memory.
+
+        A tied embedding does not change; the output projection is built separately.
+        """
+        is_tied = parameters.lm_head is parameters.embedding
+        return cls(
+            embedding=parameters.embedding,
+            layers=tuple(_build_layer(layer, ops, config) for layer in parameters.layers),
+            norm=parameters.norm,
+            lm_head=ops.make_linear(parameters.lm_head, None, own=not is_tied),
+        )
+
+    @property
+    def projection_bytes(self) -> int:
+        """Bytes of all projections' weights: those that a step of one token reads, and the experts that it did not
+        choose."""
+        layers = (projection for layer in self.layers for projection in layer.projections)
+        return sum(projection.nbytes for projection in (*layers, self.lm_head))
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of all experts' weights."""
+        return sum(layer.experts.experts.nbytes for layer in self.layers if layer.experts is not None)
+
+
+def _build_layer(layer: LayerParameters, ops: DecoderOps, config: ModelConfig) -> LayerModules:
+    def linear(weight: Tensor | None, bias: Tensor | None) -> Linear | None:
+        return None if weight is None else ops.make_linear(weight, bias, own=True)
+
+    return LayerModules(
+        input_norm=layer.input_norm,
+        qkv=ops.make_linear(layer.qkv, layer.qkv_bias, own=True),
+        q_norm=layer.q_norm,
+        k_norm=layer.k_norm,
+        latent=None
+        if layer.latent is None or config.latent is None
+        else _build_latent(layer.latent, config.latent, config.num_heads, ops),
+        o=ops.make_linear(layer.o, layer.o_bias, own=True),
+        post_norm=layer.post_norm,
+        experts=None if layer.experts is None else _build_experts(layer.experts, ops),
+        gate_up=linear(layer.gate_up, layer.gate_up_bias),
+        down=linear(layer.down, layer.down_bias),
+    )
+
+
+def _build_latent(parameters: LatentParameters, latent: LatentConfig, num_heads: int, ops: DecoderOps) -> LatentModules:
+    by_head = parameters.kv.view(num_heads, -1, latent.kv_rank)
+    keys, values = torch.split(by_head, [latent.nope_dim, latent.value_dim], dim=1)
+    parts = torch.split(by_head, EXPANDED_HEADS)
+    return LatentModules(
+        q=None if parameters.q is None else ops.make_linear(parameters.q, None, own=True),
+        to_latent=ops.make_batched_linear(keys.transpose(1, 2).contiguous(), own=True),
+        to_value=ops.make_batched_linear(values.contiguous(), own=True),
+        expand=tuple(ops.make_linear(part.flatten(0, 1).clone(), None, own=True) for part in parts),
+    )
+
+
+def _build_experts(parameters: ExpertParameters, ops: DecoderOps) -> ExpertModules:
+    return ExpertModules(
+        router=ops.make_linear(parameters.router, None, own=True),
+        router_bias=parameters.router_bias,
+        experts=ops.make_experts(parameters.gate_up, parameters.down, parameters.first_expert, own=True),
+        copies=parameters.copies,
+    )

@@ -1,0 +1,256 @@
+"""The decoder's parameter tensors, and their mapping to the tensors of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shared.model.config.model_config import ModelConfig
+from shared.model.config.moe_config import MoeConfig
+from shared.model.layers.expert_copies import ExpertCopies
+
+
+@dataclass(frozen=True)
+class LatentParameters:
+    """What latent attention has behind its latents."""
+
+    q: Tensor | None  # [num_heads * query_dim, q_rank], None where queries have no latent
+    kv: Tensor  # [num_heads * (nope_dim + value_dim), kv_rank]
+
+
+@dataclass(frozen=True)
+class ExpertParameters:
+    """A layer's router, and some of its experts."""
+
+    router: Tensor  # [num_experts, hidden_size], fp32 where the logits are
+    router_bias: Tensor | None  # [num_experts] fp32
+    gate_up: Tensor  # [num_local_experts, 2 * expert_size, hidden_size]
+    down: Tensor  # [num_local_experts, hidden_size, expert_size]
+    experts: Sequence[int]  # [num_local_experts] their ids, ascending; adjacent ones where `copies` is None
+    copies: ExpertCopies | None = None
+
+    @property
+    def first_expert(self) -> int:
+        """The id of the first expert as the kernels number them: from 0 where copies of experts are chosen."""
+        return self.experts[0] if self.copies is None else 0
+
+
+@dataclass(frozen=True)
+class LayerParameters:
+    """One layer. Projections that read the same input are fused into one, in the order of their names.
+
+    With latent attention `qkv` gives the queries or their latents, the latent, and the key of all heads; `q_norm` and
+    `k_norm` are the latents'. With experts, `gate_up` and `down` are those of the shared ones.
+    """
+
+    input_norm: Tensor  # [hidden_size]
+    qkv: Tensor  # [qkv_size, hidden_size]; (num_heads + 2 * num_kv_heads) * head_dim without latents
+    qkv_bias: Tensor | None  # [qkv_size]
+    q_norm: Tensor | None  # [head_dim], or [q_rank]
+    k_norm: Tensor | None  # [head_dim], or [kv_rank]
+    latent: LatentParameters | None
+    o: Tensor  # [hidden_size, num_heads * value_dim]
+    o_bias: Tensor | None  # [hidden_size]
+    post_norm: Tensor  # [hidden_size]
+    experts: ExpertParameters | None
+    gate_up: Tensor | None  # [2 * intermediate_size, hidden_size]; None where no token passes it
+    gate_up_bias: Tensor | None  # [2 * intermediate_size]
+    down: Tensor | None  # [hidden_size, intermediate_size]
+    down_bias: Tensor | None  # [hidden_size]
+
+
+@dataclass(frozen=True)
+class DecoderParameters:
+    """All parameters of a decoder; `lm_head` is `embedding` itself if the two are tied."""
+
+    embedding: Tensor  # [vocab_size, hidden_size]
+    layers: tuple[LayerParameters, ...]
+    norm: Tensor  # [hidden_size]
+    lm_head: Tensor  # [vocab_size, hidden_size]
+
+    @classmethod
+    def allocate(
+        cls,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        experts: Sequence[Sequence[int]] | None = None,
+    ) -> DecoderParameters:
+        """Uninitialised tensors of the right shapes (on `device="meta"`, only the shapes); `experts`: ids of those to
+        have of each layer, or None for all."""
+
+        def empty(*shape: int) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        embedding = empty(config.vocab_size, config.hidden_size)
+        return cls(
+            embedding=embedding,
+            layers=tuple(
+                _allocate_layer(config, index, dtype, device, None if experts is None else experts[index])
+                for index in range(config.num_layers)
+            ),
+            norm=empty(config.hidden_size),
+            lm_head=embedding if config.tie_word_embeddings else empty(config.vocab_size, config.hidden_size),
+        )
+
+    def checkpoint_views(self, config: ModelConfig) -> dict[str, Tensor]:
+        """Checkpoint tensor name → the view of these parameters that it fills.
+
+        The views are disjoint and cover all parameters but biases that are always zero; a tied `lm_head.weight` is left
+        out.
+        """
+        views = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
+        if not config.tie_word_embeddings:
+            views["lm_head.weight"] = self.lm_head
+        for index, layer in enumerate(self.layers):
+            prefix = f"model.layers.{index}."
+            views |= {prefix + name: view for name, view in _layer_views(config, layer).items()}
+        return views
+
+
+def unused_tensors(config: ModelConfig, experts: range | None = None) -> tuple[str, ...]:
+    """How the names of a checkpoint's tensors begin that these parameters leave out: layers that predict further than
+    the next token, and other ranks' experts."""
+    layers = range(config.num_layers, config.num_layers + config.num_unused_layers)
+    left_out = [f"model.layers.{layer}." for layer in layers]
+    if config.moe is not None and experts is not None:
+        absent = [expert for expert in range(config.moe.routing.num_experts) if expert not in experts]
+        left_out += [
+            f"model.layers.{layer}.{config.moe.prefix}.experts.{expert}."
+            for layer in range(config.num_layers)
+            if config.has_experts(layer)
+            for expert in absent
+        ]
+    return tuple(left_out)
+
+
+def _qkv_rows(config: ModelConfig) -> dict[str, int]:
+    """Checkpoint name → rows, of the projections that are fused as `qkv`."""
+    latent = config.latent
+    if latent is None:
+        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        return {"self_attn.q_proj": q_size, "self_attn.k_proj": kv_size, "self_attn.v_proj": kv_size}
+    if latent.q_rank is None:
+        return {
+            "self_attn.q_proj": config.num_heads * latent.query_dim,
+            "self_attn.kv_a_proj_with_mqa": latent.cached_dim,
+        }
+    return {"self_attn.q_a_proj": latent.q_rank, "self_attn.kv_a_proj_with_mqa": latent.cached_dim}
+
+
+def _norm_sizes(config: ModelConfig) -> tuple[int | None, int | None]:
+    """Of `q_norm` and `k_norm`."""
+    if config.latent is not None:
+        return config.latent.q_rank, config.latent.kv_rank
+    return (config.head_dim, config.head_dim) if config.qk_norm else (None, None)
+
+
+def _allocate_layer(
+    config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device | str, experts: Sequence[int] | None
+) -> LayerParameters:
+    hidden = config.hidden_size
+    qkv_size = sum(_qkv_rows(config).values())
+    moe = config.moe if config.has_experts(index) else None
+    inner = config.intermediate_size if moe is None else moe.shared_size
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    q_norm, k_norm = (None if size is None else empty(size) for size in _norm_sizes(config))
+    has_bias = config.mlp_bias and inner > 0
+    return LayerParameters(
+        input_norm=empty(hidden),
+        qkv=empty(qkv_size, hidden),
+        qkv_bias=empty(qkv_size).zero_() if config.qkv_bias else None,  # not every part has one in a checkpoint
+        q_norm=q_norm,
+        k_norm=k_norm,
+        latent=_allocate_latent(config, dtype, device),
+        o=empty(hidden, config.num_heads * config.value_dim),
+        o_bias=empty(hidden) if config.o_bias else None,
+        post_norm=empty(hidden),
+        experts=None if moe is None else _allocate_experts(moe, hidden, dtype, device, experts),
+        gate_up=empty(2 * inner, hidden) if inner else None,
+        gate_up_bias=empty(2 * inner) if has_bias else None,
+        down=empty(hidden, inner) if inner else None,
+        down_bias=empty(hidden) if has_bias else None,
+    )
+
+
+def _allocate_latent(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> LatentParameters | None:
+    latent = config.latent
+    if latent is None:
+        return None
+    heads = config.num_heads
+    q_shape = None if latent.q_rank is None else (heads * latent.query_dim, latent.q_rank)
+    kv_shape = (heads * (latent.nope_dim + latent.value_dim), latent.kv_rank)
+    return LatentParameters(
+        q=None if q_shape is None else torch.empty(q_shape, dtype=dtype, device=device),
+        kv=torch.empty(kv_shape, dtype=dtype, device=device),
+    )
+
+
+def _allocate_experts(
+    moe: MoeConfig, hidden: int, dtype: torch.dtype, device: torch.device | str, experts: Sequence[int] | None
+) -> ExpertParameters:
+    num_experts = moe.routing.num_experts
+    local = range(num_experts) if experts is None else experts
+    assert 0 <= local[0] <= local[-1] < num_experts, f"{local} of {num_experts} experts"
+    router_dtype = torch.float32 if moe.fp32_router else dtype
+    return ExpertParameters(
+        router=torch.empty((num_experts, hidden), dtype=router_dtype, device=device),
+        router_bias=torch.empty(num_experts, dtype=torch.float32, device=device) if moe.routing.has_bias else None,
+        gate_up=torch.empty((len(local), 2 * moe.expert_size, hidden), dtype=dtype, device=device),
+        down=torch.empty((len(local), hidden, moe.expert_size), dtype=dtype, device=device),
+        experts=local,
+    )
+
+
+def _layer_views(config: ModelConfig, layer: LayerParameters) -> dict[str, Tensor]:
+    mlp = "mlp" if layer.experts is None else "mlp.shared_experts"
+    q_norm, k_norm = ("q_a_layernorm", "kv_a_layernorm") if layer.latent is not None else ("q_norm", "k_norm")
+    views: dict[str, Tensor | None] = {
+        "input_layernorm.weight": layer.input_norm,
+        f"self_attn.{q_norm}.weight": layer.q_norm,
+        f"self_attn.{k_norm}.weight": layer.k_norm,
+        "self_attn.o_proj.weight": layer.o,
+        "self_attn.o_proj.bias": layer.o_bias,
+        "post_attention_layernorm.weight": layer.post_norm,
+        f"{mlp}.down_proj.weight": layer.down,
+        f"{mlp}.down_proj.bias": layer.down_bias,
+    }
+
+    def split(fused: Tensor | None, kind: str, rows: dict[str, int]) -> None:
+        if fused is not None:
+            parts = torch.split(fused, list(rows.values()))
+            views.update({f"{name}.{kind}": part for name, part in zip(rows, parts, strict=True)})
+
+    split(layer.qkv, "weight", _qkv_rows(config))
+    split(layer.qkv_bias, "bias", _qkv_rows(config))
+    if layer.gate_up is not None:
+        inner = layer.gate_up.shape[0] // 2
+        gate_up_rows = {f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}
+        split(layer.gate_up, "weight", gate_up_rows)
+        split(layer.gate_up_bias, "bias", gate_up_rows)
+    if layer.latent is not None:
+        views |= {"self_attn.q_b_proj.weight": layer.latent.q, "self_attn.kv_b_proj.weight": layer.latent.kv}
+        views.pop("self_attn.q_proj.bias", None)  # zero: no checkpoint has one
+    if layer.experts is not None:
+        assert config.moe is not None
+        views |= _expert_views(config.moe, layer.experts)
+    return {name: view for name, view in views.items() if view is not None}
+
+
+def _expert_views(moe: MoeConfig, experts: ExpertParameters) -> dict[str, Tensor | None]:
+    gate, up, down = moe.projections
+    views: dict[str, Tensor | None] = {
+        f"{moe.prefix}.gate.weight": experts.router,
+        f"{moe.prefix}.gate.e_score_correction_bias": experts.router_bias,
+    }
+    for expert, gate_up_weight, down_weight in zip(experts.experts, experts.gate_up, experts.down, strict=True):
+        prefix = f"{moe.prefix}.experts.{expert}"
+        views[f"{prefix}.{gate}.weight"], views[f"{prefix}.{up}.weight"] = gate_up_weight.chunk(2)
+        views[f"{prefix}.{down}.weight"] = down_weight
+    return views

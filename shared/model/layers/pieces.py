@@ -1,0 +1,146 @@
+"""A decoder's layers, cut at their attention.
+
+What lies between two attention calls treats every token alike, whatever sequences there are: it depends on the number
+of tokens alone, and a row's result on that row alone.
+"""
+
+from __future__ import annotations
+
+import copy
+
+from torch import Tensor
+
+from shared.kernels.backend import DecoderOps
+from shared.kernels.batch import AttentionBatch
+from shared.kernels.cpu.torch_threads import in_this_thread
+from shared.model.config.model_config import ModelConfig
+from shared.model.layers.attention_block import AttentionBlock
+from shared.model.layers.latent_attention_block import LatentAttentionBlock
+from shared.model.layers.mlp import MixtureOfExperts, feed_forward
+from shared.model.layers.modules import DecoderModules, LayerModules
+
+
+class DecoderPieces:
+    """All layers by one call for each op. A step is `first`, then for each layer `attend` and what follows it:
+    `between` up to the next layer's attention, or `last`."""
+
+    def __init__(self, config: ModelConfig, modules: DecoderModules, kernels: DecoderOps) -> None:
+        """Keeps references to its arguments."""
+        self._modules = modules
+        self._kernels = kernels
+        self._eps = config.rms_norm_eps
+        self._attention = [_attention(config, index, layer, kernels) for index, layer in enumerate(modules.layers)]
+        self._mlp = [feed_forward(layer, config.moe, kernels) for layer in modules.layers]
+        self._drops_rows = True
+
+    @property
+    def num_layers(self) -> int:
+        """Attention calls of a step."""
+        return len(self._attention)
+
+    @property
+    def num_chosen(self) -> dict[int, Tensor]:
+        """Layer with experts → [num_experts, most copies of one] tokens that chose each since start."""
+        blocks = enumerate(self._mlp)
+        return {layer: block.num_chosen for layer, block in blocks if isinstance(block, MixtureOfExperts)}
+
+    def over(self, kernels: DecoderOps) -> DecoderPieces:
+        """The same layers with these norms, for all tokens up to the end."""
+        other = copy.copy(self)
+        other._kernels = kernels
+        other._drops_rows = False
+        return other
+
+    def first(self, x: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, slots: Tensor) -> Tensor:
+        """Up to the first attention: writes the first layer's K and V and returns its query.
+
+        Args:
+            x: [num_tokens, hidden_size], the embedded tokens.
+            cos: [num_tokens, rotary_dim].
+            sin: [num_tokens, rotary_dim].
+            kv_blocks: [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim], changed in place.
+            slots: [num_tokens] int64, see `AttentionBatch`.
+
+        Returns:
+            [num_tokens, num_heads, head_dim].
+        """
+        normed = self._kernels.rms_norm(x, self._modules.layers[0].input_norm, self._eps)
+        return self._attention[0].place(normed, cos, sin, kv_blocks, slots)
+
+    def attend(self, layer: int, query: Tensor, kv_blocks: Tensor, batch: AttentionBatch) -> Tensor:
+        """A layer's attention: [num_tokens, num_heads, head_dim] to [num_tokens, num_heads * value_dim]."""
+        return self._attention[layer].attend(query, kv_blocks, batch)
+
+    def between(
+        self, layer: int, residual: Tensor, attended: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, slots: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """From a layer's attention up to that of the layer after it, whose K and V it writes.
+
+        Args:
+            layer: 0 <= layer < num_layers - 1.
+            residual: [num_tokens, hidden_size], the residual stream before this layer's attention.
+            attended: [num_tokens, num_heads * value_dim].
+            cos: as for `first`, like the rest.
+            sin: likewise.
+            kv_blocks: likewise.
+            slots: likewise.
+
+        Returns:
+            (query of the next layer [num_tokens, num_heads, head_dim], residual [num_tokens, hidden_size]).
+        """
+        projected = self._attention[layer].project(attended)
+        normed, residual = self._finish(layer, projected, residual)
+        return self._attention[layer + 1].place(normed, cos, sin, kv_blocks, slots), residual
+
+    def last(self, residual: Tensor, attended: Tensor, logit_rows: Tensor) -> Tensor:
+        """From the last attention on: [num_logits, hidden_size] of the wanted rows, normed. The last layer's
+        feed-forward block is computed for them alone."""
+        drops_rows = self._drops_rows and logit_rows.shape[0] < attended.shape[0]
+        layer = self.num_layers - 1
+        projected = self._attention[layer].project(attended)
+        if drops_rows:
+            projected, residual = projected.index_select(0, logit_rows), residual.index_select(0, logit_rows)
+            if not logit_rows.shape[0]:
+                return projected  # what comes now has an effect on nothing
+        normed, _ = self._finish(layer, projected, residual)
+        if drops_rows:
+            return normed
+        with in_this_thread(normed, normed.numel()):
+            return normed[logit_rows]
+
+    def run(
+        self, residual: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch, logit_rows: Tensor
+    ) -> Tensor:
+        """As `LayerStack.run`."""
+        attended, residual = self._to_last_attention(residual, cos, sin, kv_blocks, batch)
+        return self.last(residual, attended, logit_rows)
+
+    def residual(self, residual: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch) -> Tensor:
+        """[num_tokens, hidden_size] behind the last layer, not normed: what another stage's layers begin with."""
+        attended, residual = self._to_last_attention(residual, cos, sin, kv_blocks, batch)
+        return self._finish(self.num_layers - 1, self._attention[-1].project(attended), residual)[1]
+
+    def _to_last_attention(
+        self, residual: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch
+    ) -> tuple[Tensor, Tensor]:
+        """(what the last layer's attention gives, the residual stream before it)."""
+        query = self.first(residual, cos, sin, kv_blocks, batch.slots)
+        for layer in range(self.num_layers - 1):
+            attended = self.attend(layer, query, kv_blocks, batch)
+            query, residual = self.between(layer, residual, attended, cos, sin, kv_blocks, batch.slots)
+        return self.attend(self.num_layers - 1, query, kv_blocks, batch), residual
+
+    def _finish(self, layer: int, projected: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """A layer behind its attention block: (what the next layer reads, normed; the residual stream)."""
+        layers = self._modules.layers
+        next_norm = layers[layer + 1].input_norm if layer + 1 < self.num_layers else self._modules.norm
+        normed, residual = self._kernels.add_rms_norm(projected, residual, layers[layer].post_norm, self._eps)
+        return self._kernels.add_rms_norm(self._mlp[layer].forward(normed), residual, next_norm, self._eps)
+
+
+def _attention(
+    config: ModelConfig, index: int, layer: LayerModules, kernels: DecoderOps
+) -> AttentionBlock | LatentAttentionBlock:
+    if config.latent is None:
+        return AttentionBlock(config, index, layer, kernels)
+    return LatentAttentionBlock(config, index, layer, kernels)

@@ -1,0 +1,1 @@
+"""One rank's part of a model: heads, columns, experts, rows of the vocabulary."""

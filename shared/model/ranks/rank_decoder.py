@@ -1,0 +1,168 @@
+"""A decoder's part on one rank of a group: its heads, columns and experts, its rows of the vocabulary, its stage's
+layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from shared.collectives.rank_links import RankLinks
+from shared.kernels.backend import Kernels
+from shared.kernels.backends.registry import choose_kernels
+from shared.kernels.batch import AttentionBatch
+from shared.kernels.cpu.torch_threads import in_this_thread
+from shared.kv.layout import BlockLayout
+from shared.model.config.model_config import ModelConfig
+from shared.model.decoder import Decoder
+from shared.model.layers.expert_copies import slot_owners
+from shared.model.layers.expert_placement import Placement
+from shared.model.layers.parameters import DecoderParameters
+from shared.model.ranks.shard import Degrees, Shard, Span
+from shared.model.ranks.shard_weights import allocate_shard, load_shard
+from shared.model.ranks.split_vocabulary import SplitVocabulary
+from shared.model.weights.huge_pages import ask_for_huge_pages
+from shared.model.weights.loader import OnProgress
+
+
+class MicroBatch(NamedTuple):
+    """Some sequences of a step, as `Decoder.forward` takes them."""
+
+    token_ids: Tensor  # [num_tokens] int64
+    positions: Tensor  # [num_tokens] int64
+    batch: AttentionBatch
+    logit_rows: Tensor  # [num_logits] int64
+    rope_lengths: Tensor | None  # [num_tokens] int64
+
+
+class RankDecoder(Decoder):
+    """See `Decoder`. Every rank of the group makes the same calls; only the leader gets logits.
+
+    KV blocks are the whole model's, in memory that the ranks share: each reads and writes its own layers and heads. Or
+    they are this rank's slices alone, `own_layout`, in a pool of its own. Latents are one head of all ranks of a stage,
+    which write the same bits.
+    """
+
+    is_split = True
+
+    def __init__(self, shard: Shard, parameters: DecoderParameters, kernels: Kernels, links: RankLinks) -> None:
+        """`parameters`: as `allocate_shard` makes them."""
+        super().__init__(shard.local_config, parameters, kernels, links.stage)
+        self.config = shard.config
+        self.num_stages = shard.degrees.pipeline
+        self._shard = shard
+        self._links = links
+        self._owners = {layer: slot_owners(shard.expert_sets(layer)) for layer in self.pieces.num_chosen}
+        self._vocabulary = SplitVocabulary(shard, self._modules, links.stage, links.head)
+
+    @classmethod
+    def load_rank(
+        cls,
+        folder: Path,
+        dtype: torch.dtype,
+        kernels: str,
+        degrees: Degrees,
+        links: RankLinks,
+        on_progress: OnProgress | None = None,
+        placement: Placement = (),
+        device: torch.device | str = "cpu",
+    ) -> RankDecoder:
+        """Reads this rank's slice of a model folder onto its device; `placement` is the same on all ranks.
+
+        Raises:
+            ConfigError: the model cannot be split so; see `Degrees.check`. Those kernels cannot serve this dtype.
+            ModelLoadError: the folder cannot be served; see `ModelConfig.load` and `load_shard`.
+        """
+        if torch.device(device).type == "cpu":
+            ask_for_huge_pages()
+        config = ModelConfig.load(folder)
+        degrees.check(config)
+        shard = Shard(config, degrees, links.everyone.rank, placement)
+        parameters = allocate_shard(shard, dtype, device)
+        load_shard(folder, shard, parameters, on_progress)
+        return cls(shard, parameters, choose_kernels(device, dtype, kernels), links)
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_blocks: Tensor,
+        batch: AttentionBatch,
+        logit_rows: Tensor,
+        rope_lengths: Tensor | None = None,
+        num_candidates: int = 0,
+    ) -> Tensor:
+        """See `Decoder`. Raises RankLost."""
+        whole = MicroBatch(token_ids, positions, batch, logit_rows, rope_lengths)
+        return self.forward_parts((whole,), kv_blocks, num_candidates)
+
+    def forward_parts(self, parts: Sequence[MicroBatch], kv_blocks: Tensor, num_candidates: int = 0) -> Tensor:
+        """`forward` for several batches of one step, one behind the other through the stages: [num_logits, vocab_size]
+        of all parts on the leader, unspecified elsewhere.
+
+        Logits follow when all parts have passed: no stage waits for one that comes after it.
+        """
+        kv_blocks = self._own(kv_blocks)
+        normed = [self._through(part, kv_blocks) for part in parts]
+        return self._vocabulary.logits(torch.cat(normed), num_candidates)
+
+    def expert_tokens(self) -> list[int]:
+        """See `Decoder`: of this stage's layers and ranks. A choice counts for each rank with a part of the copy that
+        computes it."""
+        degrees = self._shard.degrees
+        of_sets = torch.zeros(degrees.expert, dtype=torch.int64, device="cpu")
+        for layer, counts in self.pieces.num_chosen.items():
+            of_sets.scatter_add_(0, self._owners[layer].flatten(), counts.flatten())
+        return [int(of_sets[part // degrees.expert_slices]) for part in range(degrees.tensor)]
+
+    def expert_counts(self) -> dict[int, tuple[int, ...]]:
+        """Of this stage's layers with experts, numbered as in the whole model: tokens that chose each expert since
+        start, [num_experts]. From any thread."""
+        chosen = self.pieces.num_chosen.items()
+        return {self._shard.layers.begin + layer: tuple(counts.sum(1).tolist()) for layer, counts in chosen}
+
+    def own_layout(self, block_size: int, kv_dtype: str) -> BlockLayout:
+        """Of this rank's slices of blocks; arguments as for `ModelConfig.block_layout`."""
+        return self._shard.local_config.block_layout(block_size, kv_dtype)
+
+    def _own(self, kv_blocks: Tensor) -> Tensor:
+        layers, heads = self._shard.layers, self._shard.kv_heads
+        if (kv_blocks.shape[1], kv_blocks.shape[3]) == (layers.length, heads.length):
+            return kv_blocks
+        return _narrow(_narrow(kv_blocks, 1, layers), 3, heads)
+
+    def _through(self, part: MicroBatch, kv_blocks: Tensor) -> Tensor:
+        """This stage's layers: [num_logits, hidden_size] of the wanted rows, on the last stage normed."""
+        links, batch = self._links, part.batch
+        if links.behind is None:
+            x = self._vocabulary.embed(part.token_ids)
+        else:
+            shape = batch.num_tokens, self.config.hidden_size
+            x = torch.empty(shape, dtype=self.dtype, device=self.device)
+            links.behind.broadcast(x)
+        with in_this_thread(x, x.numel()):
+            cos, sin = self.rotary.cos_sin(part.positions, part.rope_lengths)
+        if links.ahead is None:
+            return self._layers(x, cos, sin, kv_blocks, batch, part.logit_rows)
+        links.ahead.broadcast(self._residual(x, cos, sin, kv_blocks, batch))
+        return x[part.logit_rows]  # of no meaning but its shape
+
+    def _layers(
+        self, x: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch, rows: Tensor
+    ) -> Tensor:
+        run = self._stack.run if self._stack is not None and batch.num_tokens else self.pieces.run
+        return run(x, cos, sin, kv_blocks, batch, rows)
+
+    def _residual(self, x: Tensor, cos: Tensor, sin: Tensor, kv_blocks: Tensor, batch: AttentionBatch) -> Tensor:
+        """[num_tokens, hidden_size] behind this stage's last layer."""
+        if self._stack is not None:
+            self._stack.run(x, cos, sin, kv_blocks, batch, torch.arange(batch.num_tokens, device=x.device))
+            return x  # the residual stream is kept there
+        return self.pieces.residual(x, cos, sin, kv_blocks, batch)
+
+
+def _narrow(x: Tensor, dim: int, span: Span) -> Tensor:
+    return x.narrow(dim, span.begin, span.length)

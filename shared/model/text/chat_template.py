@@ -1,0 +1,209 @@
+"""Renders a conversation with the model's own Jinja chat template, in a sandbox."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from shared.errors import InvalidRequest, ModelLoadError
+from shared.model.config.json_fields import read_json_object
+from shared.model.text.template_traits import JsonValue, TemplateTraits
+from shared.model.text.tokenizer_settings import CONFIG_FILE
+
+Message = Mapping[str, JsonValue]
+
+TEMPLATE_FILE = "chat_template.jinja"
+TEMPLATE_FOLDER = "additional_chat_templates"
+DEFAULT_TEMPLATE = "default"
+TOOL_TEMPLATE = "tool_use"
+
+_RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
+
+
+class ChatTemplate:
+    """A model's chat templates, compiled. Safe to use from several threads at once."""
+
+    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        """Compile named templates; without any, `render` raises.
+
+        Args:
+            sources: template name → Jinja source.
+            special_tokens: texts that templates may name, such as `bos_token`.
+
+        Raises:
+            ModelLoadError: a template is not valid Jinja.
+        """
+        environment = _environment()
+        self._special_tokens = dict(special_tokens)
+        self._sources = dict(sources)
+        self._traits = {name: TemplateTraits.of(source) for name, source in sources.items()}
+        self._templates: dict[str, jinja2.Template] = {}
+        for name, source in sources.items():
+            try:
+                self._templates[name] = environment.from_string(source)
+            except jinja2.TemplateSyntaxError as error:
+                raise ModelLoadError(
+                    f"chat template {name!r} is not valid at line {error.lineno}: {error.message}",
+                    field="chat_template",
+                ) from error
+
+    @classmethod
+    def load(cls, folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
+        """Read a model folder: template files, else `chat_template` of `tokenizer_config.json`.
+
+        Raises:
+            ModelLoadError: a template or the file around it is not valid.
+        """
+        return cls(_template_files(folder) or _configured_templates(folder), special_tokens)
+
+    @property
+    def available(self) -> bool:
+        """Whether the model has a chat template at all."""
+        return bool(self._templates)
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether a template shows tools to the model."""
+        return TOOL_TEMPLATE in self._templates or any(traits.knows_tools for traits in self._traits.values())
+
+    @property
+    def source(self) -> str | None:
+        """The default template, as the model folder has it; None where there is none."""
+        return self._sources.get(DEFAULT_TEMPLATE)
+
+    def mentions(self, text: str) -> bool:
+        """Whether a template's source has this text."""
+        return any(text in source for source in self._sources.values())
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, JsonValue]] | None = None,
+        variables: Mapping[str, JsonValue] | None = None,
+    ) -> str:
+        """The prompt of a conversation, to be encoded with `add_special_tokens=False`.
+
+        Args:
+            messages: objects with `role` and `content`, and other fields that the template reads; `TemplateTraits`
+                fits them to its habits.
+            add_generation_prompt: whether to append the header of the assistant's answer.
+            tools: JSON schemas of functions, handed to the template.
+            variables: further names the template may read; they override special tokens.
+
+        Raises:
+            InvalidRequest: the model has no template, or the template refuses the messages; `field` is
+                `messages` (or `chat_template_kwargs` for a reserved name in `variables`).
+        """
+        name = self._name_for(tools)
+        if not messages:
+            raise InvalidRequest("messages must hold at least one message", field="messages")
+        for variable in variables or {}:
+            if variable in _RESERVED:
+                raise InvalidRequest(f"chat_template_kwargs may not set {variable}", field="chat_template_kwargs")
+        values = {
+            **self._special_tokens,
+            **(variables or {}),
+            "messages": [self._traits[name].fit(message) for message in messages],
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            return self._templates[name].render(values)
+        except jinja2.TemplateError as error:
+            raise InvalidRequest(f"messages do not fit the chat template: {error}", field="messages") from error
+        except Exception as error:  # a template raises any Python error on unexpected content
+            kind = type(error).__name__
+            raise InvalidRequest(f"messages do not fit the chat template: {kind}: {error}", field="messages") from error
+
+    def _name_for(self, tools: object) -> str:
+        if tools is not None and TOOL_TEMPLATE in self._templates:
+            return TOOL_TEMPLATE
+        if DEFAULT_TEMPLATE in self._templates:
+            return DEFAULT_TEMPLATE
+        if self._templates:
+            names = ", ".join(sorted(self._templates))
+            raise InvalidRequest(f"this model has no default chat template, only {names}", field="messages")
+        raise InvalidRequest("this model has no chat template: send a prompt instead", field="messages")
+
+
+def _template_files(folder: Path) -> dict[str, str]:
+    files = {path.stem: path for path in sorted((folder / TEMPLATE_FOLDER).glob("*.jinja"))}
+    if (folder / TEMPLATE_FILE).is_file():
+        files[DEFAULT_TEMPLATE] = folder / TEMPLATE_FILE
+    try:
+        return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelLoadError(f"chat template of {folder} cannot be read: {error}", field="chat_template") from error
+
+
+def _configured_templates(folder: Path) -> dict[str, str]:
+    if not (folder / CONFIG_FILE).is_file():
+        return {}
+    value = read_json_object(folder / CONFIG_FILE).get("chat_template")
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {DEFAULT_TEMPLATE: value}
+    templates: dict[str, str] = {}
+    for item in value if isinstance(value, list) else [value]:
+        name, source = (item.get("name"), item.get("template")) if isinstance(item, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(source, str):
+            raise ModelLoadError(
+                f"{CONFIG_FILE}: chat_template must be a text or a list of objects with name and template",
+                field="chat_template",
+                file=CONFIG_FILE,
+            )
+        templates[name] = source
+    return templates
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}` marks the assistant's text, for training; here its body renders unchanged."""
+
+    tags: set[str] = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as in training data: Jinja's own filter would escape it for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(template: str) -> str:
+    return datetime.now().strftime(template)

@@ -1,0 +1,141 @@
+"""The safetensors files of a model folder: their names and their validated headers.
+
+Format: 8 bytes little-endian header length, a JSON header (name → dtype, shape, byte range), then the data.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.errors import ModelLoadError
+from shared.model.config.folder import check_is_content, other_weights
+from shared.model.config.json_fields import read_json_object
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+_LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 100 * 1024 * 1024  # the format's own limit
+
+
+@dataclass(frozen=True)
+class StoredDtype:
+    """One of the format's element types."""
+
+    num_bytes: int
+    weights: str | None = None
+    """Torch's name of it, if weights may be stored so."""
+
+
+STORED = {
+    "F64": StoredDtype(8, "float64"),
+    "F32": StoredDtype(4, "float32"),
+    "F16": StoredDtype(2, "float16"),
+    "BF16": StoredDtype(2, "bfloat16"),
+    "I64": StoredDtype(8),
+    "I32": StoredDtype(4),
+    "I16": StoredDtype(2),
+    "I8": StoredDtype(1),
+    "U8": StoredDtype(1),
+    "BOOL": StoredDtype(1),
+}
+"""By the header's names."""
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One tensor of a file."""
+
+    name: str
+    dtype: str  # as in the header, such as BF16
+    shape: tuple[int, ...]
+    begin: int  # byte offset in the file
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class SafetensorsFile:
+    """One file's checked header."""
+
+    path: Path
+    header: bytes  # the unparsed JSON
+    num_bytes: int  # size of the file
+    entries: tuple[TensorEntry, ...]
+
+
+def checkpoint_files(folder: Path) -> list[SafetensorsFile]:
+    """Read the headers of a folder's weights: one file, or the shards in the index, in name order.
+
+    Raises:
+        ModelLoadError: no weights, a shard that is missing, or a file that is corrupt or truncated; `file`
+            names it.
+    """
+    if (folder / SINGLE_FILE).is_file():
+        return [read_header(folder / SINGLE_FILE)]
+    if not (folder / INDEX_FILE).is_file():
+        raise ModelLoadError(
+            f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}{other_weights(folder)}", field="model"
+        )
+    weight_map = read_json_object(folder / INDEX_FILE).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise ModelLoadError(
+            f"{folder / INDEX_FILE}: weight_map must map tensor names to files",
+            field="weight_map",
+            file=INDEX_FILE,
+        )
+    names = sorted(set(weight_map.values()))
+    for name in names:
+        if Path(name).name != name:
+            raise ModelLoadError(f"{INDEX_FILE} names {name}, which is not a plain file name", file=INDEX_FILE)
+        if not (folder / name).is_file():
+            raise ModelLoadError(f"{INDEX_FILE} names {name}, which is missing from {folder}", file=name)
+    return [read_header(folder / name) for name in names]
+
+
+def read_header(path: Path) -> SafetensorsFile:
+    """Read and check one file's header against the file's size.
+
+    Raises:
+        ModelLoadError: the file is corrupt or truncated, or a Git LFS pointer; `file` names it.
+    """
+    check_is_content(path)
+    try:
+        num_bytes = path.stat().st_size
+        with path.open("rb") as file:
+            header_len = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            if num_bytes < _LENGTH_BYTES or header_len > min(_MAX_HEADER_BYTES, num_bytes - _LENGTH_BYTES):
+                raise _corrupt(path, "its header is cut off")
+            header = file.read(header_len)
+    except OSError as error:
+        raise _corrupt(path, str(error)) from error
+    data_start = _LENGTH_BYTES + header_len
+    try:
+        fields = json.loads(header)
+        fields.pop("__metadata__", None)
+        entries = tuple(_entry(name, value, data_start) for name, value in fields.items())
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _corrupt(path, f"its header is not valid ({error})") from error
+    end = max((entry.begin + entry.num_bytes for entry in entries), default=data_start)
+    if end != num_bytes:
+        raise _corrupt(path, f"its header describes {end} bytes, the file has {num_bytes}")
+    return SafetensorsFile(path=path, header=header, num_bytes=num_bytes, entries=entries)
+
+
+def _entry(name: str, value: dict[str, object], data_start: int) -> TensorEntry:
+    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(dtype, str) or not isinstance(shape, list) or not isinstance(offsets, list):
+        raise TypeError(f"{name}: wrong types")
+    begin, end = (int(offset) for offset in offsets)
+    dims = tuple(int(dim) for dim in shape)
+    if begin < 0 or end < begin or any(dim < 0 for dim in dims):
+        raise ValueError(f"{name}: negative size")
+    if dtype in STORED and math.prod(dims) * STORED[dtype].num_bytes != end - begin:
+        raise ValueError(f"{name}: {dtype} of shape {list(dims)} does not take {end - begin} bytes")
+    return TensorEntry(name=name, dtype=dtype, shape=dims, begin=data_start + begin, num_bytes=end - begin)
+
+
+def _corrupt(path: Path, problem: str) -> ModelLoadError:
+    return ModelLoadError(f"{path} is corrupt or truncated: {problem}", file=path.name)

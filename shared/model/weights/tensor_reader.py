@@ -1,0 +1,70 @@
+"""Reads tensors of a safetensors file a few MiB at a time, through one buffer.
+
+A mapped page counts as resident until it is given back: a mapped checkpoint doubles a process's memory while it loads.
+So files are read, not mapped: beside what it loads, a process holds one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from shared.errors import ModelLoadError
+from shared.model.weights.safetensors_files import STORED, SafetensorsFile, TensorEntry
+
+PIECE_BYTES = 4 << 20
+"""Rows are read whole: a longer one is a piece of its own."""
+
+
+class TensorReader:
+    """A file's tensors, as a context manager. Raises ModelLoadError where the file cannot be read or ends early."""
+
+    def __init__(self, file: SafetensorsFile) -> None:
+        """Opens nothing yet."""
+        self._path = file.path
+        self._buffer = bytearray()
+
+    def __enter__(self) -> Self:
+        try:
+            self._file = self._path.open("rb", buffering=0)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def pieces(self, entry: TensorEntry, begin: int, end: int) -> Iterator[tuple[int, Tensor]]:
+        """Rows begin … end - 1 of a tensor stored as floats, in order: (first row, [num_rows, row size]) each.
+
+        A piece is valid until the next one is asked for. A vector has rows of one element.
+        """
+        dtype = getattr(torch, STORED[entry.dtype].weights or "")
+        width = entry.shape[1] if len(entry.shape) > 1 else 1
+        row_bytes = width * dtype.itemsize
+        step = max(1, PIECE_BYTES // max(1, row_bytes))
+        for first in range(begin, end, step):
+            count = min(step, end - first)
+            self._read(entry.begin + first * row_bytes, count * row_bytes)
+            yield first, torch.frombuffer(self._buffer, dtype=dtype, count=count * width).view(count, width)
+
+    def _read(self, offset: int, num_bytes: int) -> None:
+        """Fills the begin of the buffer."""
+        if len(self._buffer) < num_bytes:
+            self._buffer = bytearray(num_bytes)
+        left = memoryview(self._buffer)[:num_bytes]
+        try:
+            self._file.seek(offset)
+            while left:
+                got = self._file.readinto(left)
+                if not got:
+                    raise ModelLoadError(f"{self._path} is truncated", file=self._path.name)
+                left = left[got:]
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: OSError) -> ModelLoadError:
+        return ModelLoadError(f"{self._path} cannot be read: {error}", file=self._path.name)

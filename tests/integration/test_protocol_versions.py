@@ -1,0 +1,83 @@
+"""A router and a worker of different session protocols refuse each other, and say which version each speaks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+import pytest
+
+from services.router.placement.views import Pool
+from services.router.workers.discovery import DiscoveredWorker
+from services.router.workers.link import WorkerLink
+from shared.errors import ModelMismatch
+from shared.identity import BOTH, DECODE, WorkerRole
+from shared.rpc.errors import from_rpc_error
+from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
+from shared.rpc.protocol import OLD_SESSION_SERVICES, PROTOCOL_VERSION, SESSION_SERVICE
+from shared.rpc.server import RpcServer, channel
+from tests.integration.worker.session_rig import DEADLINE_S, Router, serving
+
+
+@pytest.mark.parametrize("service", OLD_SESSION_SERVICES)
+async def test_a_router_of_protocol_1_gets_a_typed_error(service):
+    """It opens the session of a role, whose commands this build does not know."""
+    async with serving(BOTH) as worker, channel(worker.rpc.address) as link:
+        call = link.stream_stream(f"/{service}/Session")()
+        await call.write(types_pb2.Hello(router_name="r", protocol_version=1).SerializeToString())
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call.read()
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        error = from_rpc_error(refused.value, "worker w")
+        assert isinstance(error, ModelMismatch)
+        assert error.field == "protocol_version"
+        assert "session protocol 1," in error.message
+        assert f"speaks {PROTOCOL_VERSION}:" in error.message
+
+
+async def test_a_router_of_a_later_protocol_gets_a_typed_error():
+    async with serving(BOTH) as worker:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            async with Router(worker, protocol_version=PROTOCOL_VERSION + 1):
+                pass
+        assert isinstance(from_rpc_error(refused.value, "worker w"), ModelMismatch)
+
+
+@contextlib.asynccontextmanager
+async def other_worker(service: str, welcome: types_pb2.Welcome) -> AsyncIterator[str]:
+    """The address of a worker that serves sessions as another build does."""
+
+    async def session(_, context) -> None:
+        await context.read()
+        envelope = worker_pb2.Events(events=[worker_pb2.Event(welcome=welcome)])
+        await context.write(envelope.SerializeToString())
+
+    handler = grpc.stream_stream_rpc_method_handler(session, None, None)
+    handlers = grpc.method_handlers_generic_handler(service, {"Session": handler})
+    server = RpcServer("127.0.0.1:0", lambda server: server.add_generic_rpc_handlers((handlers,)), ())
+    await server.start()
+    try:
+        yield server.address
+    finally:
+        await server.stop(0.0)
+
+
+@pytest.mark.parametrize(
+    ("service", "version"), [(OLD_SESSION_SERVICES[1], 1), (SESSION_SERVICE, PROTOCOL_VERSION + 1)]
+)
+async def test_a_router_says_that_a_worker_speaks_another_protocol(service, version):
+    pool = Pool()
+    async with other_worker(service, types_pb2.Welcome(protocol_version=version)) as address:
+        worker = DiscoveredWorker("d0", DECODE, address)
+        link = WorkerLink(worker, "router-0", lambda _: None, lambda: None, {WorkerRole.DECODE: pool})
+        running = asyncio.create_task(link.run())
+        async with asyncio.timeout(DEADLINE_S):
+            while not link.mismatch:
+                await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.wait({running})
+    assert f"worker d0 speaks session protocol {version}, this router speaks {PROTOCOL_VERSION}" in link.mismatch
+    assert len(pool) == 0

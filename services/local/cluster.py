@@ -96,7 +96,7 @@ class LocalCluster:
         self._check()
         await asyncio.to_thread(self._commands.check)
         self._state = StateFolder.claim(self.spec.state_dir)
-        self.spec = replace(self.spec, state_dir=self._state.path)
+        self.spec = self.spec.replace(state_dir=self._state.path)
         try:
             await self._start()
         except BaseException:

@@ -12,6 +12,9 @@ from shared.settings.group import SettingGroup
 DEFAULT_HTTP = "127.0.0.1:8000"
 DEFAULT_GRPC = "127.0.0.1:50051"
 
+Mode = Literal["disaggregated", "collocated"]
+PrefixFetch = Literal["auto", "always", "never"]
+
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")]
 """As clients write it: printable ASCII without spaces."""
 
@@ -38,7 +41,7 @@ class AnswerSettings(SettingGroup):
     or retried: every result of a sequence depends on that sequence alone. All workers of a fleet need the same value,
     and processors that compute alike; others are refused. Not with kernels torch or triton-hopper, or fp16 on a CPU,
     nor for models with experts or latent attention."""
-    prefix_fetch: Literal["auto", "always", "never"] = "auto"
+    prefix_fetch: PrefixFetch = "auto"
     """auto: a prompt waits briefly for a prefix from peers or store nodes, and is computed while the rest arrives.
     always: it waits until the prefix is here. never: prefixes are not fetched."""
 
@@ -55,7 +58,7 @@ class EncryptionSettings(SettingGroup):
 class ModeSettings(SettingGroup):
     """Of a model behind a router, and of its pools in a local cluster."""
 
-    mode: Literal["disaggregated", "collocated"] = "disaggregated"
+    mode: Mode = "disaggregated"
     """collocated: the decode workers prefill too, as in an ordinary serving system."""
 
 

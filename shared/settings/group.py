@@ -24,18 +24,26 @@ class SettingGroup(BaseModel):
 class CheckedGroup(SettingGroup):
     """Settings that code builds itself: a bad value is a ConfigError that names the field, as one of a service is."""
 
-    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
-
     def __init__(self, **values: Any) -> None:
-        """Raises ConfigError."""
+        """Values by the fields' names, or by those that users have for them. Raises ConfigError."""
+        users = {name: option for option, name in option_names(type(self)).items()}
         try:
-            super().__init__(**values)
+            super().__init__(**{users.get(name, name): value for name, value in values.items()})
         except ValidationError as error:
             raise setting_error(type(self), error) from None
 
+    def values_of(self, group: type[BaseModel]) -> dict[str, Any]:
+        """Its values of the fields that this group has, by name."""
+        return {name: getattr(self, name) for name in group.model_fields}
+
     def replace(self, **changes: Any) -> Self:
         """A copy with these values in place of its own, checked as a new one. Raises ConfigError."""
-        return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
+        return type(self)(**self.values_of(type(self)) | changes)
+
+
+def option_names(group: type[BaseModel]) -> dict[str, str]:
+    """What users call each field, which differs from its name in code where that counts something; and that name."""
+    return {str(field.validation_alias or name): name for name, field in group.model_fields.items()}
 
 
 def setting_error(cls: type[BaseModel], error: ValidationError) -> ConfigError:

@@ -19,7 +19,7 @@ from loadtest.bench.prefix.prompts import make_prompt
 from loadtest.figures import Result
 from loadtest.markdown import table
 from loadtest.workloads.tokens import Span, TokenSource
-from services.local.spec import PrefixFetch
+from shared.settings.common import PrefixFetch
 
 PREFIX_TOKENS = 960
 QUESTION_TOKENS = 32

@@ -55,7 +55,7 @@ def is_plain(spec: SampleSpec) -> bool:
     return not spec.banned_token_ids and not params.changes_logits and params.structured_output is None
 
 
-def _takes_likeliest(spec: SampleSpec) -> bool:
+def _takes_argmax(spec: SampleSpec) -> bool:
     """True where the row's token is the likeliest of the logits as they are, among those that its structure allows."""
     params = spec.params
     is_masked = params.structured_output is not None  # by a mask that leaves out what is banned
@@ -72,8 +72,8 @@ def sample(
     assert logits.dim() == 2, f"logits {tuple(logits.shape)}"
     assert logits.dtype == torch.float32, f"logits are {logits.dtype}"
     assert logits.shape[0] == len(specs), f"{logits.shape[0]} rows for {len(specs)} specs"
-    chosen = {row: row for row, spec in enumerate(specs) if _takes_likeliest(spec)}
-    tokens = ops.likeliest_tokens(logits, *_masks_of(chosen, masks, send))
+    chosen = {row: row for row, spec in enumerate(specs) if _takes_argmax(spec)}
+    tokens = ops.greedy_tokens(logits, *_masks_of(chosen, masks, send))
     if len(chosen) < len(specs):
         resample(tokens, logits, specs, [row for row in range(len(specs)) if row not in chosen], ops, send, masks)
     return tokens
@@ -110,7 +110,7 @@ def resample(
                 _modify(row, spec, send)
         words, places = _masks_of({row: place for place, row in enumerate(group)}, masks, send)
         if greedy:
-            chosen = ops.likeliest_tokens(part, words, places)
+            chosen = ops.greedy_tokens(part, words, places)
         else:
             if words is not None and places is not None:
                 ops.mask_tokens(part, words, places)

@@ -10,12 +10,16 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from shared.engine.plan import NoToken, SampledToken, SampleSpec
+from shared.engine.plan import NoToken, PlannedSequence, SampledToken, SampleSpec
 from shared.kernels.sampling.rows import SamplingRows
 from shared.kernels.sampling_ops import SamplingOps
 
 Send = Callable[[Tensor], Tensor]
 """Brings a host tensor to the device of the logits."""
+MOST_CANDIDATES = 64
+"""Above, all logits are sent: their ids would take as many bytes again."""
+ALL_CANDIDATES = 0
+"""The number of candidates that stands for every logit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,3 +200,20 @@ def _modify(row: Tensor, spec: SampleSpec, send: Send) -> None:
         banned = [*spec.banned_token_ids, *params.bad_token_ids(spec.output_token_ids)]
         if banned:
             row.index_fill_(0, send(torch.tensor(banned)), float("-inf"))
+
+
+def num_candidates(items: Sequence[PlannedSequence]) -> int:
+    """How many of a row's highest logits its token can be chosen from, the most of all rows of a step; ALL_CANDIDATES
+    where one of them needs every logit."""
+    if any(item.targets for item in items):
+        return ALL_CANDIDATES
+    counts = [_candidates_of(item.sample) for item in items if item.sample is not None]
+    most = max(counts, default=1)
+    return ALL_CANDIDATES if ALL_CANDIDATES in counts or most > MOST_CANDIDATES else most
+
+
+def _candidates_of(spec: SampleSpec) -> int:
+    params = spec.params
+    if not is_plain(spec) or params.logprobs is not None:
+        return ALL_CANDIDATES
+    return 1 if params.is_greedy else params.top_k

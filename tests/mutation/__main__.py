@@ -46,7 +46,9 @@ def _keep(results: list[Result], out: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Sow small faults and see whether a test notices each.")
-    parser.add_argument("--count", type=int, default=420, help="mutants in all, spread evenly over the targets that are tried")
+    parser.add_argument(
+        "--count", type=int, default=420, help="mutants in all, spread evenly over the targets that are tried"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the sample")
     parser.add_argument("--only", default="", help="names of targets, separated by commas")
     parser.add_argument("--out", type=Path, default=Path("out/mutation"), help="results: OUT.jsonl and OUT.md")

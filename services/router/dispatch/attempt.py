@@ -11,7 +11,7 @@ from typing import Any
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.states import HOLDERS, Holder, RequestEvent, RequestState
 from services.router.placement.prediction import TtftPredictor
-from services.router.placement.work import NO_WORK, Work
+from services.router.placement.views import NO_WORK, Work
 from services.router.workers.link import Message, WorkerLink
 from shared.errors import TandemError, TransferFailed, WorkerDied, WorkerLost
 from shared.rpc.convert import sampling_to_proto

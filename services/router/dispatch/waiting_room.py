@@ -9,17 +9,14 @@ from dataclasses import dataclass, replace
 
 from services.router.admission.blocked import BlockedClock, between, blocker
 from services.router.admission.controller import AdmissionController, Estimate
-from services.router.admission.orders import ORDERS
-from services.router.admission.queue import AdmissionQueue
-from services.router.admission.queue_entry import BYTES_PER_TOKEN, QueueEntry
+from services.router.admission.queue import BYTES_PER_TOKEN, ORDERS, AdmissionQueue, QueueEntry
 from services.router.dispatch.active_request import ActiveRequest
 from services.router.dispatch.attempt import Attempt, Successor
 from services.router.dispatch.config import DispatchConfig
 from services.router.dispatch.prefix_lookup import PrefixLookup
 from services.router.dispatch.request import Request
 from services.router.dispatch.states import RequestEvent
-from services.router.placement.decision import Choice
-from services.router.placement.disaggregation import Route
+from services.router.placement.decision import Choice, Route
 from services.router.placement.filters import GUEST_AFTER_S
 from services.router.placement.policy import Placement
 from services.router.placement.views import PlacementRequest, Pool

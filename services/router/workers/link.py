@@ -15,8 +15,7 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
-from services.router.placement.views import Pool
-from services.router.placement.work import Work
+from services.router.placement.views import Pool, Work
 from services.router.workers.discovery import DiscoveredWorker
 from services.router.workers.liveness import LivenessLimits
 from services.router.workers.standing import Standing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.router.admission.causes import Cause
+from services.router.admission.blocked import Cause
 from services.router.dispatch.record import RequestRecord
 from services.router.views.timings import NO_SPLIT, TtftSplit, delivered_at, ended_at, first_token_at, tpot_s
 

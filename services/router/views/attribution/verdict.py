@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from services.router.admission.causes import Cause
+from services.router.admission.blocked import Cause
 from services.router.dispatch.record import RequestRecord
 from services.router.dispatch.states import RequestState
 from services.router.views.attribution.time_split import Parts, after_first_token, before_first_token, queue_parts

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.admission.causes import Cause
+from services.router.admission.blocked import Cause
 from services.router.dispatch.record import Failure
 from services.router.dispatch.states import RequestState
 from services.router.views.attribution.time_split import after_first_token, before_first_token

@@ -12,6 +12,7 @@ from services.router.placement.scorers import (
     SessionTable,
     TierWeights,
     decode_load,
+    nearness,
     prefill_load,
     prefix_hit,
     stickiness,

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.table import Table
-from rich.text import Text
-from services.cli.tables import table_of
-from shared.rpc.convert import worker_roles
-from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
 import asyncio
 import contextlib
 import os
@@ -18,15 +12,19 @@ import threading
 import tty
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated
-import typer
-from rich.console import Console
-from rich.live import Live
-from services.cli.options import LOCAL, Connection
-from services.cli.tables import console_of
-from shared.errors import TandemError
-from shared.rpc.pb.tandem.v1 import inference_pb2
-from tandem import AsyncTandemClient
 
+import typer
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from services.cli.options import LOCAL, Connection
+from services.cli.tables import console_of, table_of
+from shared.errors import TandemError
+from shared.rpc.convert import worker_roles
+from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
+from tandem import AsyncTandemClient
 
 _PIPED_WIDTH = 120
 _QUIT = ("q", "Q", "\x1b", "\x03")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
 import asyncio
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
-from shared.errors import TandemError
 
+from shared.errors import TandemError
 
 PROBE_INTERVAL_S = 1.0
 PROBE_TIMEOUT_S = 2.0

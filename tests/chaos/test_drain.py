@@ -11,7 +11,7 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.local.supervisor import Restarted
+from services.local.restarts import Restarted
 from shared.rpc.server import channel
 from tests.e2e.running import DEADLINE_S, Running, running
 

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from services.local.supervisor import Died, Restarted
+from services.local.restarts import Died, Restarted
 from tests.e2e.running import DEADLINE_S, DEMO, running
 
 PROMPT = [20 + (i * 37) % 2000 for i in range(300)]

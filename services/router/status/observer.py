@@ -104,12 +104,13 @@ class GoodputView:
     def flow(self) -> inference_pb2.RequestFlow:
         """Requests by what happens to them now."""
         now = Counter(active.state for model in self._models for active in model.dispatcher.running)
+        state = RequestState
         return inference_pb2.RequestFlow(
-            num_queued=now[RequestState.QUEUED],
-            num_reserved=now[RequestState.RESERVED] + now[RequestState.REASSIGNING],
-            num_prefilling=now[RequestState.PREFILLING],
-            num_shipping=now[RequestState.SHIPPING] + now[RequestState.RESUMING],
-            num_decoding=now[RequestState.DECODING],
+            num_queued=now[state.QUEUED],
+            num_reserved=now[state.RESERVED] + now[state.REASSIGNING] + now[state.REASSIGNING_HELD],
+            num_prefilling=now[state.PREFILLING] + now[state.OVERTAKEN],
+            num_shipping=now[state.SHIPPING] + now[state.RESUMING] + now[state.RESUMING_HELD],
+            num_decoding=now[state.DECODING],
         )
 
 

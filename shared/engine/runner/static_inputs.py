@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
-from shared.engine.plan import PlannedSequence
-from shared.engine.runner.device_link import DeviceLink
-from shared.engine.sampling_params import SamplingParams
-from shared.kernels.sampling.rows import SamplingRows
-from shared.engine.plan import StepPlan
+
+from shared.engine.plan import PlannedSequence, StepPlan
 from shared.engine.runner.capture_sizes import capture_sizes, padded_size
 from shared.engine.runner.cuda_graphs import CudaGraphs, Replayable
+from shared.engine.runner.device_link import DeviceLink
+from shared.engine.sampling_params import SamplingParams
 from shared.kernels.batch import AttentionBatch
+from shared.kernels.sampling.rows import SamplingRows
 from shared.model.decoder import Decoder
 
 

@@ -14,8 +14,8 @@ import pytest
 from services.local import cluster as cluster_module
 from services.local.cluster import LocalCluster
 from services.local.model_pools import ModelPools
+from services.local.restarts import Died
 from services.local.spec import ClusterSpec
-from services.local.supervisor import Died
 from shared.cores.topology import Topology
 from shared.errors import ConfigError, DeadlineExceeded, ModelLoadError
 from shared.process_events import Progress

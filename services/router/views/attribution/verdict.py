@@ -79,9 +79,12 @@ def _add(parts: Parts, cause: Cause, seconds: float) -> None:
 _IN_STATE = {
     RequestState.RESERVED: Cause.DECODE_STEP,
     RequestState.PREFILLING: Cause.PREFILL_COMPUTE,
+    RequestState.OVERTAKEN: Cause.PREFILL_COMPUTE,
     RequestState.SHIPPING: Cause.TRANSFER,
     RequestState.REASSIGNING: Cause.FAILURE,
+    RequestState.REASSIGNING_HELD: Cause.FAILURE,
     RequestState.RESUMING: Cause.FAILURE,
+    RequestState.RESUMING_HELD: Cause.FAILURE,
     RequestState.DECODING: Cause.DECODE_STEP,
 }
 """What a request that ran out of time was doing."""

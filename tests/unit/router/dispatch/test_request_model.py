@@ -291,7 +291,7 @@ class RequestMachine(RuleBasedStateMachine):
             name, request_id = found
             reserve = self.workers[name].held[request_id]
             joined = request_id in self.workers[name].joined
-            waiting = (None, RequestState.RESERVED, RequestState.RESUMING)
+            waiting = (None, RequestState.RESERVED, RequestState.RESUMING, RequestState.RESUMING_HELD)
             if not reserve.prefill_here and not joined and self._state_of(request_id) in waiting:
                 return
             here = any(

@@ -101,14 +101,8 @@ class PlannerSettings(ServiceSettings, ApiServerSettings, MetricsPageSettings):
     """Sequences that a decode worker runs within the TPOT target, as `tandem fit` says; observations correct it."""
     start_s: float = Field(default=120.0, ge=0, le=7200)
     """Time from the decision to a worker that serves: how far the forecast looks. Seconds."""
-    cold_start_s: float = Field(default=60.0, ge=0, le=7200)
-    """Nothing is learnt from latencies while a worker has served for less than this. Seconds."""
     down_window_s: float = Field(default=120.0, ge=0, le=86_400)
     """A pool shrinks only to the largest size that it needed during this time. Seconds."""
-    direction_s: float = Field(default=300.0, ge=0, le=86_400)
-    """Least time between two changes of direction of a pool. Seconds."""
-    smoothing_s: float = Field(default=90.0, gt=0, le=3600)
-    """Time constant of the measured request rate. Seconds."""
     band: float = Field(default=0.08, ge=0, le=1)
     """Share of spare demand that must fit before a pool shrinks; half of it must be missing before it grows."""
 
@@ -125,10 +119,7 @@ class PlannerSettings(ServiceSettings, ApiServerSettings, MetricsPageSettings):
             attainment=self.attainment,
             decode_sequences=self.decode_sequences,
             start_s=self.start_s,
-            cold_start_s=self.cold_start_s,
             down_window_s=self.down_window_s,
-            direction_s=self.direction_s,
-            smoothing_s=self.smoothing_s,
             band=self.band,
         )
 

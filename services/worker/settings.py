@@ -151,11 +151,6 @@ class WorkerSettings(
     max_overtaken_ms: float = Field(default=500.0, ge=0)
     """Short prompts are computed first, but not before one that has waited this long. Milliseconds; 0 = in order of
     arrival."""
-    max_unsent_share: float = Field(default=0.5, gt=0, le=1)
-    """A prefill worker starts no prompt for a decode worker that has yet to take blocks of more than this share of the
-    pool."""
-    handoff_timeout_s: float = Field(default=60.0, gt=0)
-    """A hand-off that has not ended by then has failed; a safety net beneath the protocol. Seconds."""
     drain_timeout_s: float = Field(default=30.0, ge=0)
     """Time for running requests to end after SIGTERM. Seconds."""
 

@@ -17,6 +17,8 @@ from services.router.picker.settings import PickerSettings
 from shared.errors import ConfigError
 from shared.rpc.server import RpcServer
 
+PROBE_INTERVAL_S = 1.0
+"""Between two probes of the routers' /readyz. Seconds."""
 MESSAGE_SLACK_BYTES = 1 << 20
 """Of a message beside the body: headers, metadata, attributes."""
 
@@ -37,7 +39,7 @@ class PickerServer:
         settings.tls.check("picker.tls", mutual=False)
         if settings.self_signed and settings.tls.enabled:
             raise ConfigError("picker.self_signed and picker.tls exclude each other", field="picker.self_signed")
-        self._watch = EndpointWatch.of(settings.endpoints, settings.probe_interval_s, tls_context(edge.tls))
+        self._watch = EndpointWatch.of(settings.endpoints, PROBE_INTERVAL_S, tls_context(edge.tls))
         picker = Picker(self._watch, ApiKeys.of(edge), check_room, own_port, settings.max_endpoints)
         self._rpc = RpcServer(
             settings.bind,

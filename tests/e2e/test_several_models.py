@@ -14,8 +14,9 @@ from services.local.model_pools import ModelPools
 from shared.model.checkpoints import write_random_checkpoint
 from shared.model.config.model_config import ModelConfig
 from shared.rpc.pb.tandem.v1 import cache_pb2, cache_pb2_grpc, inference_pb2, types_pb2
-from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, DEMO, running
+from tests.e2e.running import BLOCK_SIZE, DEMO, running
 from tests.unit.model.paged_run import load_oracle, oracle_greedy
+from tests.waiting import DEADLINE_S
 
 NUM_TOKENS = 12
 PROMPTS = [[20 + (i * step) % 2000 for i in range(40 + step)] for step in (3, 7, 11, 37)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from services.local import cluster as cluster_module
 from services.local.cluster import LocalCluster
 from services.local.model_pools import ModelPools
 from services.local.spec import ClusterSpec
-from services.local.supervisor import Died
 from shared.cores.topology import Topology
 from shared.errors import ConfigError, DeadlineExceeded, ModelLoadError
 from shared.process_events import Progress
@@ -150,17 +148,6 @@ async def test_a_router_that_never_reaches_its_workers_says_why(spec: ClusterSpe
     cluster = LocalCluster(spec.replace(start_timeout_s=5.0), commands=commands)
     with pytest.raises(DeadlineExceeded, match="no decode worker"):
         await cluster.start()
-
-
-async def test_a_child_that_ends_by_itself_is_reported(spec: ClusterSpec, commands: FakeCommands) -> None:
-    async with LocalCluster(spec, commands=commands) as cluster:
-        os.kill(cluster.children["decode-0"].pid, signal.SIGKILL)
-        death = await asyncio.wait_for(cluster.next_change(), 20.0)
-        assert isinstance(death, Died)
-        assert death.name == "decode-0"
-        assert death.how == "SIGKILL"
-        assert death.again_in_s is None  # the spec does not ask for it
-        assert cluster.children["router"].returncode is None
 
 
 async def test_kill_ends_even_what_ignores_sigterm(spec: ClusterSpec, commands: FakeCommands) -> None:

@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -213,7 +212,7 @@ async def planner(release: Release, token: str, identity: str = "one", **changes
             "gpu_budget": 6, "down_window_s": 1.0, "start_s": 0.0, "timeout_s": 20.0, **changes,
         }
     )  # fmt: skip
-    hasty = replace(settings.policy(), smoothing_s=0.5, direction_s=0.5, cold_start_s=0.0)
+    hasty = settings.policy().replace(smoothing_s=0.5, direction_s=0.5, cold_start_s=0.0)
     service = PlannerService(settings, hasty)
     await service.start()
     try:

@@ -138,11 +138,11 @@ def simulate_trace(
     prefill_here_max: Annotated[
         int, Option(help="tandem: placement.prefill_here_max_tokens")
     ] = _PLACEMENT.prefill_here_max,
-    min_hit_share: Annotated[float, Option(help="tandem: placement.min_hit_share")] = _PLACEMENT.min_hit_share,
+    min_hit_share: Annotated[float, Option(help="tandem: placement's min_hit_share")] = _PLACEMENT.min_hit_share,
     tie_margin: Annotated[
-        float, Option(help="tandem: placement.tie_margin, for several routers")
+        float, Option(help="tandem: placement's tie_margin, for several routers")
     ] = _PLACEMENT.tie_margin,
-    max_candidates: Annotated[int, Option(help="tandem: placement.max_candidates")] = _PLACEMENT.max_candidates,
+    max_candidates: Annotated[int, Option(help="tandem: placement's max_candidates")] = _PLACEMENT.max_candidates,
     out: Out = None,
 ) -> None:
     """Replay a trace over a simulated fleet, with Tandem's router and with its peers' policies."""

@@ -29,7 +29,7 @@ DISTRIBUTION = "tandem-llm"
 
 
 def build_app() -> typer.Typer:
-    """All commands."""
+    """The `tandem` command with all subcommands."""
     app = typer.Typer(
         name="tandem",
         help="A disaggregated LLM serving cluster: start one, talk to one.",

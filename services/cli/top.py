@@ -59,7 +59,7 @@ async def _follow(client: AsyncTandemClient, console: Console, every_s: float, w
 
 
 async def _frame(client: AsyncTandemClient, steps: Steps, window_s: float) -> Frame:
-    """What the router says now, or that it does not answer."""
+    """The router's status now, or a notice that it does not answer."""
     try:
         return Frame(await client.status(window_s=window_s), steps)
     except TandemError as error:
@@ -68,7 +68,7 @@ async def _frame(client: AsyncTandemClient, steps: Steps, window_s: float) -> Fr
 
 @contextlib.asynccontextmanager
 async def _quit_key() -> AsyncIterator[asyncio.Event]:
-    """Set once a key that quits is pressed. A thread reads the keys, one at a time."""
+    """An event that is set once a key that quits is pressed. A thread reads the keys, one at a time."""
     pressed, loop, ended = asyncio.Event(), asyncio.get_running_loop(), threading.Event()
 
     def read() -> None:

@@ -25,7 +25,7 @@ START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 3.0
 WATCH_INTERVAL_S = 0.05
 MAX_SOCKET_PATH_BYTES = 103
-"""What sun_path takes on every system (Linux 107, macOS 103)."""
+"""Longest path of a Unix socket that every system accepts, in bytes (Linux 107, macOS 103)."""
 
 
 class EmbeddedValkey:
@@ -56,7 +56,7 @@ class EmbeddedValkey:
 
     @property
     def url(self) -> str:
-        """What `redis_url` settings take; stays the same until `stop()`, and after it where a folder was given."""
+        """The URL for `redis_url` settings; stays the same until `stop()`, and after it where a folder was given."""
         return f"redis://{self._bind}" if self._bind is not None else f"unix://{self._socket}"
 
     @property
@@ -97,7 +97,7 @@ class EmbeddedValkey:
             raise
 
     async def ended(self) -> str:
-        """Waits until the server has ended, and says how: "SIGKILL" or "exit status 1"."""
+        """Waits until the server has ended; returns how: "SIGKILL" or "exit status 1"."""
         process = self._process
         while process is not None and process.poll() is None:  # noqa: ASYNC110 - a Popen has no event
             await asyncio.sleep(WATCH_INTERVAL_S)
@@ -142,7 +142,7 @@ class EmbeddedValkey:
 
     @property
     def log_path(self) -> Path:
-        """What the server writes; the default exists once it is started."""
+        """Path of the server's log; the default exists once it is started."""
         return self._given_log if self._given_log is not None else self._socket.with_name("valkey.log")
 
     def _arguments(self) -> list[str]:

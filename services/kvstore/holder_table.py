@@ -64,7 +64,7 @@ class HolderTable:
             raise Internal(f"the index's holder table is damaged: {error!r}") from error
 
     def covers(self, version: TableVersion) -> bool:
-        """Whether this snapshot knows every holder that a reply of that version can name."""
+        """Whether this snapshot has every holder that a reply of that version can name."""
         return self.version.epoch == version.epoch and self.version.changes >= version.changes
 
     def prefix(self, values: Iterable[bytes | None]) -> PrefixMatch:

@@ -83,7 +83,7 @@ class Sweeper:
             return 0
         [num_silent] = await self._redis.call(Command.script(EXPIRE, TABLE_KEYS, (str(self._lease_s),), TABLE_SLOT))
         if num_silent:
-            logger.warning("%d workers said nothing for %g s: their blocks are forgotten", num_silent, self._lease_s)
+            logger.warning("%d workers sent nothing for %g s: their blocks are forgotten", num_silent, self._lease_s)
         self.counters.num_expired += int(num_silent)
         return int(num_silent)
 

@@ -53,7 +53,7 @@ class LocalCluster:
 
     `start()` returns when prompts are served. The workers load while the KV store starts: its address is reserved
     beforehand. The routers start last: their flags name every worker's address. All addresses stay reserved until
-    `stop()`: where the spec says so, a process that dies is started again on its own. Use it on the main thread's
+    `stop()`: where the spec asks for it, a process that dies is started again on its own. Use it on the main thread's
     event loop (see ChildProcess).
     """
 
@@ -68,9 +68,9 @@ class LocalCluster:
         """`on_progress(process name, progress)` is called on the event loop, with fraction 1 once it is ready. Closes
         the `places` when it stops."""
         self.spec = spec
-        """With the state folder that it got, once started."""
+        """The cluster's spec; once started, with the state folder that it got."""
         self.routers: tuple[RouterPlace, ...] = ()
-        """Where each router serves, once started."""
+        """Addresses of each router, once started."""
         self._commands = commands if commands is not None else TandemCommands(spec)
         self._on_progress = on_progress if on_progress is not None else _ignore
         self._index: EmbeddedValkey | None = None
@@ -317,7 +317,7 @@ def cluster_environment(*, loopback: bool) -> Mapping[str, str]:
 
 
 async def wait_until_serving(router: ChildProcess, http: str, timeout_s: float) -> None:
-    """Returns once `GET /readyz` on the host:port `http` says so.
+    """Returns once `GET /readyz` on the host:port `http` answers 200.
 
     Raises WorkerLost where the router ends meanwhile, DeadlineExceeded with the router's reason after `timeout_s`
     seconds.

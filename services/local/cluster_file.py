@@ -24,7 +24,7 @@ FindModel = Callable[[str], tuple[Path, str]]
 
 
 class ModelEntry(BaseModel):
-    """One entry of `models`."""
+    """A model in a cluster file: an entry of `models`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -23,7 +23,7 @@ class ModelPools:
     """A model and its pools; raises ConfigError naming the setting that is wrong."""
 
     name: str
-    """What clients call it."""
+    """The model's name for clients."""
     model: Path
     """Model folder in Hugging Face layout."""
     aliases: tuple[str, ...] = ()
@@ -34,15 +34,15 @@ class ModelPools:
     """Decode workers; in collocated mode they prefill too."""
     mode: Mode = "disaggregated"
     dtype: Dtype = "auto"
-    """Of weights and computation; auto = the checkpoint's."""
+    """Dtype of weights and computation; auto = the checkpoint's."""
     kv_dtype: KVDtype = "auto"
-    """Of the KV cache; auto = as the computation."""
+    """Dtype of the KV cache; auto = as the computation."""
     num_kv_blocks: int = 0
     """Blocks in each worker's KV pool; 0 = from free memory."""
     max_model_len: int = 0
     """Longest sequence in tokens; 0 = the model's own limit."""
     prefix: str = ""
-    """What its workers' and store nodes' names begin with: nothing for a cluster's first model."""
+    """Prefix of the names of its workers and store nodes; empty for a cluster's first model."""
 
     def __post_init__(self) -> None:
         for name, value, allowed in (

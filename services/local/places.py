@@ -1,4 +1,4 @@
-"""Where the parts of a local cluster run, and where they listen."""
+"""Addresses and CPUs of the parts of a local cluster."""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ class Part(Protocol):
         ...
 
     async def ended(self) -> str:
-        """Waits until the process has ended, and says how: "SIGKILL" or "exit status 1"."""
+        """Waits until the process has ended; returns how: "SIGKILL" or "exit status 1"."""
         ...
 
     async def answers(self) -> bool:
-        """Whether it answers a probe, whatever it says; takes at most PROBE_TIMEOUT_S."""
+        """Whether it answers a probe with any status; takes at most PROBE_TIMEOUT_S."""
         ...
 
     def kill(self) -> None:
@@ -86,7 +86,7 @@ class Supervisor:
         self._tasks += [asyncio.create_task(self._keep(part), name=f"keep {part.name}") for part in parts]
 
     async def close(self) -> None:
-        """Stops watching; what is being started is left as it is. Twice is fine."""
+        """Stops watching; a part that is just being started is left as it is. Twice is fine."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -17,7 +17,7 @@ from shared.errors import ConfigError, StoreUnavailable
 
 CHECK = "redis"
 LEAST_VERSION = (5, 0)
-"""The first whose scripts may read the clock and write."""
+"""The first version whose scripts may read the clock and write."""
 ANSWER_TIMEOUT_S = 5.0
 RETRY_S = 0.5
 _REACH = (

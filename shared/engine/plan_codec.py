@@ -1,4 +1,4 @@
-"""Plans and results as bytes, for runners in other processes: followers of a worker's group, or a recording.
+"""Plans and results as bytes, for runners in other processes: the followers of a worker's group.
 
 A message is a header (what it is, and the version) and msgpack of the tuples below, which msgspec writes and checks. A
 sequence of the plan before is named by its place there, and only the blocks behind those of then are sent; its sampling
@@ -18,7 +18,7 @@ from shared.engine.sampling_params import SamplingParams
 from shared.errors import InvalidRequest, ModelMismatch, TransferFailed
 
 VERSION = 3
-"""Of both messages: changes with every change of what they hold. Both ends must have the same one."""
+"""Version of both messages, raised with every change of their fields. Both ends must have the same one."""
 
 _HEADER = struct.Struct("<4sH")  # magic, version
 _PLAN, _RESULT = b"TPLN", b"TRES"
@@ -97,7 +97,7 @@ class PlanEncoder:
 
 
 class PlanDecoder:
-    """Decodes what one encoder says, message by message from its first one on."""
+    """Decodes the messages of one encoder, in their order from its first one on."""
 
     def __init__(self) -> None:
         self._before: tuple[PlannedSequence, ...] = ()
@@ -153,7 +153,7 @@ def decode_result(data: bytes) -> StepResult:
 
 
 def _content(data: bytes, magic: bytes) -> memoryview:
-    """What stands behind the header. Raises ModelMismatch, ValueError."""
+    """The content behind a message's header. Raises ModelMismatch, ValueError."""
     found, version = _HEADER.unpack_from(data)
     if found != magic:
         raise ValueError(f"it begins with {found!r}")

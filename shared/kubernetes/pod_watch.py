@@ -1,4 +1,4 @@
-"""What some Pods say, kept up to date: one list, then a watch from its version on."""
+"""A view of some Pods, kept up to date: one list, then a watch from its version on."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PodWatch(Generic[T]):
         """`selector` is a label selector. `read` returns None for a Pod that does not count now, and raises ConfigError
         for one that is wrong: it is left out, and `failure` names it. Reads nothing yet."""
         self.view: dict[str, T] = {}
-        """What the Pods say, by their names."""
+        """The value read from each Pod that counts, by the Pod's name."""
         self.error: ClusterForbids | ClusterUnavailable | None = None
         """While the server does not answer as it should."""
         self._access = access
@@ -129,7 +129,7 @@ class PodWatch(Generic[T]):
             on_change()
 
     def _take(self, pod: Pod, deleted: bool, on_change: Callable[[], None]) -> None:
-        """One Pod changed."""
+        """Applies a change of one Pod to the view."""
         name = pod["metadata"]["name"]
         before = self.view.pop(name, None)
         was_wrong = {name: why} if (why := self._wrong.pop(name, "")) else {}

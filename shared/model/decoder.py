@@ -130,7 +130,7 @@ class Decoder:
         return self.logits(normed, num_candidates)
 
     def embed(self, token_ids: Tensor, positions: Tensor, rope_lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """What the layers begin with: the tokens [num_tokens, hidden_size], and their angles' cosines and sines
+        """The first layer's inputs: the tokens' rows [num_tokens, hidden_size], and their angles' cosines and sines
         [num_tokens, rotary_dim]. Arguments as for `forward`."""
         with in_this_thread(token_ids, token_ids.shape[0] * self.config.hidden_size):
             cos, sin = self.rotary.cos_sin(positions, rope_lengths)

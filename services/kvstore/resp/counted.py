@@ -23,7 +23,8 @@ class CountedRedis:
         self.round_trips_s: Mapping[str, BucketCounts] = {
             connection.name.lower(): BucketCounts(BUCKETS_S) for connection in RedisConnection
         }
-        """By connection; failed ones too. On a cluster one asks several nodes at the same time."""
+        """Duration of round trips by connection, failed ones too; on a cluster one round trip asks several nodes at
+        once."""
         self._redis = redis
 
     async def check(self) -> None:

@@ -29,7 +29,7 @@ class PlanAnnouncer:
         broadcast_bytes(self._everyone, self._encoder.encode(plan))
 
     def close(self) -> None:
-        """Sends the followers home: no plan follows. Raises RankLost."""
+        """Ends the followers: no plan follows. Raises RankLost."""
         broadcast_bytes(self._everyone, _END)
 
 

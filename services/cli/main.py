@@ -12,13 +12,13 @@ from typer.core import TyperCommand, TyperGroup
 
 from services.cli.cache import build_cache_app
 from services.cli.chat import chat
+from services.cli.dataclass_options import spread
 from services.cli.drain import drain, undrain
 from services.cli.explain import explain
 from services.cli.failures import EXIT_INTERRUPTED, exit_status, report
 from services.cli.fit import fit
 from services.cli.generate import generate
 from services.cli.preflight import preflight
-from services.cli.spread import spread
 from services.cli.status import status
 from services.cli.top import top
 from services.cli.up import up

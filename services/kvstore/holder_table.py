@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from services.kvstore.records import holder_ids
+from services.kvstore.holder_records import holder_ids
 from shared.errors import Internal
 from shared.kv_index.holders import Holder, PrefixMatch, Tier
 from shared.rpc.convert import role_from_proto

@@ -21,7 +21,7 @@ from services.local.spec import ClusterSpec, RouterPlace
 from services.local.state_folder import StateFolder, unwritable
 from services.local.supervisor import Change, Supervisor
 from shared.child_process import ChildProcess
-from shared.cores.policy import share_machine
+from shared.cores.core_choice import share_machine
 from shared.cores.quota import read_quota
 from shared.cores.topology import read_topology
 from shared.identity import WorkerRole

@@ -11,7 +11,7 @@ from typing import Protocol
 from services.local.devices import ON_CPU, DeviceShare, share_devices
 from services.local.model_pools import ModelPools
 from services.local.spec import ClusterSpec
-from shared.cores.policy import CoreShare
+from shared.cores.core_choice import CoreShare
 from shared.cores.topology import format_cpu_list
 from shared.identity import WorkerRole
 from shared.kv.encryption_modes import NO_ENCRYPTION

@@ -8,7 +8,7 @@ from typing import Any
 
 from services.kvstore.resp.client import RedisClient
 from services.kvstore.resp.command import Command
-from services.kvstore.resp.node import RedisConnection, RedisNode
+from services.kvstore.resp.redis_node import RedisConnection, RedisNode
 from shared.telemetry.buckets import BucketCounts
 
 BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 1.0)

@@ -8,7 +8,7 @@ from typing import Any
 
 from services.router.admission.calibration import WaitCalibration
 from services.router.admission.deadline import check_deadline, may_be_late
-from services.router.admission.drain import DrainRate
+from services.router.admission.drain_rate import DrainRate
 from services.router.admission.queue import AdmissionQueue
 from services.router.admission.queue_entry import QueueEntry
 from services.router.placement.prediction import TtftPredictor

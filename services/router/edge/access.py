@@ -10,7 +10,7 @@ from typing import Literal
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.router.edge.ledger import CallNote
+from services.router.edge.request_ledger import CallNote
 from services.router.views.access_fields import access_fields
 from services.router.views.metric_definitions import GRPC_CALLS, HTTP_REQUESTS
 from shared.errors import brief

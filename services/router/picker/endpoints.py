@@ -8,8 +8,8 @@ import socket
 import ssl
 from collections.abc import Sequence
 
-from services.router.picker.policy import Endpoint
 from services.router.picker.probe import probe
+from services.router.picker.router_order import Endpoint
 from shared.address import Address
 from shared.errors import ConfigError
 

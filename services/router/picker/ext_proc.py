@@ -10,7 +10,7 @@ import grpc.aio
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 
-from services.router.picker.messages import (
+from services.router.picker.ext_proc_messages import (
     ECHOED,
     body_response,
     destination,

@@ -7,7 +7,7 @@ import json
 import ssl
 from typing import Any
 
-from services.router.picker.policy import Endpoint
+from services.router.picker.router_order import Endpoint
 from shared.address import Address
 from shared.rpc.tls import Tls
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from services.router.placement.ledger import Ledger
+from services.router.placement.commitments import Ledger
 from services.router.placement.views import Pool, WorkerView
 from services.router.placement.work import NO_WORK, Work
 from shared.identity import WorkerRole

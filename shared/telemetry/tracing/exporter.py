@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shared.tasks import end_task
-from shared.telemetry.tracing.collector import Collector, CollectorError
 from shared.telemetry.tracing.otlp import encoded_request, encoded_spans
+from shared.telemetry.tracing.otlp_connection import Collector, CollectorError
 from shared.telemetry.tracing.span import Attributes, Span
 
 logger = logging.getLogger(__name__)

@@ -31,8 +31,8 @@ class Tracer:
             return None
         from opentelemetry.sdk.resources import Resource
 
-        from shared.telemetry.tracing.collector import collector_of
         from shared.telemetry.tracing.exporter import SpanExporter  # and what it sends with
+        from shared.telemetry.tracing.otlp_connection import collector_of
 
         own = {"service.name": service, "service.instance.id": instance}
         resource = Resource.create(own).attributes  # with those of OTEL_RESOURCE_ATTRIBUTES

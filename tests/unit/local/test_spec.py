@@ -12,7 +12,7 @@ from services.local.commands import TandemCommands, WorkerPlan, plan_workers
 from services.local.spec import ClusterSpec
 from services.worker.settings import WorkerSettings
 from shared.config import load_settings
-from shared.cores.policy import CoreShare
+from shared.cores.core_choice import CoreShare
 from shared.errors import ConfigError
 
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.router.placement.commitments import Ledger
 from services.router.placement.filters import GUEST_AFTER_S, has_queue_room
-from services.router.placement.ledger import Ledger
 from services.router.placement.policy import Placement, PlacementConfig
 from services.router.placement.router_shards import Replicas, own_workers
 from services.router.placement.views import Pool

@@ -13,9 +13,6 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
-
 from shared.address import Address
 from shared.errors import ConfigError, StoreUnavailable
 from shared.parent_death import command_dying_with_parent
@@ -164,13 +161,9 @@ class EmbeddedValkey:
     async def _wait_for_ping(self) -> None:
         assert self._process is not None
         try:
-            async with (
-                asyncio.timeout(START_TIMEOUT_S),
-                Redis.from_url(f"unix://{self._socket}", driver_info=None) as redis,
-            ):
+            async with asyncio.timeout(START_TIMEOUT_S):
                 while self._process.poll() is None:
-                    with contextlib.suppress(RedisError, OSError):
-                        await redis.ping()
+                    if await self.answers(START_TIMEOUT_S):
                         return
                     await asyncio.sleep(0.005)
         except TimeoutError as error:

@@ -12,11 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from services.local.addresses import check_free
 from services.local.commands import ServiceCommands, TandemCommands, WorkerPlan, plan_workers, with_flags
 from services.local.model_pools import ModelPools
 from services.local.parts import IndexPart, MemberPart, ServicePart
-from services.local.places import INDEX, Places, ThisHost
+from services.local.places import INDEX, Places, ThisHost, check_free
 from services.local.spec import ClusterSpec, RouterPlace
 from services.local.state_folder import StateFolder, unwritable
 from services.local.supervisor import Change, Supervisor

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from shared.errors import ClusterForbids, ClusterUnavailable, ConfigError
 from shared.kubernetes.access import ClusterAccess
-from shared.kubernetes.backoff import Backoff
 from shared.kubernetes.pods import Expired, Pod, Pods
 from shared.tasks import end_task
 
@@ -22,10 +23,22 @@ WATCH_S = 60
 that forgot it, is found by then. Seconds."""
 SHORT_S = 1.0
 """A watch that the server ends sooner is followed by a pause."""
-
 T = TypeVar("T")
-
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Doubles from `first_s` to `most_s` seconds; each pause is between half of that and all of it, so that the
+    routers of a cluster do not come back to their API server at one moment."""
+
+    first_s: float = 0.25
+    most_s: float = 15.0
+
+    def pause_s(self, failures: int) -> float:
+        """Seconds to wait after `failures` in a row, 1 or more."""
+        longest = min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 30))
+        return longest * random.uniform(0.5, 1.0)
 
 
 class PodWatch(Generic[T]):

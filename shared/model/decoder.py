@@ -20,8 +20,7 @@ from shared.model.layers.modules import DecoderModules, add_up
 from shared.model.layers.parameters import DecoderParameters, unused_tensors
 from shared.model.layers.pieces import DecoderPieces
 from shared.model.layers.rope import Rotary
-from shared.model.weights.huge_pages import ask_for_huge_pages
-from shared.model.weights.loader import OnProgress, load_weights
+from shared.model.weights.loader import OnProgress, ask_for_huge_pages, load_weights
 
 
 class Decoder:

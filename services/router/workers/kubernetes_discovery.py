@@ -9,8 +9,7 @@ from services.router.workers.discovery import DiscoveredWorker
 from services.router.workers.pod_worker import worker_of
 from shared.errors import ClusterUnavailable
 from shared.kubernetes.access import ClusterAccess
-from shared.kubernetes.backoff import Backoff
-from shared.kubernetes.pod_watch import PAGE, WATCH_S, PodWatch
+from shared.kubernetes.pod_watch import PAGE, WATCH_S, Backoff, PodWatch
 
 
 class KubernetesDiscovery:

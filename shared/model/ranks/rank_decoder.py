@@ -24,8 +24,7 @@ from shared.model.layers.parameters import DecoderParameters
 from shared.model.ranks.shard import Degrees, Shard, Span
 from shared.model.ranks.shard_weights import allocate_shard, load_shard
 from shared.model.ranks.split_vocabulary import SplitVocabulary
-from shared.model.weights.huge_pages import ask_for_huge_pages
-from shared.model.weights.loader import OnProgress
+from shared.model.weights.loader import OnProgress, ask_for_huge_pages
 
 
 class MicroBatch(NamedTuple):

@@ -15,7 +15,7 @@ from functools import partial
 import pytest
 import uvloop
 
-from services.local.addresses import reserved_address
+from services.local.places import reserved_address
 from services.worker.group.meeting import join_check, leader_port, member
 from services.worker.group.meeting.frames import MOST_BYTES, BrokenConnection, Frames
 from services.worker.group.meeting.join_check import NONCE_BYTES, GroupShape

@@ -41,9 +41,9 @@ class EmbeddedValkey:
         bind: str = "",
         place: Callable[[Sequence[str]], Sequence[str]] | None = None,
     ) -> None:
-        """`folder` holds the socket, and the log unless `log_path` says where; it is created if need be, and kept.
-        Default: a temporary one. The log is appended to. `bind`: host:port on which it listens too, to anybody who
-        reaches it. `place` makes the server's command one that executes it elsewhere, such as in a namespace."""
+        """`folder` holds the socket, and the log unless `log_path` is set; it is created if need be, and kept.
+        Default: a temporary one. The log is appended to. `bind`: host:port on which it listens too, without a
+        password. `place` makes the server's command one that executes it elsewhere, such as in a namespace."""
         self._bind = Address.parse(bind, "bind", min_port=1) if bind else None
         self._place = place or (lambda command: command)
         self._given_folder = folder

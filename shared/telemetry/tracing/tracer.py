@@ -52,7 +52,7 @@ class Tracer:
             self._exporter.add(context.trace_id, spans)
 
     def export(self, trace_id: int, num_spans: int, build: Callable[[], Sequence[Span]]) -> None:
-        """Exports spans whatever the sampling said; see `SpanExporter.add_later`."""
+        """Exports spans, whether the trace is sampled or not; see `SpanExporter.add_later`."""
         self._exporter.add_later(trace_id, num_spans, build)
 
     def release(self, trace_ids: Iterable[bytes]) -> None:

@@ -19,7 +19,7 @@ import torch
 
 from loadtest.rig.results import Result
 from shared.collectives import one_host, several_hosts
-from shared.collectives.messages import broadcast_bytes
+from shared.collectives.broadcast import broadcast_bytes
 from shared.collectives.one_host import shared_memories
 from shared.collectives.rank_links import RankLinks, Ways
 from shared.collectives.several_hosts import MeetingPlace, StoreServer

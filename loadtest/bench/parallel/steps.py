@@ -14,7 +14,7 @@ import torch
 from loadtest.bench.engine.cpu import BLOCK_SIZE, Bench, Step
 from loadtest.rig.results import Result
 from services.worker.group.leader import RankGroup
-from shared.cores.policy import CoreShare
+from shared.cores.core_choice import CoreShare
 from shared.cores.topology import read_topology
 from shared.engine.plan import StepPlan
 from shared.engine.runner.runner import Runner

@@ -27,7 +27,7 @@ class SenderLeft(Enum):
     """Why a sender brought no more."""
 
     ABORTED = "aborted"
-    """It gave up, and said so by its trailer."""
+    """The sender gave up, and sent a trailer for it."""
     FAILED = "failed"
     """A receive failed, as when its process ends in the middle of a message."""
     REPLACED = "replaced"

@@ -20,8 +20,8 @@ from services.kvstore.resp.open import redis_client
 from services.router.cache.watch import CacheWatch
 from shared.block_service.store_nodes import StoreNodes
 from shared.kv_index.holders import Holder
-from tests.e2e.running import DEADLINE_S
 from tests.e2e.stage import Stage, prompt
+from tests.waiting import DEADLINE_S
 
 PROMPT_LEN = 150
 NUM_AT_ONCE = 6

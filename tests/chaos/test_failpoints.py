@@ -11,7 +11,8 @@ import sys
 import pytest
 
 from services.local.supervisor import Died, Restarted
-from tests.e2e.running import DEADLINE_S, DEMO, running
+from tests.e2e.running import DEMO, running
+from tests.waiting import DEADLINE_S
 
 PROMPT = [20 + (i * 37) % 2000 for i in range(300)]
 FIELDS = {"max_tokens": 120, "ignore_eos": True}

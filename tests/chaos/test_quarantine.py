@@ -14,7 +14,8 @@ from services.local.supervisor import Died, Restarted
 from shared.errors import Quarantined
 from shared.rpc.errors import from_rpc_error
 from shared.rpc.pb.tandem.v1 import inference_pb2, types_pb2
-from tests.e2e.running import DEADLINE_S, Running, running
+from tests.e2e.running import Running, running
+from tests.waiting import DEADLINE_S, until
 
 POISON = 1999
 PROMPT = [20 + (i * 37) % 1900 for i in range(300)]
@@ -25,9 +26,7 @@ async def arm(cluster: Running, names: list[str]) -> None:
     """Returns when the failpoints of these parts are armed."""
     for name in names:
         os.kill(cluster.cluster.children[name].pid, signal.SIGUSR1)
-    async with asyncio.timeout(DEADLINE_S):
-        while not all("armed:" in cluster.cluster.children[name].log_path.read_text() for name in names):
-            await asyncio.sleep(0.01)
+    await until(lambda: all("armed:" in cluster.cluster.children[name].log_path.read_text() for name in names))
 
 
 async def refusal(cluster: Running, prompt: list[int]) -> Quarantined:

@@ -18,8 +18,9 @@ from shared.block_service.store_nodes import RETRY_S
 from shared.identity import WorkerRole
 from shared.kv_index.holders import Tier
 from tests.chaos.faults import PROMPT_LEN, Load, blocks_by_holder, small_disk, watched
-from tests.e2e.running import BLOCK_SIZE, DEADLINE_S
+from tests.e2e.running import BLOCK_SIZE
 from tests.e2e.stage import HOST_BYTES, Recording, Stage, prompt, staged
+from tests.waiting import DEADLINE_S
 
 STALL_S = 1.5
 NUM_BLOCKS = PROMPT_LEN // BLOCK_SIZE

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.running import DEADLINE_S
+from tests.waiting import DEADLINE_S
 
 START_S = 240.0
 

@@ -28,8 +28,9 @@ from shared.errors import StoreUnavailable
 from shared.identity import WorkerRole
 from shared.kv.hashing import chain
 from shared.kv_index.client import KVStoreClient
-from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, DEMO, PatientCommands
+from tests.e2e.running import BLOCK_SIZE, DEMO, PatientCommands
 from tests.unit.router.reading import deltas
+from tests.waiting import DEADLINE_S, until
 
 HOST_BYTES = 1 << 26
 
@@ -174,9 +175,7 @@ class Stage:
         os.kill(self.cluster.children[name].pid, signal.SIGKILL)
 
     async def until(self, condition) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not condition():
-                await asyncio.sleep(0.02)
+        await until(condition)
 
     def _on_change(self) -> None:
         self.dispatcher.pump()

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.running import DEADLINE_S, Running, running
+from tests.e2e.running import Running, running
 from tests.e2e.slowing import narrow_connection, starved
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.slow
 NUM_CORES = len(os.sched_getaffinity(0))

@@ -13,7 +13,8 @@ import pytest
 from services.local.cluster import LocalCluster
 from services.local.spec import ClusterSpec
 from shared.rpc.pb.tandem.v1 import cache_pb2, cache_pb2_grpc
-from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, DEMO, Running, block_bytes, running
+from tests.e2e.running import BLOCK_SIZE, DEMO, Running, block_bytes, running
+from tests.waiting import DEADLINE_S
 
 ROOT = Path(__file__).parents[2]
 HOST_BYTES = 1 << 24

@@ -7,7 +7,8 @@ import contextlib
 import pytest
 
 from tests.e2e.running import BLOCK_SIZE
-from tests.e2e.stage import DEADLINE_S, HOST_BYTES, prompt, staged
+from tests.e2e.stage import HOST_BYTES, prompt, staged
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.slow
 

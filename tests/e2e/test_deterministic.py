@@ -15,8 +15,9 @@ import pytest
 from services.local.cluster import LocalCluster
 from services.local.commands import TandemCommands, WorkerPlan
 from services.local.spec import ClusterSpec
-from tests.e2e.running import DEADLINE_S, DEMO, Running, running
+from tests.e2e.running import DEMO, Running, running
 from tests.unit.kernels.isas import ISAS, needs_library
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, needs_library]
 
@@ -67,9 +68,7 @@ async def test_answers_are_the_same_alone_together_and_after_a_death(tmp_path: P
 
         answers = [Answer() for _ in range(NUM_STREAMS)]
         tasks = [asyncio.create_task(stream(cluster, n, answer)) for n, answer in enumerate(answers)]
-        async with asyncio.timeout(DEADLINE_S):
-            while min(len(answer.token_ids) for answer in answers) < KILL_AT:
-                await asyncio.sleep(0.01)
+        await until(lambda: min(len(answer.token_ids) for answer in answers) >= KILL_AT)
         status = await cluster.status()
         busy = [w.worker.name for w in status.workers if w.num_requests and w.worker.name.startswith("decode")]
         assert busy, "every answer had ended"

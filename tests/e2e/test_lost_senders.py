@@ -11,8 +11,9 @@ import pytest
 
 from services.router.dispatch.states import RequestState
 from services.router.workers.liveness import LivenessLimits
-from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, DEMO, block_bytes
+from tests.e2e.running import BLOCK_SIZE, DEMO, block_bytes
 from tests.e2e.stage import Recording, Stage, prompt, staged
+from tests.waiting import DEADLINE_S
 
 BLOCK_BYTES = block_bytes(DEMO)
 PROMPT = prompt(40 * BLOCK_SIZE)

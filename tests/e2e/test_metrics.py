@@ -15,7 +15,8 @@ from services.monitoring.rules import ALERTS, RECORDINGS
 from services.router.views.observed import METRICS as ROUTER_METRICS
 from services.worker.telemetry.metrics import METRICS as WORKER_METRICS
 from shared.telemetry.metrics import Metric
-from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, Running, running
+from tests.e2e.running import BLOCK_SIZE, Running, running
+from tests.waiting import DEADLINE_S
 
 NUM_BLOCKS = 4
 PROMPT = [20 + i * 37 % 2000 for i in range(NUM_BLOCKS * BLOCK_SIZE + 1)]

@@ -16,7 +16,8 @@ import pytest_asyncio
 import torch
 
 from shared.kernels.backends.registry import choose_kernels
-from tests.e2e.running import BLOCK_SIZE, DEADLINE_S, DEMO, Running, block_bytes, loads, running
+from tests.e2e.running import BLOCK_SIZE, DEMO, Running, block_bytes, loads, running
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -20,8 +20,7 @@ from shared.rpc.pb.tandem.v1 import kvstore_pb2, kvstore_pb2_grpc, types_pb2, wo
 from shared.rpc.server import RpcServer
 from shared.rpc.tls import ServiceTls, Tls
 from tests.tls_files import Authority
-
-DEADLINE_S = 300.0
+from tests.waiting import DEADLINE_S, until
 
 
 class Answering(
@@ -139,9 +138,7 @@ async def test_a_routers_session_needs_its_certificate(
     for credentials in strangers(authority, tmp_path):
         refused = link(credentials)
         running = asyncio.create_task(refused.run())
-        async with asyncio.timeout(DEADLINE_S):
-            while not refused.mismatch:
-                await asyncio.sleep(0.01)
+        await until(lambda link=refused: link.mismatch)
         running.cancel()
         await asyncio.wait({running})
     assert servicer.num_calls == 0

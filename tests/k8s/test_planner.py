@@ -22,8 +22,7 @@ from services.planner.settings import PlannerSettings
 from shared.rpc.pb.tandem.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
 from tests.k8s.accounts import planner_rules
 from tests.k8s.api_server import ApiServer
-
-DEADLINE_S = 300.0
+from tests.waiting import DEADLINE_S
 
 
 class Router(fleet_pb2_grpc.FleetServiceServicer, inference_pb2_grpc.InferenceServiceServicer):

@@ -12,8 +12,9 @@ from typing import Any
 
 import httpx
 
+from tests.waiting import DEADLINE_S
+
 START_S = 60.0
-DEADLINE_S = 300.0
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 TAB, ENTER = "\ue004", "\ue007"
 

@@ -16,7 +16,8 @@ from shared.errors import InvalidRequest, StoreUnavailable
 from shared.kv_index.client import KVStoreClient
 from shared.kv_index.hash_lists import MAX_HASHES
 from tests.integration.kvstore.test_processes import end_of, event_of, start_store
-from tests.integration.kvstore.workers import DEADLINE_S, hashes, worker
+from tests.integration.kvstore.workers import hashes, worker
+from tests.waiting import DEADLINE_S
 
 A = worker()
 CHAIN = hashes(64)

@@ -7,7 +7,6 @@ from hashlib import blake2b
 from shared.identity import WorkerIdentity, WorkerRole
 from shared.kv_index.holders import Holder, Tier
 
-DEADLINE_S = 300.0
 """By then a busy machine has done whatever a test waits for."""
 
 

@@ -13,8 +13,8 @@ from shared.errors import Quarantined, TransferFailed, WorkerLost
 from shared.rpc.errors import to_proto
 from shared.rpc.pb.tandem.v1 import types_pb2, worker_pb2
 from tests.integration.router.router_under_test import PROMPT, STOP, Router, decode_worker, prefill_worker, read
-from tests.integration.router.scripted_worker import DEADLINE_S
 from tests.integration.router.test_heartbeats import BeatingWorker
+from tests.waiting import DEADLINE_S
 
 
 class Case:

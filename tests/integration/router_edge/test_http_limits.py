@@ -17,8 +17,9 @@ from services.router.dispatch.request import FinishReason, TokenDelta
 from shared.errors import QuotaExceeded
 from shared.rpc.errors import from_rpc_error
 from shared.rpc.pb.tandem.v1 import inference_pb2
-from tests.integration.router_edge.conftest import DEADLINE_S, Edge, StartEdge
+from tests.integration.router_edge.conftest import Edge, StartEdge
 from tests.integration.router_edge.test_http import CHAT, COMPLETIONS, completion
+from tests.waiting import DEADLINE_S
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

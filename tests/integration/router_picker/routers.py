@@ -20,8 +20,8 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 from shared.process_events import Ready, parse_event
 from shared.rpc.pb.tandem.v1 import types_pb2
 from tests.integration.router.scripted_worker import ScriptedWorker
+from tests.waiting import DEADLINE_S
 
-DEADLINE_S = 300.0
 DEMO = Path(__file__).parents[3] / "models" / "demo"
 DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
 WORKER_BLOCKS = 100

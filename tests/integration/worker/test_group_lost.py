@@ -17,6 +17,7 @@ from shared.engine.sampling_params import SamplingParams
 from shared.engine.sequence import EngineSequence, Goal
 from shared.errors import RankLost
 from tests.unit.collectives.in_threads import needs_library
+from tests.waiting import DEADLINE_S
 
 pytestmark = [
     needs_library,
@@ -24,7 +25,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Exception in thread engine:pytest.PytestUnhandledThreadExceptionWarning"),
 ]
 
-DEADLINE_S = 300.0
 PROMPT = list(range(7, 40))
 MAX_TOKENS = 900
 """More than are computed before the rank is gone."""

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
@@ -18,7 +18,7 @@ import uvloop
 from services.local.addresses import reserved_address
 from services.worker.group.meeting import admission, leader_port, member
 from services.worker.group.meeting.admission import NONCE_BYTES, GroupShape
-from services.worker.group.meeting.frames import MOST_BYTES, Broken, Frames
+from services.worker.group.meeting.frames import MOST_BYTES, BrokenConnection, Frames
 from services.worker.group.meeting.leader_port import MeetingPort
 from services.worker.group.meeting.member import Member
 from services.worker.group.rank_processes import RankProcess
@@ -34,10 +34,10 @@ from shared.rpc.pb.tandem.v1 import group_pb2
 from tests.integration.worker.meeting_leader import COMMON
 from tests.unit.collectives.in_threads import needs_library
 from tests.unit.local.processes import wait_for_end
+from tests.waiting import DEADLINE_S, until
 
 pytestmark = needs_library
 
-DEADLINE_S = 300.0
 KEY = "a secret of this fleet"
 SHAPE = GroupShape(2, 2, 1)
 
@@ -83,12 +83,6 @@ def pid_of(found: Member) -> int:
     (rank,) = found._ranks
     assert rank.rank == 1
     return rank._process.pid
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def ended(pid: int) -> bool:
@@ -216,7 +210,7 @@ async def test_who_is_not_of_the_group_is_refused_with_both_values(
             refusal = from_proto((await shake_hands(frames, hello(**fields))).refusal)
             assert refusal.field == field
             assert all(word in refusal.message for word in words)
-            with pytest.raises(Broken):
+            with pytest.raises(BrokenConnection):
                 await frames.receive()
         assert (port.lost_rank, tuple(port.present)) == (None, ())
 
@@ -307,7 +301,7 @@ async def test_strangers_take_so_many_connections_and_no_more(monkeypatch: pytes
                 frames.send(group_pb2.MemberFrame(hello=hello()))
                 assert (await frames.receive()).HasField("hello")
             async with connected(port.address) as third:
-                with pytest.raises(Broken):
+                with pytest.raises(BrokenConnection):
                     await third.receive()
         async with joined(port.address):
             assert tuple(port.present) == (1,)

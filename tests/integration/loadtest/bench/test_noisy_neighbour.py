@@ -11,9 +11,9 @@ import pytest
 
 from loadtest.bench.long_prompt.noisy_neighbour import NoisyNeighbour
 from shared.errors import Internal
+from tests.waiting import DEADLINE_S
 
 DEMO = Path("models/demo")
-DEADLINE_S = 300.0
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.engine.runner.capture_sizes import capture_sizes, padded_size, token_sizes
+from shared.engine.runner.cuda_graphs import capture_sizes, padded_size, token_sizes
 
 
 @pytest.mark.parametrize("sizes_of", [capture_sizes, token_sizes])

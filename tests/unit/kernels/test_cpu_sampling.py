@@ -143,6 +143,7 @@ def test_a_row_depends_on_itself_alone(
         assert kernels.sample_tokens(case.logits[row : row + 1], rows).tolist() == [token]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(VECTORS) < 2, reason="this processor has one of AVX2 and AVX-512 at most")
 def test_avx2_and_avx512_choose_the_same_tokens() -> None:
     """Over so many tokens that nearly every boundary lies within rounding of the points."""

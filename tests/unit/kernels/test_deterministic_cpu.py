@@ -152,6 +152,7 @@ def test_logits_are_the_same_in_every_cut_and_company(
     assert logits(one_by_one, [0, 33, length], 3).equal(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(VECTORS) < 2, reason="this processor has one of AVX2 and AVX-512 at most")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_avx2_and_avx512_give_the_same_bits(tmp_path: Path, dtype: torch.dtype) -> None:

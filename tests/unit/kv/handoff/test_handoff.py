@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from shared.errors import TransferFailed
+from shared.kv.fleet_key import FleetKey
 from shared.kv.handoff.arrival_check import ArrivalCheck
 from shared.kv.handoff.outgoing_block import OutgoingBlock
 from shared.kv.handoff.receive_handoff import HandoffReceiver, ReceivedHandoff, SenderLeft
@@ -14,6 +15,7 @@ from shared.kv.handoff.receiving import MemoryLost, end_receives, receive_traile
 from shared.kv.handoff.shipment import Shipment
 from shared.kv.handoff.trailer import encode_trailer, trailer_bytes
 from shared.kv.local import LocalPlane, LocalTransfer
+from shared.kv.seal import Purpose
 from shared.kv.transfer import TRAILER_INDEX
 from shared.rpc.pb.tandem.v1 import types_pb2
 
@@ -28,7 +30,8 @@ BLOCK_BYTES = 8
 class Pair:
     """A sender with a pool of blocks, block n filled with the byte n, and a receiver with empty memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: FleetKey | None = None) -> None:
+        self.key = key
         self.plane = LocalPlane()
         self.sender, self.receiver = LocalTransfer(self.plane), LocalTransfer(self.plane)
         self.pool = [bytes([n]) * BLOCK_BYTES for n in range(20)]
@@ -55,6 +58,7 @@ class Pair:
             lambda block_id: memoryview(self.pool[block_id]),
             lambda block: self.released.append(block.block_id),
             timeout_s,
+            seal=None if self.key is None else self.key.seal(Purpose.HANDOFF, self.ticket, BLOCK_BYTES),
         )
 
     def expect(self, *indexes: int):
@@ -67,7 +71,7 @@ class Pair:
         """The receiver's side, as a task."""
         self.arrived = {index: bytearray(BLOCK_BYTES) for index in indexes}
         buffers = {index: memoryview(data) for index, data in self.arrived.items()}
-        self.inbox = HandoffReceiver(self.receiver, self.check, buffers, num_tokens)
+        self.inbox = HandoffReceiver(self.receiver, self.check, buffers, num_tokens, self.key)
         self.ticket, needed = self.inbox.open()
         assert needed == list(indexes)
         return asyncio.create_task(self.inbox.receive(timeout_s))
@@ -237,8 +241,9 @@ async def test_a_trailer_that_names_a_block_nobody_expects_is_refused() -> None:
             await receiving
 
 
-async def test_a_second_sender_sends_what_the_first_one_left_missing() -> None:
-    async with Pair() as pair:
+@pytest.mark.parametrize("key", [None, FleetKey(b"hunter2hunter2hunter2")], ids=["open", "sealed"])
+async def test_a_second_sender_sends_what_the_first_one_left_missing(key: FleetKey | None) -> None:
+    async with Pair(key) as pair:
         receiving = pair.received(0, 1, 7)
         first = pair.shipment()
         first.add_noted([pair.block(0, 3)])

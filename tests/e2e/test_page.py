@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -32,7 +30,7 @@ async def test_figures_move_under_load_and_a_killed_worker_turns_red_and_comes_b
         await window.until("return document.querySelector('#tiles').textContent !== arguments[0]", before)
         link = next(w for w in (await run.status()).workers if w.worker.name == "decode-1")
         assert link.connected
-        os.kill(run.cluster.children["decode-1"].pid, signal.SIGKILL)
+        run.signal("decode-1")
         await run.until(lambda status: any(not w.connected for w in status.workers))
         await window.until(RED, "decode-1")
         await window.until(UP, "decode-1")

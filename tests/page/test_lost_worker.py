@@ -47,10 +47,10 @@ async def test_a_killed_worker_is_shown_as_lost_and_as_well_again_once_it_is_bac
         await window.until(PILL, "up")
         took = []
         while not took or (took[-1] > LOST_S and len(took) < TRIES):
-            pid = cluster.cluster.children["decode-0"].pid
+            pid = cluster.pid("decode-0")
             took.append(await lost_s(window, pid))
             await window.until(PILL, "up", within_s=BACK_S)
-            assert cluster.cluster.children["decode-0"].pid != pid
+            assert cluster.pid("decode-0") != pid
             assert await window.run("return document.querySelectorAll('.worker.bad').length") == 0
         assert min(took) <= LOST_S, took
         assert (await cluster.complete("Once", max_tokens=2))["choices"][0]["token_ids"]
